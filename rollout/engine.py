@@ -1,0 +1,124 @@
+"""What a rollout engine is: token ids in, token ids and log-probs out. No model code here.
+
+Every engine (transformers, vLLM, the pool of either) speaks this protocol, so whoever drives rollouts
+never knows which one it drives:
+
+    engine.submit(request)          any number of times, at any moment
+    engine.step() -> responses      advance; whole requests come back as they finish, in any order
+    engine.load_weights(...)        between two steps; requests in flight go on under the new version
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. `top_k=0` and `top_p=1` mean the full vocabulary; `temperature=0` is greedy."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 256
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt whose `n` completions are wanted: one group.
+
+    `seed` fixes every random draw of the request: equal seeds and weights give equal tokens, whatever else
+    is in the batch.
+    """
+
+    request_id: int
+    prompt: tuple[int, ...]
+    n: int
+    sampling: Sampling
+    seed: int
+
+
+@dataclass
+class Completion:
+    """One sampled answer.
+
+    token_ids: the sampled ids, the end-of-sequence token included where one was drawn.
+    log_probs: one a token, of the distribution it was sampled from (after temperature, top-p and top-k).
+    policy_versions: one a token, the version of the weights that drew it.
+    finish_reason: "stop" (end of sequence drawn), "length" (max_tokens reached), "abort".
+    """
+
+    token_ids: list[int]
+    log_probs: list[float]
+    policy_versions: list[int]
+    finish_reason: FinishReason
+
+
+@dataclass
+class Response:
+    """A finished request: its `n` completions, in sampling order."""
+
+    request_id: int
+    completions: list[Completion]
+
+
+class Engine(Protocol):
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights that the next token will be drawn with."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """Requests submitted and not yet returned."""
+        ...
+
+    def submit(self, request: Request) -> None: ...
+
+    def step(self, timeout: float) -> list[Response]:
+        """Advance generation; return the requests that finished (often none).
+
+        timeout: seconds that a remote engine may wait for something to finish; an engine in this process
+        draws one token for every running request and ignores it.
+        """
+        ...
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Replace all weights by (Hugging Face name, tensor) pairs, tied heads included."""
+        ...
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Log-prob of every token but the first given its prefix, at temperature 1, full vocabulary."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def generate(engine: Engine, requests: Sequence[Request], timeout: float = 600.0) -> list[Response]:
+    """Submit all requests and wait for all of them; responses in the order of the requests.
+
+    Raises:
+        TimeoutError: when nothing finishes for `timeout` seconds.
+    """
+    import time
+
+    for request in requests:
+        engine.submit(request)
+    waiting = {request.request_id for request in requests}
+    finished: dict[int, Response] = {}
+    deadline = time.monotonic() + timeout
+    while waiting:
+        for response in engine.step(timeout=min(1.0, timeout)):
+            finished[response.request_id] = response
+            waiting.discard(response.request_id)
+            deadline = time.monotonic() + timeout
+        if waiting and time.monotonic() > deadline:
+            raise TimeoutError(
+                f"the rollout waited {timeout:.0f} s for the engine to finish any of {len(waiting)} requests "
+                f"(first: {min(waiting)})"
+            )
+    return [finished[request.request_id] for request in requests]
