@@ -1,0 +1,101 @@
+"""What a task is: rows turned into prompts, and completions turned into rewards. No torch here.
+
+A task is one file in `envs/tasks`: a class with `examples(split)` and `reward(completion, example)`, named by
+the `register` decorator. Importing `envs.tasks` registers all of them.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from config.env import EnvConfig
+
+Outcome = Literal["scored", "invalid", "error"]
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One prompt.
+
+    messages: chat messages, the system prompt included.
+    answer: whatever the task's reward needs to judge (a number, a list of tests, ...).
+    row: the example's index in its source, for reports and the ledger.
+    """
+
+    messages: tuple[Message, ...]
+    answer: Any
+    row: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a reward sees of a sampled answer: its text, how many tokens it has, and whether it was cut off."""
+
+    text: str
+    num_tokens: int = 0
+    truncated: bool = False
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A verdict. `parts` are unweighted named components (accuracy, format, ...) that are logged beside it."""
+
+    score: float
+    parts: dict[str, float] = field(default_factory=dict)
+    outcome: Outcome = "scored"
+
+
+class Task(ABC):
+    """Prompts and their judge. Subclasses are pure: no state changes after construction."""
+
+    name: str = ""
+    system_prompt: str | None = None
+
+    def __init__(self, env: EnvConfig) -> None:
+        self.env = env
+
+    @abstractmethod
+    def examples(self, split: str) -> Sequence[Example]:
+        """All prompts of a split, in a fixed order."""
+
+    @abstractmethod
+    def reward(self, completion: Completion, example: Example) -> Reward:
+        """Judge one completion; pure and deterministic. Raises only on errors of data or code."""
+
+    def messages(self, user: str) -> tuple[Message, ...]:
+        """The chat for one user message: `env.system_prompt`, else the task's own, else none."""
+        system = self.system_prompt if self.env.system_prompt is None else self.env.system_prompt
+        head = ({"role": "system", "content": system},) if system else ()
+        return (*head, {"role": "user", "content": user})
+
+
+_REGISTRY: dict[str, type[Task]] = {}
+
+
+def register(name: str) -> Callable[[type[Task]], type[Task]]:
+    """Class decorator: makes the task available as `env.dataset=name`."""
+
+    def decorate(cls: type[Task]) -> type[Task]:
+        cls.name = name
+        _REGISTRY[name] = cls
+        return cls
+
+    return decorate
+
+
+def known_tasks() -> list[str]:
+    import envs.tasks  # noqa: F401  (importing registers them)
+
+    return sorted(_REGISTRY)
+
+
+def make_task(env: EnvConfig) -> Task:
+    """Raises ConfigError for an unknown name, listing the known ones."""
+    from config.errors import ConfigError
+
+    known = known_tasks()
+    if env.dataset not in _REGISTRY:
+        raise ConfigError(f"env.dataset={env.dataset!r} is not a known task; known: {', '.join(known)}")
+    return _REGISTRY[env.dataset](env)
