@@ -1,0 +1,104 @@
+"""The `inference_model` section: what generates, on which devices, how tokens are drawn."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from config.errors import ConfigError
+
+BACKENDS = ("auto", "vllm", "transformers")
+UPDATES = ("keep", "wait", "abort")
+LORA_WAYS = ("merge", "adapter")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass
+class InferenceModelConfig:
+    """The rollout engines and how they sample."""
+
+    backend: str = "auto"
+    """`vllm`, `transformers`, or `auto`: vLLM when it is installed and a GPU is there."""
+    num_devices: int = 1
+    """Devices for generation; `num_devices / tensor_parallel_size` engines share the prompts."""
+    devices: Any = None
+    """Device indices by hand, such as `[2,3]`, instead of the plan's choice."""
+    tensor_parallel_size: int = 1
+    """Devices that one engine is cut across; must divide `num_devices`."""
+    gpu_memory_utilization: float = 0.9
+    """Share of a GPU's memory that a vLLM engine takes for weights and KV cache."""
+    kv_cache_gib: float | None = None
+    """KV cache of one engine in GiB. Unset: what `gpu_memory_utilization` leaves on a GPU; on a CPU what
+    `max_num_seqs` sequences of `max_model_len` tokens need, 4 GiB at most."""
+    max_model_len: int | None = None
+    """Longest prompt plus response in tokens. Unset: `env.max_prompt_tokens + max_tokens`."""
+    max_num_seqs: int = 256
+    """Completions that one engine advances together; more of them wait."""
+    enforce_eager: bool | None = None
+    """True: no CUDA graphs and no compilation (a faster start, slower tokens). Unset: true on a CPU only."""
+    dtype: str = "auto"
+    """`float32`, `bfloat16`, `float16`; `auto` takes bfloat16 on a GPU and float32 on a CPU."""
+    quantization: str | None = None
+    """A vLLM quantization method that accepts unquantized pushed weights, such as `fp8`."""
+    temperature: float = 1.0
+    """Sampling temperature; 0 takes the likeliest token."""
+    top_p: float = 1.0
+    """Smallest set of tokens with this much probability is sampled from; 1 keeps all."""
+    top_k: int = 0
+    """Only the k likeliest tokens are sampled from; 0 keeps all."""
+    max_tokens: int = 1024
+    """Longest response in tokens."""
+    colocate: bool = False
+    """Engine and learner take turns on the same GPUs: the engine sleeps while the learner works."""
+    lora: str = "merge"
+    """How a LoRA policy travels: `merge` sends full weights, `adapter` the adapter alone."""
+    update: str = "keep"
+    """Requests in flight when weights arrive: `keep` goes on under the new weights with recomputed KV,
+    `wait` finishes them under the old, `abort` hands back what there is."""
+    start_timeout_s: float = 600.0
+    """Seconds that an engine may take to load."""
+    request_timeout_s: float = 900.0
+    """Seconds that one group may take; then its engine counts as hung and is replaced."""
+    canary_tolerance: float | None = None
+    """Largest |log-prob difference| between engine and learner after a push. Unset: by dtype
+    (1e-3 float32, 0.3 float16, 0.5 bfloat16)."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_ranges()
+
+    def _check_choices(self) -> None:
+        for key, known in (
+            ("backend", BACKENDS),
+            ("update", UPDATES),
+            ("lora", LORA_WAYS),
+            ("dtype", DTYPES),
+        ):
+            value = getattr(self, key)
+            if value not in known:
+                raise ConfigError(f"inference_model.{key}={value!r}: choose one of {', '.join(known)}")
+
+    def _check_ranges(self) -> None:
+        positive = ("num_devices", "tensor_parallel_size", "max_num_seqs", "max_tokens", "start_timeout_s")
+        for key in (*positive, "request_timeout_s"):
+            if getattr(self, key) <= 0:
+                raise ConfigError(f"inference_model.{key}={getattr(self, key)}: must be above 0")
+        for key, low, high in (("gpu_memory_utilization", 0.0, 1.0), ("top_p", 0.0, 1.0)):
+            value = getattr(self, key)
+            if not low < value <= high:
+                raise ConfigError(f"inference_model.{key}={value}: must lie in ({low:g}, {high:g}]")
+        for key in ("kv_cache_gib", "max_model_len", "canary_tolerance"):
+            value = getattr(self, key)
+            if value is not None and value <= 0:
+                raise ConfigError(f"inference_model.{key}={value}: must be above 0, or null")
+        if self.temperature < 0 or self.top_k < 0:
+            raise ConfigError(
+                f"inference_model.temperature={self.temperature} and top_k={self.top_k}: neither may be below 0"
+            )
+        if self.num_devices % self.tensor_parallel_size:
+            raise ConfigError(
+                f"inference_model.tensor_parallel_size={self.tensor_parallel_size} does not divide "
+                f"inference_model.num_devices={self.num_devices}: take a divisor of it, or another num_devices"
+            )
+
+    @property
+    def num_engines(self) -> int:
+        return self.num_devices // self.tensor_parallel_size
