@@ -91,12 +91,13 @@ class InferenceModelConfig:
                 raise ConfigError(f"inference_model.{key}={value}: must be above 0, or null")
         if self.temperature < 0 or self.top_k < 0:
             raise ConfigError(
-                f"inference_model.temperature={self.temperature} and top_k={self.top_k}: neither may be below 0"
+                f"inference_model.temperature={self.temperature}, inference_model.top_k={self.top_k}: "
+                "neither may be below 0"
             )
         if self.num_devices % self.tensor_parallel_size:
             raise ConfigError(
                 f"inference_model.tensor_parallel_size={self.tensor_parallel_size} does not divide "
-                f"inference_model.num_devices={self.num_devices}: take a divisor of it, or another num_devices"
+                f"inference_model.num_devices={self.num_devices}: take a divisor of it, or change num_devices"
             )
 
     @property
