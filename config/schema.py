@@ -1,0 +1,317 @@
+"""The whole configuration as dataclasses: names, types, defaults and what each field does. No torch here.
+
+YAML files say only what differs. `to_config` turns a composed Hydra config into a checked `Config`; after it
+nothing is a DictConfig and nothing needs a default.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from config.env import EnvConfig
+from config.errors import ConfigError
+from config.inference import InferenceModelConfig
+from config.optimizer import OptimizerConfig
+from config.policy import PolicyConfig, load_policy
+
+__all__ = ["Config", "ConfigError", "load_policy", "register_schema", "to_config"]
+
+RUNS = ("train", "plan", "rewards", "eval")
+PRECISIONS = ("fp32", "bf16", "fp16")
+BACKENDS = ("none", "wandb", "tensorboard")
+WANDB_MODES = ("online", "offline")
+
+
+def _one_of(place: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{place}={value!r}: choose one of {', '.join(known)}")
+
+
+def _at_least(place: str, value: float, least: float) -> None:
+    if value < least:
+        raise ConfigError(f"{place}={value}: must be at least {least}")
+
+
+@dataclass
+class ModelConfig:
+    """The policy that is trained, and that the engines and the reference start from."""
+
+    name: str = MISSING
+    """A Hugging Face hub name, or a local folder in Hugging Face format."""
+    dtype: str = "float32"
+    """Master weights of the trained model: `float32` or `bfloat16`."""
+    attn_implementation: str = "sdpa"
+    """Attention kernel of the trained and reference models: `sdpa`, `eager`, `flash_attention_2`."""
+
+    def __post_init__(self) -> None:
+        _one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
+
+
+@dataclass
+class TrainConfig:
+    """How long, in which portions, how precisely."""
+
+    seed: int = 0
+    """Fixes prompt order, sampling and initial state."""
+    total_dialog_turns: int = 100_000
+    """Completions to train on in the whole run."""
+    dialog_turns_per_batch: int | None = None
+    """Completions per iteration. Unset: `env.num_envs * env.repeats`."""
+    optim_batch_size: int | None = None
+    """Completions per optimizer step. Unset: all of an iteration's."""
+    gradient_accumulation_steps: int = 1
+    """Microbatches per optimizer step; changes memory, not the gradient."""
+    epochs: int = 1
+    """Passes over an iteration's completions."""
+    mixed_precision: str = "fp32"
+    """Arithmetic of forward and backward: `fp32`, `bf16`, `fp16` (with a gradient scaler)."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    share_prompt: bool = True
+    """A group shares one forward pass over its prompt (exact). Off when `gradient_checkpointing` is on."""
+    log_prob_chunk_size: int = 4096
+    """Response tokens whose logits exist at one time, [chunk, vocabulary]."""
+    checkpoint_frequency: int = 100
+    """Iterations between checkpoints; 0 keeps only the one at the end."""
+    keep_checkpoints: int = 3
+    """Newest checkpoints kept; older ones are removed. 0 keeps all."""
+    resume: str | None = None
+    """`auto` (the newest checkpoint under this run's folder) or the path of a checkpoint."""
+    max_nonfinite_steps: int = 3
+    """Optimizer steps with a non-finite loss or gradient in a row after which the run stops."""
+    deterministic: bool = True
+    """On a CPU the same config and seed give the same bits; on a GPU slower kernels where they exist."""
+    max_policy_age: int = 1
+    """grpo_async.py: versions that a group may lag behind the trainer when it is consumed."""
+    stale_groups: str = "drop"
+    """grpo_async.py: a group beyond `max_policy_age` is dropped, or with `wait` never started too early."""
+    weight_update_frequency: int = 1
+    """grpo_async.py: optimizer steps between two weight pushes."""
+    buffer_groups: int | None = None
+    """grpo_async.py: finished groups that may wait for the learner. Unset: two optimizer steps' worth."""
+    wait_timeout_s: float = 600.0
+    """Seconds that the learner or a push may wait for the other side before the run stops."""
+
+    def __post_init__(self) -> None:
+        _one_of("train.mixed_precision", self.mixed_precision, PRECISIONS)
+        _one_of("train.stale_groups", self.stale_groups, ("drop", "wait"))
+        for key in ("total_dialog_turns", "gradient_accumulation_steps", "epochs", "log_prob_chunk_size",
+                    "max_nonfinite_steps", "weight_update_frequency"):
+            _at_least(f"train.{key}", vars(self)[key], 1)
+        for key in ("checkpoint_frequency", "keep_checkpoints", "max_policy_age"):
+            _at_least(f"train.{key}", vars(self)[key], 0)
+
+
+@dataclass
+class LoraConfig:
+    """Low-rank adapters on the trained model (peft)."""
+
+    enabled: bool = False
+    """Train adapters instead of all weights."""
+    r: int = 8
+    """Rank."""
+    alpha: int = 16
+    """Scale numerator: adapters are multiplied by alpha / r."""
+    dropout: float = 0.0
+    """Dropout on the adapters' input."""
+
+
+@dataclass
+class TrainModelConfig:
+    """Where the trained model lives."""
+
+    num_devices: int = 1
+    """Devices for the trained model."""
+    devices: Any = None
+    """Device indices by hand, such as `[0]`, instead of the plan's choice."""
+    num_threads: int | None = None
+    """CPU threads of the learner. Unset: all cores in lockstep; all but one beside running engines."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+
+
+@dataclass
+class RefModelConfig:
+    """Where the frozen reference model lives; it is loaded only when `policy.kl_coef` is above 0."""
+
+    num_devices: int = 1
+    """Devices for the reference model."""
+    devices: Any = None
+    """Device indices by hand, instead of the plan's choice."""
+
+
+@dataclass
+class RayConfig:
+    """The Ray cluster that carries several engines."""
+
+    enabled: bool = False
+    """Run engines as Ray actors even where one engine in process would do."""
+    address: str | None = None
+    """An existing cluster's address; unset starts a local one on loopback."""
+    num_cpus_per_engine: int = 1
+    """CPU cores that an engine actor reserves."""
+
+
+@dataclass
+class EvalConfig:
+    """Evaluation on held-out prompts with the same engines."""
+
+    sets: dict[str, Any] = field(default_factory=dict)
+    """NAME: {dataset, data_files, split, n, temperature, top_p, max_tokens, limit}."""
+    frequency: int = 0
+    """Iterations between evaluations; with sets given, one runs before the first iteration and at the end."""
+
+
+@dataclass
+class LoggingConfig:
+    """Where metrics go besides `metrics.jsonl`, and what is printed."""
+
+    backend: str = "none"
+    """`wandb`, `tensorboard`, or `none`; `metrics.jsonl` is always written."""
+    mode: str = "offline"
+    """W&B only: `online` or `offline`."""
+    project: str = "grpo"
+    """W&B project."""
+    experiment_name: str | None = None
+    """Name of the run in the tracker. Unset: the run folder's."""
+    sample_frequency: int = 20
+    """Iterations between printed sample completions; 0 prints none."""
+    progress: bool = True
+    """The live progress line."""
+
+    def __post_init__(self) -> None:
+        _one_of("logging.backend", self.backend, BACKENDS)
+        _one_of("logging.mode", self.mode, WANDB_MODES)
+
+
+@dataclass
+class Config:
+    """Everything a run depends on. Sections are checked alone first, then against each other."""
+
+    env: EnvConfig = field(default_factory=EnvConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    train_model: TrainModelConfig = field(default_factory=TrainModelConfig)
+    ref_model: RefModelConfig = field(default_factory=RefModelConfig)
+    inference_model: InferenceModelConfig = field(default_factory=InferenceModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    device: str = "auto"
+    """`cuda`, `cpu`, or `auto`: CUDA when it is there; configs of billion-parameter models say `cuda`."""
+    run: str = "train"
+    """`train`, `plan` (print the device plan and stop), `rewards` (grade saved completions), `eval`."""
+
+    def __post_init__(self) -> None:
+        _one_of("run", self.run, RUNS)
+        _one_of("device", self.device, ("auto", "cuda", "cpu"))
+
+    @property
+    def completions_per_iteration(self) -> int:
+        return self.train.dialog_turns_per_batch or self.env.num_envs * self.env.repeats
+
+    @property
+    def prompts_per_iteration(self) -> int:
+        return self.completions_per_iteration // self.env.repeats
+
+    @property
+    def optim_batch_size(self) -> int:
+        return self.train.optim_batch_size or self.completions_per_iteration
+
+    @property
+    def optim_batch_groups(self) -> int:
+        return self.optim_batch_size // self.env.repeats
+
+    @property
+    def total_iterations(self) -> int:
+        return max(1, self.train.total_dialog_turns // self.completions_per_iteration)
+
+    @property
+    def optimizer_steps_per_iteration(self) -> int:
+        return self.train.epochs * (self.completions_per_iteration // self.optim_batch_size)
+
+    @property
+    def total_optimizer_steps(self) -> int:
+        return self.total_iterations * self.optimizer_steps_per_iteration
+
+    def check(self) -> None:
+        """Raises ConfigError where two sections contradict each other."""
+        _check_batches(self)
+        _check_policy(self)
+        longest = self.env.max_prompt_tokens + self.inference_model.max_tokens
+        given = self.inference_model.max_model_len
+        if given is not None and given < longest:
+            raise ConfigError(
+                f"inference_model.max_model_len={given} is smaller than env.max_prompt_tokens="
+                f"{self.env.max_prompt_tokens} + inference_model.max_tokens="
+                f"{self.inference_model.max_tokens}: raise it to {longest}, or lower one of the two"
+            )
+
+
+def _check_batches(config: Config) -> None:
+    train, repeats = config.train, config.env.repeats
+    _at_least("env.repeats", repeats, 1)
+    _at_least("env.num_envs", config.env.num_envs, 1)
+    batch, optim = config.completions_per_iteration, config.optim_batch_size
+    if batch % repeats:
+        raise ConfigError(
+            f"train.dialog_turns_per_batch={batch} is not a multiple of env.repeats={repeats}: an iteration "
+            f"is made of whole groups; take {max(1, batch // repeats) * repeats}"
+        )
+    if optim > batch or batch % optim:
+        raise ConfigError(
+            f"train.optim_batch_size={optim} does not divide the {batch} completions of an iteration "
+            f"(train.dialog_turns_per_batch, or env.num_envs={config.env.num_envs} x env.repeats={repeats})"
+        )
+    if optim % repeats:
+        raise ConfigError(
+            f"train.optim_batch_size={optim} is not a multiple of env.repeats={repeats}: groups are not "
+            f"split over optimizer steps; take {max(1, optim // repeats) * repeats}"
+        )
+    if (optim // repeats) % train.gradient_accumulation_steps:
+        raise ConfigError(
+            f"train.gradient_accumulation_steps={train.gradient_accumulation_steps} does not divide the "
+            f"{optim // repeats} groups of an optimizer step (train.optim_batch_size={optim} / "
+            f"env.repeats={repeats}): a microbatch is made of whole groups"
+        )
+    if train.total_dialog_turns < batch:
+        raise ConfigError(
+            f"train.total_dialog_turns={train.total_dialog_turns} is less than one iteration's {batch} "
+            "completions: raise it, or lower env.num_envs"
+        )
+
+
+def _check_policy(config: Config) -> None:
+    if config.env.repeats == 1 and config.policy.baseline != "none":
+        raise ConfigError(
+            f"env.repeats=1 with policy.baseline={config.policy.baseline}: a group of one has no baseline, "
+            "every advantage would be 0; set env.repeats >= 2 or policy.baseline=none"
+        )
+
+
+def register_schema() -> None:
+    """Makes the dataclasses known to Hydra under the names that the YAML `defaults` lists use."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+
+
+def to_config(composed: DictConfig) -> Config:
+    """A composed Hydra config as a checked `Config`.
+
+    Raises:
+        ConfigError: a missing value or a contradiction.
+    """
+    missing = sorted(key for key in OmegaConf.missing_keys(composed) if not key.startswith("hydra"))
+    if missing:
+        raise ConfigError(f"{', '.join(missing)}: no value; give it on the command line or in the YAML file")
+    config = OmegaConf.to_object(composed)
+    assert isinstance(config, Config)
+    config.check()
+    return config
+
+
+CONFIG_DIR = Path(__file__).parent
