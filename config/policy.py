@@ -1,0 +1,272 @@
+"""The `policy` section: what the objective is, as orthogonal fields. A preset is a thin YAML over them.
+
+No preset has code of its own: `training/advantage.py` and `training/loss.py` look up small functions by the
+values of these fields. `docs/objectives.md` gives every field its formula and every preset its row.
+"""
+
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from config.errors import ConfigError
+
+PRESETS = Path(__file__).parent / "policy"
+
+AGGREGATIONS = (
+    "token_mean",
+    "sequence_mean",
+    "sequence_sum",
+    "constant_length",
+    "pass_mean",
+    "length_weighted",
+    "padded_mean",
+    "token_sum",
+)
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "baseline": ("mean", "leave_one_out", "none"),
+    "scale": ("std_unbiased", "std_population", "batch", "none"),
+    "epsilon_rule": ("add", "clamp"),
+    "group_of_one": ("zero", "raw"),
+    "ratio": ("token", "sequence", "sequence_token", "none"),
+    "old_log_prob": ("engine", "trainer"),
+    "objective": ("clip", "cispo", "clamp", "soft_clip", "geometric", "none"),
+    "aggregation": AGGREGATIONS,
+    "kl_aggregation": ("same", *AGGREGATIONS),
+    "kl_estimator": ("k1", "k2", "k3", "abs"),
+    "kl_placement": ("loss", "reward"),
+    "entropy_form": ("full", "sampled"),
+    "mismatch": ("none", "truncate", "mask"),
+    "mismatch_level": ("token", "sequence", "sequence_mean"),
+    "overlong_rule": ("punish", "zero_at_limit"),
+    "filter_on": ("success", "reward_std"),
+}
+
+NOT_NEGATIVE = (
+    "epsilon",
+    "clip_epsilon_low",
+    "clip_epsilon_high",
+    "length_epsilon",
+    "kl_coef",
+    "kl_inference_coef",
+    "mismatch_floor",
+    "overlong_penalty",
+)
+POSITIVE = (
+    "ratio_max",
+    "soft_clip_temperature_positive",
+    "soft_clip_temperature_negative",
+    "skip_threshold",
+    "constant_length",
+    "pass_size",
+    "kl_log_ratio_clamp",
+    "kl_clamp",
+    "mismatch_cap",
+    "overlong_cache",
+    "filter_attempts",
+)
+
+
+@dataclass
+class PolicyConfig:
+    """The objective. The defaults are the `grpo` preset: DeepSeekMath's GRPO with a token mean."""
+
+    name: str = "grpo"
+    """Label of the preset; named in error messages."""
+
+    baseline: str = "mean"
+    """Subtracted from a reward: the group's `mean`, the mean of the others (`leave_one_out`), or `none`."""
+    scale: str = "std_unbiased"
+    """The centred reward is divided by: the group's standard deviation with G-1 (`std_unbiased`) or G
+    (`std_population`), the unbiased one of all rewards in the batch (`batch`), or nothing (`none`)."""
+    epsilon: float = 1e-4
+    """Keeps that division finite."""
+    epsilon_rule: str = "add"
+    """`add`: divide by std + epsilon. `clamp`: divide by max(std, epsilon)."""
+    group_of_one: str = "zero"
+    """Advantage of a group with one valid member: `zero`, or `raw`: its reward, as if mean 0 and std 1."""
+
+    ratio: str = "token"
+    """Unit of the importance ratio: each `token`; the geometric mean over a `sequence`; `sequence_token`, the
+    same value whose gradient reaches each token through its own log-prob; `none`: no ratio, so that
+    `objective=none` is log-prob times advantage."""
+    old_log_prob: str = "engine"
+    """Denominator of the ratio: the `engine`'s log-probs, or the `trainer`'s own before the first update."""
+    log_ratio_min: float | None = None
+    """Lower bound put on log ratio before it is exponentiated."""
+    log_ratio_max: float | None = None
+    """Upper bound put on log ratio before it is exponentiated."""
+    ratio_max: float | None = None
+    """Upper bound on the unclipped ratio of `objective=clip`, for either sign of the advantage."""
+
+    objective: str = "clip"
+    """`clip`: min of the unclipped and the clipped product. `cispo`: stop-gradient of the clipped ratio times
+    log-prob. `clamp`: the clipped product alone. `soft_clip`: a sigmoid gate in place of the clip.
+    `geometric`: tokens clipped in log space, then their geometric mean. `none`: no clip."""
+    clip_epsilon_low: float = 0.2
+    """The ratio is clipped below at 1 - this."""
+    clip_epsilon_high: float = 0.2
+    """The ratio is clipped above at 1 + this."""
+    dual_clip: float | None = None
+    """With a negative advantage the loss is at most this times |advantage|; above 1."""
+    soft_clip_temperature_positive: float = 1.0
+    """Steepness of the sigmoid gate where the advantage is positive."""
+    soft_clip_temperature_negative: float = 1.05
+    """Steepness of the sigmoid gate elsewhere."""
+    skip_threshold: float | None = None
+    """A sequence whose mean ratio exceeds this adds nothing to the loss; it stays in the denominators."""
+
+    aggregation: str = "token_mean"
+    """From tokens to one number, over the global batch: `token_mean`; `sequence_mean` of token means;
+    `sequence_sum`, the mean over sequences of token sums; `constant_length`, that divided by
+    `constant_length`; `pass_mean`, the mean over passes of `pass_size` rows of their token means;
+    `length_weighted`, each row times its length over all positions; `padded_mean` over all positions;
+    `token_sum`."""
+    constant_length: int | None = None
+    """Divisor of `aggregation=constant_length`. Unset: the width of the batch."""
+    pass_size: int | None = None
+    """Rows in a pass of `aggregation=pass_mean`. Unset: the whole batch is one pass."""
+    count_empty: bool = False
+    """Rows without a token in the loss count in the means over sequences."""
+    length_epsilon: float = 0.0
+    """Added to a sequence's token count where it divides."""
+    read_padding: bool = False
+    """Sum the padding positions too, as one system does: the loss then depends on what padding holds."""
+
+    kl_coef: float = 0.001
+    """Weight of the KL to the reference model; 0 needs no reference model."""
+    kl_estimator: str = "k3"
+    """Per token, with d = ref - log-prob: `k1` -d, `k2` d^2/2, `k3` exp(d) - d - 1, `abs` |d|."""
+    kl_placement: str = "loss"
+    """`loss`: a term of the loss, with its gradient. `reward`: the sum over a response is taken off its
+    reward before the advantage."""
+    kl_aggregation: str = "same"
+    """How the KL terms become one number: as `aggregation` (`same`), or any of its values."""
+    kl_log_ratio_clamp: float | None = None
+    """|d| is clamped at this before the estimator."""
+    kl_clamp: float | None = None
+    """The estimate is clamped to [-this, this]."""
+    kl_inference_coef: float = 0.0
+    """Weight of the KL to the inference policy (the engine's log-probs in place of the reference's)."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy, which is maximised."""
+    entropy_form: str = "full"
+    """`full`: of the distribution over the vocabulary. `sampled`: -p log p of the sampled token alone."""
+
+    mismatch: str = "none"
+    """Weight w = exp(old - engine) on the policy term, for a trainer whose numbers differ from the engine's:
+    `none`, `truncate` at `mismatch_cap`, `mask` (0 outside [`mismatch_floor`, `mismatch_cap`])."""
+    mismatch_level: str = "token"
+    """w of each `token`, the product over the `sequence`, or its geometric mean (`sequence_mean`)."""
+    mismatch_cap: float | None = 2.0
+    """Largest weight; unset: no bound."""
+    mismatch_floor: float = 0.0
+    """Smallest weight that `mismatch=mask` keeps."""
+
+    filter_truncated: bool = False
+    """Responses cut at the token limit are left out of the loss."""
+    limit_is_truncated: bool = False
+    """A response that ends by itself exactly at the token limit counts as cut."""
+    overlong_cache: int | None = None
+    """Width in tokens of the soft overlong punishment below the limit; unset: no punishment."""
+    overlong_penalty: float = 1.0
+    """Punishment at the token limit, in units of reward."""
+    overlong_rule: str = "punish"
+    """At the limit: the full penalty (`punish`), or a reward of zero (`zero_at_limit`)."""
+
+    filter_range: list[float] | None = None
+    """[low, high]: a group is trained on only if its statistic lies strictly inside."""
+    filter_on: str = "success"
+    """That statistic: the group's `success` rate, or the population standard deviation `reward_std`."""
+    dynamic_batching: bool = False
+    """Groups outside `filter_range` are replaced by new ones until the batch is full."""
+    filter_attempts: int = 10
+    """Rounds of replacement for one batch; after them it trains on what there is."""
+
+    def __post_init__(self) -> None:
+        for key, known in CHOICES.items():
+            value = getattr(self, key)
+            if value not in known:
+                raise ConfigError(
+                    f"policy.{key}={value!r} (policy {self.name}): choose one of {', '.join(known)}"
+                )
+        self._check_numbers()
+        self._check_pairs()
+
+    def _check_numbers(self) -> None:
+        for key in NOT_NEGATIVE:
+            if not getattr(self, key) >= 0:
+                raise self._wrong(key, "must be 0 or above")
+        for key in POSITIVE:
+            value = getattr(self, key)
+            if value is not None and not value > 0:
+                raise self._wrong(key, "must be above 0")
+        if self.dual_clip is not None and not self.dual_clip > 1:
+            raise self._wrong("dual_clip", "must be above 1, or null")
+        if not math.isfinite(self.entropy_coef):
+            raise self._wrong("entropy_coef", "must be finite")
+
+    def _check_pairs(self) -> None:
+        low, high = self.log_ratio_min, self.log_ratio_max
+        if (low is not None and low > 0) or (high is not None and high < 0):
+            raise self._wrong("log_ratio_min", f"and log_ratio_max={high} must enclose 0")
+        if self.mismatch != "none" and self.old_log_prob == "engine":
+            raise self._wrong(
+                "mismatch",
+                "corrects the trainer's old log-probs towards the engine's, but policy.old_log_prob=engine "
+                "already divides by the engine's: set policy.old_log_prob=trainer or policy.mismatch=none",
+            )
+        if self.objective in ("clip", "clamp", "soft_clip", "geometric") and self.ratio == "none":
+            raise self._wrong(
+                "objective", "acts on a ratio, but policy.ratio=none: set policy.objective=none"
+            )
+        if self.objective == "geometric" and self.ratio != "token":
+            raise self._wrong("objective", f"clips token by token: set policy.ratio=token, not {self.ratio}")
+        if self.dynamic_batching and self.filter_range is None:
+            raise self._wrong("dynamic_batching", "needs policy.filter_range=[low,high]")
+        if self.filter_range is not None and not (
+            len(self.filter_range) == 2 and self.filter_range[0] < self.filter_range[1]
+        ):
+            raise self._wrong("filter_range", "must be [low,high] with low < high, or null")
+
+    def _wrong(self, key: str, why: str) -> ConfigError:
+        return ConfigError(f"policy.{key}={getattr(self, key)} (policy {self.name}): {why}")
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether anything reads the reference model's log-probs."""
+        return self.kl_coef != 0
+
+    @property
+    def uses_entropy(self) -> bool:
+        """Whether the loss needs the entropy over the vocabulary, with its gradient."""
+        return self.entropy_coef != 0 and self.entropy_form == "full"
+
+
+def load_policy(name: str, **overrides: Any) -> PolicyConfig:
+    """The preset config/policy/NAME.yaml as its dataclass, single fields replaced by `overrides`.
+
+    Raises:
+        ConfigError: unknown preset or field, a value of the wrong type or out of range.
+    """
+    path = PRESETS / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in PRESETS.glob("*.yaml")))
+        raise ConfigError(f"policy={name}: no such preset; choose one of {known}")
+    known_fields = [field.name for field in fields(PolicyConfig)]
+    for key in overrides:
+        if key not in known_fields:
+            raise ConfigError(
+                f"policy.{key}={overrides[key]!r}: no such field; known: {', '.join(known_fields)}"
+            )
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(PolicyConfig), OmegaConf.load(path), overrides)
+        policy = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"policy={name} with {overrides}: {error}") from error
+    assert isinstance(policy, PolicyConfig)
+    return policy
