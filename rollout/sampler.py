@@ -1,0 +1,80 @@
+"""From logits to tokens: temperature, top-k, top-p, and draws that depend on nothing but their own seed."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from rollout.engine import Sampling
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def uniforms(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:
+    """float64 in [0, 1), one for each (seed, counter): SplitMix64 (Steele et al. 2014), no state.
+
+    seeds, counters: uint64 [rows].
+    """
+    with np.errstate(over="ignore"):
+        bits = seeds + (counters + np.uint64(1)) * _GOLDEN
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    return ((bits ^ (bits >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def row_seeds(seed: int, n: int) -> list[int]:
+    """Independent 64-bit seeds for the n completions of one request."""
+    base = np.full(n, seed & 0xFFFFFFFFFFFFFFFF, dtype=np.uint64)
+    return [int(u * 2**53) for u in uniforms(base, np.arange(n, dtype=np.uint64))]
+
+
+class Filter:
+    """The sampling settings of a batch of rows, as tensors, made once and kept while the rows stay."""
+
+    def __init__(self, samplings: Sequence[Sampling], device: torch.device) -> None:
+        def column(values: list[float]) -> torch.Tensor:
+            return torch.tensor(values, device=device)[:, None]
+
+        self.greedy = column([float(s.temperature == 0) for s in samplings]).bool()
+        self.temperature = column([s.temperature or 1.0 for s in samplings])
+        self.top_p = column([s.top_p for s in samplings])
+        self.top_k = column([float(s.top_k) for s in samplings]).long()
+        self.any_greedy = any(s.temperature == 0 for s in samplings)
+        self.plain_temperature = all(s.temperature in (0, 1) for s in samplings)
+        self.restricts = any(s.top_p < 1 or s.top_k > 0 for s in samplings)
+
+    def log_probs(self, logits: torch.Tensor) -> torch.Tensor:
+        """Log-probs [rows, vocabulary] float32 of the distribution that is sampled from."""
+        logits = logits.float()
+        if not self.plain_temperature:
+            logits = logits / self.temperature
+        if self.restricts:
+            logits = self._restrict(logits)
+        if self.any_greedy:
+            best = torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).bool()
+            logits = logits.masked_fill(self.greedy & ~best, -torch.inf)
+        return torch.log_softmax(logits, dim=-1)
+
+    def _restrict(self, logits: torch.Tensor) -> torch.Tensor:
+        """Top-k first, then the smallest set whose probability under the top-k distribution reaches top-p."""
+        vocabulary = logits.shape[-1]
+        ordered, order = logits.sort(dim=-1, descending=True)
+        limit = torch.where(self.top_k > 0, self.top_k, vocabulary)
+        ordered = ordered.masked_fill(torch.arange(vocabulary, device=logits.device) >= limit, -torch.inf)
+        probabilities = ordered.softmax(-1)
+        before = probabilities.cumsum(-1) - probabilities
+        outside = (before >= self.top_p) & (self.top_p < 1)
+        ordered = ordered.masked_fill(outside, -torch.inf)
+        return torch.full_like(logits, -torch.inf).scatter(-1, order, ordered)
+
+
+def draw(log_probs: torch.Tensor, seeds: np.ndarray, counters: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token for each row by inverting its cumulative distribution.
+
+    Returns:
+        tokens int64 [rows] and their log-probs float32 [rows].
+    """
+    cumulative = log_probs.double().exp().cumsum(-1)
+    point = torch.from_numpy(uniforms(seeds, counters)).to(log_probs.device)[:, None] * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, point, right=True).clamp_max(log_probs.shape[-1] - 1)
+    return tokens[:, 0], log_probs.gather(-1, tokens)[:, 0]

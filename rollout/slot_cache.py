@@ -1,0 +1,80 @@
+"""A key/value cache whose rows have lengths of their own, so that sequences can come and go at any step."""
+
+import torch
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+
+class SlotLayer(CacheLayerMixin):
+    """One layer's keys and values, [rows, heads, capacity, head_dim]; a decode step writes one token per row.
+
+    `positions` [rows] int64 says where: it is shared by all layers and set by `SlotCache.at`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = torch.zeros(0, dtype=torch.int64)
+        self.rows = torch.zeros(0, dtype=torch.int64)
+        self.width = 0
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        raise RuntimeError("a slot is filled by SlotCache.admit before it is decoded")
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.keys is not None and self.values is not None
+        self.keys[self.rows, :, self.positions] = key_states[:, :, 0]
+        self.values[self.rows, :, self.positions] = value_states[:, :, 0]
+        return self.keys[:, :, : self.width], self.values[:, :, : self.width]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.width, 0
+
+    def get_seq_length(self) -> int:
+        return self.width
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+def _stretch(states: torch.Tensor, capacity: int) -> torch.Tensor:
+    """[rows, heads, length, head_dim] with zeros up to `capacity` positions."""
+    return torch.nn.functional.pad(states, (0, 0, 0, capacity - states.shape[2]))
+
+
+class SlotCache(Cache):
+    """All layers of `SlotLayer`, with the three moves that continuous batching needs: admit, at, keep."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(layers=[SlotLayer() for _ in range(num_layers)])
+        self.capacity = 0
+
+    def admit(self, prefilled: Cache, source: torch.Tensor, capacity: int) -> None:
+        """Append a row for every entry of `source`, the index of its prompt in `prefilled`.
+
+        capacity: positions that the longest of the new rows may reach.
+        """
+        self.capacity = max(self.capacity, capacity)
+        for layer, filled in zip(self.layers, prefilled.layers, strict=True):
+            keys = _stretch(filled.keys.index_select(0, source), self.capacity)
+            values = _stretch(filled.values.index_select(0, source), self.capacity)
+            if layer.keys is not None and layer.keys.shape[0]:
+                keys = torch.cat([_stretch(layer.keys, self.capacity), keys])
+                values = torch.cat([_stretch(layer.values, self.capacity), values])
+            layer.keys, layer.values, layer.is_initialized = keys, values, True
+
+    def at(self, positions: torch.Tensor) -> torch.Tensor:
+        """The next forward writes row i at `positions[i]`; returns its mask [rows, 1, 1, width] bool."""
+        width = int(positions.max()) + 1
+        rows = torch.arange(len(positions), device=positions.device)
+        for layer in self.layers:
+            layer.positions, layer.rows, layer.width = positions, rows, width
+        return (torch.arange(width, device=positions.device) <= positions[:, None])[:, None, None]
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Drop every row that `rows` (int64 indices) does not name."""
+        for layer in self.layers:
+            layer.keys, layer.values = layer.keys.index_select(0, rows), layer.values.index_select(0, rows)
+        if not len(rows):
+            self.capacity = 0

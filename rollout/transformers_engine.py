@@ -1,0 +1,222 @@
+"""The rollout engine for any machine: a transformers model with continuous batching in this process.
+
+A prompt is prefilled once for its whole group. Every running completion is a row of one `SlotCache`; a step
+draws one token for all rows, whatever their lengths; finished rows leave, waiting requests take their place.
+
+    submit ─▶ waiting ──admit: prefill, n rows──▶ rows ──decode──▶ finished groups ─▶ step() returns them
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from rollout.engine import Completion, FinishReason, Request, Response
+from rollout.sampler import Filter, draw, row_seeds
+from rollout.slot_cache import SlotCache
+
+_SHRINK_BELOW = 0.75  # rows are compacted when fewer than this share still run: copying costs, idling too
+
+
+@dataclass
+class _Row:
+    """One running completion."""
+
+    request: Request
+    seed: int
+    completion: Completion = field(default_factory=lambda: Completion([], [], [], "abort"))
+    done: bool = False
+
+    @property
+    def sequence(self) -> list[int]:
+        return [*self.request.prompt, *self.completion.token_ids]
+
+
+class TransformersEngine:
+    """Samples from `model` (see `rollout.engine.Engine` for the protocol).
+
+    Args:
+        model: a causal language model; the engine owns it and sets it to evaluation.
+        eos_token_ids: any of these ends a completion.
+        max_num_seqs: rows that run together; further requests wait.
+    """
+
+    def __init__(self, model: PreTrainedModel, eos_token_ids: Sequence[int], max_num_seqs: int = 256) -> None:
+        self.model = model.eval()
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.max_num_seqs = max_num_seqs
+        self.policy_version = 0
+        self._waiting: deque[Request] = deque()
+        self._rows: list[_Row] = []
+        self._groups: dict[int, list[_Row]] = {}
+        self._cache = SlotCache(model.config.num_hidden_layers)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._waiting) + len(self._groups)
+
+    def submit(self, request: Request) -> None:
+        self._waiting.append(request)
+
+    def step(self, timeout: float = 0.0) -> list[Response]:
+        with torch.inference_mode():
+            self._admit()
+            if not self._rows:
+                return []
+            self._decode()
+        return self._collect()
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Copies every tensor in place; running requests go on with their cache computed anew.
+
+        Raises:
+            KeyError: a name that the model does not have, or a parameter left without a new value.
+        """
+        own = self.model.state_dict()
+        missing = set(own)
+        with torch.no_grad():
+            for name, tensor in weights:
+                own[name].copy_(tensor)
+                missing.discard(name)
+        if missing:
+            raise KeyError(f"the push left {len(missing)} tensors unchanged: {', '.join(sorted(missing)[:3])}")
+        self.policy_version = version
+        self._recompute_cache()
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        scores = []
+        with torch.inference_mode():
+            for sequence in sequences:
+                ids = torch.tensor([list(sequence)], device=self.model.device)
+                log_probs = self.model(ids).logits[0, :-1].float().log_softmax(-1)
+                scores.append(log_probs.gather(-1, ids[0, 1:, None])[:, 0].tolist())
+        return scores
+
+    def close(self) -> None:
+        self._waiting.clear()
+        self._rows.clear()
+        self._groups.clear()
+        self._cache = SlotCache(self.model.config.num_hidden_layers)
+
+    def _admit(self) -> None:
+        """Move waiting requests into free rows and draw the first token of each new row."""
+        requests: list[Request] = []
+        free = self.max_num_seqs - len(self._rows)
+        while self._waiting and (self._waiting[0].n <= free or not (self._rows or requests)):
+            requests.append(self._waiting.popleft())
+            free -= requests[-1].n
+        if not requests:
+            return
+        rows: list[_Row] = []
+        source: list[int] = []
+        for index, request in enumerate(requests):
+            group = [_Row(request, seed) for seed in row_seeds(request.seed, request.n)]
+            self._groups[request.request_id] = group
+            rows += group
+            source += [index] * request.n
+        source_rows = torch.tensor(source, device=self.model.device)
+        cache, logits = self._prefill([list(request.prompt) for request in requests])
+        capacity = max(len(request.prompt) + request.sampling.max_tokens for request in requests)
+        self._cache.admit(cache, source_rows, capacity)
+        self._rows += rows
+        self._prepare()
+        samplings = Filter([row.request.sampling for row in rows], self.model.device)
+        self._sample(rows, samplings, logits.index_select(0, source_rows))
+
+    def _prefill(self, sequences: list[list[int]]) -> tuple[DynamicCache, torch.Tensor]:
+        """Right-padded forward. Returns the cache and the logits after each sequence's last token [P, V].
+
+        Padding on the right needs no mask: a causal model's real positions never see it.
+        """
+        device = self.model.device
+        lengths = torch.tensor([len(sequence) for sequence in sequences])
+        ids = torch.zeros(len(sequences), int(lengths.max()), dtype=torch.int64)
+        for row, sequence in enumerate(sequences):
+            ids[row, : len(sequence)] = torch.tensor(sequence)
+        last, where = torch.unique(lengths - 1, return_inverse=True)
+        cache = DynamicCache()
+        logits = self.model(
+            ids.to(device), past_key_values=cache, use_cache=True, logits_to_keep=last.to(device)
+        ).logits
+        return cache, logits[torch.arange(len(sequences), device=device), where.to(device)]
+
+    def _prepare(self) -> None:
+        """Per-row constants of the decode loop, rebuilt whenever rows come or go."""
+        self._filter = Filter([row.request.sampling for row in self._rows], self.model.device)
+        self._lengths = np.array([len(row.request.prompt) for row in self._rows], dtype=np.int64)
+
+    def _decode(self) -> None:
+        """One token for every row that is not done; done rows ride along until the next compaction."""
+        self._compact()
+        if not self._rows:
+            return
+        device = self.model.device
+        counts = np.array([len(row.completion.token_ids) for row in self._rows])
+        positions = torch.from_numpy(self._lengths + counts - 1).to(device)
+        tokens = torch.tensor([[row.completion.token_ids[-1]] for row in self._rows], device=device)
+        logits = self.model(
+            tokens,
+            attention_mask=self._cache.at(positions),
+            position_ids=positions[:, None],
+            past_key_values=self._cache,
+            use_cache=True,
+        ).logits[:, -1]
+        self._sample(self._rows, self._filter, logits)
+
+    def _sample(self, rows: list[_Row], samplings: Filter, logits: torch.Tensor) -> None:
+        seeds = np.array([row.seed for row in rows], dtype=np.uint64)
+        counters = np.array([len(row.completion.token_ids) for row in rows], dtype=np.uint64)
+        tokens, log_probs = draw(samplings.log_probs(logits), seeds, counters)
+        for row, token, log_prob in zip(rows, tokens.tolist(), log_probs.tolist(), strict=True):
+            if not row.done:
+                self._extend(row, token, log_prob)
+
+    def _extend(self, row: _Row, token: int, log_prob: float) -> None:
+        completion = row.completion
+        completion.token_ids.append(token)
+        completion.log_probs.append(log_prob)
+        completion.policy_versions.append(self.policy_version)
+        reason: FinishReason | None = None
+        if token in self.eos_token_ids:
+            reason = "stop"
+        elif len(completion.token_ids) >= row.request.sampling.max_tokens:
+            reason = "length"
+        if reason is not None:
+            completion.finish_reason, row.done = reason, True
+
+    def _compact(self) -> None:
+        running = [index for index, row in enumerate(self._rows) if not row.done]
+        if running and len(running) >= _SHRINK_BELOW * len(self._rows):
+            return
+        if len(running) < len(self._rows):
+            self._cache.keep(torch.tensor(running, dtype=torch.int64, device=self.model.device))
+            self._rows = [self._rows[index] for index in running]
+            self._prepare()
+
+    def _collect(self) -> list[Response]:
+        responses = []
+        for request_id, group in list(self._groups.items()):
+            if all(row.done for row in group):
+                responses.append(Response(request_id, [row.completion for row in group]))
+                del self._groups[request_id]
+        if not self._groups:
+            self._compact()
+        return responses
+
+    def _recompute_cache(self) -> None:
+        """New weights make every cached key stale: run the running sequences through the model again."""
+        self._rows = [row for row in self._rows if not row.done]
+        self._cache = SlotCache(self.model.config.num_hidden_layers)
+        if not self._rows:
+            return
+        with torch.inference_mode():
+            cache, _ = self._prefill([row.sequence[:-1] for row in self._rows])
+            capacity = max(len(row.request.prompt) + row.request.sampling.max_tokens for row in self._rows)
+            everyone = torch.arange(len(self._rows), device=self.model.device)
+            self._cache.admit(cache, everyone, capacity)
+        self._prepare()
+
+
