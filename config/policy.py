@@ -54,6 +54,7 @@ NOT_NEGATIVE = (
     "kl_coef",
     "kl_inference_coef",
     "mismatch_floor",
+    "overlong_fraction",
     "overlong_penalty",
 )
 POSITIVE = (
@@ -173,6 +174,8 @@ class PolicyConfig:
     """A response that ends by itself exactly at the token limit counts as cut."""
     overlong_cache: int | None = None
     """Width in tokens of the soft overlong punishment below the limit; unset: no punishment."""
+    overlong_fraction: float = 0.25
+    """That width is at most this share of the token limit."""
     overlong_penalty: float = 1.0
     """Punishment at the token limit, in units of reward."""
     overlong_rule: str = "punish"
