@@ -1,0 +1,166 @@
+"""Prompts in, rewards out, as a TorchRL environment over token TensorDicts.
+
+The environment keeps no episode state: everything about an episode is in its TensorDict, so one instance
+serves any number of groups at once, of any batch size, and a group can wait for its answer as long as it likes.
+
+    reset ─▶ (tokens, prompt), group_id, example ─▶ engine ─▶ (tokens, response) ─▶ step ─▶ reward, done
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
+from torchrl.data import Binary, Composite, NonTensor, Unbounded
+from torchrl.envs import EnvBase
+from transformers import PreTrainedTokenizerBase
+
+from config.errors import ConfigError
+from envs.task import Completion, Example
+
+OUTCOMES = ("scored", "invalid", "error")
+STOP, LENGTH, ABORT = range(3)
+FINISH_REASONS = ("stop", "length", "abort")
+
+
+class Verdict(Protocol):
+    """What the reward service says of one completion."""
+
+    @property
+    def score(self) -> float: ...
+    @property
+    def parts(self) -> dict[str, float]: ...
+    @property
+    def outcome(self) -> str: ...
+
+
+class Rewards(Protocol):
+    def score(self, completions: Sequence[Completion], examples: Sequence[Example]) -> Sequence[Verdict]: ...
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, example: Example) -> list[int]:
+    """Token ids of the chat, ending where the assistant's answer begins.
+
+    Raises:
+        ConfigError: the tokenizer has no chat template.
+    """
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            f"model.name={tokenizer.name_or_path}: its tokenizer has no chat template, so messages cannot be "
+            "turned into a prompt; take an instruct or chat model, or add chat_template.jinja to its folder"
+        )
+    return list(
+        tokenizer.apply_chat_template(
+            list(example.messages), add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    )
+
+
+def pad(rows: Sequence[Sequence[int | float]], dtype: torch.dtype, left: bool = False) -> torch.Tensor:
+    """[len(rows), longest] of `dtype`, zeros where a row is shorter; at least one column."""
+    width = max(1, max(len(row) for row in rows))
+    filled = [[*[0] * (width - len(row)), *row] if left else [*row, *[0] * (width - len(row))] for row in rows]
+    return torch.tensor(filled, dtype=dtype)
+
+
+def length_mask(lengths: Sequence[int], left: bool = False) -> torch.Tensor:
+    """bool [len(lengths), longest], true on the first (or, with `left`, the last) `length` columns."""
+    width = max(1, max(lengths))
+    columns = torch.arange(width)
+    counts = torch.tensor(lengths)[:, None]
+    return columns >= width - counts if left else columns < counts
+
+
+class TokenEnv(EnvBase):
+    """Groups of `repeats` completions a prompt.
+
+    Args:
+        draw: the next n examples, in training order.
+        tokenizer: turns messages into ids and sampled ids into the text that is judged.
+        rewards: judges whole batches; it owns deadlines and worker processes.
+        repeats: completions per prompt, G.
+    """
+
+    def __init__(
+        self,
+        draw: Callable[[int], list[Example]],
+        tokenizer: PreTrainedTokenizerBase,
+        rewards: Rewards,
+        repeats: int,
+    ) -> None:
+        super().__init__(device=torch.device("cpu"), batch_size=torch.Size([]), allow_done_after_reset=True)
+        self._batch_locked = False
+        self.draw = draw
+        self.tokenizer = tokenizer
+        self.rewards = rewards
+        self.repeats = repeats
+        self.next_group_id = 0
+        self.reward_seconds = 0.0
+        self.observation_spec = Composite(
+            tokens=Composite(prompt=Unbounded((-1,), dtype=torch.int64), prompt_mask=Binary(shape=(-1,), dtype=torch.bool)),
+            group_id=Unbounded((1,), dtype=torch.int64),
+            example=NonTensor(()),
+        )
+        self.action_spec = Composite(tokens=Composite(response=Unbounded((-1,), dtype=torch.int64)))
+        self.reward_spec = Unbounded((1,))
+
+    def groups(self, num_groups: int) -> TensorDictBase:
+        """`num_groups` fresh prompts, each repeated: a reset TensorDict of [num_groups * repeats]."""
+        return self.reset(TensorDict(batch_size=[num_groups * self.repeats]))
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> TensorDictBase:
+        rows = tensordict.batch_size[0] if tensordict is not None and tensordict.batch_size else self.repeats
+        num_groups = rows // self.repeats
+        examples = self.draw(num_groups)
+        prompts = [encode_prompt(self.tokenizer, example) for example in examples]
+        ids = torch.arange(self.next_group_id, self.next_group_id + num_groups)
+        self.next_group_id += num_groups
+        tokens = TensorDict(
+            prompt=pad(prompts, torch.int64, left=True),
+            prompt_mask=length_mask([len(prompt) for prompt in prompts], left=True),
+            batch_size=[num_groups],
+        )
+        once = TensorDict(tokens=tokens, group_id=ids[:, None], batch_size=[num_groups])
+        repeated = once.repeat_interleave(self.repeats, dim=0)
+        repeated["example"] = NonTensorStack(
+            *(NonTensorData(example) for example in examples for _ in range(self.repeats))
+        )
+        repeated["done"] = torch.zeros(rows, 1, dtype=torch.bool)
+        repeated["terminated"] = torch.zeros(rows, 1, dtype=torch.bool)
+        return repeated
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        began = time.perf_counter()
+        examples = tensordict["example"]
+        verdicts = self.rewards.score(self._completions(tensordict), examples)
+        self.reward_seconds += time.perf_counter() - began
+        rows = tensordict.batch_size
+        names = sorted({name for verdict in verdicts for name in verdict.parts})
+        parts = TensorDict(
+            {name: torch.tensor([[v.parts.get(name, 0.0)] for v in verdicts]) for name in names},
+            batch_size=rows,
+        )
+        done = torch.ones(*rows, 1, dtype=torch.bool)
+        return TensorDict(
+            reward=torch.tensor([[verdict.score] for verdict in verdicts], dtype=torch.float32),
+            reward_parts=parts,
+            reward_status=torch.tensor([[OUTCOMES.index(verdict.outcome)] for verdict in verdicts]),
+            done=done,
+            terminated=done.clone(),
+            batch_size=rows,
+        )
+
+    def _completions(self, tensordict: TensorDictBase) -> list[Completion]:
+        responses = tensordict["tokens", "response"].tolist()
+        lengths = tensordict["tokens", "response_mask"].sum(-1).tolist()
+        reasons = tensordict["finish_reason"][:, 0].tolist()
+        ids = [row[:length] for row, length in zip(responses, lengths, strict=True)]
+        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return [
+            Completion(text, length, reason == LENGTH)
+            for text, length, reason in zip(texts, lengths, reasons, strict=True)
+        ]
+
+    def _set_seed(self, seed: int | None) -> None:
+        """Nothing random here: prompt order is the source's, sampling the engine's."""
