@@ -1,0 +1,166 @@
+"""Log-probs of sampled responses under a model: one prompt forward per group, logits in chunks.
+
+    prompt [P, Lp] ──forward──▶ keys/values ──repeat G times──▶ responses [P*G, R] ──▶ hidden ──▶ log-probs
+
+Sharing is exact: attention to a prompt does not depend on which response asks. It needs full attention and a
+plain key/value cache, so models with sliding windows or recurrent state take the whole sequences instead.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+from transformers import DynamicCache, PreTrainedModel
+
+from training.log_probs import selected_log_probs
+from training.model import causal_model
+
+
+@dataclass(frozen=True)
+class Scores:
+    """log_prob [N, R] float32, 0 where the mask is false; entropy the same, or None."""
+
+    log_prob: torch.Tensor
+    entropy: torch.Tensor | None
+
+
+def can_share_prompt(model: PreTrainedModel) -> bool:
+    """Whether every layer is full attention, so that a prompt's keys and values serve its whole group."""
+    types = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+    return types == {"full_attention"}
+
+
+class ResponseScorer:
+    """Scores batches of groups with `model`.
+
+    Args:
+        repeats: completions per prompt; rows come group by group.
+        temperature, top_p, top_k: of the distribution that the engine sampled from.
+        share_prompt: one prompt forward per group.
+        chunk_size: response tokens whose logits exist at one time.
+        autocast_dtype: arithmetic of the forward pass, None for the weights' own.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        repeats: int,
+        share_prompt: bool,
+        chunk_size: int,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        autocast_dtype: torch.dtype | None = None,
+    ) -> None:
+        self.model = model
+        self.repeats = repeats
+        self.share_prompt = share_prompt and can_share_prompt(causal_model(model))
+        self.chunk_size = chunk_size
+        self.temperature = temperature
+        self.top_p = top_p
+        self.top_k = top_k
+        self.autocast_dtype = autocast_dtype
+
+    def __call__(self, batch: TensorDictBase, with_entropy: bool = False) -> Scores:
+        """batch: whole groups, [N] rows with ("tokens", ...) as the environment and the engine wrote them."""
+        causal = causal_model(self.model)
+        device = causal.device
+        tokens = trim(batch["tokens"]).to(device)
+        with torch.autocast(device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
+            hidden = self._shared(causal, tokens) if self.share_prompt else self._whole(causal, tokens)
+            mask = tokens["loss_mask"]
+            head = causal.get_output_embeddings()
+            picked = hidden[mask]
+            log_prob, entropy = selected_log_probs(
+                picked.to(head.weight.device),
+                head.weight,
+                head.bias,
+                tokens["response"][mask],
+                temperature=self.temperature,
+                chunk_size=self.chunk_size,
+                with_entropy=with_entropy,
+                top_p=self.top_p,
+                top_k=self.top_k,
+            )
+        width = batch["tokens", "response"].shape[1]
+        return Scores(
+            _spread(log_prob, mask, width), None if entropy is None else _spread(entropy, mask, width)
+        )
+
+    def _shared(self, causal: PreTrainedModel, tokens: TensorDictBase) -> torch.Tensor:
+        """Hidden states [N, R, D] that predict the response tokens."""
+        once = tokens[:: self.repeats]
+        prompt, mask = _to_right(once["prompt"], once["prompt_mask"])
+        lengths = mask.sum(-1)
+        cache = DynamicCache()
+        output = causal.base_model(prompt, past_key_values=cache, use_cache=True)
+        rows = torch.arange(len(prompt), device=prompt.device)
+        last = output.last_hidden_state[rows, lengths - 1].repeat_interleave(self.repeats, dim=0)[:, None]
+        if tokens["response"].shape[1] == 1:
+            return last
+        cache.batch_repeat_interleave(self.repeats)
+        width = tokens["response"].shape[1] - 1
+        lengths = lengths.repeat_interleave(self.repeats, dim=0)
+        visible = torch.cat(
+            [mask.repeat_interleave(self.repeats, dim=0), tokens["response_mask"][:, :-1]], dim=1
+        )
+        steps = torch.arange(width, device=prompt.device)
+        response = causal.base_model(
+            tokens["response"][:, :-1],
+            attention_mask=_attend(visible, width),
+            position_ids=lengths[:, None] + steps,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return torch.cat([last, response.last_hidden_state], dim=1)
+
+    def _whole(self, causal: PreTrainedModel, tokens: TensorDictBase) -> torch.Tensor:
+        ids = torch.cat([tokens["prompt"], tokens["response"]], dim=1)
+        mask = torch.cat([tokens["prompt_mask"], tokens["response_mask"]], dim=1)
+        positions = (mask.cumsum(-1) - 1).clamp_min(0)
+        output = causal.base_model(
+            ids, attention_mask=mask.long(), position_ids=positions, use_cache=False
+        ).last_hidden_state
+        width = tokens["response"].shape[1]
+        return output[:, -width - 1 : -1]
+
+
+def trim(tokens: TensorDictBase) -> TensorDictBase:
+    """Without the columns that are padding in every row."""
+    prompt_width = int(tokens["prompt_mask"].sum(-1).max())
+    width = max(1, int(tokens["response_mask"].sum(-1).max()))
+    trimmed = tokens.empty()
+    for key in tokens.keys():
+        wide = tokens[key]
+        trimmed[key] = (
+            wide[:, wide.shape[1] - prompt_width :] if key.startswith("prompt") else wide[:, :width]
+        )
+    return trimmed
+
+
+def _to_right(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Left-padded rows [P, L] moved to the left edge: then a causal model needs no mask for them."""
+    width = ids.shape[1]
+    offset = width - mask.sum(-1, keepdim=True)
+    columns = torch.arange(width, device=ids.device)
+    moved = ids.gather(1, (columns + offset).clamp_max(width - 1))
+    return moved, columns < width - offset
+
+
+def _attend(visible: torch.Tensor, queries: int) -> torch.Tensor:
+    """bool [N, 1, queries, L]: query i sees the visible positions up to its own, the last `queries` of L.
+
+    A padded query sees itself, so that no row of the softmax is empty.
+    """
+    length = visible.shape[1]
+    columns = torch.arange(length, device=visible.device)
+    own = torch.arange(length - queries, length, device=visible.device)[:, None]
+    return ((visible[:, None, None] & (columns <= own)) | (columns == own)).contiguous()
+
+
+def _spread(values: torch.Tensor, mask: torch.Tensor, width: int) -> torch.Tensor:
+    """[M] values back to their places in [N, width], zeros elsewhere."""
+    placed = torch.zeros(mask.shape[0], width, dtype=values.dtype, device=values.device)
+    full = torch.nn.functional.pad(mask, (0, width - mask.shape[1])).to(values.device)
+    return placed.masked_scatter(full, values)

@@ -1,0 +1,123 @@
+"""Loading the policy and its tokenizer, with one clear message for everything that can be wrong about a name."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from config.errors import ConfigError
+from config.schema import LoraConfig, ModelConfig
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+def model_path(name: str) -> str:
+    """A local folder (looked up from the working directory, then from the project) or the hub name itself."""
+    for candidate in (Path(name), PROJECT / name):
+        if candidate.is_dir():
+            return str(candidate)
+    return name
+
+
+def _cannot_load(what: str, name: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"model.name={name}: {what} could not be loaded ({type(error).__name__}: {str(error).splitlines()[0]}). "
+        "Give a local folder in Hugging Face format (model.name=path/to/folder), or check the name and the "
+        "connection to the hub"
+    )
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """Raises ConfigError when there is none, or none with a chat template."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_path(name))
+    except (OSError, ValueError) as error:
+        raise _cannot_load("its tokenizer", name, error) from error
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            f"model.name={name}: its tokenizer has no chat template, so messages cannot be turned into prompts; "
+            "take an instruct or chat model, or add chat_template.jinja to a local copy of it"
+        )
+    return tokenizer
+
+
+def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Every token that ends a completion: the generation config's and the tokenizer's."""
+    configured = model.generation_config.eos_token_id if model.generation_config else None
+    ids = configured if isinstance(configured, list) else [configured]
+    return sorted({token for token in (*ids, tokenizer.eos_token_id) if token is not None})
+
+
+def load_model(config: ModelConfig, devices: Sequence[torch.device]) -> PreTrainedModel:
+    """A causal language model on one device, or its layers spread evenly over several."""
+    path, dtype = model_path(config.name), getattr(torch, config.dtype)
+    placement: dict[str, object] = {}
+    if len(devices) > 1:
+        allowed = {device.index: torch.cuda.mem_get_info(device)[0] for device in devices}
+        placement = {"device_map": "balanced", "max_memory": allowed}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation=config.attn_implementation, **placement
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise _cannot_load("the model", config.name, error) from error
+    if len(devices) == 1:
+        model.to(devices[0])
+    check_head(model)
+    return model
+
+
+def copy_model(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """The same architecture and weights in memory of its own."""
+    with torch.random.fork_rng():
+        copy = AutoModelForCausalLM.from_config(
+            model.config, dtype=dtype, attn_implementation=model.config._attn_implementation
+        )
+    copy.load_state_dict(model.state_dict())
+    copy.generation_config = model.generation_config
+    return copy.to(device)
+
+
+def add_lora(model: PreTrainedModel, lora: LoraConfig) -> nn.Module:
+    """Freeze the model and put trainable low-rank adapters on every linear layer but the head."""
+    from peft import LoraConfig as PeftLoraConfig
+    from peft import get_peft_model
+
+    settings = PeftLoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, settings)
+
+
+def causal_model(model: nn.Module) -> PreTrainedModel:
+    """The transformers model inside a peft wrapper, or the model itself."""
+    from peft import PeftModel
+
+    inner = model.get_base_model() if isinstance(model, PeftModel) else model
+    assert isinstance(inner, PreTrainedModel)
+    return inner
+
+
+def check_head(model: PreTrainedModel) -> None:
+    """The loss applies the output head by itself, in chunks: the model's logits must be just that.
+
+    Raises:
+        ConfigError: the model changes its logits after the head (soft-capping, scaling).
+    """
+    head, device = model.get_output_embeddings(), model.device
+    ids = torch.arange(4, device=device)[None]
+    with torch.no_grad():
+        logits = model(ids).logits.float()
+        hidden = model.base_model(ids).last_hidden_state
+        ours = torch.nn.functional.linear(hidden.to(head.weight.device), head.weight, head.bias).float()
+    if not torch.allclose(logits, ours.to(logits.device), rtol=1e-3, atol=1e-3):
+        raise ConfigError(
+            f"model.name={model.config.name_or_path}: {type(model).__name__} changes its logits after the output "
+            "head (soft-capping or scaling), which the chunked loss does not reproduce; take another model"
+        )
