@@ -1,0 +1,110 @@
+"""Sizes of a causal language model read from its config.json alone: parameters, KV cache. No torch here."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from config.errors import ConfigError
+
+GIB = 1024**3
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What memory and batch arithmetic need to know of a decoder-only transformer."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    tied: bool
+    max_positions: int
+    gated_mlp: bool = True
+    num_experts: int = 1
+
+    @property
+    def head_parameters(self) -> int:
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def parameters(self) -> int:
+        """All parameters; biases are left out, so the number is exact for bias-free models (Llama)."""
+        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        mlp = self.num_experts * (3 if self.gated_mlp else 2) * self.hidden_size * self.intermediate_size
+        norms = 2 * self.hidden_size
+        layers = self.num_layers * (attention + mlp + norms)
+        return layers + self.hidden_size + self.head_parameters * (1 if self.tied else 2)
+
+    def lora_parameters(self, rank: int) -> int:
+        """Parameters of rank-`rank` adapters on every linear layer but the head (dense MLP)."""
+        query, key = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        widths = 2 * (self.hidden_size + query) + 2 * (self.hidden_size + key)
+        widths += (3 if self.gated_mlp else 2) * (self.hidden_size + self.intermediate_size)
+        return self.num_layers * rank * widths
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        """Keys and values of one token in all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
+
+
+def kv_cache_bytes(
+    shape: ModelShape, max_model_len: int, max_num_seqs: int, dtype_bytes: int, block: int = 128
+) -> int:
+    """KV cache for `max_num_seqs` full sequences in whole blocks: 4 GiB at most, one sequence at least."""
+    blocks = -(-max_model_len // block)
+    one = blocks * block * shape.kv_bytes_per_token(dtype_bytes)
+    return max(2 * one, min(max_num_seqs * one, 4 * GIB))
+
+
+def find_config(model: str) -> Path | None:
+    """config.json of a local folder, or of a hub name that is already in the local cache; else None."""
+    folder = Path(model)
+    if folder.is_dir():
+        path = folder / "config.json"
+        if not path.is_file():
+            raise ConfigError(f"model.name={model}: no config.json in it; give a Hugging Face folder")
+        return path
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(model, "config.json")
+    except HFValidationError as error:
+        raise ConfigError(
+            f"model.name={model}: neither a folder nor a hub name; give a Hugging Face folder or ORG/NAME"
+        ) from error
+    return Path(cached) if isinstance(cached, str) else None
+
+
+def read_shape(path: Path) -> ModelShape:
+    """Read a Hugging Face config.json.
+
+    Raises:
+        ConfigError: a size that every decoder-only transformer has is missing.
+    """
+    raw: dict[str, Any] = json.loads(path.read_text())
+    raw = raw.get("text_config", raw)
+    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+    absent = [name for name in names if name not in raw]
+    if absent:
+        raise ConfigError(f"{path}: no {', '.join(absent)}; the sizes of this architecture are not known")
+    hidden, heads = raw["hidden_size"], raw["num_attention_heads"]
+    experts = raw.get("num_experts") or raw.get("num_local_experts") or 1
+    return ModelShape(
+        vocab_size=raw["vocab_size"],
+        hidden_size=hidden,
+        intermediate_size=raw.get("moe_intermediate_size") or raw.get("intermediate_size") or 4 * hidden,
+        num_layers=raw["num_hidden_layers"],
+        num_heads=heads,
+        num_kv_heads=raw.get("num_key_value_heads") or heads,
+        head_dim=raw.get("head_dim") or hidden // heads,
+        tied=bool(raw.get("tie_word_embeddings", False)),
+        max_positions=raw.get("max_position_embeddings") or 0,
+        gated_mlp=raw.get("hidden_act", "silu") in ("silu", "swish"),
+        num_experts=experts,
+    )
