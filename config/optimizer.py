@@ -28,8 +28,8 @@ class OptimizerConfig:
     eps: float = 1e-8
     """AdamW's denominator epsilon."""
     group_lr: dict[str, float] = field(default_factory=dict)
-    """Peak learning rate by parameter name, with `*` as wild card, such as {"*embed_tokens*": 1e-5}; the first
-    match counts."""
+    """Peak learning rate by parameter name, `*` being a wild card, such as {"*embed_tokens*": 1e-5}; the
+    first match counts."""
     muon_lr: float = 2e-5
     """Peak learning rate of Muon's matrices, whose updates are scaled to AdamW's root mean square."""
     muon_momentum: float = 0.95
@@ -59,6 +59,7 @@ class OptimizerConfig:
                 raise ConfigError(f"optimizer.{key}={getattr(self, key)}: must lie in [0, 1]")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"optimizer.betas={self.betas}: must be two numbers in [0, 1)")
+        self.betas = (self.betas[0], self.betas[1])
         if self.clip_grad_norm is not None and not self.clip_grad_norm > 0:
             raise ConfigError(f"optimizer.clip_grad_norm={self.clip_grad_norm}: must be above 0, or null")
         for pattern, rate in self.group_lr.items():

@@ -21,6 +21,7 @@ AGGREGATIONS = (
     "sequence_mean",
     "sequence_sum",
     "constant_length",
+    "constant_length_sum",
     "pass_mean",
     "length_weighted",
     "padded_mean",
@@ -126,9 +127,9 @@ class PolicyConfig:
     `sequence_sum`, the mean over sequences of token sums; `constant_length`, that divided by
     `constant_length`; `pass_mean`, the mean over passes of `pass_size` rows of their token means;
     `length_weighted`, each row times its length over all positions; `padded_mean` over all positions;
-    `token_sum`."""
+    `token_sum`; `constant_length_sum`, that divided by `constant_length`."""
     constant_length: int | None = None
-    """Divisor of `aggregation=constant_length`. Unset: the width of the batch."""
+    """Divisor of `constant_length` and `constant_length_sum`. Unset: the width of the batch."""
     pass_size: int | None = None
     """Rows in a pass of `aggregation=pass_mean`. Unset: the whole batch is one pass."""
     count_empty: bool = False

@@ -1,0 +1,72 @@
+"""Recorded losses and gradients of six systems against the presets named after them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.golden_mapping import MAPPINGS, Call, Inputs
+from training.loss import objective
+from training.loss_metrics import finalize_metrics
+
+GOLDEN = Path(__file__).resolve().parents[2] / ".." / "shared" / "golden" / "loss.json"
+TOLERANCE = 1e-8
+NOT_COVERED: dict[str, str] = {}
+"""Case -> why its recorded behaviour is undefined. Empty: every case is reproduced."""
+
+
+def load_inputs(recorded: dict[str, Any]) -> Inputs:
+    return {
+        name: torch.tensor(value["data"], dtype=torch.float64).reshape(value["shape"])
+        for name, value in recorded.items()
+        if isinstance(value, dict)
+    }
+
+
+def run(call: Call, inputs: Inputs) -> tuple[float, list[float], dict[str, float]]:
+    log_prob = inputs[call.log_prob].clone().requires_grad_()
+    loss, metrics = objective(
+        call.policy,
+        log_prob,
+        inputs[call.sample],
+        inputs[call.old],
+        inputs["ref"],
+        call.advantage,
+        call.mask,
+        totals=call.totals,
+    )
+    loss.backward()
+    assert log_prob.grad is not None
+    return loss.item(), log_prob.grad.flatten().tolist(), finalize_metrics(metrics)
+
+
+def difference(ours: list[float], recorded: list[float]) -> float:
+    """Largest difference relative to the largest recorded number."""
+    a, b = torch.tensor(ours, dtype=torch.float64), torch.tensor(recorded, dtype=torch.float64)
+    scale = max(b.abs().max().item(), 1e-12)
+    return ((a - b).abs().max() / scale).item()
+
+
+@pytest.mark.skipif(not GOLDEN.exists(), reason="the recorded cases are not beside this checkout")
+def test_every_recorded_case() -> None:
+    recorded = json.loads(GOLDEN.read_text())
+    inputs = {name: load_inputs(value) for name, value in recorded["inputs"].items()}
+    wrong: list[str] = []
+    for index, case in enumerate(recorded["cases"]):
+        label = f"{index} {case['function']} {case['inputs']} {case['params']}"
+        if label in NOT_COVERED:
+            print(f"not covered: {label}: {NOT_COVERED[label]}")
+            continue
+        these = inputs[case["inputs"]]
+        call = MAPPINGS[case["function"].split()[0]](case["params"], these)
+        loss, gradient, _ = run(call, these)
+        errors = (
+            difference([loss], [call.expected_loss(case["expected"])]),
+            difference(gradient, case["grad_wrt_logp"]),
+        )
+        if not max(errors) <= TOLERANCE:
+            wrong.append(f"{label}: loss off by {errors[0]:.1e}, gradient by {errors[1]:.1e}")
+    print(f"{len(recorded['cases']) - len(wrong) - len(NOT_COVERED)} of {len(recorded['cases'])} reproduced")
+    assert not wrong, f"{len(wrong)} cases differ:\n" + "\n".join(wrong[:40])

@@ -1,0 +1,90 @@
+"""Metrics of the objective as accumulators that add up over microbatches and processes.
+
+`objective` returns one tensor a metric. `merge_metrics` joins microbatches, `all_reduce_metrics` joins
+processes, `finalize_metrics` turns the accumulators into numbers. Nothing here looks at padding.
+"""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Metrics = dict[str, Tensor]
+"""Accumulators, float64. One element: a sum already divided by the global total (`loss/...`). Two elements: a
+sum and its count. Three: sums of w and w^2 and a count (`ess`). `ratio/max` holds a maximum."""
+
+MAXIMA = ("ratio/max",)
+EMPTY_MAXIMUM = 0.0
+
+
+def mean_of(values: Tensor, mask: Tensor) -> Tensor:
+    """[2] accumulator of the mean of `values` over `mask`."""
+    kept = torch.where(mask, values.detach().double(), 0.0)
+    return torch.stack([kept.sum(), mask.sum().double()])
+
+
+def maximum_of(values: Tensor, mask: Tensor) -> Tensor:
+    """[1] accumulator of the largest of non-negative `values` over `mask`."""
+    kept = torch.where(mask, values.detach().double(), EMPTY_MAXIMUM)
+    return kept.amax().reshape(1) if kept.numel() else kept.new_full((1,), EMPTY_MAXIMUM)
+
+
+def effective_sample_size_of(log_ratio: Tensor, mask: Tensor) -> Tensor:
+    """[3] accumulator of the normalised effective sample size of the token ratios w over `mask`:
+    (sum w)^2 / (n sum w^2), 1 for equal ratios and 1/n where one holds all the weight (Kish 1965)."""
+    weight = torch.where(mask, log_ratio.detach().double().clamp(-40.0, 40.0).exp(), 0.0)
+    return torch.stack([weight.sum(), weight.square().sum(), mask.sum().double()])
+
+
+def merge_metrics(parts: Iterable[Metrics]) -> Metrics:
+    """Accumulators of several microbatches as one."""
+    merged: Metrics = {}
+    for part in parts:
+        for name, value in part.items():
+            if name not in merged:
+                merged[name] = value
+            elif name in MAXIMA:
+                merged[name] = torch.maximum(merged[name], value)
+            else:
+                merged[name] = merged[name] + value
+    return merged
+
+
+def all_reduce_metrics(metrics: Metrics, group: dist.ProcessGroup | None = None) -> Metrics:
+    """Accumulators over all processes, which must hold the same names."""
+    if not dist.is_initialized():
+        return metrics
+    sums = {name: value for name, value in sorted(metrics.items()) if name not in MAXIMA}
+    flat = torch.cat(list(sums.values()))
+    dist.all_reduce(flat, group=group)
+    parts = flat.split([value.numel() for value in sums.values()])
+    reduced = dict(zip(sums, parts, strict=True))
+    for name in MAXIMA:
+        if name in metrics:
+            reduced[name] = metrics[name].clone()
+            dist.all_reduce(reduced[name], dist.ReduceOp.MAX, group=group)
+    return reduced
+
+
+def finalize_metrics(metrics: Metrics) -> dict[str, float]:
+    """The numbers to log. A mean over nothing is 0; the effective sample size of nothing is 1."""
+    names = list(metrics)
+    if not names:
+        return {}
+    flat = torch.cat([metrics[name] for name in names]).tolist()
+    finished: dict[str, float] = {}
+    for name in names:
+        size = metrics[name].numel()
+        values, flat = flat[:size], flat[size:]
+        finished[name] = _finish(values)
+    return finished
+
+
+def _finish(values: list[float]) -> float:
+    if len(values) == 1:
+        return values[0]
+    if len(values) == 2:
+        return values[0] / values[1] if values[1] else 0.0
+    weight, squared, count = values
+    return weight * weight / (count * squared) if count and squared else 1.0
