@@ -1,0 +1,60 @@
+"""What a batch of rollouts says about itself. Every mean is over real tokens or completions, never padding."""
+
+import torch
+from tensordict import TensorDictBase
+
+from envs.token_env import LENGTH, OUTCOMES
+
+
+def rollout_metrics(batch: TensorDictBase, repeats: int, policy_version: int) -> dict[str, float]:
+    """Rewards, lengths, advantages and ages of one optimizer step's batch.
+
+    batch: prepared groups [P * repeats], group-major. Completions whose reward is an error are left out of the
+    reward statistics and counted.
+    """
+    status = batch["next", "reward_status"][:, 0]
+    valid = status != OUTCOMES.index("error")
+    reward = batch["next", "reward"][:, 0].double()
+    judged = reward[valid]
+    lengths = batch["tokens", "response_mask"].sum(-1)
+    trained = batch["mask"].any(-1)
+    advantage = batch["advantage"][:, 0].double()[trained]
+    metrics = {
+        "reward/mean": _mean(judged),
+        "reward/std": _std(judged),
+        "reward/zero_variance_groups": _zero_variance(reward, valid, repeats),
+        "reward/errors": _mean((~valid).double()),
+        "reward/invalid": _mean((status == OUTCOMES.index("invalid")).double()),
+        "advantage/mean": _mean(advantage),
+        "advantage/std": _std(advantage),
+        "length/response_mean": _mean(lengths.double()),
+        "length/response_max": float(lengths.max()),
+        "length/truncated": _mean((batch["finish_reason"][:, 0] == LENGTH).double()),
+        "sample_utilization": _mean(trained.double()),
+        "policy_version": float(policy_version),
+    }
+    for name, part in batch["next", "reward_parts"].items():
+        metrics[f"reward/{name}"] = _mean(part[:, 0].double()[valid])
+    return metrics | age_metrics(batch, policy_version)
+
+
+def age_metrics(batch: TensorDictBase, policy_version: int) -> dict[str, float]:
+    """Age of every token in the loss: versions between the one that drew it and the one it trains."""
+    ages = policy_version - batch["policy_version"][batch["mask"]].double()
+    return {"age/mean": _mean(ages), "age/max": float(ages.max()) if ages.numel() else 0.0}
+
+
+def _mean(values: torch.Tensor) -> float:
+    return float(values.mean()) if values.numel() else 0.0
+
+
+def _std(values: torch.Tensor) -> float:
+    return float(values.std()) if values.numel() > 1 else 0.0
+
+
+def _zero_variance(reward: torch.Tensor, valid: torch.Tensor, repeats: int) -> float:
+    """Share of groups whose judged rewards are all equal: they teach nothing."""
+    grouped, judged = reward.view(-1, repeats), valid.view(-1, repeats)
+    highest = grouped.masked_fill(~judged, -torch.inf).amax(1)
+    lowest = grouped.masked_fill(~judged, torch.inf).amin(1)
+    return _mean((highest <= lowest).double())

@@ -1,0 +1,47 @@
+"""Where metrics go: always `metrics.jsonl` in the run folder, and the tracker that `logging.backend` names."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torchrl.record.loggers import Logger, get_logger
+
+from config.schema import LoggingConfig
+
+
+class MetricsFile:
+    """One JSON object a line, one line an optimizer step, flushed as it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, row: dict[str, Any]) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def rows(self) -> list[dict[str, Any]]:
+        if not self.path.is_file():
+            return []
+        return [json.loads(line) for line in self.path.read_text().splitlines() if line.endswith("}")]
+
+    def continue_from(self, earlier: "MetricsFile", optimizer_steps: int) -> None:
+        """Start with the rows that another run (or this one, before it was killed) wrote up to a step."""
+        kept = [row for row in earlier.rows() if row["optimizer_step"] <= optimizer_steps]
+        beside = self.path.with_suffix(".tmp")
+        beside.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        beside.replace(self.path)
+
+
+def make_tracker(logging: LoggingConfig, run_dir: Path, config: dict[str, Any]) -> Logger | None:
+    """W&B or TensorBoard through TorchRL's loggers; None for `logging.backend=none`."""
+    if logging.backend == "none":
+        return None
+    name = logging.experiment_name or run_dir.name
+    options: dict[str, Any] = {}
+    if logging.backend == "wandb":
+        options["wandb_kwargs"] = {
+            "project": logging.project,
+            "offline": logging.mode == "offline",
+            "config": config,
+        }
+    return get_logger(logging.backend, logger_name=str(run_dir), experiment_name=name, **options)

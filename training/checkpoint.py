@@ -1,0 +1,76 @@
+"""Checkpoints: written beside and renamed, found again, loaded without running code from them."""
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from config.errors import ConfigError
+
+FOLDER = "checkpoints"
+PATTERN = "checkpoint_*.pt"
+
+
+def checkpoint_path(run_dir: Path, iteration: int) -> Path:
+    return run_dir / FOLDER / f"checkpoint_{iteration:06d}.pt"
+
+
+def save_checkpoint(path: Path, state: dict[str, Any], keep: int) -> None:
+    """Write `state` so that `path` is either absent or whole; then remove all but the newest `keep`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".tmp")
+    with beside.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    for old in sorted(path.parent.glob(PATTERN))[:-keep] if keep else []:
+        old.unlink()
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Raises ConfigError when there is no checkpoint or it cannot be read."""
+    if not path.is_file():
+        raise ConfigError(
+            f"train.resume={path}: no such file; give the path of a checkpoint_*.pt, or train.resume=auto"
+        )
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ConfigError(
+            f"train.resume={path}: not a readable checkpoint ({error}); take an earlier one from the same folder"
+        ) from error
+    return state
+
+
+def newest_checkpoint(run_dir: Path) -> Path | None:
+    """The checkpoint of the highest iteration in one run's folder."""
+    found = sorted((run_dir / FOLDER).glob(PATTERN))
+    return found[-1] if found else None
+
+
+def random_state() -> dict[str, Any]:
+    """Every global generator's state, in types that `weights_only` loading accepts."""
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    version, internal, gauss = random.getstate()
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": [str(kind), torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)],
+        "python": [version, list(internal), gauss],
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    if "cuda" in state:
+        torch.cuda.set_rng_state_all(state["cuda"])

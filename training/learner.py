@@ -1,0 +1,195 @@
+"""One optimizer step, whatever the microbatch split: the same gradient, the same metrics.
+
+    prepare: rewards -> advantages, reference and old log-probs       (once per collected batch)
+    step:    microbatches -> loss over the global batch -> clip -> finite? -> optimizer -> scheduler
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+from config.schema import Config
+from envs.token_env import OUTCOMES, STOP
+from training.advantage import group_advantage, overlong_reward, reward_kl, rows_in_loss
+from training.forward import ResponseScorer
+from training.loss import BatchTotals, objective
+from training.loss_metrics import Metrics, finalize_metrics, merge_metrics
+from training.optimizer import make_optimizer, make_scheduler
+from training.reference import Reference
+
+
+class NonFiniteError(RuntimeError):
+    """Too many optimizer steps in a row had a non-finite loss or gradient."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What an optimizer step did. `metrics` are ready to log."""
+
+    metrics: dict[str, float]
+    skipped: bool
+
+
+class Learner:
+    """Owns the policy, its optimizer and everything between a batch and an update.
+
+    Args:
+        model: the policy, possibly wrapped by peft.
+        scorer: log-probs of the policy.
+        reference: None when nothing reads its log-probs.
+        run_dir: where an offending batch is saved.
+    """
+
+    def __init__(
+        self, model: nn.Module, scorer: ResponseScorer, reference: Reference | None, config: Config, run_dir: Path
+    ) -> None:
+        self.model = model
+        self.scorer = scorer
+        self.reference = reference
+        self.config = config
+        self.run_dir = run_dir
+        self.optimizer = make_optimizer(model, config.optimizer)
+        self.scheduler = make_scheduler(self.optimizer, config.optimizer, config.total_optimizer_steps)
+        self.scaler = torch.amp.GradScaler(enabled=config.train.mixed_precision == "fp16")
+        self.optimizer_steps = 0
+        self.nonfinite_steps = 0
+        self.nonfinite_in_a_row = 0
+        model.train()
+
+    @torch.no_grad()
+    def prepare(self, batch: TensorDictBase) -> TensorDictBase:
+        """Adds what the objective reads: advantage [N, 1], mask [N, R], ref_log_prob and old_log_prob [N, R].
+
+        batch: whole groups, group-major, scored.
+        """
+        policy, group = self.config.policy, self.config.env.repeats
+        if self.reference is not None:
+            batch["ref_log_prob"] = self.reference.log_prob(batch).to(batch["sample_log_prob"].device)
+        if policy.old_log_prob == "trainer" and self.config.optimizer_steps_per_iteration > 1:
+            rows = self._microbatch_rows(batch)
+            batch["old_log_prob"] = torch.cat([self.scorer(part).log_prob for part in batch.split(rows)])
+        lengths = batch["tokens", "response_mask"].sum(-1)
+        max_tokens = self.config.inference_model.max_tokens
+        rewards = overlong_reward(policy, batch["next", "reward"][:, 0].double(), lengths, max_tokens)
+        if self.reference is not None:
+            rewards = rewards - reward_kl(
+                policy, batch["sample_log_prob"], batch["ref_log_prob"], batch["tokens", "loss_mask"]
+            )
+        valid = batch["next", "reward_status"][:, 0] != OUTCOMES.index("error")
+        advantage = group_advantage(policy, rewards.view(-1, group), valid.view(-1, group))
+        batch["advantage"] = advantage.view(-1, 1).float()
+        stopped = batch["finish_reason"][:, 0] == STOP
+        kept = rows_in_loss(policy, lengths, stopped, max_tokens) & valid
+        batch["mask"] = batch["tokens", "loss_mask"] & kept[:, None]
+        return batch
+
+    def step(self, batch: TensorDictBase) -> StepReport:
+        """One update from a prepared batch of whole groups.
+
+        Raises:
+            NonFiniteError: after `train.max_nonfinite_steps` bad steps in a row.
+        """
+        totals = BatchTotals.of(self.config.policy, batch["mask"])
+        rows = self._microbatch_rows(batch)
+        parts: list[Metrics] = []
+        for start in range(0, batch.batch_size[0], rows):
+            chosen = slice(start, start + rows)
+            loss, metrics = self._loss(batch[chosen], totals.select(chosen))
+            self.scaler.scale(loss).backward()
+            parts.append(metrics)
+        metrics = finalize_metrics(merge_metrics(parts))
+        metrics["lr"] = self.optimizer.param_groups[0]["lr"]
+        metrics["grad_norm"] = self._clip()
+        skipped = self._update(metrics, batch)
+        metrics["loss/nonfinite_steps"] = float(self.nonfinite_steps)
+        metrics.setdefault("kl/ref", 0.0)
+        metrics.setdefault("loss/kl", 0.0)
+        metrics.setdefault("loss/entropy", 0.0)
+        return StepReport(metrics, skipped)
+
+    def _microbatch_rows(self, batch: TensorDictBase) -> int:
+        groups = batch.batch_size[0] // self.config.env.repeats
+        return -(-groups // self.config.train.gradient_accumulation_steps) * self.config.env.repeats
+
+    def _loss(self, batch: TensorDictBase, totals: BatchTotals) -> tuple[torch.Tensor, Metrics]:
+        scores = self.scorer(batch, with_entropy=True)
+        device = scores.log_prob.device
+        return objective(
+            self.config.policy,
+            scores.log_prob,
+            batch["sample_log_prob"].to(device),
+            _optional(batch, "old_log_prob", device),
+            _optional(batch, "ref_log_prob", device),
+            batch["advantage"].to(device),
+            batch["mask"].to(device),
+            entropy=scores.entropy,
+            totals=totals,
+        )
+
+    def _clip(self) -> float:
+        self.scaler.unscale_(self.optimizer)
+        limit = self.config.optimizer.clip_grad_norm or float("inf")
+        return float(nn.utils.clip_grad_norm_(self.model.parameters(), limit))
+
+    def _update(self, metrics: dict[str, float], batch: TensorDictBase) -> bool:
+        """Apply the gradient unless it is not finite. Returns whether it was skipped."""
+        values = torch.tensor([metrics["loss/objective"], metrics["grad_norm"]])
+        finite = bool(values.isfinite().all())
+        self.optimizer_steps += 1
+        if finite:
+            self.scaler.step(self.optimizer)
+            self.nonfinite_in_a_row = 0
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scheduler.step()
+        if not finite:
+            self._report_nonfinite(metrics, batch)
+        return not finite
+
+    def _report_nonfinite(self, metrics: dict[str, float], batch: TensorDictBase) -> None:
+        """An overflow that only lowers the fp16 scale is no fault; every other one is saved and counted."""
+        if self.scaler.is_enabled() and torch.tensor(metrics["loss/objective"]).isfinite():
+            return
+        self.nonfinite_steps += 1
+        self.nonfinite_in_a_row += 1
+        path = self.run_dir / "nonfinite" / f"optimizer_step_{self.optimizer_steps}.pt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(batch.select(*_TENSORS, strict=False).to_dict(), path)
+        if self.nonfinite_in_a_row >= self.config.train.max_nonfinite_steps:
+            raise NonFiniteError(
+                f"optimizer step {self.optimizer_steps}: loss {metrics['loss/objective']}, grad_norm "
+                f"{metrics['grad_norm']}; {self.nonfinite_in_a_row} non-finite steps in a row "
+                f"(train.max_nonfinite_steps). The batches are in {path.parent}. Lower optimizer.lr, set "
+                "optimizer.clip_grad_norm, or use train.mixed_precision=bf16 instead of fp16"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "optimizer_steps": self.optimizer_steps,
+            "nonfinite_steps": self.nonfinite_steps,
+            "nonfinite_in_a_row": self.nonfinite_in_a_row,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.optimizer_steps = state["optimizer_steps"]
+        self.nonfinite_steps = state["nonfinite_steps"]
+        self.nonfinite_in_a_row = state["nonfinite_in_a_row"]
+
+
+_TENSORS = ("tokens", "sample_log_prob", "old_log_prob", "ref_log_prob", "advantage", "mask", "group_id")
+
+
+def _optional(batch: TensorDictBase, key: str, device: torch.device) -> torch.Tensor | None:
+    return batch[key].to(device) if key in batch.keys() else None
