@@ -1,0 +1,388 @@
+"""vLLM behind the engine protocol. Every call into vLLM is made here or in `vllm_worker.py`.
+
+The engine core runs in this process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`) and draws one token for every
+running request in each `step`, so a weight push falls between two tokens and each token's version is exact.
+Asynchronous scheduling is off for the same reason: it draws a token before the last one is handed out.
+Log-probs are those of the distribution that is sampled from (`processed_logprobs`).
+"""
+
+import hashlib
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+
+from config.errors import ConfigError
+from rollout.engine import Completion, FinishReason, Request, Response, Sampling
+from rollout.vllm_settings import VLLMSettings, check_version
+from rollout.vllm_worker import SharedFile, write_adapter
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.outputs import CompletionOutput, RequestOutput
+
+_WORKER_EXTENSION = "rollout.vllm_worker.WeightReceiver"
+
+
+def _set_environment(settings: VLLMSettings) -> None:
+    """Must come before the first `import vllm`."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB, and it would override kv_cache_bytes
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    if settings.device == "cpu" and not settings.allow_compile:
+        os.environ["TORCH_COMPILE_DISABLE"] = "1"
+
+
+@contextmanager
+def _process_state_kept() -> Iterator[None]:
+    """Undo what vLLM does to its process: seeded global generators, `torch.set_num_threads` disabled."""
+    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    set_num_threads = torch.set_num_threads
+    try:
+        yield
+    finally:
+        torch.set_num_threads = set_num_threads
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)
+
+
+@dataclass
+class _Group:
+    """One submitted request and what has been drawn for it."""
+
+    request: Request
+    completions: list[Completion]
+    unfinished: set[int] = field(default_factory=set)
+
+
+class VLLMEngine:
+    """A vLLM engine in this process (see `rollout.engine.Engine` for the protocol).
+
+    `received` holds the names of the last push, for the canary's diagnosis.
+
+    Raises:
+        ConfigError: vLLM is missing, or cannot load the model with these settings.
+    """
+
+    def __init__(self, settings: VLLMSettings) -> None:
+        check_version()
+        _set_environment(settings)
+        self.settings = settings
+        self.policy_version = 0
+        self.received: frozenset[str] = frozenset()
+        self._groups: dict[int, _Group] = {}
+        self._finished: list[Response] = []
+        self._scored: dict[str, RequestOutput] = {}
+        self._internal: dict[str, tuple[int, int | None]] = {}
+        self._serial = 0
+        self._adapter: Any = None
+        self._adapter_folder: tempfile.TemporaryDirectory[str] | None = None
+        with _process_state_kept():
+            self._llm = self._start()
+        self._llm.set_weight_version("0")
+
+    def _start(self) -> Any:
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        try:
+            return LLMEngine.from_engine_args(self._arguments())
+        except Exception as error:
+            s = self.settings
+            raise ConfigError(
+                f"vLLM could not start {s.model} (dtype={s.dtype}, max_model_len={s.max_model_len}, "
+                f"tensor_parallel_size={s.tensor_parallel_size}): {type(error).__name__}: {error}\n"
+                "Remedies: inference_model.backend=transformers runs models that vLLM cannot; "
+                "inference_model.gpu_memory_utilization, kv_cache_gib and max_num_seqs bound its memory"
+            ) from error
+
+    def _arguments(self) -> Any:
+        from vllm import EngineArgs
+        from vllm.config import WeightTransferConfig
+
+        s = self.settings
+        optional: dict[str, Any] = {}
+        if s.adapter is not None:
+            optional |= {"enable_lora": True, "max_lora_rank": max(8, s.adapter.rank), "max_loras": 1}
+        if s.weight_transfer is not None:
+            optional["weight_transfer_config"] = WeightTransferConfig(backend=s.weight_transfer)
+        return EngineArgs(
+            model=s.model,
+            skip_tokenizer_init=True,
+            generation_config="vllm",
+            dtype=cast(Any, s.dtype),
+            quantization=s.quantization,
+            tensor_parallel_size=s.tensor_parallel_size,
+            distributed_executor_backend="mp" if s.tensor_parallel_size > 1 else "uni",
+            worker_extension_cls=_WORKER_EXTENSION,
+            max_model_len=s.max_model_len,
+            max_num_seqs=s.max_num_seqs,
+            gpu_memory_utilization=s.gpu_memory_utilization,
+            kv_cache_memory_bytes=s.kv_cache_bytes,
+            enforce_eager=s.enforce_eager,
+            enable_sleep_mode=s.sleep,
+            enable_prefix_caching=True,
+            async_scheduling=False,
+            logprobs_mode="processed_logprobs",
+            disable_log_stats=True,
+            seed=0,
+            **optional,
+        )
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._groups) + len(self._finished)
+
+    def submit(self, request: Request) -> None:
+        """Raises ValueError when prompt and response cannot fit `max_model_len`, or for a repeated id."""
+        longest = len(request.prompt) + request.sampling.max_tokens
+        if longest > self.settings.max_model_len:
+            raise ValueError(
+                f"request {request.request_id}: {len(request.prompt)} prompt tokens + max_tokens="
+                f"{request.sampling.max_tokens} exceed max_model_len={self.settings.max_model_len}"
+            )
+        if request.request_id in self._groups:
+            raise ValueError(f"request {request.request_id} is already in flight")
+        completions = [Completion([], [], [], "abort") for _ in range(request.n)]
+        self._groups[request.request_id] = _Group(request, completions, set(range(request.n)))
+        if self.settings.update == "abort":
+            for index in range(request.n):
+                self._continue(request.request_id, index)
+        else:
+            params = self._sampling(request.sampling, request.n, _base_seed(request.seed))
+            self._add((request.request_id, None), list(request.prompt), params)
+
+    def _continue(self, request_id: int, index: int) -> None:
+        """Queue one completion alone: its prompt and what has been drawn of it so far."""
+        group = self._groups[request_id]
+        drawn = group.completions[index].token_ids
+        seed = _base_seed(group.request.seed) + index
+        params = self._sampling(
+            group.request.sampling, 1, _base_seed(seed + len(drawn)) if drawn else seed, len(drawn)
+        )
+        self._add((request_id, index), [*group.request.prompt, *drawn], params)
+
+    def _sampling(self, sampling: Sampling, n: int, seed: int, drawn: int = 0) -> "SamplingParams":
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        stream = self.settings.update == "abort"
+        return SamplingParams(
+            n=n,
+            seed=seed,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=sampling.max_tokens - drawn,
+            stop_token_ids=list(self.settings.eos_token_ids),
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _add(self, owner: tuple[int, int | None], prompt: list[int], params: "SamplingParams") -> None:
+        self._serial += 1
+        internal = str(self._serial)
+        self._internal[internal] = owner
+        self._llm.add_request(internal, {"prompt_token_ids": prompt}, params, lora_request=self._adapter)
+
+    def step(self, timeout: float = 0.0) -> list[Response]:
+        if not self._finished:
+            self._advance()
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _advance(self) -> None:
+        """One token for every running request."""
+        for output in self._llm.step() if self._llm.has_unfinished_requests() else ():
+            if output.request_id not in self._internal:
+                self._scored[output.request_id] = output
+                continue
+            request_id, index = self._internal[output.request_id]
+            for part in output.outputs:
+                self._take(self._groups[request_id], part.index if index is None else index, part)
+            if output.finished:
+                del self._internal[output.request_id]
+            if not self._groups[request_id].unfinished:
+                self._finished.append(Response(request_id, self._groups.pop(request_id).completions))
+
+    def _take(self, group: _Group, index: int, part: "CompletionOutput") -> None:
+        """Append what vLLM drew: all of it at the end, or one token at a time when `update=abort`."""
+        completion = group.completions[index]
+        tokens = list(part.token_ids)
+        greedy = group.request.sampling.temperature == 0
+        completion.token_ids += tokens
+        completion.log_probs += [0.0] * len(tokens) if greedy else _flat(part.logprobs)
+        if self.settings.update == "abort":
+            completion.policy_versions += [self.policy_version] * len(tokens)
+        else:
+            for span in part.weight_versions or ():
+                completion.policy_versions += [int(span.version)] * (span.end - span.start)
+        if part.finish_reason is not None:
+            completion.finish_reason = _finish_reason(part.finish_reason)
+            group.unfinished.discard(index)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Replace the weights (or the adapter); requests in flight fare as `settings.update` says.
+
+        Cached keys and values of the old weights are dropped, and running requests compute theirs anew.
+        """
+        self._settle()
+        if self.settings.adapter is None:
+            self._reload(weights)
+        else:
+            self._load_adapter(weights)
+        self._set_version(version)
+
+    def _settle(self) -> None:
+        """Requests in flight before a push: finish them (`wait`), or stop and queue them anew (`abort`)."""
+        if self.settings.update == "wait":
+            deadline = time.monotonic() + self.settings.request_timeout_s
+            while self._groups:
+                self._advance()
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"the push waited {self.settings.request_timeout_s:.0f} s for {len(self._groups)} "
+                        "requests in flight to finish (inference_model.update=wait); raise "
+                        "inference_model.request_timeout_s or take update=keep"
+                    )
+        if self.settings.update == "abort":
+            self._llm.abort_request(list(self._internal))
+            self._internal.clear()
+
+    def _reload(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        names: set[str] = set()
+
+        def noted() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in weights:
+                names.add(name)
+                yield name, tensor.detach()
+
+        if self.settings.tensor_parallel_size == 1:
+            with torch.no_grad():
+                self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": noted()})
+        else:  # the workers are processes of their own: tensors reach them through a file in shared memory
+            with SharedFile(noted()) as path:
+                self._llm.collective_rpc("reload_from_file", args=(str(path),))
+        self.received = frozenset(names)
+
+    def _load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        from vllm.lora.request import LoRARequest
+
+        assert self.settings.adapter is not None
+        if self._adapter_folder is None:
+            self._adapter_folder = tempfile.TemporaryDirectory(prefix="grpo_adapter_")
+        shape = self.settings.adapter
+        self.received = write_adapter(
+            Path(self._adapter_folder.name), weights, shape.rank, shape.alpha, shape.target_modules
+        )
+        self._adapter = LoRARequest("policy", 1, self._adapter_folder.name, load_inplace=True)
+        self._llm.add_lora(self._adapter)
+        # Later requests name the adapter without the flag, which would load it again at every step.
+        self._adapter = LoRARequest("policy", 1, self._adapter_folder.name)
+
+    def _set_version(self, version: int) -> None:
+        self._llm.reset_prefix_cache(reset_running_requests=True)
+        self._llm.set_weight_version(str(version))
+        self.policy_version = version
+        if self.settings.update == "abort":
+            for request_id, group in self._groups.items():
+                for index in sorted(group.unfinished):
+                    self._continue(request_id, index)
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """The last token of each sequence is scored through the prefix cache, as sampling does it; all others
+        by a forward pass that vLLM makes without reading that cache."""
+        last = self._score_pass(sequences, cached=True)
+        others = self._score_pass(sequences, cached=False)
+        scores = []
+        for end, rest in zip(last, others, strict=True):
+            # Position 0 of the prompt has no log-prob: vLLM leaves it out of the flat list.
+            scores.append([*_flat(rest.prompt_logprobs), _flat(end.outputs[0].logprobs)[1]])
+        return scores
+
+    def _score_pass(self, sequences: Sequence[Sequence[int]], cached: bool) -> list["RequestOutput"]:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        waiting = []
+        for sequence in sequences:
+            self._serial += 1
+            waiting.append(f"score{self._serial}")
+            params = SamplingParams(
+                max_tokens=1,
+                seed=0,
+                ignore_eos=True,
+                logprob_token_ids=[sequence[-1]],
+                prompt_logprobs=None if cached else 0,
+                flat_logprobs=True,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            prompt = {"prompt_token_ids": list(sequence[:-1])}
+            self._llm.add_request(waiting[-1], prompt, params, lora_request=self._adapter)
+        while not self._scored.keys() >= set(waiting):
+            self._advance()
+        return [self._scored.pop(internal) for internal in waiting]
+
+    def transfer(self, call: str, **arguments: Any) -> None:
+        """One call of vLLM's native weight-transfer API, as the trainer side of it asks for.
+
+        Args:
+            call: init_weight_transfer_engine, start_weight_update, update_weights or finish_weight_update.
+        """
+        if call == "start_weight_update":
+            self._settle()
+            self.received = frozenset()
+        if call == "update_weights":
+            self.received |= frozenset(arguments["update_info"]["names"])
+        version = arguments.pop("version", None)
+        self._llm.collective_rpc(call, kwargs=arguments)
+        if version is not None:
+            self._set_version(version)
+
+    def sleep(self) -> None:
+        """Give the GPU memory back. Full weights are dropped: the push after `wake` brings new ones. Under an
+        adapter the base weights move to host memory."""
+        if self._groups:
+            raise RuntimeError(f"the engine cannot sleep: {len(self._groups)} requests are in flight")
+        self._llm.sleep(level=2 if self.settings.adapter is None else 1)
+
+    def wake(self) -> None:
+        self._llm.wake_up()
+
+    def close(self) -> None:
+        self._groups.clear()
+        if self._adapter_folder is not None:
+            self._adapter_folder.cleanup()
+            self._adapter_folder = None
+        with _process_state_kept():
+            self._llm.engine_core.shutdown()
+
+
+def _base_seed(seed: int) -> int:
+    """Where a request's n consecutive seeds begin: far from those of all other requests."""
+    digest = hashlib.blake2b(seed.to_bytes(16, "little", signed=True), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 2
+
+
+def _flat(log_probs: Any) -> list[float]:
+    """The numbers of vLLM's flat log-prob container (`flat_logprobs=True`), position after position."""
+    return cast(list[float], log_probs.logprobs)
+
+
+def _finish_reason(reason: str) -> FinishReason:
+    if reason in ("stop", "length"):
+        return "stop" if reason == "stop" else "length"
+    raise RuntimeError(f"vLLM ended a completion with finish_reason={reason!r}")

