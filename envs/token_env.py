@@ -151,15 +151,19 @@ class TokenEnv(EnvBase):
             batch_size=rows,
         )
 
-    def _completions(self, tensordict: TensorDictBase) -> list[Completion]:
+    def texts(self, tensordict: TensorDictBase) -> list[str]:
+        """The responses as the rewards read them: decoded, without special tokens."""
         responses = tensordict["tokens", "response"].tolist()
         lengths = tensordict["tokens", "response_mask"].sum(-1).tolist()
-        reasons = tensordict["finish_reason"][:, 0].tolist()
         ids = [row[:length] for row, length in zip(responses, lengths, strict=True)]
-        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+    def _completions(self, tensordict: TensorDictBase) -> list[Completion]:
+        lengths = tensordict["tokens", "response_mask"].sum(-1).tolist()
+        reasons = tensordict["finish_reason"][:, 0].tolist()
         return [
             Completion(text, length, reason == LENGTH)
-            for text, length, reason in zip(texts, lengths, reasons, strict=True)
+            for text, length, reason in zip(self.texts(tensordict), lengths, reasons, strict=True)
         ]
 
     def _set_seed(self, seed: int | None) -> None:

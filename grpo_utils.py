@@ -1,0 +1,357 @@
+"""From a typed config to the parts of a run, and the run's life around the schedule.
+
+    launch ─▶ Hydra ─▶ Config (checked) ─▶ build: task, tokenizer, model, engines, learner ─▶ train(config, parts)
+                                                                                             └─▶ close, always
+
+The only file that knows two rooms at once. The schedules themselves are grpo.py and grpo_async.py.
+"""
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from config.errors import ConfigError
+from config.messages import readable
+from config.schema import Config, register_schema, to_config
+
+PROJECT = Path(__file__).resolve().parent
+
+
+def launch(train: "Callable[[Config, Parts], None]") -> None:
+    """The command line: compose, check, build, train, close. Exits with 2 and one message on bad input."""
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf import DictConfig
+    from omegaconf.errors import OmegaConfBaseException
+
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # exceptions reach us; we print the one readable message
+    register_schema()
+
+    @hydra.main(version_base=None, config_path=str(PROJECT / "config"), config_name="grpo_gsm8k")
+    def main(composed: DictConfig) -> None:
+        from hydra.core.hydra_config import HydraConfig
+
+        run_dir = Path(HydraConfig.get().runtime.output_dir)
+        try:
+            run(to_config(composed), run_dir, train)
+        except (ConfigError, OmegaConfBaseException):
+            _remove_if_unused(run_dir)
+            raise
+
+    try:
+        main()
+    except (ConfigError, HydraException, OmegaConfBaseException) as error:
+        sys.exit(_complain(readable(error)))
+
+
+def _complain(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
+def _remove_if_unused(run_dir: Path) -> None:
+    """A run that never began leaves no folder behind."""
+    if not (run_dir / "metrics.jsonl").exists() and not (run_dir / "checkpoints").exists():
+        shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def run(config: Config, run_dir: Path, train: "Callable[[Config, Parts], None]") -> None:
+    """One job: what `run=` says."""
+    parts = build(config, run_dir)
+    outcome = "failed"
+    try:
+        train(config, parts)
+        outcome = "interrupted" if parts.stop.requested else "finished"
+    finally:
+        parts.close(outcome)
+
+
+@dataclass
+class Stop:
+    """Ctrl-C or SIGTERM asks the run to finish its iteration; a second one ends it at once."""
+
+    requested: bool = False
+
+    def install(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def uninstall(self) -> None:
+        for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+        print(
+            f"\n{signal.Signals(number).name}: finishing this iteration, then a checkpoint; once more ends at once",
+            file=sys.stderr,
+        )
+
+
+@dataclass
+class Parts:
+    """Everything a schedule needs. Built by `build`, closed by `run`."""
+
+    config: Config
+    run_dir: Path
+    learner: Any
+    rollouts: Any
+    weights: Any
+    prompts: Any
+    rewards: Any
+    monitor: Any
+    generator: Any
+    stop: Stop = field(default_factory=Stop)
+    first_iteration: int = 0
+
+    def iterations(self) -> Iterator[int]:
+        """Iteration numbers from 1 (or after the resumed one) to the last, until a stop is asked for."""
+        for iteration in range(self.first_iteration + 1, self.config.total_iterations + 1):
+            if self.stop.requested:
+                return
+            yield iteration
+
+    def push_weights(self) -> None:
+        with self.monitor.timed("push"):
+            self.weights.push()
+
+    def minibatches(self, batch: Any) -> Iterator[Any]:
+        from training.minibatches import minibatches
+
+        repeats, epochs = self.config.env.repeats, self.config.train.epochs
+        return minibatches(batch, repeats, self.config.optim_batch_groups, epochs, self.generator)
+
+    def optimized(self, batch: Any, report: Any) -> None:
+        """Log one optimizer step."""
+        self.monitor.optimized(batch, report.metrics | self.rewards.metrics(), self.weights.version)
+        if report.skipped:
+            self.monitor.say(f"optimizer step {self.monitor.optimizer_step}: not finite, skipped")
+
+    def iteration_done(self, iteration: int, batch: Any) -> None:
+        """A checkpoint when one is due, and a printed sample now and then."""
+        frequency = self.config.train.checkpoint_frequency
+        last = iteration == self.config.total_iterations or self.stop.requested
+        if last or (frequency and iteration % frequency == 0):
+            self.checkpoint(iteration)
+        every = self.config.logging.sample_frequency
+        if every and (iteration % every == 0 or iteration == 1):
+            self.monitor.sample(batch, self.rollouts.env.texts(batch[: self.config.env.repeats]))
+
+    def checkpoint(self, iteration: int) -> None:
+        from training.checkpoint import checkpoint_path, random_state, save_checkpoint
+
+        state = {
+            "iteration": iteration,
+            "learner": self.learner.state_dict(),
+            "prompts": self.prompts.state_dict(),
+            "next_group_id": self.rollouts.env.next_group_id,
+            "policy_version": self.weights.version,
+            "generator": self.generator.get_state(),
+            "random": random_state(),
+            "config": asdict(self.config),
+        }
+        save_checkpoint(checkpoint_path(self.run_dir, iteration), state, self.config.train.keep_checkpoints)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        from training.checkpoint import restore_random_state
+
+        self.first_iteration = state["iteration"]
+        self.learner.load_state_dict(state["learner"])
+        self.prompts.load_state_dict(state["prompts"])
+        self.rollouts.env.next_group_id = state["next_group_id"]
+        self.weights.version = state["policy_version"] - 1
+        self.generator.set_state(state["generator"])
+        restore_random_state(state["random"])
+
+    def close(self, outcome: str) -> None:
+        self.stop.uninstall()
+        self.rollouts.policy.engine.close()
+        self.rewards.close()
+        self.monitor.close(outcome)
+
+
+class Weights:
+    """Learner to engines. Version 0 is what the run starts from; every later push adds one."""
+
+    def __init__(self, learner: Any, engine: Any) -> None:
+        self.learner = learner
+        self.engine = engine
+        self.version = -1
+
+    def push(self) -> None:
+        self.version += 1
+        self.engine.load_weights(self.learner.model.state_dict().items(), self.version)
+
+
+def choose_device(config: Config) -> str:
+    """Raises ConfigError where the config needs CUDA and there is none."""
+    import torch
+
+    available = torch.cuda.is_available()
+    if config.device == "cuda" and not available:
+        raise ConfigError(
+            f"device=cuda: model.name={config.model.name} needs a CUDA GPU and this machine has none. "
+            "`python grpo.py --config-name grpo_quickstart` trains on a CPU; device=cpu tries this config there"
+        )
+    return "cuda" if available and config.device != "cpu" else "cpu"
+
+
+def find_checkpoint(config: Config, run_dir: Path) -> Path | None:
+    """What `train.resume` means: a path, or with `auto` the newest checkpoint of this very run.
+
+    `auto` looks in this run's own folder first (`hydra.run.dir=` names it), then in its sibling runs for the
+    newest one with the same config. None: start from the beginning.
+    """
+    from training.checkpoint import newest_checkpoint
+
+    if config.train.resume is None:
+        return None
+    if config.train.resume != "auto":
+        return Path(config.train.resume)
+    own = newest_checkpoint(run_dir)
+    if own is not None:
+        return own
+    others = sorted((PROJECT / "outputs").glob("*/*/checkpoints"), reverse=True)
+    candidates = (newest_checkpoint(folder.parent) for folder in others)
+    return next((path for path in candidates if path is not None and _same_run(path, config)), None)
+
+
+def _same_run(path: Path, config: Config) -> bool:
+    from training.checkpoint import load_checkpoint
+
+    saved = load_checkpoint(path)["config"]
+    ours = asdict(config)
+    for either in (saved, ours):
+        either["train"].pop("resume")
+        either["train"].pop("total_dialog_turns")
+        either.pop("logging")
+    return bool(saved == ours)
+
+
+def build(config: Config, run_dir: Path) -> Parts:
+    """Cheap checks first: data and tokenizer before weights, weights before engines."""
+    import torch
+
+    from envs.prompts import PromptSource
+    from envs.reward_service import RewardService
+    from envs.task import make_task
+    from envs.token_env import TokenEnv, encode_prompt
+    from monitoring.monitor import Monitor
+    from monitoring.trackers import MetricsFile, make_tracker
+    from rollout.collector import EnginePolicy, Rollouts
+    from rollout.engine import Sampling
+    from training.checkpoint import load_checkpoint
+    from training.learner import Learner
+    from training.model import load_tokenizer
+
+    found = find_checkpoint(config, run_dir)
+    saved = load_checkpoint(found) if found else None
+    device = torch.device(choose_device(config))
+    seed_everything(config)
+    task = make_task(config.env)
+    tokenizer = load_tokenizer(config.model.name)
+    limit = config.env.max_prompt_tokens
+    prompts = PromptSource(
+        task.examples(config.env.split),
+        seed=config.train.seed,
+        keep=lambda example: len(encode_prompt(tokenizer, example)) <= limit,
+    )
+    model, scorer, reference = build_models(config, device)
+    learner = Learner(model, scorer, reference, config, run_dir)
+    engine = build_engine(config, learner, tokenizer, device)
+    inference = config.inference_model
+    sampling = Sampling(inference.temperature, inference.top_p, inference.top_k, inference.max_tokens)
+    rewards = RewardService(task, config.env)
+    env = TokenEnv(prompts.draw, tokenizer, rewards, config.env.repeats)
+    policy = EnginePolicy(
+        engine, sampling, config.env.repeats, config.train.seed, inference.request_timeout_s
+    )
+    tracker = make_tracker(config.logging, run_dir, asdict(config))
+    if saved is not None and found is not None:
+        earlier = MetricsFile(found.parent.parent / "metrics.jsonl")
+        MetricsFile(run_dir / "metrics.jsonl").continue_from(earlier, saved["learner"]["optimizer_steps"])
+    monitor = Monitor(
+        run_dir,
+        config.logging,
+        tracker,
+        config.env.repeats,
+        config.total_optimizer_steps,
+        first_step=saved["learner"]["optimizer_steps"] if saved else 0,
+    )
+    generator = torch.Generator().manual_seed(config.train.seed)
+    parts = Parts(
+        config, run_dir, learner, Rollouts(env, policy), Weights(learner, engine), prompts, rewards, monitor, generator
+    )
+    if saved is not None:
+        parts.restore(saved)
+        monitor.say(f"resumed from {found} at iteration {saved['iteration']}")
+    elif config.train.resume == "auto":
+        monitor.say("train.resume=auto: no checkpoint of this run, starting from the beginning")
+    parts.stop.install()
+    return parts
+
+
+def seed_everything(config: Config) -> None:
+    import random
+
+    import numpy as np
+    import torch
+
+    random.seed(config.train.seed)
+    np.random.seed(config.train.seed)
+    torch.manual_seed(config.train.seed)
+    torch.use_deterministic_algorithms(config.train.deterministic, warn_only=True)
+    if config.train_model.num_threads is not None:
+        torch.set_num_threads(config.train_model.num_threads)
+
+
+def build_models(config: Config, device: Any) -> tuple[Any, Any, Any]:
+    """The policy, its scorer, and the reference or None."""
+    import torch
+
+    from training.forward import ResponseScorer
+    from training.model import add_lora, copy_model, load_model
+    from training.reference import Reference
+
+    model = load_model(config.model, [device])
+    autocast = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[config.train.mixed_precision]
+    inference = config.inference_model
+
+    def scorer(scored: Any) -> ResponseScorer:
+        return ResponseScorer(
+            scored,
+            config.env.repeats,
+            share_prompt=config.train.share_prompt and not config.train.gradient_checkpointing,
+            chunk_size=config.train.log_prob_chunk_size,
+            temperature=inference.temperature,
+            top_p=inference.top_p,
+            top_k=inference.top_k,
+            autocast_dtype=autocast,
+        )
+
+    reference = None
+    if config.policy.uses_reference:
+        frozen = copy_model(model, model.dtype, device)
+        rows = config.optim_batch_size // config.train.gradient_accumulation_steps
+        reference = Reference(scorer(frozen), rows)
+    if config.train.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    policy = add_lora(model, config.train_model.lora) if config.train_model.lora.enabled else model
+    return policy, scorer(policy), reference
+
+
+def build_engine(config: Config, learner: Any, tokenizer: Any, device: Any) -> Any:
+    from rollout.transformers_engine import TransformersEngine
+    from training.model import causal_model, copy_model, eos_token_ids
+
+    causal = causal_model(learner.model)
+    own = copy_model(causal, causal.dtype, device)
+    return TransformersEngine(own, eos_token_ids(causal, tokenizer), config.inference_model.max_num_seqs)

@@ -1,0 +1,137 @@
+"""What a run tells: one row of metrics per optimizer step, a live line, a sample now and then, a summary."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tensordict import TensorDictBase
+from torchrl.record.loggers import Logger
+from tqdm import tqdm
+
+from config.schema import LoggingConfig
+from monitoring.metrics import rollout_metrics
+from monitoring.trackers import MetricsFile
+
+
+class Monitor:
+    """Collects timings between two optimizer steps and writes everything out at each.
+
+    Args:
+        total_steps: optimizer steps of the whole run.
+        first_step: steps already done by an earlier part of the run.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        logging: LoggingConfig,
+        tracker: Logger | None,
+        repeats: int,
+        total_steps: int,
+        first_step: int = 0,
+    ) -> None:
+        self.run_dir = run_dir
+        self.logging = logging
+        self.tracker = tracker
+        self.repeats = repeats
+        self.file = MetricsFile(run_dir / "metrics.jsonl")
+        self.optimizer_step = first_step
+        self.seconds = {"collect": 0.0, "optimize": 0.0, "push": 0.0}
+        self.extra: dict[str, float] = {}
+        self.tokens = 0
+        self.began = self.since = time.perf_counter()
+        live = sys.stderr.isatty()
+        self.bar = tqdm(
+            total=total_steps,
+            initial=first_step,
+            desc="grpo",
+            unit="step",
+            mininterval=0.5 if live else 10.0,
+            disable=not logging.progress,
+            dynamic_ncols=live,
+        )
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Adds the seconds of the block to `time/PHASE_s` of the next row."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] += time.perf_counter() - began
+
+    def note(self, metrics: dict[str, float]) -> None:
+        """Metrics of something that is not an optimizer step (a push, an evaluation): in the next row."""
+        self.extra |= metrics
+
+    def optimized(self, batch: TensorDictBase, step: dict[str, float], policy_version: int) -> dict[str, Any]:
+        """Write the row of one optimizer step. `policy_version` is that of the weights before the step."""
+        self.optimizer_step += 1
+        row: dict[str, Any] = {"optimizer_step": self.optimizer_step}
+        row |= rollout_metrics(batch, self.repeats, policy_version) | step | self.extra
+        row |= self._throughput(batch)
+        self.extra = {}
+        self.file.append(row)
+        if self.tracker is not None:
+            for name, value in row.items():
+                if isinstance(value, float):
+                    self.tracker.log_scalar(name, value, step=self.optimizer_step)
+        self.bar.set_postfix_str(
+            f"reward {row['reward/mean']:.3f}, length {row['length/response_mean']:.1f}", refresh=False
+        )
+        self.bar.update()
+        return row
+
+    def _throughput(self, batch: TensorDictBase) -> dict[str, float]:
+        """Seconds per phase and per second figures since the last row; all phases start again at 0."""
+        now = time.perf_counter()
+        elapsed, self.since = now - self.since, now
+        tokens = int(batch["tokens", "response_mask"].sum())
+        self.tokens += tokens
+        row = {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}
+        self.seconds = dict.fromkeys(self.seconds, 0.0)
+        return row | {
+            "throughput/tokens_per_s": tokens / elapsed,
+            "throughput/completions_per_s": batch.batch_size[0] / elapsed,
+        }
+
+    def sample(self, batch: TensorDictBase, texts: list[str]) -> None:
+        """Print one prompt with its best and worst answer."""
+        rewards = batch["next", "reward"][: self.repeats, 0].tolist()
+        prompt = batch["example"][0].messages[-1]["content"]
+        lines = [f"sample at step {self.optimizer_step}: {_short(prompt)}"]
+        for index in dict.fromkeys((rewards.index(max(rewards)), rewards.index(min(rewards)))):
+            lines.append(f"  reward {rewards[index]:.2f}: {_short(texts[index])}")
+        self.say("\n".join(lines))
+
+    def say(self, text: str) -> None:
+        """A line above the progress bar."""
+        self.bar.write(text, file=sys.stderr)
+
+    def close(self, outcome: str) -> None:
+        """Write `summary.json`; `outcome` is finished, interrupted or failed."""
+        self.bar.close()
+        rows = self.file.rows()
+        summary = {
+            "outcome": outcome,
+            "optimizer_steps": self.optimizer_step,
+            "first_reward": rows[0]["reward/mean"] if rows else None,
+            "last_reward": rows[-1]["reward/mean"] if rows else None,
+            "best_reward": max((row["reward/mean"] for row in rows), default=None),
+            "wall_time_s": round(time.perf_counter() - self.began, 3),
+            "response_tokens": self.tokens,
+        }
+        (self.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        self.say(
+            f"{outcome}: {self.optimizer_step} optimizer steps, reward {summary['first_reward']} -> "
+            f"{summary['last_reward']}; metrics and checkpoints in {self.run_dir}"
+        )
+
+
+def _short(text: str, limit: int = 300) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= limit else f"{flat[:limit]} …"
