@@ -23,6 +23,8 @@ def group_advantage(policy: PolicyConfig, rewards: Tensor, valid: Tensor | None 
     stay as they are); a group with one valid member follows `group_of_one`; one with none gets 0.
     """
     rewards = rewards.double()
+    if rewards.numel() == 0:
+        return rewards
     valid = rewards.isfinite() if valid is None else valid.bool() & rewards.isfinite()
     rewards = torch.where(valid, rewards, 0.0)
     count = valid.sum(dim=1, keepdim=True)

@@ -1,0 +1,166 @@
+"""Group advantages: hand-computed numbers, every edge, what is filtered and what is punished."""
+
+import math
+import statistics
+
+import pytest
+import torch
+
+from config.policy import PolicyConfig, load_policy
+from training.advantage import (
+    group_advantage,
+    groups_in_range,
+    overlong_reward,
+    reward_kl,
+    rows_in_loss,
+    zero_variance_groups,
+)
+
+ONE_RIGHT = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
+BASELINES = ("mean", "leave_one_out", "none")
+SCALES = ("std_unbiased", "std_population", "batch", "none")
+
+
+@pytest.mark.parametrize(
+    ("preset", "first"),
+    [
+        ("grpo", 0.75 / (0.5 + 1e-4)),
+        ("compat_megatron", 0.75 / (math.sqrt(0.1875) + 1e-4)),
+        ("compat_trl", 0.75 / (0.5 + 1e-4)),
+        ("compat_coati_grpo", 0.75 / (0.5 + 1e-4)),
+        ("compat_verl", 0.75 / (0.5 + 1e-6)),
+        ("compat_torchrl", 1.5),
+        ("compat_nanochat", 0.75),
+        ("dr_grpo", 0.75),
+        ("rloo", 1.0),
+    ],
+)
+def test_first_advantage_of_one_right_in_four(preset: str, first: float) -> None:
+    assert group_advantage(load_policy(preset), ONE_RIGHT)[0, 0].item() == pytest.approx(first, rel=1e-12)
+
+
+def test_against_plain_python() -> None:
+    rewards = [[0.3, -1.2, 2.5, 0.0, 0.3], [7.0, 7.5, 6.0, 8.25, 7.0]]
+    batch = statistics.stdev(rewards[0] + rewards[1])
+    divisors = {
+        "std_unbiased": statistics.stdev,
+        "std_population": statistics.pstdev,
+        "batch": lambda group: batch,
+    }
+    for scale, divisor in divisors.items():
+        ours = group_advantage(
+            PolicyConfig(scale=scale, epsilon=0.01), torch.tensor(rewards, dtype=torch.float64)
+        )
+        for group, row in zip(rewards, ours.tolist(), strict=True):
+            mean, width = statistics.fmean(group), divisor(group) + 0.01
+            assert row == pytest.approx([(reward - mean) / width for reward in group], rel=1e-12)
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("rule", ["add", "clamp"])
+def test_nowhere_nan(baseline: str, scale: str, rule: str) -> None:
+    policy = PolicyConfig(baseline=baseline, scale=scale, epsilon_rule=rule, epsilon=0.0)
+    rewards = torch.tensor(
+        [
+            [0.1, 0.1, 0.1],
+            [1e8, 1e8 + 1, 1e8],
+            [math.nan, 1.0, 2.0],
+            [math.inf, math.nan, 3.0],
+            [5.0, 6.0, 7.0],
+        ],
+        dtype=torch.float64,
+    )
+    valid = torch.ones_like(rewards, dtype=torch.bool)
+    valid[4] = False
+    advantage = group_advantage(policy, rewards, valid)
+    assert advantage.isfinite().all()
+    assert advantage[4].eq(0).all()
+    assert advantage[2, 0] == 0
+    for single in (torch.tensor([[3.0]]), torch.zeros(2, 1), torch.zeros(0, 4)):
+        assert group_advantage(policy, single).isfinite().all()
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e8 + 0.1, -7e-9])
+def test_equal_rewards_are_exactly_zero(scale: str, value: float) -> None:
+    other = torch.tensor([[0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0]]).double()
+    rewards = torch.cat([torch.full((1, 7), value, dtype=torch.float64), other])
+    for baseline in ("mean", "leave_one_out"):
+        policy = PolicyConfig(baseline=baseline, scale=scale, epsilon=0.0)
+        assert group_advantage(policy, rewards)[0].eq(0).all()
+
+
+def test_huge_offset_keeps_the_difference() -> None:
+    near = group_advantage(PolicyConfig(), torch.tensor([[0.0, 1.0]], dtype=torch.float64))
+    far = group_advantage(PolicyConfig(), torch.tensor([[1e8, 1e8 + 1]], dtype=torch.float64))
+    assert torch.equal(near, far)
+
+
+def test_errored_member_leaves_the_statistics() -> None:
+    policy = PolicyConfig()
+    with_error = group_advantage(
+        policy, torch.tensor([[1.0, 0.0, 99.0, 0.0]]), torch.tensor([[True, True, False, True]])
+    )
+    without = group_advantage(policy, torch.tensor([[1.0, 0.0, 0.0]]))
+    assert with_error[0, 2] == 0
+    assert torch.equal(with_error[0, [0, 1, 3]], without[0])
+
+
+def test_group_of_one() -> None:
+    lone, valid = torch.tensor([[4.0, 9.0]]), torch.tensor([[True, False]])
+    assert group_advantage(PolicyConfig(), lone, valid).eq(0).all()
+    raw = group_advantage(PolicyConfig(group_of_one="raw", epsilon=1e-6), lone, valid)
+    assert raw.tolist() == [[4.0 / (1 + 1e-6), 0.0]]
+    assert group_advantage(load_policy("rloo", group_of_one="raw"), lone, valid).tolist() == [[4.0, 0.0]]
+
+
+def test_overlong_punishment() -> None:
+    lengths = torch.tensor([0, 79, 80, 81, 90, 99, 100])
+    rewards = torch.ones(7)
+    dapo = PolicyConfig(overlong_cache=20)
+    assert overlong_reward(dapo, rewards, lengths, 100).tolist() == pytest.approx(
+        [1, 1, 1, 0.95, 0.5, 0.05, 0.0], abs=1e-6
+    )
+    coati = PolicyConfig(overlong_cache=25, overlong_penalty=10.0, overlong_rule="zero_at_limit")
+    right = overlong_reward(coati, torch.full((4,), 10.0), torch.tensor([75, 76, 99, 100]), 100)
+    assert right.tolist() == pytest.approx([10.0, 9.6, 0.4, 0.0], abs=1e-6)
+    wrong = overlong_reward(coati, torch.zeros(2), torch.tensor([99, 100]), 100)
+    assert wrong.tolist() == pytest.approx([-9.6, 0.0], abs=1e-6)
+    assert overlong_reward(PolicyConfig(), rewards, lengths, 100) is rewards
+
+
+def test_overlong_width_is_capped_by_a_share_of_the_limit() -> None:
+    policy = PolicyConfig(overlong_cache=4096, overlong_fraction=0.25)
+    punished = overlong_reward(policy, torch.zeros(3), torch.tensor([12, 14, 16]), 16)
+    assert punished.tolist() == pytest.approx([0.0, -0.5, -1.0])
+
+
+def test_truncated_rows() -> None:
+    lengths, stopped = torch.tensor([10, 10, 5, 0]), torch.tensor([False, True, True, True])
+    assert rows_in_loss(PolicyConfig(), lengths, stopped, 10).all()
+    cut = rows_in_loss(PolicyConfig(filter_truncated=True), lengths, stopped, 10)
+    assert cut.tolist() == [False, True, True, True]
+    at_limit = PolicyConfig(filter_truncated=True, limit_is_truncated=True)
+    assert rows_in_loss(at_limit, lengths, stopped, 10).tolist() == [False, False, True, True]
+
+
+def test_filter_range_is_open() -> None:
+    rewards = torch.tensor([[0.0, 0.0], [1.0, 1.0], [0.0, 1.0], [1.0, 9.0]])
+    valid = torch.tensor([[True, True], [True, True], [True, True], [True, False]])
+    inside = groups_in_range(PolicyConfig(filter_range=[0.0, 1.0]), rewards, rewards.clamp(0, 1), valid)
+    assert inside.tolist() == [False, False, True, False]
+    spread = PolicyConfig(filter_range=[1e-6, math.inf], filter_on="reward_std")
+    assert groups_in_range(spread, rewards, rewards, valid).tolist() == [False, False, True, False]
+    nothing = torch.zeros_like(valid)
+    assert not groups_in_range(PolicyConfig(), rewards, rewards, nothing).any()
+    assert zero_variance_groups(rewards, valid).tolist() == [True, True, False, True]
+
+
+def test_reward_kl_is_the_sum_over_the_response() -> None:
+    log_prob = torch.tensor([[-1.0, -2.0, math.nan]])
+    ref = torch.tensor([[-1.5, -1.0, math.nan]])
+    mask = torch.tensor([[True, True, False]])
+    policy = PolicyConfig(kl_coef=0.1, kl_estimator="k1", kl_placement="reward")
+    assert reward_kl(policy, log_prob, ref, mask).tolist() == pytest.approx([0.1 * (0.5 - 1.0)])
+    assert reward_kl(PolicyConfig(), log_prob, ref, mask).tolist() == [0.0]
