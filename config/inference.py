@@ -52,14 +52,14 @@ class InferenceModelConfig:
     """How a LoRA policy travels: `merge` sends full weights, `adapter` the adapter alone."""
     update: str = "keep"
     """Requests in flight when weights arrive: `keep` goes on under the new weights with recomputed KV,
-    `wait` finishes them under the old, `abort` hands back what there is."""
+    `wait` finishes them under the old, `abort` stops them and queues prompt plus partial answer anew."""
     start_timeout_s: float = 600.0
     """Seconds that an engine may take to load."""
     request_timeout_s: float = 900.0
     """Seconds that one group may take; then its engine counts as hung and is replaced."""
     canary_tolerance: float | None = None
     """Largest |log-prob difference| between engine and learner after a push. Unset: by dtype
-    (1e-3 float32, 0.3 float16, 0.5 bfloat16)."""
+    (1e-3 float32, 0.1 float16, 0.5 bfloat16)."""
 
     def __post_init__(self) -> None:
         self._check_choices()

@@ -32,15 +32,13 @@ if TYPE_CHECKING:
 _WORKER_EXTENSION = "rollout.vllm_worker.WeightReceiver"
 
 
-def _set_environment(settings: VLLMSettings) -> None:
+def _set_environment() -> None:
     """Must come before the first `import vllm`."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB, and it would override kv_cache_bytes
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    if settings.device == "cpu" and not settings.allow_compile:
-        os.environ["TORCH_COMPILE_DISABLE"] = "1"
 
 
 @contextmanager
@@ -77,7 +75,7 @@ class VLLMEngine:
 
     def __init__(self, settings: VLLMSettings) -> None:
         check_version()
-        _set_environment(settings)
+        _set_environment()
         self.settings = settings
         self.policy_version = 0
         self.received: frozenset[str] = frozenset()
@@ -88,9 +86,13 @@ class VLLMEngine:
         self._serial = 0
         self._adapter: Any = None
         self._adapter_folder: tempfile.TemporaryDirectory[str] | None = None
-        with _process_state_kept():
+        with _process_state_kept(), self._stance():
             self._llm = self._start()
         self._llm.set_weight_version("0")
+
+    def _stance(self) -> Any:
+        """`enforce_eager` also for the small functions that vLLM compiles on their own (20 s on a CPU)."""
+        return torch.compiler.set_stance("force_eager" if self.settings.enforce_eager else "default")
 
     def _start(self) -> Any:
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -205,7 +207,11 @@ class VLLMEngine:
 
     def _advance(self) -> None:
         """One token for every running request."""
-        for output in self._llm.step() if self._llm.has_unfinished_requests() else ():
+        if not self._llm.has_unfinished_requests():
+            return
+        with self._stance():
+            outputs = self._llm.step()
+        for output in outputs:
             if output.request_id not in self._internal:
                 self._scored[output.request_id] = output
                 continue
@@ -363,6 +369,7 @@ class VLLMEngine:
         self._llm.wake_up()
 
     def close(self) -> None:
+        """Ends the engine, and with it vLLM's state in this process: other engines here must end too."""
         self._groups.clear()
         if self._adapter_folder is not None:
             self._adapter_folder.cleanup()

@@ -32,7 +32,6 @@ class VLLMSettings:
     adapter: pushes carry this adapter instead of full weights.
     sleep: the engine can `sleep` (colocated GPUs).
     weight_transfer: vLLM's native backend that pushes use, "nccl" or "ipc".
-    allow_compile: leave torch.compile usable in this process; without it a CPU engine starts 5 s sooner.
     """
 
     model: str
@@ -50,7 +49,6 @@ class VLLMSettings:
     adapter: AdapterShape | None = None
     sleep: bool = False
     weight_transfer: str | None = None
-    allow_compile: bool = False
     request_timeout_s: float = 900.0
 
 

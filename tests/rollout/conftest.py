@@ -1,0 +1,95 @@
+"""Tiny random Llama models, and one real vLLM engine for each, shared by all tests of a session."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rollout.vllm_engine import VLLMEngine
+from rollout.vllm_settings import VLLMSettings, installed_version
+
+VOCAB = 320
+EOS = 2
+MAX_LEN = 320
+
+
+def tiny_llama(tied: bool, seed: int = 0) -> LlamaForCausalLM:
+    """Two layers, fp32, weights four times the usual size so that log-probs react to every fault."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        bos_token_id=1,
+        eos_token_id=EOS,
+        pad_token_id=0,
+    )
+    model = LlamaForCausalLM(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4)
+    return model
+
+
+@pytest.fixture(scope="session")
+def tiny_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """Hugging Face folders of the tiny model, keyed by whether its embeddings are tied."""
+    torch.set_num_threads(1)
+    folders = {}
+    for tied in (False, True):
+        folders[tied] = tmp_path_factory.mktemp(f"tiny_{'tied' if tied else 'untied'}")
+        tiny_llama(tied).save_pretrained(folders[tied])
+    return folders
+
+
+def tiny_settings(folder: Path, **changes: object) -> VLLMSettings:
+    usual: dict[str, object] = {"max_num_seqs": 64, "kv_cache_bytes": 32 << 20, "max_model_len": MAX_LEN}
+    return VLLMSettings(model=str(folder), eos_token_ids=(EOS,), **(usual | changes))  # type: ignore[arg-type]
+
+
+StartEngine = Callable[..., VLLMEngine]
+
+
+@pytest.fixture(scope="session")
+def start_engine(tiny_folders: dict[bool, Path]) -> Iterator[StartEngine]:
+    """Starts engines by `tied` and changed settings; they end together, since closing one ends vLLM's
+    process-wide state for all."""
+    if installed_version() is None:
+        pytest.skip("vLLM is not installed")
+    engines = []
+
+    def start(tied: bool = False, **changes: object) -> VLLMEngine:
+        engines.append(VLLMEngine(tiny_settings(tiny_folders[tied], **changes)))
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture(scope="session")
+def started_engines(start_engine: StartEngine) -> dict[bool, VLLMEngine]:
+    return {tied: start_engine(tied) for tied in (False, True)}
+
+
+@pytest.fixture(params=[False, True], ids=["untied", "tied"])
+def tied(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def vllm_engine(started_engines: dict[bool, VLLMEngine], tied: bool) -> VLLMEngine:
+    """The shared engine, back at the weights of `tiny_llama(tied)` and version 0, nothing in flight."""
+    engine = started_engines[tied]
+    engine.load_weights(tiny_llama(tied).state_dict().items(), version=0)
+    assert engine.in_flight == 0
+    return engine

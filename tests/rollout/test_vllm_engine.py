@@ -1,0 +1,235 @@
+"""The real vLLM (CPU build) against transformers: log-probs, pushes, versions, seeds, limits."""
+
+import copy
+import random
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from config.errors import ConfigError
+from rollout import vllm_settings as settings_module
+from rollout.engine import Completion, Request, Sampling, generate
+from rollout.vllm_engine import VLLMEngine
+from rollout.vllm_settings import AdapterShape, check_version, choose_backend
+from tests.rollout.conftest import EOS, MAX_LEN, VOCAB, StartEngine, tiny_llama
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    return torch.randint(3, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def moved(model: LlamaForCausalLM, scale: float = 0.1) -> LlamaForCausalLM:
+    """A copy with every weight moved at random."""
+    other = copy.deepcopy(model)
+    torch.manual_seed(99)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1 + scale * torch.randn_like(parameter))
+    return other
+
+
+@torch.no_grad()
+def log_probs(model: LlamaForCausalLM, sequence: list[int], temperature: float = 1.0) -> torch.Tensor:
+    """[len, vocabulary]: row i is the distribution of token i + 1."""
+    return (model(torch.tensor([sequence])).logits[0] / temperature).log_softmax(-1)
+
+
+def token_log_probs(model: LlamaForCausalLM, prompt: list[int], completion: Completion) -> torch.Tensor:
+    sequence = prompt + completion.token_ids
+    rows = log_probs(model, sequence)[len(prompt) - 1 : -1]
+    return rows.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+
+
+def far(model: LlamaForCausalLM, engine: VLLMEngine, sequences: list[list[int]]) -> float:
+    """Largest difference between the engine's scores and the model's."""
+    worst = 0.0
+    for sequence, scores in zip(sequences, engine.score(sequences), strict=True):
+        expected = log_probs(model, sequence)[:-1].gather(1, torch.tensor(sequence[1:])[:, None])[:, 0]
+        worst = max(worst, float((torch.tensor(scores) - expected).abs().max()))
+    return worst
+
+
+def test_sampled_log_probs_are_those_of_transformers(vllm_engine: VLLMEngine, tied: bool) -> None:
+    model = tiny_llama(tied)
+    requests = [
+        Request(i, tuple(tokens(3 + 37 * i, i)), 4, Sampling(max_tokens=20), seed=i) for i in range(4)
+    ]
+    for request, response in zip(requests, generate(vllm_engine, requests), strict=True):
+        assert len(response.completions) == 4
+        for completion in response.completions:
+            expected = token_log_probs(model, list(request.prompt), completion)
+            torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=1e-4, rtol=0)
+            assert len(completion.policy_versions) == len(completion.token_ids)
+
+
+def test_log_probs_follow_temperature_and_truncation(vllm_engine: VLLMEngine, tied: bool) -> None:
+    prompt = tokens(9, seed=5)
+    sampling = Sampling(temperature=0.7, top_k=20, top_p=0.9, max_tokens=6)
+    (response,) = generate(vllm_engine, [Request(1, tuple(prompt), 8, sampling, seed=3)])
+    for completion in response.completions:
+        sequence = prompt + completion.token_ids
+        rows = log_probs(tiny_llama(tied), sequence, temperature=0.7)[len(prompt) - 1 : -1]
+        for row, token, log_prob in zip(rows, completion.token_ids, completion.log_probs, strict=True):
+            values, ids = row.topk(20)
+            probabilities = values.softmax(-1)
+            kept = probabilities.cumsum(-1) - probabilities < 0.9
+            position = (ids == token).nonzero()
+            assert len(position) == 1
+            assert kept[position[0, 0]]
+            expected = values[kept].log_softmax(-1)[position[0, 0]]
+            assert log_prob == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_greedy_takes_the_likeliest_token_with_log_prob_zero(vllm_engine: VLLMEngine, tied: bool) -> None:
+    prompt = tokens(5, seed=6)
+    (response,) = generate(vllm_engine, [Request(1, tuple(prompt), 1, Sampling(0.0, max_tokens=5), seed=0)])
+    (completion,) = response.completions
+    rows = log_probs(tiny_llama(tied), prompt + completion.token_ids)[len(prompt) - 1 : -1]
+    assert completion.token_ids == rows.argmax(-1).tolist()
+    assert completion.log_probs == [0.0] * 5
+
+
+def test_score_is_the_learners_score(vllm_engine: VLLMEngine, tied: bool) -> None:
+    sequences = [tokens(n, n) for n in (2, 3, 127, 129, 200)]
+    assert far(tiny_llama(tied), vllm_engine, sequences) < 1e-4
+    assert far(tiny_llama(tied), vllm_engine, sequences) < 1e-4, "again, now from the prefix cache"
+
+
+def test_every_weight_arrives(vllm_engine: VLLMEngine, tied: bool) -> None:
+    other, sequences = moved(tiny_llama(tied)), [tokens(200, 1)]
+    before = vllm_engine.score(sequences)
+    vllm_engine.load_weights(other.state_dict().items(), version=1)
+    assert far(other, vllm_engine, sequences) < 1e-4
+    assert far(tiny_llama(tied), vllm_engine, sequences) > 0.1
+    assert vllm_engine.score(sequences) != before
+    assert vllm_engine.received == set(other.state_dict())
+
+
+@pytest.fixture(scope="session", params=["keep", "wait", "abort"])
+def updating(request: pytest.FixtureRequest, start_engine: StartEngine) -> VLLMEngine:
+    return start_engine(update=request.param)
+
+
+def test_a_push_between_two_tokens(updating: VLLMEngine) -> None:
+    """Tokens before it carry the old version and log-probs, tokens after it the new ones."""
+    old, prompt = tiny_llama(False), tokens(150, seed=8)
+    new = moved(old)
+    updating.submit(Request(7, tuple(prompt), 3, Sampling(max_tokens=12), seed=1))
+    for _ in range(4):
+        assert updating.step() == []
+    updating.load_weights(new.state_dict().items(), version=3)
+    finished = []
+    while updating.in_flight:
+        finished += updating.step()
+    (response,) = finished
+    drawn_before = 12 if updating.settings.update == "wait" else 4
+    for completion in response.completions:
+        assert completion.finish_reason == "length"
+        assert completion.policy_versions == [0] * drawn_before + [3] * (12 - drawn_before)
+        with_old = token_log_probs(old, prompt, completion)[:drawn_before]
+        with_new = token_log_probs(new, prompt, completion)[drawn_before:]
+        expected = torch.cat([with_old, with_new])
+        torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=1e-4, rtol=0)
+
+
+def test_a_seed_fixes_the_draws_whatever_else_runs(vllm_engine: VLLMEngine) -> None:
+    request = Request(1, tuple(tokens(12, seed=2)), 4, Sampling(max_tokens=10), seed=11)
+    (alone,) = generate(vllm_engine, [request])
+    others = [Request(i, tuple(tokens(20, i)), 3, Sampling(max_tokens=7), seed=i) for i in range(2, 6)]
+    crowded = generate(vllm_engine, [*others, request])[-1]
+    assert [c.token_ids for c in crowded.completions] == [c.token_ids for c in alone.completions]
+    assert len({tuple(c.token_ids) for c in alone.completions}) == 4
+
+
+def test_neighbouring_seeds_share_no_completion(vllm_engine: VLLMEngine) -> None:
+    prompt = tuple(tokens(12, seed=2))
+    requests = [Request(i, prompt, 4, Sampling(max_tokens=10), seed=i) for i in range(4)]
+    drawn = [tuple(c.token_ids) for r in generate(vllm_engine, requests) for c in r.completions]
+    assert len(set(drawn)) == 16
+
+
+def test_the_end_token_is_kept_and_ends_a_completion(vllm_engine: VLLMEngine, tied: bool) -> None:
+    model = tiny_llama(tied)
+    with torch.no_grad():
+        model.lm_head.weight[EOS] += model.lm_head.weight.mean(0) + 1.0
+    vllm_engine.load_weights(model.state_dict().items(), version=1)
+    requests = [Request(i, tuple(tokens(6, i)), 8, Sampling(max_tokens=24), seed=i) for i in range(8)]
+    completions = [c for r in generate(vllm_engine, requests) for c in r.completions]
+    stopped = [c for c in completions if c.finish_reason == "stop"]
+    assert stopped
+    assert all(c.token_ids[-1] == EOS and EOS not in c.token_ids[:-1] for c in stopped)
+    assert all(
+        len(c.token_ids) == 24 and EOS not in c.token_ids[:-1] for c in completions if c not in stopped
+    )
+
+
+def test_the_process_keeps_its_generators_and_threads(start_engine: StartEngine) -> None:
+    torch.manual_seed(5)
+    random.seed(5)
+    expected = torch.rand(3), random.random()
+    torch.manual_seed(5)
+    random.seed(5)
+    start_engine()
+    assert torch.equal(torch.rand(3), expected[0])
+    assert random.random() == expected[1]
+    torch.set_num_threads(2)
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+
+
+def test_too_long_and_repeated_requests_are_refused(vllm_engine: VLLMEngine) -> None:
+    with pytest.raises(ValueError, match=f"exceed max_model_len={MAX_LEN}"):
+        vllm_engine.submit(Request(1, tuple(tokens(MAX_LEN - 5, 1)), 1, Sampling(max_tokens=6), seed=0))
+    vllm_engine.submit(Request(1, (5, 6), 1, Sampling(max_tokens=2), seed=0))
+    with pytest.raises(ValueError, match="already in flight"):
+        vllm_engine.submit(Request(1, (5, 6), 1, Sampling(max_tokens=2), seed=0))
+    while vllm_engine.in_flight:
+        vllm_engine.step()
+
+
+def test_a_model_that_vllm_cannot_load_is_one_message(start_engine: StartEngine) -> None:
+    with pytest.raises(ConfigError, match=r"max_model_len=4096[\s\S]*Remedies"):
+        start_engine(max_model_len=4096)
+
+
+def test_an_adapter_push_acts_at_once_and_in_place(start_engine: StartEngine) -> None:
+    from peft import LoraConfig, get_peft_model
+    from peft.utils import get_peft_model_state_dict
+
+    names = ("q_proj", "v_proj", "down_proj")
+    policy = get_peft_model(tiny_llama(False), LoraConfig(r=4, lora_alpha=8, target_modules=list(names)))
+    engine = start_engine(adapter=AdapterShape(4, 8.0, names))
+    sequences = [tokens(200, 1)]
+    for version in (1, 2):
+        torch.manual_seed(version)
+        with torch.no_grad():
+            for name, parameter in policy.named_parameters():
+                if "lora_" in name:
+                    parameter.normal_(std=0.2)
+        engine.load_weights(get_peft_model_state_dict(policy).items(), version)
+        assert far(policy, engine, sequences) < 1e-4
+        (response,) = generate(engine, [Request(version, (5, 6, 7), 2, Sampling(max_tokens=4), seed=0)])
+        for completion in response.completions:
+            expected = token_log_probs(policy, [5, 6, 7], completion)
+            torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=1e-4, rtol=0)
+            assert completion.policy_versions == [version] * len(completion.token_ids)
+    assert far(tiny_llama(False), engine, sequences) > 0.05
+
+
+def test_the_backend_that_auto_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings_module, "installed_version", lambda: None)
+    assert choose_backend("auto", gpu=True) == "transformers"
+    with pytest.raises(ConfigError, match="vLLM is not installed; install it"):
+        choose_backend("vllm", gpu=True)
+    monkeypatch.setattr(settings_module, "installed_version", lambda: "0.32.0")
+    assert choose_backend("auto", gpu=True) == "vllm"
+    assert choose_backend("auto", gpu=False) == "transformers"
+    assert choose_backend("vllm", gpu=False) == "vllm"
+    assert choose_backend("transformers", gpu=True) == "transformers"
+
+
+def test_an_untested_version_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings_module, "installed_version", lambda: "0.41.2")
+    with pytest.warns(UserWarning, match=r"vLLM 0\.41\.2 is installed; this code was tested with 0\.32"):
+        check_version()
