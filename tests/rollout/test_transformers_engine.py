@@ -1,0 +1,150 @@
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from rollout.engine import Completion, Request, Sampling, generate
+from rollout.sampler import Filter, draw, uniforms
+from rollout.transformers_engine import TransformersEngine
+from tests.tiny import EOS, VOCABULARY, tiny_llama
+
+
+def requests(count: int, n: int = 4, **sampling: float) -> list[Request]:
+    settings = Sampling(max_tokens=12, **sampling)
+    return [Request(i, tuple(range(5, 8 + i % 7)), n, settings, seed=100 + i) for i in range(count)]
+
+
+def fresh_log_probs(
+    model: torch.nn.Module, request: Request, completion: Completion, settings: Filter
+) -> torch.Tensor:
+    """Log-probs of a completion's tokens by one forward pass over the whole sequence."""
+    ids = torch.tensor([[*request.prompt, *completion.token_ids]])
+    with torch.no_grad():
+        logits = model(ids).logits[0, len(request.prompt) - 1 : -1]
+    return settings.log_probs(logits).gather(-1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8}, {"temperature": 1.3, "top_p": 0.9, "top_k": 9}]
+)
+def test_log_probs_equal_a_fresh_forward_for_every_token(tied: bool, sampling: dict[str, float]) -> None:
+    model = tiny_llama(tied)
+    asked = requests(9, **sampling)
+    answers = generate(TransformersEngine(model, [EOS], max_num_seqs=11), asked)
+    for request, answer in zip(asked, answers, strict=True):
+        for completion in answer.completions:
+            expected = fresh_log_probs(model, request, completion, Filter([request.sampling], model.device))
+            torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=1e-4, rtol=0)
+
+
+def test_equal_seeds_give_equal_tokens_whatever_else_runs() -> None:
+    model = tiny_llama()
+    together = generate(TransformersEngine(model, [EOS], max_num_seqs=400), requests(8))
+    crowded = generate(TransformersEngine(model, [EOS], max_num_seqs=4), requests(8))
+    assert [a.completions for a in together] == [
+        [Completion(c.token_ids, pytest.approx(c.log_probs, abs=1e-5), c.policy_versions, c.finish_reason)
+         for c in b.completions]
+        for b in crowded
+    ]
+
+
+def test_a_completion_ends_at_the_end_token_or_the_limit_and_says_which() -> None:
+    answers = generate(TransformersEngine(tiny_llama(), [EOS]), requests(20))
+    reasons = Counter()
+    for answer in answers:
+        assert len(answer.completions) == 4
+        for completion in answer.completions:
+            reasons[completion.finish_reason] += 1
+            ended = completion.token_ids[-1] == EOS
+            assert completion.finish_reason == ("stop" if ended else "length")
+            assert EOS not in completion.token_ids[:-1]
+            assert len(completion.token_ids) == 12 or ended
+            assert len(completion.log_probs) == len(completion.policy_versions) == len(completion.token_ids)
+    assert set(reasons) == {"stop", "length"}
+
+
+def test_one_token_limit() -> None:
+    sampling = Sampling(max_tokens=1)
+    asked = [Request(i, (5, 6), 3, sampling, seed=i) for i in range(4)]
+    engine = TransformersEngine(tiny_llama(), [EOS])
+    assert all(len(c.token_ids) == 1 for answer in generate(engine, asked) for c in answer.completions)
+    assert engine.in_flight == 0
+
+
+def test_tokens_follow_the_models_distribution() -> None:
+    model = tiny_llama()
+    request = Request(0, (5, 6, 7), 8000, Sampling(max_tokens=1, temperature=0.8, top_p=0.95), seed=7)
+    engine = TransformersEngine(model, [EOS], max_num_seqs=8000)
+    (answer,) = generate(engine, [request])
+    counts = Counter(completion.token_ids[0] for completion in answer.completions)
+    with torch.no_grad():
+        logits = model(torch.tensor([request.prompt])).logits[:, -1]
+    expected = Filter([request.sampling], model.device).log_probs(logits)[0].exp()
+    for token in range(VOCABULARY):
+        p = float(expected[token])
+        assert abs(counts[token] - 8000 * p) <= 5 * math.sqrt(8000 * p * (1 - p)) + 1e-9
+
+
+def test_a_push_between_steps_stamps_versions_and_recomputes_the_cache() -> None:
+    old, new = tiny_llama(seed=0), tiny_llama(seed=1)
+    engine = TransformersEngine(tiny_llama(seed=0), [], max_num_seqs=64)
+    asked = requests(6)
+    for request in asked:
+        engine.submit(request)
+    for _ in range(5):
+        engine.step()
+    engine.load_weights(new.state_dict().items(), version=1)
+    answers = []
+    while engine.in_flight:
+        answers += engine.step()
+    plain = Filter([Sampling()], torch.device("cpu"))
+    for answer in answers:
+        request = asked[answer.request_id]
+        for completion in answer.completions:
+            before = sum(version == 0 for version in completion.policy_versions)
+            assert completion.policy_versions == [0] * before + [1] * (12 - before)
+            assert before in (5, 6)
+            got = torch.tensor(completion.log_probs)
+            under_old = fresh_log_probs(old, request, completion, plain)
+            under_new = fresh_log_probs(new, request, completion, plain)
+            torch.testing.assert_close(got[:before], under_old[:before], atol=1e-4, rtol=0)
+            torch.testing.assert_close(got[before:], under_new[before:], atol=1e-4, rtol=0)
+
+
+def test_a_push_that_leaves_tensors_out_is_an_error() -> None:
+    engine = TransformersEngine(tiny_llama(), [EOS])
+    weights = [(name, tensor) for name, tensor in tiny_llama().state_dict().items() if "lm_head" not in name]
+    with pytest.raises(KeyError, match="lm_head"):
+        engine.load_weights(weights, version=1)
+
+
+def test_score_is_the_models_log_prob() -> None:
+    model = tiny_llama()
+    sequence = [5, 9, 3, 17, 3, 3]
+    (scores,) = TransformersEngine(model, [EOS]).score([sequence])
+    with torch.no_grad():
+        expected = model(torch.tensor([sequence])).logits[0, :-1].log_softmax(-1)
+    assert scores == pytest.approx(expected.gather(-1, torch.tensor(sequence)[1:, None])[:, 0].tolist(), abs=1e-5)
+
+
+def test_greedy_takes_the_likeliest_token_with_certainty() -> None:
+    logits = torch.randn(6, VOCABULARY, generator=torch.Generator().manual_seed(0))
+    settings = Filter([Sampling(temperature=0.0)] * 6, torch.device("cpu"))
+    seeds = np.arange(6, dtype=np.uint64)
+    tokens, log_probs = draw(settings.log_probs(logits), seeds, seeds)
+    assert tokens.tolist() == logits.argmax(-1).tolist()
+    assert log_probs.tolist() == [0.0] * 6
+
+
+def test_uniforms_are_uniform_and_independent_of_neighbours() -> None:
+    seeds = np.repeat(np.arange(200, dtype=np.uint64), 200)
+    counters = np.tile(np.arange(200, dtype=np.uint64), 200)
+    values = uniforms(seeds, counters).reshape(200, 200)
+    assert 0 <= values.min()
+    assert values.max() < 1
+    assert abs(values.mean() - 0.5) < 0.005
+    assert abs(np.corrcoef(values[:-1].ravel(), values[1:].ravel())[0, 1]) < 0.02
+    assert abs(np.corrcoef(values[:, :-1].ravel(), values[:, 1:].ravel())[0, 1]) < 0.02

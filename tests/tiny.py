@@ -1,0 +1,54 @@
+"""A tiny random model and stand-ins for tokenizer and rewards, for tests that need shapes and not skill."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from envs.task import Completion, Example, Reward
+
+VOCABULARY = 40
+EOS = 3
+
+
+def tiny_llama(tied: bool = False, seed: int = 0) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        head_dim=32,
+        tie_word_embeddings=tied,
+        eos_token_id=EOS,
+        pad_token_id=EOS,
+        initializer_range=0.3,
+    )
+    return LlamaForCausalLM(config).float()
+
+
+@dataclass
+class LetterTokenizer:
+    """One token a character."""
+
+    chat_template: str = "letters"
+    name_or_path: str = "letters"
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **kwargs: object) -> list[int]:
+        return [5 + ord(letter) % 30 for message in messages for letter in message["content"]]
+
+    def batch_decode(self, rows: Sequence[Sequence[int]], **kwargs: object) -> list[str]:
+        return ["".join(chr(65 + token) for token in row if token != EOS) for row in rows]
+
+
+class LengthReward:
+    """Scores a text by its length; `fail_on` texts are errors."""
+
+    def score(self, completions: Sequence[Completion], examples: Sequence[Example]) -> list[Reward]:
+        return [Reward(float(len(completion.text)), {"length": 1.0}) for completion in completions]
+
+
+def numbered_examples(count: int) -> list[Example]:
+    return [Example(({"role": "user", "content": f"{i}+{i * 7}="},), str(i * 8), i) for i in range(count)]

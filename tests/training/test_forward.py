@@ -1,0 +1,62 @@
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rollout.collector import EnginePolicy, Rollouts
+from rollout.engine import Sampling
+from rollout.transformers_engine import TransformersEngine
+from tests.tiny import EOS, LengthReward, LetterTokenizer, numbered_examples, tiny_llama
+from training.forward import ResponseScorer
+
+REPEATS = 4
+
+
+def collected(temperature: float = 1.0, num_groups: int = 6) -> TensorDict:
+    """Groups with prompts and responses of unequal length, sampled by the real engine."""
+    from envs.token_env import TokenEnv
+
+    examples = numbered_examples(200)
+    env = TokenEnv(lambda n: examples[3 : 3 + 5 * n : 5], LetterTokenizer(), LengthReward(), REPEATS)
+    engine = TransformersEngine(tiny_llama(), [EOS])
+    sampling = Sampling(max_tokens=9, temperature=temperature)
+    return Rollouts(env, EnginePolicy(engine, sampling, REPEATS, seed=0, timeout=60)).collect(num_groups)
+
+
+def scorer(model: torch.nn.Module, share_prompt: bool, temperature: float = 1.0) -> ResponseScorer:
+    return ResponseScorer(model, REPEATS, share_prompt, chunk_size=7, temperature=temperature)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("share_prompt", [True, False])
+def test_the_trainer_agrees_with_the_engine_on_every_token(share_prompt: bool, temperature: float) -> None:
+    batch = collected(temperature)
+    scores = scorer(tiny_llama(), share_prompt, temperature)(batch)
+    mask = batch["tokens", "response_mask"]
+    torch.testing.assert_close(scores.log_prob[mask], batch["sample_log_prob"][mask], atol=1e-4, rtol=0)
+    assert not scores.log_prob[~mask].any()
+
+
+def test_a_shared_prompt_changes_no_gradient() -> None:
+    batch = collected()
+    weight = torch.randn(batch["sample_log_prob"].shape, generator=torch.Generator().manual_seed(1))
+    gradients = []
+    for share in (True, False):
+        model = tiny_llama()
+        scores = scorer(model, share)(batch, with_entropy=True)
+        (scores.log_prob * weight + 0.1 * scores.entropy).sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    difference = (gradients[0] - gradients[1]).norm() / gradients[1].norm()
+    assert difference < 1e-5
+
+
+def test_entropy_is_over_the_whole_vocabulary() -> None:
+    batch = collected()
+    model = tiny_llama()
+    scores = scorer(model, share_prompt=True)(batch, with_entropy=True)
+    row = 5
+    prompt = batch["tokens", "prompt"][row][batch["tokens", "prompt_mask"][row]]
+    response = batch["tokens", "response"][row][batch["tokens", "response_mask"][row]]
+    with torch.no_grad():
+        logits = model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
+    expected = torch.distributions.Categorical(logits=logits).entropy()
+    torch.testing.assert_close(scores.entropy[row, : len(response)], expected, atol=1e-5, rtol=1e-5)
