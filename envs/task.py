@@ -52,6 +52,8 @@ class Task(ABC):
 
     name: str = ""
     system_prompt: str | None = None
+    in_process: bool = False
+    """True only where judging cannot hang, crash or take long: then no worker process is used."""
 
     def __init__(self, env: EnvConfig) -> None:
         self.env = env

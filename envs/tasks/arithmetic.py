@@ -1,0 +1,43 @@
+"""Additions: the quickstart's task. Every pair of operands is a row; a tenth of them is held out for test."""
+
+import random
+from collections.abc import Sequence
+
+from config.env import EnvConfig
+from config.errors import ConfigError
+from envs.task import Completion, Example, Reward, Task, register
+
+OPTIONS = {"max_operand": 99}
+
+
+@register("arithmetic")
+class Arithmetic(Task):
+    """`A+B=` is answered by the sum and nothing else. Options: `max_operand` (largest operand)."""
+
+    in_process = True
+
+    def __init__(self, env: EnvConfig) -> None:
+        super().__init__(env)
+        unknown = sorted(set(env.options) - set(OPTIONS))
+        if unknown:
+            raise ConfigError(f"env.options.{unknown[0]}: the arithmetic task knows {', '.join(OPTIONS)}")
+        self.largest = {**OPTIONS, **env.options}["max_operand"]
+        if not isinstance(self.largest, int) or self.largest < 1:
+            raise ConfigError(f"env.options.max_operand={self.largest!r}: must be a whole number above 0")
+
+    def examples(self, split: str) -> Sequence[Example]:
+        if split not in ("train", "test"):
+            raise ConfigError(f"env.split={split!r}: the arithmetic task has train and test")
+        side = self.largest + 1
+        rows = list(range(side * side))
+        random.Random(0).shuffle(rows)
+        held_out = len(rows) // 10
+        chosen = rows[:held_out] if split == "test" else rows[held_out:]
+        return [self._example(row, *divmod(row, side)) for row in chosen]
+
+    def _example(self, row: int, a: int, b: int) -> Example:
+        return Example(self.messages(f"{a}+{b}="), str(a + b), row)
+
+    def reward(self, completion: Completion, example: Example) -> Reward:
+        correct = float(completion.text.strip() == example.answer)
+        return Reward(correct, {"accuracy": correct})
