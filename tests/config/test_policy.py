@@ -1,0 +1,101 @@
+"""The policy section: presets load, bad values are refused with value, place and remedy."""
+
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from config.errors import ConfigError
+from config.policy import CHOICES, PRESETS, PolicyConfig, load_policy
+
+NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_presets_are_there() -> None:
+    papers = "cispo dapo dr_grpo grpo gspo ppo_dual_clip reinforce rloo"
+    systems = "coati_dapo coati_grpo megatron nanochat torchrl trl verl"
+    assert set(NAMES) == {*papers.split(), *(f"compat_{system}" for system in systems.split())}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_preset_loads_and_states_only_what_differs(name: str) -> None:
+    policy = load_policy(name)
+    assert policy.name == name
+    default = PolicyConfig()
+    for key, value in OmegaConf.to_container(OmegaConf.load(PRESETS / f"{name}.yaml")).items():
+        assert getattr(policy, key) == value
+        assert key in ("name", "kl_coef") or value != getattr(default, key), f"{key} is the default"
+
+
+def test_overrides() -> None:
+    policy = load_policy("dapo", kl_coef=0.5, filter_range=None, dynamic_batching=False)
+    assert (policy.kl_coef, policy.filter_range, policy.clip_epsilon_high) == (0.5, None, 0.28)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"objective": "clipped"}, r"policy.objective='clipped'.*choose one of clip, cispo"),
+        ({"klcoef": 0.1}, r"policy.klcoef=0.1: no such field; known: .*kl_coef"),
+        ({"kl_coef": "much"}, r"much.*could not be converted to Float"),
+        ({"kl_coef": -0.1}, r"policy.kl_coef=-0.1.*0 or above"),
+        ({"kl_coef": float("nan")}, r"policy.kl_coef=nan"),
+        ({"clip_epsilon_low": -1}, r"clip_epsilon_low=-1"),
+        ({"dual_clip": 0.5}, r"dual_clip=0.5.*above 1"),
+        ({"mismatch": "truncate"}, r"policy.mismatch=truncate.*set policy.old_log_prob=trainer"),
+        ({"ratio": "none"}, r"policy.objective=clip.*set policy.objective=none"),
+        ({"objective": "geometric", "ratio": "sequence"}, r"set policy.ratio=token, not sequence"),
+        ({"dynamic_batching": True}, r"needs policy.filter_range"),
+        ({"filter_range": [0.9, 0.1]}, r"filter_range=\[0.9, 0.1\].*low < high"),
+        ({"filter_attempts": 0}, r"filter_attempts=0.*above 0"),
+        ({"log_ratio_min": 1.0}, r"must enclose 0"),
+        ({"entropy_coef": float("inf")}, r"entropy_coef=inf.*finite"),
+    ],
+)
+def test_bad_values(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_policy("grpo", **overrides)
+
+
+def test_unknown_preset() -> None:
+    with pytest.raises(ConfigError, match=r"policy=grop: no such preset; choose one of cispo.*grpo"):
+        load_policy("grop")
+
+
+def test_every_choice_is_known_to_the_code() -> None:
+    from training import advantage, aggregation, kl, loss
+
+    assert set(advantage.BASELINES) == set(CHOICES["baseline"])
+    assert set(advantage.SCALES) == set(CHOICES["scale"])
+    assert set(advantage.DIVISORS) == set(CHOICES["epsilon_rule"])
+    assert set(advantage.FILTER_STATISTICS) == set(CHOICES["filter_on"])
+    assert set(aggregation.ROW_WEIGHTS) == set(CHOICES["aggregation"])
+    assert {"same", *aggregation.ROW_WEIGHTS} == set(CHOICES["kl_aggregation"])
+    assert set(kl.ESTIMATORS) == set(CHOICES["kl_estimator"])
+    assert set(loss.LOG_RATIOS) == set(CHOICES["ratio"])
+    assert set(loss.POLICY_TERMS) == set(loss.CLIP_BINDS) == set(CHOICES["objective"])
+    assert set(loss.MISMATCH_LEVELS) == set(CHOICES["mismatch_level"])
+    assert {"none", *loss.MISMATCH_BOUNDS} == set(CHOICES["mismatch"])
+
+
+def test_every_field_has_its_docstring() -> None:
+    source = (ROOT / "config" / "policy.py").read_text()
+    for field in fields(PolicyConfig):
+        _, _, after = source.partition(f"\n    {field.name}: ")
+        assert after.split("\n")[1].startswith('    """'), field.name
+
+
+def test_no_preset_name_decides_anything() -> None:
+    for folder in ("training", "config"):
+        for path in (ROOT / folder).glob("*.py"):
+            assert "policy.name ==" not in path.read_text(), path
+
+
+def test_no_torch() -> None:
+    code = "import sys, config.policy, config.optimizer; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)

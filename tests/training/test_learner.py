@@ -1,0 +1,134 @@
+"""One optimizer step on a real batch: the microbatch split, the finite check, the oracle."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from config.env import EnvConfig
+from config.optimizer import OptimizerConfig
+from config.policy import PolicyConfig
+from config.schema import Config, ModelConfig, TrainConfig
+from tests.tiny import tiny_llama
+from tests.training.test_forward import REPEATS, collected, scorer
+from training.learner import Learner, NonFiniteError
+from training.reference import Reference
+
+AGGREGATIONS = ("token_mean", "sequence_mean", "constant_length", "pass_mean")
+
+
+def make_learner(
+    tmp_path: Path,
+    policy: PolicyConfig | None = None,
+    accumulation: int = 1,
+    optimizer: OptimizerConfig | None = None,
+    **train: object,
+) -> Learner:
+    config = Config(
+        env=EnvConfig(dataset="arithmetic", num_envs=8, repeats=REPEATS),
+        model=ModelConfig(name="tiny"),
+        train=TrainConfig(gradient_accumulation_steps=accumulation, **train),  # type: ignore[arg-type]
+        policy=policy or PolicyConfig(),
+        optimizer=optimizer or OptimizerConfig(lr=1e-3),
+    )
+    model, frozen = tiny_llama(), tiny_llama()
+    reference = Reference(scorer(frozen, True), rows=REPEATS) if config.policy.uses_reference else None
+    return Learner(model, scorer(model, True), reference, config, tmp_path)
+
+
+def gradient_of(learner: Learner, batch: TensorDict) -> torch.Tensor:
+    """The gradient that a step applies, read just before the optimizer clears it."""
+    seen: list[torch.Tensor] = []
+
+    def read(*args: object) -> None:
+        seen.append(torch.cat([p.grad.flatten().double() for p in learner.model.parameters()]))
+
+    handle = learner.optimizer.register_step_pre_hook(read)
+    learner.step(learner.prepare(batch))
+    handle.remove()
+    return seen[0]
+
+
+@pytest.fixture(scope="module")
+def batch() -> TensorDict:
+    collected_batch = collected(num_groups=8)
+    generator = torch.Generator().manual_seed(3)
+    collected_batch["next", "reward"] = torch.rand(8 * REPEATS, 1, generator=generator)
+    return collected_batch
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_microbatches_give_the_gradient_of_one_batch(
+    batch: TensorDict, aggregation: str, tmp_path: Path
+) -> None:
+    policy = PolicyConfig(aggregation=aggregation, kl_coef=0.1, entropy_coef=0.01)
+    if aggregation == "pass_mean":
+        policy = replace(policy, pass_size=REPEATS)
+    one = batch.clone()
+    one["tokens", "loss_mask"][5] = False
+    whole = gradient_of(make_learner(tmp_path, policy), one.clone())
+    for accumulation in (2, 4, 8):
+        split = gradient_of(make_learner(tmp_path, policy, accumulation), one.clone())
+        assert (split - whole).norm() / whole.norm() < 1e-6
+
+
+def test_at_step_zero_the_reference_is_the_policy(batch: TensorDict, tmp_path: Path) -> None:
+    learner = make_learner(tmp_path, PolicyConfig(kl_coef=0.1))
+    report = learner.step(learner.prepare(batch.clone()))
+    assert abs(report.metrics["kl/ref"]) < 1e-8
+    assert report.metrics["ess"] == pytest.approx(1.0, abs=1e-6)
+    prepared = learner.prepare(batch.clone())
+    mask = prepared["mask"]
+    torch.testing.assert_close(
+        prepared["ref_log_prob"][mask], batch["sample_log_prob"][mask], atol=1e-5, rtol=1e-5
+    )
+
+
+def test_a_non_finite_step_changes_nothing_is_saved_and_stops_the_run(
+    batch: TensorDict, tmp_path: Path
+) -> None:
+    learner = make_learner(tmp_path, max_nonfinite_steps=2)
+    before = [p.clone() for p in learner.model.parameters()]
+    broken = batch.clone()
+    broken["sample_log_prob"][0, 0] = float("nan")
+    report = learner.step(learner.prepare(broken.clone()))
+    assert report.skipped
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.model.parameters(), strict=True))
+    saved = torch.load(tmp_path / "nonfinite" / "optimizer_step_1.pt", weights_only=True)
+    assert saved["sample_log_prob"].isnan().any()
+    with pytest.raises(NonFiniteError, match="max_nonfinite_steps"):
+        learner.step(learner.prepare(broken.clone()))
+
+
+def test_an_errored_completion_teaches_nothing(batch: TensorDict, tmp_path: Path) -> None:
+    broken = batch.clone()
+    broken["next", "reward_status"][2] = 2
+    prepared = make_learner(tmp_path).prepare(broken)
+    assert prepared["advantage"][2] == 0
+    assert not prepared["mask"][2].any()
+
+
+def test_state_round_trip_continues_bit_for_bit(batch: TensorDict, tmp_path: Path) -> None:
+    first = make_learner(tmp_path)
+    first.step(first.prepare(batch.clone()))
+    state = {k: v for k, v in first.state_dict().items()}
+    torch.save(state, tmp_path / "state.pt")
+    second = make_learner(tmp_path)
+    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    reports = [learner.step(learner.prepare(batch.clone())).metrics for learner in (first, second)]
+    assert reports[0] == reports[1]
+    for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16])
+def test_mixed_precision_is_close_to_full(batch: TensorDict, precision: torch.dtype, tmp_path: Path) -> None:
+    learner = make_learner(tmp_path)
+    full = learner.scorer(batch).log_prob
+    learner.scorer.autocast_dtype = precision
+    half = learner.scorer(batch).log_prob
+    assert half.dtype == torch.float32
+    mask = batch["tokens", "response_mask"]
+    assert (full - half)[mask].abs().mean() < 0.1

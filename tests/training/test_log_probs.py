@@ -1,0 +1,189 @@
+"""Chunked log-probs and entropies against the full-logits form, and their gradients by finite differences."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from rollout.engine import Sampling
+from rollout.sampler import Filter
+from training.log_probs import selected_log_probs
+
+RESTRICTIONS = [(0, 1.0), (4, 1.0), (0, 0.8), (6, 0.9), (1, 1.0), (100, 0.999)]
+
+
+def make(
+    rows: int = 13, width: int = 6, vocabulary: int = 17, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(rows, width, generator=generator, dtype=torch.float64).to(dtype)
+    weight = torch.randn(vocabulary, width, generator=generator, dtype=torch.float64).to(dtype)
+    bias = torch.randn(vocabulary, generator=generator, dtype=torch.float64).to(dtype)
+    targets = torch.randint(0, vocabulary, (rows,), generator=generator)
+    return hidden.requires_grad_(), weight.requires_grad_(), bias.requires_grad_(), targets
+
+
+def full(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    logits = torch.nn.functional.linear(hidden, weight, bias) / temperature
+    distribution = torch.distributions.Categorical(logits=logits)
+    return distribution.log_prob(targets), distribution.entropy()
+
+
+@pytest.mark.parametrize("chunk_size", [1, 4, 13, 100, None])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_equals_full_logits(chunk_size: int | None, temperature: float, with_bias: bool) -> None:
+    hidden, weight, bias, targets = make()
+    used = bias if with_bias else None
+    inputs = [hidden, weight, bias] if with_bias else [hidden, weight]
+    ours = selected_log_probs(hidden, weight, used, targets, temperature, chunk_size, with_entropy=True)
+    theirs = full(hidden, weight, used, targets, temperature)
+    pull = torch.linspace(-1, 2, len(hidden), dtype=torch.float64)
+    gradients = []
+    for log_prob, entropy in (ours, theirs):
+        assert entropy is not None
+        gradients.append(torch.autograd.grad((log_prob * pull + entropy * pull.flip(0)).sum(), inputs))
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), RESTRICTIONS)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_gradients_by_finite_differences(top_k: int, top_p: float, temperature: float) -> None:
+    hidden, weight, bias, targets = make(rows=5, width=3, vocabulary=9)
+
+    def both(*inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        return selected_log_probs(*inputs, targets, temperature, 2, True, top_k=top_k, top_p=top_p)
+
+    assert torch.autograd.gradcheck(both, (hidden, weight, bias))
+    assert torch.autograd.gradcheck(lambda *inputs: both(*inputs)[0], (hidden, weight, bias))
+    assert torch.autograd.gradcheck(lambda *inputs: both(*inputs)[1], (hidden, weight, bias))
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), RESTRICTIONS)
+def test_restricted_distribution_is_the_samplers(top_k: int, top_p: float) -> None:
+    hidden, weight, bias, _ = make(rows=40, dtype=torch.float32)
+    logits = torch.nn.functional.linear(hidden, weight, bias).detach()
+    sampling = Sampling(temperature=0.8, top_k=top_k, top_p=top_p)
+    theirs = Filter([sampling] * len(hidden), torch.device("cpu")).log_probs(logits)
+    targets = theirs.exp().multinomial(1, generator=torch.Generator().manual_seed(1))[:, 0]
+    ours, entropy = selected_log_probs(
+        hidden, weight, bias, targets, 0.8, 7, with_entropy=True, top_k=top_k, top_p=top_p
+    )
+    torch.testing.assert_close(ours, theirs.gather(1, targets[:, None])[:, 0], rtol=1e-5, atol=1e-5)
+    assert entropy is not None
+    torch.testing.assert_close(entropy, torch.special.entr(theirs.exp()).sum(1), rtol=1e-5, atol=1e-5)
+
+
+def test_a_target_outside_the_kept_set_stays_finite() -> None:
+    hidden, weight, bias, _ = make()
+    rarest = torch.nn.functional.linear(hidden, weight, bias).argmin(1)
+    log_prob, entropy = selected_log_probs(
+        hidden, weight, bias, rarest, with_entropy=True, top_k=2, top_p=0.5
+    )
+    assert entropy is not None
+    (log_prob.sum() + entropy.sum()).backward()
+    for tensor in (log_prob, entropy, hidden.grad, weight.grad):
+        assert tensor is not None
+        assert tensor.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_sums_in_float32(dtype: torch.dtype) -> None:
+    hidden, weight, _, targets = make(rows=64, width=32, vocabulary=500, dtype=dtype)
+    log_prob, entropy = selected_log_probs(hidden, weight, None, targets, chunk_size=5, with_entropy=True)
+    assert entropy is not None
+    assert log_prob.dtype == entropy.dtype == torch.float32
+    exact = full(hidden.detach().double(), weight.detach().double(), None, targets, 1.0)
+    torch.testing.assert_close(log_prob.double(), exact[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(entropy.double(), exact[1], rtol=1e-5, atol=1e-5)
+    log_prob.sum().backward()
+    wide = [hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_()]
+    full(*wide, None, targets, 1.0)[0].sum().backward()
+    for narrow, exact_input in zip((hidden, weight), wide, strict=True):
+        assert narrow.grad is not None
+        assert narrow.grad.dtype == dtype
+        unit = torch.finfo(dtype).eps
+        torch.testing.assert_close(narrow.grad.double(), exact_input.grad, rtol=2 * unit, atol=2 * unit)
+
+
+def test_inside_autocast() -> None:
+    hidden, weight, bias, targets = make(dtype=torch.float32)
+    expected, _ = selected_log_probs(hidden, weight, bias, targets)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, _ = selected_log_probs(hidden, weight, bias, targets)
+        mixed, _ = selected_log_probs(hidden.to(torch.bfloat16), weight, bias, targets)
+    assert torch.equal(ours, expected)
+    torch.testing.assert_close(mixed, expected, rtol=0.1, atol=0.1)
+    (ours.sum() + mixed.sum()).backward()
+
+
+def test_a_frozen_head_gets_no_gradient() -> None:
+    hidden, weight, bias, targets = make()
+    selected_log_probs(hidden, weight.detach(), bias.detach(), targets)[0].sum().backward()
+    assert hidden.grad is not None
+    assert weight.grad is None
+
+
+def test_no_rows() -> None:
+    hidden, weight, bias, targets = make(rows=0)
+    log_prob, _ = selected_log_probs(hidden, weight, bias, targets)
+    log_prob.sum().backward()
+    assert log_prob.shape == (0,)
+    assert weight.grad is not None
+    assert weight.grad.eq(0).all()
+
+
+def test_large_logits() -> None:
+    hidden = torch.tensor([[1e4]])
+    weight = torch.tensor([[1.0], [1.0 + 1e-4], [-1.0]])
+    log_prob, entropy = selected_log_probs(hidden, weight, None, torch.tensor([0]), with_entropy=True)
+    assert entropy is not None
+    assert log_prob.item() == pytest.approx(-1.3133, abs=1e-2)
+    assert entropy.isfinite().all()
+
+
+def test_logits_never_exist_at_once() -> None:
+    """The largest tensor made is a chunk's logits, forward and backward."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            nonlocal largest
+            output = function(*args, **(kwargs or {}))
+            if isinstance(output, Tensor):
+                largest = max(largest, output.numel())
+            return output
+
+    hidden, weight, bias, targets = make(rows=200, width=2, vocabulary=50)
+    with Watch():
+        log_prob, entropy = selected_log_probs(hidden, weight, bias, targets, 1.0, 10, with_entropy=True)
+        assert entropy is not None
+        (log_prob + entropy).sum().backward()
+    assert largest == 10 * 50
+
+
+def test_temperature_zero_is_refused() -> None:
+    hidden, weight, bias, targets = make()
+    with pytest.raises(ValueError, match="temperature=0"):
+        selected_log_probs(hidden, weight, bias, targets, temperature=0.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_on_a_gpu(dtype: torch.dtype) -> None:
+    hidden, weight, _, targets = make(rows=64, width=64, vocabulary=512, dtype=dtype)
+    on_gpu = [tensor.detach().cuda().requires_grad_() for tensor in (hidden, weight)]
+    log_prob, _ = selected_log_probs(*on_gpu, None, targets.cuda(), chunk_size=9)
+    expected, _ = selected_log_probs(hidden, weight, None, targets)
+    torch.testing.assert_close(log_prob.cpu(), expected, rtol=1e-3, atol=1e-3)
+    log_prob.sum().backward()
+    expected.sum().backward()
+    for ours, theirs in zip(on_gpu, (hidden, weight), strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        torch.testing.assert_close(ours.grad.cpu(), theirs.grad, rtol=3e-2, atol=3e-2)

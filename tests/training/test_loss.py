@@ -1,0 +1,321 @@
+"""The objective: every preset against plain Python; padding; microbatches and processes; metrics."""
+
+import math
+import os
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from config.policy import AGGREGATIONS, PRESETS, PolicyConfig, load_policy
+from tests.training.plain_objectives import PLAIN, Batch, gradient
+from training.aggregation import BatchTotals
+from training.loss import objective
+from training.loss_metrics import all_reduce_metrics, finalize_metrics, merge_metrics
+
+LENGTHS = [5, 1, 0, 7, 3, 7, 2, 4, 6, 1]
+WIDTH = 8
+NAMES = ("now", "engine", "trainer", "ref", "entropy")
+Tensors = dict[str, Tensor]
+
+
+def make(seed: int = 0, spread: float = 0.4, lengths: list[int] = LENGTHS, padding: float = 0.0) -> Tensors:
+    """A batch in float64 whose padding holds `padding`; one row has no token at all."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = len(lengths)
+    mask = torch.arange(WIDTH)[None] < torch.tensor(lengths)[:, None]
+    base = -torch.rand(rows, WIDTH, generator=generator, dtype=torch.float64) * 3
+    tensors = {"now": base, "mask": mask}
+    for name in NAMES[1:]:
+        tensors[name] = base + spread * torch.randn(rows, WIDTH, generator=generator, dtype=torch.float64)
+    tensors["entropy"] = tensors["entropy"].abs()
+    tensors["advantage"] = torch.randn(rows, 1, generator=generator, dtype=torch.float64)
+    for name in NAMES:
+        tensors[name] = torch.where(mask, tensors[name], padding)
+    return tensors
+
+
+def evaluate(
+    policy: PolicyConfig, tensors: Tensors, totals: BatchTotals | None = None
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    log_prob = tensors["now"].clone().requires_grad_()
+    entropy = tensors["entropy"] - log_prob if policy.uses_entropy else None
+    loss, metrics = objective(
+        policy,
+        log_prob,
+        tensors["engine"],
+        tensors["trainer"],
+        tensors["ref"],
+        tensors["advantage"],
+        tensors["mask"],
+        entropy=entropy,
+        totals=totals,
+    )
+    loss.backward()
+    assert log_prob.grad is not None
+    return loss.detach(), log_prob.grad, metrics
+
+
+def plain_batch(tensors: Tensors) -> Batch:
+    def rows(name: str) -> list[list[float]]:
+        return [
+            [value for value, kept in zip(values, inside, strict=True) if kept]
+            for values, inside in zip(tensors[name].tolist(), tensors["mask"].tolist(), strict=True)
+        ]
+
+    advantage = tensors["advantage"][:, 0].tolist()
+    return Batch(rows("now"), rows("engine"), rows("trainer"), rows("ref"), advantage, WIDTH)
+
+
+def test_every_preset_has_a_plain_counterpart() -> None:
+    assert set(PLAIN) == {path.stem for path in PRESETS.glob("*.yaml")}
+
+
+@pytest.mark.parametrize("preset", sorted(PLAIN))
+def test_preset_against_plain_python(preset: str) -> None:
+    policy = load_policy(preset, entropy_coef=0.0)
+    for seed in range(3):
+        tensors = make(seed)
+        loss, slope, _ = evaluate(policy, tensors)
+        batch = plain_batch(tensors)
+        assert loss.item() == pytest.approx(PLAIN[preset](batch), rel=1e-10)
+        expected = torch.tensor([value for row in gradient(PLAIN[preset], batch) for value in row])
+        torch.testing.assert_close(slope[tensors["mask"]], expected.double(), rtol=1e-5, atol=1e-8)
+        assert slope[~tensors["mask"]].eq(0).all()
+
+
+VARIANTS = {
+    "grpo": {},
+    "everything": {
+        "old_log_prob": "trainer",
+        "mismatch": "truncate",
+        "kl_inference_coef": 0.1,
+        "kl_coef": 0.1,
+        "entropy_coef": 0.1,
+        "dual_clip": 2.0,
+        "skip_threshold": 1.2,
+    },
+    "sequence": {"ratio": "sequence", "kl_aggregation": "padded_mean"},
+    "sequence_token": {"ratio": "sequence_token", "old_log_prob": "trainer", "mismatch": "mask"},
+    "cispo": {"objective": "cispo"},
+    "soft_clip": {"objective": "soft_clip"},
+    "geometric": {"objective": "geometric", "old_log_prob": "trainer", "mismatch": "truncate"},
+    "no_ratio": {"objective": "none", "ratio": "none"},
+    "sampled_entropy": {"entropy_form": "sampled", "entropy_coef": 0.1},
+    "sequence_mismatch": {
+        "old_log_prob": "trainer",
+        "mismatch": "mask",
+        "mismatch_level": "sequence",
+        "mismatch_cap": 1.5,
+    },
+}
+
+
+def split(tensors: Tensors, sizes: list[int]) -> list[tuple[slice, Tensors]]:
+    parts, start = [], 0
+    for size in sizes:
+        rows = slice(start, start + size)
+        parts.append((rows, {name: value[rows] for name, value in tensors.items()}))
+        start += size
+    assert start == len(LENGTHS)
+    return parts
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("variant", sorted(VARIANTS))
+def test_microbatches_add_up(variant: str, aggregation: str) -> None:
+    policy = PolicyConfig(aggregation=aggregation, pass_size=4, **VARIANTS[variant])
+    tensors = make(seed=3)
+    totals = BatchTotals.of(policy, tensors["mask"])
+    whole_loss, whole_gradient, whole_metrics = evaluate(policy, tensors)
+    assert math.isfinite(whole_loss)
+    assert whole_gradient.abs().max() > 0
+    for sizes in ([10], [5, 5], [3, 3, 3, 1], [1] * 10):
+        results = [evaluate(policy, part, totals.select(rows)) for rows, part in split(tensors, sizes)]
+        loss = sum(result[0] for result in results)
+        torch.testing.assert_close(loss, whole_loss, rtol=1e-12, atol=1e-14)
+        joined = torch.cat([result[1] for result in results])
+        torch.testing.assert_close(joined, whole_gradient, rtol=1e-12, atol=1e-15)
+        metrics = finalize_metrics(merge_metrics(result[2] for result in results))
+        assert metrics == pytest.approx(finalize_metrics(whole_metrics), rel=1e-12, abs=1e-14)
+
+
+@pytest.mark.parametrize("variant", sorted(VARIANTS))
+def test_padding_may_hold_anything(variant: str) -> None:
+    policy = PolicyConfig(**VARIANTS[variant])
+    clean = evaluate(policy, make(seed=1))
+    for padding in (math.nan, math.inf, -1e30):
+        dirty = evaluate(policy, make(seed=1, padding=padding))
+        assert torch.equal(dirty[0], clean[0])
+        assert torch.equal(dirty[1], clean[1])
+        assert finalize_metrics(dirty[2]) == finalize_metrics(clean[2])
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_a_batch_without_tokens_is_zero(aggregation: str) -> None:
+    policy = PolicyConfig(aggregation=aggregation, **VARIANTS["everything"])
+    loss, slope, metrics = evaluate(policy, make(lengths=[0, 0], padding=math.nan))
+    assert loss == 0
+    assert slope.eq(0).all()
+    assert all(math.isfinite(value) for value in finalize_metrics(metrics).values())
+
+
+def test_parts_sum_to_the_loss() -> None:
+    loss, _, metrics = evaluate(PolicyConfig(**VARIANTS["everything"]), make())
+    numbers = finalize_metrics(metrics)
+    parts = ("loss/objective", "loss/kl", "loss/kl_inference", "loss/entropy")
+    assert sum(numbers[part] for part in parts) == pytest.approx(loss.item(), rel=1e-12)
+
+
+def test_metrics_by_hand() -> None:
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    log_ratio = torch.tensor([[0.5, -0.5, 9.0], [-0.3, 9.0, 9.0]], dtype=torch.float64)
+    engine = torch.full((2, 3), -1.0, dtype=torch.float64)
+    advantage = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    ref = engine - 0.1
+    _, metrics = objective(
+        PolicyConfig(), engine + log_ratio, engine, None, ref, advantage, mask, entropy=torch.ones(2, 3)
+    )
+    numbers = finalize_metrics(metrics)
+    ratios = [math.exp(0.5), math.exp(-0.5), math.exp(-0.3)]
+    assert numbers["loss/clip_fraction_high"] == pytest.approx(1 / 3)
+    assert numbers["loss/clip_fraction_low"] == pytest.approx(1 / 3)  # the third; the second has A > 0
+    assert numbers["ratio/max"] == pytest.approx(ratios[0])
+    assert numbers["ratio/mean"] == pytest.approx(sum(ratios) / 3)
+    assert numbers["ess"] == pytest.approx(sum(ratios) ** 2 / (3 * sum(r * r for r in ratios)))
+    k3 = [math.exp(-0.1 - d) - (-0.1 - d) - 1 for d in (0.5, -0.5, -0.3)]
+    assert numbers["kl/ref"] == pytest.approx(sum(k3) / 3)
+    assert numbers["entropy"] == 1.0
+
+
+def test_mismatch_metrics() -> None:
+    mask = torch.tensor([[True, True, True, False]])
+    engine = torch.tensor([[-1.0, -1.0, -1.0, 0.0]])
+    trainer = torch.tensor([[-1.0, -0.1, -3.0, 0.0]])
+    policy = PolicyConfig(old_log_prob="trainer", mismatch="mask", mismatch_cap=2.0, mismatch_floor=0.5)
+    _, metrics = objective(policy, trainer, engine, trainer, trainer, torch.ones(1, 1), mask)
+    numbers = finalize_metrics(metrics)
+    assert numbers["mismatch/gap"] == pytest.approx((0 + 0.9 + 2.0) / 3, rel=1e-6)
+    assert numbers["mismatch/capped"] == pytest.approx(2 / 3)
+    assert numbers["loss/objective"] == pytest.approx(-1 / 3)
+
+
+def test_skipped_sequence_stays_in_the_denominator() -> None:
+    engine = torch.full((2, 2), -1.0)
+    now = engine + torch.tensor([[2.0, 2.0], [0.0, 0.0]])
+    policy = PolicyConfig(kl_coef=0.0, skip_threshold=3.0)
+    loss, _ = objective(policy, now, engine, None, None, torch.ones(2, 1), torch.ones(2, 2))
+    assert loss.item() == pytest.approx(-0.5)
+
+
+def test_old_log_prob_defaults_to_the_current_one() -> None:
+    policy = PolicyConfig(old_log_prob="trainer", kl_coef=0.0)
+    now = torch.tensor([[-1.0, -2.0]], requires_grad=True)
+    engine = torch.tensor([[-3.0, -3.0]])
+    loss, _ = objective(policy, now, engine, None, None, torch.tensor([[2.0]]), torch.ones(1, 2))
+    loss.backward()
+    assert loss.item() == -2.0
+    assert now.grad is not None
+    assert now.grad.tolist() == [[-1.0, -1.0]]
+
+
+def test_half_precision_is_computed_in_float32() -> None:
+    policy = PolicyConfig(kl_coef=0.0)
+    now = torch.full((1, 2), -1.0, dtype=torch.bfloat16)
+    loss, _ = objective(policy, now, now.float() - 1e-3, None, None, torch.ones(1, 1), torch.ones(1, 2))
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(-math.exp(1e-3), rel=1e-6)
+
+
+def test_advantage_by_token() -> None:
+    tensors = make(seed=5)
+    by_row = evaluate(PolicyConfig(), tensors)
+    tensors["advantage"] = tensors["advantage"].repeat(1, WIDTH)
+    by_token = evaluate(PolicyConfig(), tensors)
+    assert torch.equal(by_row[0], by_token[0])
+
+
+def test_missing_tensors_are_named() -> None:
+    now = torch.zeros(1, 1)
+    with pytest.raises(ValueError, match=r"kl_coef=0.001 needs ref_log_prob"):
+        objective(PolicyConfig(), now, now, None, None, now, now.bool())
+    with pytest.raises(ValueError, match=r"entropy_coef=0.1 needs the entropy"):
+        objective(PolicyConfig(kl_coef=0.0, entropy_coef=0.1), now, now, None, None, now, now.bool())
+    policy = PolicyConfig(aggregation="pass_mean", kl_coef=0.0)
+    totals = BatchTotals.of(policy, torch.ones(4, 1).bool())
+    with pytest.raises(ValueError, match=r"select\(rows\)"):
+        objective(policy, now, now, None, None, now, now.bool(), totals=totals)
+
+
+def test_effective_sample_size_is_torchrls() -> None:
+    from tensordict import TensorDict
+    from torchrl.modules.distributions import LLMMaskedCategorical
+    from torchrl.objectives.llm import GRPOLoss
+
+    torch.manual_seed(0)
+    logits, ids = torch.randn(3, 6, 11, dtype=torch.float64), torch.randint(0, 11, (3, 6))
+    mask = torch.arange(6)[None] < torch.tensor([[6], [2], [4]])
+    engine = torch.randn(3, 6, dtype=torch.float64) - 2
+    advantage = torch.randn(3, 6, 1, dtype=torch.float64)
+
+    class Actor(torch.nn.Module):
+        in_keys = ()
+
+        def get_dist(self, tensordict: TensorDict, logits_key: str) -> LLMMaskedCategorical:
+            return LLMMaskedCategorical(logits=logits, mask=mask)
+
+    theirs = GRPOLoss(Actor(), masking_strategy="generic", entropy_bonus=False)(
+        TensorDict(
+            {("tokens", "full"): ids, ("log_probs", "full"): engine, "advantage": advantage}, batch_size=[3]
+        )
+    )
+    now = logits.log_softmax(-1).gather(-1, ids[..., None])[..., 0]
+    policy = load_policy("compat_torchrl", kl_inference_coef=0.0, entropy_coef=0.0)
+    loss, metrics = objective(policy, now, engine, None, None, advantage[..., 0], mask)
+    assert loss.item() == pytest.approx(theirs.loss_objective.item(), rel=1e-8)  # its clip bounds are float32
+    assert finalize_metrics(metrics)["ess"] == pytest.approx(theirs.ESS.item(), rel=1e-10)
+
+
+def _process(rank: int, folder: str, aggregation: str, queue: "torch.multiprocessing.SimpleQueue") -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{folder}/{aggregation}", rank=rank, world_size=2)
+    policy = PolicyConfig(aggregation=aggregation, pass_size=2, **VARIANTS["everything"])
+    tensors = make(seed=4)
+    rows = slice(0, 4) if rank == 0 else slice(4, 10)
+    mine = {name: value[rows] for name, value in tensors.items()}
+    totals = BatchTotals.of(policy, mine["mask"]).all_reduced(torch.device("cpu"))
+    loss, slope, metrics = evaluate(policy, mine, totals)
+    everything = torch.zeros_like(tensors["now"])
+    everything[rows] = slope
+    dist.all_reduce(everything)
+    dist.all_reduce(loss)
+    numbers = finalize_metrics(all_reduce_metrics(metrics))
+    if rank == 0:
+        queue.put((loss.item(), everything.tolist(), numbers))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_two_processes_give_the_gradient_of_one(aggregation: str, tmp_path: Path) -> None:
+    context = get_context("fork")
+    queue = context.Queue()
+    processes = [
+        context.Process(target=_process, args=(rank, str(tmp_path), aggregation, queue)) for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    loss, slope, numbers = queue.get(timeout=60)
+    for process in processes:
+        process.join(timeout=60)
+        assert process.exitcode == 0
+    policy = PolicyConfig(aggregation=aggregation, pass_size=2, **VARIANTS["everything"])
+    whole_loss, whole_gradient, metrics = evaluate(policy, make(seed=4))
+    assert loss == pytest.approx(whole_loss.item(), rel=1e-12)
+    torch.testing.assert_close(
+        torch.tensor(slope, dtype=torch.float64), whole_gradient, rtol=1e-12, atol=1e-15
+    )
+    assert numbers == pytest.approx(finalize_metrics(metrics), rel=1e-12)
