@@ -22,8 +22,9 @@ import torch
 
 from config.errors import ConfigError
 from rollout.engine import Completion, FinishReason, Request, Response, Sampling
+from rollout.transports import SharedMemory
 from rollout.vllm_settings import VLLMSettings, check_version
-from rollout.vllm_worker import SharedFile, write_adapter
+from rollout.vllm_worker import write_adapter
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -84,6 +85,9 @@ class VLLMEngine:
         self._scored: dict[str, RequestOutput] = {}
         self._internal: dict[str, tuple[int, int | None]] = {}
         self._serial = 0
+        self._shared = SharedMemory(
+            lambda handle, _: self._llm.collective_rpc("reload_mapped", args=(handle,))
+        )
         self._adapter: Any = None
         self._adapter_folder: tempfile.TemporaryDirectory[str] | None = None
         with _process_state_kept(), self._stance():
@@ -246,7 +250,7 @@ class VLLMEngine:
         """
         self._settle()
         if self.settings.adapter is None:
-            self._reload(weights)
+            self._reload(weights, version)
         else:
             self._load_adapter(weights)
         self._set_version(version)
@@ -267,7 +271,7 @@ class VLLMEngine:
             self._llm.abort_request(list(self._internal))
             self._internal.clear()
 
-    def _reload(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def _reload(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         names: set[str] = set()
 
         def noted() -> Iterator[tuple[str, torch.Tensor]]:
@@ -278,9 +282,8 @@ class VLLMEngine:
         if self.settings.tensor_parallel_size == 1:
             with torch.no_grad():
                 self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": noted()})
-        else:  # the workers are processes of their own: tensors reach them through a file in shared memory
-            with SharedFile(noted()) as path:
-                self._llm.collective_rpc("reload_from_file", args=(str(path),))
+        else:  # the workers are processes of their own: live tensors cannot reach them
+            self._shared.push(noted(), version)
         self.received = frozenset(names)
 
     def _load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -371,6 +374,7 @@ class VLLMEngine:
     def close(self) -> None:
         """Ends the engine, and with it vLLM's state in this process: other engines here must end too."""
         self._groups.clear()
+        self._shared.close()
         if self._adapter_folder is not None:
             self._adapter_folder.cleanup()
             self._adapter_folder = None

@@ -1,56 +1,14 @@
-"""What runs inside vLLM's workers, and the files through which weights and adapters reach them."""
+"""What runs inside vLLM's workers, and the files through which an adapter reaches them."""
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-SHARED_MEMORY = Path("/dev/shm")
-
-
-def shared_folder() -> Path:
-    """Where files live in memory: /dev/shm on Linux, else the folder for temporary files."""
-    return SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
-
-
-class SharedFile:
-    """A safetensors file in shared memory that lives as long as the `with` block.
-
-    weights: (name, tensor) pairs; tied tensors are written once for each of their names.
-    """
-
-    def __init__(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self._weights = weights
-        handle, name = tempfile.mkstemp(
-            prefix=f"grpo_{os.getpid()}_", suffix=".safetensors", dir=shared_folder()
-        )
-        os.close(handle)
-        self._path = Path(name)
-
-    def __enter__(self) -> Path:
-        seen: set[int] = set()
-        tensors = {}
-        for name, tensor in self._weights:
-            host = tensor.detach().to("cpu").contiguous()
-            storage = host.untyped_storage().data_ptr()
-            tensors[name] = host.clone() if storage in seen else host
-            seen.add(storage)
-        save_file(tensors, self._path)
-        return self._path
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._path.unlink(missing_ok=True)
+from rollout.transports import MappedWeights
 
 
 def write_adapter(
@@ -78,7 +36,7 @@ def write_adapter(
 
 
 class WeightReceiver:
-    """Mixed into vLLM's worker class (`worker_extension_cls`): a push through a file in shared memory."""
+    """Mixed into vLLM's worker class (`worker_extension_cls`): a push through shared memory."""
 
-    def reload_from_file(self: Any, path: str) -> None:
-        self.reload_weights(weights_iterator=iter(load_file(path).items()))
+    def reload_mapped(self: Any, handle: MappedWeights) -> None:
+        self.reload_weights(weights_iterator=handle.open())
