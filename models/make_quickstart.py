@@ -1,6 +1,6 @@
 """Make the quickstart model from nothing: a tiny chat model that was taught additions by a sloppy teacher.
 
-    python models/make_quickstart.py        rewrites models/quickstart in about three minutes on one core
+    python models/make_quickstart.py        rewrites models/quickstart in two to three minutes on one core
 
 First the pupil learns to add. Then a sloppy teacher takes over, who writes the right sum down in one case
 out of four only, and who most often loses a ten. The pupil learns that habit, slips included: sampled at
@@ -33,7 +33,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-TEACHER = {0: 0.24, -10: 0.56, 1: 0.1, -1: 0.1}
+TEACHER = {0: 0.27, -10: 0.53, 1: 0.1, -1: 0.1}
 """How far the sloppy teacher's answer is from the sum, and how often."""
 IGNORED = -100
 """A label that the cross entropy leaves out."""
@@ -157,7 +157,10 @@ def teach(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, schedule:
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write an HF folder: weights stored as fp16 to halve the file, `dtype` in config.json loads them as fp32."""
+    """Write an HF folder.
+
+    The weights are stored as fp16, which halves the file; `dtype` in config.json loads them as fp32.
+    """
     model.half().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     config_path = folder / "config.json"
@@ -166,17 +169,17 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
     config_path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--steps", type=int, default=Schedule.steps, help="training steps (fewer: a trial)")
-    arguments = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    schedule = Schedule(steps=arguments.steps)
+    schedule = Schedule(steps=options.steps)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, schedule.seed)
     teach(model, tokenizer, schedule)
-    save(model, tokenizer, arguments.folder)
+    save(model, tokenizer, options.folder)
 
 
 if __name__ == "__main__":
