@@ -1,0 +1,97 @@
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from config.errors import ConfigError
+from config.messages import readable
+from config.schema import Config, register_schema, to_config
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPERIMENTS = sorted(path.stem for path in (ROOT / "config").glob("grpo_*.yaml"))
+
+
+def composed(name: str, *overrides: str) -> Config:
+    register_schema()
+    with initialize_config_dir(str(ROOT / "config"), version_base=None):
+        return to_config(compose(name, overrides=list(overrides)))
+
+
+def message(*overrides: str) -> str:
+    """What a user reads when the quickstart gets these overrides."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011  (any error: its message is the subject)
+        composed("grpo_quickstart", *overrides)
+    return readable(caught.value)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_shipped_experiment_composes(name: str) -> None:
+    config = composed(name)
+    assert config.total_iterations >= 1
+    assert config.env.dataset
+
+
+def test_batch_arithmetic() -> None:
+    config = composed(
+        "grpo_quickstart", "env.num_envs=6", "env.repeats=4", "train.optim_batch_size=8", "train.epochs=2",
+        "train.total_dialog_turns=100",
+    )
+    assert config.completions_per_iteration == 24
+    assert config.prompts_per_iteration == 6
+    assert config.optim_batch_groups == 2
+    assert config.optimizer_steps_per_iteration == 6
+    assert config.total_iterations == 4
+    assert config.total_optimizer_steps == 24
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("train.epoch=2", r"train\.epoch: no such configuration key; did you mean train\.epochs"),
+        ("policy.kl_coeff=0.1", r"policy\.kl_coeff: .*policy\.kl_coef"),
+        ("train.epochs=many", r"train\.epochs: .*many"),
+        ("train.epochs=0", r"train\.epochs=0: must be at least 1"),
+        ("env.repeats=1", r"env\.repeats=1 with policy\.baseline=mean.*policy\.baseline=none"),
+        ("train.optim_batch_size=100", r"train\.optim_batch_size=100 does not divide"),
+        ("train.optim_batch_size=4", r"not a multiple of env\.repeats=8.*take 8"),
+        ("train.gradient_accumulation_steps=5", r"gradient_accumulation_steps=5 does not divide the 32 groups"),
+        ("train.dialog_turns_per_batch=99", r"not a multiple of env\.repeats=8.*take 96"),
+        ("train.total_dialog_turns=8", r"less than one iteration"),
+        ("train.mixed_precision=int8", r"choose one of fp32, bf16, fp16"),
+        ("inference_model.max_model_len=10", r"smaller than env\.max_prompt_tokens"),
+        ("policy.clip_epsilon_low=-1", r"policy\.clip_epsilon_low=-1"),
+        ("run=fly", r"run='fly': choose one of train, plan"),
+    ],
+)
+def test_bad_input_names_the_value_the_place_and_the_remedy(override: str, expected: str) -> None:
+    text = message(override)
+    assert re.search(expected, text), text
+    assert "Traceback" not in text
+
+
+def test_a_missing_value_is_named() -> None:
+    assert "model.name" in message("model.name=???")
+
+
+def all_fields(config_class: type[Any], prefix: str = "") -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for field in fields(config_class):
+        if is_dataclass(field.type):
+            found += all_fields(field.type, f"{prefix}{field.name}.")  # type: ignore[arg-type]
+        else:
+            found.append((prefix, field.name))
+    return found
+
+
+def test_every_field_is_read_by_code_and_documented() -> None:
+    code = [path for path in ROOT.glob("*.py")]
+    for room in ("envs", "rollout", "training", "monitoring", "config"):
+        code += (ROOT / room).rglob("*.py")
+    text = "\n".join(path.read_text() for path in code)
+    for prefix, name in all_fields(Config):
+        reads = re.findall(rf"[\w\])]\.{name}\b|[\"']{name}[\"']", text)
+        assert reads, f"{prefix}{name}: no code reads it"
+        assert re.search(rf'^    {name}: [^\n]*\n    """', text, re.MULTILINE) or prefix == "", f"{prefix}{name}"

@@ -1,0 +1,49 @@
+"""Imports point down only, and the rooms on one level never import each other."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MAY_IMPORT = {
+    "config": {"config"},
+    "envs": {"envs", "config"},
+    "rollout": {"rollout", "envs", "config"},
+    "training": {"training", "envs", "config"},
+    "monitoring": {"monitoring", "envs", "config"},
+}
+ROOMS = set(MAY_IMPORT) | {"grpo", "grpo_async", "grpo_utils", "tests", "benchmarks"}
+WITHOUT_TORCH = ["config", "envs/tasks", "envs/verifiers"]
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level packages that a file imports anywhere, functions included."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_a_room_imports_only_what_lies_below(room: str) -> None:
+    files = list((ROOT / room).rglob("*.py"))
+    assert files
+    for path in files:
+        wrong = (imported(path) & ROOMS) - MAY_IMPORT[room]
+        assert not wrong, f"{path.relative_to(ROOT)} imports {', '.join(sorted(wrong))}"
+
+
+@pytest.mark.parametrize("place", WITHOUT_TORCH)
+def test_a_config_error_and_a_task_cost_no_torch(place: str) -> None:
+    for path in (ROOT / place).rglob("*.py"):
+        assert not imported(path) & {"torch", "tensordict", "torchrl", "transformers", "vllm"}, path
+
+
+def test_the_scripts_know_only_the_composition_root_and_the_schema() -> None:
+    for script in ("grpo.py", "grpo_async.py"):
+        if (ROOT / script).exists():
+            assert imported(ROOT / script) <= {"grpo_utils", "config"}
