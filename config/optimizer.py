@@ -40,11 +40,11 @@ class OptimizerConfig:
     schedule: str = "constant"
     """After the warm-up: `constant`, `linear` or `cosine` decay to `min_lr_fraction` of the peak."""
     warmup_steps: int = 0
-    """Optimizer steps over which the rate rises linearly from 0."""
+    """Optimizer steps over which the rate rises linearly to its peak."""
     warmup_fraction: float = 0.0
     """The same as a share of all optimizer steps; the longer of the two counts."""
     min_lr_fraction: float = 0.0
-    """Share of the peak at the last optimizer step."""
+    """Share of the peak that the decay ends at."""
 
     def __post_init__(self) -> None:
         for key, known in CHOICES.items():

@@ -1,0 +1,131 @@
+"""The optimizer and its learning-rate schedule, from the `optimizer` section.
+
+Every parameter falls into one group by its update rule, peak learning rate and weight decay. Muon takes the
+matrices inside the network; AdamW takes embeddings, output head, norms and biases.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import AdamW, Muon, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedModel
+
+from config.errors import ConfigError
+from config.optimizer import OptimizerConfig
+
+Group = dict[str, Any]
+
+
+def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    """The optimizer of all parameters of `model` that require a gradient.
+
+    Raises:
+        ConfigError: nothing to train, or a pattern of `group_lr` that matches no parameter.
+    """
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not named:
+        raise ConfigError("optimizer: the model has no parameter that requires a gradient")
+    for pattern in config.group_lr:
+        if not any(fnmatchcase(name, pattern) for name in named):
+            raise ConfigError(
+                f"optimizer.group_lr[{pattern!r}] matches no parameter; "
+                f"they have names such as {next(iter(named))}"
+            )
+    hidden = _hidden_matrices(model) if config.name == "muon_adamw" else set()
+    groups: dict[tuple[bool, float, float], Group] = {}
+    for name, parameter in named.items():
+        is_hidden = id(parameter) in hidden
+        rate = _peak_rate(name, config, config.muon_lr if is_hidden else config.lr)
+        decay = config.weight_decay if parameter.ndim >= 2 else 0.0
+        new = {"params": [], "lr": rate, "weight_decay": decay}
+        groups.setdefault((is_hidden, rate, decay), new)["params"].append(parameter)
+    matrices = [group for (is_hidden, *_), group in groups.items() if is_hidden]
+    others = [group for (is_hidden, *_), group in groups.items() if not is_hidden]
+    members: list[Optimizer] = []
+    if others:
+        members.append(_adamw(others, config))
+    if matrices:
+        members.append(Muon(matrices, momentum=config.muon_momentum, adjust_lr_fn="match_rms_adamw"))
+    return members[0] if len(members) == 1 else JointOptimizer(members)
+
+
+def _peak_rate(name: str, config: OptimizerConfig, default: float) -> float:
+    matching = (rate for pattern, rate in config.group_lr.items() if fnmatchcase(name, pattern))
+    return next(matching, default)
+
+
+def _hidden_matrices(model: nn.Module) -> set[int]:
+    """Ids of the two-dimensional parameters that are neither an embedding's nor the output head's."""
+    outside = {id(parameter) for module in model.modules() for parameter in _outside_parameters(module)}
+    return {id(parameter) for parameter in model.parameters() if parameter.ndim == 2} - outside
+
+
+def _outside_parameters(module: nn.Module) -> Iterable[nn.Parameter]:
+    if isinstance(module, nn.Embedding):
+        return module.parameters()
+    if isinstance(module, PreTrainedModel) and (head := module.get_output_embeddings()) is not None:
+        return head.parameters()
+    return ()
+
+
+def _adamw(groups: list[Group], config: OptimizerConfig) -> AdamW:
+    devices = {parameter.device.type for group in groups for parameter in group["params"]}
+    return AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=devices <= {"cpu", "cuda"})
+
+
+class JointOptimizer(Optimizer):
+    """Several optimizers of disjoint parameters as one: their groups side by side, one step, one state."""
+
+    def __init__(self, members: list[Optimizer]) -> None:
+        self.members = members
+        super().__init__([group for member in members for group in member.param_groups], {})
+        self._share_groups()
+
+    def _share_groups(self) -> None:
+        self.param_groups = [group for member in self.members for group in member.param_groups]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        if closure is not None:
+            raise ValueError("JointOptimizer.step takes no closure: every member would run it again")
+        for member in self.members:
+            member.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"members": [member.state_dict() for member in self.members]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for member, state in zip(self.members, state_dict["members"], strict=True):
+            member.load_state_dict(state)
+        self._share_groups()
+
+
+def make_scheduler(optimizer: Optimizer, config: OptimizerConfig, total_steps: int) -> LambdaLR:
+    """Multiplies every group's peak rate; call its `step()` once after each optimizer step.
+
+    total_steps: optimizer steps of the whole run.
+    """
+    warmup = max(config.warmup_steps, round(config.warmup_fraction * total_steps))
+    decay, floor = DECAYS[config.schedule], config.min_lr_fraction
+
+    def factor(step: int) -> float:
+        """Of optimizer step `step`, counted from 0."""
+        if step < warmup:
+            return (step + 1) / warmup
+        progress = min((step - warmup) / max(total_steps - warmup, 1), 1.0)
+        return floor + (1 - floor) * decay(progress)
+
+    return LambdaLR(optimizer, factor)
+
+
+DECAYS: dict[str, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+}
+"""From the share of the run after the warm-up that is over, to the share of the peak above the floor."""
