@@ -142,10 +142,10 @@ class Learner:
         self.optimizer_steps += 1
         if finite:
             self.scaler.step(self.optimizer)
+            self.scheduler.step()
             self.nonfinite_in_a_row = 0
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        self.scheduler.step()
         if not finite:
             self._report_nonfinite(metrics, batch)
         return not finite

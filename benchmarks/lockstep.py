@@ -1,0 +1,97 @@
+"""Wall time of one lockstep iteration beside the same work in a bare loop, in one process, in turn.
+
+    python benchmarks/lockstep.py [--iterations 30] [key=value ...]
+
+Prints seconds per iteration of grpo.py's loop (collect, prepare, step, push, metrics) and of
+benchmarks/bare_loop.py, which shares prompts likewise and has no framework; medians of alternating runs, the
+ratio pair by pair, and the process's peak memory. Both train from the same weights on the same prompts.
+"""
+
+import argparse
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+from hydra import compose, initialize_config_dir  # noqa: E402
+
+from benchmarks.bare_loop import Bare  # noqa: E402
+from config.schema import Config, register_schema, to_config  # noqa: E402
+from grpo_utils import Parts, build  # noqa: E402
+from training.model import causal_model, copy_model, load_tokenizer  # noqa: E402
+from training.optimizer import make_optimizer  # noqa: E402
+
+
+def our_iteration(config: Config, parts: Parts) -> None:
+    """What grpo.py does between two iterations."""
+    with parts.monitor.timed("collect"):
+        groups = parts.rollouts.collect(config.prompts_per_iteration)
+    with parts.monitor.timed("optimize"):
+        batch = parts.learner.prepare(groups)
+    for minibatch in parts.minibatches(batch):
+        with parts.monitor.timed("optimize"):
+            report = parts.learner.step(minibatch)
+        parts.optimized(minibatch, report)
+    parts.push_weights()
+
+
+def make_bare(config: Config, parts: Parts) -> Bare:
+    model = causal_model(parts.learner.model)
+    own, reference = (copy_model(model, model.dtype, model.device) for _ in range(2))
+    tokenizer = load_tokenizer(config.model.name)
+    return Bare(
+        own.train(),
+        reference.eval(),
+        tokenizer,
+        make_optimizer(own, config.optimizer),
+        config.env.repeats,
+        config.inference_model.max_tokens,
+        config.policy.kl_coef,
+        tokenizer.eos_token_id,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--iterations", type=int, default=30)
+    parser.add_argument("--config-name", default="grpo_quickstart")
+    parser.add_argument("overrides", nargs="*")
+    asked = parser.parse_args()
+    register_schema()
+    quiet = ["logging.progress=false", "logging.sample_frequency=0", "optimizer.lr=0", "train.total_dialog_turns=1000000"]
+    with initialize_config_dir(str(ROOT / "config"), version_base=None):
+        config = to_config(compose(asked.config_name, overrides=[*quiet, *asked.overrides]))
+    with tempfile.TemporaryDirectory() as folder:
+        parts = build(config, Path(folder))
+        bare = make_bare(config, parts)
+        parts.push_weights()
+        ours, theirs = [], []
+        for index in range(asked.iterations + 3):
+            examples = parts.prompts.draw(config.prompts_per_iteration)
+            began = time.perf_counter()
+            bare.iteration([list(e.messages) for e in examples], [e.answer for e in examples])
+            middle = time.perf_counter()
+            our_iteration(config, parts)
+            ended = time.perf_counter()
+            if index >= 3:
+                theirs.append(middle - began)
+                ours.append(ended - middle)
+        parts.close("finished")
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"model {config.model.name}, {config.prompts_per_iteration} x {config.env.repeats} completions, "
+          f"{torch.get_num_threads()} threads, {asked.iterations} alternating iterations, medians")
+    print(f"  ours      {statistics.median(ours):.4f} s")
+    print(f"  bare loop {statistics.median(theirs):.4f} s")
+    print(f"  ratio     {statistics.median(ratios):.3f}  (target <= 1.05)")
+    print(f"  peak memory of the process, both together: {peak:.2f} GiB")
+
+
+if __name__ == "__main__":
+    main()
