@@ -1,0 +1,374 @@
+"""N engines as Ray actors that together speak the engine protocol.
+
+    submit ─▶ waiting ──least loaded engine──▶ in flight ─▶ step() returns the finished ones
+                 ▲                                │
+                 └── the engine died or is hung ──┘  a new actor starts, loads the current weights, goes on
+
+A group is in `waiting` or in exactly one engine's `in_flight`; a response counts only while its group is in
+flight on the engine that sends it. So nothing is lost and nothing comes twice. `step` waits for engines at
+most its timeout; every other wait has a deadline, and the stacks of all actors are shown when it passes.
+
+One thread uses a pool.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from config.errors import ConfigError
+from rollout.engine import Engine, Request, Response
+from rollout.engine_host import Report, WeightHandle
+from rollout.ray_runtime import EnginePlace, begin_start, start_host, start_ray
+from rollout.transports import ObjectStore, SharedMemory, Transport
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 2.0  # an idle poll returns after this long and is sent again
+_STACKS_S = 5.0
+_CLOSE_S = 10.0
+
+
+class EngineLost(RuntimeError):
+    """An engine failed for good; the text says which, where, and what its own traceback was."""
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """How the pool treats its engines.
+
+    window: completions that one engine holds at a time; further groups wait in the pool, so that whichever
+        engine is free first takes them.
+    max_attempts: engines that may be lost one after the other at one place, or with one group.
+    address: of a Ray cluster; None starts a local runtime.
+    """
+
+    start_timeout_s: float = 600.0
+    request_timeout_s: float = 900.0
+    window: int = 512
+    max_attempts: int = 3
+    num_cpus_per_engine: int = 1
+    address: str | None = None
+
+
+@dataclass(eq=False)
+class _Slot:
+    """One place and the actor that holds it now."""
+
+    place: EnginePlace
+    host: Any
+    pending: Any
+    state: Literal["starting", "waiting for weights", "loading", "live"] = "starting"
+    since: float = field(default_factory=time.monotonic)
+    pid: int = 0
+    polling: Any = None
+    submitting: list[Any] = field(default_factory=list)
+    in_flight: dict[int, tuple[Request, float]] = field(default_factory=dict)
+    steps: int = 0
+    losses: int = 0
+    received: frozenset[str] = frozenset()
+
+    @property
+    def load(self) -> int:
+        return sum(request.n for request, _ in self.in_flight.values())
+
+    @property
+    def references(self) -> list[Any]:
+        return [ref for ref in (self.pending, self.polling, *self.submitting) if ref is not None]
+
+
+class RayPool:
+    """See the head of this file, and `rollout.engine.Engine` for the protocol.
+
+    Args:
+        factory: builds one engine inside its actor; must be picklable.
+        places: one engine each.
+        request_push: called when a new engine needs weights that no handle holds (native GPU transfer).
+
+    Raises:
+        ConfigError, EngineLost: an engine does not start; everything already started is taken down.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[], Engine],
+        places: Sequence[EnginePlace],
+        settings: PoolSettings,
+        request_push: Callable[[], None] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.policy_version = 0
+        self.transport: Transport = (SharedMemory if settings.address is None else ObjectStore)(self.deliver)
+        self._factory = factory
+        self._request_push = request_push
+        self._waiting: deque[Request] = deque()
+        self._attempts: dict[int, int] = {}
+        self._weights: WeightHandle | None = None
+        self._slots: list[_Slot] = []
+        self._owns_ray = start_ray(settings.address, len(places) * settings.num_cpus_per_engine)
+        try:
+            self._slots = [self._new_slot(place) for place in places]
+            self._await_states("starting", settings.start_timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    # --- the engine protocol -------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._waiting) + sum(len(slot.in_flight) for slot in self._slots)
+
+    @property
+    def received(self) -> frozenset[str]:
+        """Names that reached every engine with the last push."""
+        live = [slot.received for slot in self._slots if slot.state == "live"]
+        return frozenset.intersection(*live) if live else frozenset()
+
+    def submit(self, request: Request) -> None:
+        self._waiting.append(request)
+
+    def step(self, timeout: float) -> list[Response]:
+        """Raises EngineLost when an engine cannot be replaced, or an engine's own exception."""
+        self._dispatch()
+        responses = self._progress(timeout)
+        self._dispatch()
+        self._check_deadlines()
+        return responses
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        self._await_states("loading", self.settings.start_timeout_s)  # a new engine still reads the last push
+        self.transport.push(weights, version)
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        return next(iter(self.score_all(sequences).values()))
+
+    def close(self) -> None:
+        import ray
+
+        closing = [slot.host.close.remote() for slot in self._slots if slot.state == "live"]
+        if closing and ray.is_initialized():
+            ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
+        for slot in self._slots:
+            ray.kill(slot.host)
+        self._slots = []
+        self._waiting.clear()
+        self._weights = None
+        self.transport.close()
+        if self._owns_ray:
+            self._owns_ray = False
+            ray.shutdown()
+
+    # --- weights and scores on every engine ----------------------------------------------------------------
+
+    def deliver(self, handle: WeightHandle, version: int) -> None:
+        """Load published weights into every engine; engines that start later load them before they serve."""
+        self._weights, self.policy_version = handle, version
+        for slot in self._slots:
+            if slot.state in ("live", "waiting for weights"):
+                self._begin_load(slot)
+        self._await_states("loading", self.settings.start_timeout_s + self.settings.request_timeout_s)
+
+    def score_all(self, sequences: Sequence[Sequence[int]]) -> Mapping[str, list[list[float]]]:
+        """Every live engine's scores, by the engine's name."""
+        live = self._live()
+        calls = {slot.host.score.remote(sequences): slot for slot in live}
+        return {calls[ref].place.name: scores for ref, scores in self._results(calls, "scores").items()}
+
+    def call_all(self, method: str, **arguments: Any) -> list[Any]:
+        """The same method of every live engine, at once; their results in the engines' order."""
+        calls = {slot.host.call.remote(method, arguments): slot for slot in self._live()}
+        return list(self._results(calls, method).values())
+
+    def _live(self) -> list[_Slot]:
+        self._await_states("starting", self.settings.start_timeout_s)
+        self._await_states("loading", self.settings.start_timeout_s)
+        return [slot for slot in self._slots if slot.state == "live"]
+
+    def _results(self, calls: dict[Any, _Slot], what: str) -> dict[Any, Any]:
+        import ray
+
+        limit = self.settings.request_timeout_s
+        _, late = ray.wait(list(calls), num_returns=len(calls), timeout=limit)
+        if late:
+            names = ", ".join(str(calls[ref].place) for ref in late)
+            raise TimeoutError(f"the pool waited {limit:.0f} s for {what} of {names}\n{self.stacks()}")
+        return {ref: ray.get(ref) for ref in calls}
+
+    # --- dispatch -------------------------------------------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        """Waiting groups go to the least loaded engine, as long as one has room."""
+        batches: dict[int, list[Request]] = {}
+        while self._waiting:
+            live = [slot for slot in self._slots if slot.state == "live"]
+            slot = min(live, key=lambda slot: slot.load, default=None)
+            if slot is None or (slot.in_flight and slot.load + self._waiting[0].n > self.settings.window):
+                break
+            request = self._waiting.popleft()
+            slot.in_flight[request.request_id] = (request, time.monotonic())
+            batches.setdefault(self._slots.index(slot), []).append(request)
+        for index, requests in batches.items():
+            slot = self._slots[index]
+            slot.submitting.append(slot.host.submit.remote(requests))
+
+    def _progress(self, timeout: float) -> list[Response]:
+        """Wait until some actor answers, at most `timeout` seconds; handle every answer that is there."""
+        import ray
+
+        for slot in self._slots:
+            if slot.in_flight and slot.polling is None:
+                slot.polling = slot.host.poll.options(concurrency_group="poll").remote(_POLL_S)
+        owners = {ref: slot for slot in self._slots for ref in slot.references}
+        if not owners:
+            return []
+        ray.wait(list(owners), timeout=timeout)
+        ready, _ = ray.wait(list(owners), num_returns=len(owners), timeout=0)
+        responses: list[Response] = []
+        for ref in ready:
+            slot = owners[ref]
+            if ref in slot.references:  # else the slot was lost a moment ago
+                responses += self._answer(slot, ref)
+        return responses
+
+    def _answer(self, slot: _Slot, ref: Any) -> list[Response]:
+        import ray
+        from ray.exceptions import RayActorError, RayTaskError
+
+        try:
+            value = ray.get(ref)
+        except RayActorError as error:
+            self._lost(slot, str(error).splitlines()[0])
+            return []
+        except RayTaskError as error:
+            raise self._failure(slot, error) from None
+        if ref == slot.pending:
+            self._arrived(slot, value)
+            return []
+        if ref != slot.polling:
+            slot.submitting.remove(ref)
+            return []
+        slot.polling = None
+        return self._reported(slot, value)
+
+    def _reported(self, slot: _Slot, report: Report) -> list[Response]:
+        slot.steps = report.steps
+        known = [response for response in report.responses if response.request_id in slot.in_flight]
+        for response in known:
+            del slot.in_flight[response.request_id]
+            self._attempts.pop(response.request_id, None)
+            slot.losses = 0
+        return known
+
+    # --- the life of an engine ------------------------------------------------------------------------------
+
+    def _new_slot(self, place: EnginePlace) -> _Slot:
+        host = start_host(place, self.settings.num_cpus_per_engine, self.settings.address is not None)
+        return _Slot(place, host, begin_start(host, self._factory))
+
+    def _arrived(self, slot: _Slot, value: Any) -> None:
+        """A start or a load is done."""
+        slot.pending = None
+        if slot.state == "loading":
+            slot.received = value
+            slot.state = "live"
+            return
+        slot.pid = value
+        if self.policy_version == 0 and self._weights is None:
+            slot.state = "live"
+        elif self._weights is not None:
+            self._begin_load(slot)
+        else:
+            slot.state, slot.since = "waiting for weights", time.monotonic()
+            if self._request_push is not None:
+                self._request_push()
+
+    def _begin_load(self, slot: _Slot) -> None:
+        slot.state, slot.since = "loading", time.monotonic()
+        slot.pending = slot.host.load.remote(self._weights, self.policy_version)
+
+    def _lost(self, slot: _Slot, why: str) -> None:
+        """Queue the slot's groups anew and start another actor in its place."""
+        import ray
+
+        log.warning("%s is lost with %d groups in flight: %s", slot.place, len(slot.in_flight), why)
+        ray.kill(slot.host)
+        slot.pending, slot.polling, slot.submitting = None, None, []
+        groups = [request for request, _ in slot.in_flight.values()]
+        for request in groups:
+            self._attempts[request.request_id] = self._attempts.get(request.request_id, 0) + 1
+        self._waiting.extendleft(reversed(groups))
+        worst = max((self._attempts[request.request_id] for request in groups), default=0)
+        losses = slot.losses + 1
+        if max(losses, worst) >= self.settings.max_attempts:
+            raise EngineLost(
+                f"{slot.place} was lost {losses} times in a row, the last time with {len(groups)} groups in "
+                f"flight: {why}"
+            )
+        fresh = self._new_slot(slot.place)
+        fresh.losses = losses
+        self._slots[self._slots.index(slot)] = fresh
+
+    def _failure(self, slot: _Slot, error: Any) -> Exception:
+        """The remote traceback first, then which engine it was; of a user's error its message alone."""
+        if isinstance(error.cause, ConfigError):
+            return ConfigError(f"{error.cause}\n({slot.place}, while {slot.state})")
+        return EngineLost(f"{error}\n{slot.place} failed while {slot.state}")
+
+    # --- deadlines ------------------------------------------------------------------------------------------
+
+    def _await_states(self, state: str, limit: float) -> None:
+        """Wait until no slot is in `state`; responses that come meanwhile are kept by the actors."""
+        deadline = time.monotonic() + limit
+        while late := [slot for slot in self._slots if slot.state == state]:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                names = ", ".join(str(slot.place) for slot in late)
+                raise EngineLost(
+                    f"{self.stacks()}\nthe pool waited {limit:.0f} s for {names}, still {state}; stacks above, "
+                    "the limit is inference_model.start_timeout_s"
+                )
+            self._settle([slot.pending for slot in late], min(remaining, 1.0))
+
+    def _settle(self, references: list[Any], timeout: float) -> None:
+        import ray
+
+        owners = {slot.pending: slot for slot in self._slots}
+        ready, _ = ray.wait(references, timeout=timeout)
+        for ref in ready:
+            self._answer(owners[ref], ref)
+
+    def _check_deadlines(self) -> None:
+        """An engine that holds a group beyond its time counts as hung."""
+        now, limit = time.monotonic(), self.settings.request_timeout_s
+        for slot in list(self._slots):
+            late = [key for key, (_, since) in slot.in_flight.items() if now - since > limit]
+            if late:
+                log.error("stacks of all engines:\n%s", self.stacks())
+                self._lost(
+                    slot,
+                    f"group {late[0]} (and {len(late) - 1} more) waited {limit:.0f} s for it; it made "
+                    f"{slot.steps} steps since its start (pid {slot.pid}); if it is only slow, raise "
+                    "inference_model.request_timeout_s",
+                )
+            if slot.state != "live" and now - slot.since > self.settings.start_timeout_s:
+                raise EngineLost(
+                    f"{self.stacks()}\nthe pool waited {now - slot.since:.0f} s for {slot.place}, still "
+                    f"{slot.state}, to take the place of a lost engine (inference_model.start_timeout_s)"
+                )
+
+    def stacks(self) -> str:
+        """What every thread of every engine is doing now."""
+        import ray
+
+        calls = {slot.host.stacks.options(concurrency_group="watch").remote(): slot for slot in self._slots}
+        ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=_STACKS_S)
+        parts = []
+        for ref, slot in calls.items():
+            text = ray.get(ref) if ref in ready else f"no answer within {_STACKS_S:.0f} s (pid {slot.pid})"
+            parts.append(f"--- {slot.place}, {slot.state}\n{text}")
+        return "\n".join(parts)

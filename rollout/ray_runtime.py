@@ -1,0 +1,90 @@
+"""Ray for the pool: a local runtime on loopback or an existing cluster, and actors on chosen devices."""
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from config.errors import ConfigError
+from rollout.engine import Engine
+from rollout.engine_host import CONCURRENCY_GROUPS, EngineHost
+
+PROJECT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class EnginePlace:
+    """One engine of the pool.
+
+    devices: GPU indices of this machine; empty on a CPU. On a cluster Ray chooses as many as are listed.
+    """
+
+    name: str
+    devices: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        where = f"GPU {','.join(map(str, self.devices))}" if self.devices else "CPU"
+        return f"{self.name} ({where})"
+
+
+def start_ray(address: str | None, num_cpus: int) -> bool:
+    """Join the cluster at `address`, or start a local runtime that listens on loopback.
+
+    Returns:
+        Whether this call started or joined Ray, so that the caller must also leave it.
+    Raises:
+        ConfigError: no cluster answers at `address`.
+    """
+    import ray
+
+    if ray.is_initialized():
+        return False
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if address is None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        _listen_on_loopback()
+        ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, **quiet)
+        return True
+    try:
+        ray.init(address=address, **quiet)
+    except ConnectionError as error:
+        raise ConfigError(
+            f"ray.address={address}: no Ray cluster answers there ({error}); start one with "
+            "`ray start --head`, or leave ray.address unset for a local one"
+        ) from error
+    return True
+
+
+def _listen_on_loopback() -> None:
+    """Ray's own switch for machines that are not part of a cluster: no process of it listens elsewhere."""
+    from ray._private import ray_constants
+
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"  # for the processes that Ray starts
+    ray_constants.ENABLE_RAY_CLUSTER = False  # for this one, which has read the variable already
+
+
+def start_host(place: EnginePlace, num_cpus: int, cluster: bool) -> Any:
+    """A new actor for `place`; its engine is built by `start`."""
+    import ray
+
+    visible = {}
+    if place.devices and not cluster:  # the plan chose the devices, not Ray
+        visible["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, place.devices))
+        visible["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = "1"
+    paths = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {"OMP_NUM_THREADS": str(num_cpus), "PYTHONPATH": os.pathsep.join(paths), **visible}
+    options: dict[str, Any] = {
+        "num_cpus": num_cpus,
+        "num_gpus": len(place.devices) if cluster else 0,
+        "concurrency_groups": CONCURRENCY_GROUPS,
+        "max_restarts": 0,
+        "runtime_env": {"env_vars": environment},
+    }
+    return ray.remote(**options)(EngineHost).remote(visible)
+
+
+def begin_start(host: Any, factory: Callable[[], Engine]) -> Any:
+    """The reference of the call that builds the engine."""
+    return host.start.remote(factory)
