@@ -103,15 +103,14 @@ class _SelectedLogProbs(torch.autograd.Function):
         rows: int,
         with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
-        head = _Head(hidden, weight, bias)
+        head = _Head(hidden, weight, bias, sampling, rows)
         log_prob = hidden.new_empty(len(hidden), dtype=head.dtype)
         log_normaliser = torch.empty_like(log_prob)
         entropy = torch.empty_like(log_prob)
-        for start in range(0, len(hidden), rows):
-            part = slice(start, start + rows)
-            logits = sampling.apply(head.logits(hidden[part]), targets[part])
+        for part in head.parts:
+            logits = head.logits(part, targets)
             chosen = logits.gather(1, targets[part, None])[:, 0]
-            normaliser, entropy[part] = _normaliser_and_entropy(logits, with_entropy)
+            normaliser, entropy[part] = head.normaliser_and_entropy(logits, with_entropy)
             log_prob[part] = chosen - normaliser
             log_normaliser[part] = normaliser
         ctx.save_for_backward(hidden, weight, bias, targets, log_normaliser, entropy)
@@ -125,97 +124,127 @@ class _SelectedLogProbs(torch.autograd.Function):
         hidden, weight, bias, targets, log_normaliser, entropy = ctx.saved_tensors
         if grad_log_prob is None:
             grad_log_prob = torch.zeros_like(log_normaliser)
-        head = _Head(hidden, weight, bias)
+        slope = grad_log_prob / ctx.sampling.temperature
+        head = _Head(hidden, weight, bias, ctx.sampling, ctx.rows)
         gradients = _HeadGradients(head, ctx.needs_input_grad)
-        for start in range(0, len(hidden), ctx.rows):
-            part = slice(start, start + ctx.rows)
-            logits = ctx.sampling.apply(head.logits(hidden[part]), targets[part])
-            logits.sub_(log_normaliser[part, None])
-            slope = None if grad_entropy is None else grad_entropy[part]
-            grad = _grad_logits(logits, targets[part], grad_log_prob[part], slope, entropy[part])
-            if ctx.sampling.temperature != 1.0:
-                grad.div_(ctx.sampling.temperature)
-            gradients.add(part, grad)
+        for part in head.parts:
+            log_probs = head.logits(part, targets).sub_(log_normaliser[part, None])
+            if grad_entropy is None:
+                gradients.subtract(part, log_probs.exp_(), slope[part])
+            else:
+                entropy_slope = grad_entropy[part] / ctx.sampling.temperature
+                pull = head.entropy_pull(log_probs, slope[part], entropy_slope, entropy[part])
+                gradients.subtract(part, pull, torch.ones_like(slope[part]))
+            gradients.add_targets(part, targets[part], slope[part])
         return (*gradients.finished(), None, None, None, None)
 
 
-def _normaliser_and_entropy(logits: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor | float]:
-    """log sum exp and entropy of the rows of `logits` [C, V], which is overwritten."""
-    largest = logits.amax(dim=1, keepdim=True)
-    logits.sub_(largest)
-    if not with_entropy:
-        total = logits.exp_().sum(dim=1)
-        return total.log() + largest[:, 0], 0.0
-    weights = logits.exp()
-    total = weights.sum(dim=1)
-    expected = torch.linalg.vecdot(weights, logits.masked_fill_(logits == -torch.inf, 0.0)) / total
-    return total.log() + largest[:, 0], total.log() - expected
-
-
-def _grad_logits(
-    log_probs: Tensor, targets: Tensor, grad_log_prob: Tensor, grad_entropy: Tensor | None, entropy: Tensor
-) -> Tensor:
-    """Gradient at the logits, [C, V]; `log_probs` [C, V] is overwritten.
-
-    d log p_t / d z_j = [j = t] - p_j;  d H / d z_j = -p_j (log p_j + H).
-    """
-    if grad_entropy is None:
-        grad = log_probs.exp_().mul_(-grad_log_prob[:, None])
-    else:
-        probabilities = log_probs.exp()
-        log_probs.masked_fill_(log_probs == -torch.inf, 0.0)
-        log_probs.add_(entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_log_prob[:, None])
-        grad = log_probs.mul_(probabilities).neg_()
-    return grad.scatter_add_(1, targets[:, None], grad_log_prob[:, None])
-
-
 class _Head:
-    """The output head with float32 results (float64 for float64) whatever the dtype of its inputs.
+    """The output head over chunks of rows, float32 (float64 for float64) whatever the dtype of its inputs.
 
-    Half precision on a GPU multiplies as it is and sums in float32; on a CPU it is widened first.
+    Half precision on a GPU multiplies as it is and sums in float32; on a CPU it is widened first. Two buffers
+    of one chunk's logits serve every chunk: fresh ones cost as much as the product on a CPU.
     """
 
-    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, sampling: _Sampling, rows: int
+    ) -> None:
         self.dtype = torch.promote_types(hidden.dtype, torch.float32)
         half = hidden.dtype in (torch.float16, torch.bfloat16)
         self.factor_dtype = hidden.dtype if half and hidden.is_cuda else self.dtype
+        self.hidden = hidden
         self.weight = weight.to(self.factor_dtype)
         self.bias = None if bias is None else bias.to(self.dtype)
-        self.hidden = hidden
+        self.sampling = sampling
+        self.parts = [slice(start, start + rows) for start in range(0, len(hidden), rows)]
+        shape = (min(rows, len(hidden)), weight.shape[0])
+        self._logits = torch.empty(shape, dtype=self.dtype, device=hidden.device)
+        self._spare: Tensor | None = None
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        logits = self.product(hidden, self.weight.T)
-        return logits if self.bias is None else logits.add_(self.bias)
+    def logits(self, part: slice, targets: Tensor) -> Tensor:
+        """[C, V] of the rows `part`, to be overwritten; the next call uses the same memory."""
+        inputs = self.hidden[part]
+        logits = self.product(inputs, self.weight.T, out=self._logits[: len(inputs)])
+        if self.bias is not None:
+            logits.add_(self.bias)
+        return self.sampling.apply(logits, targets[part])
 
-    def product(self, left: Tensor, right: Tensor) -> Tensor:
+    def product(self, left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
         left, right = left.to(self.factor_dtype), right.to(self.factor_dtype)
         if self.factor_dtype == self.dtype:
-            return left @ right
-        return torch.mm(left, right, out_dtype=self.dtype)
+            return torch.mm(left, right, out=out)
+        return torch.mm(left, right, out_dtype=self.dtype, out=out)
+
+    def spare(self, like: Tensor) -> Tensor:
+        if self._spare is None:
+            self._spare = torch.empty_like(self._logits)
+        return self._spare[: len(like)]
+
+    def normaliser_and_entropy(self, logits: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor | float]:
+        """log sum exp and entropy, [C] each, of the rows of `logits`, which is overwritten."""
+        largest = logits.amax(dim=1, keepdim=True)
+        logits.sub_(largest)
+        if not with_entropy:
+            total = logits.exp_().sum(dim=1)
+            return total.log() + largest[:, 0], 0.0
+        weights = torch.exp(logits, out=self.spare(logits))
+        total = weights.sum(dim=1)
+        if self.sampling.restricts:
+            logits.masked_fill_(logits == -torch.inf, 0.0)
+        expected = torch.bmm(weights[:, None], logits[:, :, None])[:, 0, 0] / total
+        return total.log() + largest[:, 0], total.log() - expected
+
+    def entropy_pull(
+        self, log_probs: Tensor, slope: Tensor, entropy_slope: Tensor, entropy: Tensor
+    ) -> Tensor:
+        """[C, V] p (slope + entropy_slope (log p + H)); `log_probs` is overwritten.
+
+        It is minus the gradient at the logits but for the targets' own: d log p_t / d z_j = [j = t] - p_j and
+        d H / d z_j = -p_j (log p_j + H).
+        """
+        probabilities = torch.exp(log_probs, out=self.spare(log_probs))
+        if self.sampling.restricts:
+            log_probs.masked_fill_(log_probs == -torch.inf, 0.0)
+        log_probs.mul_(entropy_slope[:, None]).add_((slope + entropy_slope * entropy)[:, None])
+        return log_probs.mul_(probabilities)
 
 
 class _HeadGradients:
-    """Sums the gradients of the head's inputs over chunks."""
+    """Sums the gradients of the head's inputs over chunks, those of the head in float32.
+
+    A row's slope multiplies its [D] side of the products, never its [V] side.
+    """
 
     def __init__(self, head: _Head, needed: tuple[bool, ...]) -> None:
         self.head = head
         hidden, weight, bias = head.hidden, head.weight, head.bias
-        self.hidden = torch.empty_like(hidden) if needed[0] else None
+        self.hidden = torch.zeros_like(hidden, dtype=head.dtype) if needed[0] else None
         self.weight = torch.zeros_like(weight, dtype=head.dtype) if needed[1] else None
         self.bias = torch.zeros_like(bias) if bias is not None and needed[2] else None
 
-    def add(self, part: slice, grad: Tensor) -> None:
-        """grad: [C, V] at the logits of the rows `part`."""
+    def subtract(self, part: slice, pull: Tensor, slope: Tensor) -> None:
+        """Minus `slope` [C] times `pull` [C, V] at the logits of the rows `part`."""
+        head = self.head
         if self.hidden is not None:
-            self.hidden[part] = self.head.product(grad, self.head.weight).to(self.hidden.dtype)
+            self.hidden[part] -= head.product(pull, head.weight) * slope[:, None]
         if self.weight is not None:
-            inputs = self.head.hidden[part]
-            if self.head.factor_dtype == self.head.dtype:
-                self.weight.addmm_(grad.T, inputs.to(self.head.dtype))
+            inputs = head.hidden[part].to(head.dtype) * slope[:, None]
+            if head.factor_dtype == head.dtype:
+                self.weight.addmm_(pull.T, inputs, alpha=-1)
             else:
-                self.weight.add_(self.head.product(grad.T, inputs))
+                self.weight -= head.product(pull.T, inputs)
         if self.bias is not None:
-            self.bias.add_(grad.sum(dim=0))
+            self.bias.addmv_(pull.T, slope, alpha=-1)
+
+    def add_targets(self, part: slice, targets: Tensor, slope: Tensor) -> None:
+        """Plus `slope` [C] at the targets' logits."""
+        head = self.head
+        if self.hidden is not None:
+            self.hidden[part] += head.weight[targets].to(head.dtype) * slope[:, None]
+        if self.weight is not None:
+            self.weight.index_add_(0, targets, head.hidden[part].to(head.dtype) * slope[:, None])
+        if self.bias is not None:
+            self.bias.index_add_(0, targets, slope)
 
     def finished(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         return self.hidden, self.weight, self.bias
