@@ -143,7 +143,10 @@ class Parts:
             self.checkpoint(iteration)
         every = self.config.logging.sample_frequency
         if every and (iteration % every == 0 or iteration == 1):
-            self.monitor.sample(batch, self.rollouts.env.texts(batch[: self.config.env.repeats]))
+            group, env = batch[: self.config.env.repeats], self.rollouts.env
+            self.monitor.sample(
+                env.prompt_texts(group[:1])[0], env.texts(group), group["next", "reward"][:, 0].tolist()
+            )
 
     def checkpoint(self, iteration: int) -> None:
         from training.checkpoint import checkpoint_path, random_state, save_checkpoint

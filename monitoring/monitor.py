@@ -99,10 +99,8 @@ class Monitor:
             "throughput/completions_per_s": batch.batch_size[0] / elapsed,
         }
 
-    def sample(self, batch: TensorDictBase, texts: list[str]) -> None:
-        """Print one prompt with its best and worst answer."""
-        rewards = batch["next", "reward"][: self.repeats, 0].tolist()
-        prompt = batch["example"][0].messages[-1]["content"]
+    def sample(self, prompt: str, texts: list[str], rewards: list[float]) -> None:
+        """Print one prompt with the best and the worst answer of its group."""
         lines = [f"sample at step {self.optimizer_step}: {_short(prompt)}"]
         for index in dict.fromkeys((rewards.index(max(rewards)), rewards.index(min(rewards)))):
             lines.append(f"  reward {rewards[index]:.2f}: {_short(texts[index])}")
