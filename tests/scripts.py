@@ -1,0 +1,60 @@
+"""Running the scripts as a user does, and in this process where a new one would only cost time."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+
+from config.schema import Config, register_schema, to_config
+
+ROOT = Path(__file__).resolve().parent.parent
+QUICK = ("logging.progress=false", "logging.sample_frequency=0", "train_model.num_threads=1")
+
+
+def configured(*overrides: str, name: str = "grpo_quickstart") -> Config:
+    register_schema()
+    with initialize_config_dir(str(ROOT / "config"), version_base=None):
+        return to_config(compose(name, overrides=[*QUICK, *overrides]))
+
+
+def start(script: str, run_dir: Path, *overrides: str, name: str = "grpo_quickstart") -> subprocess.Popen[str]:
+    """The script in a process of its own, stdout and stderr joined."""
+    command = [sys.executable, script, "--config-name", name, f"hydra.run.dir={run_dir}", *QUICK, *overrides]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout: float = 240.0) -> str:
+    output, _ = process.communicate(timeout=timeout)
+    return output
+
+
+def rows(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_clocks(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows less what depends on how fast the machine was."""
+    clocks = ("time/", "throughput/", "reward/latency", "idle/", "canary/seconds")
+    return [{key: value for key, value in row.items() if not key.startswith(clocks)} for row in metrics]
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], timeout: float = 120.0) -> None:
+    """Poll until the condition holds; fails when the process ends or the time is over first."""
+    import time
+
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if process.poll() is not None:
+            raise AssertionError(f"the script ended early:\n{process.communicate()[0]}")
+        if time.monotonic() > deadline:
+            process.kill()
+            raise AssertionError(f"after {timeout} s still waiting:\n{process.communicate()[0]}")
+        time.sleep(0.05)

@@ -1,0 +1,163 @@
+"""The lockstep script, whole: what it logs, what it writes, what a kill costs, what Ctrl-C leaves."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+import grpo
+from grpo_utils import run
+from tests.scripts import ROOT, configured, finish, rows, start, wait_for, without_clocks
+
+SMALL = ("env.num_envs=4", "env.repeats=4")
+LOGGED = """reward/mean reward/std reward/accuracy reward/zero_variance_groups advantage/mean advantage/std kl/ref
+kl/inference length/response_mean length/response_max length/truncated ess loss/objective loss/kl loss/entropy
+loss/clip_fraction_low loss/clip_fraction_high entropy grad_norm lr policy_version time/collect_s time/optimize_s
+time/push_s throughput/tokens_per_s throughput/completions_per_s""".split()
+
+
+def test_a_short_run_logs_every_metric_and_leaves_checkpoints(tmp_path: Path) -> None:
+    config = configured(*SMALL, "train.total_dialog_turns=64", "train.checkpoint_frequency=2", "train.epochs=2")
+    run(config, tmp_path, grpo.train)
+    metrics = rows(tmp_path)
+    assert [row["optimizer_step"] for row in metrics] == list(range(1, 9))
+    assert set(LOGGED) <= set(metrics[0])
+    assert metrics[0]["kl/ref"] == pytest.approx(0.0, abs=1e-5)
+    assert metrics[0]["ess"] == pytest.approx(1.0, abs=1e-4)
+    assert [row["policy_version"] for row in metrics] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert all(row["age/max"] == 0 for row in metrics)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["checkpoint_000002.pt", "checkpoint_000004.pt"]
+    assert '"outcome": "finished"' in (tmp_path / "summary.json").read_text()
+
+
+def test_without_kl_no_reference_is_loaded(tmp_path: Path) -> None:
+    from grpo_utils import build
+
+    parts = build(configured(*SMALL, "policy.kl_coef=0"), tmp_path)
+    assert parts.learner.reference is None
+    parts.close("finished")
+
+
+def test_mixed_precision_lora_and_accumulation_run(tmp_path: Path) -> None:
+    config = configured(
+        *SMALL, "train.total_dialog_turns=32", "train.mixed_precision=bf16", "train_model.lora.enabled=true",
+        "train.gradient_accumulation_steps=2",
+    )
+    run(config, tmp_path, grpo.train)
+    assert len(rows(tmp_path)) == 2
+
+
+def learned(tmp_path: Path, train: object) -> tuple[float, float]:
+    """Mean reward of the first and the last five of 30 iterations of the quickstart."""
+    config = configured("train.total_dialog_turns=7680", "env.num_envs=32", "env.repeats=8")
+    run(config, tmp_path, train)  # type: ignore[arg-type]
+    rewards = [row["reward/mean"] for row in rows(tmp_path)]
+    return sum(rewards[:5]) / 5, sum(rewards[-5:]) / 5
+
+
+def test_reward_rises(tmp_path: Path) -> None:
+    before, after = learned(tmp_path, grpo.train)
+    assert before < 0.45
+    assert after > before + 0.15
+
+
+def test_with_shuffled_rewards_it_does_not(tmp_path: Path) -> None:
+    """The control: the same run, the rewards of every batch permuted before the learner sees them."""
+    generator = torch.Generator().manual_seed(0)
+
+    def train(config: object, parts: object) -> None:
+        prepare = parts.learner.prepare  # type: ignore[attr-defined]
+
+        def shuffled(batch: object) -> object:
+            true = batch["next", "reward"].clone()  # type: ignore[index]
+            order = torch.randperm(len(true), generator=generator)
+            batch["next", "reward"] = true[order]  # type: ignore[index]
+            prepared = prepare(batch)
+            prepared["next", "reward"] = true
+            return prepared
+
+        parts.learner.prepare = shuffled  # type: ignore[attr-defined]
+        grpo.train(config, parts)  # type: ignore[arg-type]
+
+    before, after = learned(tmp_path, train)
+    assert after < before + 0.08
+
+
+RESUMED = (*SMALL, "train.total_dialog_turns=160", "train.checkpoint_frequency=1", "train.keep_checkpoints=0")
+
+
+def test_killed_and_resumed_is_bit_identical_to_never_stopped(tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    first = start("grpo.py", whole, *RESUMED)
+    second = start("grpo.py", broken, *RESUMED)
+    wait_for(lambda: (broken / "checkpoints" / "checkpoint_000003.pt").exists(), second)
+    second.send_signal(signal.SIGKILL)
+    second.wait()
+    assert finish(first)
+    assert first.returncode == 0
+    third = start("grpo.py", broken, *RESUMED, "train.resume=auto")
+    output = finish(third)
+    assert third.returncode == 0, output
+    assert "resumed from" in output
+    assert without_clocks(rows(broken)) == without_clocks(rows(whole))
+    saved = [torch.load(path / "checkpoints" / "checkpoint_000010.pt", weights_only=True) for path in (whole, broken)]
+    for name, tensor in saved[0]["learner"]["model"].items():
+        assert torch.equal(tensor, saved[1]["learner"]["model"][name]), name
+
+
+def test_ctrl_c_finishes_the_iteration_and_leaves_a_checkpoint_and_no_process(tmp_path: Path) -> None:
+    process = start("grpo.py", tmp_path, *SMALL, "train.total_dialog_turns=1600000", "train.checkpoint_frequency=0")
+    wait_for(lambda: (tmp_path / "metrics.jsonl").exists(), process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    output = finish(process, timeout=60)
+    assert process.returncode == 0, output
+    assert "interrupted" in output
+    (checkpoint,) = (tmp_path / "checkpoints").iterdir()
+    done = torch.load(checkpoint, weights_only=True)["iteration"]
+    assert rows(tmp_path)[-1]["optimizer_step"] == done
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "grpo.py", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--config-name", "grpo_quickstart", "train.epoch=2"], "did you mean train.epochs"),
+        (["--config-name", "grpo_quickstart", "env.repeats=1"], "policy.baseline=none"),
+        (["--config-name", "grpo_quickstart", "env.dataset=nonsense"], "known: "),
+        (["--config-name", "grpo_quickstart", "train.resume=nowhere.pt"], "train.resume=nowhere.pt: no such file"),
+        (["--config-name", "grpo_quickstart", "model.name=nowhere/at-all"], "local folder"),
+        ([], "--config-name grpo_quickstart"),
+    ],
+)
+def test_bad_input_is_one_message_and_nothing_half_written(
+    arguments: list[str], expected: str, tmp_path: Path
+) -> None:
+    result = command(*arguments, f"hydra.run.dir={tmp_path / 'run'}")
+    assert result.returncode == 2, result.stderr
+    assert expected in result.stderr
+    assert result.stderr.count("error: ") == 1
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_multirun_sweeps(tmp_path: Path) -> None:
+    result = command(
+        "--config-name", "grpo_quickstart", "--multirun", f"hydra.sweep.dir={tmp_path}", "optimizer.lr=1e-4,1e-5",
+        "policy.kl_coef=0.01,0.1", "train.total_dialog_turns=16", *SMALL, "logging.progress=false",
+        "train_model.num_threads=1",
+    )
+    assert result.returncode == 0, result.stderr
+    assert [rows(tmp_path / str(job))[0]["lr"] for job in range(4)] == [1e-4, 1e-4, 1e-5, 1e-5]
+    assert all((tmp_path / str(job) / ".hydra" / "config.yaml").exists() for job in range(4))
