@@ -190,8 +190,10 @@ class Weights:
         self.version = -1
 
     def push(self) -> None:
+        from rollout.transports import named_weights
+
         self.version += 1
-        self.engine.load_weights(self.learner.model.state_dict().items(), self.version)
+        self.engine.load_weights(named_weights(self.learner.model), self.version)
 
 
 def choose_device(config: Config) -> str:
@@ -253,7 +255,7 @@ def build(config: Config, run_dir: Path) -> Parts:
     from rollout.engine import Sampling
     from training.checkpoint import load_checkpoint
     from training.learner import Learner
-    from training.model import load_tokenizer
+    from training.model import load_model, load_tokenizer
 
     found = find_checkpoint(config, run_dir)
     saved = load_checkpoint(found) if found else None
@@ -267,9 +269,9 @@ def build(config: Config, run_dir: Path) -> Parts:
         seed=config.train.seed,
         keep=lambda example: len(encode_prompt(tokenizer, example)) <= limit,
     )
-    model, scorer, reference = build_models(config, device)
-    learner = Learner(model, scorer, reference, config, run_dir)
-    engine = build_engine(config, learner, tokenizer, device)
+    model = load_model(config.model, [device])
+    engine = build_engine(config, model, tokenizer, device)
+    learner = Learner(*build_models(config, model, device), config, run_dir)
     inference = config.inference_model
     sampling = Sampling(inference.temperature, inference.top_p, inference.top_k, inference.max_tokens)
     rewards = RewardService(task, config.env)
@@ -316,15 +318,14 @@ def seed_everything(config: Config) -> None:
         torch.set_num_threads(config.train_model.num_threads)
 
 
-def build_models(config: Config, device: Any) -> tuple[Any, Any, Any]:
+def build_models(config: Config, model: Any, device: Any) -> tuple[Any, Any, Any]:
     """The policy, its scorer, and the reference or None."""
     import torch
 
     from training.forward import ResponseScorer
-    from training.model import add_lora, copy_model, load_model
+    from training.model import add_lora, copy_model
     from training.reference import Reference
 
-    model = load_model(config.model, [device])
     autocast = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[config.train.mixed_precision]
     inference = config.inference_model
 
@@ -351,10 +352,9 @@ def build_models(config: Config, device: Any) -> tuple[Any, Any, Any]:
     return policy, scorer(policy), reference
 
 
-def build_engine(config: Config, learner: Any, tokenizer: Any, device: Any) -> Any:
+def build_engine(config: Config, model: Any, tokenizer: Any, device: Any) -> Any:
     from rollout.transformers_engine import TransformersEngine
-    from training.model import causal_model, copy_model, eos_token_ids
+    from training.model import copy_model, eos_token_ids
 
-    causal = causal_model(learner.model)
-    own = copy_model(causal, causal.dtype, device)
-    return TransformersEngine(own, eos_token_ids(causal, tokenizer), config.inference_model.max_num_seqs)
+    own = copy_model(model, model.dtype, device)
+    return TransformersEngine(own, eos_token_ids(model, tokenizer), config.inference_model.max_num_seqs)
