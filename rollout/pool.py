@@ -329,8 +329,8 @@ class RayPool:
             if remaining <= 0:
                 names = ", ".join(str(slot.place) for slot in late)
                 raise EngineLost(
-                    f"{self.stacks()}\nthe pool waited {limit:.0f} s for {names}, still {state}; stacks above, "
-                    "the limit is inference_model.start_timeout_s"
+                    f"{self.stacks()}\nthe pool waited {limit:.0f} s for {names}, still {state} "
+                    "(inference_model.start_timeout_s); where, the stacks above say"
                 )
             self._settle([slot.pending for slot in late], min(remaining, 1.0))
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from config.errors import ConfigError
 from rollout.engine import Engine
 from rollout.engine_host import CONCURRENCY_GROUPS, EngineHost
 
+_REACH_S = 10.0
 PROJECT = Path(__file__).resolve().parents[1]
 
 
@@ -47,14 +49,23 @@ def start_ray(address: str | None, num_cpus: int) -> bool:
         _listen_on_loopback()
         ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, **quiet)
         return True
+    _check_reachable(address)
+    ray.init(address=address, **quiet)
+    return True
+
+
+def _check_reachable(address: str) -> None:
+    """`ray.init` would wait for minutes; "auto" and names without a port are left to it."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return
     try:
-        ray.init(address=address, **quiet)
-    except ConnectionError as error:
+        socket.create_connection((host, int(port)), timeout=_REACH_S).close()
+    except OSError as error:
         raise ConfigError(
             f"ray.address={address}: no Ray cluster answers there ({error}); start one with "
             "`ray start --head`, or leave ray.address unset for a local one"
         ) from error
-    return True
 
 
 def _listen_on_loopback() -> None:

@@ -1,0 +1,317 @@
+"""The pool: dispatch, pushes, dead, hung and failing engines; nothing lost, doubled or left over."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+import torch
+
+from config.errors import ConfigError
+from rollout.engine import Engine, Request, Response, Sampling, generate
+from rollout.pool import EngineLost, PoolSettings, RayPool
+from rollout.ray_runtime import EnginePlace, start_ray
+from rollout.vllm_engine import VLLMEngine
+from rollout.vllm_settings import installed_version
+from tests.rollout import pool_engines
+from tests.rollout.conftest import tiny_llama, tiny_settings
+
+PROJECT = Path(__file__).resolve().parents[2]
+SAMPLING = Sampling(max_tokens=16)
+OpenPool = Callable[..., RayPool]
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    start_ray(None, num_cpus=8)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def open_pool(local_ray: None) -> Iterator[OpenPool]:
+    opened: list[RayPool] = []
+
+    def open_one(factory: Callable[[], Engine], engines: int = 1, **settings: float) -> RayPool:
+        places = [EnginePlace(f"engine {index}") for index in range(engines)]
+        opened.append(RayPool(factory, places, PoolSettings(**settings)))  # type: ignore[arg-type]
+        return opened[-1]
+
+    yield open_one
+    for pool in opened:
+        pool.close()
+
+
+def requests(count: int, n: int = 2) -> list[Request]:
+    return [Request(i, (3 + i, 4, 5), n, SAMPLING, seed=100 + i) for i in range(count)]
+
+
+def drain(pool: RayPool) -> list[Response]:
+    responses = []
+    while pool.in_flight:
+        responses += pool.step(timeout=1.0)
+    return responses
+
+
+def engine_processes() -> list[int]:
+    return [p.pid for p in psutil.Process().children(recursive=True) if "EngineHost" in p.name()]
+
+
+# --- with real vLLM engines -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def vllm_pool(local_ray: None, tiny_folders: dict[bool, Path]) -> Iterator[RayPool]:
+    if installed_version() is None:
+        pytest.skip("vLLM is not installed")
+    factory = partial(VLLMEngine, tiny_settings(tiny_folders[True]))
+    pool = RayPool(factory, [EnginePlace("engine 0"), EnginePlace("engine 1")], PoolSettings(window=32))
+    yield pool
+    pool.close()
+
+
+def test_two_vllm_engines_answer_like_one(
+    vllm_pool: RayPool, started_engines: dict[bool, VLLMEngine]
+) -> None:
+    wanted = requests(24, n=4)
+    alone = started_engines[True]
+    alone.load_weights(tiny_llama(True).state_dict().items(), version=1)
+    vllm_pool.load_weights(tiny_llama(True).state_dict().items(), version=1)
+    assert vllm_pool.policy_version == 1
+    expected = generate(alone, wanted)
+    got = generate(vllm_pool, wanted)
+    for one, other in zip(got, expected, strict=True):
+        assert one.request_id == other.request_id
+        for mine, theirs in zip(one.completions, other.completions, strict=True):
+            assert mine.token_ids == theirs.token_ids
+            assert mine.policy_versions == theirs.policy_versions == [1] * len(mine.token_ids)
+            assert mine.log_probs == pytest.approx(theirs.log_probs, abs=1e-4)
+
+
+def test_a_killed_vllm_engine_loses_and_doubles_nothing(vllm_pool: RayPool) -> None:
+    """SIGKILL in mid-generation; the new actor has the pushed weights before its first request."""
+    weights = tiny_llama(True, seed=5).state_dict()
+    vllm_pool.load_weights(weights.items(), version=2)
+    wanted = requests(40, n=4)
+    expected = {response.request_id: response for response in generate(vllm_pool, wanted)}
+    for request in wanted:
+        vllm_pool.submit(request)
+    responses = vllm_pool.step(timeout=0.0)
+    victim, survivor = engine_processes()
+    os.kill(victim, signal.SIGKILL)
+    responses += drain(vllm_pool)
+    ids = [response.request_id for response in responses]
+    assert sorted(ids) == list(range(40))
+    assert all(response == expected[response.request_id] for response in responses)
+
+    sequence = list(range(3, 160))
+    scores = vllm_pool.score_all([sequence])  # waits for the new actor
+    assert list(scores) == ["engine 0", "engine 1"]
+    assert survivor in engine_processes()
+    assert victim not in engine_processes()
+    with torch.no_grad():
+        logits = tiny_llama(True, seed=5)(torch.tensor([sequence])).logits[0, :-1]
+    theirs = logits.log_softmax(-1).gather(1, torch.tensor(sequence[1:])[:, None])[:, 0]
+    for one in scores.values():
+        torch.testing.assert_close(torch.tensor(one[0]), theirs, atol=1e-4, rtol=0)
+
+
+# --- the pool's mechanics ---------------------------------------------------------------------------------
+
+
+def test_groups_go_to_the_engine_with_room(open_pool: OpenPool) -> None:
+    pool = open_pool(partial(pool_engines.CountingEngine, 0.05), engines=2, window=4)
+    for request in requests(6):
+        pool.submit(request)
+    pool.step(timeout=0.0)
+    stacks = pool.stacks()
+    assert "engine 0 (CPU), live" in stacks
+    assert "engine 1 (CPU), live" in stacks
+    assert sorted(response.request_id for response in drain(pool)) == list(range(6))
+
+
+def test_an_object_store_push_reaches_every_engine(open_pool: OpenPool) -> None:
+    from rollout.transports import ObjectStore
+
+    pool = open_pool(pool_engines.CountingEngine, engines=2)
+    pool.transport = ObjectStore(pool.deliver)
+    for version in (1, 2):
+        weights = [
+            ("sum", torch.full((3, 5), float(version), dtype=torch.bfloat16)),
+            ("empty", torch.empty(0)),
+        ]
+        pool.load_weights(weights, version)
+        assert pool.score_all([[1, 2, 3]]) == {f"engine {i}": [[15.0 * version] * 2] for i in range(2)}
+        assert pool.received == {"sum", "empty"}
+
+
+def test_a_hung_engine_is_found_by_deadline_and_replaced(
+    open_pool: OpenPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = open_pool(partial(pool_engines.HangingOnce, tmp_path / "hung"), engines=2, request_timeout_s=2.0)
+    pool.load_weights([("sum", torch.ones(2))], version=1)
+    for request in requests(8):
+        pool.submit(request)
+    responses = drain(pool)
+    assert sorted(response.request_id for response in responses) == list(range(8))
+    assert {version for r in responses for c in r.completions for version in c.policy_versions} == {1}
+    assert "never_returns" in caplog.text
+    assert "more) waited 2 s for it" in caplog.text
+
+
+def test_a_group_that_no_engine_can_finish_ends_the_run(open_pool: OpenPool) -> None:
+    pool = open_pool(pool_engines.HangingAlways, request_timeout_s=0.5, max_attempts=2)
+    pool.submit(requests(1)[0])
+    with pytest.raises(
+        EngineLost, match=r"engine 0 \(CPU\) was lost 2 times in a row.*group 0 .*request_timeout_s"
+    ):
+        drain(pool)
+
+
+def test_an_engines_own_exception_surfaces_with_its_traceback(open_pool: OpenPool) -> None:
+    pool = open_pool(pool_engines.FailingStep)
+    pool.submit(requests(1)[0])
+    with pytest.raises(
+        EngineLost, match=r"pool_engines.py[\s\S]*sampler met a NaN[\s\S]*engine 0 \(CPU\) failed"
+    ):
+        drain(pool)
+
+
+def test_a_refused_request_surfaces(open_pool: OpenPool) -> None:
+    pool = open_pool(pool_engines.CountingEngine)
+    pool.submit(Request(9, (1, 2), 1, SAMPLING, seed=-1))
+    with pytest.raises(EngineLost, match="request 9: no negative seeds here"):
+        drain(pool)
+
+
+@pytest.mark.parametrize(
+    ("factory", "error", "says"),
+    [
+        (
+            pool_engines.FailingStart,
+            EngineLost,
+            r"pool_engines.py[\s\S]*no weights in this[\s\S]*engine \d \(CPU",
+        ),
+        (
+            pool_engines.RefusingStart,
+            ConfigError,
+            r"^model.name=nowhere: .*; give a folder\n\(engine \d \(CPU\)",
+        ),
+        (
+            pool_engines.SlowStart,
+            EngineLost,
+            r"waits_for_a_download[\s\S]*waited 6 s for engine 0 \(CPU\), en",
+        ),
+    ],
+    ids=["crash", "refusal", "deadline"],
+)
+def test_a_failing_start_takes_everything_down(
+    local_ray: None, factory: Callable[[], Engine], error: type[Exception], says: str
+) -> None:
+    before = set(engine_processes())
+    places = [EnginePlace("engine 0"), EnginePlace("engine 1")]
+    with pytest.raises(error, match=says):
+        RayPool(factory, places, PoolSettings(start_timeout_s=6.0))
+    deadline = time.monotonic() + 20
+    while set(engine_processes()) - before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert set(engine_processes()) <= before
+
+
+def test_no_cluster_at_the_address_is_one_message() -> None:
+    script = "from rollout.ray_runtime import start_ray; start_ray('127.0.0.1:1', 1)"
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=PROJECT, capture_output=True, text=True, timeout=120
+    )
+    assert "ConfigError: ray.address=127.0.0.1:1: no Ray cluster answers there" in run.stderr
+
+
+# --- nothing is left over ---------------------------------------------------------------------------------
+
+RUN = """
+import sys, time
+from functools import partial
+import torch
+from rollout.engine import Request, Sampling
+from rollout.pool import PoolSettings, RayPool
+from rollout.ray_runtime import EnginePlace
+from tests.rollout.pool_engines import CountingEngine
+
+pool = RayPool(partial(CountingEngine, 0.01), [EnginePlace("engine 0")], PoolSettings())
+try:
+    pool.load_weights([("sum", torch.ones(1000))], version=1)
+    pool.submit(Request(1, (1, 2), 2, Sampling(), seed=1))
+    while pool.in_flight:
+        pool.step(1.0)
+    print("ready", flush=True)
+    if sys.argv[1] == "exception":
+        raise RuntimeError("the learner failed")
+    if sys.argv[1] == "interrupt":
+        time.sleep(60)
+finally:
+    pool.close()
+"""
+
+
+def marked_processes(mark: str) -> list[str]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("GRPO_TEST_MARK") == mark:
+                found.append(f"{process.pid} {process.name()}")
+        except psutil.Error:
+            continue
+    return found
+
+
+def listening_addresses(pid: int) -> list[str]:
+    addresses = []
+    for process in psutil.Process(pid).children(recursive=True):
+        try:
+            found = process.net_connections("tcp")
+        except psutil.Error:
+            continue
+        addresses += [c.laddr.ip for c in found if c.status == psutil.CONN_LISTEN]
+    return addresses
+
+
+@pytest.mark.parametrize("end", ["normal", "exception", "interrupt", "kill"])
+def test_nothing_remains(end: str) -> None:
+    """Processes, actors, shared memory: gone after every kind of end; nothing listens beyond loopback."""
+    mark, memory = uuid.uuid4().hex, set(os.listdir("/dev/shm"))
+    run = subprocess.Popen(
+        [sys.executable, "-c", RUN, end],
+        cwd=PROJECT,
+        env={**os.environ, "GRPO_TEST_MARK": mark, "PYTHONPATH": str(PROJECT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert run.stdout is not None
+    assert run.stdout.readline() == "ready\n"
+    if end in ("interrupt", "kill"):
+        listening = listening_addresses(run.pid)
+        assert listening
+        assert all(ip.removeprefix("::ffff:").startswith("127.") or ip == "::1" for ip in listening)
+    if end == "interrupt":
+        os.killpg(
+            run.pid, signal.SIGINT
+        )  # what a terminal does on Ctrl-C: to the driver and all its children
+    if end == "kill":
+        os.kill(run.pid, signal.SIGKILL)
+    code = run.wait(timeout=60)
+    assert code == {"normal": 0, "exception": 1, "interrupt": -signal.SIGINT, "kill": -signal.SIGKILL}[end]
+    deadline = time.monotonic() + 30
+    while marked_processes(mark) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert marked_processes(mark) == []
+    assert set(os.listdir("/dev/shm")) <= memory
