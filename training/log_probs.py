@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK_ELEMENTS = 1 << 24
-"""Logits in a chunk when no size is asked for: 64 MiB of float32."""
+CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
+"""Logits in a chunk when no size is asked for: 64 MiB of float32 in a CPU's reach, 512 MiB on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def selected_log_probs(
 
     hidden: [M, D]. weight: [V, D] and bias: [V] or None, of the output head. targets: [M] int64.
     temperature, top_k (0: all), top_p (1: all): of the distribution that the targets were drawn from.
-    chunk_size: rows whose logits exist at one time; None: as many as make 64 MiB.
+    chunk_size: rows whose logits exist at one time; None: `automatic_chunk_size`.
     with_entropy: also return the entropy in nats.
 
     Returns log_prob [M] and entropy [M] or None, float32 (float64 for float64 inputs), both differentiable in
@@ -83,12 +83,18 @@ def selected_log_probs(
     if not temperature > 0:
         raise ValueError(f"temperature={temperature}: log-probs need a temperature above 0")
     sampling = _Sampling(temperature, top_k, top_p)
-    rows = chunk_size or max(1, CHUNK_ELEMENTS // weight.shape[0])
+    rows = chunk_size or automatic_chunk_size(*weight.shape, hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
         log_prob, entropy = _SelectedLogProbs.apply(
             hidden, weight, bias, targets, sampling, rows, with_entropy
         )
     return log_prob, entropy if with_entropy else None
+
+
+def automatic_chunk_size(vocabulary: int, width: int, device: torch.device) -> int:
+    """Rows whose logits fill the device's `CHUNK_ELEMENTS`, or a quarter of the head's own size if that is
+    more: each chunk passes over the whole head and its gradient, which only many rows make worth while."""
+    return max(1, CHUNK_ELEMENTS.get(device.type, 1 << 24) // vocabulary, width // 4)
 
 
 class _SelectedLogProbs(torch.autograd.Function):
