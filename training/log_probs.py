@@ -83,7 +83,7 @@ def selected_log_probs(
     if not temperature > 0:
         raise ValueError(f"temperature={temperature}: log-probs need a temperature above 0")
     sampling = _Sampling(temperature, top_k, top_p)
-    rows = chunk_size or automatic_chunk_size(*weight.shape, hidden.device)
+    rows = chunk_size or automatic_chunk_size(weight.shape[0], weight.shape[1], hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
         log_prob, entropy = _SelectedLogProbs.apply(
             hidden, weight, bias, targets, sampling, rows, with_entropy
