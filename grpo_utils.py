@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -111,17 +112,73 @@ class Parts:
     generator: Any
     stop: Stop = field(default_factory=Stop)
     first_iteration: int = 0
+    last_iteration: int = 0
+    stream: Any = None
 
     def iterations(self) -> Iterator[int]:
-        """Iteration numbers from 1 (or after the resumed one) to the last, until a stop is asked for."""
-        for iteration in range(self.first_iteration + 1, self.config.total_iterations + 1):
+        """grpo.py: iteration numbers from 1 (or after the resumed one), until the last or a stop."""
+        return self._count(self.config.total_iterations)
+
+    def optimizer_batches(self) -> Iterator[int]:
+        """grpo_async.py: numbers of the batches that the learner takes, likewise."""
+        return self._count(self.config.total_optimizer_batches)
+
+    def _count(self, total: int) -> Iterator[int]:
+        self.last_iteration = total
+        for iteration in range(self.first_iteration + 1, total + 1):
             if self.stop.requested:
                 return
             yield iteration
 
+    @contextmanager
+    def streaming(self) -> Iterator[None]:
+        """grpo_async.py: generation runs beside the block, in a thread of its own."""
+        from rollout.group_buffer import GroupBuffer
+        from rollout.streaming import Stream
+
+        train, groups = self.config.train, self.config.optim_batch_groups
+        buffer: Any = GroupBuffer(
+            batch_groups=groups,
+            max_age=train.max_policy_age,
+            batches_per_version=train.weight_update_frequency,
+            capacity=train.buffer_groups or 2 * groups,
+            keep_order=train.stale_groups == "wait",
+            first_batch=self.first_iteration,
+            version=self.weights.version,
+        )
+        engines = self.config.inference_model.num_engines
+        in_flight = self.config.env.num_envs * engines
+        with Stream(self.rollouts, self.prompts, buffer, in_flight, train.wait_timeout_s) as stream:
+            self.stream = stream
+            yield
+        self.stream = None
+
+    def take(self) -> Any:
+        """grpo_async.py: the next batch of finished groups, none too old."""
+        from rollout.collector import collate
+
+        stream = self.stream
+        batch = collate(stream.take())
+        self.monitor.note(
+            {
+                "groups/in_flight": float(stream.groups_in_flight),
+                "groups/ready": float(stream.buffer.ready),
+                "groups/dropped_stale": float(stream.buffer.dropped),
+            }
+        )
+        return batch
+
+    def push_due(self, optimizer_batch: int) -> bool:
+        return optimizer_batch % self.config.train.weight_update_frequency == 0
+
     def push_weights(self) -> None:
+        """Learner to engines; beside running generation the push happens between two engine steps."""
         with self.monitor.timed("push"):
-            self.weights.push()
+            if self.stream is None:
+                self.weights.push()
+            else:
+                self.stream.call(self.weights.push)
+                self.stream.buffer.pushed(self.weights.version)
 
     def minibatches(self, batch: Any) -> Iterator[Any]:
         from training.minibatches import minibatches
@@ -138,7 +195,7 @@ class Parts:
     def iteration_done(self, iteration: int, batch: Any) -> None:
         """A checkpoint when one is due, and a printed sample now and then."""
         frequency = self.config.train.checkpoint_frequency
-        last = iteration == self.config.total_iterations or self.stop.requested
+        last = iteration == self.last_iteration or self.stop.requested
         if last or (frequency and iteration % frequency == 0):
             self.checkpoint(iteration)
         every = self.config.logging.sample_frequency
@@ -154,14 +211,20 @@ class Parts:
         state = {
             "iteration": iteration,
             "learner": self.learner.state_dict(),
-            "prompts": self.prompts.state_dict(),
-            "next_group_id": self.rollouts.env.next_group_id,
             "policy_version": self.weights.version,
             "generator": self.generator.get_state(),
             "random": random_state(),
             "config": asdict(self.config),
+            **(self._prompt_state() if self.stream is None else self.stream.call(self._prompt_state)),
         }
         save_checkpoint(checkpoint_path(self.run_dir, iteration), state, self.config.train.keep_checkpoints)
+
+    def _prompt_state(self) -> dict[str, Any]:
+        outstanding = self.stream.outstanding() if self.stream is not None else []
+        return {
+            "prompts": self.prompts.state_dict(outstanding),
+            "next_group_id": self.rollouts.env.next_group_id,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         from training.checkpoint import restore_random_state
@@ -253,6 +316,7 @@ def build(config: Config, run_dir: Path) -> Parts:
     from monitoring.trackers import MetricsFile, make_tracker
     from rollout.collector import EnginePolicy, Rollouts
     from rollout.engine import Sampling
+    from rollout.streaming import PromptQueue
     from training.checkpoint import load_checkpoint
     from training.learner import Learner
     from training.model import load_model, load_tokenizer
@@ -264,10 +328,12 @@ def build(config: Config, run_dir: Path) -> Parts:
     task = make_task(config.env)
     tokenizer = load_tokenizer(config.model.name)
     limit = config.env.max_prompt_tokens
-    prompts = PromptSource(
-        task.examples(config.env.split),
-        seed=config.train.seed,
-        keep=lambda example: len(encode_prompt(tokenizer, example)) <= limit,
+    prompts = PromptQueue(
+        PromptSource(
+            task.examples(config.env.split),
+            seed=config.train.seed,
+            keep=lambda example: len(encode_prompt(tokenizer, example)) <= limit,
+        )
     )
     model = load_model(config.model, [device])
     engine = build_engine(config, model, tokenizer, device)

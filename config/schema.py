@@ -231,6 +231,11 @@ class Config:
         return max(1, self.train.total_dialog_turns // self.completions_per_iteration)
 
     @property
+    def total_optimizer_batches(self) -> int:
+        """Batches that grpo_async.py's learner takes; each is trained on `train.epochs` times."""
+        return max(1, self.train.total_dialog_turns // self.optim_batch_size)
+
+    @property
     def optimizer_steps_per_iteration(self) -> int:
         return self.train.epochs * (self.completions_per_iteration // self.optim_batch_size)
 
@@ -277,6 +282,12 @@ def _check_batches(config: Config) -> None:
             f"train.gradient_accumulation_steps={train.gradient_accumulation_steps} does not divide the "
             f"{optim // repeats} groups of an optimizer step (train.optim_batch_size={optim} / "
             f"env.repeats={repeats}): a microbatch is made of whole groups"
+        )
+    ready = train.buffer_groups
+    if ready is not None and ready < optim // repeats:
+        raise ConfigError(
+            f"train.buffer_groups={ready} is less than the {optim // repeats} groups of an optimizer step: the "
+            "learner could never take one; raise it"
         )
     if train.total_dialog_turns < batch:
         raise ConfigError(

@@ -1,6 +1,6 @@
-"""From prompts to scored groups: the environment and an engine, driven in lockstep or as a stream."""
+"""From prompts to scored groups: the environment and an engine as TensorDict modules."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -91,17 +91,28 @@ class Rollouts:
         groups = self.policy(self.env.groups(num_groups))
         return self.env.step(groups)
 
-    def stream(self, in_flight: int) -> Iterator[TensorDictBase | None]:
-        """Single groups as they finish, `in_flight` always running; None when a step finished nothing."""
-        waiting: dict[int, TensorDictBase] = {}
-        while True:
-            while len(waiting) < in_flight:
-                group = self.env.groups(1)
-                (request,) = self.policy.requests(group)
-                waiting[request.request_id] = group
-                self.policy.engine.submit(request)
-            responses = self.policy.engine.step(timeout=1.0)
-            if not responses:
-                yield None
-            for response in responses:
-                yield self.env.step(self.policy.fill(waiting.pop(response.request_id), [response]))
+
+def collate(groups: Sequence[TensorDictBase]) -> TensorDictBase:
+    """Several groups as one batch: prompts padded on the left, responses on the right, to the widest."""
+    prompt_width = max(group["tokens", "prompt"].shape[1] for group in groups)
+    width = max(group["tokens", "response"].shape[1] for group in groups)
+    return torch.cat([_widen(group, prompt_width, width) for group in groups])  # type: ignore[no-any-return]
+
+
+_RESPONSE_KEYS = (
+    ("tokens", "response"),
+    ("tokens", "response_mask"),
+    ("tokens", "loss_mask"),
+    "sample_log_prob",
+    "policy_version",
+)
+
+
+def _widen(group: TensorDictBase, prompt_width: int, width: int) -> TensorDictBase:
+    widened = group.clone(recurse=False)
+    for key in (("tokens", "prompt"), ("tokens", "prompt_mask")):
+        missing = prompt_width - widened[key].shape[1]
+        widened[key] = torch.nn.functional.pad(widened[key], (missing, 0))
+    for key in _RESPONSE_KEYS:
+        widened[key] = torch.nn.functional.pad(widened[key], (0, width - widened[key].shape[1]))
+    return widened

@@ -108,6 +108,7 @@ class RayPool:
         self._waiting: deque[Request] = deque()
         self._attempts: dict[int, int] = {}
         self._weights: WeightHandle | None = None
+        self._pushed = False
         self._slots: list[_Slot] = []
         self._owns_ray = start_ray(settings.address, len(places) * settings.num_cpus_per_engine)
         try:
@@ -167,7 +168,7 @@ class RayPool:
 
     def deliver(self, handle: WeightHandle, version: int) -> None:
         """Load published weights into every engine; engines that start later load them before they serve."""
-        self._weights, self.policy_version = handle, version
+        self._weights, self.policy_version, self._pushed = handle, version, True
         for slot in self._slots:
             if slot.state in ("live", "waiting for weights"):
                 self._begin_load(slot)
@@ -278,7 +279,7 @@ class RayPool:
             slot.state = "live"
             return
         slot.pid = value
-        if self.policy_version == 0 and self._weights is None:
+        if not self._pushed:
             slot.state = "live"
         elif self._weights is not None:
             self._begin_load(slot)

@@ -312,9 +312,10 @@ class VLLMEngine:
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """The last token of each sequence is scored through the prefix cache, as sampling does it; all others
-        by a forward pass that vLLM makes without reading that cache."""
-        last = self._score_pass(sequences, cached=True)
+        by a forward pass that vLLM makes without reading that cache. Where the cache holds a prefix twice,
+        the older entry is read, so one that outlived a push shows."""
         others = self._score_pass(sequences, cached=False)
+        last = self._score_pass(sequences, cached=True)
         scores = []
         for end, rest in zip(last, others, strict=True):
             # Position 0 of the prompt has no log-prob: vLLM leaves it out of the flat list.

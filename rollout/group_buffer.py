@@ -1,0 +1,154 @@
+"""Which groups may start, and which are trained on: the bound on age, as bookkeeping without tensors.
+
+    admit ─▶ in flight ─▶ put ─▶ ready ─▶ take ─▶ the learner
+      │                                     │
+      └── not before its batch is near ◀────┘  version, taken
+
+Batches are numbered, and so are the groups as they are admitted: group i is meant for batch i // batch_groups,
+and the trainer's version at every batch is known in advance. A group is admitted only if that version lies at
+most `max_age` above the present one. Then what can go wrong is overtaking: with `keep_order` (`wait`) batches
+are made in the order of admission, so that no group is ever too old; without it (`drop`) in the order of
+completion, and a group that is too old when its turn comes is handed back for regeneration.
+
+Every operation is O(1) a group, whatever the number of workers.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Group = TypeVar("Group")
+
+
+@dataclass
+class _Entry(Generic[Group]):
+    sequence: int
+    version: int
+    group: Group
+
+
+@dataclass
+class GroupBuffer(Generic[Group]):
+    """Between one thread that starts and finishes groups and one that takes batches of them.
+
+    batch_groups: groups of one batch. max_age: versions between a group's start and its consumption.
+    batches_per_version: batches between two weight pushes. capacity: groups that may be ready and not taken.
+    keep_order: consume in admission order (`train.stale_groups=wait`), else in order of completion (`drop`).
+    first_batch: batches that earlier parts of a resumed run have trained on.
+    """
+
+    batch_groups: int
+    max_age: int
+    batches_per_version: int
+    capacity: int
+    keep_order: bool
+    first_batch: int = 0
+    version: int = 0
+    admitted: int = 0
+    taken: int = 0
+    dropped: int = 0
+    _ready: deque[_Entry[Group]] = field(default_factory=deque)
+    _by_sequence: dict[int, _Entry[Group]] = field(default_factory=dict)
+    _failure: BaseException | None = None
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def may_admit(self) -> bool:
+        """Whether one more group may start now."""
+        with self._changed:
+            if self.ready >= self.capacity:
+                return False
+            return self._version_at(self.admitted - self.dropped) - self.version <= self.max_age
+
+    def _version_at(self, sequence: int) -> int:
+        """The trainer's version at the batch that the group of this sequence number is meant for."""
+        return (self.first_batch + sequence // self.batch_groups) // self.batches_per_version
+
+    def admit(self) -> int:
+        """The sequence number of a group that starts now."""
+        with self._changed:
+            self.admitted += 1
+            return self.admitted - 1
+
+    @property
+    def ready(self) -> int:
+        return len(self._by_sequence) if self.keep_order else len(self._ready)
+
+    def put(self, sequence: int, version: int, group: Group) -> None:
+        """A finished group; `version` is the oldest that drew one of its tokens."""
+        with self._changed:
+            entry = _Entry(sequence, version, group)
+            if self.keep_order:
+                self._by_sequence[sequence] = entry
+            else:
+                self._ready.append(entry)
+            self._changed.notify_all()
+
+    def take(self, timeout: float, give_back: Callable[[Group], None]) -> list[Group]:
+        """The next batch. Groups too old at this moment go to `give_back` and are counted, never returned.
+
+        Raises:
+            TimeoutError: nothing arrived for `timeout` seconds.
+            BaseException: what the producing thread failed with.
+        """
+        batch: list[Group] = []
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while len(batch) < self.batch_groups:
+                self.check()
+                entry = self._next()
+                if entry is None:
+                    self._wait(deadline, timeout, len(batch))
+                    continue
+                deadline = time.monotonic() + timeout
+                if self.version - entry.version > self.max_age:
+                    self.dropped += 1
+                    give_back(entry.group)
+                else:
+                    batch.append(entry.group)
+                self._changed.notify_all()
+        return batch
+
+    def _next(self) -> _Entry[Group] | None:
+        if not self.keep_order:
+            entry = self._ready.popleft() if self._ready else None
+        else:
+            entry = self._by_sequence.pop(self.taken, None)
+        if entry is not None:
+            self.taken += 1
+        return entry
+
+    def _wait(self, deadline: float, timeout: float, have: int) -> None:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError(
+                f"the learner waited {timeout:.0f} s (train.wait_timeout_s) for the engines: it has {have} of "
+                f"{self.batch_groups} groups, {self.admitted - self.taken - self.ready} are in flight, "
+                f"{self.ready} are ready"
+            )
+        self._changed.wait(min(remaining, 1.0))
+
+    def pushed(self, version: int) -> None:
+        """The trainer's weights have a new version: more groups may start."""
+        with self._changed:
+            self.version = version
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """The producing thread ended with an error: `take` raises it."""
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raises what the producing thread failed with, if it did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def contents(self) -> list[Group]:
+        """Ready groups that no batch has taken, in the order in which they would be."""
+        with self._changed:
+            entries = sorted(self._by_sequence.values(), key=lambda entry: entry.sequence)
+            return [entry.group for entry in (*entries, *self._ready)]
