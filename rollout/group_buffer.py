@@ -52,6 +52,7 @@ class GroupBuffer(Generic[Group]):
     dropped: int = 0
     _ready: deque[_Entry[Group]] = field(default_factory=deque)
     _by_sequence: dict[int, _Entry[Group]] = field(default_factory=dict)
+    _batch: list[Group] = field(default_factory=list)
     _failure: BaseException | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -90,25 +91,25 @@ class GroupBuffer(Generic[Group]):
         """The next batch. Groups too old at this moment go to `give_back` and are counted, never returned.
 
         Raises:
-            TimeoutError: nothing arrived for `timeout` seconds.
+            TimeoutError: nothing arrived for `timeout` seconds. What did arrive stays for the next call.
             BaseException: what the producing thread failed with.
         """
-        batch: list[Group] = []
         deadline = time.monotonic() + timeout
         with self._changed:
-            while len(batch) < self.batch_groups:
+            while len(self._batch) < self.batch_groups:
                 self.check()
                 entry = self._next()
                 if entry is None:
-                    self._wait(deadline, timeout, len(batch))
+                    self._wait(deadline, timeout)
                     continue
                 deadline = time.monotonic() + timeout
                 if self.version - entry.version > self.max_age:
                     self.dropped += 1
                     give_back(entry.group)
                 else:
-                    batch.append(entry.group)
+                    self._batch.append(entry.group)
                 self._changed.notify_all()
+            batch, self._batch = self._batch, []
         return batch
 
     def _next(self) -> _Entry[Group] | None:
@@ -120,11 +121,11 @@ class GroupBuffer(Generic[Group]):
             self.taken += 1
         return entry
 
-    def _wait(self, deadline: float, timeout: float, have: int) -> None:
+    def _wait(self, deadline: float, timeout: float) -> None:
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise TimeoutError(
-                f"the learner waited {timeout:.0f} s (train.wait_timeout_s) for the engines: it has {have} of "
+                f"the learner waited {timeout:.0f} s (train.wait_timeout_s) for the engines: it has {len(self._batch)} of "
                 f"{self.batch_groups} groups, {self.admitted - self.taken - self.ready} are in flight, "
                 f"{self.ready} are ready"
             )
@@ -151,4 +152,4 @@ class GroupBuffer(Generic[Group]):
         """Ready groups that no batch has taken, in the order in which they would be."""
         with self._changed:
             entries = sorted(self._by_sequence.values(), key=lambda entry: entry.sequence)
-            return [entry.group for entry in (*entries, *self._ready)]
+            return self._batch + [entry.group for entry in (*entries, *self._ready)]

@@ -1,0 +1,118 @@
+"""The bound on age, without a model: admission, order, overtaking, deadlines."""
+
+import random
+import threading
+
+import pytest
+
+from rollout.group_buffer import GroupBuffer
+
+
+def make(max_age: int = 1, keep_order: bool = True, batches_per_version: int = 1, **other: int) -> GroupBuffer[int]:
+    return GroupBuffer(
+        batch_groups=4,
+        max_age=max_age,
+        batches_per_version=batches_per_version,
+        capacity=other.pop("capacity", 1000),
+        keep_order=keep_order,
+        **other,
+    )
+
+
+def admit_all(buffer: GroupBuffer[int]) -> list[int]:
+    admitted = []
+    while buffer.may_admit() and len(admitted) < 10_000:
+        admitted.append(buffer.admit())
+    return admitted
+
+
+@pytest.mark.parametrize(("max_age", "batches_per_version", "expected"), [(0, 1, 4), (1, 1, 8), (2, 1, 12), (1, 3, 24)])
+def test_admission_stops_where_the_bound_would_break(max_age: int, batches_per_version: int, expected: int) -> None:
+    assert len(admit_all(make(max_age, batches_per_version=batches_per_version))) == expected
+
+
+def test_admission_goes_on_after_a_push() -> None:
+    buffer = make(max_age=0)
+    assert admit_all(buffer) == [0, 1, 2, 3]
+    buffer.pushed(1)
+    assert admit_all(buffer) == [4, 5, 6, 7]
+
+
+def test_a_resumed_run_counts_on() -> None:
+    buffer = make(max_age=0, first_batch=7, version=7)
+    assert len(admit_all(buffer)) == 4
+
+
+def test_order_of_admission_is_kept() -> None:
+    buffer = make()
+    for sequence in (3, 1, 2, 0):
+        buffer.put(sequence, 0, sequence)
+    assert buffer.take(1.0, _never) == [0, 1, 2, 3]
+
+
+def test_order_of_completion_drops_what_is_too_old() -> None:
+    buffer = make(keep_order=False)
+    buffer.pushed(2)
+    returned: list[int] = []
+    for sequence, version in ((5, 2), (0, 0), (6, 1), (1, 2), (7, 2)):
+        buffer.put(sequence, version, sequence)
+    assert buffer.take(1.0, returned.append) == [5, 6, 1, 7]
+    assert returned == [0]
+    assert buffer.dropped == 1
+
+
+def test_capacity_holds_back_admission() -> None:
+    buffer = make(max_age=9, capacity=2)
+    for sequence in range(2):
+        buffer.put(buffer.admit(), 0, sequence)
+    assert not buffer.may_admit()
+
+
+def test_a_wait_ends_with_a_message_about_who_waits_for_whom() -> None:
+    buffer = make()
+    buffer.put(buffer.admit(), 0, 0)
+    with pytest.raises(TimeoutError, match=r"learner waited .* for the engines: it has 1 of 4 groups"):
+        buffer.take(0.05, _never)
+
+
+def test_the_producers_error_is_raised_in_the_learner() -> None:
+    buffer = make()
+    threading.Timer(0.05, lambda: buffer.fail(ZeroDivisionError("in the reward"))).start()
+    with pytest.raises(ZeroDivisionError, match="in the reward"):
+        buffer.take(10.0, _never)
+
+
+def _never(group: int) -> None:
+    raise AssertionError(f"group {group} was given back")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_group_is_ever_too_old_lost_or_doubled(seed: int) -> None:
+    """Random completion order with long tails, both policies; every version is checked at consumption."""
+    chance = random.Random(seed)
+    keep_order = seed % 2 == 0
+    max_age, per_version = chance.choice([0, 1, 3]), chance.choice([1, 2])
+    buffer = make(max_age, keep_order, per_version)
+    flying: list[tuple[float, int, int, int]] = []
+    prompts, returned, trained = iter(range(10**9)), [], []
+    started: dict[int, int] = {}
+    clock = 0.0
+    for batch in range(200):
+        while True:
+            while buffer.may_admit() and len(flying) < 16:
+                prompt = returned.pop() if returned else next(prompts)
+                started[prompt] = buffer.version
+                flying.append((clock + chance.lognormvariate(0, 1.5), buffer.admit(), buffer.version, prompt))
+            try:
+                groups = buffer.take(0.0, returned.append)
+                break
+            except TimeoutError:
+                flying.sort()
+                clock, sequence, version, prompt = flying.pop(0)
+                buffer.put(sequence, version, prompt)
+        assert all(buffer.version - started[prompt] <= max_age for prompt in groups)
+        trained += groups
+        if (batch + 1) % per_version == 0:
+            buffer.pushed(buffer.version + 1)
+    assert len(trained) == len(set(trained)) == 800
+    assert keep_order is False or buffer.dropped == 0
