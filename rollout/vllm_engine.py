@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput, RequestOutput
 
 _WORKER_EXTENSION = "rollout.vllm_worker.WeightReceiver"
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM allocates
 
 
 def _set_environment() -> None:
@@ -119,7 +120,10 @@ class VLLMEngine:
         s = self.settings
         optional: dict[str, Any] = {}
         if s.adapter is not None:
-            optional |= {"enable_lora": True, "max_lora_rank": max(8, s.adapter.rank), "max_loras": 1}
+            # Left unrestricted, vLLM wraps the head too and then fails on prompt log-probs of a batch.
+            modules = list(s.adapter.target_modules)
+            optional |= {"enable_lora": True, "max_loras": 1, "lora_target_modules": modules}
+            optional["max_lora_rank"] = next(rank for rank in _LORA_RANKS if rank >= s.adapter.rank)
         if s.weight_transfer is not None:
             optional["weight_transfer_config"] = WeightTransferConfig(backend=s.weight_transfer)
         return EngineArgs(

@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 
 from config.errors import ConfigError
 from rollout import vllm_settings as settings_module
-from rollout.engine import Completion, Request, Sampling, generate
+from rollout.engine import Completion, Request, Response, Sampling, generate
 from rollout.vllm_engine import VLLMEngine
 from rollout.vllm_settings import AdapterShape, check_version, choose_backend
 from tests.rollout.conftest import EOS, MAX_LEN, VOCAB, StartEngine, tiny_llama
@@ -94,6 +94,18 @@ def test_score_is_the_learners_score(vllm_engine: VLLMEngine, tied: bool) -> Non
     sequences = [tokens(n, n) for n in (2, 3, 127, 129, 200)]
     assert far(tiny_llama(tied), vllm_engine, sequences) < 1e-4
     assert far(tiny_llama(tied), vllm_engine, sequences) < 1e-4, "again, now from the prefix cache"
+
+
+def test_scoring_leaves_running_requests_alone(vllm_engine: VLLMEngine, tied: bool) -> None:
+    request = Request(1, tuple(tokens(12, seed=2)), 4, Sampling(max_tokens=10), seed=11)
+    (alone,) = generate(vllm_engine, [request])
+    vllm_engine.submit(request)
+    vllm_engine.step()
+    assert far(tiny_llama(tied), vllm_engine, [tokens(150, 1), tokens(20, 2)]) < 1e-4
+    responses = []
+    while vllm_engine.in_flight:
+        responses += vllm_engine.step()
+    assert [c.token_ids for c in responses[0].completions] == [c.token_ids for c in alone.completions]
 
 
 def test_every_weight_arrives(vllm_engine: VLLMEngine, tied: bool) -> None:
@@ -200,7 +212,7 @@ def test_an_adapter_push_acts_at_once_and_in_place(start_engine: StartEngine) ->
     names = ("q_proj", "v_proj", "down_proj")
     policy = get_peft_model(tiny_llama(False), LoraConfig(r=4, lora_alpha=8, target_modules=list(names)))
     engine = start_engine(adapter=AdapterShape(4, 8.0, names))
-    sequences = [tokens(200, 1)]
+    sequences = [tokens(200, 1), tokens(140, 2), tokens(9, 3)]
     for version in (1, 2):
         torch.manual_seed(version)
         with torch.no_grad():
@@ -208,8 +220,13 @@ def test_an_adapter_push_acts_at_once_and_in_place(start_engine: StartEngine) ->
                 if "lora_" in name:
                     parameter.normal_(std=0.2)
         engine.load_weights(get_peft_model_state_dict(policy).items(), version)
-        assert far(policy, engine, sequences) < 1e-4
-        (response,) = generate(engine, [Request(version, (5, 6, 7), 2, Sampling(max_tokens=4), seed=0)])
+        engine.submit(Request(version, (5, 6, 7), 2, Sampling(max_tokens=4), seed=0))
+        engine.step()
+        assert far(policy, engine, sequences) < 1e-4, "with requests in flight"
+        responses: list[Response] = []
+        while engine.in_flight:
+            responses += engine.step()
+        (response,) = responses
         for completion in response.completions:
             expected = token_log_probs(policy, [5, 6, 7], completion)
             torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=1e-4, rtol=0)

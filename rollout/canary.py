@@ -1,0 +1,208 @@
+"""After every push: do the engines and the learner give the same numbers, and did these move as they should?
+
+A few fixed sequences are scored by every engine before and after the push, and by the learner after it. The
+pass before also makes sure that the old weights' keys and values of these prefixes lie in the engine's prefix
+cache: one that outlives the push shows at the last token of each sequence, which is scored through it. A
+sequence must be longer than one cache block for that (128 tokens on a CPU, 16 on a GPU).
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+Sequences = Sequence[Sequence[int]]
+Scores = list[list[float]]
+EngineScores = Callable[[Sequences], Mapping[str, Scores]]
+LearnerScores = Callable[[Sequences, float], Scores]
+
+TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
+
+_DETECTABLE = 6.0  # a movement counts when it is this many times what noise would give
+_NOISE_FLOOR = 1e-6
+
+
+class CanaryError(RuntimeError):
+    """The weights in an engine are not the learner's; the text names the cause that fits."""
+
+
+def canary_sequences(
+    vocab_size: int, max_model_len: int, count: int = 3, length: int = 160
+) -> list[list[int]]:
+    """Fixed random token ids [count][length]; shorter where the engine's `max_model_len` is."""
+    generator = torch.Generator().manual_seed(20_482)
+    ids = torch.randint(0, vocab_size, (count, min(length, max_model_len)), generator=generator)
+    return [row.tolist() for row in ids]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Log-probs of the same tokens, flat float64 vectors [n].
+
+    engine, engine_before: after and before the push. learner, learner_before: of the new and the previous
+    version; the earlier ones are None at the first push. last: true at each sequence's last token.
+    """
+
+    engine: torch.Tensor
+    learner: torch.Tensor
+    last: torch.Tensor
+    engine_before: torch.Tensor | None = None
+    learner_before: torch.Tensor | None = None
+
+    def where(self, mask: torch.Tensor) -> "Evidence":
+        before, learner_before = self.engine_before, self.learner_before
+        return Evidence(
+            self.engine[mask],
+            self.learner[mask],
+            self.last[mask],
+            None if before is None else before[mask],
+            None if learner_before is None else learner_before[mask],
+        )
+
+    @property
+    def max_abs_diff(self) -> float:
+        return float((self.engine - self.learner).abs().max()) if len(self.engine) else 0.0
+
+    @property
+    def moved(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """How far engine and learner moved with the push, when noise cannot hide it; else None."""
+        if self.engine_before is None or self.learner_before is None or not len(self.engine):
+            return None
+        learner = self.learner - self.learner_before
+        noise = max(_rms(self.engine_before - self.learner_before), _NOISE_FLOOR)
+        if _rms(learner) * math.sqrt(len(learner)) < _DETECTABLE * noise:
+            return None
+        return self.engine - self.engine_before, learner
+
+    @property
+    def follows(self) -> bool:
+        """Whether the engine moved with the learner: by its projection on the learner's movement where that
+        is weak, by what the projection leaves where it is strong."""
+        if self.moved is None:
+            return True
+        assert self.engine_before is not None
+        assert self.learner_before is not None
+        engine, learner = self.moved
+        if float(engine @ learner / (learner @ learner)) < 0.5:
+            return False
+        strong = _rms(learner) > _DETECTABLE * _rms(self.engine_before - self.learner_before)
+        return not (strong and _rms(learner) > _NOISE_FLOOR and _rms(engine - learner) > 0.5 * _rms(learner))
+
+    def agrees(self, tolerance: float) -> bool:
+        """Near the learner everywhere, and moved with it: seen as a whole and through the prefix cache."""
+        if not torch.isfinite(self.engine).all() or self.max_abs_diff > tolerance:
+            return False
+        return self.follows and self.where(self.last).follows
+
+
+class Canary:
+    """Scores the canary sequences around every push.
+
+    Args:
+        sequences: token ids, each longer than a block of the engine's prefix cache.
+        engine_scores: every engine's log-probs of all tokens but the first, by the engine's name.
+        learner_scores: the same by the learner's current weights, at a given temperature.
+        tolerance: largest |difference| that the engine's dtype explains (`TOLERANCE`).
+        tied_head: the head's name where the embeddings are tied, else None.
+    """
+
+    def __init__(
+        self,
+        sequences: Sequences,
+        engine_scores: EngineScores,
+        learner_scores: LearnerScores,
+        tolerance: float,
+        tied_head: str | None,
+    ) -> None:
+        self.sequences = sequences
+        self.tolerance = tolerance
+        self._engine_scores = engine_scores
+        self._learner_scores = learner_scores
+        self._tied_head = tied_head
+        self._before: Mapping[str, Scores] = {}
+        self._learner_before: torch.Tensor | None = None
+        self._last = torch.cat([torch.arange(len(s) - 1) == len(s) - 2 for s in sequences])
+
+    def before_push(self) -> None:
+        self._before = self._engine_scores(self.sequences)
+
+    def after_push(self, version: int, received: frozenset[str]) -> dict[str, float]:
+        """Compare; the metric `canary/max_abs_diff`.
+
+        received: names that reached every engine with this push.
+        Raises:
+            CanaryError: an engine disagrees, or did not change with the learner.
+        """
+        learner = _flat(self._learner_scores(self.sequences, 1.0))
+        worst = 0.0
+        for name, scores in self._engine_scores(self.sequences).items():
+            before = _flat(self._before[name]) if name in self._before else None
+            evidence = Evidence(_flat(scores), learner, self._last, before, self._learner_before)
+            if not evidence.agrees(self.tolerance):
+                cause = self._cause(evidence, received)
+                raise CanaryError(
+                    f"the canary after the push of policy version {version}: {name} differs from the learner "
+                    f"by up to {evidence.max_abs_diff:.4g} in log-prob (tolerance {self.tolerance:.4g}). "
+                    + cause
+                )
+            worst = max(worst, evidence.max_abs_diff)
+        self._learner_before = learner
+        return {"canary/max_abs_diff": worst}
+
+    def _cause(self, evidence: Evidence, received: frozenset[str]) -> str:
+        """The known cause that fits best. The order matters: the first ones leave a trace of their own."""
+        if not torch.isfinite(evidence.engine).all():
+            return "Cause: shard or dtype garbage; the engine's log-probs are not finite"
+        if evidence.where(~evidence.last).agrees(self.tolerance):
+            return (
+                "Cause: stale prefix cache; only tokens scored through cached keys and values are off, which "
+                "the old weights wrote (reset_prefix_cache did not run, or not on this engine)"
+            )
+        if _is_unchanged(evidence):
+            return "Cause: unchanged; the engine still answers with its weights from before the push"
+        if self._tied_head is not None and self._tied_head not in received:
+            return (
+                f"Cause: tied head missing; the push lacked {self._tied_head}, so the engine kept the "
+                "old head beside the new embeddings (send the full state_dict)"
+            )
+        temperature = self._temperature(evidence)
+        if temperature is not None:
+            return f"Cause: temperature scaled; the engine answers as at temperature {temperature:.3g}, not 1"
+        return (
+            "Cause: shard or dtype garbage; some tensors arrived cut, permuted or rounded (compare the "
+            "tensor-parallel layout and inference_model.dtype of both sides)"
+        )
+
+    def _temperature(self, evidence: Evidence) -> float | None:
+        """The temperature at which the learner gives the engine's numbers, if there is one other than 1."""
+
+        def distance(log_temperature: float) -> float:
+            scores = _flat(self._learner_scores(self.sequences, math.exp(log_temperature)))
+            return _rms(evidence.engine - scores)
+
+        low, high = math.log(0.2), math.log(5.0)
+        for _ in range(24):  # ternary search: the distance falls towards the right temperature on both sides
+            third = (high - low) / 3
+            if distance(low + third) < distance(high - third):
+                high -= third
+            else:
+                low += third
+        best = (low + high) / 2
+        explained = distance(best) < 0.1 * _rms(evidence.engine - evidence.learner)
+        return math.exp(best) if explained and abs(best) > 0.01 else None
+
+
+def _is_unchanged(evidence: Evidence) -> bool:
+    before = evidence.engine_before
+    if before is None:
+        return False
+    return _rms(evidence.engine - before) < 0.1 * _rms(evidence.learner - before)
+
+
+def _flat(scores: Scores) -> torch.Tensor:
+    return torch.tensor([score for row in scores for score in row], dtype=torch.float64)
+
+
+def _rms(values: torch.Tensor) -> float:
+    return float(values.square().mean().sqrt())

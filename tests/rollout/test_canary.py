@@ -1,0 +1,188 @@
+"""Every known fault of a weight push, injected into the real engine: the canary stops and names it."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from rollout.canary import TOLERANCE, Canary, CanaryError, canary_sequences
+from rollout.vllm_engine import VLLMEngine
+from tests.rollout.conftest import MAX_LEN, VOCAB, StartEngine, tiny_llama
+
+HEAD = "lm_head.weight"
+Weights = dict[str, torch.Tensor]
+
+
+def scorer(model: LlamaForCausalLM) -> Callable[[Sequence[Sequence[int]], float], list[list[float]]]:
+    @torch.no_grad()
+    def score(sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
+        rows = []
+        for sequence in sequences:
+            logits = model(torch.tensor([list(sequence)])).logits[0, :-1] / temperature
+            rows.append(logits.log_softmax(-1).gather(1, torch.tensor(sequence[1:])[:, None])[:, 0].tolist())
+        return rows
+
+    return score
+
+
+def train_a_little(model: LlamaForCausalLM, step: int, scale: float) -> None:
+    generator = torch.Generator().manual_seed(step)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 + scale * torch.randn(parameter.shape, generator=generator))
+
+
+class Run:
+    """A learner, an engine, and the canary between them."""
+
+    def __init__(self, engine: VLLMEngine, model: LlamaForCausalLM, tolerance: float = 1e-3) -> None:
+        self.engine, self.model, self.version = engine, model, 0
+        self.canary = Canary(
+            canary_sequences(VOCAB, MAX_LEN),
+            lambda sequences: {"the engine": engine.score(sequences)},
+            scorer(model),
+            tolerance,
+            HEAD if model.config.tie_word_embeddings else None,
+        )
+
+    def push(self, change: Callable[[Weights], Weights] = lambda weights: weights) -> dict[str, float]:
+        self.version += 1
+        weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        self.canary.before_push()
+        self.engine.load_weights(change(weights).items(), self.version)
+        return self.canary.after_push(self.version, self.engine.received)
+
+    def step_and_push(self, change: Callable[[Weights], Weights] = lambda w: w, scale: float = 0.05) -> None:
+        train_a_little(self.model, self.version, scale)
+        self.push(change)
+
+
+@pytest.fixture
+def run(vllm_engine: VLLMEngine, tied: bool) -> Run:
+    run = Run(vllm_engine, tiny_llama(tied))
+    run.push()
+    return run
+
+
+def swap_halves(*names: str) -> Callable[[Weights], Weights]:
+    def change(weights: Weights) -> Weights:
+        return weights | {name: torch.cat(weights[name].chunk(2)[::-1]) for name in names}
+
+    return change
+
+
+def rounded(weights: Weights) -> Weights:
+    return {name: tensor.to(torch.float8_e4m3fn).float() for name, tensor in weights.items()}
+
+
+def not_a_number(weights: Weights) -> Weights:
+    return weights | {"model.norm.weight": torch.full_like(weights["model.norm.weight"], torch.nan)}
+
+
+def hotter(weights: Weights) -> Weights:
+    return weights | {"model.norm.weight": weights["model.norm.weight"] / 0.7}
+
+
+def without_head(weights: Weights) -> Weights:
+    return {name: tensor for name, tensor in weights.items() if name != HEAD}
+
+
+@pytest.mark.parametrize("scale", [0.05, 1e-3, 1e-6, 0.0])
+def test_good_pushes_pass(run: Run, scale: float) -> None:
+    for _ in range(3):
+        train_a_little(run.model, run.version, scale)
+        assert run.push()["canary/max_abs_diff"] < 1e-4
+
+
+@pytest.mark.parametrize("scale", [0.05, 1e-5])
+def test_unchanged(run: Run, monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
+    """The smaller movement hides inside the tolerance, and is missed all the same."""
+    monkeypatch.setattr(run.engine, "_reload", lambda weights, version: None)
+    with pytest.raises(CanaryError, match="Cause: unchanged"):
+        run.step_and_push(scale=scale)
+
+
+@pytest.mark.parametrize("scale", [0.05, 1e-4])
+def test_stale_prefix_cache(run: Run, monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
+    monkeypatch.setattr(run.engine._llm, "reset_prefix_cache", lambda **how: True)
+    with pytest.raises(CanaryError, match="Cause: stale prefix cache"):
+        run.step_and_push(scale=scale)
+    monkeypatch.undo()
+    run.engine._llm.reset_prefix_cache(reset_running_requests=True)
+
+
+def test_temperature_scaled(run: Run) -> None:
+    with pytest.raises(CanaryError, match=r"Cause: temperature scaled.* 0\.7,"):
+        run.step_and_push(hotter)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        swap_halves("model.layers.0.self_attn.q_proj.weight"),
+        swap_halves("model.layers.1.mlp.down_proj.weight"),
+        swap_halves("model.embed_tokens.weight", HEAD),
+        rounded,
+        not_a_number,
+    ],
+    ids=["query", "mlp", "embedding", "float8", "nan"],
+)
+def test_garbage(run: Run, change: Callable[[Weights], Weights]) -> None:
+    with pytest.raises(CanaryError, match="Cause: shard or dtype garbage"):
+        run.step_and_push(change)
+
+
+def test_tied_head_missing(started_engines: dict[bool, VLLMEngine]) -> None:
+    engine, model = started_engines[True], tiny_llama(True)
+    engine.load_weights(model.state_dict().items(), version=0)
+    run = Run(engine, model)
+    run.push()
+    with pytest.raises(CanaryError, match=r"Cause: tied head missing; the push lacked lm_head\.weight"):
+        run.step_and_push(without_head)
+
+
+def test_an_adapter_that_is_never_applied(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new adapter lies in its folder, and the engine goes on with the one it has."""
+    from peft import LoraConfig, get_peft_model
+    from peft.utils import get_peft_model_state_dict
+
+    from rollout.vllm_settings import AdapterShape
+
+    policy = get_peft_model(tiny_llama(False), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"]))
+    run = Run(start_engine(adapter=AdapterShape(4, 8.0, ("q_proj",))), policy)
+
+    def adapter(weights: Weights) -> Weights:
+        return dict(get_peft_model_state_dict(policy))
+
+    def move() -> None:
+        with torch.no_grad():
+            for name, parameter in policy.named_parameters():
+                if "lora_" in name:
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+
+    run.push(adapter)
+    move()
+    run.push(adapter)
+    monkeypatch.setattr(run.engine._llm, "add_lora", lambda request: True)
+    move()
+    with pytest.raises(CanaryError, match="Cause: unchanged"):
+        run.push(adapter)
+
+
+def test_bfloat16_passes_with_its_own_tolerance_and_still_shows_an_unchanged_engine(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(start_engine(dtype="bfloat16"), tiny_llama(False), TOLERANCE["bfloat16"])
+    for _ in range(2):
+        run.step_and_push()
+    monkeypatch.setattr(run.engine, "_reload", lambda weights, version: None)
+    with pytest.raises(CanaryError, match="Cause: unchanged"):
+        run.step_and_push(scale=0.02)
+
+
+def test_sequences_reach_past_a_cache_block_unless_the_engine_is_shorter() -> None:
+    assert [len(sequence) for sequence in canary_sequences(VOCAB, 4096)] == [160] * 3
+    assert [len(sequence) for sequence in canary_sequences(VOCAB, 32)] == [32] * 3
+    assert canary_sequences(VOCAB, 4096) == canary_sequences(VOCAB, 4096)
+    assert max(map(max, canary_sequences(VOCAB, 4096))) < VOCAB
