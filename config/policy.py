@@ -245,11 +245,6 @@ class PolicyConfig:
         """Whether anything reads the reference model's log-probs."""
         return self.kl_coef != 0
 
-    @property
-    def uses_entropy(self) -> bool:
-        """Whether the loss needs the entropy over the vocabulary, with its gradient."""
-        return self.entropy_coef != 0 and self.entropy_form == "full"
-
 
 def load_policy(name: str, **overrides: Any) -> PolicyConfig:
     """The preset config/policy/NAME.yaml as its dataclass, single fields replaced by `overrides`.

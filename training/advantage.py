@@ -139,13 +139,6 @@ FILTER_STATISTICS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
-def zero_variance_groups(rewards: Tensor, valid: Tensor) -> Tensor:
-    """[P] bool: groups whose valid rewards are all equal, which teach nothing under a group baseline."""
-    highest = torch.where(valid, rewards, -torch.inf).amax(dim=1)
-    lowest = torch.where(valid, rewards, torch.inf).amin(dim=1)
-    return highest <= lowest
-
-
 def reward_kl(policy: PolicyConfig, log_prob: Tensor, ref_log_prob: Tensor, mask: Tensor) -> Tensor:
     """[N]: what `kl_placement=reward` takes off every response's reward.
 

@@ -13,7 +13,6 @@ from training.advantage import (
     overlong_reward,
     reward_kl,
     rows_in_loss,
-    zero_variance_groups,
 )
 
 ONE_RIGHT = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
@@ -154,7 +153,6 @@ def test_filter_range_is_open() -> None:
     assert groups_in_range(spread, rewards, rewards, valid).tolist() == [False, False, True, False]
     nothing = torch.zeros_like(valid)
     assert not groups_in_range(PolicyConfig(), rewards, rewards, nothing).any()
-    assert zero_variance_groups(rewards, valid).tolist() == [True, True, False, True]
 
 
 def test_reward_kl_is_the_sum_over_the_response() -> None:

@@ -42,7 +42,7 @@ def evaluate(
     policy: PolicyConfig, tensors: Tensors, totals: BatchTotals | None = None
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     log_prob = tensors["now"].clone().requires_grad_()
-    entropy = tensors["entropy"] - log_prob if policy.uses_entropy else None
+    entropy = tensors["entropy"] - log_prob if policy.entropy_coef else None
     loss, metrics = objective(
         policy,
         log_prob,
