@@ -180,15 +180,32 @@ class RayPool:
         calls = {slot.host.score.remote(sequences): slot for slot in live}
         return {calls[ref].place.name: scores for ref, scores in self._results(calls, "scores").items()}
 
-    def call_all(self, method: str, **arguments: Any) -> list[Any]:
-        """The same method of every live engine, at once; their results in the engines' order."""
-        calls = {slot.host.call.remote(method, arguments): slot for slot in self._live()}
+    def call_each(self, method: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
+        """The same method of every engine at once, each with its own arguments; in the engines' order."""
+        ready = self._ready()
+        pairs = zip(ready, arguments, strict=True)
+        calls = {slot.host.call.remote(method, own): slot for slot, own in pairs}
         return list(self._results(calls, method).values())
 
-    def _live(self) -> list[_Slot]:
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Process ids of the engines; one changes whenever an engine is replaced."""
+        return tuple(slot.pid for slot in self._ready())
+
+    def note_push(self, version: int, received: frozenset[str]) -> None:
+        """A native transfer has brought these weights to every engine."""
+        self._weights, self.policy_version, self._pushed = None, version, True
+        for slot in self._ready():
+            slot.received, slot.state = received, "live"
+
+    def _ready(self) -> list[_Slot]:
+        """Every engine, once all have started and read what they were reading."""
         self._await_states("starting", self.settings.start_timeout_s)
         self._await_states("loading", self.settings.start_timeout_s)
-        return [slot for slot in self._slots if slot.state == "live"]
+        return self._slots
+
+    def _live(self) -> list[_Slot]:
+        return [slot for slot in self._ready() if slot.state == "live"]
 
     def _results(self, calls: dict[Any, _Slot], what: str) -> dict[Any, Any]:
         import ray

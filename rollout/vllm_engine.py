@@ -7,23 +7,19 @@ Log-probs are those of the distribution that is sampled from (`processed_logprob
 """
 
 import hashlib
-import os
-import random
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 
 from config.errors import ConfigError
 from rollout.engine import Completion, FinishReason, Request, Response, Sampling
 from rollout.transports import SharedMemory
-from rollout.vllm_settings import VLLMSettings, check_version
+from rollout.vllm_settings import VLLMSettings, check_version, process_state_kept, set_environment
 from rollout.vllm_worker import write_adapter
 
 if TYPE_CHECKING:
@@ -31,30 +27,8 @@ if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput, RequestOutput
 
 _WORKER_EXTENSION = "rollout.vllm_worker.WeightReceiver"
+_PAUSE_S = 0.001
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM allocates
-
-
-def _set_environment() -> None:
-    """Must come before the first `import vllm`."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB, and it would override kv_cache_bytes
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-
-
-@contextmanager
-def _process_state_kept() -> Iterator[None]:
-    """Undo what vLLM does to its process: seeded global generators, `torch.set_num_threads` disabled."""
-    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    set_num_threads = torch.set_num_threads
-    try:
-        yield
-    finally:
-        torch.set_num_threads = set_num_threads
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        torch.set_rng_state(torch_state)
 
 
 @dataclass
@@ -77,7 +51,7 @@ class VLLMEngine:
 
     def __init__(self, settings: VLLMSettings) -> None:
         check_version()
-        _set_environment()
+        set_environment()
         self.settings = settings
         self.policy_version = 0
         self.received: frozenset[str] = frozenset()
@@ -86,12 +60,13 @@ class VLLMEngine:
         self._scored: dict[str, RequestOutput] = {}
         self._internal: dict[str, tuple[int, int | None]] = {}
         self._serial = 0
+        self._transferring = False
         self._shared = SharedMemory(
             lambda handle, _: self._llm.collective_rpc("reload_mapped", args=(handle,))
         )
         self._adapter: Any = None
         self._adapter_folder: tempfile.TemporaryDirectory[str] | None = None
-        with _process_state_kept(), self._stance():
+        with process_state_kept(), self._stance():
             self._llm = self._start()
         self._llm.set_weight_version("0")
 
@@ -214,7 +189,10 @@ class VLLMEngine:
         return finished
 
     def _advance(self) -> None:
-        """One token for every running request."""
+        """One token for every running request; none while a native transfer is half done."""
+        if self._transferring:
+            time.sleep(_PAUSE_S)
+            return
         if not self._llm.has_unfinished_requests():
             return
         with self._stance():
@@ -358,12 +336,13 @@ class VLLMEngine:
         """
         if call == "start_weight_update":
             self._settle()
-            self.received = frozenset()
+            self.received, self._transferring = frozenset(), True
         if call == "update_weights":
             self.received |= frozenset(arguments["update_info"]["names"])
         version = arguments.pop("version", None)
         self._llm.collective_rpc(call, kwargs=arguments)
         if version is not None:
+            self._transferring = False
             self._set_version(version)
 
     def sleep(self) -> None:
@@ -383,7 +362,7 @@ class VLLMEngine:
         if self._adapter_folder is not None:
             self._adapter_folder.cleanup()
             self._adapter_folder = None
-        with _process_state_kept():
+        with process_state_kept():
             self._llm.engine_core.shutdown()
 
 

@@ -1,10 +1,17 @@
-"""What a vLLM engine is started with, whether vLLM is there, and which backend `auto` means. No vLLM here."""
+"""What a vLLM engine is started with: settings, versions, the process around it. No vLLM is imported here."""
 
 import importlib.metadata
 import importlib.util
+import os
+import random
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
+import torch
 
 from config.errors import ConfigError
 
@@ -93,3 +100,26 @@ def check_version() -> None:
             f"{high[0]}.{high[1]}: the canary after each push tells whether it still does the same",
             stacklevel=3,
         )
+
+
+def set_environment() -> None:
+    """Must come before the first `import vllm`."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB, and it would override kv_cache_bytes
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+
+
+@contextmanager
+def process_state_kept() -> Iterator[None]:
+    """Undo what vLLM does to its process: seeded global generators, `torch.set_num_threads` disabled."""
+    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    set_num_threads = torch.set_num_threads
+    try:
+        yield
+    finally:
+        torch.set_num_threads = set_num_threads
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)

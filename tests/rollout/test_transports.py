@@ -1,0 +1,332 @@
+"""Weights on their way: names, merged adapters, bytes in shared memory, vLLM's native transfer API."""
+
+import mmap
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from config.errors import ConfigError
+from rollout.engine import Request, Response, Sampling
+from rollout.transports import InProcess, Layout, MappedWeights, SharedMemory, adapter_weights, named_weights
+from rollout.vllm_engine import VLLMEngine
+from rollout.vllm_settings import installed_version
+from tests.rollout.conftest import StartEngine, tiny_llama
+
+PROJECT = Path(__file__).resolve().parents[2]
+IDS = torch.arange(3, 40)[None]
+needs_vllm = pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed")
+
+
+def lora_policy(tied: bool = False, **how: Any) -> Any:
+    policy = get_peft_model(
+        tiny_llama(tied), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], **how)
+    )
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.2)
+    return policy.eval()
+
+
+# --- names ------------------------------------------------------------------------------------------------
+
+
+def test_all_names_of_a_plain_model_with_its_tied_head(tied: bool) -> None:
+    model = tiny_llama(tied)
+    weights = dict(named_weights(model))
+    assert set(weights) == set(model.state_dict())
+    assert "lm_head.weight" in weights
+    assert all(not tensor.requires_grad for tensor in weights.values())
+
+
+def test_lora_is_merged_and_the_policy_left_alone(tied: bool) -> None:
+    policy, plain = lora_policy(tied), tiny_llama(tied)
+    before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    weights = dict(named_weights(policy))
+    assert set(weights) == set(plain.state_dict())
+    changed = {name for name, tensor in plain.state_dict().items() if not torch.equal(tensor, weights[name])}
+    assert changed == {
+        f"model.layers.{i}.{m}.weight" for i in (0, 1) for m in ("self_attn.q_proj", "mlp.down_proj")
+    }
+    plain.load_state_dict(weights)
+    with torch.no_grad():
+        torch.testing.assert_close(plain(IDS).logits, policy(IDS).logits, atol=1e-4, rtol=1e-4)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in policy.state_dict().items())
+
+
+def test_fully_trained_modules_beside_lora_travel_under_their_own_name() -> None:
+    policy, plain = lora_policy(modules_to_save=["lm_head"]), tiny_llama(False)
+    with torch.no_grad():
+        policy.get_base_model().lm_head.modules_to_save["default"].weight.mul_(2)
+    weights = dict(named_weights(policy))
+    assert set(weights) == set(plain.state_dict())
+    torch.testing.assert_close(weights["lm_head.weight"], 2 * plain.lm_head.weight)
+
+
+def test_dora_is_refused() -> None:
+    with pytest.raises(ConfigError, match="DoRA"):
+        list(named_weights(lora_policy(use_dora=True)))
+
+
+def test_adapter_weights_are_the_adapter_alone() -> None:
+    names = {name for name, _ in adapter_weights(lora_policy())}
+    assert len(names) == 8
+    assert all(".lora_A.weight" in name or ".lora_B.weight" in name for name in names)
+
+
+# --- bytes ------------------------------------------------------------------------------------------------
+
+
+def test_a_layout_keeps_every_value_and_stores_tied_tensors_once() -> None:
+    shared = torch.randn(7, 5)
+    weights = {
+        "a": shared,
+        "b": torch.randn(3).to(torch.bfloat16),
+        "alias": shared,
+        "transposed": shared.T,
+        "count": torch.tensor(7),
+        "none": torch.empty(0, 4),
+    }
+    layout = Layout.of(weights.items())
+    assert len(layout.sources) == 5
+    buffer = mmap.mmap(-1, layout.size)
+    layout.write(buffer)
+    for entry in layout.entries:
+        assert entry.offset % 64 == 0
+        assert torch.equal(entry.view(buffer), weights[entry.name])
+        assert entry.view(buffer).dtype == weights[entry.name].dtype
+
+
+READ = """
+import pickle, sys
+handle = pickle.load(sys.stdin.buffer)
+print({name: tensor.sum().item() for name, tensor in handle.open()})
+"""
+
+
+def test_another_process_reads_each_push_and_nothing_stays() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    seen: list[str] = []
+
+    def deliver(handle: Any, version: int) -> None:
+        command, given = [sys.executable, "-c", READ], pickle.dumps(handle)
+        run = subprocess.run(command, input=given, capture_output=True, cwd=PROJECT, timeout=120)
+        seen.append(f"{version} {run.stdout.decode().strip()}")
+
+    transport = SharedMemory(deliver)
+    transport.push([("w", torch.full((4, 4), 2.0))], 1)
+    transport.push([("w", torch.full((64, 64), 0.5))], 2)
+    assert seen == ["1 {'w': 32.0}", "2 {'w': 2048.0}"]
+    assert len(os.listdir("/proc/self/fd")) > before
+    transport.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# --- into the real engine ---------------------------------------------------------------------------------
+
+
+def scores_of(model: Any, sequence: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        logits = model(torch.tensor([sequence])).logits[0, :-1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(sequence[1:])[:, None])[:, 0]
+
+
+@needs_vllm
+def test_a_merged_policy_in_process(vllm_engine: VLLMEngine, tied: bool) -> None:
+    policy, sequence = lora_policy(tied), list(range(3, 203))
+    InProcess(vllm_engine).push(named_weights(policy), version=4)
+    assert vllm_engine.policy_version == 4
+    torch.testing.assert_close(
+        torch.tensor(vllm_engine.score([sequence])[0]), scores_of(policy, sequence), atol=1e-4, rtol=0
+    )
+
+
+@needs_vllm
+def test_shared_memory_into_an_engine(vllm_engine: VLLMEngine, tied: bool) -> None:
+    model, sequence = tiny_llama(tied, seed=9), list(range(3, 203))
+    transport = SharedMemory(lambda handle, version: vllm_engine.load_weights(handle.open(), version))
+    transport.push(named_weights(model), version=5)
+    transport.close()
+    torch.testing.assert_close(
+        torch.tensor(vllm_engine.score([sequence])[0]), scores_of(model, sequence), atol=1e-4, rtol=0
+    )
+
+
+@pytest.fixture(scope="session")
+def mapped_backend() -> Iterator[Callable[[int], Any]]:
+    """A backend of vLLM's native API whose data plane is our shared memory, so that it runs on a CPU."""
+    from vllm.distributed.weight_transfer import WeightTransferEngineFactory, WeightTransferTrainerFactory
+    from vllm.distributed.weight_transfer.base import (
+        TrainerInitInfo,
+        TrainerWeightTransferEngine,
+        WeightTransferEngine,
+        WeightTransferInitInfo,
+        WeightTransferUpdateInfo,
+    )
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    @dataclass
+    class Init(WeightTransferInitInfo):
+        rank_offset: int
+
+    @dataclass
+    class Update(WeightTransferUpdateInfo):
+        names: list[str]
+        handle: MappedWeights
+
+    class Worker(WeightTransferEngine[Init, Update]):
+        init_info_cls, update_info_cls = Init, Update
+        offsets: ClassVar[list[int]] = []
+
+        def init_transfer_engine(self, init_info: Init) -> None:
+            self.offsets.append(init_info.rank_offset)
+
+        def start_weight_update(self) -> None:
+            initialize_layerwise_reload(self.model)
+
+        def receive_weights(self, update_info: Update) -> None:
+            self.model.load_weights(update_info.handle.open())
+
+        def finish_weight_update(self) -> None:
+            finalize_layerwise_reload(self.model, self.model_config)
+
+        def shutdown(self) -> None:
+            pass
+
+    @dataclass
+    class TrainerInit(TrainerInitInfo):
+        backend: ClassVar[str] = "mapped"
+
+    class Trainer(TrainerWeightTransferEngine[TrainerInit]):
+        init_info_cls = TrainerInit
+
+        @classmethod
+        def trainer_init(cls, init_info: TrainerInit, *, client: Any, source: Any = None) -> "Trainer":
+            client.init_weight_transfer_engine({"rank_offset": 1})
+            return cls(client=client, source=source)
+
+        def send_weights(self) -> None:
+            assert self.source is not None
+            assert [m.name for m in self.source.metadata()] == [name for name, _ in self.source]
+
+            def deliver(handle: Any, version: int) -> None:
+                names = [entry.name for entry in handle.entries]
+                self.client.update_weights({"names": names, "handle": handle})
+
+            self.client.start_weight_update()
+            memory = SharedMemory(deliver)
+            memory.push(self.source, 0)
+            memory.close()
+            self.client.finish_weight_update()
+
+    WeightTransferEngineFactory.register_engine("mapped", Worker)
+    WeightTransferTrainerFactory.register_engine("mapped", Trainer)
+    yield lambda workers: TrainerInit(rank=0)
+    del WeightTransferEngineFactory._registry["mapped"], WeightTransferTrainerFactory._registry["mapped"]
+
+
+@needs_vllm
+def test_the_native_api_with_requests_in_flight(
+    start_engine: StartEngine, mapped_backend: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rollout import vllm_transfer
+
+    monkeypatch.setitem(vllm_transfer.INIT, "mapped", mapped_backend)
+    engine, sequence = start_engine(True, weight_transfer="mapped"), list(range(3, 203))
+    transfer = vllm_transfer.NativeTransfer("mapped", vllm_transfer.OneEngine(engine), timeout=60)
+    engine.score([sequence])
+    engine.submit(Request(1, (5, 6, 7), 2, Sampling(max_tokens=8), seed=1))
+    engine.step()
+    for version in (1, 2):
+        model = tiny_llama(True, seed=version)
+        transfer.push(named_weights(model), version)
+        assert engine.policy_version == version
+        assert engine.received == set(model.state_dict())
+        torch.testing.assert_close(
+            torch.tensor(engine.score([sequence])[0]), scores_of(model, sequence), atol=1e-4, rtol=0
+        )
+    responses: list[Response] = []
+    while engine.in_flight:
+        responses += engine.step()
+    versions = responses[0].completions[0].policy_versions
+    assert versions == sorted(versions)
+    assert versions[0] == 0
+    assert versions[-1] == 2
+    transfer.close()
+
+
+@needs_vllm
+def test_a_native_push_that_nobody_takes_ends_by_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    from rollout import vllm_transfer
+
+    monkeypatch.setitem(vllm_transfer.INIT, "mapped", lambda workers: threading.Event().wait())
+
+    class Nobody:
+        members = (1, 2)
+
+        def stacks(self) -> str:
+            return "--- engine 0: in ncclBroadcast"
+
+    transfer = vllm_transfer.NativeTransfer("mapped", Nobody(), timeout=0.2)  # type: ignore[arg-type]
+    with pytest.raises(TimeoutError, match=r"in ncclBroadcast\nthe learner waited 0 s for 2 engines to take"):
+        transfer.push([("w", torch.ones(1))], 1)
+
+
+@needs_vllm
+def test_each_engines_workers_get_their_own_ranks() -> None:
+    from rollout.vllm_transfer import _Client
+
+    class Three:
+        members = (10, 11, 12)
+        calls: ClassVar[list[Any]] = []
+
+        def call_each(self, method: str, arguments: Any) -> list[Any]:
+            self.calls.append([one["init_info"]["rank_offset"] for one in arguments])
+            return []
+
+    targets = Three()
+    _Client(targets, workers_per_engine=2).init_weight_transfer_engine({"rank_offset": 1})  # type: ignore[arg-type]
+    assert targets.calls == [[1, 3, 5]]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["nccl", "ipc"])
+def test_native_transfer_between_gpus(backend: str, tiny_folders: dict[bool, Path]) -> None:
+    """One engine in an actor: on the learner's GPU for ipc, on another for nccl."""
+    needed = 2 if backend == "nccl" else 1
+    if torch.cuda.device_count() < needed:
+        pytest.skip(f"needs {needed} GPUs")
+    from functools import partial
+
+    from rollout.pool import PoolSettings, RayPool
+    from rollout.ray_runtime import EnginePlace
+    from rollout.vllm_transfer import NativeTransfer
+    from tests.rollout.conftest import tiny_settings
+
+    settings = tiny_settings(
+        tiny_folders[True], device="cuda", weight_transfer=backend, kv_cache_bytes=64 << 20
+    )
+    place = EnginePlace("engine 0", (needed - 1,))
+    pool = RayPool(partial(VLLMEngine, settings), [place], PoolSettings())
+    model, sequence = tiny_llama(True, seed=4).cuda(), list(range(3, 203))
+    transfer = NativeTransfer(backend, pool, timeout=120)
+    try:
+        transfer.push(named_weights(model), 1)
+        torch.testing.assert_close(
+            torch.tensor(pool.score([sequence])[0]), scores_of(model.cpu(), sequence), atol=1e-2, rtol=0
+        )
+    finally:
+        transfer.close()
+        pool.close()
