@@ -2,8 +2,8 @@
 
     python models/make_quickstart.py        rewrites models/quickstart in two to three minutes on one core
 
-First the pupil learns to add. Then a sloppy teacher takes over, who writes the right sum down in one case
-out of four only, and who most often loses a ten. The pupil learns that habit, slips included: sampled at
+First the pupil learns to add. Then a sloppy teacher takes over, who writes the right sum down in about one
+case out of four, and who most often loses a ten. The pupil learns that habit, slips included: sampled at
 temperature 1 it is right about a third of the time, and its most likely answer is usually a slip. What is
 left for reinforcement learning is to find out, from right and wrong alone, which habit to keep.
 
