@@ -84,7 +84,10 @@ class Stop:
             signal.signal(number, self._handle)
 
     def uninstall(self) -> None:
-        for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        for number, handler in (
+            (signal.SIGINT, signal.default_int_handler),
+            (signal.SIGTERM, signal.SIG_DFL),
+        ):
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -359,7 +362,15 @@ def build(config: Config, run_dir: Path) -> Parts:
     )
     generator = torch.Generator().manual_seed(config.train.seed)
     parts = Parts(
-        config, run_dir, learner, Rollouts(env, policy), Weights(learner, engine), prompts, rewards, monitor, generator
+        config,
+        run_dir,
+        learner,
+        Rollouts(env, policy),
+        Weights(learner, engine),
+        prompts,
+        rewards,
+        monitor,
+        generator,
     )
     if saved is not None:
         parts.restore(saved)

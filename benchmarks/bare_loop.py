@@ -22,7 +22,9 @@ class Bare:
     def iteration(self, messages: list[list[dict[str, str]]], answers: list[str]) -> float:
         """Returns the mean reward."""
         prompts = [
-            self.tokenizer.apply_chat_template(m, add_generation_prompt=True, tokenize=True, return_dict=False)
+            self.tokenizer.apply_chat_template(
+                m, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
             for m in messages
         ]
         lengths = torch.tensor([len(prompt) for prompt in prompts])

@@ -58,13 +58,20 @@ def make_bare(config: Config, parts: Parts) -> Bare:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--iterations", type=int, default=30)
     parser.add_argument("--config-name", default="grpo_quickstart")
     parser.add_argument("overrides", nargs="*")
     asked = parser.parse_args()
     register_schema()
-    quiet = ["logging.progress=false", "logging.sample_frequency=0", "optimizer.lr=0", "train.total_dialog_turns=1000000"]
+    quiet = [
+        "logging.progress=false",
+        "logging.sample_frequency=0",
+        "optimizer.lr=0",
+        "train.total_dialog_turns=1000000",
+    ]
     with initialize_config_dir(str(ROOT / "config"), version_base=None):
         config = to_config(compose(asked.config_name, overrides=[*quiet, *asked.overrides]))
     with tempfile.TemporaryDirectory() as folder:
@@ -85,8 +92,10 @@ def main() -> None:
         parts.close("finished")
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"model {config.model.name}, {config.prompts_per_iteration} x {config.env.repeats} completions, "
-          f"{torch.get_num_threads()} threads, {asked.iterations} alternating iterations, medians")
+    print(
+        f"model {config.model.name}, {config.prompts_per_iteration} x {config.env.repeats} completions, "
+        f"{torch.get_num_threads()} threads, {asked.iterations} alternating iterations, medians"
+    )
     print(f"  ours      {statistics.median(ours):.4f} s")
     print(f"  bare loop {statistics.median(theirs):.4f} s")
     print(f"  ratio     {statistics.median(ratios):.3f}  (target <= 1.05)")

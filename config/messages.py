@@ -30,7 +30,9 @@ def readable(error: BaseException) -> str:
     unknown = re.search(r"Could not (?:override|append to) (?:config\. )?'([^']+)'", text)
     if unknown:
         return _unknown_key(unknown.group(1))
-    key = next((found.group(1) for link in chain if (found := re.search(r"full_key: (\S+)", str(link)))), None)
+    key = next(
+        (found.group(1) for link in chain if (found := re.search(r"full_key: (\S+)", str(link)))), None
+    )
     first = str(chain[-1]).splitlines()[0]
     if key is not None:
         return f"{key}: {first}" if "not in" not in first else _unknown_key(key)

@@ -98,8 +98,14 @@ class TrainConfig:
     def __post_init__(self) -> None:
         _one_of("train.mixed_precision", self.mixed_precision, PRECISIONS)
         _one_of("train.stale_groups", self.stale_groups, ("drop", "wait"))
-        for key in ("total_dialog_turns", "gradient_accumulation_steps", "epochs", "log_prob_chunk_size",
-                    "max_nonfinite_steps", "weight_update_frequency"):
+        for key in (
+            "total_dialog_turns",
+            "gradient_accumulation_steps",
+            "epochs",
+            "log_prob_chunk_size",
+            "max_nonfinite_steps",
+            "weight_update_frequency",
+        ):
             _at_least(f"train.{key}", vars(self)[key], 1)
         for key in ("checkpoint_frequency", "keep_checkpoints", "max_policy_age"):
             _at_least(f"train.{key}", vars(self)[key], 0)

@@ -18,11 +18,11 @@ class EnginePolicy(TensorDictModuleBase):
         timeout: seconds in which at least one group must finish.
     """
 
-    in_keys = [("tokens", "prompt"), ("tokens", "prompt_mask"), "group_id"]  # noqa: RUF012
-    out_keys = [("tokens", "response"), ("tokens", "response_mask"), ("tokens", "loss_mask"), "sample_log_prob"]  # noqa: RUF012
-
     def __init__(self, engine: Engine, sampling: Sampling, repeats: int, seed: int, timeout: float) -> None:
         super().__init__()
+        self.in_keys = [("tokens", "prompt"), ("tokens", "prompt_mask"), "group_id"]
+        self.out_keys = [("tokens", name) for name in ("response", "response_mask", "loss_mask")]
+        self.out_keys += ["sample_log_prob", "policy_version", "finish_reason"]
         self.engine = engine
         self.sampling = sampling
         self.repeats = repeats
@@ -96,10 +96,10 @@ def collate(groups: Sequence[TensorDictBase]) -> TensorDictBase:
     """Several groups as one batch: prompts padded on the left, responses on the right, to the widest."""
     prompt_width = max(group["tokens", "prompt"].shape[1] for group in groups)
     width = max(group["tokens", "response"].shape[1] for group in groups)
-    return torch.cat([_widen(group, prompt_width, width) for group in groups])  # type: ignore[no-any-return]
+    return torch.cat([_widen(group, prompt_width, width) for group in groups])
 
 
-_RESPONSE_KEYS = (
+_RESPONSE_KEYS: tuple[str | tuple[str, str], ...] = (
     ("tokens", "response"),
     ("tokens", "response_mask"),
     ("tokens", "loss_mask"),
@@ -110,9 +110,9 @@ _RESPONSE_KEYS = (
 
 def _widen(group: TensorDictBase, prompt_width: int, width: int) -> TensorDictBase:
     widened = group.clone(recurse=False)
-    for key in (("tokens", "prompt"), ("tokens", "prompt_mask")):
-        missing = prompt_width - widened[key].shape[1]
-        widened[key] = torch.nn.functional.pad(widened[key], (missing, 0))
+    for name in ("prompt", "prompt_mask"):
+        prompt = widened["tokens", name]
+        widened["tokens", name] = torch.nn.functional.pad(prompt, (prompt_width - prompt.shape[1], 0))
     for key in _RESPONSE_KEYS:
         widened[key] = torch.nn.functional.pad(widened[key], (0, width - widened[key].shape[1]))
     return widened

@@ -125,8 +125,8 @@ class GroupBuffer(Generic[Group]):
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise TimeoutError(
-                f"the learner waited {timeout:.0f} s (train.wait_timeout_s) for the engines: it has {len(self._batch)} of "
-                f"{self.batch_groups} groups, {self.admitted - self.taken - self.ready} are in flight, "
+                f"the learner waited {timeout:.0f} s (train.wait_timeout_s) for the engines: it has "
+                f"{len(self._batch)} of {self.batch_groups} groups, {self.admitted - self.taken - self.ready} are in flight, "
                 f"{self.ready} are ready"
             )
         self._changed.wait(min(remaining, 1.0))

@@ -68,7 +68,9 @@ class Filter:
         return torch.full_like(logits, -torch.inf).scatter(-1, order, ordered)
 
 
-def draw(log_probs: torch.Tensor, seeds: np.ndarray, counters: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(
+    log_probs: torch.Tensor, seeds: np.ndarray, counters: np.ndarray
+) -> tuple[torch.Tensor, torch.Tensor]:
     """One token for each row by inverting its cumulative distribution.
 
     Returns:

@@ -2,7 +2,7 @@
 
 import torch
 from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 
 class SlotLayer(CacheLayerMixin):
@@ -47,7 +47,8 @@ class SlotCache(Cache):
     """All layers of `SlotLayer`, with the three moves that continuous batching needs: admit, at, keep."""
 
     def __init__(self, num_layers: int) -> None:
-        super().__init__(layers=[SlotLayer() for _ in range(num_layers)])
+        self.slots = [SlotLayer() for _ in range(num_layers)]
+        super().__init__(layers=list(self.slots))
         self.capacity = 0
 
     def admit(self, prefilled: Cache, source: torch.Tensor, capacity: int) -> None:
@@ -56,10 +57,11 @@ class SlotCache(Cache):
         capacity: positions that the longest of the new rows may reach.
         """
         self.capacity = max(self.capacity, capacity)
-        for layer, filled in zip(self.layers, prefilled.layers, strict=True):
+        for layer, filled in zip(self.slots, prefilled.layers, strict=True):
+            assert isinstance(filled, DynamicLayer) and filled.keys is not None and filled.values is not None
             keys = _stretch(filled.keys.index_select(0, source), self.capacity)
             values = _stretch(filled.values.index_select(0, source), self.capacity)
-            if layer.keys is not None and layer.keys.shape[0]:
+            if layer.keys is not None and layer.values is not None and layer.keys.shape[0]:
                 keys = torch.cat([_stretch(layer.keys, self.capacity), keys])
                 values = torch.cat([_stretch(layer.values, self.capacity), values])
             layer.keys, layer.values, layer.is_initialized = keys, values, True
@@ -68,13 +70,14 @@ class SlotCache(Cache):
         """The next forward writes row i at `positions[i]`; returns its mask [rows, 1, 1, width] bool."""
         width = int(positions.max()) + 1
         rows = torch.arange(len(positions), device=positions.device)
-        for layer in self.layers:
+        for layer in self.slots:
             layer.positions, layer.rows, layer.width = positions, rows, width
         return (torch.arange(width, device=positions.device) <= positions[:, None])[:, None, None]
 
     def keep(self, rows: torch.Tensor) -> None:
         """Drop every row that `rows` (int64 indices) does not name."""
-        for layer in self.layers:
+        for layer in self.slots:
+            assert layer.keys is not None and layer.values is not None
             layer.keys, layer.values = layer.keys.index_select(0, rows), layer.values.index_select(0, rows)
         if not len(rows):
             self.capacity = 0

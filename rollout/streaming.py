@@ -52,7 +52,9 @@ class PromptQueue:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.source.load_state_dict(state["source"])
-        self.returned = deque(Example(tuple(messages), answer, row) for messages, answer, row in state["returned"])
+        self.returned = deque(
+            Example(tuple(messages), answer, row) for messages, answer, row in state["returned"]
+        )
 
 
 class Stream:
@@ -91,7 +93,9 @@ class Stream:
         self._ending.set()
         self._thread.join(self.timeout)
         if self._thread.is_alive():
-            raise TimeoutError(f"the rollout thread did not end within {self.timeout:.0f} s: an engine step hangs")
+            raise TimeoutError(
+                f"the rollout thread did not end within {self.timeout:.0f} s: an engine step hangs"
+            )
 
     @property
     def groups_in_flight(self) -> int:

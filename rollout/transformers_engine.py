@@ -82,7 +82,9 @@ class TransformersEngine:
                 own[name].copy_(tensor)
                 missing.discard(name)
         if missing:
-            raise KeyError(f"the push left {len(missing)} tensors unchanged: {', '.join(sorted(missing)[:3])}")
+            raise KeyError(
+                f"the push left {len(missing)} tensors unchanged: {', '.join(sorted(missing)[:3])}"
+            )
         self.policy_version = version
         self._recompute_cache()
 
@@ -218,5 +220,3 @@ class TransformersEngine:
             everyone = torch.arange(len(self._rows), device=self.model.device)
             self._cache.admit(cache, everyone, capacity)
         self._prepare()
-
-

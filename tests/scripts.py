@@ -22,7 +22,9 @@ def configured(*overrides: str, name: str = "grpo_quickstart") -> Config:
         return to_config(compose(name, overrides=[*QUICK, *overrides]))
 
 
-def start(script: str, run_dir: Path, *overrides: str, name: str = "grpo_quickstart") -> subprocess.Popen[str]:
+def start(
+    script: str, run_dir: Path, *overrides: str, name: str = "grpo_quickstart"
+) -> subprocess.Popen[str]:
     """The script in a process of its own, stdout and stderr joined."""
     command = [sys.executable, script, "--config-name", name, f"hydra.run.dir={run_dir}", *QUICK, *overrides]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

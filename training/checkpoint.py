@@ -54,11 +54,18 @@ def newest_checkpoint(run_dir: Path) -> Path | None:
 
 def random_state() -> dict[str, Any]:
     """Every global generator's state, in types that `weights_only` loading accepts."""
-    kind, keys, position, has_gauss, cached = np.random.get_state()
+    state_tuple: Any = np.random.get_state()
+    kind, keys, position, has_gauss, cached = state_tuple
     version, internal, gauss = random.getstate()
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
-        "numpy": [str(kind), torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)],
+        "numpy": [
+            str(kind),
+            torch.from_numpy(keys.astype(np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ],
         "python": [version, list(internal), gauss],
     }
     if torch.cuda.is_available():

@@ -131,7 +131,7 @@ def trim(tokens: TensorDictBase) -> TensorDictBase:
     prompt_width = int(tokens["prompt_mask"].sum(-1).max())
     width = max(1, int(tokens["response_mask"].sum(-1).max()))
     trimmed = tokens.empty()
-    for key in tokens.keys():
+    for key in tokens.keys():  # noqa: SIM118  (iterating a TensorDict walks its rows)
         wide = tokens[key]
         trimmed[key] = (
             wide[:, wide.shape[1] - prompt_width :] if key.startswith("prompt") else wide[:, :width]

@@ -1,7 +1,7 @@
 """One optimizer step, whatever the microbatch split: the same gradient, the same metrics.
 
-    prepare: rewards -> advantages, reference and old log-probs       (once per collected batch)
-    step:    microbatches -> loss over the global batch -> clip -> finite? -> optimizer -> scheduler
+prepare: rewards -> advantages, reference and old log-probs       (once per collected batch)
+step:    microbatches -> loss over the global batch -> clip -> finite? -> optimizer -> scheduler
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,12 @@ class Learner:
     """
 
     def __init__(
-        self, model: nn.Module, scorer: ResponseScorer, reference: Reference | None, config: Config, run_dir: Path
+        self,
+        model: nn.Module,
+        scorer: ResponseScorer,
+        reference: Reference | None,
+        config: Config,
+        run_dir: Path,
     ) -> None:
         self.model = model
         self.scorer = scorer
@@ -101,15 +106,12 @@ class Learner:
             loss, metrics = self._loss(batch[chosen], totals.select(chosen))
             self.scaler.scale(loss).backward()
             parts.append(metrics)
-        metrics = finalize_metrics(merge_metrics(parts))
-        metrics["lr"] = self.optimizer.param_groups[0]["lr"]
-        metrics["grad_norm"] = self._clip()
-        skipped = self._update(metrics, batch)
-        metrics["loss/nonfinite_steps"] = float(self.nonfinite_steps)
-        metrics.setdefault("kl/ref", 0.0)
-        metrics.setdefault("loss/kl", 0.0)
-        metrics.setdefault("loss/entropy", 0.0)
-        return StepReport(metrics, skipped)
+        report = {"kl/ref": 0.0, "loss/kl": 0.0, "loss/entropy": 0.0} | finalize_metrics(merge_metrics(parts))
+        report["lr"] = self.optimizer.param_groups[0]["lr"]
+        report["grad_norm"] = self._clip()
+        skipped = self._update(report, batch)
+        report["loss/nonfinite_steps"] = float(self.nonfinite_steps)
+        return StepReport(report, skipped)
 
     def _microbatch_rows(self, batch: TensorDictBase) -> int:
         groups = batch.batch_size[0] // self.config.env.repeats
@@ -192,4 +194,4 @@ _TENSORS = ("tokens", "sample_log_prob", "old_log_prob", "ref_log_prob", "advant
 
 
 def _optional(batch: TensorDictBase, key: str, device: torch.device) -> torch.Tensor | None:
-    return batch[key].to(device) if key in batch.keys() else None
+    return batch[key].to(device) if key in batch.keys() else None  # noqa: SIM118  (`in` compares values)

@@ -64,7 +64,7 @@ def load_model(config: ModelConfig, devices: Sequence[torch.device]) -> PreTrain
     except (OSError, ValueError, ImportError) as error:
         raise _cannot_load("the model", config.name, error) from error
     if len(devices) == 1:
-        model.to(devices[0])
+        nn.Module.to(model, devices[0])
     check_head(model)
     return model
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from config.errors import ConfigError
 from config.messages import readable
 from config.schema import Config, register_schema, to_config
 
@@ -36,7 +35,11 @@ def test_every_shipped_experiment_composes(name: str) -> None:
 
 def test_batch_arithmetic() -> None:
     config = composed(
-        "grpo_quickstart", "env.num_envs=6", "env.repeats=4", "train.optim_batch_size=8", "train.epochs=2",
+        "grpo_quickstart",
+        "env.num_envs=6",
+        "env.repeats=4",
+        "train.optim_batch_size=8",
+        "train.epochs=2",
         "train.total_dialog_turns=100",
     )
     assert config.completions_per_iteration == 24
@@ -57,7 +60,10 @@ def test_batch_arithmetic() -> None:
         ("env.repeats=1", r"env\.repeats=1 with policy\.baseline=mean.*policy\.baseline=none"),
         ("train.optim_batch_size=100", r"train\.optim_batch_size=100 does not divide"),
         ("train.optim_batch_size=4", r"not a multiple of env\.repeats=8.*take 8"),
-        ("train.gradient_accumulation_steps=5", r"gradient_accumulation_steps=5 does not divide the 32 groups"),
+        (
+            "train.gradient_accumulation_steps=5",
+            r"gradient_accumulation_steps=5 does not divide the 32 groups",
+        ),
         ("train.dialog_turns_per_batch=99", r"not a multiple of env\.repeats=8.*take 96"),
         ("train.total_dialog_turns=8", r"less than one iteration"),
         ("train.mixed_precision=int8", r"choose one of fp32, bf16, fp16"),
@@ -94,4 +100,6 @@ def test_every_field_is_read_by_code_and_documented() -> None:
     for prefix, name in all_fields(Config):
         reads = re.findall(rf"[\w\])]\.{name}\b|[\"']{name}[\"']", text)
         assert reads, f"{prefix}{name}: no code reads it"
-        assert re.search(rf'^    {name}: [^\n]*\n    """', text, re.MULTILINE) or prefix == "", f"{prefix}{name}"
+        assert re.search(rf'^    {name}: [^\n]*\n    """', text, re.MULTILINE) or prefix == "", (
+            f"{prefix}{name}"
+        )

@@ -8,7 +8,9 @@ import pytest
 from rollout.group_buffer import GroupBuffer
 
 
-def make(max_age: int = 1, keep_order: bool = True, batches_per_version: int = 1, **other: int) -> GroupBuffer[int]:
+def make(
+    max_age: int = 1, keep_order: bool = True, batches_per_version: int = 1, **other: int
+) -> GroupBuffer[int]:
     return GroupBuffer(
         batch_groups=4,
         max_age=max_age,
@@ -26,8 +28,12 @@ def admit_all(buffer: GroupBuffer[int]) -> list[int]:
     return admitted
 
 
-@pytest.mark.parametrize(("max_age", "batches_per_version", "expected"), [(0, 1, 4), (1, 1, 8), (2, 1, 12), (1, 3, 24)])
-def test_admission_stops_where_the_bound_would_break(max_age: int, batches_per_version: int, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("max_age", "batches_per_version", "expected"), [(0, 1, 4), (1, 1, 8), (2, 1, 12), (1, 3, 24)]
+)
+def test_admission_stops_where_the_bound_would_break(
+    max_age: int, batches_per_version: int, expected: int
+) -> None:
     assert len(admit_all(make(max_age, batches_per_version=batches_per_version))) == expected
 
 
