@@ -124,10 +124,10 @@ class GroupBuffer(Generic[Group]):
     def _wait(self, deadline: float, timeout: float) -> None:
         remaining = deadline - time.monotonic()
         if remaining <= 0:
+            have, flying = len(self._batch), self.admitted - self.taken - self.ready
             raise TimeoutError(
-                f"the learner waited {timeout:.0f} s (train.wait_timeout_s) for the engines: it has "
-                f"{len(self._batch)} of {self.batch_groups} groups, {self.admitted - self.taken - self.ready} are in flight, "
-                f"{self.ready} are ready"
+                f"the learner waited {timeout:.0f} s (train.wait_timeout_s) for the engines: it has {have} of "
+                f"{self.batch_groups} groups, {flying} are in flight, {self.ready} are ready"
             )
         self._changed.wait(min(remaining, 1.0))
 
