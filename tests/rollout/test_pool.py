@@ -40,9 +40,14 @@ def local_ray() -> Iterator[None]:
 def open_pool(local_ray: None) -> Iterator[OpenPool]:
     opened: list[RayPool] = []
 
-    def open_one(factory: Callable[[], Engine], engines: int = 1, **settings: float) -> RayPool:
+    def open_one(
+        factory: Callable[[], Engine],
+        engines: int = 1,
+        request_push: Callable[[], None] | None = None,
+        **settings: float,
+    ) -> RayPool:
         places = [EnginePlace(f"engine {index}") for index in range(engines)]
-        opened.append(RayPool(factory, places, PoolSettings(**settings)))  # type: ignore[arg-type]
+        opened.append(RayPool(factory, places, PoolSettings(**settings), request_push))  # type: ignore[arg-type]
         return opened[-1]
 
     yield open_one
@@ -151,6 +156,30 @@ def test_an_object_store_push_reaches_every_engine(open_pool: OpenPool) -> None:
         pool.load_weights(weights, version)
         assert pool.score_all([[1, 2, 3]]) == {f"engine {i}": [[15.0 * version] * 2] for i in range(2)}
         assert pool.received == {"sum", "empty"}
+
+
+def test_a_new_engine_waits_for_a_native_push(open_pool: OpenPool) -> None:
+    """No handle holds weights that went from GPU to GPU: the pool asks for a push, and serves after it."""
+    asked: list[int] = []
+    pool = open_pool(pool_engines.CountingEngine, engines=1, request_push=lambda: asked.append(1))
+
+    def native_push(version: int) -> None:
+        arguments = {"call": "finish_weight_update", "version": version}
+        assert pool.call_each("transfer", [arguments]) == ["finish_weight_update done"]
+        pool.note_push(version, frozenset({"w"}))
+
+    native_push(1)
+    members = pool.members
+    os.kill(members[0], signal.SIGKILL)
+    pool.submit(requests(1)[0])
+    while not asked:
+        assert pool.step(timeout=1.0) == []
+    assert pool.step(timeout=0.2) == [], "it must not draw with the weights it started with"
+    assert pool.members != members
+    native_push(2)
+    (response,) = drain(pool)
+    assert response.completions[0].policy_versions == [2]
+    assert pool.received == {"w"}
 
 
 def test_a_hung_engine_is_found_by_deadline_and_replaced(

@@ -234,6 +234,17 @@ def test_an_adapter_push_acts_at_once_and_in_place(start_engine: StartEngine) ->
     assert far(tiny_llama(False), engine, sequences) > 0.05
 
 
+def test_a_push_reaches_every_shard(start_engine: StartEngine) -> None:
+    """Two tensor-parallel workers, each a process of its own."""
+    engine, sequences = start_engine(True, tensor_parallel_size=2), [tokens(200, 1)]
+    for version in (1, 2):
+        model = tiny_llama(True, seed=version)
+        engine.load_weights(model.state_dict().items(), version)
+        assert far(model, engine, sequences) < 1e-4
+    (response,) = generate(engine, [Request(1, (5, 6, 7), 2, Sampling(max_tokens=4), seed=0)])
+    assert response.completions[0].policy_versions == [2] * 4
+
+
 def test_the_backend_that_auto_means(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings_module, "installed_version", lambda: None)
     assert choose_backend("auto", gpu=True) == "transformers"
