@@ -129,7 +129,8 @@ class PolicyConfig:
     `length_weighted`, each row times its length over all positions; `padded_mean` over all positions;
     `token_sum`; `constant_length_sum`, that divided by `constant_length`."""
     constant_length: int | None = None
-    """Divisor of `constant_length` and `constant_length_sum`. Unset: the width of the batch."""
+    """Divisor of `constant_length` and `constant_length_sum`. Unset: `inference_model.max_tokens`; on plain
+    tensors the width of the batch."""
     pass_size: int | None = None
     """Rows in a pass of `aggregation=pass_mean`. Unset: the whole batch is one pass."""
     count_empty: bool = False

@@ -72,8 +72,8 @@ class TrainConfig:
     """Recompute activations in the backward pass: less memory, about a third more time."""
     share_prompt: bool = True
     """A group shares one forward pass over its prompt (exact). Off when `gradient_checkpointing` is on."""
-    log_prob_chunk_size: int = 4096
-    """Response tokens whose logits exist at one time, [chunk, vocabulary]."""
+    log_prob_chunk_size: int | None = None
+    """Response tokens whose logits exist at one time, [chunk, vocabulary]. Unset: by the head's size."""
     checkpoint_frequency: int = 100
     """Iterations between checkpoints; 0 keeps only the one at the end."""
     keep_checkpoints: int = 3
@@ -102,11 +102,12 @@ class TrainConfig:
             "total_dialog_turns",
             "gradient_accumulation_steps",
             "epochs",
-            "log_prob_chunk_size",
             "max_nonfinite_steps",
             "weight_update_frequency",
         ):
             _at_least(f"train.{key}", vars(self)[key], 1)
+        if self.log_prob_chunk_size is not None:
+            _at_least("train.log_prob_chunk_size", self.log_prob_chunk_size, 1)
         for key in ("checkpoint_frequency", "keep_checkpoints", "max_policy_age"):
             _at_least(f"train.{key}", vars(self)[key], 0)
 
@@ -249,6 +250,11 @@ class Config:
     def total_optimizer_steps(self) -> int:
         return self.total_iterations * self.optimizer_steps_per_iteration
 
+    def derive(self) -> None:
+        """Fills what other sections decide where it is unset."""
+        if self.policy.constant_length is None:
+            self.policy.constant_length = self.inference_model.max_tokens
+
     def check(self) -> None:
         """Raises ConfigError where two sections contradict each other."""
         _check_batches(self)
@@ -308,6 +314,11 @@ def _check_policy(config: Config) -> None:
             f"env.repeats=1 with policy.baseline={config.policy.baseline}: a group of one has no baseline, "
             "every advantage would be 0; set env.repeats >= 2 or policy.baseline=none"
         )
+    if config.run == "train" and config.inference_model.temperature == 0:
+        raise ConfigError(
+            "inference_model.temperature=0: greedy completions of one prompt are all the same, and no policy "
+            "gradient has their log-probs; train with 1.0, and evaluate greedily with eval.sets.NAME.temperature=0"
+        )
 
 
 def register_schema() -> None:
@@ -327,6 +338,7 @@ def to_config(composed: DictConfig) -> Config:
         raise ConfigError(f"{', '.join(missing)}: no value; give it on the command line or in the YAML file")
     config = OmegaConf.to_object(composed)
     assert isinstance(config, Config)
+    config.derive()
     config.check()
     return config
 

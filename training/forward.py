@@ -38,7 +38,7 @@ class ResponseScorer:
         repeats: completions per prompt; rows come group by group.
         temperature, top_p, top_k: of the distribution that the engine sampled from.
         share_prompt: one prompt forward per group.
-        chunk_size: response tokens whose logits exist at one time.
+        chunk_size: response tokens whose logits exist at one time; None: by the head's size.
         autocast_dtype: arithmetic of the forward pass, None for the weights' own.
     """
 
@@ -47,7 +47,7 @@ class ResponseScorer:
         model: nn.Module,
         repeats: int,
         share_prompt: bool,
-        chunk_size: int,
+        chunk_size: int | None = None,
         temperature: float = 1.0,
         top_p: float = 1.0,
         top_k: int = 0,

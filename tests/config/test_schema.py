@@ -7,7 +7,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from config.messages import readable
-from config.schema import Config, register_schema, to_config
+from config.schema import Config, load_policy, register_schema, to_config
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "config").glob("grpo_*.yaml"))
@@ -31,6 +31,13 @@ def test_every_shipped_experiment_composes(name: str) -> None:
     config = composed(name)
     assert config.total_iterations >= 1
     assert config.env.dataset
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("preset", ["grpo", "dapo", "reinforce", "compat_torchrl"])
+def test_no_experiment_changes_a_preset(name: str, preset: str) -> None:
+    config = composed(name, f"policy={preset}")
+    assert config.policy == load_policy(preset, constant_length=config.inference_model.max_tokens)
 
 
 def test_batch_arithmetic() -> None:
@@ -69,6 +76,11 @@ def test_batch_arithmetic() -> None:
         ("train.mixed_precision=int8", r"choose one of fp32, bf16, fp16"),
         ("inference_model.max_model_len=10", r"smaller than env\.max_prompt_tokens"),
         ("policy.clip_epsilon_low=-1", r"policy\.clip_epsilon_low=-1"),
+        ("train.log_prob_chunk_size=0", r"train\.log_prob_chunk_size=0: must be at least 1"),
+        (
+            "inference_model.temperature=0",
+            r"inference_model\.temperature=0: greedy .* train with 1\.0.*eval\.sets",
+        ),
         ("run=fly", r"run='fly': choose one of train, plan"),
     ],
 )
@@ -76,6 +88,15 @@ def test_bad_input_names_the_value_the_place_and_the_remedy(override: str, expec
     text = message(override)
     assert re.search(expected, text), text
     assert "Traceback" not in text
+
+
+def test_the_constant_length_is_the_longest_response_unless_given() -> None:
+    assert (
+        composed("grpo_quickstart", "policy=dr_grpo", "inference_model.max_tokens=7").policy.constant_length
+        == 7
+    )
+    given = composed("grpo_quickstart", "policy=dr_grpo", "policy.constant_length=9")
+    assert given.policy.constant_length == 9
 
 
 def test_a_missing_value_is_named() -> None:
