@@ -178,9 +178,9 @@ class Parts:
         """Learner to engines; beside running generation the push happens between two engine steps."""
         with self.monitor.timed("push"):
             if self.stream is None:
-                self.weights.push()
+                self.monitor.note(self.weights.push())
             else:
-                self.stream.call(self.weights.push)
+                self.monitor.note(self.stream.call(self.weights.push))
                 self.stream.buffer.pushed(self.weights.version)
 
     def minibatches(self, batch: Any) -> Iterator[Any]:
@@ -247,21 +247,6 @@ class Parts:
         self.monitor.close(outcome)
 
 
-class Weights:
-    """Learner to engines. Version 0 is what the run starts from; every later push adds one."""
-
-    def __init__(self, learner: Any, engine: Any) -> None:
-        self.learner = learner
-        self.engine = engine
-        self.version = -1
-
-    def push(self) -> None:
-        from rollout.transports import named_weights
-
-        self.version += 1
-        self.engine.load_weights(named_weights(self.learner.model), self.version)
-
-
 def choose_device(config: Config) -> str:
     """Raises ConfigError where the config needs CUDA and there is none."""
     import torch
@@ -315,6 +300,7 @@ def build(config: Config, run_dir: Path) -> Parts:
     from envs.reward_service import RewardService
     from envs.task import make_task
     from envs.token_env import TokenEnv, encode_prompt
+    from grpo_engines import build_engine, build_weights
     from monitoring.monitor import Monitor
     from monitoring.trackers import MetricsFile, make_tracker
     from rollout.collector import EnginePolicy, Rollouts
@@ -340,7 +326,8 @@ def build(config: Config, run_dir: Path) -> Parts:
     )
     model = load_model(config.model, [device])
     engine = build_engine(config, model, tokenizer, device)
-    learner = Learner(*build_models(config, model, device), config, run_dir)
+    model, scorer, reference = build_models(config, model, device)
+    learner = Learner(model, scorer, reference, config, run_dir)
     inference = config.inference_model
     sampling = Sampling(inference.temperature, inference.top_p, inference.top_k, inference.max_tokens)
     rewards = RewardService(task, config.env)
@@ -366,7 +353,7 @@ def build(config: Config, run_dir: Path) -> Parts:
         run_dir,
         learner,
         Rollouts(env, policy),
-        Weights(learner, engine),
+        build_weights(config, model, engine),
         prompts,
         rewards,
         monitor,
@@ -427,11 +414,3 @@ def build_models(config: Config, model: Any, device: Any) -> tuple[Any, Any, Any
         model.gradient_checkpointing_enable()
     policy = add_lora(model, config.train_model.lora) if config.train_model.lora.enabled else model
     return policy, scorer(policy), reference
-
-
-def build_engine(config: Config, model: Any, tokenizer: Any, device: Any) -> Any:
-    from rollout.transformers_engine import TransformersEngine
-    from training.model import copy_model, eos_token_ids
-
-    own = copy_model(model, model.dtype, device)
-    return TransformersEngine(own, eos_token_ids(model, tokenizer), config.inference_model.max_num_seqs)

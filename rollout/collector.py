@@ -1,6 +1,7 @@
 """From prompts to scored groups: the environment and an engine as TensorDict modules."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -20,8 +21,8 @@ class EnginePolicy(TensorDictModuleBase):
 
     def __init__(self, engine: Engine, sampling: Sampling, repeats: int, seed: int, timeout: float) -> None:
         super().__init__()
-        self.in_keys = [("tokens", "prompt"), ("tokens", "prompt_mask"), "group_id"]
-        self.out_keys = [("tokens", name) for name in ("response", "response_mask", "loss_mask")]
+        self.in_keys: list[Any] = [("tokens", "prompt"), ("tokens", "prompt_mask"), "group_id"]
+        self.out_keys: list[Any] = [("tokens", name) for name in ("response", "response_mask", "loss_mask")]
         self.out_keys += ["sample_log_prob", "policy_version", "finish_reason"]
         self.engine = engine
         self.sampling = sampling

@@ -49,6 +49,7 @@ class TransformersEngine:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.max_num_seqs = max_num_seqs
         self.policy_version = 0
+        self.received: frozenset[str] = frozenset()
         self._waiting: deque[Request] = deque()
         self._rows: list[_Row] = []
         self._groups: dict[int, list[_Row]] = {}
@@ -85,7 +86,7 @@ class TransformersEngine:
             raise KeyError(
                 f"the push left {len(missing)} tensors unchanged: {', '.join(sorted(missing)[:3])}"
             )
-        self.policy_version = version
+        self.policy_version, self.received = version, frozenset(own)
         self._recompute_cache()
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:

@@ -1,0 +1,179 @@
+"""From the config to engines, and the weights' way to them: the half of the composition root that generates.
+
+One engine lives in this process, several (or `ray.enabled=true`, or a `ray.address`) as Ray actors in a pool;
+both speak the protocol of rollout/engine.py, so nothing above knows which it is.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from config.schema import Config
+from rollout.canary import TOLERANCE, Canary, canary_sequences
+from rollout.engine import Engine
+from rollout.pool import PoolSettings, RayPool
+from rollout.ray_runtime import EnginePlace
+from rollout.transformers_engine import TransformersEngine
+from rollout.transports import InProcess, Transport, named_weights
+from rollout.vllm_settings import VLLMSettings, choose_backend
+from training.model import causal_model, copy_model, eos_token_ids, load_model, model_path
+
+CANARY_COUNT, CANARY_LENGTH = 3, 160  # longer than a block of vLLM's prefix cache, 128 tokens on a CPU
+PLAIN_CANARY_COUNT, PLAIN_CANARY_LENGTH = 1, 24  # no prefix cache, nothing to find in a longer one
+
+
+def build_engine(
+    config: Config, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, device: torch.device
+) -> Engine:
+    """One engine or a pool. `model` gives a transformers engine in this process its first weights."""
+    inference, ray = config.inference_model, config.ray
+    eos = tuple(eos_token_ids(model, tokenizer))
+    backend = choose_backend(inference.backend, gpu=device.type == "cuda")
+    factory: Callable[[], Engine]
+    if backend == "vllm":
+        factory = partial(_vllm_engine, vllm_settings(config, eos, device))
+    else:
+        factory = partial(_transformers_engine, config, eos, device.type)
+    if inference.num_engines == 1 and not ray.enabled and ray.address is None:
+        if backend == "vllm":
+            return factory()
+        return TransformersEngine(copy_model(model, model.dtype, device), eos, inference.max_num_seqs)
+    settings = PoolSettings(
+        start_timeout_s=inference.start_timeout_s,
+        request_timeout_s=inference.request_timeout_s,
+        window=inference.max_num_seqs,
+        num_cpus_per_engine=ray.num_cpus_per_engine,
+        address=ray.address,
+    )
+    return RayPool(factory, engine_places(config, device), settings)
+
+
+def engine_places(config: Config, device: torch.device) -> list[EnginePlace]:
+    size = config.inference_model.tensor_parallel_size
+    count = config.inference_model.num_engines
+    if device.type == "cpu":
+        return [EnginePlace(f"engine {index}") for index in range(count)]
+    devices = list(config.inference_model.devices or range(count * size))
+    return [EnginePlace(f"engine {i}", tuple(devices[i * size : (i + 1) * size])) for i in range(count)]
+
+
+def vllm_settings(config: Config, eos: tuple[int, ...], device: torch.device) -> VLLMSettings:
+    """What a vLLM engine is started with; on a CPU eager, with a KV cache of its own size."""
+    from config.model_shape import find_config, kv_cache_bytes, read_shape
+
+    inference = config.inference_model
+    on_cpu = device.type == "cpu"
+    dtype = ("float32" if on_cpu else "bfloat16") if inference.dtype == "auto" else inference.dtype
+    longest = inference.max_model_len or config.env.max_prompt_tokens + inference.max_tokens
+    cache = None if inference.kv_cache_gib is None else int(inference.kv_cache_gib * 2**30)
+    name = model_path(config.model.name)
+    if on_cpu and cache is None:
+        found = find_config(name)
+        assert found is not None
+        cache = kv_cache_bytes(read_shape(found), inference.max_num_seqs, longest, 4)
+    return VLLMSettings(
+        model=name,
+        eos_token_ids=eos,
+        max_model_len=longest,
+        device="cpu" if on_cpu else "cuda",
+        dtype=dtype,
+        tensor_parallel_size=inference.tensor_parallel_size,
+        gpu_memory_utilization=inference.gpu_memory_utilization,
+        kv_cache_bytes=cache,
+        max_num_seqs=inference.max_num_seqs,
+        enforce_eager=on_cpu if inference.enforce_eager is None else inference.enforce_eager,
+        quantization=inference.quantization,
+        update=inference.update,
+        sleep=inference.colocate,
+        request_timeout_s=inference.request_timeout_s,
+    )
+
+
+def _vllm_engine(settings: VLLMSettings) -> Engine:
+    from rollout.vllm_engine import VLLMEngine
+
+    return VLLMEngine(settings)
+
+
+def _transformers_engine(config: Config, eos: tuple[int, ...], device: str) -> Engine:
+    """Built inside an actor: one thread, so that several on one machine do not slow each other down."""
+    if device == "cpu":
+        torch.set_num_threads(config.ray.num_cpus_per_engine)
+    model = load_model(config.model, [torch.device(device)])
+    return TransformersEngine(model, eos, config.inference_model.max_num_seqs)
+
+
+class Weights:
+    """Learner to engines, proven by the canary. Version 0 is what a run starts from; each later push adds 1."""
+
+    def __init__(self, model: nn.Module, engine: Engine, canary: Canary) -> None:
+        self.model = model
+        self.engine = engine
+        self.canary = canary
+        self.transport: Transport = engine.transport if isinstance(engine, RayPool) else InProcess(engine)
+        self.version = -1
+
+    def push(self) -> dict[str, float]:
+        """Metrics of the canary, its seconds among them.
+
+        Raises:
+            CanaryError: an engine does not have the learner's weights; the message names the cause.
+        """
+        began = time.perf_counter()
+        self.canary.before_push()
+        watched = time.perf_counter() - began
+        self.version += 1
+        self.transport.push(named_weights(self.model), self.version)
+        began = time.perf_counter()
+        metrics = self.canary.after_push(self.version, _received(self.engine))
+        return metrics | {"canary/seconds": watched + time.perf_counter() - began}
+
+
+def _received(engine: Engine) -> frozenset[str]:
+    """Names that the last push brought to every engine."""
+    from rollout.vllm_engine import VLLMEngine
+
+    return engine.received if isinstance(engine, RayPool | VLLMEngine | TransformersEngine) else frozenset()
+
+
+def build_weights(config: Config, model: nn.Module, engine: Engine) -> Weights:
+    causal = causal_model(model)
+    inference = config.inference_model
+    plain = isinstance(engine, TransformersEngine)
+    count, length = (PLAIN_CANARY_COUNT, PLAIN_CANARY_LENGTH) if plain else (CANARY_COUNT, CANARY_LENGTH)
+    longest = inference.max_model_len or config.env.max_prompt_tokens + inference.max_tokens
+    sequences = canary_sequences(causal.config.vocab_size, longest, count, length)
+    dtype = str(causal.dtype).removeprefix("torch.") if inference.dtype == "auto" else inference.dtype
+    tied = "lm_head.weight" if causal.config.tie_word_embeddings else None
+    tolerance = inference.canary_tolerance or TOLERANCE[dtype]
+    canary = Canary(sequences, engine_scores(engine), partial(learner_scores, model), tolerance, tied)
+    return Weights(model, engine, canary)
+
+
+def engine_scores(engine: Engine) -> Callable[[Sequence[Sequence[int]]], Mapping[str, list[list[float]]]]:
+    if isinstance(engine, RayPool):
+        return engine.score_all
+    return lambda sequences: {"the engine": engine.score(sequences)}
+
+
+@torch.no_grad()
+def learner_scores(
+    model: nn.Module, sequences: Sequence[Sequence[int]], temperature: float
+) -> list[list[float]]:
+    """Log-probs of all tokens but the first under the learner's weights, [count][length - 1]."""
+    causal = causal_model(model)
+    was_training = causal.training
+    model.eval()
+    scores = []
+    for sequence in sequences:
+        ids = torch.tensor([list(sequence)], device=causal.device)
+        logits = causal(ids).logits[0, :-1].float() / temperature
+        picked: Any = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])
+        scores.append(picked[:, 0].tolist())
+    model.train(was_training)
+    return scores
