@@ -1,33 +1,92 @@
-"""Plain numbers in answers: where the final one stands, and when two are the same."""
+"""Plain numbers in answers: where the final one stands, and when two are the same. No sympy here.
+
+A number is exact: decimals, fractions and mixed numbers become a `Fraction`, so 1,000 is 1000.0 and 3/6 is 0.5,
+while 9999 is not 10,000 and 0.333 is not 1/3.
+"""
 
 import re
-from decimal import Decimal, InvalidOperation
+from fractions import Fraction
 
-MAX_CHARACTERS = 40
-_MARKED = re.compile(r"####[ \t]*([^\n]{1,120})")
-_TAGGED = re.compile(r"<answer>([^<]{1,120})</answer>")
-_NUMBER = re.compile(r"-?\$?-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\$?-?\.\d+")
+MAX_CHARACTERS = 400
+"""A longer text is no number: reading it would cost more than any answer is worth."""
+MAX_WITH_UNIT = 80
+"""A longer text is no number with a unit."""
+
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
+_DECIMAL = re.compile(rf"([-+]?)({_DIGITS}?)(?:\.(\d*))?", re.ASCII)
+_RATIO = re.compile(rf"([-+]?{_DIGITS}(?:\.\d+)?)\s*/\s*({_DIGITS}(?:\.\d+)?)", re.ASCII)
+_FRAC = re.compile(
+    r"([-+]?)\s*\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(-?\d+)\s*\}|(\d))", re.ASCII
+)
+_MIXED = re.compile(
+    r"([-+]?)(\d+)(?:\s+(\d+)\s*/\s*(\d+)|\s*\\[dtc]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\})", re.ASCII
+)
+_UNIT = re.compile(
+    r"(?P<number>.*?[\d.])\s*(?P<unit>[A-Za-z][A-Za-z ./]*?(?:\s*\^?[23])?)\.?", re.ASCII | re.DOTALL
+)
+_NOT_UNITS = frozenset("or and to not than if at about between vs either neither e x".split())
+_QUOTES = " \t\r\n\xa0\u2009\u202f*`'\"“”"
+
+_MARKED = re.compile(r"####([^\n]{0,200})")
+_TAGGED = re.compile(r"<answer>([^<]{1,200})</answer>")
 
 
 def final_number(text: str) -> str | None:
-    """The number after the last `####`, or inside the last `<answer>` tag; None where there is neither."""
+    """The number after the last `####`, or inside the last `<answer>` tag; None where there is none.
+
+    The marked text must be one number: a currency sign, a percent sign, a unit in words and Markdown around it are
+    left away, but "7 or 8", "3:30" and "12 apples and 3 pears" name no number.
+    """
     found = _MARKED.findall(text) or _TAGGED.findall(text)
     if not found:
         return None
-    number = _NUMBER.search(found[-1].strip())
-    return number.group().rstrip(".") if number else None
+    number = plain(found[-1])
+    return number if parse_number(number) is not None else None
 
 
-def parse_number(text: str) -> Decimal | None:
-    """A decimal number without thousands separators and currency signs; None for anything else."""
-    plain = text.strip().replace(",", "").replace("$", "")
-    if len(plain) > MAX_CHARACTERS:
+def plain(text: str) -> str:
+    """A number's text without Markdown, quotes, currency, percent sign, unit in words or full stop."""
+    text = text.strip(_QUOTES).replace("−", "-").replace("\\$", "").replace("$", "").strip(_QUOTES)
+    text = text.rstrip(".").replace("\\%", "").rstrip("%").strip(_QUOTES)
+    with_unit = _UNIT.fullmatch(text) if len(text) <= MAX_WITH_UNIT else None
+    if with_unit and not _NOT_UNITS & set(with_unit["unit"].casefold().split()):
+        return with_unit["number"].strip()
+    return text
+
+
+def parse_number(text: str) -> Fraction | None:
+    """The exact value of a decimal, a fraction (`a/b`, `\\frac{a}{b}`) or a mixed number; None for anything else.
+
+    Thousands are grouped in threes or not at all, digits are ASCII, and `a/0` is no number.
+    """
+    text = text.strip().replace("$", "")
+    if not text or len(text) > MAX_CHARACTERS:
         return None
-    try:
-        number = Decimal(plain)
-    except InvalidOperation:
+    match = _DECIMAL.fullmatch(text)
+    if match:
+        return _decimal(*match.groups())
+    match = _RATIO.fullmatch(text)
+    if match:
+        top, bottom = parse_number(match[1]), parse_number(match[2])
+        return top / bottom if top is not None and bottom else None
+    match = _MIXED.fullmatch(text)
+    if match:
+        whole, top, bottom = int(match[2]), int(match[3] or match[5]), int(match[4] or match[6])
+        value = whole + Fraction(top, bottom) if bottom else None
+        return -value if value is not None and match[1] == "-" else value
+    match = _FRAC.fullmatch(text)
+    if match:
+        top, bottom = int(match[2] or match[3]), int(match[4] or match[5])
+        return Fraction(-top if match[1] == "-" else top, bottom) if bottom else None
+    return None
+
+
+def _decimal(sign: str, whole: str, part: str | None) -> Fraction | None:
+    if not whole and not part:
         return None
-    return number if number.is_finite() else None
+    digits = whole.replace(",", "") + (part or "")
+    value = Fraction(int(digits), 10 ** len(part or ""))
+    return -value if sign == "-" else value
 
 
 def same_number(given: str, gold: str) -> bool:

@@ -1,0 +1,107 @@
+"""Where the final answer stands in a completion. Pure text, linear in its length, no sympy.
+
+Each finder returns the answer's text or None; an answer that was begun and not finished is None, never a guess.
+"""
+
+import re
+
+_THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_ANSWER_LINE = re.compile(r"answer(?:\s+is)?[*_]*\s*:[*_]*\s*([^\n]+)", re.IGNORECASE)
+_INLINE = re.compile(r"\$([^$\n]{1,400})\$|\\\((.{1,400}?)\\\)")
+_LEAD = re.compile(r".*\b(?:is|equals|are)\b:?\s+(.+?)\.?", re.DOTALL | re.IGNORECASE)
+_PROSE_LIMIT = 300
+
+
+def boxed(text: str) -> str | None:
+    """Contents of the last `\\boxed{...}`, braces matched; None without one or when the last is unclosed."""
+    start = text.rfind("\\boxed")
+    if start < 0:
+        return None
+    opened = start + len("\\boxed")
+    while opened < len(text) and text[opened] == " ":
+        opened += 1
+    if text[opened : opened + 1] != "{":
+        return None
+    depth = 0
+    for token in _BRACE.finditer(text, opened):
+        depth += {"{": 1, "}": -1}.get(token.group(), 0)
+        if depth == 0:
+            return text[opened + 1 : token.start()].strip()
+    return None
+
+
+def tagged(text: str, tag: str = "answer") -> str | None:
+    """Contents of the last complete `<tag>...</tag>`; None without one."""
+    end = text.rfind(f"</{tag}>")
+    if end < 0:
+        return None
+    start = text.rfind(f"<{tag}>", 0, end)
+    return text[start + len(tag) + 2 : end].strip() if start >= 0 else None
+
+
+def after_thinking(text: str) -> str | None:
+    """What follows the last `</think>`; all of it without any `<think>`; None while a thought is unfinished."""
+    closed = text.rfind(_THINK_CLOSE)
+    if text.find(_THINK_OPEN, max(closed, 0)) >= 0:
+        return None
+    return text if closed < 0 else text[closed + len(_THINK_CLOSE) :]
+
+
+def marked(text: str) -> str | None:
+    """The rest of the line after the last `####`; None without one, or where a fifth `#` makes it a heading."""
+    start = text.rfind("####")
+    if start < 0 or text[start - 1 : start] == "#":
+        return None
+    line = text[start + 4 :].split("\n", 1)[0].strip()
+    return line or None
+
+
+def answer_line(text: str) -> str | None:
+    """What follows the last `Answer:`, on its line or, if that is empty, on the next; None without one."""
+    found = _ANSWER_LINE.findall(text)
+    return found[-1].strip() if found else None
+
+
+def final_answer(text: str) -> str | None:
+    """The final answer however it is marked.
+
+    In this order, after the thoughts: the last `<answer>`, the last `\\boxed`, the last `####`, the last
+    `Answer:`, the last inline formula; a box inside a marked answer is opened.
+    """
+    spoken = after_thinking(text)
+    if spoken is None:
+        return None
+    if "\\boxed" in spoken and "</answer>" not in spoken:
+        return boxed(spoken)
+    found = tagged(spoken)
+    if found is None:
+        found = marked(spoken)
+    if found is None:
+        found = answer_line(spoken)
+    if found is None:
+        return last_formula(spoken)
+    return boxed(found) if "\\boxed" in found else found
+
+
+def last_formula(text: str) -> str | None:
+    """The last `$...$` or `\\(...\\)` of one line; None without one."""
+    found = _INLINE.findall(text)
+    return (found[-1][0] or found[-1][1]).strip() if found else None
+
+
+def from_prose(answer: str) -> str:
+    """`the answer is 7.` becomes `7`; anything else stays."""
+    if len(answer) > _PROSE_LIMIT:
+        return answer
+    sentence = _LEAD.fullmatch(answer.strip())
+    return sentence[1] if sentence else answer
+
+
+def think_answer_format(text: str) -> bool:
+    """Whether the text has exactly one thought, then exactly one answer, and nothing after it."""
+    tags = ("<think>", "</think>", "<answer>", "</answer>")
+    if any(text.count(tag) != 1 for tag in tags):
+        return False
+    positions = [text.index(tag) for tag in tags]
+    return positions == sorted(positions) and text.rstrip().endswith("</answer>")
