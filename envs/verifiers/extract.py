@@ -11,6 +11,7 @@ _ANSWER_LINE = re.compile(r"answer(?:\s+is)?[*_]*\s*:[*_]*\s*([^\n]+)", re.IGNOR
 _INLINE = re.compile(r"\$([^$\n]{1,400})\$|\\\((.{1,400}?)\\\)")
 _LEAD = re.compile(r".*\b(?:is|equals|are)\b:?\s+(.+?)\.?", re.DOTALL | re.IGNORECASE)
 _PROSE_LIMIT = 300
+_FORMULA_REACH = 4000
 
 
 def boxed(text: str) -> str | None:
@@ -85,8 +86,8 @@ def final_answer(text: str) -> str | None:
 
 
 def last_formula(text: str) -> str | None:
-    """The last `$...$` or `\\(...\\)` of one line; None without one."""
-    found = _INLINE.findall(text)
+    """The last `$...$` or `\\(...\\)` of one line near the end of the text; None without one."""
+    found = _INLINE.findall(text[-_FORMULA_REACH:])
     return (found[-1][0] or found[-1][1]).strip() if found else None
 
 

@@ -24,7 +24,9 @@ _MIXED = re.compile(
 _UNIT = re.compile(
     r"(?P<number>.*?[\d.])\s*(?P<unit>[A-Za-z][A-Za-z ./]*?(?:\s*\^?[23])?)\.?", re.ASCII | re.DOTALL
 )
-_NOT_UNITS = frozenset("or and to not than if at about between vs either neither e x".split())
+_NOT_UNITS = frozenset(
+    ["or", "and", "to", "not", "than", "if", "at", "about", "between", "vs", "either", "neither", "e", "x"]
+)
 _QUOTES = " \t\r\n\xa0\u2009\u202f*`'\"“”"
 
 _MARKED = re.compile(r"####([^\n]{0,200})")
@@ -71,14 +73,17 @@ def parse_number(text: str) -> Fraction | None:
         return top / bottom if top is not None and bottom else None
     match = _MIXED.fullmatch(text)
     if match:
-        whole, top, bottom = int(match[2]), int(match[3] or match[5]), int(match[4] or match[6])
-        value = whole + Fraction(top, bottom) if bottom else None
-        return -value if value is not None and match[1] == "-" else value
+        part = _ratio("", match[3] or match[5], match[4] or match[6])
+        sign = -1 if match[1] == "-" else 1
+        return None if part is None else sign * (int(match[2]) + part)
     match = _FRAC.fullmatch(text)
-    if match:
-        top, bottom = int(match[2] or match[3]), int(match[4] or match[5])
-        return Fraction(-top if match[1] == "-" else top, bottom) if bottom else None
-    return None
+    return _ratio(match[1], match[2] or match[3], match[4] or match[5]) if match else None
+
+
+def _ratio(sign: str, top: str, bottom: str) -> Fraction | None:
+    if not int(bottom):
+        return None
+    return Fraction(-int(top) if sign == "-" else int(top), int(bottom))
 
 
 def _decimal(sign: str, whole: str, part: str | None) -> Fraction | None:
