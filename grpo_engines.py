@@ -151,7 +151,14 @@ def build_weights(config: Config, model: nn.Module, engine: Engine) -> Weights:
     dtype = str(causal.dtype).removeprefix("torch.") if inference.dtype == "auto" else inference.dtype
     tied = "lm_head.weight" if causal.config.tie_word_embeddings else None
     tolerance = inference.canary_tolerance or TOLERANCE[dtype]
-    canary = Canary(sequences, engine_scores(engine), partial(learner_scores, model), tolerance, tied)
+    canary = Canary(
+        sequences,
+        engine_scores(engine),
+        partial(learner_scores, model),
+        tolerance,
+        tied,
+        caches_prefixes=not plain,
+    )
     return Weights(model, engine, canary)
 
 

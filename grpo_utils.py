@@ -299,7 +299,7 @@ def build(config: Config, run_dir: Path) -> Parts:
     from envs.prompts import PromptSource
     from envs.reward_service import RewardService
     from envs.task import make_task
-    from envs.token_env import TokenEnv, encode_prompt
+    from envs.token_env import TokenEnv, prompt_fits
     from grpo_engines import build_engine, build_weights
     from monitoring.monitor import Monitor
     from monitoring.trackers import MetricsFile, make_tracker
@@ -321,7 +321,7 @@ def build(config: Config, run_dir: Path) -> Parts:
         PromptSource(
             task.examples(config.env.split),
             seed=config.train.seed,
-            keep=lambda example: len(encode_prompt(tokenizer, example)) <= limit,
+            keep=lambda example: prompt_fits(tokenizer, example, limit),
         )
     )
     model = load_model(config.model, [device])

@@ -23,6 +23,7 @@ from envs.task import Completion, Example
 OUTCOMES = ("scored", "invalid", "error")
 STOP, LENGTH, ABORT = range(3)
 FINISH_REASONS = ("stop", "length", "abort")
+_PREFIX_TOKENS = 8
 
 
 class Verdict(Protocol):
@@ -40,8 +41,8 @@ class Rewards(Protocol):
     def score(self, completions: Sequence[Completion], examples: Sequence[Example]) -> Sequence[Verdict]: ...
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, example: Example) -> list[int]:
-    """Token ids of the chat, ending where the assistant's answer begins.
+def encode_prompts(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[list[int]]:
+    """Token ids of each chat, ending where the assistant's answer begins.
 
     Raises:
         ConfigError: the tokenizer has no chat template.
@@ -51,17 +52,28 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, example: Example) -> list[
             f"model.name={tokenizer.name_or_path}: its tokenizer has no chat template, so messages cannot be "
             "turned into a prompt; take an instruct or chat model, or add chat_template.jinja to its folder"
         )
+    chats = [list(example.messages) for example in examples]
     return list(
-        tokenizer.apply_chat_template(
-            list(example.messages), add_generation_prompt=True, tokenize=True, return_dict=False
-        )
+        tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=True, return_dict=False)
     )
+
+
+def prompt_fits(tokenizer: PreTrainedTokenizerBase, example: Example, limit: int) -> bool:
+    """Whether the prompt has at most `limit` tokens. Most are seen to fit by their length in bytes alone,
+    without being tokenized a second time: a token covers a byte or more, the prefix a tokenizer adds apart."""
+    chat = list(example.messages)
+    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    if len(str(text).encode()) + _PREFIX_TOKENS <= limit:
+        return True
+    return len(encode_prompts(tokenizer, [example])[0]) <= limit
 
 
 def pad(rows: Sequence[Sequence[int | float]], dtype: torch.dtype, left: bool = False) -> torch.Tensor:
     """[len(rows), longest] of `dtype`, zeros where a row is shorter; at least one column."""
     width = max(1, max(len(row) for row in rows))
-    filled = [[*[0] * (width - len(row)), *row] if left else [*row, *[0] * (width - len(row))] for row in rows]
+    filled = [
+        [*[0] * (width - len(row)), *row] if left else [*row, *[0] * (width - len(row))] for row in rows
+    ]
     return torch.tensor(filled, dtype=dtype)
 
 
@@ -116,7 +128,7 @@ class TokenEnv(EnvBase):
         rows = tensordict.batch_size[0] if tensordict is not None and tensordict.batch_size else self.repeats
         num_groups = rows // self.repeats
         examples = self.draw(num_groups)
-        prompts = [encode_prompt(self.tokenizer, example) for example in examples]
+        prompts = encode_prompts(self.tokenizer, examples)
         ids = torch.arange(self.next_group_id, self.next_group_id + num_groups)
         self.in_flight |= dict(zip(ids.tolist(), examples, strict=True))
         self.next_group_id += num_groups

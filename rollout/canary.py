@@ -105,6 +105,7 @@ class Canary:
         learner_scores: the same by the learner's current weights, at a given temperature.
         tolerance: largest |difference| that the engine's dtype explains (`TOLERANCE`).
         tied_head: the head's name where the embeddings are tied, else None.
+        caches_prefixes: whether the engine keeps keys and values between requests.
     """
 
     def __init__(
@@ -114,18 +115,23 @@ class Canary:
         learner_scores: LearnerScores,
         tolerance: float,
         tied_head: str | None,
+        caches_prefixes: bool = True,
     ) -> None:
         self.sequences = sequences
         self.tolerance = tolerance
         self._engine_scores = engine_scores
         self._learner_scores = learner_scores
         self._tied_head = tied_head
+        self._caches_prefixes = caches_prefixes
         self._before: Mapping[str, Scores] = {}
         self._learner_before: torch.Tensor | None = None
         self._last = torch.cat([torch.arange(len(s) - 1) == len(s) - 2 for s in sequences])
 
     def before_push(self) -> None:
-        self._before = self._engine_scores(self.sequences)
+        """Score with the old weights. An engine without a prefix cache, whose weights only a push changes, need
+        not do it again: its scores after the last push stand."""
+        if self._caches_prefixes or not self._before:
+            self._before = self._engine_scores(self.sequences)
 
     def after_push(self, version: int, received: frozenset[str]) -> dict[str, float]:
         """Compare; the metric `canary/max_abs_diff`.
@@ -136,7 +142,8 @@ class Canary:
         """
         learner = _flat(self._learner_scores(self.sequences, 1.0))
         worst = 0.0
-        for name, scores in self._engine_scores(self.sequences).items():
+        after = self._engine_scores(self.sequences)
+        for name, scores in after.items():
             before = _flat(self._before[name]) if name in self._before else None
             evidence = Evidence(_flat(scores), learner, self._last, before, self._learner_before)
             if not evidence.agrees(self.tolerance):
@@ -147,7 +154,7 @@ class Canary:
                     + cause
                 )
             worst = max(worst, evidence.max_abs_diff)
-        self._learner_before = learner
+        self._learner_before, self._before = learner, after
         return {"canary/max_abs_diff": worst}
 
     def _cause(self, evidence: Evidence, received: frozenset[str]) -> str:

@@ -36,8 +36,8 @@ class LetterTokenizer:
     chat_template: str = "letters"
     name_or_path: str = "letters"
 
-    def apply_chat_template(self, messages: list[dict[str, str]], **kwargs: object) -> list[int]:
-        return [5 + ord(letter) % 30 for message in messages for letter in message["content"]]
+    def apply_chat_template(self, chats: list[list[dict[str, str]]], **kwargs: object) -> list[list[int]]:
+        return [[5 + ord(letter) % 30 for turn in chat for letter in turn["content"]] for chat in chats]
 
     def batch_decode(self, rows: Sequence[Sequence[int]], **kwargs: object) -> list[str]:
         return ["".join(chr(65 + token) for token in row if token != EOS) for row in rows]
