@@ -8,14 +8,16 @@ Batches are numbered, and so are the groups as they are admitted: group i is mea
 and the trainer's version at every batch is known in advance. A group is admitted only if that version lies at
 most `max_age` above the present one. Then what can go wrong is overtaking: with `keep_order` (`wait`) batches
 are made in the order of admission, so that no group is ever too old; without it (`drop`) in the order of
-completion, and a group that is too old when its turn comes is handed back for regeneration.
+completion (of the ready groups the one that began first), and a group that is too old when its turn comes is
+handed back for regeneration. Groups with long answers are the ones that get too old, so `drop` trains on
+shorter answers than the policy gives.
 
-Every operation is O(1) a group, whatever the number of workers.
+Every operation costs at most the logarithm of the ready groups, whatever the number of workers.
 """
 
+import heapq
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -23,11 +25,11 @@ from typing import Generic, TypeVar
 Group = TypeVar("Group")
 
 
-@dataclass
+@dataclass(order=True)
 class _Entry(Generic[Group]):
     sequence: int
-    version: int
-    group: Group
+    version: int = field(compare=False)
+    group: Group = field(compare=False)
 
 
 @dataclass
@@ -50,8 +52,7 @@ class GroupBuffer(Generic[Group]):
     admitted: int = 0
     taken: int = 0
     dropped: int = 0
-    _ready: deque[_Entry[Group]] = field(default_factory=deque)
-    _by_sequence: dict[int, _Entry[Group]] = field(default_factory=dict)
+    _ready: list[_Entry[Group]] = field(default_factory=list)  # a heap
     _batch: list[Group] = field(default_factory=list)
     _failure: BaseException | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -75,16 +76,12 @@ class GroupBuffer(Generic[Group]):
 
     @property
     def ready(self) -> int:
-        return len(self._by_sequence) if self.keep_order else len(self._ready)
+        return len(self._ready)
 
     def put(self, sequence: int, version: int, group: Group) -> None:
         """A finished group; `version` is the oldest that drew one of its tokens."""
         with self._changed:
-            entry = _Entry(sequence, version, group)
-            if self.keep_order:
-                self._by_sequence[sequence] = entry
-            else:
-                self._ready.append(entry)
+            heapq.heappush(self._ready, _Entry(sequence, version, group))
             self._changed.notify_all()
 
     def take(self, timeout: float, give_back: Callable[[Group], None]) -> list[Group]:
@@ -113,13 +110,10 @@ class GroupBuffer(Generic[Group]):
         return batch
 
     def _next(self) -> _Entry[Group] | None:
-        if not self.keep_order:
-            entry = self._ready.popleft() if self._ready else None
-        else:
-            entry = self._by_sequence.pop(self.taken, None)
-        if entry is not None:
-            self.taken += 1
-        return entry
+        if not self._ready or (self.keep_order and self._ready[0].sequence != self.taken):
+            return None
+        self.taken += 1
+        return heapq.heappop(self._ready)
 
     def _wait(self, deadline: float, timeout: float) -> None:
         remaining = deadline - time.monotonic()
@@ -151,5 +145,4 @@ class GroupBuffer(Generic[Group]):
     def contents(self) -> list[Group]:
         """Ready groups that no batch has taken, in the order in which they would be."""
         with self._changed:
-            entries = sorted(self._by_sequence.values(), key=lambda entry: entry.sequence)
-            return self._batch + [entry.group for entry in (*entries, *self._ready)]
+            return self._batch + [entry.group for entry in sorted(self._ready)]

@@ -5,11 +5,12 @@
     while not told to end:                                batch = take()       waits for ready groups
       commands (a push, a snapshot)      ◀── call ───     push weights         waits until the thread ran it
       admit groups while the buffer lets it
-      engine.step, finished groups scored ── put ──▶      train on the batch
+      engine.step, finished groups judged ── put ─▶       train on the batch
       nothing in flight: wait ◀───── a take, a push, a command wakes it
 
-consumes: prompts, commands.  waits for: the engine (one step), or a wake-up.  unblocked by: any response, `call`,
-a take or a push.  An exception in this thread is raised in the learner by `take` or `call`, with its traceback.
+consumes: prompts, commands.  waits for: the engine (one step), a verdict, or a wake-up.  unblocked by: any
+response or verdict, `call`, a take or a push.  An exception in this thread is raised in the learner by `take`
+or `call`, with its traceback.
 """
 
 import queue
@@ -18,17 +19,22 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from tensordict import TensorDictBase
 
 from envs.task import Example
 from rollout.collector import Rollouts
+from rollout.controller import Controller
+from rollout.engine import Request, Response
 from rollout.group_buffer import GroupBuffer
 
 Result = TypeVar("Result")
+ExampleGroup = tuple[Example, TensorDictBase]
 _STEP_S = 0.05
 _IDLE_S = 0.02
+_END_S = 30.0
 
 
 class PromptQueue:
@@ -47,13 +53,13 @@ class PromptQueue:
         waiting = [*(outstanding or []), *self.returned]
         return {
             "source": self.source.state_dict(),
-            "returned": [[list(example.messages), example.answer, example.row] for example in waiting],
+            "returned": [asdict(example) | {"messages": list(example.messages)} for example in waiting],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.source.load_state_dict(state["source"])
         self.returned = deque(
-            Example(tuple(messages), answer, row) for messages, answer, row in state["returned"]
+            Example(**(fields | {"messages": tuple(fields["messages"])})) for fields in state["returned"]
         )
 
 
@@ -69,17 +75,17 @@ class Stream:
         self,
         rollouts: Rollouts,
         prompts: PromptQueue,
-        buffer: GroupBuffer[tuple[Example, TensorDictBase]],
+        buffer: GroupBuffer[ExampleGroup],
         in_flight: int,
         timeout: float,
     ) -> None:
-        self.rollouts = rollouts
         self.prompts = prompts
         self.buffer = buffer
-        self.in_flight = in_flight
         self.timeout = timeout
-        self.idle_seconds = 0.0
-        self._waiting: dict[int, tuple[int, TensorDictBase, Example]] = {}
+        self.controller = Controller(
+            rollouts.policy.engine, _TensorSource(rollouts, prompts), buffer, in_flight
+        )
+        self._idle_s = 0.0
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
@@ -89,17 +95,26 @@ class Stream:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Ends the thread after its current step; groups in flight are abandoned."""
+        """Ends the thread after its current step; groups in flight are abandoned.
+
+        Raises:
+            TimeoutError: the thread goes on, and no other exception is on its way.
+        """
         self._ending.set()
-        self._thread.join(self.timeout)
-        if self._thread.is_alive():
-            raise TimeoutError(
-                f"the rollout thread did not end within {self.timeout:.0f} s: an engine step hangs"
-            )
+        self._thread.join(_END_S)
+        if not self._thread.is_alive():
+            self.controller.abandon()
+        elif exception[0] is None:
+            raise TimeoutError(f"the run waited {_END_S:.0f} s for the rollout thread to end: an engine step hangs")
 
     @property
     def groups_in_flight(self) -> int:
-        return len(self._waiting)
+        return self.controller.groups_in_flight
+
+    def idle_seconds(self) -> float:
+        """Seconds since the last call in which no engine had anything to do."""
+        idle, self._idle_s = self._idle_s, 0.0
+        return idle
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Run `function` in the rollout thread, between two engine steps, and return what it returns.
@@ -107,10 +122,6 @@ class Stream:
         Raises:
             TimeoutError: the thread did not come to it in time.
         """
-        if not self._thread.is_alive():
-            if self._thread.ident is not None:
-                self.buffer.check()
-            return function()
         future: Future[Result] = Future()
         self._commands.put((function, future))
         deadline = time.monotonic() + self.timeout
@@ -119,7 +130,7 @@ class Stream:
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"the learner waited {self.timeout:.0f} s (train.wait_timeout_s) for the rollout thread, which "
-                    f"is in an engine step or a reward with {len(self._waiting)} groups in flight"
+                    f"is in an engine step or a reward with {self.groups_in_flight} groups in flight"
                 )
             try:
                 return future.result(timeout=0.2)
@@ -133,21 +144,23 @@ class Stream:
         return [group for _, group in taken]
 
     def outstanding(self) -> list[Example]:
-        """Examples in flight, then those of groups that no batch has taken; call it in the thread."""
-        flying = [example for _, _, example in sorted(self._waiting.values(), key=lambda entry: entry[0])]
-        return [example for example, _ in self.buffer.contents()] + flying
+        """Examples that no batch has taken; to be asked in the thread."""
+        return [example for example, _ in self.controller.outstanding()]
 
     def _run(self) -> None:
         try:
             while not self._ending.is_set():
                 self._obey()
-                self._admit()
-                if self._waiting:
-                    self._advance()
+                self.controller.admit()
+                began = time.perf_counter()
+                if self.controller.groups_in_flight:
+                    busy = self.controller.generating > 0
+                    self.controller.advance(_STEP_S)
                 else:
-                    began = time.perf_counter()
+                    busy = False
                     self._ending.wait(_IDLE_S)
-                    self.idle_seconds += time.perf_counter() - began
+                if not busy:
+                    self._idle_s += time.perf_counter() - began
         except BaseException as error:
             self.buffer.fail(error)
 
@@ -162,18 +175,30 @@ class Stream:
             except BaseException as error:
                 future.set_exception(error)
 
-    def _admit(self) -> None:
-        policy, env = self.rollouts.policy, self.rollouts.env
-        while len(self._waiting) < self.in_flight and self.buffer.may_admit():
-            group = env.groups(1)
-            (request,) = policy.requests(group)
-            example = env.in_flight[request.request_id]
-            self._waiting[request.request_id] = (self.buffer.admit(), group, example)
-            policy.engine.submit(request)
 
-    def _advance(self) -> None:
-        for response in self.rollouts.policy.engine.step(timeout=_STEP_S):
-            sequence, group, example = self._waiting.pop(response.request_id)
-            scored = self.rollouts.env.step(self.rollouts.policy.fill(group, [response]))
-            began = min(version for c in response.completions for version in c.policy_versions)
-            self.buffer.put(sequence, began, (example, scored))
+class _TensorSource:
+    """Groups of TensorDicts for the controller; each keeps its example, so that it can be put back."""
+
+    def __init__(self, rollouts: Rollouts, prompts: PromptQueue) -> None:
+        self.rollouts = rollouts
+        self.prompts = prompts
+        self._judged: list[tuple[int, ExampleGroup]] = []
+
+    def begin(self) -> tuple[Request, ExampleGroup]:
+        group = self.rollouts.env.groups(1)
+        (request,) = self.rollouts.policy.requests(group)
+        return request, (self.rollouts.env.in_flight[request.request_id], group)
+
+    def judge(self, group: ExampleGroup, response: Response) -> None:
+        example, tokens = group
+        scored = self.rollouts.env.step(self.rollouts.policy.fill(tokens, [response]))
+        self._judged.append((response.request_id, (example, scored)))
+
+    def judged(self, timeout: float) -> list[tuple[int, ExampleGroup]]:
+        judged, self._judged = self._judged, []
+        return judged
+
+    def abandon(self, group: ExampleGroup) -> None:
+        example, tokens = group
+        self.rollouts.env.in_flight.pop(int(tokens["group_id"][0, 0]), None)
+        self.prompts.returned.append(example)

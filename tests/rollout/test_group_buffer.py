@@ -62,7 +62,7 @@ def test_order_of_completion_drops_what_is_too_old() -> None:
     returned: list[int] = []
     for sequence, version in ((5, 2), (0, 0), (6, 1), (1, 2), (7, 2)):
         buffer.put(sequence, version, sequence)
-    assert buffer.take(1.0, returned.append) == [5, 6, 1, 7]
+    assert buffer.take(1.0, returned.append) == [1, 5, 6, 7]
     assert returned == [0]
     assert buffer.dropped == 1
 

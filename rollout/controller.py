@@ -1,0 +1,110 @@
+"""Keeps engines full and a buffer fed: starts groups, advances the engine, hands over what is finished.
+
+    source.begin ─▶ generating ──engine.step──▶ source.judge ─▶ judging ──source.judged──▶ buffer.put
+                        ▲
+                        └── as long as there is room in flight and the buffer admits another
+
+No threads and no tensors here: `rollout.streaming.Stream` drives it beside a learner, `benchmarks/scheduler.py`
+on a virtual clock. Every operation is O(1) a group, whatever the number of engines.
+"""
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from rollout.engine import Request, Response
+from rollout.group_buffer import GroupBuffer
+
+Group = TypeVar("Group")
+
+
+class Generator(Protocol):
+    """The part of `rollout.engine.Engine` that the controller drives."""
+
+    def submit(self, request: Request) -> None: ...
+    def step(self, timeout: float) -> list[Response]: ...
+
+
+class GroupSource(Protocol[Group]):
+    """Draws prompts and judges answers."""
+
+    def begin(self) -> tuple[Request, Group]:
+        """A new group and what the engine is asked for it."""
+        ...
+
+    def judge(self, group: Group, response: Response) -> None:
+        """Start judging a group's answers."""
+        ...
+
+    def judged(self, timeout: float) -> list[tuple[int, Group]]:
+        """(request id, group) of those whose verdicts have come; waits for one at most `timeout` seconds."""
+        ...
+
+    def abandon(self, group: Group) -> None:
+        """A group will not be finished; its prompt is to be drawn again."""
+        ...
+
+
+@dataclass
+class _Started(Generic[Group]):
+    """sequence: place in the order of admission. version: the oldest that drew one of its tokens, once known."""
+
+    sequence: int
+    group: Group
+    version: int = -1
+
+
+class Controller(Generic[Group]):
+    """One thread drives it.
+
+    Args:
+        in_flight: groups that all engines together hold at a time.
+    """
+
+    def __init__(
+        self, engine: Generator, source: GroupSource[Group], buffer: GroupBuffer[Group], in_flight: int
+    ) -> None:
+        self.engine = engine
+        self.source = source
+        self.buffer = buffer
+        self.in_flight = in_flight
+        self.generating = 0
+        self._started: dict[int, _Started[Group]] = {}  # in the order of admission
+
+    @property
+    def groups_in_flight(self) -> int:
+        """Groups that are generated or judged now."""
+        return len(self._started)
+
+    def admit(self) -> None:
+        """Start groups until the engines are full or the buffer wants no more."""
+        while self.generating < self.in_flight and self.buffer.may_admit():
+            request, group = self.source.begin()
+            self._started[request.request_id] = _Started(self.buffer.admit(), group)
+            self.generating += 1
+            self.engine.submit(request)
+
+    def advance(self, timeout: float) -> None:
+        """One engine step, then everything that has become ready goes into the buffer.
+
+        timeout: seconds that the engine, or the judge when nothing is generated, may wait for something.
+        """
+        if self.generating:
+            for response in self.engine.step(timeout):
+                started = self._started[response.request_id]
+                started.version = min(v for c in response.completions for v in c.policy_versions)
+                self.generating -= 1
+                self.source.judge(started.group, response)
+        for request_id, group in self.source.judged(0.0 if self.generating else timeout):
+            started = self._started.pop(request_id)
+            self.buffer.put(started.sequence, started.version, group)
+
+    def outstanding(self) -> list[Group]:
+        """Groups that no batch has taken: the ready ones in their order, then those in flight."""
+        return self.buffer.contents() + [started.group for started in self._started.values()]
+
+    def abandon(self) -> None:
+        """Give up everything in flight."""
+        for started in self._started.values():
+            self.source.abandon(started.group)
+        self._started.clear()
+        self.generating = 0
