@@ -1,0 +1,83 @@
+"""What an expression may cost before it is given to sympy: cheap limits on its text that stop bombs early.
+
+They stop what a model writes by accident or to cheat (power towers, huge factorials, sums over a billion terms);
+what is left is bounded by the deadline of the worker process that runs it.
+"""
+
+import re
+
+MAX_CHARACTERS = 300
+MAX_DEPTH = 12
+MAX_DIGITS = 60
+"""Digits of one number."""
+MAX_EXPONENT = 3000
+"""Largest exponent, times those of the brackets around it."""
+MAX_FACTORIAL = 200
+
+_FORBIDDEN = re.compile(
+    r"\\(?:sum|prod|int|iint|oint|lim|limsup|liminf|bigcup|bigcap|infty|gcd|mod|pmod|bmod|Gamma|zeta|times\s*10\^)(?![a-zA-Z])"
+    r"|\\(?:begin|boxed|text|dots|ldots|cdots|pm|mp|cup|cap|in|circ|overline|underline|angle|triangle)(?![a-zA-Z])"
+    r"|!!|[\])}]\s*!|\d\s+\d|[?:;\"'`@#~&]"
+)
+_COMMAND = re.compile(r"\\[a-zA-Z]+")
+_IN_EXPONENT = re.compile(r"!|binom|[\d)}]\s*\^|\^[^^]*\^")
+_FACTORIAL = re.compile(r"(\d+)\s*!")
+_BINOMIAL = re.compile(r"\\[dt]?binom\s*\{(\d+)\}")
+_NUMBER = re.compile(r"\d+")
+_WORD = re.compile(r"[a-zA-Z]{3,}")
+_FUNCTIONS = frozenset(("sin", "cos", "tan", "log", "sqrt", "exp", "sec", "csc", "cot"))
+
+
+def is_bounded(text: str) -> bool:
+    """Whether a canonical answer is short, shallow and small enough to be worth parsing at all."""
+    if len(text) > MAX_CHARACTERS or not text.isascii() or _FORBIDDEN.search(text):
+        return False
+    if _depth(text) > MAX_DEPTH or any(len(number) > MAX_DIGITS for number in _NUMBER.findall(text)):
+        return False
+    if any(int(number) > MAX_FACTORIAL for number in _FACTORIAL.findall(text) + _BINOMIAL.findall(text)):
+        return False
+    letters = _COMMAND.sub(" ", text)
+    if any(word not in _FUNCTIONS for word in _WORD.findall(letters)):
+        return False
+    return _exponent(text) <= MAX_EXPONENT
+
+
+def _depth(text: str) -> int:
+    depth, deepest = 0, 0
+    for character in text:
+        depth += (character in "({[") - (character in ")}]")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _exponent(text: str) -> int:
+    """Largest numeric exponent times those on brackets; beyond the limit when an exponent is itself a power."""
+    largest, on_brackets = 1, 1
+    for position, character in enumerate(text):
+        if character != "^":
+            continue
+        exponent, end = _argument(text, position + 1)
+        if _IN_EXPONENT.search(exponent) or text[end : end + 1] == "^":
+            return MAX_EXPONENT + 1
+        size = 1
+        for number in _NUMBER.findall(exponent):
+            size *= max(1, int(number))
+        if text[position - 1 : position] in (")", "}", "]"):
+            on_brackets *= size
+        else:
+            largest = max(largest, size)
+    return largest * on_brackets
+
+
+def _argument(text: str, start: int) -> tuple[str, int]:
+    """What a `^` at `start - 1` applies, and where it ends: a group in braces or brackets, or what follows."""
+    if text[start : start + 1] not in ("{", "("):
+        found = re.compile(r"-?(?:\d+|\\?[a-zA-Z]+)?").match(text, start)
+        end = found.end() if found else start
+        return text[start:end], end
+    depth = 0
+    for end in range(start, len(text)):
+        depth += (text[end] in "({") - (text[end] in ")}")
+        if depth == 0:
+            return text[start : end + 1], end + 1
+    return "^^", len(text)

@@ -1,0 +1,212 @@
+"""Whether two mathematical answers are the same. Our own rules, with math-verify's LaTeX parser for what is left.
+
+In order, and each step decides what it can:
+
+1. both in one spelling (`latex.canonical`): equal texts are the same answer, empty ones never are;
+2. plain numbers, fractions and mixed numbers: exact values, so 9999 is not 10,000 and 0.333 is not 1/3;
+3. lists, tuples, intervals, unions, matrices, equations and inequalities: part by part;
+4. formulas within the limits of `bounds`: parsed and compared in value at fixed points.
+
+Two answers that cannot be read are not the same unless their texts are. Nothing here uses signals or threads; a
+caller that needs a deadline runs it in a process of its own.
+"""
+
+import re
+from collections.abc import Sequence
+
+from envs.verifiers.bounds import is_bounded
+from envs.verifiers.extract import from_prose
+from envs.verifiers.latex import canonical, split_top, split_unit
+from envs.verifiers.numbers import parse_number
+
+MAX_ANSWER_CHARACTERS = 2000
+"""A longer answer is compared as text only (after the removal of surrounding brackets)."""
+MAX_PARTS = 64
+
+_RELATIONS = ("\\leq", "\\geq", "\\neq", "<", ">", "=")
+_FLIPPED = {"<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq", "=": "=", "\\neq": "\\neq"}
+_ASSIGNED = re.compile(r"[a-zA-Z](?:_\w|\([a-z](?:,[a-z])*\))?(?:=|\\in)(.+)", re.DOTALL)
+_MATRIX = re.compile(r"\\begin\{pmatrix\}(.*)\\end\{pmatrix\}", re.DOTALL)
+_WORD = re.compile(r"[A-Za-z][A-Za-z .'-]+")
+_OPEN, _CLOSE = "([", ")]"
+
+
+def same_answer(given: str, gold: str) -> bool:
+    """Whether an answer as written is the gold answer. Symmetric except for names and units the gold leaves out."""
+    number = parse_number(gold)
+    if number is not None:
+        value = parse_number(given)
+        if value is not None:
+            return value == number
+    left, right = canonical(given), canonical(gold)
+    if not left or not right:
+        return False
+    if left == right:
+        return True
+    if max(len(left), len(right)) > MAX_ANSWER_CHARACTERS:
+        return False
+    if _same(left, right):
+        return True
+    spoken = canonical(from_prose(given))
+    return spoken not in ("", left) and _same(spoken, right)
+
+
+def _same(left: str, right: str) -> bool:
+    """Of two canonical texts."""
+    if left == right:
+        return bool(left)
+    left, right, compatible = _bare(left, right)
+    if left == right:
+        return compatible and bool(left)
+    if not compatible:
+        return False
+    left_number, right_number = _number(left), _number(right)
+    if left_number is not None and right_number is not None:
+        return left_number == right_number
+    if _WORD.fullmatch(left) and _WORD.fullmatch(right):
+        return left.casefold() == right.casefold()
+    for compare in (_same_matrix, _same_plus_minus, _same_union, _same_relation, _same_list):
+        verdict = compare(left, right)
+        if verdict is not None:
+            return verdict
+    return is_bounded(left) and is_bounded(right) and _same_formula(left, right)
+
+
+def _bare(left: str, right: str) -> tuple[str, str, bool]:
+    """Both without a name (`k=3`) or a unit that only one of them has; False when their units contradict."""
+    left_name, right_name = _ASSIGNED.fullmatch(left), _ASSIGNED.fullmatch(right)
+    if left_name and not right_name and "=" not in right:
+        left = left_name[1]
+    elif right_name and not left_name and "=" not in left:
+        right = right_name[1]
+    (left_value, left_unit), (right_value, right_unit) = split_unit(left), split_unit(right)
+    if not left_unit and not right_unit:
+        return left, right, True
+    if left_unit and right_unit and left_unit.rstrip("s.") != right_unit.rstrip("s."):
+        return left, right, False
+    return left_value, right_value, True
+
+
+def _number(text: str) -> object:
+    value = parse_number(text)
+    if value is not None:
+        return value
+    from envs.verifiers.words import number_in_words
+
+    return number_in_words(text)
+
+
+def _same_matrix(left: str, right: str) -> bool | None:
+    """Row by row; None when neither is a matrix."""
+    found = [_MATRIX.fullmatch(text) for text in (left, right)]
+    if found[0] is None and found[1] is None:
+        return None
+    if found[0] is None or found[1] is None:
+        return False
+    rows = [
+        [row.split("&") for row in re.split(r"\\\\", match[1].strip("\\")) if row] for match in found if match
+    ]
+    if [len(row) for row in rows[0]] != [len(row) for row in rows[1]]:
+        return False
+    return all(_all_same(a, b) for a, b in zip(*rows, strict=True))
+
+
+def _same_plus_minus(left: str, right: str) -> bool | None:
+    """`a\\pm b` is the list a+b, a-b; None when neither has exactly one such sign."""
+    signs = [text.count("\\pm") for text in (left, right)]
+    if signs not in ([1, 0], [0, 1]):
+        return None
+    return _same_list(_both_signs(left), _both_signs(right))
+
+
+def _both_signs(text: str) -> str:
+    if "\\pm" not in text:
+        return text
+    return ",".join(text.replace("\\pm", sign).removeprefix("+") for sign in "+-")
+
+
+def _same_union(left: str, right: str) -> bool | None:
+    parts = [split_top(text, ("\\cup",)) for text in (left, right)]
+    if len(parts[0]) == 1 and len(parts[1]) == 1:
+        return None
+    return _same_in_any_order(*parts)
+
+
+def _same_relation(left: str, right: str) -> bool | None:
+    """Side by side, or with the sides exchanged; two equations also when they are multiples of each other."""
+    sides = [split_top(text, _RELATIONS) for text in (left, right)]
+    if len(sides[0]) == 1 and len(sides[1]) == 1:
+        return None
+    signs = [_signs(text, parts) for text, parts in zip((left, right), sides, strict=True)]
+    if len(sides[0]) != len(sides[1]):
+        return False
+    if signs[0] == signs[1] and _all_same(*sides):
+        return True
+    if signs[0] == [_FLIPPED[sign] for sign in reversed(signs[1])] and _all_same(sides[0], sides[1][::-1]):
+        return True
+    if signs != [["="], ["="]] or not is_bounded(left) or not is_bounded(right):
+        return False
+    from envs.verifiers.formulas import proportional
+
+    return proportional(*(f"({parts[0]})-({parts[1]})" for parts in sides))
+
+
+def _signs(text: str, sides: Sequence[str]) -> list[str]:
+    signs, position = [], 0
+    for side in sides[:-1]:
+        position += len(side)
+        sign = next(sign for sign in _RELATIONS if text.startswith(sign, position))
+        signs.append(sign)
+        position += len(sign)
+    return signs
+
+
+def _same_list(left: str, right: str) -> bool | None:
+    """Tuples and intervals in order with the same brackets, sets and bare lists in any order."""
+    first, second = _items(left), _items(right)
+    if first is None and second is None:
+        return None
+    if first is None or second is None:
+        return False
+    (left_brackets, left_parts), (right_brackets, right_parts) = first, second
+    if left_brackets in ("", "{}") and right_brackets in ("", "{}"):
+        return _same_in_any_order(left_parts, right_parts)
+    return left_brackets == right_brackets and _all_same(left_parts, right_parts)
+
+
+def _items(text: str) -> tuple[str, list[str]] | None:
+    """Brackets and parts of a list of two or more, or of a set in braces; None for anything else."""
+    if text.startswith("\\{") and text.endswith("\\}"):
+        return "{}", split_top(text[2:-2], (",",))
+    if text[:1] in _OPEN and text[-1:] in _CLOSE and text:
+        inside = split_top(text[1:-1], (",",))
+        whole = split_top(text, (",",))
+        if len(whole) == 1 and len(inside) > 1:
+            return text[0] + text[-1], inside
+    parts = split_top(text, (",",))
+    parts = [part for piece in parts for part in re.split(r"(?<=[\d)}]) and (?=[-\d(\\])", piece)]
+    return ("", parts) if len(parts) > 1 else None
+
+
+def _all_same(left: Sequence[str], right: Sequence[str]) -> bool:
+    if len(left) != len(right) or len(left) > MAX_PARTS:
+        return False
+    return all(_same(a.strip(), b.strip()) for a, b in zip(left, right, strict=True))
+
+
+def _same_in_any_order(left: Sequence[str], right: Sequence[str]) -> bool:
+    if len(left) != len(right) or len(left) > MAX_PARTS:
+        return False
+    rest = list(right)
+    for part in left:
+        match = next((other for other in rest if _same(part.strip(), other.strip())), None)
+        if match is None:
+            return False
+        rest.remove(match)
+    return True
+
+
+def _same_formula(left: str, right: str) -> bool:
+    from envs.verifiers.formulas import equal_in_value
+
+    return equal_in_value(left, right)
