@@ -201,11 +201,22 @@ class Parts:
         last = iteration == self.last_iteration or self.stop.requested
         if last or (frequency and iteration % frequency == 0):
             self.checkpoint(iteration)
+        self._tell_of_groups_unwanted(batch)
         every = self.config.logging.sample_frequency
         if every and (iteration % every == 0 or iteration == 1):
             group, env = batch[: self.config.env.repeats], self.rollouts.env
             self.monitor.sample(
                 env.prompt_texts(group[:1])[0], env.texts(group), group["next", "reward"][:, 0].tolist()
+            )
+
+    def _tell_of_groups_unwanted(self, batch: Any) -> None:
+        wanted, policy = self.learner.wants(batch), self.config.policy
+        if not wanted.all():
+            self.monitor.say(
+                f"dynamic sampling: {int((~wanted).sum())} of {len(wanted)} groups lie outside policy.filter_range="
+                f"{policy.filter_range} ({policy.filter_on}) even after policy.filter_attempts="
+                f"{policy.filter_attempts} replacements each; this batch was trained on without them. Prompts of a "
+                "fitting difficulty, a larger env.repeats, or env.oversample help"
             )
 
     def checkpoint(self, iteration: int) -> None:
@@ -331,10 +342,9 @@ def build(config: Config, run_dir: Path) -> Parts:
     inference = config.inference_model
     sampling = Sampling(inference.temperature, inference.top_p, inference.top_k, inference.max_tokens)
     rewards = RewardService(task, config.env)
-    env = TokenEnv(prompts.draw, tokenizer, rewards, config.env.repeats)
-    policy = EnginePolicy(
-        engine, sampling, config.env.repeats, config.train.seed, inference.request_timeout_s
-    )
+    candidates = config.env.candidates
+    env = TokenEnv(prompts.draw, tokenizer, rewards, candidates)
+    policy = EnginePolicy(engine, sampling, candidates, config.train.seed, inference.request_timeout_s)
     tracker = make_tracker(config.logging, run_dir, asdict(config))
     if saved is not None and found is not None:
         earlier = MetricsFile(found.parent.parent / "metrics.jsonl")
@@ -352,7 +362,7 @@ def build(config: Config, run_dir: Path) -> Parts:
         config,
         run_dir,
         learner,
-        Rollouts(env, policy),
+        Rollouts(env, policy, config.env.repeats, config.policy.filter_attempts),
         build_weights(config, model, engine),
         prompts,
         rewards,

@@ -273,6 +273,11 @@ def _check_batches(config: Config) -> None:
     train, repeats = config.train, config.env.repeats
     _at_least("env.repeats", repeats, 1)
     _at_least("env.num_envs", config.env.num_envs, 1)
+    if config.env.candidates < repeats:
+        raise ConfigError(
+            f"env.oversample={config.env.oversample} is less than env.repeats={repeats}: it counts the candidates "
+            f"of a prompt, of which {repeats} are kept; take {2 * repeats}, or null for none"
+        )
     batch, optim = config.completions_per_iteration, config.optim_batch_size
     if batch % repeats:
         raise ConfigError(

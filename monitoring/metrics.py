@@ -35,7 +35,33 @@ def rollout_metrics(batch: TensorDictBase, repeats: int, policy_version: int) ->
     }
     for name, part in batch["next", "reward_parts"].items():
         metrics[f"reward/{name}"] = _mean(part[:, 0].double()[valid])
-    return metrics | age_metrics(batch, policy_version)
+    return metrics | generated_metrics(batch, repeats) | age_metrics(batch, policy_version)
+
+
+def generated_metrics(batch: TensorDictBase, repeats: int) -> dict[str, float]:
+    """Metrics over everything that was generated for a batch, where that is more than the batch: replaced
+    groups and candidates not chosen. Without them the rewards would be those of the choice, not the policy's.
+    """
+    generated = batch.get("generated", None)
+    if generated is None:
+        return {}
+    sums = generated[::repeats].sum(dim=0)
+    completions, judged = float(sums["completions"]), float(sums["judged"].clamp_min(1))
+    metrics = {"groups/generated": float(sums["groups"])}
+    if completions == batch.batch_size[0]:
+        return metrics
+    mean = float(sums["reward"]) / judged
+    spread = max(float(sums["reward_squared"]) - judged * mean * mean, 0.0)
+    metrics |= {
+        "reward/mean": mean,
+        "reward/std": (spread / max(judged - 1, 1)) ** 0.5,
+        "reward/zero_variance_groups": float(sums["zero_variance"] / sums["groups"]),
+        "reward/errors": 1 - float(sums["judged"]) / completions,
+        "reward/invalid": float(sums["invalid"]) / completions,
+        "sample_utilization": float(batch["mask"].any(-1).sum()) / completions,
+    }
+    parts = sums["reward_parts"].items()
+    return metrics | {f"reward/{name}": float(part) / judged for name, part in parts}
 
 
 def age_metrics(batch: TensorDictBase, policy_version: int) -> dict[str, float]:

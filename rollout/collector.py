@@ -1,6 +1,7 @@
 """From prompts to scored groups: the environment and an engine as TensorDict modules."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,12 +10,17 @@ from tensordict.nn import TensorDictModuleBase
 
 from envs.token_env import FINISH_REASONS, TokenEnv, length_mask, pad
 from rollout.engine import Completion, Engine, Request, Response, Sampling, generate
+from rollout.selection import choose_balanced, in_place_of, same_parts, totals
+
+Keep = Callable[[TensorDictBase], torch.Tensor]
+"""From whole groups to [P] bool: which of them are worth training on."""
 
 
 class EnginePolicy(TensorDictModuleBase):
     """An engine as a TensorDict module: reads the prompts, writes the responses.
 
     Args:
+        repeats: completions that are generated for a prompt.
         seed: with the group id it fixes every draw of a group.
         timeout: seconds in which at least one group must finish.
     """
@@ -23,7 +29,7 @@ class EnginePolicy(TensorDictModuleBase):
         super().__init__()
         self.in_keys: list[Any] = [("tokens", "prompt"), ("tokens", "prompt_mask"), "group_id"]
         self.out_keys: list[Any] = [("tokens", name) for name in ("response", "response_mask", "loss_mask")]
-        self.out_keys += ["sample_log_prob", "policy_version", "finish_reason"]
+        self.out_keys += ["sample_log_prob", "policy_version", "finish_reason", "temperature"]
         self.engine = engine
         self.sampling = sampling
         self.repeats = repeats
@@ -31,7 +37,8 @@ class EnginePolicy(TensorDictModuleBase):
         self.timeout = timeout
 
     def requests(self, groups: TensorDictBase) -> list[Request]:
-        """One request for each group of `groups` [num_groups * repeats]."""
+        """One request for each group of `groups` [num_groups * repeats]; their temperature is noted there."""
+        groups["temperature"] = torch.full((groups.batch_size[0], 1), self.sampling.temperature)
         firsts = groups["tokens", "prompt"][:: self.repeats].tolist()
         lengths = groups["tokens", "prompt_mask"][:: self.repeats].sum(-1).tolist()
         ids = groups["group_id"][:: self.repeats, 0].tolist()
@@ -45,6 +52,10 @@ class EnginePolicy(TensorDictModuleBase):
             )
             for row, length, group_id in zip(firsts, lengths, ids, strict=True)
         ]
+
+    def set_temperature(self, temperature: float) -> None:
+        """Of the requests made from now on."""
+        self.sampling = replace(self.sampling, temperature=temperature)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         responses = generate(self.engine, self.requests(tensordict), self.timeout)
@@ -81,22 +92,60 @@ class Rollouts:
     Args:
         env: prompts and rewards.
         policy: the engine (or pool of engines) as a TensorDict module.
+        repeats: completions of a group; if `policy.repeats` is more, a balanced choice of those.
+        attempts: replacements for a group that is not kept.
     """
 
-    def __init__(self, env: TokenEnv, policy: EnginePolicy) -> None:
+    def __init__(
+        self, env: TokenEnv, policy: EnginePolicy, repeats: int | None = None, attempts: int = 10
+    ) -> None:
         self.env = env
         self.policy = policy
+        self.repeats = policy.repeats if repeats is None else repeats
+        self.attempts = attempts
 
-    def collect(self, num_groups: int) -> TensorDictBase:
-        """All of `num_groups` new groups, [num_groups * repeats] completions, group-major."""
-        groups = self.policy(self.env.groups(num_groups))
-        return self.env.step(groups)
+    def collect(self, num_groups: int, keep: Keep | None = None) -> TensorDictBase:
+        """`num_groups` new groups, [num_groups * repeats] completions, group-major.
+
+        keep: dynamic sampling. A group that it refuses is replaced by one of a new prompt, again and again up
+        to `attempts` times; then it stays, and `keep` tells it from the others.
+        """
+        groups = latest = self._generate(num_groups)
+        if keep is None:
+            return groups
+        places, refused = list(groups.split(self.repeats)), list(range(num_groups))
+        for _ in range(self.attempts):
+            kept = keep(latest).tolist()
+            refused = [place for place, good in zip(refused, kept, strict=True) if not good]
+            if not refused:
+                break
+            latest = self._generate(len(refused))
+            for place, group in zip(refused, latest.split(self.repeats), strict=True):
+                places[place] = in_place_of(places[place], group)
+        return groups if latest is groups else collate(places)
+
+    def finish(self, prompts: TensorDictBase, responses: Sequence[Response]) -> TensorDictBase:
+        """Groups of `prompts` with these responses: scored, chosen, with the totals of what was generated."""
+        return self._judge(self.policy.fill(prompts, responses))
+
+    def _generate(self, num_groups: int) -> TensorDictBase:
+        return self._judge(self.policy(self.env.groups(num_groups)))
+
+    def _judge(self, completed: TensorDictBase) -> TensorDictBase:
+        candidates = self.policy.repeats
+        scored = self.env.step(completed)
+        sums = totals(scored, candidates)
+        groups = choose_balanced(scored, candidates, self.repeats, self.policy.seed)
+        groups["generated"] = sums.repeat_interleave(self.repeats, dim=0)
+        return groups
 
 
 def collate(groups: Sequence[TensorDictBase]) -> TensorDictBase:
     """Several groups as one batch: prompts padded on the left, responses on the right, to the widest."""
     prompt_width = max(group["tokens", "prompt"].shape[1] for group in groups)
     width = max(group["tokens", "response"].shape[1] for group in groups)
+    for scores in ("next", "generated"):
+        same_parts([group[scores] for group in groups])
     return torch.cat([_widen(group, prompt_width, width) for group in groups])
 
 

@@ -13,8 +13,15 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from config.schema import Config
-from envs.token_env import OUTCOMES, STOP
-from training.advantage import group_advantage, overlong_reward, reward_kl, rows_in_loss
+from envs.token_env import STOP
+from envs.verdicts import judged, success
+from training.advantage import (
+    group_advantage,
+    groups_in_range,
+    overlong_reward,
+    reward_kl,
+    rows_in_loss,
+)
 from training.forward import ResponseScorer
 from training.loss import BatchTotals, objective
 from training.loss_metrics import Metrics, finalize_metrics, merge_metrics
@@ -65,6 +72,21 @@ class Learner:
         self.nonfinite_in_a_row = 0
         model.train()
 
+    def wants(self, groups: TensorDictBase) -> torch.Tensor:
+        """[P] bool: false for the groups that dynamic sampling is to replace by others.
+
+        groups: whole, group-major, scored.
+        """
+        if self.config.policy.dynamic_batching:
+            return self._in_range(groups)
+        return torch.ones(groups.batch_size[0] // self.config.env.repeats, dtype=torch.bool)
+
+    def _in_range(self, groups: TensorDictBase) -> torch.Tensor:
+        """[P] bool: the groups inside `policy.filter_range`."""
+        reward, right, valid = groups["next", "reward"][:, 0], success(groups), judged(groups)
+        grouped = (values.view(-1, self.config.env.repeats) for values in (reward, right, valid))
+        return groups_in_range(self.config.policy, *grouped)
+
     @torch.no_grad()
     def prepare(self, batch: TensorDictBase) -> TensorDictBase:
         """Adds what the objective reads: advantage [N, 1], mask [N, R], ref_log_prob and old_log_prob [N, R].
@@ -84,11 +106,12 @@ class Learner:
             rewards = rewards - reward_kl(
                 policy, batch["sample_log_prob"], batch["ref_log_prob"], batch["tokens", "loss_mask"]
             )
-        valid = batch["next", "reward_status"][:, 0] != OUTCOMES.index("error")
+        valid = judged(batch)
         advantage = group_advantage(policy, rewards.view(-1, group), valid.view(-1, group))
         batch["advantage"] = advantage.view(-1, 1).float()
         stopped = batch["finish_reason"][:, 0] == STOP
         kept = rows_in_loss(policy, lengths, stopped, max_tokens) & valid
+        kept &= self._in_range(batch).repeat_interleave(group)
         batch["mask"] = batch["tokens", "loss_mask"] & kept[:, None]
         return batch
 
