@@ -16,7 +16,7 @@ MAX_FACTORIAL = 200
 
 _FORBIDDEN = re.compile(
     r"\\(?:sum|prod|int|iint|oint|lim|limsup|liminf|bigcup|bigcap|infty|gcd|mod|pmod|bmod|Gamma|zeta|times\s*10\^)(?![a-zA-Z])"
-    r"|\\(?:begin|boxed|text|dots|ldots|cdots|pm|mp|cup|cap|in|circ|overline|underline|angle|triangle)(?![a-zA-Z])"
+    r"|\\(?:begin|boxed|text|dots|ldots|cdots|pm|mp|cup|cap|in|circ|overline|underline|angle|triangle|approx|sim|equiv)(?![a-zA-Z])"
     r"|!!|[\])}]\s*!|\d\s+\d|[?:;\"'`@#~&]"
 )
 _COMMAND = re.compile(r"\\[a-zA-Z]+")

@@ -7,9 +7,10 @@ this replaces symbolic simplification, whose time has no bound. Callers check `b
 from functools import lru_cache
 from typing import Any
 
-DIGITS = 40
-"""Decimal digits of the evaluation; two values are equal to within a relative 1e-20."""
-TOLERANCE = 1e-20
+DIGITS = 120
+"""Decimal digits of the evaluation: enough to tell 2^{100}\\sqrt{2} from the same plus 1."""
+TOLERANCE = 1e-60
+"""Relative difference of two values that are taken for equal; exact rationals are compared exactly."""
 _POINTS = (
     "1.7320508",
     "0.5772157",
@@ -76,7 +77,8 @@ def value_at(expression: Any, shift: int) -> Any | None:
         for symbol in expression.free_symbols
     }
     try:
-        value = expression.subs(values).doit().evalf(DIGITS)
+        value = expression.subs(values).doit()
+        value = value if value.is_Rational else value.evalf(DIGITS)
     except (ArithmeticError, ValueError, TypeError, NotImplementedError, RecursionError, AttributeError):
         return None
     return value if value.is_number and value.is_finite else None
@@ -84,7 +86,11 @@ def value_at(expression: Any, shift: int) -> Any | None:
 
 def _close(a: Any | None, b: Any | None) -> bool:
     """Equal to a relative tolerance; a value that does not exist equals nothing."""
-    return a is not None and b is not None and bool(abs(a - b) <= TOLERANCE * max(1, abs(a), abs(b)))
+    if a is None or b is None:
+        return False
+    if a.is_Rational and b.is_Rational:
+        return bool(a == b)
+    return bool(abs(a - b) <= TOLERANCE * max(1, abs(a), abs(b)))
 
 
 def _close_if_real(a: Any | None, b: Any | None) -> bool:
