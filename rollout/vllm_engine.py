@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _WORKER_EXTENSION = "rollout.vllm_worker.WeightReceiver"
 _PAUSE_S = 0.001
+_PREFILL_TOKENS = 4096
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM allocates
 
 
@@ -99,6 +100,9 @@ class VLLMEngine:
             modules = list(s.adapter.target_modules)
             optional |= {"enable_lora": True, "max_loras": 1, "lora_target_modules": modules}
             optional["max_lora_rank"] = next(rank for rank in _LORA_RANKS if rank >= s.adapter.rank)
+        if s.device == "cpu":  # a seeded request whose prompt is cut over two steps ends the engine on a CPU
+            optional["enable_chunked_prefill"] = False
+            optional["max_num_batched_tokens"] = max(_PREFILL_TOKENS, s.max_model_len)
         if s.weight_transfer is not None:
             optional["weight_transfer_config"] = WeightTransferConfig(backend=s.weight_transfer)
         return EngineArgs(
@@ -169,6 +173,7 @@ class VLLMEngine:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             max_tokens=sampling.max_tokens - drawn,
+            ignore_eos=True,  # the one in the model's own config; ours are the stop tokens
             stop_token_ids=list(self.settings.eos_token_ids),
             logprobs=0,
             flat_logprobs=True,

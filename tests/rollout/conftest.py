@@ -53,7 +53,8 @@ def tiny_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
 
 def tiny_settings(folder: Path, **changes: object) -> VLLMSettings:
     usual: dict[str, object] = {"max_num_seqs": 64, "kv_cache_bytes": 32 << 20, "max_model_len": MAX_LEN}
-    return VLLMSettings(model=str(folder), eos_token_ids=(EOS,), **(usual | changes))  # type: ignore[arg-type]
+    usual["eos_token_ids"] = (EOS,)
+    return VLLMSettings(model=str(folder), **(usual | changes))  # type: ignore[arg-type]
 
 
 StartEngine = Callable[..., VLLMEngine]

@@ -96,6 +96,16 @@ def test_score_is_the_learners_score(vllm_engine: VLLMEngine, tied: bool) -> Non
     assert far(tiny_llama(tied), vllm_engine, sequences) < 1e-4, "again, now from the prefix cache"
 
 
+def test_more_prompt_tokens_than_a_step_takes(vllm_engine: VLLMEngine, tied: bool) -> None:
+    """Seeded requests whose prompts would be cut at the step's token budget."""
+    requests = [Request(i, tuple(tokens(101, i)), 8, Sampling(max_tokens=2), seed=i) for i in range(12)]
+    for request, response in zip(requests, generate(vllm_engine, requests), strict=True):
+        expected = token_log_probs(tiny_llama(tied), list(request.prompt), response.completions[7])
+        torch.testing.assert_close(
+            torch.tensor(response.completions[7].log_probs), expected, atol=1e-4, rtol=0
+        )
+
+
 def test_scoring_leaves_running_requests_alone(vllm_engine: VLLMEngine, tied: bool) -> None:
     request = Request(1, tuple(tokens(12, seed=2)), 4, Sampling(max_tokens=10), seed=11)
     (alone,) = generate(vllm_engine, [request])
@@ -174,6 +184,21 @@ def test_the_end_token_is_kept_and_ends_a_completion(vllm_engine: VLLMEngine, ti
     assert all(
         len(c.token_ids) == 24 and EOS not in c.token_ids[:-1] for c in completions if c not in stopped
     )
+
+
+def test_only_the_given_tokens_end_a_completion(start_engine: StartEngine) -> None:
+    """The model's own config names another end token, which is a token like any other here."""
+    model = tiny_llama(False)
+    with torch.no_grad():
+        model.lm_head.weight[EOS] += model.lm_head.weight.mean(0) + 1.0
+    engine = start_engine(eos_token_ids=(7, 9))
+    engine.load_weights(model.state_dict().items(), version=1)
+    requests = [Request(i, tuple(tokens(6, i)), 8, Sampling(max_tokens=60), seed=i) for i in range(8)]
+    completions = [c for r in generate(engine, requests) for c in r.completions]
+    assert any(EOS in c.token_ids[:-1] for c in completions)
+    stopped = [c.token_ids for c in completions if c.finish_reason == "stop"]
+    assert {ids[-1] for ids in stopped} == {7, 9}
+    assert all(len(c.token_ids) == 60 for c in completions if c.finish_reason == "length")
 
 
 def test_the_process_keeps_its_generators_and_threads(start_engine: StartEngine) -> None:
