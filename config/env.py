@@ -5,16 +5,51 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from config.errors import ConfigError
+
+DUPLICATES = ("keep", "first", "drop")
+SANDBOXES = ("auto", "rlimits", "namespaces", "bubblewrap", "nsjail")
+
+
+@dataclass
+class DifficultyConfig:
+    """Prompts that are too easy or too hard right now are skipped for a while. The defaults skip none."""
+
+    low: float = 0.0
+    """Smallest recent success rate of a prompt that is still drawn."""
+    high: float = 1.0
+    """Largest one."""
+    retry_epochs: int = 2
+    """A skipped prompt is tried again after this many epochs: the policy has changed since."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.low <= self.high <= 1.0:
+            raise ConfigError(
+                f"env.difficulty: low={self.low}, high={self.high}: success rates, 0 <= low <= high <= 1"
+            )
+        if self.retry_epochs < 1:
+            raise ConfigError(f"env.difficulty.retry_epochs={self.retry_epochs}: must be at least 1")
+
 
 @dataclass
 class EnvConfig:
     """One dataset (or a weighted mixture) turned into prompts and rewards."""
 
     dataset: str = MISSING
-    """Registered task name; `jsonl` reads any local file."""
+    """Registered task name; `jsonl` reads any local file, `mixture` draws from `env.mixture`."""
     data_files: Any = None
-    """Local JSONL or parquet file, or a list of them, read instead of the hub."""
+    """Local JSONL or parquet file, a list of them, or {split: file}, read instead of the hub."""
     split: str = "train"
+    """Which part of the data set the prompts come from."""
+    holdout: float = 0.0
+    """Share of the rows, chosen by a hash of the prompt, that is `test` and not `train`; for data without a
+    test split of its own."""
+    duplicates: str = "keep"
+    """Rows with the same prompt: `keep` all, the `first` one only, or `drop` those whose answers contradict
+    each other and keep the first of the others. They are reported either way."""
+    mixture: dict[str, Any] = field(default_factory=dict)
+    """For `dataset=mixture`: NAME: WEIGHT, or NAME: {weight, dataset, data_files, options, reward, ...}."""
+    difficulty: DifficultyConfig = field(default_factory=DifficultyConfig)
     num_envs: int = 32
     """Prompts (groups) generated in one iteration: with `repeats`, the completions of an iteration."""
     repeats: int = 16
@@ -25,9 +60,58 @@ class EnvConfig:
     max_prompt_tokens: int = 512
     """A longer prompt is left out and counted, never cut."""
     system_prompt: str | None = None
-    """Replaces the task's own system prompt; an empty string removes it."""
+    """Replaces the system prompt of the task or its reward; an empty string removes it."""
     options: dict[str, Any] = field(default_factory=dict)
     """The task's own options (a generator's ranges, for example)."""
+
+    reward: str | None = None
+    """Replaces the task's reward: a known name (docs/rewards.md) or the import path `module:function`."""
+    reward_weights: dict[str, float] = field(default_factory=dict)
+    """Weights of the reward's parts (accuracy, format, length, ...); those not named keep their own."""
+    length_limit: int | None = None
+    """Tokens above which the `length` part is -1. Unset: there is no `length` part."""
+    length_cache: int = 0
+    """Tokens below `length_limit` over which the `length` part falls from 0 to -1."""
+    truncated_is_wrong: bool = False
+    """A completion that was cut off scores the minimum, whatever it says."""
+    reward_workers: int = 2
+    """Processes that judge completions."""
+    reward_timeout: float = 10.0
+    """Seconds of wall-clock time that one verification may take; then its worker is killed."""
+    reward_memory_gib: float = 4.0
+    """Address space of one reward worker."""
+    max_error_rate: float = 0.05
+    """Share of verifications that may fail through no fault of the model before the run stops."""
+    sandbox: str = "auto"
+    """How tested code is shut in: `rlimits`, `namespaces`, `bubblewrap`, `nsjail`; `auto` takes the
+    strongest that works here (docs/rewards.md says what each protects against)."""
+    code_timeout: float = 6.0
+    """Seconds of wall-clock time for one test case of a program."""
+    code_memory_mib: int = 512
+    """Memory of a tested program."""
+    samples: str | None = None
+    """For `run=rewards`: JSONL of {"row": index, "completion": text}."""
+
+    def __post_init__(self) -> None:
+        for key, known in (("duplicates", DUPLICATES), ("sandbox", SANDBOXES)):
+            if vars(self)[key] not in known:
+                raise ConfigError(f"env.{key}={vars(self)[key]!r}: choose one of {', '.join(known)}")
+        for key in (
+            "reward_timeout",
+            "reward_workers",
+            "reward_memory_gib",
+            "code_timeout",
+            "code_memory_mib",
+        ):
+            if vars(self)[key] <= 0:
+                raise ConfigError(f"env.{key}={vars(self)[key]}: must be above 0")
+        for key in ("holdout", "max_error_rate"):
+            if not 0.0 <= vars(self)[key] < 1.0:
+                raise ConfigError(f"env.{key}={vars(self)[key]}: must lie in [0, 1)")
+        if self.length_cache < 0 or (self.length_limit is not None and self.length_cache > self.length_limit):
+            raise ConfigError(
+                f"env.length_cache={self.length_cache}: must lie between 0 and env.length_limit={self.length_limit}"
+            )
 
     @property
     def candidates(self) -> int:
