@@ -12,7 +12,7 @@ from grpo_utils import Parts, launch
 
 def train(config: Config, parts: Parts) -> None:
     parts.push_weights()
-    with parts.streaming():
+    with parts.streaming(keep=parts.learner.wants):
         for optimizer_batch in parts.optimizer_batches():
             with parts.monitor.timed("collect"):
                 groups = parts.take()

@@ -134,8 +134,8 @@ class Parts:
             yield iteration
 
     @contextmanager
-    def streaming(self) -> Iterator[None]:
-        """grpo_async.py: generation runs beside the block, in a thread of its own."""
+    def streaming(self, keep: Any = None) -> Iterator[None]:
+        """grpo_async.py: generation runs beside the block, in a thread of its own; `keep` as in `collect`."""
         from rollout.group_buffer import GroupBuffer
         from rollout.streaming import Stream
 
@@ -151,7 +151,7 @@ class Parts:
         )
         engines = self.config.inference_model.num_engines
         in_flight = self.config.env.num_envs * engines
-        with Stream(self.rollouts, self.prompts, buffer, in_flight, train.wait_timeout_s) as stream:
+        with Stream(self.rollouts, self.prompts, buffer, in_flight, train.wait_timeout_s, keep) as stream:
             self.stream = stream
             yield
         self.stream = None

@@ -2,7 +2,8 @@
 
     source.begin ─▶ generating ──engine.step──▶ source.judge ─▶ judging ──source.judged──▶ buffer.put
                         ▲
-                        └── as long as there is room in flight and the buffer admits another
+                        ├── as long as there is room in flight and the buffer admits another
+                        └── in the place of a judged group that is not worth training on
 
 No threads and no tensors here: `rollout.streaming.Stream` drives it beside a learner, `benchmarks/scheduler.py`
 on a virtual clock. Every operation is O(1) a group, whatever the number of engines.
@@ -43,6 +44,10 @@ class GroupSource(Protocol[Group]):
         """A group will not be finished; its prompt is to be drawn again."""
         ...
 
+    def replacement(self, group: Group) -> tuple[Request, Group] | None:
+        """None for a judged group that is worth training on, else a new one to take its place."""
+        ...
+
 
 @dataclass
 class _Started(Generic[Group]):
@@ -78,13 +83,17 @@ class Controller(Generic[Group]):
     def admit(self) -> None:
         """Start groups until the engines are full or the buffer wants no more."""
         while self.generating < self.in_flight and self.buffer.may_admit():
-            request, group = self.source.begin()
-            self._started[request.request_id] = _Started(self.buffer.admit(), group)
-            self.generating += 1
-            self.engine.submit(request)
+            self._start(self.buffer.admit(), *self.source.begin())
+
+    def _start(self, sequence: int, request: Request, group: Group) -> None:
+        self._started[request.request_id] = _Started(sequence, group)
+        self.generating += 1
+        self.engine.submit(request)
 
     def advance(self, timeout: float) -> None:
         """One engine step, then everything that has become ready goes into the buffer.
+
+        A group that is replaced hands its sequence number on: the buffer waits for that number, not for a prompt.
 
         timeout: seconds that the engine, or the judge when nothing is generated, may wait for something.
         """
@@ -96,7 +105,11 @@ class Controller(Generic[Group]):
                 self.source.judge(started.group, response)
         for request_id, group in self.source.judged(0.0 if self.generating else timeout):
             started = self._started.pop(request_id)
-            self.buffer.put(started.sequence, started.version, group)
+            replacement = self.source.replacement(group)
+            if replacement is None:
+                self.buffer.put(started.sequence, started.version, group)
+            else:
+                self._start(started.sequence, *replacement)
 
     def outstanding(self) -> list[Group]:
         """Groups that no batch has taken: the ready ones in their order, then those in flight."""

@@ -25,10 +25,11 @@ from typing import Any, TypeVar
 from tensordict import TensorDictBase
 
 from envs.task import Example
-from rollout.collector import Rollouts
+from rollout.collector import Keep, Rollouts
 from rollout.controller import Controller
 from rollout.engine import Request, Response
 from rollout.group_buffer import GroupBuffer
+from rollout.selection import in_place_of
 
 Result = TypeVar("Result")
 ExampleGroup = tuple[Example, TensorDictBase]
@@ -69,6 +70,7 @@ class Stream:
     Args:
         in_flight: groups that all engines together hold at a time.
         timeout: seconds that a call may wait for the thread.
+        keep: dynamic sampling, as in `Rollouts.collect`.
     """
 
     def __init__(
@@ -78,12 +80,13 @@ class Stream:
         buffer: GroupBuffer[ExampleGroup],
         in_flight: int,
         timeout: float,
+        keep: Keep | None = None,
     ) -> None:
         self.prompts = prompts
         self.buffer = buffer
         self.timeout = timeout
         self.controller = Controller(
-            rollouts.policy.engine, _TensorSource(rollouts, prompts), buffer, in_flight
+            rollouts.policy.engine, _TensorSource(rollouts, prompts, keep), buffer, in_flight
         )
         self._idle_s = 0.0
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
@@ -105,7 +108,9 @@ class Stream:
         if not self._thread.is_alive():
             self.controller.abandon()
         elif exception[0] is None:
-            raise TimeoutError(f"the run waited {_END_S:.0f} s for the rollout thread to end: an engine step hangs")
+            raise TimeoutError(
+                f"the run waited {_END_S:.0f} s for the rollout thread to end: an engine step hangs"
+            )
 
     @property
     def groups_in_flight(self) -> int:
@@ -179,10 +184,12 @@ class Stream:
 class _TensorSource:
     """Groups of TensorDicts for the controller; each keeps its example, so that it can be put back."""
 
-    def __init__(self, rollouts: Rollouts, prompts: PromptQueue) -> None:
+    def __init__(self, rollouts: Rollouts, prompts: PromptQueue, keep: Keep | None) -> None:
         self.rollouts = rollouts
         self.prompts = prompts
+        self.keep = keep
         self._judged: list[tuple[int, ExampleGroup]] = []
+        self._refused: dict[int, TensorDictBase] = {}
 
     def begin(self) -> tuple[Request, ExampleGroup]:
         group = self.rollouts.env.groups(1)
@@ -191,12 +198,24 @@ class _TensorSource:
 
     def judge(self, group: ExampleGroup, response: Response) -> None:
         example, tokens = group
-        scored = self.rollouts.env.step(self.rollouts.policy.fill(tokens, [response]))
+        scored = self.rollouts.finish(tokens, [response])
+        refused = self._refused.pop(response.request_id, None)
+        if refused is not None:
+            scored = in_place_of(refused, scored)
         self._judged.append((response.request_id, (example, scored)))
 
     def judged(self, timeout: float) -> list[tuple[int, ExampleGroup]]:
         judged, self._judged = self._judged, []
         return judged
+
+    def replacement(self, group: ExampleGroup) -> tuple[Request, ExampleGroup] | None:
+        _, scored = group
+        replaced = int(scored["generated", "groups"][0, 0]) - 1
+        if self.keep is None or replaced >= self.rollouts.attempts or bool(self.keep(scored)):
+            return None
+        request, another = self.begin()
+        self._refused[request.request_id] = scored
+        return request, another
 
     def abandon(self, group: ExampleGroup) -> None:
         example, tokens = group
