@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from envs.verifiers.bounds import is_bounded
 from envs.verifiers.extract import from_prose
 from envs.verifiers.latex import canonical, split_top, split_unit
-from envs.verifiers.numbers import parse_number
+from envs.verifiers.numbers import parse_number, plain
 
 MAX_ANSWER_CHARACTERS = 2000
 """A longer answer is compared as text only (after the removal of surrounding brackets)."""
@@ -36,6 +36,7 @@ def same_answer(given: str, gold: str) -> bool:
     number = parse_number(gold)
     if number is not None:
         value = parse_number(given)
+        value = parse_number(plain(given)) if value is None else value
         if value is not None:
             return value == number
     left, right = canonical(given), canonical(gold)

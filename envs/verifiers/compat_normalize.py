@@ -1,0 +1,132 @@
+"""Two published normalisations of mathematical answers, for `compat_text`. Not used by the defaults."""
+
+import re
+
+_MINERVA_REPLACED = (
+    ("an ", ""),
+    ("a ", ""),
+    (".$", "$"),
+    ("\\$", ""),
+    ("\\ ", ""),
+    (" ", ""),
+    ("mbox", "text"),
+    (",\\text{and}", ","),
+    ("\\text{and}", ","),
+    ("\\text{m}", "\\text{}"),
+)
+_MINERVA_REMOVED = (
+    *(
+        "square",
+        "ways",
+        "integers",
+        "dollars",
+        "mph",
+        "inches",
+        "hours",
+        "km",
+        "units",
+        "\\ldots",
+        "sue",
+        "points",
+    ),
+    *(
+        "feet",
+        "minutes",
+        "digits",
+        "cents",
+        "degrees",
+        "cm",
+        "gm",
+        "pounds",
+        "meters",
+        "meals",
+        "edges",
+        "students",
+    ),
+    *("childrentickets", "multiples", "\\text{s}", "\\text{.}", "\\text{\ns}", "\\text{}^2", "\\text{}^3"),
+    *("\\text{\n}", "\\text{}", "\\mathrm{th}", "^\\circ", "^{\\circ}", "\\;", ",\\!", "{,}", '"', "\\dots"),
+)
+_MINERVA_UNWRAPPED = (
+    (re.compile(r".*?\$(.*?)\$.*", re.DOTALL), r"$\1$"),
+    (re.compile(r"\\text\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\textbf\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\overline\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\boxed\{(.*)\}"), r"\1"),
+    (re.compile(r"frac([^{])(.)"), r"frac{\1}{\2}"),
+    (re.compile(r"sqrt([^{])"), r"sqrt{\1}"),
+)
+
+
+def minerva(answer: str) -> str:
+    """Lewkowycz et al. 2022, appendix D.1, as DAPO uses it: what follows the last `=`, units and text left out."""
+    answer = answer.split("=")[-1]
+    for old, new in _MINERVA_REPLACED:
+        answer = answer.replace(old, new)
+    for expression in _MINERVA_REMOVED:
+        answer = answer.replace(expression, "")
+    for pattern, new in _MINERVA_UNWRAPPED:
+        answer = pattern.sub(new, answer)
+    answer = answer.replace("$", "")
+    if answer.replace(",", "").isdigit():
+        answer = answer.replace(",", "")
+    return answer.strip()
+
+
+_HENDRYCKS_REPLACED = (
+    ("\n", ""),
+    ("\\!", ""),
+    ("\\\\", "\\"),
+    ("tfrac", "frac"),
+    ("dfrac", "frac"),
+    ("\\left", ""),
+    ("\\right", ""),
+    ("^{\\circ}", ""),
+    ("^\\circ", ""),
+    ("\\$", ""),
+)
+_SHORT_SLASH = re.compile(r"(-?\d+)/(-?\d+)")
+
+
+def hendrycks(answer: str) -> str:
+    """Hendrycks et al. 2021, the comparison of the MATH data set; an answer it cannot treat stays as it is."""
+    text = answer
+    for old, new in _HENDRYCKS_REPLACED:
+        text = text.replace(old, new)
+    if text.count("\\text{ ") > 1:
+        return answer
+    text = (
+        text.split("\\text{ ")[0].replace("\\%", "").replace("%", "")
+        if "\\text{ " in text
+        else text.replace("\\%", "")
+    )
+    text = text.replace(" .", " 0.").replace("{.", "{0.")
+    if not text:
+        return text
+    if text[0] == ".":
+        text = "0" + text
+    sides = text.split("=")
+    if len(sides) == 2 and len(sides[0]) <= 2:
+        text = sides[1]
+    text = re.sub(r"\\?sqrt(?!\{)(.)", r"\\sqrt{\1}", text) if "sqrt" in text else text
+    text = _with_braced_fractions(text.replace(" ", ""))
+    if text == "0.5":
+        return "\\frac{1}{2}"
+    slash = _SHORT_SLASH.fullmatch(text)
+    if slash and slash[1] == str(int(slash[1])) and slash[2] == str(int(slash[2])):
+        return f"\\frac{{{slash[1]}}}{{{slash[2]}}}"
+    return text
+
+
+def _with_braced_fractions(text: str) -> str:
+    """`\\frac1b` and `\\frac12` with braces; a fraction cut short leaves the text as it was."""
+    head, *rest = text.split("\\frac")
+    for piece in rest:
+        if piece.startswith("{"):
+            head += "\\frac" + piece
+        elif len(piece) < 2:
+            return text
+        elif piece[1] == "{":
+            head += f"\\frac{{{piece[0]}}}{piece[1:]}"
+        else:
+            head += f"\\frac{{{piece[0]}}}{{{piece[1]}}}{piece[2:]}"
+    return head
