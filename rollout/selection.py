@@ -6,6 +6,7 @@ A group carries totals over everything that was generated for its place, `("gene
 in all its rows: so the metrics of a batch speak of the policy, not of what was picked.
 """
 
+import random
 from collections.abc import Sequence
 
 import torch
@@ -37,12 +38,8 @@ def choose_balanced(scored: TensorDictBase, candidates: int, repeats: int, seed:
 
 def _random(group_ids: Sequence[int], width: int, seed: int) -> torch.Tensor:
     """[P, width] uniform numbers that depend on the seed and each group's id alone."""
-    generator = torch.Generator()
-    rows = []
-    for group_id in group_ids:
-        generator.manual_seed(((seed << 40) + group_id) % 2**63)
-        rows.append(torch.rand(width, generator=generator))
-    return torch.stack(rows)
+    generators = [random.Random((seed << 40) + group_id) for group_id in group_ids]
+    return torch.tensor([[generator.random() for _ in range(width)] for generator in generators])
 
 
 def _first(members: torch.Tensor, count: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
