@@ -69,7 +69,7 @@ def vllm_settings(config: Config, eos: tuple[int, ...], device: torch.device) ->
     inference = config.inference_model
     on_cpu = device.type == "cpu"
     dtype = ("float32" if on_cpu else "bfloat16") if inference.dtype == "auto" else inference.dtype
-    longest = inference.max_model_len or config.env.max_prompt_tokens + inference.max_tokens
+    longest = config.max_model_len
     cache = None if inference.kv_cache_gib is None else int(inference.kv_cache_gib * 2**30)
     name = model_path(config.model.name)
     if on_cpu and cache is None:
@@ -146,7 +146,7 @@ def build_weights(config: Config, model: nn.Module, engine: Engine) -> Weights:
     inference = config.inference_model
     plain = isinstance(engine, TransformersEngine)
     count, length = (PLAIN_CANARY_COUNT, PLAIN_CANARY_LENGTH) if plain else (CANARY_COUNT, CANARY_LENGTH)
-    longest = inference.max_model_len or config.env.max_prompt_tokens + inference.max_tokens
+    longest = config.max_model_len
     sequences = canary_sequences(causal.config.vocab_size, longest, count, length)
     dtype = str(causal.dtype).removeprefix("torch.") if inference.dtype == "auto" else inference.dtype
     tied = "lm_head.weight" if causal.config.tie_word_embeddings else None

@@ -13,6 +13,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from config.env import EnvConfig
 from config.errors import ConfigError
+from config.evaluation import EvalConfig
 from config.inference import InferenceModelConfig
 from config.optimizer import OptimizerConfig
 from config.policy import PolicyConfig, load_policy
@@ -162,16 +163,6 @@ class RayConfig:
 
 
 @dataclass
-class EvalConfig:
-    """Evaluation on held-out prompts with the same engines."""
-
-    sets: dict[str, Any] = field(default_factory=dict)
-    """NAME: {dataset, data_files, split, n, temperature, top_p, max_tokens, limit}."""
-    frequency: int = 0
-    """Iterations between evaluations; with sets given, one runs before the first iteration and at the end."""
-
-
-@dataclass
 class LoggingConfig:
     """Where metrics go besides `metrics.jsonl`, and what is printed."""
 
@@ -255,17 +246,28 @@ class Config:
         if self.policy.constant_length is None:
             self.policy.constant_length = self.inference_model.max_tokens
 
+    @property
+    def longest_response(self) -> int:
+        """Tokens of the longest response, in training or in an evaluation."""
+        return max([self.inference_model.max_tokens, *(s.max_tokens or 0 for s in self.eval.sets.values())])
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt plus response in tokens that the engines must hold."""
+        return self.inference_model.max_model_len or self.env.max_prompt_tokens + self.longest_response
+
     def check(self) -> None:
         """Raises ConfigError where two sections contradict each other."""
         _check_batches(self)
         _check_policy(self)
-        longest = self.env.max_prompt_tokens + self.inference_model.max_tokens
+        _check_evaluation(self)
+        longest = self.env.max_prompt_tokens + self.longest_response
         given = self.inference_model.max_model_len
         if given is not None and given < longest:
             raise ConfigError(
                 f"inference_model.max_model_len={given} is smaller than env.max_prompt_tokens="
-                f"{self.env.max_prompt_tokens} + inference_model.max_tokens="
-                f"{self.inference_model.max_tokens}: raise it to {longest}, or lower one of the two"
+                f"{self.env.max_prompt_tokens} + max_tokens={self.longest_response} (the largest of inference_model "
+                f"and eval.sets): raise it to {longest}, or lower one of the two"
             )
 
 
@@ -326,10 +328,32 @@ def _check_policy(config: Config) -> None:
         )
 
 
+def _check_evaluation(config: Config) -> None:
+    sets, frequency = config.eval.sets, config.eval.frequency
+    if not sets and (frequency or config.run == "eval"):
+        why = "run=eval" if config.run == "eval" else f"eval.frequency={frequency}"
+        raise ConfigError(
+            f"{why} without eval.sets: name what is evaluated, eval.sets={{NAME: {{dataset: gsm8k}}}}"
+        )
+    for name, chosen in sets.items():
+        chosen.env(f"eval.sets.{name}", config.env)
+
+
 def register_schema() -> None:
     """Makes the dataclasses known to Hydra under the names that the YAML `defaults` lists use."""
-    store = ConfigStore.instance()
-    store.store(name="schema", node=Config)
+    schema = OmegaConf.structured(Config)
+    _open_free_keys(schema)
+    ConfigStore.instance().store(name="schema", node=schema)
+
+
+def _open_free_keys(section: DictConfig) -> None:
+    """Plain dictionaries (`env.options`, `eval.sets`, ...) take new keys on the command line without a `+`."""
+    for key in section:
+        value = section._get_node(key)
+        if isinstance(value, DictConfig):
+            if OmegaConf.get_type(value) is dict:
+                value._set_flag("struct", False)
+            _open_free_keys(value)
 
 
 def to_config(composed: DictConfig) -> Config:

@@ -1,0 +1,123 @@
+"""The `eval` section: which held-out prompts, how many completions of each, drawn how, how often."""
+
+import difflib
+import re
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from config.env import EnvConfig
+from config.errors import ConfigError
+
+
+@dataclass
+class EvalSetConfig:
+    """One set of prompts with its own sampling. What is unset follows training where the data set is the same."""
+
+    dataset: str = ""
+    """Registered task name, as in `env.dataset`."""
+    data_files: Any = None
+    """Local files, as in `env.data_files`. Unset: those of `env` where the data set is the same, else the hub."""
+    split: str = "test"
+    """Which part of the data set."""
+    n: int = 1
+    """Completions per problem; pass@k is reported for every k up to n."""
+    temperature: float = 1.0
+    """Sampling temperature; 0 takes the likeliest token."""
+    top_p: float = 1.0
+    """Smallest set of tokens with this much probability is sampled from; 1 keeps all."""
+    top_k: int = 0
+    """Only the k likeliest tokens are sampled from; 0 keeps all."""
+    max_tokens: int | None = None
+    """Longest response in tokens. Unset: `inference_model.max_tokens`."""
+    limit: int | None = None
+    """At most this many problems: a random choice that is the same in every run. Unset: all."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The task's own options, on top of `env.options` where the data set is the same."""
+    system_prompt: str | None = None
+    """As `env.system_prompt`. Unset: that of `env` where the data set is the same, else the task's own."""
+
+    def check(self, place: str) -> None:
+        """Raises ConfigError; `place` is the key of this set."""
+        if not self.dataset:
+            raise ConfigError(f"{place}.dataset: no value; name a task, such as {place}.dataset=gsm8k")
+        for key in ("n", "max_tokens", "limit"):
+            value = vars(self)[key]
+            if value is not None and value < 1:
+                raise ConfigError(f"{place}.{key}={value}: must be at least 1")
+        for key in ("temperature", "top_k"):
+            if vars(self)[key] < 0:
+                raise ConfigError(f"{place}.{key}={vars(self)[key]}: must be at least 0")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ConfigError(f"{place}.top_p={self.top_p}: must lie in (0, 1]")
+        if self.temperature == 0 and self.n > 1:
+            raise ConfigError(
+                f"{place}.n={self.n} with {place}.temperature=0: greedy decoding gives the same completion "
+                f"{self.n} times; set n=1, or a temperature above 0"
+            )
+
+    def env(self, place: str, training: EnvConfig) -> EnvConfig:
+        """The `env` section of this set: its own data, everything else as in training.
+
+        Raises:
+            ConfigError: the set would read the very rows that are trained on.
+        """
+        same = self.dataset == training.dataset
+        files = training.data_files if same and self.data_files is None else self.data_files
+        trained_on = same and files is not None and files == training.data_files
+        if trained_on and not isinstance(files, dict) and self.split != training.split:
+            raise ConfigError(
+                f"{place}.split={self.split}: env.data_files={files} holds one split, so these are the prompts of "
+                f"training; set {place}.data_files, or {place}.split={training.split} if that is what you want"
+            )
+        system_prompt = training.system_prompt if self.system_prompt is None and same else self.system_prompt
+        return replace(
+            training,
+            dataset=self.dataset,
+            data_files=files,
+            split=self.split,
+            repeats=self.n,
+            oversample=None,
+            system_prompt=system_prompt,
+            options=(training.options if same else {}) | self.options,
+        )
+
+
+@dataclass
+class EvalConfig:
+    """Evaluation on held-out prompts, on the engines of training."""
+
+    sets: dict[str, Any] = field(default_factory=dict)
+    """NAME: {dataset, data_files, split, n, temperature, top_p, ...}; the fields are those of `EvalSetConfig`."""
+    frequency: int = 0
+    """Iterations between evaluations. With sets there is one before the first iteration and one at the end."""
+
+    def __post_init__(self) -> None:
+        if self.frequency < 0:
+            raise ConfigError(f"eval.frequency={self.frequency}: must be at least 0")
+        self.sets = {name: _as_set(f"eval.sets.{name}", given) for name, given in self.sets.items()}
+
+
+def _as_set(place: str, given: Any) -> EvalSetConfig:
+    name = place.rpartition(".")[2]
+    if not re.fullmatch(r"[\w\-]+", name):
+        raise ConfigError(f"{place}: the name of a set becomes a folder; take letters, digits, - and _ only")
+    if isinstance(given, EvalSetConfig):
+        return given
+    if not isinstance(given, dict):
+        raise ConfigError(f"{place}={given!r}: give the fields of the set, such as {{dataset: gsm8k, n: 4}}")
+    known = [entry.name for entry in fields(EvalSetConfig)]
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+            raise ConfigError(f"{place}.{key}: no such configuration key; {hint}")
+    try:
+        made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvalSetConfig), given))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{place}.{error.full_key}: {str(error).splitlines()[0]}") from error
+    assert isinstance(made, EvalSetConfig)
+    made.check(place)
+    return made
