@@ -1,0 +1,92 @@
+"""pass@k against counting by hand, intervals against repeated experiments."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from monitoring.evaluation import Tally, bootstrap, pass_at_k, summarize, table
+
+
+def tally(*correct: bool, errors: int = 0) -> Tally:
+    count = len(correct)
+    return Tally(correct, tuple(float(c) for c in correct), (10,) * count, (False,) * count, errors)
+
+
+@pytest.mark.parametrize(
+    ("c", "expected"),
+    [
+        (0, {1: 0.0, 2: 0.0, 4: 0.0, 8: 0.0}),
+        (1, {1: 0.125, 2: 0.25, 4: 0.5, 8: 1.0}),
+        (3, {1: 0.375, 2: 0.642857, 4: 0.928571, 8: 1.0}),
+    ],
+)
+def test_pass_at_k_has_the_numbers_of_megatron(c: int, expected: dict[int, float]) -> None:
+    for k, value in expected.items():
+        assert pass_at_k(8, c, k) == pytest.approx(value, abs=1e-6)
+
+
+def test_pass_at_k_counts_subsets() -> None:
+    for n in range(1, 8):
+        for c in range(n + 1):
+            for k in range(1, n + 1):
+                subsets = list(combinations([True] * c + [False] * (n - c), k))
+                assert pass_at_k(n, c, k) == pytest.approx(np.mean([any(s) for s in subsets]))
+
+
+def test_pass_at_k_is_unbiased() -> None:
+    generator = np.random.default_rng(0)
+    chance, n, k = 0.15, 10, 4
+    counts = generator.binomial(n, chance, size=20_000)
+    mean = np.mean([pass_at_k(n, int(c), k) for c in counts])
+    assert mean == pytest.approx(1 - (1 - chance) ** k, abs=0.005)
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(4, 5, 1), (4, -1, 1), (4, 2, 5), (4, 2, 0)])
+def test_pass_at_k_refuses_what_has_no_meaning(n: int, c: int, k: int) -> None:
+    with pytest.raises(ValueError, match="needs 1 <= k <= n"):
+        pass_at_k(n, c, k)
+
+
+def test_a_summary_by_hand() -> None:
+    problems = [
+        Tally((True, False, False, False), (1.0, 0.0, 0.0, 0.5), (3, 5, 7, 9), (False, True, True, True)),
+        tally(True, True, True, True),
+        tally(False, False, False, False),
+    ]
+    metrics = summarize(problems, 4)
+    assert metrics["pass@1"] == metrics["avg@4"] == pytest.approx(5 / 12)
+    assert [metrics[f"pass@{k}"] for k in (2, 3, 4)] == pytest.approx([1.5 / 3, 1.75 / 3, 2 / 3])
+    assert metrics["score"] == pytest.approx((1.5 / 4 + 1) / 3)
+    assert metrics["truncated"] == pytest.approx(3 / 12)
+    assert metrics["length"] == pytest.approx((24 + 80) / 12)
+    assert (metrics["problems"], metrics["errors"]) == (3, 0)
+    assert metrics["pass@4_low"] == 0.0 and metrics["pass@4_high"] == 1.0
+    assert "pass@4    0.667" in table("aime", metrics, 4)
+
+
+def test_errors_are_neither_right_nor_wrong() -> None:
+    metrics = summarize([tally(True, False), tally(True, errors=1), tally(errors=2)], 2)
+    assert metrics["problems"] == 2
+    assert metrics["errors"] == pytest.approx(3 / 6)
+    assert metrics["pass@1"] == pytest.approx(0.75)
+    assert metrics["pass@2"] == 1.0  # of the one problem with two judged completions
+    assert summarize([tally(errors=2)], 2) == {"problems": 0.0, "errors": 1.0}
+
+
+def test_intervals_are_seeded_and_shrink_with_the_problems() -> None:
+    few, many = ([tally(i % 3 == 0, i % 2 == 0) for i in range(count)] for count in (30, 3000))
+    assert summarize(few, 2, seed=1) == summarize(few, 2, seed=1)
+    assert summarize(few, 2, seed=1) != summarize(few, 2, seed=2)
+    widths = [m["pass@1_high"] - m["pass@1_low"] for m in (summarize(few, 2), summarize(many, 2))]
+    assert widths[1] == pytest.approx(widths[0] / 10, rel=0.2)
+    assert summarize([tally(True)] * 5, 1)["pass@1_low"] == 1.0
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+    generator = np.random.default_rng(0)
+    inside = 0
+    for trial in range(200):
+        low, high = bootstrap(generator.random((60, 1)), seed=trial)
+        inside += bool(low[0] <= 0.5 <= high[0])
+    assert 0.89 <= inside / 200 <= 0.99
