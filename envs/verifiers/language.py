@@ -1,0 +1,32 @@
+"""Language of a text, the same on every call. `langdetect` draws random numbers; here they are seeded."""
+
+from functools import cache
+from typing import Any
+
+from config.errors import ConfigError
+
+SEED = 0
+
+
+def detect_language(text: str) -> str | None:
+    """ISO 639-1 code (`zh-cn` and `zh-tw` for Chinese); None for a text without letters to judge by.
+
+    Raises:
+        ConfigError: langdetect is not installed.
+    """
+    detect, undecided = load()
+    try:
+        return str(detect(text))
+    except undecided:
+        return None
+
+
+@cache
+def load() -> tuple[Any, type[Exception]]:
+    """The detector, seeded, and the exception it raises for texts it cannot judge."""
+    try:
+        import langdetect
+    except ImportError as error:
+        raise ConfigError("IFEval's language rules need langdetect: pip install 'grpo[ifeval]'") from error
+    langdetect.DetectorFactory.seed = SEED
+    return langdetect.detect, langdetect.LangDetectException
