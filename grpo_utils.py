@@ -178,13 +178,20 @@ class Parts:
         """Learner to engines; beside running generation the push happens between two engine steps."""
         with self.monitor.timed("push"):
             if self.stream is None:
-                self.monitor.note(self.weights.push())
+                self.monitor.note(self._push())
             else:
-                self.monitor.note(self.stream.call(self.weights.push))
+                self.monitor.note(self.stream.call(self._push))
                 self.stream.buffer.pushed(self.weights.version)
 
     def minibatches(self, batch: Any) -> Iterator[Any]:
         from training.minibatches import minibatches
+    def _push(self) -> Any:
+        """What is generated from now on has the new weights and the temperature of this part of the run."""
+        steps = self.config.total_optimizer_steps - self.config.optimizer_steps_per_iteration
+        progress = self.learner.optimizer_steps / max(steps, 1)
+        self.rollouts.policy.set_temperature(self.config.inference_model.temperature_at(progress))
+        return self.weights.push()
+
 
         repeats, epochs = self.config.env.repeats, self.config.train.epochs
         return minibatches(batch, repeats, self.config.optim_batch_groups, epochs, self.generator)
@@ -409,7 +416,7 @@ def build_models(config: Config, model: Any, device: Any) -> tuple[Any, Any, Any
             config.env.repeats,
             share_prompt=config.train.share_prompt and not config.train.gradient_checkpointing,
             chunk_size=config.train.log_prob_chunk_size,
-            temperature=inference.temperature,
+            temperature=inference.temperature if inference.temperature_end is None else None,
             top_p=inference.top_p,
             top_k=inference.top_k,
             autocast_dtype=autocast,

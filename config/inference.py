@@ -40,6 +40,11 @@ class InferenceModelConfig:
     """A vLLM quantization method that accepts unquantized pushed weights, such as `fp8`."""
     temperature: float = 1.0
     """Sampling temperature; 0 takes the likeliest token."""
+    temperature_end: float | None = None
+    """Temperature that it moves to, linearly over the run; every log-prob is taken at the temperature that its
+    token was drawn at. Unset: it stays."""
+    temperature_end_at: float = 1.0
+    """Share of the run after which `temperature_end` is reached."""
     top_p: float = 1.0
     """Smallest set of tokens with this much probability is sampled from; 1 keeps all."""
     top_k: int = 0
@@ -81,11 +86,12 @@ class InferenceModelConfig:
         for key in (*positive, "request_timeout_s"):
             if getattr(self, key) <= 0:
                 raise ConfigError(f"inference_model.{key}={getattr(self, key)}: must be above 0")
-        for key, low, high in (("gpu_memory_utilization", 0.0, 1.0), ("top_p", 0.0, 1.0)):
+        shares = ("gpu_memory_utilization", "top_p", "temperature_end_at")
+        for key, low, high in ((key, 0.0, 1.0) for key in shares):
             value = getattr(self, key)
             if not low < value <= high:
                 raise ConfigError(f"inference_model.{key}={value}: must lie in ({low:g}, {high:g}]")
-        for key in ("kv_cache_gib", "max_model_len", "canary_tolerance"):
+        for key in ("kv_cache_gib", "max_model_len", "canary_tolerance", "temperature_end"):
             value = getattr(self, key)
             if value is not None and value <= 0:
                 raise ConfigError(f"inference_model.{key}={value}: must be above 0, or null")
@@ -99,6 +105,13 @@ class InferenceModelConfig:
                 f"inference_model.tensor_parallel_size={self.tensor_parallel_size} does not divide "
                 f"inference_model.num_devices={self.num_devices}: take a divisor of it, or change num_devices"
             )
+
+    def temperature_at(self, progress: float) -> float:
+        """The temperature after this share of the run."""
+        if self.temperature_end is None:
+            return self.temperature
+        share = min(progress / self.temperature_end_at, 1.0)
+        return self.temperature + share * (self.temperature_end - self.temperature)
 
     @property
     def num_engines(self) -> int:

@@ -33,6 +33,9 @@ def rollout_metrics(batch: TensorDictBase, repeats: int, policy_version: int) ->
         "sample_utilization": _mean(trained.double()),
         "policy_version": float(policy_version),
     }
+    temperature = batch.get("temperature", None)
+    if temperature is not None:
+        metrics["rollout/temperature"] = _mean(temperature.double())
     for name, part in batch["next", "reward_parts"].items():
         metrics[f"reward/{name}"] = _mean(part[:, 0].double()[valid])
     return metrics | generated_metrics(batch, repeats) | age_metrics(batch, policy_version)

@@ -36,7 +36,8 @@ class ResponseScorer:
 
     Args:
         repeats: completions per prompt; rows come group by group.
-        temperature, top_p, top_k: of the distribution that the engine sampled from.
+        temperature, top_p, top_k: of the distribution that the engine sampled from. `temperature=None`: each row
+            of a batch says its own, `temperature` [N, 1].
         share_prompt: one prompt forward per group.
         chunk_size: response tokens whose logits exist at one time; None: by the head's size.
         autocast_dtype: arithmetic of the forward pass, None for the weights' own.
@@ -48,7 +49,7 @@ class ResponseScorer:
         repeats: int,
         share_prompt: bool,
         chunk_size: int | None = None,
-        temperature: float = 1.0,
+        temperature: float | None = 1.0,
         top_p: float = 1.0,
         top_k: int = 0,
         autocast_dtype: torch.dtype | None = None,
@@ -72,12 +73,15 @@ class ResponseScorer:
             mask = tokens["loss_mask"]
             head = causal.get_output_embeddings()
             picked = hidden[mask]
+            temperature: float | torch.Tensor | None = self.temperature
+            if temperature is None:
+                temperature = batch["temperature"].to(device).expand_as(mask)[mask].to(head.weight.device)
             log_prob, entropy = selected_log_probs(
                 picked.to(head.weight.device),
                 head.weight,
                 head.bias,
                 tokens["response"][mask],
-                temperature=self.temperature,
+                temperature=temperature,
                 chunk_size=self.chunk_size,
                 with_entropy=with_entropy,
                 top_p=self.top_p,

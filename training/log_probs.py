@@ -19,7 +19,7 @@ CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
 class _Sampling:
     """The distribution: temperature first, then top-k, then top-p on what top-k left."""
 
-    temperature: float
+    temperature: float | Tensor
     top_k: int
     top_p: float
 
@@ -27,18 +27,21 @@ class _Sampling:
     def restricts(self) -> bool:
         return self.top_k > 0 or self.top_p < 1.0
 
-    def apply(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """`logits` [C, V] in place: divided by the temperature, -inf outside the kept set.
+    def apply(self, logits: Tensor, targets: Tensor, part: slice) -> Tensor:
+        """`logits` [C, V] of the rows `part` in place: divided by the temperature, -inf outside the kept set.
 
         The target is always kept: it was drawn, and where rounding or newer weights would leave it out, its
         log-prob stays finite.
         """
-        if self.temperature != 1.0:
+        if isinstance(self.temperature, Tensor):
+            logits.div_(self.temperature[part, None])
+        elif self.temperature != 1.0:
             logits.div_(self.temperature)
         if self.restricts:
-            chosen = logits.gather(1, targets[:, None])
+            aims = targets[part, None]
+            chosen = logits.gather(1, aims)
             self._restrict(logits)
-            logits.scatter_(1, targets[:, None], chosen)
+            logits.scatter_(1, aims, chosen)
         return logits
 
     def _restrict(self, logits: Tensor) -> None:
@@ -59,7 +62,7 @@ def selected_log_probs(
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     chunk_size: int | None = None,
     with_entropy: bool = False,
     *,
@@ -69,7 +72,8 @@ def selected_log_probs(
     """Log-prob of each target, and the entropy of each distribution.
 
     hidden: [M, D]. weight: [V, D] and bias: [V] or None, of the output head. targets: [M] int64.
-    temperature, top_k (0: all), top_p (1: all): of the distribution that the targets were drawn from.
+    temperature (a number, or [M]), top_k (0: all), top_p (1: all): of the distribution that the targets were
+    drawn from.
     chunk_size: rows whose logits exist at one time; None: `automatic_chunk_size`.
     with_entropy: also return the entropy in nats.
 
@@ -80,7 +84,7 @@ def selected_log_probs(
     Raises:
         ValueError: a temperature that is not above 0.
     """
-    if not temperature > 0:
+    if not (temperature.gt(0).all() if isinstance(temperature, Tensor) else temperature > 0):
         raise ValueError(f"temperature={temperature}: log-probs need a temperature above 0")
     sampling = _Sampling(temperature, top_k, top_p)
     rows = chunk_size or automatic_chunk_size(weight.shape[0], weight.shape[1], hidden.device)
@@ -131,15 +135,15 @@ class _SelectedLogProbs(torch.autograd.Function):
         if grad_log_prob is None:
             grad_log_prob = torch.zeros_like(log_normaliser)
         slope = grad_log_prob / ctx.sampling.temperature
+        entropy_slope = None if grad_entropy is None else grad_entropy / ctx.sampling.temperature
         head = _Head(hidden, weight, bias, ctx.sampling, ctx.rows)
         gradients = _HeadGradients(head, ctx.needs_input_grad)
         for part in head.parts:
             log_probs = head.logits(part, targets).sub_(log_normaliser[part, None])
-            if grad_entropy is None:
+            if entropy_slope is None:
                 gradients.subtract(part, log_probs.exp_(), slope[part])
             else:
-                entropy_slope = grad_entropy[part] / ctx.sampling.temperature
-                pull = head.entropy_pull(log_probs, slope[part], entropy_slope, entropy[part])
+                pull = head.entropy_pull(log_probs, slope[part], entropy_slope[part], entropy[part])
                 gradients.subtract(part, pull, torch.ones_like(slope[part]))
             gradients.add_targets(part, targets[part], slope[part])
         return (*gradients.finished(), None, None, None, None)
@@ -173,7 +177,7 @@ class _Head:
         logits = self.product(inputs, self.weight.T, out=self._logits[: len(inputs)])
         if self.bias is not None:
             logits.add_(self.bias)
-        return self.sampling.apply(logits, targets[part])
+        return self.sampling.apply(logits, targets, part)
 
     def product(self, left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
         left, right = left.to(self.factor_dtype), right.to(self.factor_dtype)

@@ -81,6 +81,9 @@ def test_batch_arithmetic() -> None:
             "inference_model.temperature=0",
             r"inference_model\.temperature=0: greedy .* train with 1\.0.*eval\.sets",
         ),
+        ("inference_model.temperature_end=0", r"inference_model\.temperature_end=0.*above 0, or null"),
+        ("inference_model.temperature_end_at=0", r"inference_model\.temperature_end_at=0.*\(0, 1\]"),
+        ("env.oversample=4", r"env\.oversample=4 is less than env\.repeats=8.*take 16"),
         ("run=fly", r"run='fly': choose one of train, plan"),
     ],
 )

@@ -2,7 +2,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rollout.collector import EnginePolicy, Rollouts
+from rollout.collector import EnginePolicy, Rollouts, collate
 from rollout.engine import Sampling
 from rollout.transformers_engine import TransformersEngine
 from tests.tiny import EOS, LengthReward, LetterTokenizer, numbered_examples, tiny_llama
@@ -22,7 +22,7 @@ def collected(temperature: float = 1.0, num_groups: int = 6) -> TensorDict:
     return Rollouts(env, EnginePolicy(engine, sampling, REPEATS, seed=0, timeout=60)).collect(num_groups)
 
 
-def scorer(model: torch.nn.Module, share_prompt: bool, temperature: float = 1.0) -> ResponseScorer:
+def scorer(model: torch.nn.Module, share_prompt: bool, temperature: float | None = 1.0) -> ResponseScorer:
     return ResponseScorer(model, REPEATS, share_prompt, chunk_size=7, temperature=temperature)
 
 
@@ -34,6 +34,17 @@ def test_the_trainer_agrees_with_the_engine_on_every_token(share_prompt: bool, t
     mask = batch["tokens", "response_mask"]
     torch.testing.assert_close(scores.log_prob[mask], batch["sample_log_prob"][mask], atol=1e-4, rtol=0)
     assert not scores.log_prob[~mask].any()
+
+
+def test_every_row_is_scored_at_its_own_temperature() -> None:
+    batch = collate([collected(temperature, num_groups=2) for temperature in (0.5, 1.0, 1.7)])
+    assert batch["temperature"].unique().tolist() == pytest.approx([0.5, 1.0, 1.7])
+    mask = batch["tokens", "response_mask"]
+    for share_prompt in (True, False):
+        scores = scorer(tiny_llama(), share_prompt, temperature=None)(batch)
+        torch.testing.assert_close(scores.log_prob[mask], batch["sample_log_prob"][mask], atol=1e-4, rtol=0)
+    fixed = scorer(tiny_llama(), True, temperature=1.0)(batch)
+    assert (fixed.log_prob - batch["sample_log_prob"])[mask].abs().mean() > 0.1
 
 
 def test_a_shared_prompt_changes_no_gradient() -> None:

@@ -48,6 +48,25 @@ def test_equals_full_logits(chunk_size: int | None, temperature: float, with_bia
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (6, 0.9)])
+def test_rows_of_different_temperatures_are_the_rows_of_each(top_k: int, top_p: float) -> None:
+    hidden, weight, bias, targets = make()
+    temperatures = torch.linspace(0.5, 1.6, len(hidden), dtype=torch.float64)
+
+    def weighed(temperature: float | Tensor, rows: slice) -> Tensor:
+        log_prob, entropy = selected_log_probs(
+            hidden[rows], weight, bias, targets[rows], temperature, 4, True, top_k=top_k, top_p=top_p
+        )
+        assert entropy is not None
+        return (log_prob + 0.3 * entropy).square().sum()
+
+    together = weighed(temperatures, slice(None))
+    rows = [weighed(t, slice(i, i + 1)) for i, t in enumerate(temperatures.tolist())]
+    inputs = (hidden, weight, bias)
+    torch.testing.assert_close(together, sum(rows))
+    torch.testing.assert_close(torch.autograd.grad(together, inputs), torch.autograd.grad(sum(rows), inputs))
+
+
 @pytest.mark.parametrize(("top_k", "top_p"), RESTRICTIONS)
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_gradients_by_finite_differences(top_k: int, top_p: float, temperature: float) -> None:
