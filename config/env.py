@@ -7,6 +7,8 @@ from omegaconf import MISSING
 
 from config.errors import ConfigError
 
+from config.errors import ConfigError
+
 DUPLICATES = ("keep", "first", "drop")
 SANDBOXES = ("auto", "rlimits", "namespaces", "bubblewrap", "nsjail")
 
@@ -63,6 +65,27 @@ class EnvConfig:
     """Replaces the system prompt of the task or its reward; an empty string removes it."""
     options: dict[str, Any] = field(default_factory=dict)
     """The task's own options (a generator's ranges, for example)."""
+    reward: str | None = None
+    """Judge in place of the task's own: a named reward (docs/rewards.md) or a function, `module:function`."""
+    reward_weights: dict[str, float] = field(default_factory=dict)
+    """PART: weight. The score is then the weighted sum of these parts of the reward. Unset: its own score."""
+    reward_workers: int | None = None
+    """Processes that judge completions. Unset: all cores but one."""
+    reward_timeout_s: float = 10.0
+    """Wall-clock seconds for one verification; then its worker is killed and the completion is invalid."""
+    reward_memory_gib: float = 4.0
+    """Address space of a reward worker."""
+    max_error_rate: float = 0.1
+    """Share of recent verifications that may fail by our own or the data's fault before the run stops."""
+
+    def __post_init__(self) -> None:
+        if self.reward_workers is not None and self.reward_workers < 1:
+            raise ConfigError(f"env.reward_workers={self.reward_workers}: must be at least 1")
+        for key in ("reward_timeout_s", "reward_memory_gib"):
+            if vars(self)[key] <= 0:
+                raise ConfigError(f"env.{key}={vars(self)[key]}: must be above 0")
+        if not 0.0 <= self.max_error_rate <= 1.0:
+            raise ConfigError(f"env.max_error_rate={self.max_error_rate}: a share, 0 to 1")
 
     reward: str | None = None
     """Replaces the task's reward: a known name (docs/rewards.md) or the import path `module:function`."""

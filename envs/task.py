@@ -1,13 +1,14 @@
 """What a task is: rows turned into prompts, and completions turned into rewards. No torch here.
 
 A task is one file in `envs/tasks`: a class with `examples(split)` and `reward(completion, example)`, named by
-the `register` decorator. Importing `envs.tasks` registers all of them.
+the `register` decorator. Importing `envs.tasks` registers all of them. `envs.judge` puts rewards that a user
+names, weights and length punishments on top.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from config.env import EnvConfig
 
@@ -22,11 +23,13 @@ class Example:
     messages: chat messages, the system prompt included.
     answer: whatever the task's reward needs to judge (a number, a list of tests, ...).
     row: the example's index in its source, for reports and the ledger.
+    source: in a mixture, the name of the member that the example comes from.
     """
 
     messages: tuple[Message, ...]
     answer: Any
     row: int
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,14 @@ class Task(ABC):
     system_prompt: str | None = None
     in_process: bool = False
     """True only where judging cannot hang, crash or take long: then no worker process is used."""
+    min_score: float = 0.0
+    """Score of a completion that the reward could not get through (it hung, crashed, took all memory)."""
+    weights: ClassVar[Mapping[str, float]] = {"accuracy": 1.0}
+    """The parts of the reward and what each contributes to the score."""
 
     def __init__(self, env: EnvConfig) -> None:
         self.env = env
+        self.members: dict[str, Task] = {}
 
     @abstractmethod
     def examples(self, split: str) -> Sequence[Example]:
@@ -66,9 +74,18 @@ class Task(ABC):
     def reward(self, completion: Completion, example: Example) -> Reward:
         """Judge one completion; pure and deterministic. Raises only on errors of data or code."""
 
+    def warm_up(self) -> None:
+        """Called once before judging begins: import here what is slow to import."""
+
     def messages(self, user: str) -> tuple[Message, ...]:
-        """The chat for one user message: `env.system_prompt`, else the task's own, else none."""
-        system = self.system_prompt if self.env.system_prompt is None else self.env.system_prompt
+        """The chat for one user message: `env.system_prompt`, else that of `env.reward`, else the task's own."""
+        from envs.rules import RULES
+
+        system = self.system_prompt
+        if self.env.system_prompt is not None:
+            system = self.env.system_prompt
+        elif self.env.reward in RULES:
+            system = RULES[self.env.reward].system_prompt
         head = ({"role": "system", "content": system},) if system else ()
         return (*head, {"role": "user", "content": user})
 
