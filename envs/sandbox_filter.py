@@ -134,7 +134,7 @@ Number = tuple[int, int | None]
 
 
 class _Filter(ctypes.Structure):
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("code", ctypes.c_ushort),
         ("jt", ctypes.c_ubyte),
         ("jf", ctypes.c_ubyte),
@@ -143,7 +143,7 @@ class _Filter(ctypes.Structure):
 
 
 class _Program(ctypes.Structure):
-    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.POINTER(_Filter))]  # noqa: RUF012
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.POINTER(_Filter))]
 
 
 def _returns(verdict: int) -> Instruction:
@@ -161,7 +161,9 @@ def _body(
 
 def _rules(pid: int, without_files: bool) -> list[tuple[Number, list[Instruction]]]:
     refused = {**REFUSED, **(FILE_CHANGES if without_files else {})}
-    rules: list[tuple[Number, list[Instruction]]] = [(number, [_returns(REFUSE)]) for number in refused.values()]
+    rules: list[tuple[Number, list[Instruction]]] = [
+        (number, [_returns(REFUSE)]) for number in refused.values()
+    ]
     itself = [(JUMP_EQUAL, pid)]
     rules += [
         (CLONE3, [_returns(UNKNOWN)]),  # the C library then makes threads by clone, whose flags can be read
@@ -211,7 +213,7 @@ def install(libc: ctypes.CDLL, without_files: bool) -> None:
         OSError: the kernel or the container refuses.
     """
     program = assemble(os.uname().machine, os.getpid(), without_files)
-    instructions = (_Filter * len(program))(*program)
+    instructions = (_Filter * len(program))(*(_Filter(*instruction) for instruction in program))
     header = _Program(len(program), instructions)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS) failed")

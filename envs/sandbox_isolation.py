@@ -128,7 +128,7 @@ def landlock_version() -> int:
 
 class _PathRule(ctypes.Structure):
     _pack_ = 1
-    _fields_ = [("access", ctypes.c_uint64), ("directory", ctypes.c_int32)]  # noqa: RUF012
+    _fields_ = [("access", ctypes.c_uint64), ("directory", ctypes.c_int32)]
 
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIRECTORY = 1, 2, 4, 8

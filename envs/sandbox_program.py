@@ -1,0 +1,140 @@
+"""The process of one test: gives up all it can give up, then runs the program that a model wrote."""
+
+import atexit
+import json
+import os
+import resource
+import signal
+import sys
+from typing import Any, NoReturn
+
+from envs import sandbox_filter, sandbox_isolation
+
+READY = b"R"
+VALUE_FD = 3
+SETUP_FAILED = 113
+MAIN_STACK_BYTES = 64 << 20
+
+
+def write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+class Tested:
+    """What a fork of the supervisor becomes."""
+
+    def __init__(self, settings: dict[str, Any], libraries: list[int]) -> None:
+        self.settings, self.libraries = settings, libraries
+
+    def run(self, job: dict[str, Any], stdin: int, streams: tuple[int, ...]) -> NoReturn:
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setsid()
+            self._take_streams(stdin, streams)
+            os.chdir(self.settings["directory"])
+            self._limit()
+            self._confine()
+            os.write(VALUE_FD, READY)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            sys.stderr.flush()
+            os._exit(SETUP_FAILED)
+        run_program(job["source"], job["function"], job["arguments"])
+
+    def _take_streams(self, stdin: int, streams: tuple[int, ...]) -> None:
+        kept = [os.dup2(fd, 100 + place) for place, fd in enumerate((stdin, *streams, *self.libraries))]
+        for place, fd in enumerate(kept):
+            os.dup2(fd, place)
+        os.closerange(len(kept), 1 << 16)
+
+    def _limit(self) -> None:
+        settings = self.settings
+        limits = {
+            resource.RLIMIT_CPU: settings["cpu_seconds"],
+            resource.RLIMIT_AS: settings["memory_bytes"],
+            resource.RLIMIT_STACK: MAIN_STACK_BYTES,
+            resource.RLIMIT_NOFILE: settings["open_files"],
+            resource.RLIMIT_FSIZE: settings["file_bytes"],
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_MEMLOCK: 0,
+            resource.RLIMIT_MSGQUEUE: 0,
+        }
+        if settings["level"] != "rlimits" or os.geteuid() == 0:
+            limits[resource.RLIMIT_NPROC] = settings["threads"]
+        for kind, wanted in limits.items():
+            allowed = resource.getrlimit(kind)[1]
+            value = wanted if allowed == resource.RLIM_INFINITY else min(wanted, allowed)
+            resource.setrlimit(kind, (value, value))
+
+    def _confine(self) -> None:
+        settings = self.settings
+        readable = sandbox_isolation.readable_paths()
+        if settings["landlock"]:
+            sandbox_isolation.confine_files(readable, ".")
+        sandbox_isolation.drop_privileges(settings["user"])
+        if settings["level"] == "rlimits":
+            sandbox_isolation.die_with_parent()
+            if self.libraries and not os.access(os.__file__, os.R_OK):
+                _import_through_open_directories(VALUE_FD + 1)
+        if settings["filter"]:
+            sandbox_filter.install(sandbox_isolation.libc, without_files=settings["without_files"])
+
+
+def _import_through_open_directories(fd: int) -> None:
+    """For an interpreter in a directory that only root may enter: imports go by way of what root had opened."""
+    moved = {}
+    for path in [path for path in sys.path if os.path.isabs(path) and not path.endswith(".zip")]:
+        moved[path] = f"/proc/self/fd/{fd}"
+        fd += 1
+    sys.path[:] = moved.values()
+    sys.path_importer_cache.clear()
+    for module in list(sys.modules.values()):
+        package = vars(module).get("__path__")
+        if package is not None:
+            root = max((path for path in moved if package[0].startswith(path)), key=len, default=None)
+            if root is not None:
+                module.__path__ = [moved[root] + package[0][len(root) :]]
+
+
+def run_program(source: bytes, function: str | None, arguments: str) -> NoReturn:
+    """Runs the program as a script, or as a module of which one function is called; ends the process."""
+    code = 1
+    try:
+        name = "__main__" if function is None else "solution"
+        module = type(sys)(name)
+        sys.modules[name] = module
+        sys.argv = ["solution.py"]
+        try:
+            exec(compile(source, "solution.py", "exec"), module.__dict__)
+            if function is not None:
+                _call(module.__dict__, function, arguments)
+            code = 0
+        except SystemExit as stop:
+            code = 0 if stop.code is None else stop.code & 0xFF if isinstance(stop.code, int) else 1
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        code = _finish(code)
+    finally:
+        os._exit(code)
+
+
+def _call(names: dict[str, Any], function: str, arguments: str) -> None:
+    called = names[function] if function in names else getattr(names["Solution"](), function)
+    result = called(*json.loads(arguments))
+    write_all(VALUE_FD, json.dumps(result).encode())
+
+
+def _finish(code: int) -> int:
+    """What the interpreter does at its end: wait for threads, run exit functions, flush."""
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return code or 120
+    return code
