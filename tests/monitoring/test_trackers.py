@@ -1,0 +1,51 @@
+"""Every backend receives the numbers; metrics.jsonl survives a crash in mid-line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from config.schema import LoggingConfig
+from monitoring.trackers import MetricsFile, make_tracker
+
+
+def test_tensorboard_receives_scalars(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker = make_tracker(LoggingConfig(backend="tensorboard"), tmp_path, {})
+    assert tracker is not None
+    for step in (1, 2):
+        tracker.log_scalar("reward/mean", step / 4, step=step)
+    tracker.experiment.flush()
+    (events,) = tmp_path.rglob("events.out.tfevents.*")
+    reader = EventAccumulator(str(events.parent))
+    reader.Reload()
+    assert [(event.step, event.value) for event in reader.Scalars("reward/mean")] == [(1, 0.25), (2, 0.5)]
+
+
+def test_wandb_offline_writes_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    tracker = make_tracker(LoggingConfig(backend="wandb", mode="offline"), tmp_path, {"train": {"seed": 3}})
+    assert tracker is not None
+    tracker.log_scalar("reward/mean", 0.5, step=1)
+    assert tracker.experiment.offline
+    assert dict(tracker.experiment.config)["train"] == {"seed": 3}
+    tracker.experiment.finish()
+    assert list(tmp_path.rglob("*.wandb"))
+
+
+def test_no_backend_is_no_tracker(tmp_path: Path) -> None:
+    assert make_tracker(LoggingConfig(backend="none"), tmp_path, {}) is None
+
+
+def test_a_torn_last_line_is_left_out_when_a_run_continues(tmp_path: Path) -> None:
+    earlier = MetricsFile(tmp_path / "earlier.jsonl")
+    for step in (1, 2, 3):
+        earlier.append({"optimizer_step": step, "reward/mean": step / 10})
+    with earlier.path.open("a") as file:
+        file.write('{"optimizer_step": 4, "rew')
+    continued = MetricsFile(tmp_path / "continued.jsonl")
+    continued.continue_from(earlier, optimizer_steps=2)
+    lines = [json.loads(line) for line in continued.path.read_text().splitlines()]
+    assert [line["optimizer_step"] for line in lines] == [1, 2]

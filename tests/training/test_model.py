@@ -1,0 +1,97 @@
+"""What can be wrong about a model's name, each said in one message."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from config.errors import ConfigError
+from config.schema import LoraConfig, ModelConfig
+from tests.tiny import tiny_llama
+from training.model import (
+    add_lora,
+    causal_model,
+    check_head,
+    copy_model,
+    eos_token_ids,
+    load_model,
+    load_tokenizer,
+    model_path,
+    saved_eos_token_ids,
+)
+
+CPU = [torch.device("cpu")]
+QUICKSTART = "models/quickstart"
+
+
+def test_a_relative_name_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Path(model_path(QUICKSTART)).is_dir()
+    assert model_path("some/hub-name") == "some/hub-name"
+
+
+def test_an_unknown_model_names_the_local_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ConfigError, match=r"model\.name=nobody/nothing: its tokenizer .*local folder"):
+        load_tokenizer("nobody/nothing")
+    with pytest.raises(ConfigError, match=r"model\.name=nobody/nothing: the model .*local folder"):
+        load_model(ModelConfig(name="nobody/nothing"), CPU)
+
+
+def test_a_tokenizer_without_chat_template_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(model_path(QUICKSTART), tmp_path / "plain")
+    (tmp_path / "plain" / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigError, match=r"no chat template.*chat_template\.jinja"):
+        load_tokenizer(str(tmp_path / "plain"))
+
+
+def test_every_end_token_counts() -> None:
+    model = load_model(ModelConfig(name=QUICKSTART), CPU)
+    tokenizer = load_tokenizer(QUICKSTART)
+    assert eos_token_ids(model, tokenizer) == [2]
+    assert model.generation_config is not None
+    model.generation_config.eos_token_id = [2, 5]
+    assert eos_token_ids(model, tokenizer) == [2, 5]
+
+
+def test_end_tokens_are_known_without_the_weights(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(QUICKSTART)
+    assert saved_eos_token_ids(QUICKSTART, tokenizer) == [2]
+    shutil.copytree(model_path(QUICKSTART), tmp_path / "model")
+    config = tmp_path / "model" / "generation_config.json"
+    config.write_text(config.read_text().replace('"eos_token_id": 2', '"eos_token_id": [2, 5]'))
+    assert saved_eos_token_ids(str(tmp_path / "model"), tokenizer) == [2, 5]
+    config.unlink()
+    assert saved_eos_token_ids(str(tmp_path / "model"), tokenizer) == [2]
+
+
+def test_a_copy_shares_no_memory_and_draws_no_random_numbers() -> None:
+    model = tiny_llama()
+    before = torch.get_rng_state()
+    copy = copy_model(model, torch.float32, CPU[0])
+    assert torch.equal(before, torch.get_rng_state())
+    for ours, theirs in zip(model.parameters(), copy.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours.data_ptr() != theirs.data_ptr()
+
+
+def test_lora_trains_adapters_alone_and_starts_as_the_model() -> None:
+    model = tiny_llama()
+    ids = torch.arange(5, 11)[None]
+    with torch.no_grad():
+        expected = model(ids).logits
+    adapted = add_lora(model, LoraConfig(enabled=True, r=4))
+    with torch.no_grad():
+        torch.testing.assert_close(adapted(ids).logits, expected)
+    assert all("lora_" in name for name, p in adapted.named_parameters() if p.requires_grad)
+    assert causal_model(adapted) is model
+
+
+def test_a_model_that_changes_its_logits_is_refused() -> None:
+    model = tiny_llama()
+    forward = model.lm_head.forward
+    check_head(model)
+    model.lm_head.forward = lambda hidden: 5 * torch.tanh(forward(hidden) / 5)
+    with pytest.raises(ConfigError, match=r"soft-capping or scaling"):
+        check_head(model)
