@@ -143,7 +143,7 @@ class Parts:
         buffer: Any = GroupBuffer(
             batch_groups=groups,
             max_age=train.max_policy_age,
-            batches_per_version=train.weight_update_frequency,
+            batches_per_version=self.config.batches_per_version,
             capacity=train.buffer_groups or 2 * groups,
             keep_order=train.stale_groups == "wait",
             first_batch=self.first_iteration,
@@ -157,13 +157,15 @@ class Parts:
         self.stream = None
 
     def take(self) -> Any:
-        """grpo_async.py: the next batch of finished groups, none too old."""
+        """grpo_async.py: the next batch of finished groups, none too old; adds age int64 [N, R]."""
         from rollout.collector import collate
 
         stream = self.stream
         batch = collate(stream.take())
+        batch["age"] = self.weights.version - batch["policy_version"]
         self.monitor.note(
             {
+                "idle/engines": stream.idle_share(),
                 "groups/in_flight": float(stream.groups_in_flight),
                 "groups/ready": float(stream.buffer.ready),
                 "groups/dropped_stale": float(stream.buffer.dropped),
@@ -172,7 +174,7 @@ class Parts:
         return batch
 
     def push_due(self, optimizer_batch: int) -> bool:
-        return optimizer_batch % self.config.train.weight_update_frequency == 0
+        return optimizer_batch % self.config.batches_per_version == 0
 
     def push_weights(self) -> None:
         """Learner to engines; beside running generation the push happens between two engine steps."""
@@ -183,8 +185,6 @@ class Parts:
                 self.monitor.note(self.stream.call(self._push))
                 self.stream.buffer.pushed(self.weights.version)
 
-    def minibatches(self, batch: Any) -> Iterator[Any]:
-        from training.minibatches import minibatches
     def _push(self) -> Any:
         """What is generated from now on has the new weights and the temperature of this part of the run."""
         steps = self.config.total_optimizer_steps - self.config.optimizer_steps_per_iteration
@@ -192,6 +192,8 @@ class Parts:
         self.rollouts.policy.set_temperature(self.config.inference_model.temperature_at(progress))
         return self.weights.push()
 
+    def minibatches(self, batch: Any) -> Iterator[Any]:
+        from training.minibatches import minibatches
 
         repeats, epochs = self.config.env.repeats, self.config.train.epochs
         return minibatches(batch, repeats, self.config.optim_batch_groups, epochs, self.generator)

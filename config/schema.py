@@ -90,7 +90,7 @@ class TrainConfig:
     stale_groups: str = "drop"
     """grpo_async.py: a group beyond `max_policy_age` is dropped, or with `wait` never started too early."""
     weight_update_frequency: int = 1
-    """grpo_async.py: optimizer steps between two weight pushes."""
+    """grpo_async.py: optimizer steps between two weight pushes, rounded up to whole batches of `epochs` steps."""
     buffer_groups: int | None = None
     """grpo_async.py: finished groups that may wait for the learner. Unset: two optimizer steps' worth."""
     wait_timeout_s: float = 600.0
@@ -231,7 +231,12 @@ class Config:
     @property
     def total_optimizer_batches(self) -> int:
         """Batches that grpo_async.py's learner takes; each is trained on `train.epochs` times."""
-        return max(1, self.train.total_dialog_turns // self.optim_batch_size)
+        return self.total_iterations * (self.completions_per_iteration // self.optim_batch_size)
+
+    @property
+    def batches_per_version(self) -> int:
+        """Batches that grpo_async.py's learner takes between two weight pushes."""
+        return -(-self.train.weight_update_frequency // self.train.epochs)
 
     @property
     def optimizer_steps_per_iteration(self) -> int:

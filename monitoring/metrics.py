@@ -68,9 +68,14 @@ def generated_metrics(batch: TensorDictBase, repeats: int) -> dict[str, float]:
 
 
 def age_metrics(batch: TensorDictBase, policy_version: int) -> dict[str, float]:
-    """Age of every token in the loss: versions between the one that drew it and the one it trains."""
-    ages = policy_version - batch["policy_version"][batch["mask"]].double()
-    return {"age/mean": _mean(ages), "age/max": float(ages.max()) if ages.numel() else 0.0}
+    """Age of every token in the loss: versions between the one that drew it and the one it trains.
+
+    `age/histogram/K` counts the tokens of age K, up to the oldest there is.
+    """
+    ages = policy_version - batch["policy_version"][batch["mask"]]
+    counts = {f"age/histogram/{age}": float(n) for age, n in enumerate(ages.bincount().tolist())}
+    oldest = float(ages.max()) if ages.numel() else 0.0
+    return {"age/mean": _mean(ages.double()), "age/max": oldest} | counts
 
 
 def _mean(values: torch.Tensor) -> float:

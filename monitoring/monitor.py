@@ -42,6 +42,7 @@ class Monitor:
         self.optimizer_step = first_step
         self.seconds = {"collect": 0.0, "optimize": 0.0, "push": 0.0}
         self.extra: dict[str, float] = {}
+        self.evaluation: dict[str, float] = {}
         self.tokens = 0
         self.began = self.since = time.perf_counter()
         live = sys.stderr.isatty()
@@ -51,7 +52,21 @@ class Monitor:
             desc="grpo",
             unit="step",
             mininterval=0.5 if live else 10.0,
-            disable=not logging.progress,
+            disable=not logging.progress or not total_steps,
+            dynamic_ncols=live,
+        )
+
+    def progress(self, total: int, name: str, unit: str) -> "tqdm[Any]":
+        """A second bar, for what happens between two optimizer steps. To be used in a `with` statement."""
+        live = sys.stderr.isatty()
+        return tqdm(
+            total=total,
+            desc=name,
+            unit=unit,
+            position=1,
+            leave=False,
+            mininterval=0.5 if live else 10.0,
+            disable=not self.logging.progress,
             dynamic_ncols=live,
         )
 
@@ -65,7 +80,7 @@ class Monitor:
             self.seconds[phase] += time.perf_counter() - began
 
     def note(self, metrics: dict[str, float]) -> None:
-        """Metrics of something that is not an optimizer step (a push, an evaluation): in the next row."""
+        """Metrics of something that is not an optimizer step (a push): in the next row."""
         self.extra |= metrics
 
     def optimized(self, batch: TensorDictBase, step: dict[str, float], policy_version: int) -> dict[str, Any]:
@@ -76,23 +91,44 @@ class Monitor:
         row |= self._throughput(batch)
         self.extra = {}
         self.file.append(row)
-        if self.tracker is not None:
-            for name, value in row.items():
-                if isinstance(value, float):
-                    self.tracker.log_scalar(name, value, step=self.optimizer_step)
+        self._track(row)
         self.bar.set_postfix_str(
             f"reward {row['reward/mean']:.3f}, length {row['length/response_mean']:.1f}", refresh=False
         )
         self.bar.update()
         return row
 
+    def evaluated(
+        self, metrics: dict[str, float], iteration: int, policy_version: int, seconds: float
+    ) -> None:
+        """A row of its own for an evaluation; its seconds count in no optimizer step's throughput."""
+        row = {
+            "optimizer_step": self.optimizer_step,
+            "iteration": iteration,
+            "policy_version": policy_version,
+        }
+        row |= metrics
+        self.file.append(row)
+        self._track(row)
+        self.evaluation = metrics
+        self.since += seconds
+
+    def _track(self, row: dict[str, Any]) -> None:
+        if self.tracker is not None:
+            numbers = {name: value for name, value in row.items() if isinstance(value, float)}
+            self.tracker.log_metrics(numbers, step=self.optimizer_step)
+
     def _throughput(self, batch: TensorDictBase) -> dict[str, float]:
-        """Seconds per phase and per second figures since the last row; all phases start again at 0."""
+        """Seconds per phase and per second figures since the last row; all phases start again at 0.
+
+        `idle/learner` is the share of that time in which the learner had no batch to work on.
+        """
         now = time.perf_counter()
         elapsed, self.since = now - self.since, now
         tokens = int(batch["tokens", "response_mask"].sum())
         self.tokens += tokens
         row = {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}
+        row["idle/learner"] = self.seconds["collect"] / elapsed
         self.seconds = dict.fromkeys(self.seconds, 0.0)
         return row | {
             "throughput/tokens_per_s": tokens / elapsed,
@@ -113,21 +149,20 @@ class Monitor:
     def close(self, outcome: str) -> None:
         """Write `summary.json`; `outcome` is finished, interrupted or failed."""
         self.bar.close()
-        rows = self.file.rows()
+        rewards = [row["reward/mean"] for row in self.file.rows() if "reward/mean" in row]
         summary = {
             "outcome": outcome,
             "optimizer_steps": self.optimizer_step,
-            "first_reward": rows[0]["reward/mean"] if rows else None,
-            "last_reward": rows[-1]["reward/mean"] if rows else None,
-            "best_reward": max((row["reward/mean"] for row in rows), default=None),
+            "first_reward": rewards[0] if rewards else None,
+            "last_reward": rewards[-1] if rewards else None,
+            "best_reward": max(rewards, default=None),
             "wall_time_s": round(time.perf_counter() - self.began, 3),
             "response_tokens": self.tokens,
+            "evaluation": self.evaluation,
         }
         (self.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-        self.say(
-            f"{outcome}: {self.optimizer_step} optimizer steps, reward {summary['first_reward']} -> "
-            f"{summary['last_reward']}; metrics and checkpoints in {self.run_dir}"
-        )
+        trained = f"{self.optimizer_step} optimizer steps, reward {summary['first_reward']} -> {summary['last_reward']}; "
+        self.say(f"{outcome}: {trained if rewards else ''}metrics and checkpoints in {self.run_dir}")
 
 
 def _short(text: str, limit: int = 300) -> str:

@@ -73,7 +73,7 @@ class Controller(Generic[Group]):
         self.buffer = buffer
         self.in_flight = in_flight
         self.generating = 0
-        self._started: dict[int, _Started[Group]] = {}  # in the order of admission
+        self._started: dict[int, _Started[Group]] = {}
 
     @property
     def groups_in_flight(self) -> int:
@@ -113,7 +113,8 @@ class Controller(Generic[Group]):
 
     def outstanding(self) -> list[Group]:
         """Groups that no batch has taken: the ready ones in their order, then those in flight."""
-        return self.buffer.contents() + [started.group for started in self._started.values()]
+        flying = sorted(self._started.values(), key=lambda started: started.sequence)
+        return self.buffer.contents() + [started.group for started in flying]
 
     def abandon(self) -> None:
         """Give up everything in flight."""

@@ -88,7 +88,7 @@ class Stream:
         self.controller = Controller(
             rollouts.policy.engine, _TensorSource(rollouts, prompts, keep), buffer, in_flight
         )
-        self._idle_s = 0.0
+        self._idle_s, self._asked = 0.0, time.perf_counter()
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
@@ -116,10 +116,12 @@ class Stream:
     def groups_in_flight(self) -> int:
         return self.controller.groups_in_flight
 
-    def idle_seconds(self) -> float:
-        """Seconds since the last call in which no engine had anything to do."""
-        idle, self._idle_s = self._idle_s, 0.0
-        return idle
+    def idle_share(self) -> float:
+        """Share of the time since the last call in which no engine had anything to do."""
+        now = time.perf_counter()
+        share = self._idle_s / (now - self._asked)
+        self._idle_s, self._asked = 0.0, now
+        return share
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Run `function` in the rollout thread, between two engine steps, and return what it returns.

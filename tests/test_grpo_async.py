@@ -63,7 +63,34 @@ def test_no_token_is_older_than_the_bound(stale: str, max_age: int, frequency: i
     run(config, tmp_path, train)
     assert len(oldest) == 10
     assert 1 <= max(oldest) <= max_age
-    assert rows(tmp_path)[-1]["policy_version"] == 9 // frequency
+    metrics = rows(tmp_path)
+    assert metrics[-1]["policy_version"] == 9 // frequency
+    for row, age in zip(metrics, oldest, strict=True):
+        assert row["age/max"] == age
+        counts = [row[f"age/histogram/{k}"] for k in range(age + 1)]
+        weighted = sum(k * count for k, count in enumerate(counts))
+        assert row["age/mean"] == pytest.approx(weighted / sum(counts))
+        assert 0.0 <= row["idle/learner"] <= 1.0 and 0.0 <= row["idle/engines"] <= 1.0
+        assert 0.0 < row[f"ess/age_{max_age}"] <= 1.0 + 1e-6
+        assert row["mismatch/p50"] <= row["mismatch/p99"] <= row["mismatch/max"]
+
+
+def test_the_trainers_log_probs_are_those_before_the_first_of_several_epochs(tmp_path: Path) -> None:
+    config = configured(
+        *SMALL,
+        "train.total_dialog_turns=48",
+        "train.epochs=2",
+        "policy.old_log_prob=trainer",
+        "policy.mismatch=truncate",
+        "optimizer.lr=1e-2",
+    )
+    run(config, tmp_path, grpo_async.train)
+    metrics = rows(tmp_path)
+    assert len(metrics) == 6
+    for first, second in zip(metrics[::2], metrics[1::2], strict=True):
+        assert first["ratio/max"] == pytest.approx(1.0, abs=1e-3)
+        assert second["ratio/max"] > 1.01
+        assert first["mismatch/max"] == second["mismatch/max"]
 
 
 def test_an_error_in_the_rollout_thread_is_raised_in_the_trainer(tmp_path: Path) -> None:

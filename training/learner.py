@@ -25,6 +25,7 @@ from training.advantage import (
 from training.forward import ResponseScorer
 from training.loss import BatchTotals, objective
 from training.loss_metrics import Metrics, finalize_metrics, merge_metrics
+from training.off_policy import effective_sample_size_by_age, gap_percentiles
 from training.optimizer import make_optimizer, make_scheduler
 from training.reference import Reference
 
@@ -96,7 +97,8 @@ class Learner:
         policy, group = self.config.policy, self.config.env.repeats
         if self.reference is not None:
             batch["ref_log_prob"] = self.reference.log_prob(batch).to(batch["sample_log_prob"].device)
-        if policy.old_log_prob == "trainer" and self.config.optimizer_steps_per_iteration > 1:
+        several_steps = self.config.train.epochs > 1 or batch.batch_size[0] > self.config.optim_batch_size
+        if policy.old_log_prob == "trainer" and several_steps:
             rows = self._microbatch_rows(batch)
             batch["old_log_prob"] = torch.cat([self.scorer(part).log_prob for part in batch.split(rows)])
         lengths = batch["tokens", "response_mask"].sum(-1)
@@ -124,12 +126,15 @@ class Learner:
         totals = BatchTotals.of(self.config.policy, batch["mask"])
         rows = self._microbatch_rows(batch)
         parts: list[Metrics] = []
+        gaps: list[torch.Tensor] = []
         for start in range(0, batch.batch_size[0], rows):
             chosen = slice(start, start + rows)
-            loss, metrics = self._loss(batch[chosen], totals.select(chosen))
+            loss, metrics, gap = self._loss(batch[chosen], totals.select(chosen))
             self.scaler.scale(loss).backward()
             parts.append(metrics)
+            gaps.append(gap)
         report = {"kl/ref": 0.0, "loss/kl": 0.0, "loss/entropy": 0.0} | finalize_metrics(merge_metrics(parts))
+        report |= gap_percentiles(gaps)
         report["lr"] = self.optimizer.param_groups[0]["lr"]
         report["grad_norm"] = self._clip()
         skipped = self._update(report, batch)
@@ -140,20 +145,30 @@ class Learner:
         groups = batch.batch_size[0] // self.config.env.repeats
         return -(-groups // self.config.train.gradient_accumulation_steps) * self.config.env.repeats
 
-    def _loss(self, batch: TensorDictBase, totals: BatchTotals) -> tuple[torch.Tensor, Metrics]:
+    def _loss(
+        self, batch: TensorDictBase, totals: BatchTotals
+    ) -> tuple[torch.Tensor, Metrics, torch.Tensor]:
+        """The loss, its metrics, and the gap |trainer - engine| before the update of every token in it."""
         scores = self.scorer(batch, with_entropy=True)
         device = scores.log_prob.device
-        return objective(
+        sample, mask = batch["sample_log_prob"].to(device), batch["mask"].to(device)
+        old, age = _optional(batch, "old_log_prob", device), _optional(batch, "age", device)
+        loss, metrics = objective(
             self.config.policy,
             scores.log_prob,
-            batch["sample_log_prob"].to(device),
-            _optional(batch, "old_log_prob", device),
+            sample,
+            old,
             _optional(batch, "ref_log_prob", device),
             batch["advantage"].to(device),
-            batch["mask"].to(device),
+            mask,
             entropy=scores.entropy,
             totals=totals,
         )
+        before = scores.log_prob.detach() if old is None else old
+        if age is not None:
+            oldest = self.config.train.max_policy_age
+            metrics |= effective_sample_size_by_age(before, sample, age, mask, oldest)
+        return loss, metrics, (before - sample).abs()[mask]
 
     def _clip(self) -> float:
         self.scaler.unscale_(self.optimizer)
