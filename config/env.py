@@ -7,10 +7,7 @@ from omegaconf import MISSING
 
 from config.errors import ConfigError
 
-from config.errors import ConfigError
-
 DUPLICATES = ("keep", "first", "drop")
-SANDBOXES = ("auto", "rlimits", "namespaces", "bubblewrap", "nsjail")
 
 
 @dataclass
@@ -77,64 +74,21 @@ class EnvConfig:
     """Address space of a reward worker."""
     max_error_rate: float = 0.1
     """Share of recent verifications that may fail by our own or the data's fault before the run stops."""
+    samples: str | None = None
+    """For `run=rewards`: JSONL of {"row": index in the data file, "completion": text}."""
 
     def __post_init__(self) -> None:
         if self.reward_workers is not None and self.reward_workers < 1:
             raise ConfigError(f"env.reward_workers={self.reward_workers}: must be at least 1")
+        if self.duplicates not in DUPLICATES:
+            raise ConfigError(f"env.duplicates={self.duplicates!r}: choose one of {', '.join(DUPLICATES)}")
+        if not 0.0 <= self.holdout < 1.0:
+            raise ConfigError(f"env.holdout={self.holdout}: a share, 0 to below 1")
         for key in ("reward_timeout_s", "reward_memory_gib"):
             if vars(self)[key] <= 0:
                 raise ConfigError(f"env.{key}={vars(self)[key]}: must be above 0")
         if not 0.0 <= self.max_error_rate <= 1.0:
             raise ConfigError(f"env.max_error_rate={self.max_error_rate}: a share, 0 to 1")
-
-    reward: str | None = None
-    """Replaces the task's reward: a known name (docs/rewards.md) or the import path `module:function`."""
-    reward_weights: dict[str, float] = field(default_factory=dict)
-    """Weights of the reward's parts (accuracy, format, length, ...); those not named keep their own."""
-    length_limit: int | None = None
-    """Tokens above which the `length` part is -1. Unset: there is no `length` part."""
-    length_cache: int = 0
-    """Tokens below `length_limit` over which the `length` part falls from 0 to -1."""
-    truncated_is_wrong: bool = False
-    """A completion that was cut off scores the minimum, whatever it says."""
-    reward_workers: int = 2
-    """Processes that judge completions."""
-    reward_timeout: float = 10.0
-    """Seconds of wall-clock time that one verification may take; then its worker is killed."""
-    reward_memory_gib: float = 4.0
-    """Address space of one reward worker."""
-    max_error_rate: float = 0.05
-    """Share of verifications that may fail through no fault of the model before the run stops."""
-    sandbox: str = "auto"
-    """How tested code is shut in: `rlimits`, `namespaces`, `bubblewrap`, `nsjail`; `auto` takes the
-    strongest that works here (docs/rewards.md says what each protects against)."""
-    code_timeout: float = 6.0
-    """Seconds of wall-clock time for one test case of a program."""
-    code_memory_mib: int = 512
-    """Memory of a tested program."""
-    samples: str | None = None
-    """For `run=rewards`: JSONL of {"row": index, "completion": text}."""
-
-    def __post_init__(self) -> None:
-        for key, known in (("duplicates", DUPLICATES), ("sandbox", SANDBOXES)):
-            if vars(self)[key] not in known:
-                raise ConfigError(f"env.{key}={vars(self)[key]!r}: choose one of {', '.join(known)}")
-        for key in (
-            "reward_timeout",
-            "reward_workers",
-            "reward_memory_gib",
-            "code_timeout",
-            "code_memory_mib",
-        ):
-            if vars(self)[key] <= 0:
-                raise ConfigError(f"env.{key}={vars(self)[key]}: must be above 0")
-        for key in ("holdout", "max_error_rate"):
-            if not 0.0 <= vars(self)[key] < 1.0:
-                raise ConfigError(f"env.{key}={vars(self)[key]}: must lie in [0, 1)")
-        if self.length_cache < 0 or (self.length_limit is not None and self.length_cache > self.length_limit):
-            raise ConfigError(
-                f"env.length_cache={self.length_cache}: must lie between 0 and env.length_limit={self.length_limit}"
-            )
 
     @property
     def candidates(self) -> int:

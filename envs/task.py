@@ -1,12 +1,12 @@
 """What a task is: rows turned into prompts, and completions turned into rewards. No torch here.
 
 A task is one file in `envs/tasks`: a class with `examples(split)` and `reward(completion, example)`, named by
-the `register` decorator. Importing `envs.tasks` registers all of them. `envs.judge` puts rewards that a user
-names, weights and length punishments on top.
+the `register` decorator. Importing `envs.tasks` registers all of them. `envs.rewards` puts rewards that a user
+names and the weights of parts on top.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -59,8 +59,8 @@ class Task(ABC):
     """True only where judging cannot hang, crash or take long: then no worker process is used."""
     min_score: float = 0.0
     """Score of a completion that the reward could not get through (it hung, crashed, took all memory)."""
-    weights: ClassVar[Mapping[str, float]] = {"accuracy": 1.0}
-    """The parts of the reward and what each contributes to the score."""
+    preload: ClassVar[tuple[str, ...]] = ()
+    """Modules that judging imports late and that are slow to import: a reward worker starts with them."""
 
     def __init__(self, env: EnvConfig) -> None:
         self.env = env
@@ -74,18 +74,16 @@ class Task(ABC):
     def reward(self, completion: Completion, example: Example) -> Reward:
         """Judge one completion; pure and deterministic. Raises only on errors of data or code."""
 
-    def warm_up(self) -> None:
-        """Called once before judging begins: import here what is slow to import."""
-
     def messages(self, user: str) -> tuple[Message, ...]:
         """The chat for one user message: `env.system_prompt`, else that of `env.reward`, else the task's own."""
-        from envs.rules import RULES
+        from envs.rewards import find_reward
 
+        named = find_reward(self.env.reward)
         system = self.system_prompt
         if self.env.system_prompt is not None:
             system = self.env.system_prompt
-        elif self.env.reward in RULES:
-            system = RULES[self.env.reward].system_prompt
+        elif named is not None and named.system_prompt is not None:
+            system = named.system_prompt
         head = ({"role": "system", "content": system},) if system else ()
         return (*head, {"role": "user", "content": user})
 
