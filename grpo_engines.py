@@ -21,18 +21,30 @@ from rollout.ray_runtime import EnginePlace
 from rollout.transformers_engine import TransformersEngine
 from rollout.transports import InProcess, Transport, named_weights
 from rollout.vllm_settings import VLLMSettings, choose_backend
-from training.model import causal_model, copy_model, eos_token_ids, load_model, model_path
+from training.model import (
+    causal_model,
+    copy_model,
+    eos_token_ids,
+    load_model,
+    model_path,
+    saved_eos_token_ids,
+)
 
 CANARY_COUNT, CANARY_LENGTH = 3, 160  # longer than a block of vLLM's prefix cache, 128 tokens on a CPU
 PLAIN_CANARY_COUNT, PLAIN_CANARY_LENGTH = 1, 24  # no prefix cache, nothing to find in a longer one
 
 
 def build_engine(
-    config: Config, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, device: torch.device
+    config: Config, model: PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase, device: torch.device
 ) -> Engine:
-    """One engine or a pool. `model` gives a transformers engine in this process its first weights."""
+    """One engine or a pool.
+
+    model: gives a transformers engine in this process its first weights; None (there is no learner): every
+    engine loads those of `model.name`.
+    """
     inference, ray = config.inference_model, config.ray
-    eos = tuple(eos_token_ids(model, tokenizer))
+    name = config.model.name
+    eos = tuple(saved_eos_token_ids(name, tokenizer) if model is None else eos_token_ids(model, tokenizer))
     backend = choose_backend(inference.backend, gpu=device.type == "cuda")
     factory: Callable[[], Engine]
     if backend == "vllm":
@@ -42,7 +54,8 @@ def build_engine(
     if inference.num_engines == 1 and not ray.enabled and ray.address is None:
         if backend == "vllm":
             return factory()
-        return TransformersEngine(copy_model(model, model.dtype, device), eos, inference.max_num_seqs)
+        own = load_model(config.model, [device]) if model is None else copy_model(model, model.dtype, device)
+        return TransformersEngine(own, eos, inference.max_num_seqs, inference.update)
     settings = PoolSettings(
         start_timeout_s=inference.start_timeout_s,
         request_timeout_s=inference.request_timeout_s,
@@ -105,7 +118,7 @@ def _transformers_engine(config: Config, eos: tuple[int, ...], device: str) -> E
     if device == "cpu":
         torch.set_num_threads(config.ray.num_cpus_per_engine)
     model = load_model(config.model, [torch.device(device)])
-    return TransformersEngine(model, eos, config.inference_model.max_num_seqs)
+    return TransformersEngine(model, eos, config.inference_model.max_num_seqs, config.inference_model.update)
 
 
 class Weights:

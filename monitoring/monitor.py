@@ -161,8 +161,9 @@ class Monitor:
             "evaluation": self.evaluation,
         }
         (self.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-        trained = f"{self.optimizer_step} optimizer steps, reward {summary['first_reward']} -> {summary['last_reward']}; "
-        self.say(f"{outcome}: {trained if rewards else ''}metrics and checkpoints in {self.run_dir}")
+        steps = f"{self.optimizer_step} optimizer steps, " if rewards else ""
+        change = f"reward {rewards[0]} -> {rewards[-1]}; metrics and checkpoints" if rewards else "metrics"
+        self.say(f"{outcome}: {steps}{change} in {self.run_dir}")
 
 
 def _short(text: str, limit: int = 300) -> str:

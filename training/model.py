@@ -5,7 +5,14 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from config.errors import ConfigError
 from config.schema import LoraConfig, ModelConfig
@@ -45,7 +52,21 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Every token that ends a completion: the generation config's and the tokenizer's."""
-    configured = model.generation_config.eos_token_id if model.generation_config else None
+    return _end_tokens(model.generation_config, tokenizer)
+
+
+def saved_eos_token_ids(name: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The same from the files of a model, without loading its weights."""
+    path = model_path(name)
+    try:
+        generation = GenerationConfig.from_pretrained(path)
+    except OSError:  # a model without a generation config of its own
+        generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(path))
+    return _end_tokens(generation, tokenizer)
+
+
+def _end_tokens(generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    configured = generation.eos_token_id if generation else None
     ids = configured if isinstance(configured, list) else [configured]
     return sorted({token for token in (*ids, tokenizer.eos_token_id) if token is not None})
 

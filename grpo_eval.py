@@ -1,0 +1,271 @@
+"""Evaluation: from `eval.sets` to numbers and completions in the run folder, beside training or alone.
+
+    eval.sets ─▶ problems ─▶ the engines of training ─▶ rewards ─▶ eval/SET/iteration_N.jsonl, eval/SET/pass@k
+
+Evaluation uses the engines as a second user and asks the training environment, prompts, generators and learner
+for nothing, so a run trains on the same bits with it and without it. Every problem has seeds of its own, the
+same in every evaluation of a run: differences between two of them are differences between two policies.
+"""
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+import torch
+from tensordict import TensorDictBase
+from transformers import PreTrainedTokenizerBase
+
+from config.env import EnvConfig
+from config.errors import ConfigError
+from config.evaluation import EvalSetConfig
+from config.schema import Config
+from envs.problems import Problems, choose_problems
+from envs.reward_service import RewardService
+from envs.task import Example, Task, make_task
+from envs.token_env import FINISH_REASONS, LENGTH, OUTCOMES, TokenEnv, prompt_fits
+from envs.verdicts import judged, success
+from monitoring.evaluation import Tally, summarize, table
+from monitoring.monitor import Monitor
+from rollout.collector import EnginePolicy
+from rollout.engine import Sampling
+from rollout.engine_views import EngineView
+from rollout.evaluator import Evaluator
+
+Result = TypeVar("Result")
+_SLICE_S = 0.5  # generation between two returns to the learner's thread: progress, and a look at Ctrl-C
+
+
+@dataclass(frozen=True)
+class EvalSet:
+    """One of `eval.sets`, with its prompts."""
+
+    name: str
+    settings: EvalSetConfig
+    env: EnvConfig
+    task: Task
+    problems: Problems
+
+
+def load_sets(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[EvalSet]:
+    """Raises ConfigError for data that cannot be read, or a set without a prompt that fits."""
+    sets = []
+    limit = config.env.max_prompt_tokens
+    for name, settings in config.eval.sets.items():
+        env = settings.env(f"eval.sets.{name}", config.env)
+        task = make_task(env)
+        problems = choose_problems(
+            task.examples(env.split), settings.limit, lambda example: prompt_fits(tokenizer, example, limit)
+        )
+        if not problems.examples:
+            raise ConfigError(
+                f"eval.sets.{name}: all {problems.too_long} prompts are longer than env.max_prompt_tokens={limit}; "
+                "raise it"
+            )
+        sets.append(EvalSet(name, settings, env, task, problems))
+    return sets
+
+
+class Evaluation:
+    """Runs all sets, writes what they say.
+
+    Args:
+        engine: its own view of the engines.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        sets: list[EvalSet],
+        tokenizer: PreTrainedTokenizerBase,
+        engine: EngineView,
+        monitor: Monitor,
+        run_dir: Path,
+    ) -> None:
+        self.config = config
+        self.sets = sets
+        self.tokenizer = tokenizer
+        self.engine = engine
+        self.monitor = monitor
+        self.folder = run_dir / "eval"
+        for chosen in sets:
+            if chosen.problems.repeated or chosen.problems.too_long:
+                monitor.say(
+                    f"eval.sets.{chosen.name}: {len(chosen.problems.examples)} problems; left out: "
+                    f"{chosen.problems.repeated} that repeat another, {chosen.problems.too_long} longer than "
+                    "env.max_prompt_tokens"
+                )
+
+    def due(self, iteration: int, last: int) -> bool:
+        """Whether there is an evaluation after this iteration; 0 is before the first."""
+        frequency = self.config.eval.frequency
+        return iteration in (0, last) or bool(frequency and iteration % frequency == 0)
+
+    def run(
+        self,
+        iteration: int,
+        in_engine_thread: Callable[[Callable[[], Any]], Any],
+        stopped: Callable[[], bool],
+    ) -> list[str]:
+        """Evaluate every set and log it; a table for each. None of it is logged if `stopped` becomes true.
+
+        in_engine_thread: calls a function where the engines may be used, and returns what it returns.
+        """
+        began = time.perf_counter()
+        metrics: dict[str, float] = {}
+        tables = []
+        for chosen in self.sets:
+            found = self._one(chosen, iteration, in_engine_thread, stopped)
+            if found is None:
+                in_engine_thread(self.engine.give_up)
+                self.monitor.say(f"the evaluation of {chosen.name} was given up")
+                return []
+            metrics |= {f"eval/{chosen.name}/{key}": value for key, value in found.items()}
+            tables.append(table(chosen.name, found, chosen.settings.n))
+        seconds = time.perf_counter() - began
+        self.monitor.evaluated(metrics, iteration, self.engine.policy_version, seconds)
+        return tables
+
+    def _one(
+        self,
+        chosen: EvalSet,
+        iteration: int,
+        in_engine_thread: Callable[[Callable[[], Any]], Any],
+        stopped: Callable[[], bool],
+    ) -> dict[str, float] | None:
+        examples = chosen.problems.examples
+        tallies: dict[int, Tally] = {}
+        rewards = RewardService(chosen.task, chosen.env)
+        path = self.folder / chosen.name / f"iteration_{iteration}.jsonl"
+        began = time.perf_counter()
+        try:
+            evaluator = self._evaluator(chosen, rewards)
+            with (
+                _written_whole(path) as file,
+                self.monitor.progress(len(examples), f"eval {chosen.name}", "problem") as bar,
+            ):
+                while not evaluator.done:
+                    if stopped():
+                        return None
+                    for index, group in in_engine_thread(lambda: evaluator.advance(_SLICE_S)):
+                        for line in attempts(examples[index], group, evaluator.env):
+                            file.write(json.dumps(line) + "\n")
+                        tallies[index] = tally(group)
+                        bar.update()
+        finally:
+            rewards.close()
+        ordered = [tallies[index] for index in sorted(tallies)]
+        found = summarize(ordered, chosen.settings.n, self.config.train.seed)
+        return found | {"seconds": time.perf_counter() - began}
+
+    def _evaluator(self, chosen: EvalSet, rewards: RewardService) -> Evaluator:
+        settings, inference = chosen.settings, self.config.inference_model
+        left = iter(chosen.problems.examples)
+        env = TokenEnv(lambda count: [next(left) for _ in range(count)], self.tokenizer, rewards, settings.n)
+        sampling = Sampling(
+            settings.temperature, settings.top_p, settings.top_k, settings.max_tokens or inference.max_tokens
+        )
+        policy = EnginePolicy(
+            self.engine,
+            sampling,
+            settings.n,
+            set_seed(self.config.train.seed, chosen.name),
+            inference.request_timeout_s,
+        )
+        rows = 2 * inference.max_num_seqs * inference.num_engines
+        return Evaluator(
+            env,
+            policy,
+            len(chosen.problems.examples),
+            max(1, rows // settings.n),
+            inference.request_timeout_s,
+        )
+
+
+def set_seed(seed: int, name: str) -> int:
+    """24 bits; with a problem's group id they fix its draws, whatever other sets there are."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=3).digest(), "little")
+
+
+@contextmanager
+def _written_whole(path: Path) -> Iterator[TextIO]:
+    """A file that has its name only when it is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".partial")
+    with beside.open("w", encoding="utf-8") as file:
+        yield file
+    beside.replace(path)
+
+
+def attempts(example: Example, group: TensorDictBase, env: TokenEnv) -> Iterator[dict[str, Any]]:
+    """One JSON object for every completion of a scored group."""
+    prompt = env.prompt_texts(group[:1])[0]
+    parts = group["next", "reward_parts"]
+    rows = zip(
+        env.texts(group),
+        group["next", "reward"][:, 0].tolist(),
+        (success(group) >= 1).tolist(),
+        group["next", "reward_status"][:, 0].tolist(),
+        group["finish_reason"][:, 0].tolist(),
+        group["tokens", "loss_mask"].sum(-1).tolist(),
+        strict=True,
+    )
+    for sample, (text, score, correct, outcome, reason, tokens) in enumerate(rows):
+        yield {
+            "row": example.row,
+            "sample": sample,
+            "correct": correct,
+            "score": score,
+            "outcome": OUTCOMES[outcome],
+            "parts": {name: float(parts[name][sample, 0]) for name in parts.keys()},  # noqa: SIM118
+            "finish_reason": FINISH_REASONS[reason],
+            "tokens": tokens,
+            "prompt": prompt,
+            "completion": text,
+        }
+
+
+def tally(group: TensorDictBase) -> Tally:
+    """What the statistics need of a scored group; a completion that could not be judged is an error."""
+    valid = judged(group)
+    lengths = group["tokens", "loss_mask"].sum(-1)
+    return Tally(
+        correct=tuple((success(group) >= 1)[valid].tolist()),
+        scores=tuple(group["next", "reward"][valid, 0].tolist()),
+        lengths=tuple(lengths[valid].tolist()),
+        truncated=tuple((group["finish_reason"][valid, 0] == LENGTH).tolist()),
+        errors=int((~valid).sum()),
+    )
+
+
+def evaluate_alone(config: Config, run_dir: Path, device: torch.device) -> None:
+    """`run=eval`: engines with the weights of `model.name`, a tokenizer, and nothing that learns."""
+    from dataclasses import asdict
+
+    from grpo_engines import build_engine
+    from monitoring.trackers import make_tracker
+    from rollout.engine_views import SharedEngine
+    from training.model import load_tokenizer
+
+    tokenizer = load_tokenizer(config.model.name)
+    sets = load_sets(config, tokenizer)
+    engine = build_engine(config, None, tokenizer, device)
+    tracker = make_tracker(config.logging, run_dir, asdict(config))
+    monitor = Monitor(run_dir, config.logging, tracker, repeats=1, total_steps=0)
+    view = SharedEngine(engine).view()
+    outcome = "failed"
+    try:
+        evaluation = Evaluation(config, sets, tokenizer, view, monitor, run_dir)
+        tables = evaluation.run(0, lambda function: function(), lambda: False)
+        print("\n".join(tables), file=sys.stdout, flush=True)
+        outcome = "finished"
+    except KeyboardInterrupt:
+        outcome = "interrupted"
+    finally:
+        engine.close()
+        monitor.close(outcome)
