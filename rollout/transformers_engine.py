@@ -4,6 +4,8 @@ A prompt is prefilled once for its whole group. Every running completion is a ro
 draws one token for all rows, whatever their lengths; finished rows leave, waiting requests take their place.
 
     submit ─▶ waiting ──admit: prefill, n rows──▶ rows ──decode──▶ finished groups ─▶ step() returns them
+                                                  │ ▲
+                    a push with update=abort ─▶ stopped ──prefill of prompt and partial answer
 """
 
 from collections import deque
@@ -42,40 +44,55 @@ class TransformersEngine:
         model: a causal language model; the engine owns it and sets it to evaluation.
         eos_token_ids: any of these ends a completion.
         max_num_seqs: rows that run together; further requests wait.
+        update: running requests at a push: "keep" goes on at once, with the cache computed anew during the
+            push; "abort" stops them, so that the push only copies, and continues them in the next step;
+            "wait" finishes them under the old weights first.
     """
 
-    def __init__(self, model: PreTrainedModel, eos_token_ids: Sequence[int], max_num_seqs: int = 256) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        eos_token_ids: Sequence[int],
+        max_num_seqs: int = 256,
+        update: str = "keep",
+    ) -> None:
         self.model = model.eval()
         self.eos_token_ids = frozenset(eos_token_ids)
         self.max_num_seqs = max_num_seqs
+        self.update = update
         self.policy_version = 0
         self.received: frozenset[str] = frozenset()
         self._waiting: deque[Request] = deque()
         self._rows: list[_Row] = []
+        self._stopped: list[_Row] = []
+        self._finished: list[Response] = []
         self._groups: dict[int, list[_Row]] = {}
         self._cache = SlotCache(model.config.num_hidden_layers)
 
     @property
     def in_flight(self) -> int:
-        return len(self._waiting) + len(self._groups)
+        return len(self._waiting) + len(self._groups) + len(self._finished)
 
     def submit(self, request: Request) -> None:
         self._waiting.append(request)
 
     def step(self, timeout: float = 0.0) -> list[Response]:
+        finished, self._finished = self._finished, []
         with torch.inference_mode():
+            self._restart()
             self._admit()
-            if not self._rows:
-                return []
-            self._decode()
-        return self._collect()
+            if self._rows:
+                self._decode()
+        return finished + self._collect()
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Copies every tensor in place; running requests go on with their cache computed anew.
+        """Copies every tensor in place; running requests fare as `update` says.
 
         Raises:
             KeyError: a name that the model does not have, or a parameter left without a new value.
         """
+        if self.update == "wait":
+            self._finish_running()
         own = self.model.state_dict()
         missing = set(own)
         with torch.no_grad():
@@ -87,7 +104,7 @@ class TransformersEngine:
                 f"the push left {len(missing)} tensors unchanged: {', '.join(sorted(missing)[:3])}"
             )
         self.policy_version, self.received = version, frozenset(own)
-        self._recompute_cache()
+        self._renew_cache()
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         scores = []
@@ -101,6 +118,8 @@ class TransformersEngine:
     def close(self) -> None:
         self._waiting.clear()
         self._rows.clear()
+        self._stopped.clear()
+        self._finished.clear()
         self._groups.clear()
         self._cache = SlotCache(self.model.config.num_hidden_layers)
 
@@ -209,15 +228,35 @@ class TransformersEngine:
             self._compact()
         return responses
 
-    def _recompute_cache(self) -> None:
-        """New weights make every cached key stale: run the running sequences through the model again."""
-        self._rows = [row for row in self._rows if not row.done]
-        self._cache = SlotCache(self.model.config.num_hidden_layers)
-        if not self._rows:
-            return
+    def _finish_running(self) -> None:
         with torch.inference_mode():
-            cache, _ = self._prefill([row.sequence[:-1] for row in self._rows])
-            capacity = max(len(row.request.prompt) + row.request.sampling.max_tokens for row in self._rows)
-            everyone = torch.arange(len(self._rows), device=self.model.device)
-            self._cache.admit(cache, everyone, capacity)
+            while self._groups:
+                self._decode()
+                self._finished += self._collect()
+
+    def _renew_cache(self) -> None:
+        """New weights make every cached key stale: running sequences go through the model again, now or later."""
+        running = [row for row in self._rows if not row.done]
+        self._rows = []
+        self._cache = SlotCache(self.model.config.num_hidden_layers)
+        if self.update == "abort":
+            self._stopped += running
+        elif running:
+            with torch.inference_mode():
+                self._refill(running, [row.sequence[:-1] for row in running])
+
+    def _restart(self) -> None:
+        """Continue what an aborting push has stopped, each row with its next token."""
+        if self._stopped:
+            rows, self._stopped = self._stopped, []
+            logits = self._refill(rows, [row.sequence for row in rows])
+            self._sample(rows, self._filter, logits)
+
+    def _refill(self, rows: list[_Row], sequences: list[list[int]]) -> torch.Tensor:
+        """Make these the running rows, with `sequences` in the cache; logits after each of them [rows, V]."""
+        cache, logits = self._prefill(sequences)
+        capacity = max(len(row.request.prompt) + row.request.sampling.max_tokens for row in rows)
+        self._cache.admit(cache, torch.arange(len(rows), device=self.model.device), capacity)
+        self._rows = rows
         self._prepare()
+        return logits

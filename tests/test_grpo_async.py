@@ -75,6 +75,16 @@ def test_no_token_is_older_than_the_bound(stale: str, max_age: int, frequency: i
         assert row["mismatch/p50"] <= row["mismatch/p99"] <= row["mismatch/max"]
 
 
+@pytest.mark.parametrize("update", ["abort", "wait"])
+def test_other_ways_of_updating_train_too(update: str, tmp_path: Path) -> None:
+    config = configured(*SMALL, "train.max_policy_age=2", f"inference_model.update={update}")
+    parts = build(config, tmp_path)
+    grpo_async.train(config, parts)
+    assert len(rows(tmp_path)) == 10
+    assert len(parts.rollouts.env.in_flight) == 0
+    parts.close("finished")
+
+
 def test_the_trainers_log_probs_are_those_before_the_first_of_several_epochs(tmp_path: Path) -> None:
     config = configured(
         *SMALL,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollout.engine import Completion, Request, Sampling, generate
+from rollout.engine import Completion, Request, Response, Sampling, generate
 from rollout.sampler import Filter, draw, uniforms
 from rollout.transformers_engine import TransformersEngine
 from tests.tiny import EOS, VOCABULARY, tiny_llama
@@ -91,30 +91,69 @@ def test_tokens_follow_the_models_distribution() -> None:
         assert abs(counts[token] - 8000 * p) <= 5 * math.sqrt(8000 * p * (1 - p)) + 1e-9
 
 
-def test_a_push_between_steps_stamps_versions_and_recomputes_the_cache() -> None:
-    old, new = tiny_llama(seed=0), tiny_llama(seed=1)
-    engine = TransformersEngine(tiny_llama(seed=0), [], max_num_seqs=64)
+def pushed_in_the_middle(update: str) -> tuple[list[Request], list[Response]]:
+    """Six groups, new weights after five steps."""
+    engine = TransformersEngine(tiny_llama(seed=0), [], max_num_seqs=64, update=update)
     asked = requests(6)
     for request in asked:
         engine.submit(request)
     for _ in range(5):
         engine.step()
-    engine.load_weights(new.state_dict().items(), version=1)
-    answers = []
+    engine.load_weights(tiny_llama(seed=1).state_dict().items(), version=1)
+    assert engine.in_flight == 6
+    answers: list[Response] = []
     while engine.in_flight:
         answers += engine.step()
+    return asked, answers
+
+
+@pytest.mark.parametrize(("update", "tokens_before"), [("keep", (6,)), ("abort", (6,)), ("wait", (12,))])
+def test_a_push_between_steps(update: str, tokens_before: tuple[int, ...]) -> None:
+    """Every token carries the version that drew it, and its log-prob is that version's, given all before it."""
+    old, new = tiny_llama(seed=0), tiny_llama(seed=1)
     plain = Filter([Sampling()], torch.device("cpu"))
+    asked, answers = pushed_in_the_middle(update)
+    assert sorted(answer.request_id for answer in answers) == list(range(6))
     for answer in answers:
         request = asked[answer.request_id]
         for completion in answer.completions:
             before = sum(version == 0 for version in completion.policy_versions)
             assert completion.policy_versions == [0] * before + [1] * (12 - before)
-            assert before in (5, 6)
+            assert before in tokens_before
             got = torch.tensor(completion.log_probs)
             under_old = fresh_log_probs(old, request, completion, plain)
             under_new = fresh_log_probs(new, request, completion, plain)
             torch.testing.assert_close(got[:before], under_old[:before], atol=1e-4, rtol=0)
             torch.testing.assert_close(got[before:], under_new[before:], atol=1e-4, rtol=0)
+
+
+def test_stopped_requests_continue_as_if_they_had_been_kept() -> None:
+    kept, stopped = (
+        {
+            answer.request_id: [c.token_ids for c in answer.completions]
+            for answer in pushed_in_the_middle(update)[1]
+        }
+        for update in ("keep", "abort")
+    )
+    assert kept == stopped
+
+
+def test_two_aborting_pushes_in_a_row_lose_nothing() -> None:
+    engine = TransformersEngine(tiny_llama(seed=0), [EOS], max_num_seqs=8, update="abort")
+    for request in requests(6):
+        engine.submit(request)
+    answers: list[Response] = []
+    version = 0
+    while engine.in_flight:
+        answers += engine.step()
+        for _ in range(2):
+            version += 1
+            engine.load_weights(tiny_llama(seed=version).state_dict().items(), version)
+    assert sorted(answer.request_id for answer in answers) == list(range(6))
+    for answer in answers:
+        for completion in answer.completions:
+            assert completion.policy_versions == sorted(completion.policy_versions)
+            assert len(completion.token_ids) == len(completion.policy_versions)
 
 
 def test_a_push_that_leaves_tensors_out_is_an_error() -> None:
