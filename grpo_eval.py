@@ -12,10 +12,9 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -30,14 +29,16 @@ from envs.reward_service import RewardService
 from envs.task import Example, Task, make_task
 from envs.token_env import FINISH_REASONS, LENGTH, OUTCOMES, TokenEnv, prompt_fits
 from envs.verdicts import judged, success
+from grpo_engines import build_engine
 from monitoring.evaluation import Tally, summarize, table
 from monitoring.monitor import Monitor
+from monitoring.trackers import make_tracker
 from rollout.collector import EnginePolicy
 from rollout.engine import Sampling
-from rollout.engine_views import EngineView
+from rollout.engine_views import EngineView, SharedEngine
 from rollout.evaluator import Evaluator
+from training.model import load_tokenizer
 
-Result = TypeVar("Result")
 _SLICE_S = 0.5  # generation between two returns to the learner's thread: progress, and a look at Ctrl-C
 
 
@@ -142,11 +143,13 @@ class Evaluation:
         tallies: dict[int, Tally] = {}
         rewards = RewardService(chosen.task, chosen.env)
         path = self.folder / chosen.name / f"iteration_{iteration}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".partial")
         began = time.perf_counter()
         try:
             evaluator = self._evaluator(chosen, rewards)
             with (
-                _written_whole(path) as file,
+                unfinished.open("w", encoding="utf-8") as file,
                 self.monitor.progress(len(examples), f"eval {chosen.name}", "problem") as bar,
             ):
                 while not evaluator.done:
@@ -159,6 +162,7 @@ class Evaluation:
                         bar.update()
         finally:
             rewards.close()
+        unfinished.replace(path)
         ordered = [tallies[index] for index in sorted(tallies)]
         found = summarize(ordered, chosen.settings.n, self.config.train.seed)
         return found | {"seconds": time.perf_counter() - began}
@@ -190,16 +194,6 @@ class Evaluation:
 def set_seed(seed: int, name: str) -> int:
     """24 bits; with a problem's group id they fix its draws, whatever other sets there are."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=3).digest(), "little")
-
-
-@contextmanager
-def _written_whole(path: Path) -> Iterator[TextIO]:
-    """A file that has its name only when it is complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".partial")
-    with beside.open("w", encoding="utf-8") as file:
-        yield file
-    beside.replace(path)
 
 
 def attempts(example: Example, group: TensorDictBase, env: TokenEnv) -> Iterator[dict[str, Any]]:
@@ -245,13 +239,6 @@ def tally(group: TensorDictBase) -> Tally:
 
 def evaluate_alone(config: Config, run_dir: Path, device: torch.device) -> None:
     """`run=eval`: engines with the weights of `model.name`, a tokenizer, and nothing that learns."""
-    from dataclasses import asdict
-
-    from grpo_engines import build_engine
-    from monitoring.trackers import make_tracker
-    from rollout.engine_views import SharedEngine
-    from training.model import load_tokenizer
-
     tokenizer = load_tokenizer(config.model.name)
     sets = load_sets(config, tokenizer)
     engine = build_engine(config, None, tokenizer, device)

@@ -64,6 +64,9 @@ def _remove_if_unused(run_dir: Path) -> None:
 
 def run(config: Config, run_dir: Path, train: "Callable[[Config, Parts], None]") -> None:
     """One job: what `run=` says."""
+    if config.run == "eval":
+        run_evaluation(config, run_dir)
+        return
     parts = build(config, run_dir)
     outcome = "failed"
     try:
@@ -71,6 +74,17 @@ def run(config: Config, run_dir: Path, train: "Callable[[Config, Parts], None]")
         outcome = "interrupted" if parts.stop.requested else "finished"
     finally:
         parts.close(outcome)
+
+
+def run_evaluation(config: Config, run_dir: Path) -> None:
+    """`run=eval`: neither learner nor training data."""
+    import torch
+
+    from grpo_eval import evaluate_alone
+
+    device = torch.device(choose_device(config))
+    seed_everything(config)
+    evaluate_alone(config, run_dir, device)
 
 
 @dataclass
@@ -117,6 +131,7 @@ class Parts:
     first_iteration: int = 0
     last_iteration: int = 0
     stream: Any = None
+    evaluation: Any = None
 
     def iterations(self) -> Iterator[int]:
         """grpo.py: iteration numbers from 1 (or after the resumed one), until the last or a stop."""
@@ -128,6 +143,8 @@ class Parts:
 
     def _count(self, total: int) -> Iterator[int]:
         self.last_iteration = total
+        if self.first_iteration == 0:
+            self.evaluate(0)
         for iteration in range(self.first_iteration + 1, total + 1):
             if self.stop.requested:
                 return
@@ -206,6 +223,7 @@ class Parts:
 
     def iteration_done(self, iteration: int, batch: Any) -> None:
         """A checkpoint when one is due, and a printed sample now and then."""
+        self.evaluate(iteration)
         frequency = self.config.train.checkpoint_frequency
         last = iteration == self.last_iteration or self.stop.requested
         if last or (frequency and iteration % frequency == 0):
@@ -227,6 +245,18 @@ class Parts:
                 f"{policy.filter_attempts} replacements each; this batch was trained on without them. Prompts of a "
                 "fitting difficulty, a larger env.repeats, or env.oversample help"
             )
+
+    def evaluate(self, iteration: int) -> None:
+        """Run `eval.sets` when it is time; beside running generation, in slices between two engine steps."""
+        if self.evaluation is None or self.stop.requested:
+            return
+        if not self.evaluation.due(iteration, self.last_iteration):
+            return
+        if iteration == self.last_iteration and self.stream is not None and not self.push_due(iteration):
+            self.push_weights()
+        in_engine_thread = self.stream.call if self.stream is not None else lambda function: function()
+        for table in self.evaluation.run(iteration, in_engine_thread, lambda: self.stop.requested):
+            self.monitor.say(table)
 
     def checkpoint(self, iteration: int) -> None:
         from training.checkpoint import checkpoint_path, random_state, save_checkpoint
@@ -321,10 +351,12 @@ def build(config: Config, run_dir: Path) -> Parts:
     from envs.task import make_task
     from envs.token_env import TokenEnv, prompt_fits
     from grpo_engines import build_engine, build_weights
+    from grpo_eval import Evaluation, load_sets
     from monitoring.monitor import Monitor
     from monitoring.trackers import MetricsFile, make_tracker
     from rollout.collector import EnginePolicy, Rollouts
     from rollout.engine import Sampling
+    from rollout.engine_views import SharedEngine
     from rollout.streaming import PromptQueue
     from training.checkpoint import load_checkpoint
     from training.learner import Learner
@@ -344,6 +376,7 @@ def build(config: Config, run_dir: Path) -> Parts:
             keep=lambda example: prompt_fits(tokenizer, example, limit),
         )
     )
+    eval_sets = load_sets(config, tokenizer)
     model = load_model(config.model, [device])
     engine = build_engine(config, model, tokenizer, device)
     model, scorer, reference = build_models(config, model, device)
@@ -353,7 +386,9 @@ def build(config: Config, run_dir: Path) -> Parts:
     rewards = RewardService(task, config.env)
     candidates = config.env.candidates
     env = TokenEnv(prompts.draw, tokenizer, rewards, candidates)
-    policy = EnginePolicy(engine, sampling, candidates, config.train.seed, inference.request_timeout_s)
+    shared = SharedEngine(engine)
+    own = shared.view() if eval_sets else engine
+    policy = EnginePolicy(own, sampling, candidates, config.train.seed, inference.request_timeout_s)
     tracker = make_tracker(config.logging, run_dir, asdict(config))
     if saved is not None and found is not None:
         earlier = MetricsFile(found.parent.parent / "metrics.jsonl")
@@ -378,6 +413,8 @@ def build(config: Config, run_dir: Path) -> Parts:
         monitor,
         generator,
     )
+    if eval_sets:
+        parts.evaluation = Evaluation(config, eval_sets, tokenizer, shared.view(), monitor, run_dir)
     if saved is not None:
         parts.restore(saved)
         monitor.say(f"resumed from {found} at iteration {saved['iteration']}")

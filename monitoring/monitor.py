@@ -102,12 +102,8 @@ class Monitor:
         self, metrics: dict[str, float], iteration: int, policy_version: int, seconds: float
     ) -> None:
         """A row of its own for an evaluation; its seconds count in no optimizer step's throughput."""
-        row = {
-            "optimizer_step": self.optimizer_step,
-            "iteration": iteration,
-            "policy_version": policy_version,
-        }
-        row |= metrics
+        row: dict[str, Any] = {"optimizer_step": self.optimizer_step, "iteration": iteration, **metrics}
+        row["policy_version"] = float(policy_version)
         self.file.append(row)
         self._track(row)
         self.evaluation = metrics
