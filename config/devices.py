@@ -1,0 +1,315 @@
+"""Which device does what: `num_devices` per component is all a user needs. Touches no device; no torch here.
+
+    GPUs    0            1            2            3
+            train ...    ... train    inference    reference      as long as there are enough
+            one GPU for all: engine and learner take turns, the reference needs none of its own
+
+Indices are those that a process sees (after CUDA_VISIBLE_DEVICES).
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from config.errors import ConfigError
+from config.inference import InferenceModelConfig
+
+ReferenceHome = Literal["none", "own devices", "base of the LoRA policy", "host memory"]
+TransportName = Literal["in_process", "shared_memory", "object_store", "nccl", "ipc"]
+
+_DRIVER = Path("/proc/driver/nvidia/gpus")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What one section asks for: `num_devices`, or `devices` by hand."""
+
+    section: str
+    num_devices: int
+    devices: Any = None
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What else decides.
+
+    num_gpus: 0 puts everything on the CPU.
+    lora: the policy is trained as a LoRA adapter.
+    overlapped: learner and engines work at the same time (grpo_async.py).
+    use_ray: engines are Ray actors even where one in process would do.
+    cluster: engines live on a Ray cluster's GPUs, which are not counted in `num_gpus`.
+    """
+
+    num_gpus: int
+    lora: bool = False
+    overlapped: bool = False
+    use_ray: bool = False
+    cluster: bool = False
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """The allotment.
+
+    train, reference: GPU indices; empty on a CPU, or where the component has no GPU of its own.
+    engines: one tuple of GPU indices for each engine; empty tuples on a CPU or on a Ray cluster's own GPUs.
+    workers_per_engine: tensor-parallel size.
+    in_process: the one engine lives in the learner's process; otherwise every engine is a Ray actor.
+    colocated: engines and learner use the same GPUs in turns.
+    notes: what was decided for the user, one sentence each.
+    """
+
+    train: tuple[int, ...]
+    reference: tuple[int, ...]
+    engines: tuple[tuple[int, ...], ...]
+    workers_per_engine: int
+    reference_home: ReferenceHome
+    in_process: bool
+    colocated: bool
+    on_cluster: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def on_cpu(self) -> bool:
+        return not self.train
+
+    @property
+    def transport(self) -> TransportName:
+        """How weights travel from the learner to the engines."""
+        if self.in_process:
+            return "in_process"
+        if self.on_cluster:
+            return "object_store"
+        used = {device for engine in self.engines for device in engine}
+        if not used:
+            return "shared_memory"
+        if not used & set(self.train):
+            return "nccl"
+        return "ipc" if used == set(self.train) and len(used) == 1 else "shared_memory"
+
+    @property
+    def train_device(self) -> str:
+        """The learner's first device as torch names it."""
+        return f"cuda:{self.train[0]}" if self.train else "cpu"
+
+    @property
+    def reference_device(self) -> str:
+        return f"cuda:{self.reference[0]}" if self.reference else "cpu"
+
+
+def count_gpus() -> int:
+    """NVIDIA GPUs that a process started here would see, from the environment and the driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
+    if _DRIVER.is_dir():
+        return len(list(_DRIVER.iterdir()))
+    return len(_nvidia_smi("--list-gpus"))
+
+
+def gpu_memory_gib() -> float | None:
+    """Memory of the smallest GPU, None where the driver's tool does not say."""
+    sizes = _nvidia_smi("--query-gpu=memory.total", "--format=csv,noheader,nounits")
+    return min((float(size) / 1024 for size in sizes), default=None)
+
+
+def _nvidia_smi(*arguments: str) -> list[str]:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    run = subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=30, check=False)
+    return run.stdout.splitlines() if run.returncode == 0 else []
+
+
+def plan_devices(
+    train: Wish, reference: Wish | None, inference: InferenceModelConfig, situation: Situation
+) -> DevicePlan:
+    """Allot devices without overlap; share where there are fewer than components ask for.
+
+    Args:
+        reference: None when no reference model is used.
+    Raises:
+        ConfigError: lists that overlap, repeat or leave the range; wishes that cannot be met.
+    """
+    wish = Wish("inference_model", inference.num_devices, inference.devices)
+    wishes = [wish for wish in (train, reference, wish) if wish is not None]
+    for one in wishes:
+        _check_list(one, situation.num_gpus)
+    if situation.num_gpus == 0:
+        return _on_cpu(train, reference, inference, situation)
+    hand = {one.section: _by_hand(one) for one in wishes}
+    _check_overlap(hand, inference.colocate)
+    colocated, notes = _takes_turns(train, wish, inference, situation)
+    own = _Allotment(situation.num_gpus, hand)
+    train_at = own.take(train)
+    flat: tuple[int, ...] = ()
+    if not situation.cluster:
+        flat = own.take(wish, shared=train_at if colocated else ())
+    home = _shared_home(reference, situation.lora)
+    reference_at: tuple[int, ...] = ()
+    if reference is not None and (hand["ref_model"] or reference.num_devices <= own.free):
+        home, reference_at = "own devices", own.take(reference)
+    elif reference is not None:
+        notes.append(f"no GPU is left for ref_model: it is the {home}" if situation.lora else _HOST_NOTE)
+    size = inference.tensor_parallel_size
+    engines = tuple(flat[start : start + size] for start in range(0, len(flat), size))
+    return DevicePlan(
+        train=train_at,
+        reference=reference_at,
+        engines=engines or ((),) * inference.num_engines,
+        workers_per_engine=size,
+        reference_home=home,
+        in_process=colocated and len(engines) == 1 and not situation.use_ray,
+        colocated=colocated,
+        on_cluster=situation.cluster,
+        notes=tuple(notes),
+    )
+
+
+def _by_hand(wish: Wish) -> tuple[int, ...]:
+    return tuple(wish.devices or ())
+
+
+def _count(wish: Wish) -> int:
+    return len(_by_hand(wish)) or wish.num_devices
+
+
+def _check_list(wish: Wish, num_gpus: int) -> None:
+    place = f"{wish.section}.devices={wish.devices}"
+    if wish.num_devices < 1:
+        raise ConfigError(f"{wish.section}.num_devices={wish.num_devices}: must be at least 1")
+    if wish.devices is None:
+        return
+    if not isinstance(wish.devices, Iterable) or isinstance(wish.devices, str):
+        raise ConfigError(f"{place}: give a list of device indices, such as [0,1], or null")
+    devices = list(wish.devices)
+    if not devices or any(not isinstance(d, int) or isinstance(d, bool) or d < 0 for d in devices):
+        raise ConfigError(f"{place}: give at least one device index, all of them integers from 0")
+    if num_gpus == 0:
+        raise ConfigError(f"{place}: there is no GPU here; leave it null to run on the CPU")
+    if len(set(devices)) < len(devices):
+        raise ConfigError(f"{place}: a device is listed twice; list each once")
+    outside = [device for device in devices if device >= num_gpus]
+    if outside:
+        raise ConfigError(f"{place}: {outside} do not exist; this machine has GPUs 0 to {num_gpus - 1}")
+    if wish.num_devices not in (1, len(devices)):
+        raise ConfigError(
+            f"{place} has {len(devices)} entries but {wish.section}.num_devices={wish.num_devices}: give one of "
+            "the two"
+        )
+
+
+def _check_overlap(hand: dict[str, tuple[int, ...]], colocate: bool) -> None:
+    sections = list(hand)
+    for index, first in enumerate(sections):
+        for second in sections[index + 1 :]:
+            shared = sorted(set(hand[first]) & set(hand[second]))
+            in_turns = colocate and {first, second} == {"train_model", "inference_model"}
+            if shared and not in_turns:
+                raise ConfigError(
+                    f"{first}.devices={list(hand[first])} and {second}.devices={list(hand[second])} share "
+                    f"{shared}: give each its own, or set inference_model.colocate=true for learner and engines"
+                )
+
+
+def _on_cpu(
+    train: Wish, reference: Wish | None, inference: InferenceModelConfig, situation: Situation
+) -> DevicePlan:
+    if train.num_devices > 1:
+        raise ConfigError(
+            f"train_model.num_devices={train.num_devices}: there is no GPU here, and the learner is one process "
+            "on the CPU; set it to 1 (train_model.num_threads uses more cores)"
+        )
+    notes = []
+    if inference.colocate:
+        notes.append(
+            "inference_model.colocate does nothing on a CPU: there is no GPU memory to take turns on"
+        )
+    engines = inference.num_engines
+    return DevicePlan(
+        train=(),
+        reference=(),
+        engines=((),) * engines,
+        workers_per_engine=inference.tensor_parallel_size,
+        reference_home=_shared_home(reference, situation.lora),
+        in_process=engines == 1 and not situation.use_ray and not situation.cluster,
+        colocated=False,
+        on_cluster=situation.cluster,
+        notes=tuple(notes),
+    )
+
+
+def _shared_home(reference: Wish | None, lora: bool) -> ReferenceHome:
+    if reference is None:
+        return "none"
+    return "base of the LoRA policy" if lora else "host memory"
+
+
+def _takes_turns(
+    train: Wish, wish: Wish, inference: InferenceModelConfig, situation: Situation
+) -> tuple[bool, list[str]]:
+    """Whether learner and engines share GPUs, and what to say about it."""
+    if situation.cluster:
+        return False, []
+    wanted, trained, there = _count(wish), _count(train), situation.num_gpus
+    if wanted % inference.tensor_parallel_size:
+        raise ConfigError(
+            f"inference_model.tensor_parallel_size={inference.tensor_parallel_size} does not divide the {wanted} "
+            f"devices of inference_model.devices={wish.devices}: take a divisor"
+        )
+    if max(trained, wanted) > there:
+        raise ConfigError(
+            f"train_model.num_devices={trained}, inference_model.num_devices={wanted}: this machine has {there} "
+            "GPU(s); lower the larger one, or use a machine with more"
+        )
+    notes: list[str] = []
+    if not inference.colocate and trained + wanted <= there:
+        return False, notes
+    if not inference.colocate:
+        notes.append(
+            f"{there} GPU(s) for {trained} of train_model and {wanted} of inference_model: they take turns, as "
+            "with inference_model.colocate=true"
+        )
+    if situation.overlapped:
+        raise ConfigError(
+            f"inference_model.num_devices={wanted} and train_model.num_devices={trained} must take turns on "
+            f"{there} GPU(s), but grpo_async.py works on both at once: use grpo.py, or more GPUs"
+        )
+    return True, notes
+
+
+_HOST_NOTE = "no GPU is left for ref_model: it lives in host memory and visits a training GPU to score"
+
+
+class _Allotment:
+    """GPUs that nobody has yet."""
+
+    def __init__(self, num_gpus: int, hand: dict[str, tuple[int, ...]]) -> None:
+        reserved = {device for devices in hand.values() for device in devices}
+        self._free = [device for device in range(num_gpus) if device not in reserved]
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def take(self, wish: Wish, shared: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """The devices given by hand, else `shared` ones first and then free ones.
+
+        Raises:
+            ConfigError: devices given by hand to other components leave too few.
+        """
+        hand = _by_hand(wish)
+        if hand:
+            return hand
+        missing = wish.num_devices - len(shared)
+        if missing > len(self._free):
+            raise ConfigError(
+                f"{wish.section}.num_devices={wish.num_devices}: only {len(self._free) + len(shared)} GPU(s) are "
+                "left by the `devices` lists of the other components; shorten those, or lower num_devices"
+            )
+        new = [self._free.pop(0) for _ in range(max(0, missing))]
+        return (*shared[: wish.num_devices], *new)
