@@ -1,11 +1,36 @@
-"""Where completions are judged."""
+"""Where completions are judged: in worker processes that a deadline ends, so that no reward can hang or lie.
 
+    submit ─▶ queue ─▶ batches ─▶ workers ─▶ verdicts ─▶ poll
+                          ▲            │ hangs or dies: killed, replaced
+                          └── the rest ┘ its verification is probed: whose fault was it?
+
+Three outcomes. `scored`: the verdict. `invalid`: the completion made the verifier hang, run out of memory or crash,
+and the same example with an empty completion does not: it scores the minimum. `error`: the reward or the row is at
+fault: masked by whoever trains, counted, and above `env.max_error_rate` the run stops.
+"""
+
+import os
+import threading
 import time
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 
 from config.env import EnvConfig
+from config.errors import ConfigError
+from envs.reward_pool import Pool, Worker
+from envs.reward_worker import CRASHED, IDLE, Judge, Verdict, judged_here
+from envs.rewards import judges_in_process, least_score
 from envs.task import Completion, Example, Outcome, Task
+
+LARGEST_BATCH = 64
+WINDOW = 1000
+"""Verifications over which the error rate is taken."""
+FEWEST = 100
+"""It is taken as if at least so many had been judged: one early error does not stop a run."""
+STALLED_SECONDS = 60.0
+EMPTY = Completion("")
 
 
 @dataclass(frozen=True)
@@ -18,24 +43,243 @@ class Scored:
     seconds: float
 
 
+@dataclass
+class Ticket:
+    """A submitted batch: verdicts arrive in any order."""
+
+    scored: list[Scored | None]
+    missing: int
+
+
+@dataclass
+class _Item:
+    """One verification. `killed_after`: seconds that the attempt took that had to be killed, once one had."""
+
+    ticket: Ticket
+    position: int
+    completion: Completion
+    example: Example
+    killed_after: float | None = None
+    message: str = ""
+
+
+@dataclass
+class _Counts:
+    judged: int = 0
+    invalid: int = 0
+    errors: int = 0
+    replaced: int = 0
+    recent: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=4 * WINDOW))
+
+
 class RewardService:
-    """Judges batches of completions with the task's reward."""
+    """Judges batches of completions with the task's reward, or the one that `env.reward` names.
+
+    Thread-safe: any thread may submit and wait.
+    """
 
     def __init__(self, task: Task, env: EnvConfig) -> None:
-        self.task = task
         self.env = env
+        self.task = task
+        self.judge = Judge(task)
+        self.num_workers = env.reward_workers or max(1, (os.cpu_count() or 2) - 1)
+        self._counts = _Counts()
+        self._lock = threading.RLock()
+        self._items: dict[int, _Item] = {}
+        self._queue: deque[int] = deque()
+        self._next = 0
+        self.last_error = ""
+        self._at_fault: dict[tuple[str, int], str] = {}
+        self._pool = None if _in_process(task) else Pool(task, env.reward_memory_gib)
+        self._progressed = time.monotonic()
+
+    def submit(self, completions: Sequence[Completion], examples: Sequence[Example]) -> Ticket:
+        """Queue a batch; `poll` says when it is done."""
+        pairs = list(zip(completions, examples, strict=True))
+        ticket = Ticket([None] * len(pairs), len(pairs))
+        with self._lock:
+            for position, (completion, example) in enumerate(pairs):
+                item = _Item(ticket, position, completion, example)
+                if self._pool is None:
+                    self._finish(item, judged_here(self.judge, 0, completion, example))
+                else:
+                    self._enqueue(item)
+            self._check_error_rate()
+            self._progressed = time.monotonic()
+        return ticket
+
+    def poll(self, ticket: Ticket, timeout: float = 0.0) -> list[Scored] | None:
+        """The verdicts in the order of the batch, or None while some are missing.
+
+        timeout: seconds to wait for them.
+
+        Raises:
+            ConfigError: more verifications fail than `env.max_error_rate` allows.
+        """
+        deadline = time.monotonic() + timeout
+        while ticket.missing:
+            left = deadline - time.monotonic()
+            with self._lock:
+                self._advance(max(0.0, min(left, 0.05)))
+            if left <= 0 and ticket.missing:
+                return None
+        return [scored for scored in ticket.scored if scored is not None]
 
     def score(self, completions: Sequence[Completion], examples: Sequence[Example]) -> list[Scored]:
-        scored = []
-        for completion, example in zip(completions, examples, strict=True):
-            began = time.perf_counter()
-            reward = self.task.reward(completion, example)
-            seconds = time.perf_counter() - began
-            scored.append(Scored(reward.score, reward.parts, reward.outcome, seconds))
-        return scored
+        """Judge a batch and wait for all of it."""
+        ticket = self.submit(completions, examples)
+        while True:
+            scored = self.poll(ticket, timeout=1.0)
+            if scored is not None:
+                return scored
 
     def metrics(self) -> dict[str, float]:
-        return {}
+        """Latency percentiles in seconds over the last few thousand verifications, and counts of the whole run."""
+        with self._lock:
+            ordered = sorted(self._counts.seconds) or [0.0]
+            counts = self._counts
+        percentiles = {
+            f"reward_latency/p{share}_s": ordered[min(len(ordered) - 1, len(ordered) * share // 100)]
+            for share in (50, 95, 99)
+        }
+        return percentiles | {
+            "reward/invalid": float(counts.invalid),
+            "reward/errors": float(counts.errors),
+            "reward/workers_replaced": float(counts.replaced),
+        }
 
     def close(self) -> None:
-        pass
+        """No process is left afterwards."""
+        with self._lock:
+            if self._pool is not None:
+                self._pool.close()
+
+    def _enqueue(self, item: _Item, first: bool = False) -> None:
+        self._items[self._next] = item
+        (self._queue.appendleft if first else self._queue.append)(self._next)
+        self._next += 1
+
+    def _advance(self, timeout: float) -> None:
+        """Give idle workers work, take what is ready, end what is over its deadline."""
+        assert self._pool is not None
+        self._give(self._pool)
+        busy = {worker.connection: worker for worker in self._pool.workers if worker.items}
+        for connection in wait(list(busy), timeout):
+            self._take(self._pool, busy[connection])  # type: ignore[index]
+        for worker in list(self._pool.workers):
+            self._check_deadline(self._pool, worker)
+        self._check_error_rate()
+
+    def _give(self, pool: Pool) -> None:
+        while self._queue and len(pool.workers) < self.num_workers:
+            pool.add_worker()
+        idle = [worker for worker in pool.workers if not worker.items]
+        for worker in idle:
+            if not self._queue:
+                return
+            share = len(self._queue) // (2 * len(pool.workers)) + 1
+            batch = [self._queue.popleft() for _ in range(min(share, LARGEST_BATCH, len(self._queue)))]
+            worker.give([(index, *self._attempt(self._items[index])) for index in batch])
+            self._progressed = time.monotonic()
+
+    def _attempt(self, item: _Item) -> tuple[Completion, Example]:
+        """What is judged: after a kill, the same example with nothing to say, to learn whose fault it was."""
+        return (item.completion if item.killed_after is None else EMPTY), item.example
+
+    def _take(self, pool: Pool, worker: Worker) -> None:
+        try:
+            verdicts, done = worker.take()
+        except (EOFError, OSError):
+            self._replace(pool, worker, "its process died")
+            return
+        self._progressed = time.monotonic()
+        for verdict in verdicts:
+            self._received(self._items.pop(verdict[0]), verdict)
+        if done:
+            worker.items = {}
+
+    def _check_deadline(self, pool: Pool, worker: Worker) -> None:
+        index, seconds = worker.running()
+        if worker.items and index != IDLE and seconds > self.env.reward_timeout_s:
+            self._replace(
+                pool, worker, f"it took longer than env.reward_timeout_s={self.env.reward_timeout_s:g}"
+            )
+        elif (
+            worker.items and time.monotonic() - self._progressed > STALLED_SECONDS + self.env.reward_timeout_s
+        ):
+            raise TimeoutError(
+                f"the reward service waited {time.monotonic() - self._progressed:.0f} s for any of "
+                f"{len(pool.workers)} workers to judge one of {len(self._items)} completions"
+            )
+
+    def _replace(self, pool: Pool, worker: Worker, reason: str) -> None:
+        """Kill a worker; whatever it was judging is probed, the rest of its batch goes back to the queue."""
+        running, seconds = worker.running()
+        unanswered = list(worker.items)
+        pool.remove_worker(worker)
+        self._counts.replaced += 1
+        self._progressed = time.monotonic()
+        for index in reversed(unanswered):
+            item = self._items.pop(index)
+            if index == running:
+                self._received(item, (index, 0.0, {}, CRASHED, seconds, reason))
+            else:
+                self._enqueue(item, first=True)
+
+    def _received(self, item: _Item, verdict: Verdict) -> None:
+        _, _, _, outcome, seconds, message = verdict
+        key = (item.example.source, item.example.row)
+        if item.killed_after is not None:
+            failed = outcome in (CRASHED, "error")
+            self._at_fault[key] = (
+                f"{item.message}; so it is with an empty completion ({message})" if failed else ""
+            )
+            self._settle(item, self._at_fault[key], item.killed_after)
+        elif outcome != CRASHED:
+            self._finish(item, verdict)
+        elif key in self._at_fault:
+            self._settle(item, self._at_fault[key], seconds)
+        else:
+            item.killed_after, item.message = seconds, message
+            self._enqueue(item, first=True)
+
+    def _settle(self, item: _Item, fault: str, seconds: float) -> None:
+        """The verdict on a verification that crashed: an error where the example is at fault, else invalid."""
+        outcome = "error" if fault else "invalid"
+        self._finish(item, (0, self._minimum(item.example), {}, outcome, seconds, fault))
+
+    def _minimum(self, example: Example) -> float:
+        return least_score(self.task.members.get(example.source, self.task))
+
+    def _finish(self, item: _Item, verdict: Verdict) -> None:
+        _, score, parts, outcome, seconds, message = verdict
+        assert outcome in ("scored", "invalid", "error")
+        scored = Scored(score, parts, outcome, seconds)  # type: ignore[arg-type]
+        item.ticket.scored[item.position] = scored
+        item.ticket.missing -= 1
+        counts = self._counts
+        counts.judged += 1
+        counts.invalid += outcome == "invalid"
+        counts.errors += outcome == "error"
+        counts.recent.append(outcome == "error")
+        counts.seconds.append(seconds)
+        if outcome == "error":
+            source = f"{item.example.source} " if item.example.source else ""
+            self.last_error = f"{source}row {item.example.row}: {message}"
+
+    def _check_error_rate(self) -> None:
+        recent = self._counts.recent
+        rate = sum(recent) / max(len(recent), FEWEST)
+        if rate > self.env.max_error_rate:
+            raise ConfigError(
+                f"{sum(recent)} of the last {len(recent)} verifications failed through no fault of the model, above "
+                f"env.max_error_rate={self.env.max_error_rate}. The last: {self.last_error}. Mend the row or the "
+                "reward, or raise env.max_error_rate"
+            )
+
+
+def _in_process(task: Task) -> bool:
+    if task.members:
+        return all(_in_process(member) for member in task.members.values())
+    return judges_in_process(task)

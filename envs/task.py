@@ -6,7 +6,7 @@ names and the weights of parts on top.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -59,8 +59,8 @@ class Task(ABC):
     """True only where judging cannot hang, crash or take long: then no worker process is used."""
     min_score: float = 0.0
     """Score of a completion that the reward could not get through (it hung, crashed, took all memory)."""
-    preload: ClassVar[tuple[str, ...]] = ()
-    """Modules that judging imports late and that are slow to import: a reward worker starts with them."""
+    weights: ClassVar[Mapping[str, float]] = {"accuracy": 1.0}
+    """The parts of the reward and what each contributes to the score."""
 
     def __init__(self, env: EnvConfig) -> None:
         self.env = env
@@ -73,6 +73,9 @@ class Task(ABC):
     @abstractmethod
     def reward(self, completion: Completion, example: Example) -> Reward:
         """Judge one completion; pure and deterministic. Raises only on errors of data or code."""
+
+    def warm_up(self) -> None:  # noqa: B027
+        """Called once before judging begins: import here what is slow to import."""
 
     def messages(self, user: str) -> tuple[Message, ...]:
         """The chat for one user message: `env.system_prompt`, else that of `env.reward`, else the task's own."""

@@ -1,0 +1,131 @@
+"""Worker processes as the service sees them: started, given batches, read from, replaced. See `reward_worker`."""
+
+import json
+import mmap
+import os
+import socket
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection
+
+from config.errors import ConfigError
+from envs.reward_worker import FORK, IDLE, KILL, PROGRESS, Verdict, describe
+from envs.task import Completion, Example, Task
+
+START_SECONDS = 120.0
+ANSWER_SECONDS = 30.0
+_BODY = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from envs.reward_worker import start_nursery; start_nursery(int(sys.argv[2]))"
+)
+
+
+class Worker:
+    """One judging process. `items` are those of its batch that it has not answered yet, in order."""
+
+    def __init__(self, pid: int, connection: Connection, page: mmap.mmap) -> None:
+        self.pid = pid
+        self.connection = connection
+        self.page = page
+        self.items: dict[int, tuple[Completion, Example]] = {}
+
+    def give(self, batch: list[tuple[int, Completion, Example]]) -> None:
+        self.items = {index: (completion, example) for index, completion, example in batch}
+        PROGRESS.pack_into(self.page, 0, IDLE, time.monotonic())
+        self.connection.send(batch)
+
+    def take(self) -> tuple[list[Verdict], bool]:
+        """The next portion of verdicts, and whether the batch is done. Raises EOFError from a dead worker."""
+        verdicts, done = self.connection.recv()
+        for verdict in verdicts:
+            self.items.pop(verdict[0], None)
+        return verdicts, done
+
+    def running(self) -> tuple[int, float]:
+        """Index of the verification that runs now (or IDLE) and the seconds that it has taken."""
+        index, began = PROGRESS.unpack_from(self.page, 0)
+        return index, time.monotonic() - began if began else 0.0
+
+    def close(self) -> None:
+        self.connection.close()
+        self.page.close()
+
+
+class Pool:
+    """A nursery and the workers that it forked.
+
+    Raises:
+        ConfigError: the task or its reward cannot be loaded in a process of its own.
+    """
+
+    def __init__(self, task: Task, memory_gib: float) -> None:
+        module, name = describe(task)
+        if module == "__main__" or "<locals>" in name:
+            raise ConfigError(
+                f"task {name}: reward workers import it by name, which {module} cannot give; define it at the top "
+                "of a module of its own"
+            )
+        self.control, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _BODY, json.dumps(sys.path), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        self._greeting = Connection(os.dup(self.control.fileno()))
+        self._greeting.send((module, name, task.env, int(memory_gib * 2**30)))
+        self._greeted = False
+        self.workers: list[Worker] = []
+
+    def _wait_for_nursery(self) -> None:
+        if self._greeted:
+            return
+        if not self._greeting.poll(START_SECONDS):
+            raise TimeoutError(
+                f"the reward service waited {START_SECONDS:.0f} s for its first process to start"
+            )
+        try:
+            trouble = self._greeting.recv()
+        except EOFError:
+            trouble = f"its process ended with exit code {self.process.wait(ANSWER_SECONDS)}"
+        self._greeting.close()
+        if trouble is not None:
+            raise ConfigError(f"the reward cannot be loaded in a worker process: {trouble}")
+        self._greeted = True
+        self.control.settimeout(ANSWER_SECONDS)
+
+    def add_worker(self) -> Worker:
+        self._wait_for_nursery()
+        self.control.sendall(FORK)
+        answer, fds, _, _ = socket.recv_fds(self.control, 64, 2)
+        if len(fds) != 2:
+            raise ChildProcessError(
+                "the reward service's first process has died; was it killed from outside?"
+            )
+        page = mmap.mmap(fds[1], mmap.PAGESIZE)
+        os.close(fds[1])
+        worker = Worker(int(answer), Connection(fds[0]), page)
+        self.workers.append(worker)
+        return worker
+
+    def remove_worker(self, worker: Worker) -> None:
+        """Kill it and whatever it started."""
+        self.workers.remove(worker)
+        worker.close()
+        self.control.sendall(KILL + str(worker.pid).encode())
+        self.control.recv(1)
+
+    def close(self) -> None:
+        """End every process. Safe to call twice."""
+        for worker in self.workers:
+            worker.close()
+        self.workers = []
+        self._greeting.close()
+        self.control.close()
+        try:
+            self.process.wait(ANSWER_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()

@@ -1,0 +1,198 @@
+"""The processes that judge. Started by `envs.reward_pool`; never imports torch.
+
+A nursery imports the task once and then forks workers on request, so that a fresh worker costs milliseconds. It
+runs no reward itself, so it always answers; it reaps what dies, and kills whatever a killed worker leaves behind.
+It ends when its control socket closes, and its workers with it.
+
+A worker reads batches of (completion, example) and answers verdicts, in portions. Before each verification it
+writes its index and the time into a page that it shares with the service, which holds it to its deadline.
+"""
+
+import ctypes
+import importlib
+import mmap
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from envs.rewards import make_judge
+from envs.task import Completion, Example, Reward, Task
+
+PROGRESS = struct.Struct("<qd")  # index of the running verification or IDLE, time.monotonic() of its start
+IDLE = -1
+PORTION_SECONDS = 0.02
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+FORK, KILL = b"F", b"K"
+
+Verdict = tuple[
+    int, float, dict[str, float], str, float, str
+]  # index, score, parts, outcome, seconds, message
+CRASHED = "crashed"
+
+
+class Judge:
+    """Judges completions of a task; those of a mixture by the member that they come from."""
+
+    def __init__(self, task: Task) -> None:
+        self._judges = {name: make_judge(member) for name, member in task.members.items()}
+        self._judges[""] = make_judge(task)
+
+    def __call__(self, completion: Completion, example: Example) -> Reward:
+        return self._judges[example.source](completion, example)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def start_nursery(control_fd: int) -> None:
+    """Body of the nursery process."""
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    control = socket.socket(fileno=control_fd)
+    greeting = Connection(os.dup(control_fd))
+    module, name, env, memory_bytes = greeting.recv()
+    try:
+        task: Task = getattr(importlib.import_module(module), name)(env)
+        judge = Judge(task)
+        for each in (task, *task.members.values()):
+            each.warm_up()
+        greeting.send(None)
+    except Exception as error:  # reported to the service, which raises it
+        greeting.send(_where(error))
+        return
+    greeting.close()
+    _Nursery(control, judge, memory_bytes).serve()
+
+
+class _Nursery:
+    def __init__(self, control: socket.socket, judge: Judge, memory_bytes: int) -> None:
+        self.control = control
+        self.judge = judge
+        self.memory_bytes = memory_bytes
+        self.workers: set[int] = set()
+
+    def serve(self) -> None:
+        while True:
+            ready, _, _ = select.select([self.control], [], [], 1.0)
+            if ready:
+                message = self.control.recv(64)
+                if not message:
+                    break
+                if message[:1] == FORK:
+                    self._fork()
+                else:
+                    self._kill(int(message[1:]))
+                    self.control.sendall(b"k")
+            self._reap()
+        for pid in tuple(self.workers):
+            self._kill(pid)
+
+    def _fork(self) -> None:
+        ours, theirs = socket.socketpair()
+        with tempfile.TemporaryFile() as page:
+            page.truncate(mmap.PAGESIZE)
+            pid = os.fork()
+            if pid == 0:
+                self._be_worker(ours, theirs, page.fileno())
+            self.workers.add(pid)
+            socket.send_fds(self.control, [str(pid).encode()], [ours.fileno(), page.fileno()])
+        ours.close()
+        theirs.close()
+
+    def _be_worker(self, ours: socket.socket, theirs: socket.socket, page: int) -> None:
+        try:
+            _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            os.setsid()
+            ours.close()
+            self.control.close()
+            resource.setrlimit(resource.RLIMIT_AS, (self.memory_bytes, self.memory_bytes))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            work(self.judge, Connection(theirs.detach()), mmap.mmap(page, mmap.PAGESIZE))
+        except (EOFError, OSError):
+            pass  # the service has gone, and with it the need for this worker
+        finally:
+            os._exit(0)
+
+    def _kill(self, pid: int) -> None:
+        """End a worker, its process group and everything else that it started."""
+        if pid in self.workers:
+            for end in (os.killpg, os.kill):
+                try:
+                    end(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            os.waitpid(pid, 0)
+            self.workers.discard(pid)
+        for orphan in _children():
+            if orphan not in self.workers:
+                os.kill(orphan, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self.workers.discard(pid)
+
+
+def _children() -> list[int]:
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as listed:
+            return [int(pid) for pid in listed.read().split()]
+    except FileNotFoundError:
+        return []
+
+
+def work(judge: Judge, connection: Connection, progress: mmap.mmap) -> None:
+    """Judge batches until the connection closes. Raises EOFError then."""
+    while True:
+        batch: Sequence[tuple[int, Completion, Example]] = connection.recv()
+        verdicts: list[Verdict] = []
+        sent = time.monotonic()
+        for index, completion, example in batch:
+            began = time.monotonic()
+            if began - sent > PORTION_SECONDS and verdicts:
+                connection.send((verdicts, False))
+                verdicts, sent = [], began
+            PROGRESS.pack_into(progress, 0, index, began)
+            verdicts.append(judged_here(judge, index, completion, example))
+        PROGRESS.pack_into(progress, 0, IDLE, 0.0)
+        connection.send((verdicts, True))
+
+
+def judged_here(judge: Judge, index: int, completion: Completion, example: Example) -> Verdict:
+    """Judge in this process. Whatever the reward raises becomes an outcome of its own."""
+    began = time.perf_counter()
+    try:
+        reward = judge(completion, example)
+        return index, reward.score, reward.parts, reward.outcome, time.perf_counter() - began, ""
+    except (MemoryError, RecursionError) as error:
+        return index, 0.0, {}, CRASHED, time.perf_counter() - began, type(error).__name__
+    except (Exception, SystemExit) as error:  # counted as an error and never scored
+        return index, 0.0, {}, "error", time.perf_counter() - began, _where(error)
+
+
+def _where(error: BaseException) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({os.path.basename(last.filename)}:{last.lineno})"
+
+
+def describe(task: Any) -> tuple[str, str]:
+    """Module and name by which a nursery finds the task's class."""
+    return type(task).__module__, type(task).__qualname__

@@ -1,0 +1,117 @@
+"""Ready-made judges of a text against a gold answer: what the model is asked for, what is checked, what it is worth.
+
+Each is a named reward too: `env.reward=NAME` puts it in the place of a task's own.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from config.env import EnvConfig
+from envs.rewards import RewardFunction, reward
+from envs.task import Completion, Example, Reward
+from envs.verifiers import extract
+from envs.verifiers.equivalence import same_answer
+from envs.verifiers.numbers import final_number, parse_number, same_number
+
+Parts = dict[str, float]
+SHORT_ANSWER = 200
+"""A text of at most so many characters without any mark is itself the answer, for the rule `math`."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """judge: (text, gold, env) -> parts, each from 0 to 1. in_process: it can neither hang nor crash."""
+
+    system_prompt: str | None
+    weights: Mapping[str, float]
+    judge: Callable[[str, Any, EnvConfig], Parts]
+    in_process: bool = False
+
+    def weighted(self, parts: Parts) -> Reward:
+        """The verdict whose score is the weighted sum of the parts."""
+        return Reward(sum(weight * parts[name] for name, weight in self.weights.items()), parts)
+
+
+def _verdict(given: str | None, gold: Any, formatted: bool) -> Parts:
+    right = formatted and given is not None and same_answer(given, str(gold))
+    return {"accuracy": float(right), "format": float(formatted)}
+
+
+def math(text: str, gold: Any, env: EnvConfig) -> Parts:
+    """The final answer however it is marked; a short text without any mark is itself the answer."""
+    given = extract.final_answer(text)
+    if (
+        given is None
+        and len(text) <= SHORT_ANSWER
+        and not any(mark in text for mark in ("\\boxed", "<", "#"))
+    ):
+        given = text.strip() or None
+    return _verdict(given, gold, given is not None)
+
+
+def boxed(text: str, gold: Any, env: EnvConfig) -> Parts:
+    """The last `\\boxed{}` after the thoughts."""
+    spoken = extract.after_thinking(text)
+    given = extract.boxed(spoken) if spoken is not None else None
+    return _verdict(given, gold, bool(given))
+
+
+def think_answer_tags(text: str, gold: Any, env: EnvConfig) -> Parts:
+    """One thought, then one answer; without that form nothing is earned."""
+    return _verdict(extract.tagged(text), gold, extract.think_answer_format(text))
+
+
+def gsm8k(text: str, gold: Any, env: EnvConfig) -> Parts:
+    """The number after the last `####`, exactly."""
+    given = final_number(text)
+    right = given is not None and same_number(given, str(gold))
+    return {"accuracy": float(right), "format": float(given is not None)}
+
+
+def dapo(text: str, gold: Any, env: EnvConfig) -> Parts:
+    """What follows the last `Answer:`."""
+    spoken = extract.after_thinking(text)
+    given = extract.answer_line(spoken) if spoken is not None else None
+    if given is not None and "\\boxed" in given:
+        given = extract.boxed(given)
+    return _verdict(given, gold, given is not None)
+
+
+def exact(text: str, gold: Any, env: EnvConfig) -> Parts:
+    """The final answer, or else the whole text, as text or as a plain number."""
+    given = (extract.final_answer(text) or text).strip()
+    golden = str(gold).strip()
+    same = given == golden or (parse_number(golden) is not None and same_number(given, golden))
+    return {"accuracy": float(same)}
+
+
+BOXED_PROMPT = "Please reason step by step, and put your final answer within \\boxed{}."
+TAGS_PROMPT = (
+    "Think about the question first, between <think> and </think>. Then give the final answer alone, between "
+    "<answer> and </answer>, and nothing after it."
+)
+GSM8K_PROMPT = (
+    "Solve the problem step by step. Write the final answer, a number alone, in the last line after ####."
+)
+DAPO_PROMPT = "Solve the problem step by step. The last line of your response must be 'Answer: ' followed by the answer."
+ACCURACY = {"accuracy": 1.0}
+RULES: dict[str, Rule] = {
+    "math": Rule(BOXED_PROMPT, ACCURACY, math),
+    "boxed": Rule(BOXED_PROMPT, ACCURACY, boxed),
+    "think_answer_tags": Rule(TAGS_PROMPT, ACCURACY, think_answer_tags),
+    "gsm8k": Rule(GSM8K_PROMPT, {"accuracy": 0.9, "format": 0.1}, gsm8k, in_process=True),
+    "dapo": Rule(DAPO_PROMPT, ACCURACY, dapo),
+    "exact": Rule(None, ACCURACY, exact, in_process=True),
+}
+
+
+def _as_reward(rule: Rule) -> RewardFunction:
+    def judge(completion: Completion, example: Example, env: EnvConfig) -> Reward:
+        return rule.weighted(rule.judge(completion.text, example.answer, env))
+
+    return judge
+
+
+for _name, _rule in RULES.items():
+    reward(_name, system_prompt=_rule.system_prompt, in_process=_rule.in_process)(_as_reward(_rule))

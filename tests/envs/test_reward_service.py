@@ -1,0 +1,108 @@
+"""The reward service against rewards that hang, crash, lie or leave things behind."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from config.env import EnvConfig
+from config.errors import ConfigError
+from envs.reward_service import RewardService
+from envs.task import Completion, Example, make_task
+
+HOSTILE = "tests.envs.hostile_rewards"
+
+
+@contextmanager
+def serving(reward: str | None, **options: object) -> Iterator[RewardService]:
+    env = EnvConfig(
+        dataset="arithmetic",
+        reward=reward if reward is None or ":" in reward else f"{HOSTILE}:{reward}",
+        **{"reward_timeout_s": 0.6, "reward_workers": 2, "max_error_rate": 0.5, **options},  # type: ignore[arg-type]
+    )
+    service = RewardService(make_task(env), env)
+    try:
+        yield service
+    finally:
+        service.close()
+
+
+def examples(count: int) -> list[Example]:
+    return [Example(({"role": "user", "content": "?"},), "ok", row) for row in range(count)]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state != "Z"
+
+
+@pytest.mark.parametrize("deed", ["power", "regex", "sleep", "memory", "recurse", "die"])
+def test_a_completion_that_breaks_the_verifier_is_invalid_and_harms_no_other(deed: str) -> None:
+    texts = ["a", "bb", deed, "ccc"] + ["dddd"] * 20
+    with serving("bomb") as service:
+        scored = service.score([Completion(text) for text in texts], examples(len(texts)))
+    assert [s.outcome for s in scored] == ["scored"] * 2 + ["invalid"] + ["scored"] * 21
+    assert [s.score for s in scored] == [1.0, 2.0, 0.0, 3.0] + [4.0] * 20
+
+
+@pytest.mark.parametrize("deed", ["fail", "exit"])
+def test_an_exception_is_an_error_and_never_a_silent_zero(deed: str) -> None:
+    with serving("bomb") as service:
+        scored = service.score([Completion("a"), Completion(deed)], examples(2))
+        assert [s.outcome for s in scored] == ["scored", "error"]
+        assert service.metrics()["reward/errors"] == 1.0
+
+
+def test_a_row_that_hangs_whatever_is_said_is_an_error() -> None:
+    with serving("bad_row") as service:
+        scored = service.score([Completion("a")] * 4, examples(4))
+        again = service.score([Completion("b")], [examples(2)[1]])
+    assert [s.outcome for s in scored] == ["scored", "error", "scored", "scored"]
+    assert again[0].outcome == "error"
+
+
+def test_the_run_stops_above_the_error_rate() -> None:
+    with (
+        serving("bomb", max_error_rate=0.05) as service,
+        pytest.raises(ConfigError, match=r"max_error_rate=0.05.*ZeroDivisionError.*hostile_rewards.py"),
+    ):
+        service.score([Completion("fail")] * 10, examples(10))
+
+
+def test_nothing_is_left_of_a_killed_worker_or_of_the_service(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    with serving("bomb") as service:
+        service.score([Completion("a")], examples(1))
+        workers = [worker.pid for worker in service._pool.workers]  # type: ignore[union-attr]
+        nursery = service._pool.process.pid  # type: ignore[union-attr]
+        assert all(alive(pid) for pid in workers)
+        service.score([Completion(f"child {note}")], examples(1))
+        assert not alive(int(note.read_text()))
+    assert not any(alive(pid) for pid in [*workers, nursery])
+
+
+def test_async_rewards_and_polling() -> None:
+    with serving("later") as service:
+        ticket = service.submit([Completion("ok"), Completion("no")], examples(2))
+        scored = service.poll(ticket, timeout=30.0)
+    assert scored is not None
+    assert [s.score for s in scored] == [1.0, 0.0]
+
+
+def test_a_safe_reward_needs_no_process() -> None:
+    with serving(None) as service:
+        task = service.task.examples("train")
+        assert [s.score for s in service.score([Completion(task[0].answer)], [task[0]])] == [1.0]
+        assert service._pool is None
+        assert service.metrics()["reward_latency/p99_s"] >= 0.0
+
+
+def test_a_reward_that_cannot_be_imported_is_named() -> None:
+    with pytest.raises(ConfigError, match="no_such_module"), serving("no_such_module:f"):
+        pass
