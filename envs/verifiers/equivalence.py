@@ -211,3 +211,8 @@ def _same_formula(left: str, right: str) -> bool:
     from envs.verifiers.formulas import equal_in_value
 
     return equal_in_value(left, right)
+
+
+def warm_up() -> None:
+    """Import what the first formula would import, about a second."""
+    _same_formula("\\sqrt{8}", "2\\sqrt{2}")

@@ -1,0 +1,59 @@
+"""Rows that ask the same: found, reported, and kept or dropped as `env.duplicates` says."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from envs.task import Example
+
+
+@dataclass(frozen=True)
+class DuplicateReport:
+    """What was found among the rows: counts, and the rows of the first contradiction."""
+
+    rows: int
+    repeated: int
+    """Rows whose prompt an earlier row has too."""
+    contradictory: int
+    """Prompts whose rows do not agree on the answer."""
+    first_contradiction: tuple[int, int] | None
+    """Two rows of the source with one prompt and different answers."""
+
+    def __str__(self) -> str:
+        text = f"{self.rows} rows, {self.repeated} of them repeat a prompt"
+        if self.first_contradiction is None:
+            return text
+        return (
+            f"{text}; {self.contradictory} prompts have contradictory answers (rows {self.first_contradiction[0]} "
+            f"and {self.first_contradiction[1]} for one)"
+        )
+
+
+def resolve_duplicates(
+    examples: Sequence[Example], mode: str, same: Callable[[str, str], bool]
+) -> tuple[list[Example], DuplicateReport]:
+    """Examples in their order, with one prompt kept as often as `mode` says.
+
+    Args:
+        examples: with answers that are texts.
+        mode: `keep` all; the `first` of each prompt; `drop` prompts with contradictory answers, and keep the
+            first of the others.
+        same: whether two answers are the same.
+    """
+    groups: dict[str, list[Example]] = {}
+    for example in examples:
+        groups.setdefault(" ".join(example.messages[-1]["content"].split()), []).append(example)
+    contradictions = {prompt: other for prompt, group in groups.items() if (other := _other(group, same))}
+    first = next(((groups[prompt][0].row, other.row) for prompt, other in contradictions.items()), None)
+    report = DuplicateReport(len(examples), len(examples) - len(groups), len(contradictions), first)
+    if mode == "keep":
+        return list(examples), report
+    dropped = contradictions if mode == "drop" else {}
+    return [group[0] for prompt, group in groups.items() if prompt not in dropped], report
+
+
+def _other(group: Sequence[Example], same: Callable[[str, str], bool]) -> Example | None:
+    """The first example of one prompt whose answer is not that of the first; None when all agree."""
+    gold = group[0].answer
+    return next(
+        (example for example in group[1:] if example.answer != gold and not same(example.answer, gold)), None
+    )

@@ -1,0 +1,82 @@
+"""What the tasks of competition mathematics share: problems with a gold answer, judged by a rule of `envs.rules`."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from config.env import EnvConfig
+from config.errors import ConfigError
+from envs.data import Row, load_rows
+from envs.duplicates import resolve_duplicates
+from envs.rules import RULES
+from envs.task import Completion, Example, Reward, Task
+from envs.verifiers.equivalence import same_answer, warm_up
+
+log = logging.getLogger(__name__)
+
+PROBLEM_COLUMNS = ("problem", "question", "prompt")
+
+
+class MathTask(Task):
+    """Problems whose answer is compared in value. A row without an answer is left out and reported."""
+
+    rule: ClassVar[str] = "math"
+    """The rule of `envs.rules` that judges and whose system prompt is used."""
+    hub: ClassVar[tuple[str, str | None]]
+    """Hub name and configuration."""
+    hub_splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}
+    """Our name of a split and the hub's."""
+    duplicates: ClassVar[str | None] = None
+    """Replaces `env.duplicates` where a task must not keep them."""
+
+    def __init__(self, env: EnvConfig) -> None:
+        super().__init__(env)
+        self.system_prompt = RULES[self.rule].system_prompt
+        self.weights = RULES[self.rule].weights
+
+    def examples(self, split: str) -> Sequence[Example]:
+        if split not in self.hub_splits:
+            raise ConfigError(f"env.split={split!r}: {self.name} has {', '.join(self.hub_splits)}")
+        rows = load_rows(self.env, *self.hub, self.hub_splits[split])
+        made, without = [], []
+        for row in rows:
+            gold = self.gold(row)
+            if gold is None:
+                without.append(row.place)
+            else:
+                made.append(Example(self.messages(self.problem(row)), gold, row.index))
+        if without:
+            log.warning("%d rows have no answer and are left out: %s", len(without), ", ".join(without[:5]))
+        kept, report = resolve_duplicates(made, self.duplicates or self.env.duplicates, same_answer)
+        if report.repeated:
+            log.warning("%s: %s; %d are used", self.name, report, len(kept))
+        return kept
+
+    def problem(self, row: Row) -> str:
+        """The problem's text: a column of `PROBLEM_COLUMNS`, or the last user message of one."""
+        column = next((name for name in PROBLEM_COLUMNS if name in row.values), PROBLEM_COLUMNS[0])
+        value = row[column]
+        if isinstance(value, list):
+            spoken = [entry["content"] for entry in value if entry.get("role") == "user"]
+            value = spoken[-1] if spoken else None
+        if not isinstance(value, str) or not value.strip():
+            raise ConfigError(f"{row.place}: column {column!r} must be a non-empty text, it is {value!r}")
+        return value.strip()
+
+    def gold(self, row: Row) -> str | None:
+        """The gold answer; None for a row that has none."""
+        return text_or_none(row["answer"])
+
+    def reward(self, completion: Completion, example: Example) -> Reward:
+        rule = RULES[self.rule]
+        return rule.weighted(rule.judge(completion.text, example.answer, self.env))
+
+    def warm_up(self) -> None:
+        warm_up()
+
+
+def text_or_none(value: Any) -> str | None:
+    """A text or number as stripped text; None for an empty or missing one."""
+    if value is None or isinstance(value, list | dict | bool):
+        return None
+    return str(value).strip() or None

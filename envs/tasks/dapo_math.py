@@ -1,0 +1,43 @@
+"""DAPO-Math-17k (Yu et al. 2025): competition problems with whole-number answers.
+
+The published file repeats every problem about a hundred times and gives some of them contradictory answers:
+`env.duplicates` says what becomes of them, and they are reported either way.
+"""
+
+from config.errors import ConfigError
+from envs.data import Row
+from envs.math_rows import MathTask, text_or_none
+from envs.task import register
+
+_HEAD = "Solve the following math problem step by step."
+_TAIL = 'Remember to put your answer on its own line after "Answer:".'
+
+
+@register("dapo_math")
+class DapoMath(MathTask):
+    """1.0 for the right answer after the last `Answer:`.
+
+    Rows have `problem` and `answer`, or the published file's `prompt` and `reward_model.ground_truth`; the
+    instructions that the published prompts carry are cut, since the system prompt gives them.
+    """
+
+    rule = "dapo"
+    hub = ("BytedTsinghua-SIA/DAPO-Math-17k", None)
+    hub_splits = {"train": "train"}  # noqa: RUF012
+
+    def problem(self, row: Row) -> str:
+        text = super().problem(row)
+        if not text.startswith(_HEAD):
+            return text
+        _, _, body = text.partition("\n\n")
+        return body.removesuffix(_TAIL).strip()
+
+    def gold(self, row: Row) -> str | None:
+        if "reward_model" not in row.values:
+            return text_or_none(row["answer"])
+        graded = row["reward_model"]
+        if not isinstance(graded, dict) or "ground_truth" not in graded:
+            raise ConfigError(
+                f"{row.place}: column 'reward_model' must have a 'ground_truth', it is {graded!r}"
+            )
+        return text_or_none(graded["ground_truth"])

@@ -1,0 +1,63 @@
+"""IFEval (Zhou et al. 2023): instructions that a program can check, such as "use no comma"."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from config.env import EnvConfig
+from config.errors import ConfigError
+from envs.data import Row, load_rows
+from envs.task import Completion, Example, Reward, Task, register
+from envs.verifiers.ifeval import Instruction, instructions, judge, load_models
+
+OPTIONS: dict[str, tuple[str, ...]] = {"verdict": ("strict", "loose"), "credit": ("share", "all")}
+
+
+@register("ifeval")
+class IFEval(Task):
+    """The share of instructions followed (`credit=share`), or 1.0 only for all of them (`credit=all`).
+
+    Options: `verdict` (`strict`, or `loose`: also without the first or last line, or asterisks) and `credit`.
+    Parts: `accuracy` (all followed, by the verdict), `instructions` (their share), and both `strict` and `loose`
+    prompt-level verdicts, as the paper reports them.
+    """
+
+    weights: ClassVar = {"accuracy": 0.0, "instructions": 1.0, "strict": 0.0, "loose": 0.0}
+
+    def __init__(self, env: EnvConfig) -> None:
+        super().__init__(env)
+        for key, value in env.options.items():
+            if key not in OPTIONS or value not in OPTIONS[key]:
+                known = "; ".join(f"{name}: {', '.join(values)}" for name, values in OPTIONS.items())
+                raise ConfigError(f"env.options.{key}={value!r}: the ifeval task knows {known}")
+        self.verdict: str = env.options.get("verdict", "strict")
+        if env.options.get("credit") == "all":
+            self.weights = {"accuracy": 1.0, "instructions": 0.0, "strict": 0.0, "loose": 0.0}  # type: ignore[misc]
+
+    def examples(self, split: str) -> Sequence[Example]:
+        rows = load_rows(self.env, "google/IFEval", None, "train")
+        examples = [self._example(row) for row in rows]
+        load_models([instruction for example in examples for instruction in _instructions(example.answer)])
+        return examples
+
+    def _example(self, row: Row) -> Example:
+        answer = {"ids": row["instruction_id_list"], "arguments": row["kwargs"]}
+        try:
+            _instructions(answer)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{row.place}: {error}") from error
+        return Example(self.messages(row.text("prompt")), answer, row.index)
+
+    def reward(self, completion: Completion, example: Example) -> Reward:
+        followed = judge(completion.text, _instructions(example.answer))
+        chosen = followed.strict if self.verdict == "strict" else followed.loose
+        parts = {
+            "accuracy": float(all(chosen)),
+            "instructions": sum(chosen) / len(chosen),
+            "strict": float(all(followed.strict)),
+            "loose": float(all(followed.loose)),
+        }
+        return Reward(sum(self.weights[name] * part for name, part in parts.items()), parts)
+
+
+def _instructions(answer: Any) -> tuple[Instruction, ...]:
+    return instructions(answer["ids"], answer["arguments"])

@@ -1,0 +1,93 @@
+"""Generated puzzles of the reasoning-gym library, judged by the library's own scorers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from config.env import EnvConfig
+from config.errors import ConfigError
+from envs.rules import RULES
+from envs.task import Completion, Example, Reward, Task, register
+from envs.verifiers.extract import tagged
+
+OWN_OPTIONS = ("name", "num_rows", "seed")
+NUM_ROWS = 10_000
+TEST_SHARE = 10
+"""The test split has a tenth as many rows as the training split."""
+TEST_SEED = 1_000_003
+"""Added to the seed for the test split; puzzles that the training split has too are left out of it."""
+
+
+@register("reasoning_gym")
+class ReasoningGym(Task):
+    """What the scorer gives (0 to 1) for the text in `<answer>`.
+
+    Options: `name` (the generator), `num_rows` of the training split, `seed`; all others go to the generator.
+    """
+
+    def __init__(self, env: EnvConfig) -> None:
+        super().__init__(env)
+        self.system_prompt = RULES["think_answer_tags"].system_prompt
+        self.weights = {"accuracy": 1.0, "format": 0.0}
+        self.generator = env.options.get("name")
+        self.settings = {key: value for key, value in env.options.items() if key not in OWN_OPTIONS}
+        known = _generators()
+        if self.generator not in known:
+            raise ConfigError(
+                f"env.options.name={self.generator!r}: not a generator of reasoning-gym; known: {', '.join(known)}"
+            )
+
+    def examples(self, split: str) -> Sequence[Example]:
+        if split not in ("train", "test"):
+            raise ConfigError(f"env.split={split!r}: the reasoning_gym task has train and test")
+        rows = int(self.env.options.get("num_rows", NUM_ROWS))
+        seed = int(self.env.options.get("seed", 0))
+        entries = self._generate(rows, seed)
+        if split == "test":
+            trained = {entry["question"] for entry in entries}
+            held_out = self._generate(max(1, rows // TEST_SHARE), seed + TEST_SEED)
+            entries = [entry for entry in held_out if entry["question"] not in trained]
+        if not entries:
+            raise ConfigError(
+                f"env.options.name={self.generator}: every test puzzle is a training puzzle too; lower "
+                f"env.options.num_rows={rows} or widen the generator's options"
+            )
+        return [self._example(index, entry) for index, entry in enumerate(entries)]
+
+    def _generate(self, rows: int, seed: int) -> list[dict[str, Any]]:
+        import reasoning_gym
+
+        try:
+            return list(reasoning_gym.create_dataset(self.generator, size=rows, seed=seed, **self.settings))
+        except (TypeError, ValueError, AssertionError) as error:
+            raise ConfigError(f"env.options of reasoning_gym name={self.generator}: {error}") from error
+
+    def _example(self, index: int, entry: dict[str, Any]) -> Example:
+        return Example(self.messages(entry["question"].strip()), entry, index)
+
+    def reward(self, completion: Completion, example: Example) -> Reward:
+        from reasoning_gym import get_score_answer_fn
+
+        given = tagged(completion.text)
+        if not given:
+            return Reward(0.0, {"accuracy": 0.0, "format": 0.0})
+        scorer = get_score_answer_fn(self.generator)
+        try:
+            score = float(scorer(given, example.answer))
+        except Exception:
+            if float(scorer(example.answer["answer"], example.answer)) < 1.0:
+                raise
+            return Reward(0.0, {"accuracy": 0.0, "format": 1.0}, outcome="invalid")
+        return Reward(score, {"accuracy": score, "format": 1.0})
+
+    def warm_up(self) -> None:
+        _generators()
+
+
+def _generators() -> list[str]:
+    try:
+        from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        raise ConfigError(
+            "env.dataset=reasoning_gym needs the library: pip install 'grpo[reasoning_gym]'"
+        ) from error
+    return sorted(DATASETS)
