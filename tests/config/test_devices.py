@@ -1,0 +1,200 @@
+"""The device plan: no overlap, sharing only where it must, one message for every list that cannot work."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config import devices as devices_module
+from config.devices import DevicePlan, Situation, Wish, count_gpus, gpu_memory_gib, plan_devices
+from config.errors import ConfigError
+from config.inference import InferenceModelConfig
+
+
+def plan(
+    gpus: int,
+    train: Any = 1,
+    reference: Any = None,
+    inference: Any = 1,
+    tp: int = 1,
+    colocate: bool = False,
+    **situation: bool,
+) -> DevicePlan:
+    """A component is a number of devices or a list of them; reference None: not used."""
+
+    def wish(section: str, value: Any) -> Wish:
+        return Wish(section, value) if isinstance(value, int) else Wish(section, 1, value)
+
+    count, listed = (inference, None) if isinstance(inference, int) else (1, inference)
+    size = tp if isinstance(inference, int) else 1
+    config = InferenceModelConfig(
+        num_devices=count, devices=listed, tensor_parallel_size=size, colocate=colocate
+    )
+    config.tensor_parallel_size = tp
+    return plan_devices(
+        wish("train_model", train),
+        None if reference is None else wish("ref_model", reference),
+        config,
+        Situation(num_gpus=gpus, **situation),
+    )
+
+
+def test_on_a_cpu_one_engine_is_in_process_and_two_are_actors() -> None:
+    one, two = plan(0, reference=1), plan(0, inference=2)
+    assert one.on_cpu
+    assert one.in_process
+    assert (one.transport, one.reference_home, one.train_device) == ("in_process", "host memory", "cpu")
+    assert not two.in_process
+    assert two.engines == ((), ())
+    assert two.transport == "shared_memory"
+    assert plan(0, use_ray=True).transport == "shared_memory"
+    assert plan(0, lora=True, reference=1).reference_home == "base of the LoRA policy"
+    assert plan(0).reference_home == "none"
+
+
+def test_components_get_devices_of_their_own() -> None:
+    found = plan(8, train=2, reference=1, inference=4, tp=2)
+    assert found.train == (0, 1)
+    assert found.engines == ((2, 3), (4, 5))
+    assert found.reference == (6,)
+    assert found.reference_home == "own devices"
+    assert found.transport == "nccl"
+    assert (found.train_device, found.reference_device) == ("cuda:0", "cuda:6")
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize("gpus", range(1, 9))
+def test_nothing_overlaps_unless_it_takes_turns(gpus: int) -> None:
+    for train, reference, inference in itertools.product((1, 2, 3), (None, 1, 2), (1, 2, 4)):
+        if max(train, inference) > gpus:
+            with pytest.raises(ConfigError, match=rf"this machine has {gpus} GPU\(s\)"):
+                plan(gpus, train, reference, inference)
+            continue
+        found = plan(gpus, train, reference, inference)
+        engines = [device for engine in found.engines for device in engine]
+        used = [*found.train, *found.reference, *([] if found.colocated else engines)]
+        assert len(set(used)) == len(used)
+        assert max(used + engines) < gpus
+        assert (len(found.train), len(engines)) == (train, inference)
+        assert found.colocated == (train + inference > gpus)
+        assert found.colocated == any("take turns" in note for note in found.notes)
+        if reference is not None and not found.reference:
+            assert any("no GPU is left for ref_model" in note for note in found.notes)
+
+
+def test_one_gpu_is_shared_and_the_plan_says_so() -> None:
+    full, lora = plan(1, reference=1), plan(1, reference=1, lora=True)
+    for found in (full, lora):
+        assert found.colocated
+        assert found.in_process
+        assert found.train == (0,)
+        assert found.engines == ((0,),)
+        assert found.transport == "in_process"
+        assert "take turns" in found.notes[0]
+    assert full.reference_home == "host memory"
+    assert lora.reference_home == "base of the LoRA policy"
+    assert "base of the LoRA policy" in lora.notes[1]
+
+
+def test_one_gpu_cannot_do_both_at_once() -> None:
+    with pytest.raises(
+        ConfigError, match=r"1 GPU\(s\), but grpo_async.py works on both at once: use grpo.py"
+    ):
+        plan(1, overlapped=True)
+    assert not plan(2, overlapped=True).colocated
+
+
+def test_devices_by_hand() -> None:
+    found = plan(8, train=[5], reference=[0], inference=[7, 2], tp=2)
+    assert (found.train, found.reference, found.engines) == ((5,), (0,), ((7, 2),))
+    mixed = plan(4, train=[0], inference=2, reference=1)
+    assert (mixed.train, mixed.engines, mixed.reference) == ((0,), ((1,), (2,)), (3,))
+    turns = plan(2, train=[1], inference=[1], colocate=True)
+    assert (turns.train, turns.engines, turns.colocated) == ((1,), ((1,),), True)
+
+
+def test_a_shared_gpu_in_two_processes_uses_ipc() -> None:
+    assert plan(1, colocate=True, use_ray=True).transport == "ipc"
+    assert plan(2, train=2, inference=2, colocate=True).transport == "shared_memory"
+
+
+def test_on_a_cluster_ray_chooses_the_engines_devices() -> None:
+    found = plan(1, inference=4, tp=2, cluster=True)
+    assert found.train == (0,)
+    assert found.engines == ((), ())
+    assert found.transport == "object_store"
+    assert not found.colocated
+
+
+@pytest.mark.parametrize(
+    ("wishes", "says"),
+    [
+        ({"train": [0, 0]}, r"train_model.devices=\[0, 0\]: a device is listed twice"),
+        ({"train": [4]}, r"train_model.devices=\[4\]: \[4\] do not exist; this machine has GPUs 0 to 3"),
+        ({"train": [-1]}, "all of them integers from 0"),
+        ({"train": []}, "give at least one device index"),
+        ({"train": ["0"]}, "all of them integers from 0"),
+        ({"train": "0,1"}, "give a list of device indices"),
+        (
+            {"train": [0], "inference": [0, 1]},
+            r"train_model.devices=\[0\] and inference_model.devices=\[0, 1\] share",
+        ),
+        ({"train": [0], "reference": [0]}, r"share \[0\]: give each its own"),
+        ({"train": [0], "reference": [1], "inference": [1], "colocate": True}, r"share \[1\]"),
+        ({"inference": [0, 1, 2], "tp": 2}, "tensor_parallel_size=2 does not divide the 3 devices"),
+        ({"train": 0}, "train_model.num_devices=0: must be at least 1"),
+        ({"train": 5}, r"train_model.num_devices=5, .*this machine has 4 GPU\(s\)"),
+        (
+            {"reference": [0, 1, 2], "train": 1, "inference": 2},
+            r"inference_model.num_devices=2: only 0 GPU\(s\) are left",
+        ),
+    ],
+)
+def test_lists_that_cannot_work(wishes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        plan(4, **wishes)
+
+
+def test_lists_and_counts_that_disagree() -> None:
+    with pytest.raises(
+        ConfigError, match=r"has 2 entries but train_model.num_devices=3: give one of the two"
+    ):
+        plan_devices(Wish("train_model", 3, [0, 1]), None, InferenceModelConfig(), Situation(4))
+
+
+def test_gpus_asked_for_where_there_are_none() -> None:
+    with pytest.raises(ConfigError, match=r"inference_model.devices=\[2\]: there is no GPU here"):
+        plan(0, inference=[2])
+    with pytest.raises(ConfigError, match=r"train_model\.num_devices=2: there is no GPU here"):
+        plan(0, train=2)
+    assert "does nothing on a CPU" in plan(0, colocate=True).notes[0]
+
+
+def test_gpus_are_counted_without_touching_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert count_gpus() == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert count_gpus() == 0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert count_gpus() == 0
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    for name in ("0000:01:00.0", "0000:02:00.0", "0000:03:00.0"):
+        (tmp_path / "gpus" / name).mkdir(parents=True)
+    monkeypatch.setattr(devices_module, "_DRIVER", tmp_path / "gpus")
+    assert count_gpus() == 3
+
+
+def test_the_drivers_tool_is_asked_when_it_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(devices_module, "_DRIVER", tmp_path / "absent")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert count_gpus() == 0
+    assert gpu_memory_gib() is None
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(
+        '#!/bin/sh\ncase "$1" in --list-gpus) echo GPU 0; echo GPU 1;; *) echo 81920; echo 40960;; esac\n'
+    )
+    tool.chmod(0o755)
+    assert count_gpus() == 2
+    assert gpu_memory_gib() == 40.0

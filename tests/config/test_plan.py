@@ -1,0 +1,231 @@
+"""`run=plan`: arithmetic, estimates and errors, without torch and without a device."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+
+from config import plan as plan_module
+from config.errors import ConfigError
+from config.memory import (
+    activation_bytes,
+    checkpoints_kept,
+    engine_weights,
+    kv_bytes_per_sequence,
+    microbatch_tokens,
+    train_phases,
+)
+from config.model_shape import GIB, find_config, kv_cache_bytes, read_shape
+from config.plan import Plan, idle_keys, make_plan, report
+from config.schema import Config, register_schema, to_config
+
+PROJECT = Path(__file__).resolve().parents[2]
+QWEN = {
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+}
+
+
+def config_of(name: str, *overrides: str) -> Config:
+    GlobalHydra.instance().clear()
+    register_schema()
+    with initialize_config_dir(str(PROJECT / "config"), version_base=None):
+        return to_config(compose(name, list(overrides)))
+
+
+@pytest.fixture
+def qwen(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    return f"model.name={tmp_path}"
+
+
+def gpu_plan(*overrides: str, gpus: int = 2, overlapped: bool = False) -> Plan:
+    return make_plan(config_of("grpo_gsm8k", *overrides), overlapped, "0.32.0", num_gpus=gpus)
+
+
+def test_sizes_of_a_real_model_come_from_its_config(qwen: str) -> None:
+    shape = read_shape(Path(qwen.partition("=")[2]) / "config.json")
+    assert shape.parameters == pytest.approx(3.086e9, rel=0.001)  # Qwen2.5-3B's card: 3.09 billion
+    assert shape.kv_bytes_per_token(2) == 2 * 36 * 2 * 128 * 2
+    assert shape.lora_parameters(8) == 36 * 8 * (4 * 2048 + 2 * (2048 + 256) + 3 * (2048 + 11008))
+
+
+def test_parameters_are_exact_for_the_model_of_this_repository() -> None:
+    from safetensors import safe_open
+
+    folder = PROJECT / "models" / "quickstart"
+    count = 0
+    with safe_open(folder / "model.safetensors", "numpy") as file:
+        for name in file.keys():  # noqa: SIM118 (not a dict)
+            size = 1
+            for side in file.get_slice(name).get_shape():
+                size *= side
+            count += size
+    path = find_config(str(folder))
+    assert path is not None
+    assert read_shape(path).parameters == count
+
+
+def test_the_cache_holds_every_sequence_up_to_a_bound(qwen: str) -> None:
+    shape = read_shape(Path(qwen.partition("=")[2]) / "config.json")
+    block = 128 * shape.kv_bytes_per_token(4)
+    assert kv_cache_bytes(shape, max_model_len=100, max_num_seqs=8, dtype_bytes=4) == 8 * block
+    assert kv_cache_bytes(shape, max_model_len=129, max_num_seqs=8, dtype_bytes=4) == 16 * block
+    assert kv_cache_bytes(shape, max_model_len=1536, max_num_seqs=256, dtype_bytes=4) == 4 * GIB
+    assert kv_cache_bytes(shape, max_model_len=1 << 16, max_num_seqs=1, dtype_bytes=4) == 2 * 512 * block
+
+
+def test_the_report_of_the_quickstart() -> None:
+    text = report(make_plan(config_of("grpo_quickstart"), False, None))
+    for part in (
+        "train_model      CPU",
+        "engine 0         CPU, transformers, in this process",
+        "32 prompts x 8 completions = 256 completions",
+        "120 iterations, 120 optimizer steps",
+        "1.0 million parameters",
+        "[train.log_prob_chunk_size]",
+        "KV cache         grows to",
+        "free  [train.keep_checkpoints",
+    ):
+        assert part in text
+
+
+def test_the_report_for_two_gpus(qwen: str) -> None:
+    plan = gpu_plan(qwen)
+    text = report(plan)
+    for part in (
+        "train_model      GPU 0",
+        "engine 0         GPU 1, vllm, Ray actor",
+        "weights travel by nccl",
+    ):
+        assert part in text
+    assert "8 microbatches x 16; 4 steps per iteration" in text
+    assert "up to 196608 per optimizer step, 24576 positions in a microbatch" in text
+    assert plan.shape is not None
+    assert (
+        f"1 GiB holds {GIB / kv_bytes_per_sequence(plan.config, plan.shape, on_cpu=False):.1f} sequences"
+        in text
+    )
+
+
+def test_a_model_that_is_not_here_yet_still_gets_its_plan() -> None:
+    text = report(gpu_plan("model.name=nobody/has-this-model"))
+    assert "unknown: config.json of nobody/has-this-model is not on this machine yet" in text
+    assert "32 prompts x 16 completions" in text
+
+
+def test_the_knobs_that_are_named_do_change_the_estimate(qwen: str) -> None:
+    usual = gpu_plan(qwen)
+    assert usual.shape is not None
+
+    def activations(*overrides: str) -> float:
+        config = gpu_plan(qwen, *overrides).config
+        assert usual.shape is not None
+        return activation_bytes(config, usual.shape)
+
+    assert activations("train.gradient_accumulation_steps=4") == 2 * activations()
+    assert activations("train.gradient_checkpointing=false", "train.share_prompt=false") > 10 * activations()
+    assert activations("inference_model.max_tokens=512") < activations()
+    shared = gpu_plan(qwen, "train.gradient_checkpointing=false").config
+    assert microbatch_tokens(shared) == 512 + 16 * 1024
+    lora = gpu_plan(qwen, "train_model.lora.enabled=true")
+    assert peak(lora) < 0.5 * peak(usual)
+    split = ["inference_model.num_devices=2", "inference_model.tensor_parallel_size=2"]
+    halved = engine_weights(gpu_plan(qwen, *split, gpus=4).config, usual.shape, on_cpu=False)
+    assert 2 * halved == engine_weights(usual.config, usual.shape, on_cpu=False)
+
+
+def peak(plan: Plan) -> float:
+    assert plan.shape is not None
+    phases = train_phases(plan.config, plan.shape, len(plan.devices.train), on_cpu=False, shares_base=False)
+    return max(phase.bytes for phase in phases)
+
+
+def test_checkpoints_on_disk() -> None:
+    config = config_of("grpo_quickstart", "train.checkpoint_frequency=10", "train.keep_checkpoints=2")
+    assert checkpoints_kept(config) == 3
+    config = config_of("grpo_quickstart", "train.checkpoint_frequency=10", "train.keep_checkpoints=0")
+    assert checkpoints_kept(config) == 13
+    config = config_of("grpo_quickstart", "train.checkpoint_frequency=0")
+    assert checkpoints_kept(config) == 1
+
+
+def impossible(match: str, *overrides: str, name: str = "grpo_gsm8k", gpus: int = 2, **how: Any) -> None:
+    with pytest.raises(ConfigError, match=match):
+        make_plan(config_of(name, *overrides), how.get("overlapped", False), how.get("vllm", "0.32.0"), gpus)
+
+
+def test_plans_that_cannot_work(qwen: str) -> None:
+    impossible("device=cuda: this machine has no NVIDIA GPU", qwen, gpus=0)
+    impossible("has 32768 positions", qwen, "inference_model.max_tokens=40000")
+    split = ["inference_model.num_devices=3", "inference_model.tensor_parallel_size=3"]
+    impossible("=3 does not divide the 16 attention heads", qwen, *split, gpus=4)
+    impossible("needs inference_model.backend=vllm", qwen, "inference_model.backend=transformers",
+               "inference_model.num_devices=2", "inference_model.tensor_parallel_size=2", gpus=4)  # fmt: skip
+    impossible("train_model.lora.enabled=false: there is none", qwen, "inference_model.lora=adapter")
+    impossible("both at once", qwen, gpus=1, overlapped=True)
+    impossible("does not hold one sequence of 1536 tokens", qwen, "inference_model.kv_cache_gib=0.01")
+
+
+def test_too_little_memory_names_the_largest_part(qwen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "gpu_memory_gib", lambda: 24.0)
+    impossible(r"a GPU's memory is 24.00 GiB; the largest part of phase optimize is optimizer state", qwen)
+    monkeypatch.setattr(plan_module, "gpu_memory_gib", lambda: 141.0)
+    assert "GiB hold" in report(gpu_plan(qwen))
+    cpu = ["device=cpu", "inference_model.max_tokens=16384", "train.gradient_checkpointing=false"]
+    impossible(r"this machine's memory is .* activations of", qwen, *cpu)
+
+
+def test_too_little_disk(qwen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        free = GIB
+
+    monkeypatch.setattr(plan_module.psutil, "disk_usage", lambda folder: Full)
+    impossible("checkpoints would take 6.*train.keep_checkpoints", qwen)
+
+
+def test_keys_that_nothing_reads_are_listed() -> None:
+    config = config_of(
+        "grpo_quickstart",
+        "inference_model.backend=transformers",
+        "inference_model.gpu_memory_utilization=0.5",
+        "inference_model.update=abort",
+        "train.max_policy_age=3",
+        "policy.kl_coef=0",
+        "ref_model.num_devices=2",
+    )
+    listed = "\n".join(idle_keys(make_plan(config, False, None)))
+    for key in ("gpu_memory_utilization=0.5", "update=abort", "max_policy_age=3", "ref_model.num_devices=2"):
+        assert key in listed
+    assert "max_policy_age" not in "\n".join(idle_keys(make_plan(config, True, None)))
+    assert idle_keys(make_plan(config_of("grpo_quickstart"), False, None)) == []
+
+
+def test_a_plan_needs_no_torch() -> None:
+    script = "import sys, config.plan; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", script], cwd=PROJECT, timeout=120, check=False).returncode == 0
+    )
+
+
+def test_folders_and_names_that_hold_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no config.json in it"):
+        find_config(str(tmp_path))
+    with pytest.raises(ConfigError, match="neither a folder nor a hub name"):
+        find_config("a/b/c/d")
+    assert find_config("nobody/has-this-model") is None
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8}))
+    with pytest.raises(ConfigError, match="no vocab_size, num_hidden_layers, num_attention_heads"):
+        read_shape(tmp_path / "config.json")
