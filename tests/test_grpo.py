@@ -184,6 +184,7 @@ def test_multirun_sweeps(tmp_path: Path) -> None:
         "--multirun",
         f"hydra.sweep.dir={tmp_path}",
         "optimizer.lr=1e-4,1e-5",
+        "optimizer.warmup_steps=0",
         "policy.kl_coef=0.01,0.1",
         "train.total_dialog_turns=16",
         *SMALL,

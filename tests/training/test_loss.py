@@ -3,7 +3,6 @@
 import math
 import os
 from multiprocessing import get_context
-from pathlib import Path
 
 import pytest
 import torch
@@ -279,10 +278,21 @@ def test_effective_sample_size_is_torchrls() -> None:
     assert finalize_metrics(metrics)["ess"] == pytest.approx(theirs.ESS.item(), rel=1e-10)
 
 
-def _process(rank: int, folder: str, aggregation: str, queue: "torch.multiprocessing.SimpleQueue") -> None:
+Outcome = tuple[float, list[list[float]], dict[str, float]]
+
+
+def _process(rank: int, folder: str, queue: "torch.multiprocessing.SimpleQueue") -> None:
+    """Every aggregation on one of two processes; rank 0 sends what they have together."""
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/{aggregation}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    outcomes = {aggregation: _together(rank, aggregation) for aggregation in AGGREGATIONS}
+    if rank == 0:
+        queue.put(outcomes)
+    dist.destroy_process_group()
+
+
+def _together(rank: int, aggregation: str) -> Outcome:
     policy = PolicyConfig(aggregation=aggregation, pass_size=2, **VARIANTS["everything"])
     tensors = make(seed=4)
     rows = slice(0, 4) if rank == 0 else slice(4, 10)
@@ -293,25 +303,27 @@ def _process(rank: int, folder: str, aggregation: str, queue: "torch.multiproces
     everything[rows] = slope
     dist.all_reduce(everything)
     dist.all_reduce(loss)
-    numbers = finalize_metrics(all_reduce_metrics(metrics))
-    if rank == 0:
-        queue.put((loss.item(), everything.tolist(), numbers))
-    dist.destroy_process_group()
+    return loss.item(), everything.tolist(), finalize_metrics(all_reduce_metrics(metrics))
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_two_processes_give_the_gradient_of_one(aggregation: str, tmp_path: Path) -> None:
-    context = get_context("fork")
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    context = get_context("spawn")  # a fork would inherit the process group of an engine in this process
     queue = context.Queue()
-    processes = [
-        context.Process(target=_process, args=(rank, str(tmp_path), aggregation, queue)) for rank in range(2)
-    ]
+    folder = str(tmp_path_factory.mktemp("two"))
+    processes = [context.Process(target=_process, args=(rank, folder, queue)) for rank in range(2)]
     for process in processes:
         process.start()
-    loss, slope, numbers = queue.get(timeout=60)
+    outcomes = queue.get(timeout=120)
     for process in processes:
         process.join(timeout=60)
         assert process.exitcode == 0
+    return outcomes
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_two_processes_give_the_gradient_of_one(aggregation: str, two_processes: dict[str, Outcome]) -> None:
+    loss, slope, numbers = two_processes[aggregation]
     policy = PolicyConfig(aggregation=aggregation, pass_size=2, **VARIANTS["everything"])
     whole_loss, whole_gradient, metrics = evaluate(policy, make(seed=4))
     assert loss == pytest.approx(whole_loss.item(), rel=1e-12)
