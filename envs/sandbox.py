@@ -287,6 +287,8 @@ def _bubblewrap(limits: Limits) -> list[str]:
     project = Path(__file__).resolve().parent
     modules = [project / "__init__.py", *sorted(project.glob("sandbox_*.py"))]
     readable = [*sandbox_isolation.readable_paths(), os.path.realpath(sys.executable), *map(str, modules)]
+    above = sorted({str(parent) for path in readable for parent in Path(path).parents} - {"/"})
+    entered = [part for path in above for part in ("--perms", "0755", "--dir", path)]
     binds = [part for path in readable for part in ("--ro-bind", os.path.realpath(path), path)]
     devices = [part for path in sandbox_isolation.DEVICES for part in ("--dev-bind", path, path)]
     names = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
@@ -294,7 +296,7 @@ def _bubblewrap(limits: Limits) -> list[str]:
         names.append("--unshare-user")
     size = ["--perms", "1777", "--size", str(limits.disk_mib << 20), "--tmpfs", INSIDE_DIRECTORY]
     ends = ["--die-with-parent", "--new-session", "--as-pid-1", "--chdir", "/"]
-    return [shutil.which("bwrap") or "bwrap", *names, *binds, *devices, *size, "--remount-ro", "/", *ends]
+    return [shutil.which("bwrap") or "bwrap", *names, *entered, *binds, *devices, *size, "--remount-ro", "/", *ends]
 
 
 def _settings(level: str, limits: Limits, without: tuple[str, ...], directory: str) -> dict[str, Any]:

@@ -298,8 +298,10 @@ class Watch:
                     used += entry.stat(follow_symlinks=False).st_blocks * 512
                     if entry.is_dir(follow_symlinks=False):
                         queue.append(entry.path)
-            except (FileNotFoundError, PermissionError):
+            except FileNotFoundError:
                 continue
+            except OSError:
+                return True  # locked or nested too deeply to be seen: more than any honest program does
         return entries > sandbox_isolation.DISK_ENTRIES or used > self.settings["disk_bytes"]
 
 
