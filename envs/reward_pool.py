@@ -3,6 +3,7 @@
 import json
 import mmap
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -10,11 +11,13 @@ import time
 from multiprocessing.connection import Connection
 
 from config.errors import ConfigError
-from envs.reward_worker import FORK, IDLE, KILL, PROGRESS, Verdict, describe
+from envs.reward_worker import FORK, KILL, PROGRESS, Verdict, describe, pack
 from envs.task import Completion, Example, Task
 
 START_SECONDS = 120.0
 ANSWER_SECONDS = 30.0
+AHEAD_BYTES = 48 << 10
+"""Far below the smallest default buffer of a Unix socket."""
 _BODY = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from envs.reward_worker import start_nursery; start_nursery(int(sys.argv[2]))"
@@ -22,25 +25,33 @@ _BODY = (
 
 
 class Worker:
-    """One judging process. `items` are those of its batch that it has not answered yet, in order."""
+    """One judging process. `unanswered` are the indices that it was given and has not answered, in order."""
 
     def __init__(self, pid: int, connection: Connection, page: mmap.mmap) -> None:
         self.pid = pid
         self.connection = connection
         self.page = page
-        self.items: dict[int, tuple[Completion, Example]] = {}
+        self.unanswered: dict[int, None] = {}
+        self.batches = 0
 
-    def give(self, batch: list[tuple[int, Completion, Example]]) -> None:
-        self.items = {index: (completion, example) for index, completion, example in batch}
-        PROGRESS.pack_into(self.page, 0, IDLE, time.monotonic())
-        self.connection.send(batch)
+    def give(self, items: list[tuple[int, Completion, Example]]) -> bool:
+        """Queue a batch; False where it must wait: a busy worker does not read, so what it is sent ahead must fit
+        into the socket's buffer. Raises OSError from a dead worker."""
+        message = pickle.dumps(pack(items), pickle.HIGHEST_PROTOCOL)
+        if self.batches and len(message) > AHEAD_BYTES:
+            return False
+        self.unanswered.update(dict.fromkeys(index for index, _, _ in items))
+        self.batches += 1
+        self.connection.send_bytes(message)
+        return True
 
-    def take(self) -> tuple[list[Verdict], bool]:
-        """The next portion of verdicts, and whether the batch is done. Raises EOFError from a dead worker."""
+    def take(self) -> list[Verdict]:
+        """The next portion of verdicts. Raises EOFError or OSError from a dead worker."""
         verdicts, done = self.connection.recv()
         for verdict in verdicts:
-            self.items.pop(verdict[0], None)
-        return verdicts, done
+            del self.unanswered[verdict[0]]
+        self.batches -= done
+        return verdicts
 
     def running(self) -> tuple[int, float]:
         """Index of the verification that runs now (or IDLE) and the seconds that it has taken."""

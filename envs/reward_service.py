@@ -24,13 +24,16 @@ from envs.reward_worker import CRASHED, IDLE, Judge, Verdict, judged_here
 from envs.rewards import judges_in_process, least_score
 from envs.task import Completion, Example, Outcome, Task
 
-LARGEST_BATCH = 64
+LARGEST_BATCH = 128
+BATCHES_AHEAD = 2
+"""Batches that a worker has at a time: the next one is there when it finishes the first."""
 WINDOW = 1000
 """Verifications over which the error rate is taken."""
 FEWEST = 100
 """It is taken as if at least so many had been judged: one early error does not stop a run."""
 STALLED_SECONDS = 60.0
 EMPTY = Completion("")
+DIED = "its process died"
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,13 @@ class Ticket:
     missing: int
 
 
-@dataclass
+@dataclass(slots=True)
 class _Item:
-    """One verification. `killed_after`: seconds that the attempt took that had to be killed, once one had."""
+    """One verification.
+
+    killed_after: seconds that the attempt took that had to be killed, once one had.
+    deaths: workers that died over it, through no deadline: once may be an accident.
+    """
 
     ticket: Ticket
     position: int
@@ -61,6 +68,7 @@ class _Item:
     example: Example
     killed_after: float | None = None
     message: str = ""
+    deaths: int = 0
 
 
 @dataclass
@@ -164,7 +172,7 @@ class RewardService:
         """Give idle workers work, take what is ready, end what is over its deadline."""
         assert self._pool is not None
         self._give(self._pool)
-        busy = {worker.connection: worker for worker in self._pool.workers if worker.items}
+        busy = {worker.connection: worker for worker in self._pool.workers if worker.batches}
         for connection in wait(list(busy), timeout):
             self._take(self._pool, busy[connection])  # type: ignore[index]
         for worker in list(self._pool.workers):
@@ -174,14 +182,21 @@ class RewardService:
     def _give(self, pool: Pool) -> None:
         while self._queue and len(pool.workers) < self.num_workers:
             pool.add_worker()
-        idle = [worker for worker in pool.workers if not worker.items]
-        for worker in idle:
+        for worker in sorted(pool.workers, key=lambda worker: worker.batches):
             if not self._queue:
                 return
-            share = len(self._queue) // (2 * len(pool.workers)) + 1
-            batch = [self._queue.popleft() for _ in range(min(share, LARGEST_BATCH, len(self._queue)))]
-            worker.give([(index, *self._attempt(self._items[index])) for index in batch])
-            self._progressed = time.monotonic()
+            if worker.batches < BATCHES_AHEAD:
+                share = len(self._queue) // (BATCHES_AHEAD * len(pool.workers)) + 1
+                batch = [self._queue.popleft() for _ in range(min(share, LARGEST_BATCH, len(self._queue)))]
+                self._hand_over(pool, worker, batch)
+
+    def _hand_over(self, pool: Pool, worker: Worker, batch: list[int]) -> None:
+        self._progressed = time.monotonic()
+        try:
+            if not worker.give([(index, *self._attempt(self._items[index])) for index in batch]):
+                self._queue.extendleft(reversed(batch))
+        except OSError:
+            self._replace(pool, worker, DIED)
 
     def _attempt(self, item: _Item) -> tuple[Completion, Example]:
         """What is judged: after a kill, the same example with nothing to say, to learn whose fault it was."""
@@ -189,24 +204,23 @@ class RewardService:
 
     def _take(self, pool: Pool, worker: Worker) -> None:
         try:
-            verdicts, done = worker.take()
+            verdicts = worker.take()
         except (EOFError, OSError):
-            self._replace(pool, worker, "its process died")
+            self._replace(pool, worker, DIED)
             return
         self._progressed = time.monotonic()
         for verdict in verdicts:
             self._received(self._items.pop(verdict[0]), verdict)
-        if done:
-            worker.items = {}
 
     def _check_deadline(self, pool: Pool, worker: Worker) -> None:
         index, seconds = worker.running()
-        if worker.items and index != IDLE and seconds > self.env.reward_timeout_s:
+        if worker.batches and index != IDLE and seconds > self.env.reward_timeout_s:
             self._replace(
                 pool, worker, f"it took longer than env.reward_timeout_s={self.env.reward_timeout_s:g}"
             )
         elif (
-            worker.items and time.monotonic() - self._progressed > STALLED_SECONDS + self.env.reward_timeout_s
+            worker.batches
+            and time.monotonic() - self._progressed > STALLED_SECONDS + self.env.reward_timeout_s
         ):
             raise TimeoutError(
                 f"the reward service waited {time.monotonic() - self._progressed:.0f} s for any of "
@@ -216,13 +230,15 @@ class RewardService:
     def _replace(self, pool: Pool, worker: Worker, reason: str) -> None:
         """Kill a worker; whatever it was judging is probed, the rest of its batch goes back to the queue."""
         running, seconds = worker.running()
-        unanswered = list(worker.items)
+        unanswered = list(worker.unanswered)
         pool.remove_worker(worker)
         self._counts.replaced += 1
         self._progressed = time.monotonic()
+        culprit = running if running != IDLE or not unanswered else unanswered[0]
         for index in reversed(unanswered):
             item = self._items.pop(index)
-            if index == running:
+            item.deaths += index == culprit and reason == DIED
+            if index == culprit and (reason != DIED or item.deaths > 1):
                 self._received(item, (index, 0.0, {}, CRASHED, seconds, reason))
             else:
                 self._enqueue(item, first=True)

@@ -51,6 +51,13 @@ def test_a_completion_that_breaks_the_verifier_is_invalid_and_harms_no_other(dee
     assert [s.score for s in scored] == [1.0, 2.0, 0.0, 3.0] + [4.0] * 20
 
 
+def test_a_hanging_worker_does_not_stop_the_service_from_sending() -> None:
+    texts = ["sleep"] + ["x" * 100_000] * 30
+    with serving("bomb", reward_workers=1) as service:
+        scored = service.score([Completion(text) for text in texts], examples(len(texts)))
+    assert [s.outcome for s in scored] == ["invalid"] + ["scored"] * 30
+
+
 @pytest.mark.parametrize("deed", ["fail", "exit"])
 def test_an_exception_is_an_error_and_never_a_silent_zero(deed: str) -> None:
     with serving("bomb") as service:
