@@ -1,0 +1,114 @@
+"""Grade saved completions before anyone trains: `python grpo.py run=rewards env.dataset=... env.samples=FILE`.
+
+FILE is JSONL of {"row": index in the data file, "completion": text}, optionally with `num_tokens` and `truncated`.
+Each gives one JSON line on standard output, in the order of FILE; a table follows on standard error.
+"""
+
+import json
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from config.env import EnvConfig
+from config.errors import ConfigError
+from envs.reward_service import RewardService, Scored
+from envs.task import Completion, Example, make_task
+
+PORTION = 512
+
+
+def grade(env: EnvConfig, out: TextIO = sys.stdout, report: TextIO = sys.stderr) -> int:
+    """Exit code: 0, or 1 where more verifications failed than `env.max_error_rate` allows.
+
+    Raises:
+        ConfigError: no samples, a malformed line, a row that is not in the data.
+    """
+    if env.samples is None:
+        raise ConfigError('run=rewards needs env.samples=FILE, JSONL of {"row": index, "completion": text}')
+    task = make_task(env)
+    examples = {example.row: example for example in task.examples(env.split)}
+    samples = list(_samples(Path(env.samples), examples))
+    if not samples:
+        raise ConfigError(f"env.samples={env.samples}: the file has no lines")
+    service = RewardService(task, replace(env, max_error_rate=1.0))
+    try:
+        scored: list[Scored] = []
+        for start in range(0, len(samples), PORTION):
+            portion = samples[start : start + PORTION]
+            verdicts = service.score(*zip(*portion, strict=True))
+            for (_, example), verdict in zip(portion, verdicts, strict=True):
+                print(json.dumps(_line(example, verdict)), file=out, flush=True)
+            scored += verdicts
+        errors = sum(verdict.outcome == "error" for verdict in scored)
+        _print_table(scored, report)
+        if errors:
+            print(f"last error: {service.last_error}", file=report)
+        return int(errors / len(scored) > env.max_error_rate)
+    finally:
+        service.close()
+
+
+def _line(example: Example, verdict: Scored) -> dict[str, Any]:
+    return {
+        "row": example.row,
+        "score": verdict.score,
+        "outcome": verdict.outcome,
+        "parts": verdict.parts,
+        "seconds": round(verdict.seconds, 6),
+    }
+
+
+def _samples(path: Path, examples: dict[int, Example]) -> Iterator[tuple[Completion, Example]]:
+    if not path.is_file():
+        raise ConfigError(f"env.samples={path}: no such file (looked from {Path.cwd()})")
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield _sample(line, f"{path}:{number}", examples)
+
+
+def _sample(line: str, place: str, examples: dict[int, Example]) -> tuple[Completion, Example]:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{place}: not valid JSON ({error.msg}); mend or remove the line") from error
+    if not isinstance(value, dict) or not isinstance(value.get("completion"), str):
+        raise ConfigError(
+            f'{place}: a sample is {{"row": index, "completion": text}}, this is {line.strip()[:80]}'
+        )
+    row = value.get("row")
+    if type(row) is not int or row not in examples:
+        raise ConfigError(
+            f"{place}: row {row!r} is not among the {len(examples)} prompts (rows {min(examples)} to "
+            f"{max(examples)}); rows are counted from 0 in the data file"
+        )
+    completion = Completion(
+        value["completion"], int(value.get("num_tokens", 0)), bool(value.get("truncated", False))
+    )
+    return completion, examples[row]
+
+
+def _print_table(scored: Sequence[Scored], report: TextIO) -> None:
+    outcomes = Counter(verdict.outcome for verdict in scored)
+    judged = [verdict for verdict in scored if verdict.outcome != "error"]
+    seconds = sorted(verdict.seconds for verdict in scored)
+    lines = [("completions", f"{len(scored)}")]
+    lines += [(name, f"{outcomes[name]}") for name in ("scored", "invalid", "error")]
+    if judged:
+        lines.append(("mean score", f"{statistics.fmean(verdict.score for verdict in judged):.4f}"))
+    names = sorted({name for verdict in judged for name in verdict.parts})
+    lines += [
+        (f"mean {name}", f"{statistics.fmean(v.parts.get(name, 0.0) for v in judged):.4f}") for name in names
+    ]
+    lines += [
+        (f"seconds p{share}", f"{seconds[min(len(seconds) - 1, len(seconds) * share // 100)]:.6f}")
+        for share in (50, 95, 99)
+    ]
+    lines.append(("seconds max", f"{seconds[-1]:.6f}"))
+    width = max(len(name) for name, _ in lines)
+    for name, value in lines:
+        print(f"{name:<{width}}  {value:>12}", file=report)
