@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 
 from envs.verifiers.bounds import is_bounded
-from envs.verifiers.extract import from_prose
+from envs.verifiers.extract import boxed, from_prose
 from envs.verifiers.latex import canonical, split_top, split_unit
 from envs.verifiers.numbers import parse_number, plain
 
@@ -33,6 +33,8 @@ _OPEN, _CLOSE = "([", ")]"
 
 def same_answer(given: str, gold: str) -> bool:
     """Whether an answer as written is the gold answer. Symmetric except for names and units the gold leaves out."""
+    if "\\boxed" in given:
+        given = boxed(given) or ""
     number = parse_number(gold)
     if number is not None:
         value = parse_number(given)
@@ -83,7 +85,7 @@ def _bare(left: str, right: str) -> tuple[str, str, bool]:
     (left_value, left_unit), (right_value, right_unit) = split_unit(left), split_unit(right)
     if not left_unit and not right_unit:
         return left, right, True
-    if left_unit and right_unit and left_unit.rstrip("s.") != right_unit.rstrip("s."):
+    if left_unit and right_unit and left_unit != right_unit:
         return left, right, False
     return left_value, right_value, True
 
@@ -145,11 +147,20 @@ def _same_relation(left: str, right: str) -> bool | None:
         return True
     if signs[0] == [_FLIPPED[sign] for sign in reversed(signs[1])] and _all_same(sides[0], sides[1][::-1]):
         return True
-    if signs != [["="], ["="]] or not is_bounded(left) or not is_bounded(right):
+    if signs != [["="], ["="]] or _solved(sides[0]) or _solved(sides[1]):
+        return False
+    if not is_bounded(left) or not is_bounded(right):
         return False
     from envs.verifiers.formulas import proportional
 
     return proportional(*(f"({parts[0]})-({parts[1]})" for parts in sides))
+
+
+def _solved(sides: Sequence[str]) -> bool:
+    """Whether an equation gives a value to a variable: `2x=10` is then no answer in its place."""
+    return any(parse_number(side) is not None for side in sides) and any(
+        len(side) == 1 and side.isalpha() for side in sides
+    )
 
 
 def _signs(text: str, sides: Sequence[str]) -> list[str]:

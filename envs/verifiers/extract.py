@@ -9,7 +9,7 @@ _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _ANSWER_LINE = re.compile(r"answer(?:\s+is)?[*_]*\s*:[*_]*\s*([^\n]+)", re.IGNORECASE)
 _INLINE = re.compile(r"\$([^$\n]{1,400})\$|\\\((.{1,400}?)\\\)")
-_LEAD = re.compile(r".*\b(?:is|equals|are)\b:?\s+(.+?)\.?", re.DOTALL | re.IGNORECASE)
+_LEAD = re.compile(r"[^\d\\]*\b(?:is|equals|are)\b:?\s+(?P<answer>.+?)\.?", re.DOTALL | re.IGNORECASE)
 _PROSE_LIMIT = 300
 _FORMULA_REACH = 4000
 
@@ -96,7 +96,7 @@ def from_prose(answer: str) -> str:
     if len(answer) > _PROSE_LIMIT:
         return answer
     sentence = _LEAD.fullmatch(answer.strip())
-    return sentence[1] if sentence else answer
+    return sentence["answer"] if sentence else answer
 
 
 def think_answer_format(text: str) -> bool:

@@ -56,7 +56,10 @@ def parse(text: str) -> Any | None:
         expression = latex2sympy(text, is_real=False, normalization_config=None, conversion_config=config)
     except Exception:  # the parser reports bad LaTeX, which the model wrote, by the bare class
         return None
-    return expression if isinstance(expression, sympy.Expr) else None
+    if not isinstance(expression, sympy.Expr):
+        return None
+    decimals = {number: sympy.Rational(str(number)) for number in expression.atoms(sympy.Float)}
+    return expression.xreplace(decimals)
 
 
 def names(expression: Any) -> list[str]:

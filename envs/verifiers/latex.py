@@ -3,6 +3,8 @@
 import re
 import unicodedata
 
+from envs.verifiers.numbers import is_unit
+
 _UNICODE = str.maketrans(
     {
         "−": "-",
@@ -140,29 +142,11 @@ def split_top(text: str, separators: tuple[str, ...]) -> list[str]:
 def split_unit(text: str) -> tuple[str, str]:
     """A canonical answer and the unit in words behind it (empty without one): `5 cm^2` is 5 and cm^2."""
     found = _UNIT.fullmatch(text)
-    if found is None or _NOT_UNITS & set(found["unit"].casefold().split()):
+    if found is None or not is_unit(found["unit"]):
         return text, ""
-    return found["value"].strip(), found["unit"].casefold()
+    return found["value"].strip(), found["unit"].casefold().replace("feet", "foot").rstrip("es.")
 
 
 _UNIT = re.compile(
     r"(?P<value>[^a-zA-Z]*[\d)}]|.*\})\s*(?P<unit>(?<=[\s})])[a-zA-Z]{2,}\.?(?:[ /][a-zA-Z.]+)*(?:\^[23])?)"
-)
-_NOT_UNITS = frozenset(
-    (
-        "or",
-        "and",
-        "to",
-        "not",
-        "than",
-        "if",
-        "at",
-        "about",
-        "between",
-        "vs",
-        "either",
-        "neither",
-        "mod",
-        "cup",
-    )
 )

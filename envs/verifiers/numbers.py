@@ -7,6 +7,8 @@ while 9999 is not 10,000 and 0.333 is not 1/3.
 import re
 from fractions import Fraction
 
+from envs.verifiers.extract import after_thinking
+
 MAX_CHARACTERS = 400
 """A longer text is no number: reading it would cost more than any answer is worth."""
 MAX_WITH_UNIT = 80
@@ -24,8 +26,77 @@ _MIXED = re.compile(
 _UNIT = re.compile(
     r"(?P<number>.*?[\d.])\s*(?P<unit>[A-Za-z][A-Za-z ./]*?(?:\s*\^?[23])?)\.?", re.ASCII | re.DOTALL
 )
+_SHORT_UNITS = frozenset(
+    (
+        *(
+            "m",
+            "g",
+            "s",
+            "h",
+            "l",
+            "v",
+            "w",
+            "cm",
+            "mm",
+            "km",
+            "kg",
+            "mg",
+            "ft",
+            "in",
+            "yd",
+            "mi",
+            "lb",
+            "oz",
+            "hr",
+        ),
+        *("ml", "sq", "pm", "am"),
+    )
+)
 _NOT_UNITS = frozenset(
-    ["or", "and", "to", "not", "than", "if", "at", "about", "between", "vs", "either", "neither", "e", "x"]
+    (
+        *(
+            "or",
+            "and",
+            "to",
+            "not",
+            "than",
+            "if",
+            "at",
+            "about",
+            "between",
+            "vs",
+            "either",
+            "neither",
+            "mod",
+            "cup",
+        ),
+        *(
+            "dozen",
+            "hundred",
+            "thousand",
+            "million",
+            "billion",
+            "trillion",
+            "half",
+            "halves",
+            "third",
+            "thirds",
+        ),
+        *(
+            "quarter",
+            "quarters",
+            "pi",
+            "sqrt",
+            "squared",
+            "cubed",
+            "plus",
+            "minus",
+            "times",
+            "factorial",
+            "more",
+        ),
+        *("less", "over", "divided", "by", "of"),
+    )
 )
 _QUOTES = " \t\r\n\xa0\u2009\u202f*`'\"“”"
 
@@ -34,12 +105,13 @@ _TAGGED = re.compile(r"<answer>([^<]{1,200})</answer>")
 
 
 def final_number(text: str) -> str | None:
-    """The number after the last `####`, or inside the last `<answer>` tag; None where there is none.
+    """The number after the last `####`, or inside the last `<answer>`, behind the thoughts; None without one.
 
     The marked text must be one number: a currency sign, a percent sign, a unit in words and Markdown around it are
     left away, but "7 or 8", "3:30" and "12 apples and 3 pears" name no number.
     """
-    found = _MARKED.findall(text) or _TAGGED.findall(text)
+    spoken = after_thinking(text)
+    found = [] if spoken is None else _MARKED.findall(spoken) or _TAGGED.findall(spoken)
     if not found:
         return None
     number = plain(found[-1])
@@ -51,9 +123,15 @@ def plain(text: str) -> str:
     text = text.strip(_QUOTES).replace("−", "-").replace("\\$", "").replace("$", "").strip(_QUOTES)
     text = text.rstrip(".").replace("\\%", "").rstrip("%").strip(_QUOTES)
     with_unit = _UNIT.fullmatch(text) if len(text) <= MAX_WITH_UNIT else None
-    if with_unit and not _NOT_UNITS & set(with_unit["unit"].casefold().split()):
+    if with_unit and is_unit(with_unit["unit"]):
         return with_unit["number"].strip()
     return text
+
+
+def is_unit(text: str) -> bool:
+    """Whether words behind a number are a unit (`cm^2`, `miles per hour`) and do not change it (`or 8`, `dozen`)."""
+    words = re.split(r"[ ./^]+", text.casefold().rstrip("."))
+    return not _NOT_UNITS & set(words) and (len(words[0]) > 2 or words[0] in _SHORT_UNITS)
 
 
 def parse_number(text: str) -> Fraction | None:
