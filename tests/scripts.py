@@ -44,7 +44,7 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
 
 def without_clocks(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows less what depends on how fast the machine was."""
-    clocks = ("time/", "throughput/", "reward/latency", "idle/", "canary/seconds")
+    clocks = ("time/", "throughput/", "reward_latency/", "idle/", "canary/seconds")
     return [{key: value for key, value in row.items() if not key.startswith(clocks)} for row in metrics]
 
 

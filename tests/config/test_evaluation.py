@@ -1,0 +1,84 @@
+"""What can be wrong with `eval.sets`, and what a set takes over from training."""
+
+import re
+
+import pytest
+
+from config.env import EnvConfig
+from config.errors import ConfigError
+from config.evaluation import EvalSetConfig
+from tests.config.test_schema import composed, message
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        (
+            "eval.sets={a:{dataset:x,tmperature:2}}",
+            r"eval\.sets\.a\.tmperature: no such .*did you mean temperature",
+        ),
+        ("eval.sets={a:{dataset:x,wxyz:2}}", r"eval\.sets\.a\.wxyz: no such .*known: dataset, data_files"),
+        ("eval.sets={a:{dataset:x,n:lots}}", r"eval\.sets\.a\.n: Value 'lots'"),
+        ("eval.sets={a:{n:2}}", r"eval\.sets\.a\.dataset: no value"),
+        ("eval.sets={a:3}", r"eval\.sets\.a=3: give the fields"),
+        ("eval.sets={a/b:{dataset:x}}", r"eval\.sets\.a/b: the name of a set becomes a folder"),
+        ("eval.sets={a:{dataset:x,n:0}}", r"eval\.sets\.a\.n=0: must be at least 1"),
+        ("eval.sets={a:{dataset:x,top_p:2}}", r"eval\.sets\.a\.top_p=2\.0: must lie in"),
+        ("eval.sets={a:{dataset:x,temperature:-1}}", r"eval\.sets\.a\.temperature=-1\.0"),
+        ("eval.sets={a:{dataset:x,n:2,temperature:0}}", r"the same completion 2 times"),
+        ("eval.frequency=3", r"eval\.frequency=3 without eval\.sets"),
+        ("eval.frequency=-3", r"eval\.frequency=-3: must be at least 0"),
+        ("run=eval", r"run=eval without eval\.sets"),
+    ],
+)
+def test_bad_sets_are_named(override: str, expected: str) -> None:
+    text = message(override)
+    assert re.search(expected, text), text
+
+
+def test_a_set_can_be_changed_key_by_key() -> None:
+    config = composed(
+        "grpo_quickstart", "eval.sets={a:{dataset:x,n:2}}", "eval.sets.a.n=3", "eval.sets.b.dataset=y"
+    )
+    assert config.eval.sets == {"a": EvalSetConfig("x", n=3), "b": EvalSetConfig("y")}
+
+
+def test_free_keys_need_no_plus() -> None:
+    assert composed("grpo_quickstart", "env.options.anything=7").env.options["anything"] == 7
+
+
+def test_the_engines_hold_the_longest_response_of_all() -> None:
+    config = composed("grpo_quickstart", "eval.sets={a:{dataset:x,max_tokens:90},b:{dataset:x}}")
+    assert config.longest_response == 90
+    assert config.max_model_len == config.env.max_prompt_tokens + 90
+    assert "raise it to" in message(
+        "eval.sets={a:{dataset:x,max_tokens:90}}", "inference_model.max_model_len=60"
+    )
+
+
+def test_the_same_data_set_inherits_and_another_does_not() -> None:
+    training = EnvConfig(
+        dataset="x",
+        data_files={"train": "a", "test": "b"},
+        options={"size": 3},
+        system_prompt="Think.",
+        repeats=16,
+    )
+    same = EvalSetConfig("x", n=2, options={"depth": 1}).env("eval.sets.a", training)
+    assert (same.data_files, same.split, same.repeats) == ({"train": "a", "test": "b"}, "test", 2)
+    assert same.options == {"size": 3, "depth": 1}
+    assert same.system_prompt == "Think."
+    other = EvalSetConfig("y").env("eval.sets.b", training)
+    assert (other.data_files, other.options, other.system_prompt) == (None, {}, None)
+    assert other.max_prompt_tokens == training.max_prompt_tokens
+
+
+def test_prompts_of_training_are_not_evaluated_by_accident() -> None:
+    training = EnvConfig(dataset="x", data_files="rows.jsonl")
+    for given in (None, "rows.jsonl"):
+        with pytest.raises(ConfigError, match=r"split=test: env\.data_files=rows\.jsonl holds one split"):
+            EvalSetConfig("x", data_files=given).env("eval.sets.a", training)
+    assert EvalSetConfig("x", split="train").env("eval.sets.a", training).data_files == "rows.jsonl"
+    assert (
+        EvalSetConfig("x", data_files="other.jsonl").env("eval.sets.a", training).data_files == "other.jsonl"
+    )

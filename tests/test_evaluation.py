@@ -1,0 +1,160 @@
+"""Evaluation beside training and alone, whole: what it writes, and that training does not notice it."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import grpo
+import grpo_async
+from config.schema import Config
+from grpo_utils import Parts, build, run
+from tests.scripts import configured, rows, without_clocks
+
+SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
+SETS = "eval.sets={held_out:{dataset:arithmetic,n:4,limit:20},greedy:{dataset:arithmetic,temperature:0,limit:10}}"
+
+
+def optimizer_rows(run_dir: Path) -> list[dict[str, Any]]:
+    return [row for row in without_clocks(rows(run_dir)) if "reward/mean" in row]
+
+
+def evaluations(run_dir: Path) -> list[dict[str, Any]]:
+    return [row for row in rows(run_dir) if "reward/mean" not in row]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    plain, evaluated = tmp_path / "plain", tmp_path / "evaluated"
+    plain.mkdir()
+    evaluated.mkdir()
+    return plain, evaluated
+
+
+def last_weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    (path,) = (run_dir / "checkpoints").iterdir()
+    state: dict[str, torch.Tensor] = torch.load(path, weights_only=True)["learner"]["model"]
+    return state
+
+
+def test_training_has_the_same_bits_with_and_without(tmp_path: Path) -> None:
+    plain, evaluated = folders(tmp_path)
+    run(configured(*SMALL), plain, grpo.train)
+    run(configured(*SMALL, SETS, "eval.frequency=2"), evaluated, grpo.train)
+    assert optimizer_rows(evaluated) == optimizer_rows(plain)
+    after = last_weights(evaluated)
+    for name, tensor in last_weights(plain).items():
+        assert torch.equal(tensor, after[name]), name
+    found = evaluations(evaluated)
+    assert [(row["iteration"], row["optimizer_step"]) for row in found] == [(0, 0), (2, 2), (4, 4)]
+    assert [row["policy_version"] for row in found] == [0, 2, 4]
+    assert {f"eval/held_out/pass@{k}" for k in range(1, 5)} <= set(found[0])
+    assert found[-1]["eval/held_out/pass@1"] > found[0]["eval/held_out/pass@1"]
+    summary = json.loads((evaluated / "summary.json").read_text())
+    assert summary["evaluation"]["eval/held_out/pass@1"] == found[-1]["eval/held_out/pass@1"]
+    assert summary["first_reward"] == optimizer_rows(plain)[0]["reward/mean"]
+
+
+def test_every_completion_is_written(tmp_path: Path) -> None:
+    config = configured(*SMALL, SETS)
+    run(config, tmp_path, grpo.train)
+    assert sorted(path.name for path in (tmp_path / "eval/held_out").iterdir()) == [
+        "iteration_0.jsonl",
+        "iteration_4.jsonl",
+    ]
+    written = lines(tmp_path / "eval/held_out/iteration_0.jsonl")
+    assert set(Counter(line["row"] for line in written).values()) == {4}
+    assert len(written) == 80
+    row = evaluations(tmp_path)[0]
+    assert row["eval/held_out/pass@1"] == pytest.approx(sum(line["correct"] for line in written) / 80)
+    for line in written:
+        a, b = line["prompt"].removeprefix("<bos><user>").removesuffix("=<assistant>").split("+")
+        assert line["correct"] == (line["completion"] == str(int(a) + int(b)))
+
+
+def test_beside_running_generation(tmp_path: Path) -> None:
+    """At age 0 with and without agree; with groups in flight every set is still whole."""
+    plain, evaluated = folders(tmp_path)
+    run(configured(*SMALL, "train.max_policy_age=0"), plain, grpo_async.train)
+    run(configured(*SMALL, "train.max_policy_age=0", SETS, "eval.frequency=2"), evaluated, grpo_async.train)
+    for ours, theirs in zip(optimizer_rows(evaluated), optimizer_rows(plain), strict=True):
+        for name, value in ours.items():
+            assert theirs[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+    ahead = tmp_path / "ahead"
+    ahead.mkdir()
+    beside = "train.max_policy_age=2", "train.weight_update_frequency=3", SETS, "eval.frequency=1"
+    run(configured(*SMALL, *beside), ahead, grpo_async.train)
+    found = evaluations(ahead)
+    assert [row["iteration"] for row in found] == list(range(5))
+    assert found[-1]["policy_version"] == 2  # pushed for the last evaluation, though no push was due
+    for iteration in range(5):
+        assert len(lines(ahead / f"eval/held_out/iteration_{iteration}.jsonl")) == 80
+
+
+def test_alone_it_says_what_training_says_before_its_first_iteration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beside, alone = folders(tmp_path)
+    run(configured(*SMALL, SETS), beside, grpo.train)
+    run(configured("run=eval", SETS), alone, grpo.train)
+    assert "held_out: 20 problems, 4 completions each" in capsys.readouterr().out
+    for name in ("held_out", "greedy"):
+        ours, theirs = (
+            sorted(
+                lines(folder / f"eval/{name}/iteration_0.jsonl"),
+                key=lambda line: (line["row"], line["sample"]),
+            )
+            for folder in (beside, alone)
+        )
+        assert ours == theirs
+    assert evaluations(alone)[0]["eval/greedy/pass@1"] > 0
+    assert not (alone / "checkpoints").exists()
+
+
+def test_a_file_that_repeats_its_problems_counts_each_once(tmp_path: Path) -> None:
+    problems = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(5)]
+    path = tmp_path / "repeated.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in problems * 8))
+    config = configured(
+        "run=eval", f"eval.sets={{aime:{{dataset:jsonl,data_files:{path},n:3}}}}", "logging.progress=true"
+    )
+    run(config, tmp_path, grpo.train)
+    assert len(lines(tmp_path / "eval/aime/iteration_0.jsonl")) == 15
+    assert evaluations(tmp_path)[0]["eval/aime/problems"] == 5
+
+
+def test_a_stop_gives_the_evaluation_up(tmp_path: Path) -> None:
+    def train(config: Config, parts: Parts) -> None:
+        run_one = parts.evaluation.run
+
+        def stopping(iteration: int, *arguments: Any) -> list[str]:
+            parts.stop.requested = iteration == 2
+            tables: list[str] = run_one(iteration, *arguments)
+            return tables
+
+        parts.evaluation.run = stopping
+        grpo_async.train(config, parts)
+
+    run(configured(*SMALL, SETS, "eval.frequency=2"), tmp_path, train)
+    assert [row["iteration"] for row in evaluations(tmp_path)] == [0]
+    assert not (tmp_path / "eval/held_out/iteration_2.jsonl").exists()
+    assert (tmp_path / "checkpoints/checkpoint_000002.pt").exists()
+    assert json.loads((tmp_path / "summary.json").read_text())["outcome"] == "interrupted"
+
+
+def test_random_states_are_left_alone(tmp_path: Path) -> None:
+    parts = build(configured(*SMALL, SETS), tmp_path)
+    parts.push_weights()
+    before = torch.get_rng_state(), parts.generator.get_state(), parts.prompts.state_dict()
+    parts.evaluate(0)
+    after = torch.get_rng_state(), parts.generator.get_state(), parts.prompts.state_dict()
+    assert torch.equal(before[0], after[0]) and torch.equal(before[1], after[1])
+    assert before[2] == after[2]
+    assert parts.rollouts.env.next_group_id == 0
+    parts.close("finished")
