@@ -1,0 +1,62 @@
+"""`optimizer=muon_adamw` in the whole loop: it runs, both halves move, and a resumed run is the same run."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import grpo
+from config.schema import Config
+from grpo_utils import Parts, run
+from tests.scripts import configured, rows, without_clocks
+from training.checkpoint import load_checkpoint, newest_checkpoint
+from training.optimizer import JointOptimizer
+
+MUON = (
+    "optimizer=muon_adamw",
+    "optimizer.muon_lr=2e-4",
+    "env.num_envs=4",
+    "env.repeats=4",
+    "train.total_dialog_turns=48",
+    "train.checkpoint_frequency=1",
+)
+
+
+def stopping_after_the_first(config: Config, parts: Parts) -> None:
+    done = parts.iteration_done
+
+    def stop(iteration: int, batch: Any) -> None:
+        parts.stop.requested = True
+        done(iteration, batch)
+
+    parts.iteration_done = stop
+    grpo.train(config, parts)
+
+
+def weights_of(run_dir: Path) -> dict[str, torch.Tensor]:
+    path = newest_checkpoint(run_dir)
+    assert path is not None
+    return load_checkpoint(path)["learner"]["model"]
+
+
+def test_three_iterations_stopped_after_one_and_resumed_are_three_iterations(tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    start: dict[str, torch.Tensor] = {}
+
+    def noting_the_start(config: Config, parts: Parts) -> None:
+        assert isinstance(parts.learner.optimizer, JointOptimizer)
+        start.update({name: value.clone() for name, value in parts.learner.model.state_dict().items()})
+        grpo.train(config, parts)
+
+    for folder in (whole, broken):
+        folder.mkdir()
+    run(configured(*MUON), whole, noting_the_start)
+    run(configured(*MUON), broken, stopping_after_the_first)
+    assert len(rows(broken)) == 1
+    run(configured(*MUON, "train.resume=auto"), broken, grpo.train)
+    assert len(rows(whole)) == 3
+    assert without_clocks(rows(broken)) == without_clocks(rows(whole))
+    ends = weights_of(whole), weights_of(broken)
+    for name, value in ends[0].items():
+        assert torch.equal(value, ends[1][name]), name
+        assert not torch.equal(value, start[name]), f"{name} did not move"
