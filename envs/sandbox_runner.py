@@ -30,6 +30,8 @@ STATUS = ("finished", "time", "output", "disk", "broken")
 FINISHED, TIME, OUTPUT, DISK, BROKEN = range(5)
 ERROR_BYTES = 8192
 DISK_CHECK_SECONDS = 0.1
+LONGEST_PATH = 1000
+"""Characters; whoever nests more deeply wants to hide something."""
 KILL_SECONDS = 10.0
 CPU_SLACK_SECONDS = 0.1
 PRELOADED = (
@@ -82,8 +84,11 @@ def main() -> None:
     settings = _receive(requests)
     for name in PRELOADED:
         __import__(name)
+    if settings["level"] != "bubblewrap":
+        _become_child(settings["level"] == "namespaces", requests, answers)
     if settings["level"] == "namespaces":
-        _enter_namespaces(settings, requests, answers)
+        sandbox_isolation.die_with_parent()
+        sandbox_isolation.build_root(settings["disk_bytes"])
     sandbox_isolation.hide_memory()
     if settings["level"] == "rlimits" and os.geteuid() == 0:
         os.chown(settings["directory"], settings["user"], settings["user"])
@@ -98,16 +103,19 @@ def main() -> None:
             os.rmdir(settings["directory"])
 
 
-def _enter_namespaces(settings: dict[str, Any], requests: int, answers: int) -> None:
-    """Returns in a child that is process 1 of the new namespaces; this process waits for it and ends."""
-    sandbox_isolation.unshare_namespaces()
+def _become_child(in_namespaces: bool, requests: int, answers: int) -> None:
+    """Returns in a child; this process only waits for it. In new namespaces, the child is their process 1.
+
+    At level rlimits the child outlives this process if that is killed as the orphan of a killed grader: then it
+    still has files to remove.
+    """
+    if in_namespaces:
+        sandbox_isolation.unshare_namespaces()
     child = os.fork()
     if child:
         os.close(requests)
         os.close(answers)
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
-    sandbox_isolation.die_with_parent()
-    sandbox_isolation.build_root(settings["disk_bytes"])
 
 
 def empty(directory: str) -> None:
@@ -174,7 +182,7 @@ class Supervisor:
             Tested(self.settings, self.libraries).run(job, stdin, theirs)
         for fd in (stdin, *theirs):
             os.close(fd)
-        watch = Watch(self, pid, ours, began)
+        watch = Watch(self, pid, ours, began + job["wall_seconds"])
         status = watch.until_end()
         self.end_all()
         watch.drain()
@@ -216,10 +224,10 @@ class Supervisor:
 class Watch:
     """Collects what a test prints until it ends, or has to be ended."""
 
-    def __init__(self, supervisor: Supervisor, pid: int, fds: tuple[int, ...], began: float) -> None:
+    def __init__(self, supervisor: Supervisor, pid: int, fds: tuple[int, ...], deadline: float) -> None:
         self.supervisor, self.pid = supervisor, pid
         self.settings = supervisor.settings
-        self.deadline = began + self.settings["wall_seconds"]
+        self.deadline = deadline
         self.texts = (bytearray(), bytearray(), bytearray())
         self.limits = (self.settings["output_bytes"], ERROR_BYTES, self.settings["output_bytes"])
         self.open = dict(zip(fds, range(3), strict=True))
@@ -296,12 +304,14 @@ class Watch:
                 for entry in os.scandir(queue.pop()):
                     entries += 1
                     used += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if len(entry.path) > LONGEST_PATH:
+                        return True
                     if entry.is_dir(follow_symlinks=False):
                         queue.append(entry.path)
             except FileNotFoundError:
                 continue
             except OSError:
-                return True  # locked or nested too deeply to be seen: more than any honest program does
+                return True  # locked, so that it cannot be seen: no honest program does that
         return entries > sandbox_isolation.DISK_ENTRIES or used > self.settings["disk_bytes"]
 
 
