@@ -24,6 +24,10 @@ _BODY = (
 )
 
 
+class NurseryDied(Exception):
+    """The process that forks the workers was killed from outside or by a verification."""
+
+
 class Worker:
     """One judging process. `unanswered` are the indices that it was given and has not answered, in order."""
 
@@ -77,6 +81,11 @@ class Pool:
                 f"task {name}: reward workers import it by name, which {module} cannot give; define it at the top "
                 "of a module of its own"
             )
+        self._task = (module, name, task.env, int(memory_gib * 2**30))
+        self.workers: list[Worker] = []
+        self._start()
+
+    def _start(self) -> None:
         self.control, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
@@ -86,9 +95,13 @@ class Pool:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
         self._greeting = Connection(os.dup(self.control.fileno()))
-        self._greeting.send((module, name, task.env, int(memory_gib * 2**30)))
+        self._greeting.send(self._task)
         self._greeted = False
-        self.workers: list[Worker] = []
+
+    def restart(self) -> None:
+        """A new nursery in the place of one that died; its workers died with it."""
+        self.close()
+        self._start()
 
     def _wait_for_nursery(self) -> None:
         if self._greeted:
@@ -109,12 +122,13 @@ class Pool:
 
     def add_worker(self) -> Worker:
         self._wait_for_nursery()
-        self.control.sendall(FORK)
-        answer, fds, _, _ = socket.recv_fds(self.control, 64, 2)
+        try:
+            self.control.sendall(FORK)
+            answer, fds, _, _ = socket.recv_fds(self.control, 64, 2)
+        except ConnectionError as error:
+            raise NurseryDied from error
         if len(fds) != 2:
-            raise ChildProcessError(
-                "the reward service's first process has died; was it killed from outside?"
-            )
+            raise NurseryDied
         page = mmap.mmap(fds[1], mmap.PAGESIZE)
         os.close(fds[1])
         worker = Worker(int(answer), Connection(fds[0]), page)
@@ -122,11 +136,16 @@ class Pool:
         return worker
 
     def remove_worker(self, worker: Worker) -> None:
-        """Kill it and whatever it started."""
+        """Kill it and whatever it started. Raises NurseryDied where the killer is gone itself."""
         self.workers.remove(worker)
         worker.close()
-        self.control.sendall(KILL + str(worker.pid).encode())
-        self.control.recv(1)
+        try:
+            self.control.sendall(KILL + str(worker.pid).encode())
+            answered = self.control.recv(1)
+        except ConnectionError as error:
+            raise NurseryDied from error
+        if not answered:
+            raise NurseryDied
 
     def close(self) -> None:
         """End every process. Safe to call twice."""

@@ -19,7 +19,7 @@ from multiprocessing.connection import wait
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.reward_pool import Pool, Worker
+from envs.reward_pool import NurseryDied, Pool, Worker
 from envs.reward_worker import CRASHED, IDLE, Judge, Verdict, judged_here
 from envs.rewards import judges_in_process, least_score
 from envs.task import Completion, Example, Outcome, Task
@@ -32,7 +32,11 @@ WINDOW = 1000
 FEWEST = 100
 """It is taken as if at least so many had been judged: one early error does not stop a run."""
 STALLED_SECONDS = 60.0
+MOST_EARLY_DEATHS = 8
+"""Workers that may end in a row without a verdict and before they have begun anything."""
 EMPTY = Completion("")
+Lost = tuple[int, float, list[int]]
+"""What a lost worker ran (or IDLE), for how many seconds, and the indices that it had not answered."""
 DIED = "its process died"
 
 
@@ -101,6 +105,7 @@ class RewardService:
         self._at_fault: dict[tuple[str, int], str] = {}
         self._pool = None if _in_process(task) else Pool(task, env.reward_memory_gib)
         self._progressed = time.monotonic()
+        self._early_deaths = 0
 
     def submit(self, completions: Sequence[Completion], examples: Sequence[Example]) -> Ticket:
         """Queue a batch; `poll` says when it is done."""
@@ -181,7 +186,11 @@ class RewardService:
 
     def _give(self, pool: Pool) -> None:
         while self._queue and len(pool.workers) < self.num_workers:
-            pool.add_worker()
+            try:
+                pool.add_worker()
+            except NurseryDied:
+                self._hand_back([self._lost(worker) for worker in pool.workers], DIED)
+                pool.restart()
         for worker in sorted(pool.workers, key=lambda worker: worker.batches):
             if not self._queue:
                 return
@@ -209,6 +218,7 @@ class RewardService:
             self._replace(pool, worker, DIED)
             return
         self._progressed = time.monotonic()
+        self._early_deaths = 0
         for verdict in verdicts:
             self._received(self._items.pop(verdict[0]), verdict)
 
@@ -229,19 +239,36 @@ class RewardService:
 
     def _replace(self, pool: Pool, worker: Worker, reason: str) -> None:
         """Kill a worker; whatever it was judging is probed, the rest of its batch goes back to the queue."""
-        running, seconds = worker.running()
-        unanswered = list(worker.unanswered)
-        pool.remove_worker(worker)
-        self._counts.replaced += 1
+        lost = [self._lost(worker)]
+        try:
+            pool.remove_worker(worker)
+        except NurseryDied:
+            lost += [self._lost(other) for other in pool.workers]
+            pool.restart()
+        self._hand_back(lost, reason)
+
+    @staticmethod
+    def _lost(worker: Worker) -> Lost:
+        return (*worker.running(), list(worker.unanswered))
+
+    def _hand_back(self, lost: list[Lost], reason: str) -> None:
+        """What lost workers leave: the verification that ran is at fault, all others go back to the queue."""
+        self._counts.replaced += len(lost)
         self._progressed = time.monotonic()
-        culprit = running if running != IDLE or not unanswered else unanswered[0]
-        for index in reversed(unanswered):
-            item = self._items.pop(index)
-            item.deaths += index == culprit and reason == DIED
-            if index == culprit and (reason != DIED or item.deaths > 1):
-                self._received(item, (index, 0.0, {}, CRASHED, seconds, reason))
-            else:
-                self._enqueue(item, first=True)
+        self._early_deaths += all(running == IDLE for running, _, _ in lost)
+        if self._early_deaths > MOST_EARLY_DEATHS:
+            raise ChildProcessError(
+                f"{self._early_deaths} times in a row reward workers ended before they judged anything; is "
+                f"env.reward_memory_gib={self.env.reward_memory_gib:g} enough for the reward's imports and its rows?"
+            )
+        for running, seconds, unanswered in lost:
+            for index in reversed(unanswered):
+                item = self._items.pop(index)
+                item.deaths += index == running and reason == DIED
+                if index == running and (reason != DIED or item.deaths > 1):
+                    self._received(item, (index, 0.0, {}, CRASHED, seconds, reason))
+                else:
+                    self._enqueue(item, first=True)
 
     def _received(self, item: _Item, verdict: Verdict) -> None:
         _, _, _, outcome, seconds, message = verdict

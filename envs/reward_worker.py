@@ -9,6 +9,7 @@ writes its index and the time into a page that it shares with the service, which
 """
 
 import ctypes
+import gc
 import importlib
 import mmap
 import os
@@ -38,6 +39,9 @@ Verdict = tuple[
     int, float, dict[str, float], str, float, str
 ]  # index, score, parts, outcome, seconds, message
 CRASHED = "crashed"
+OUT_OF_MEMORY = "MemoryError"
+RETIRE_AFTER = 50_000
+"""Verifications after which a worker makes room for a fresh one: a leak in a verifier never reaches the limit."""
 Batch = tuple[list[int], list[tuple[str, int, bool]], list[int], list[tuple[Any, ...]]]
 
 
@@ -59,7 +63,9 @@ def _prctl(option: int, value: int) -> None:
 
 def start_nursery(control_fd: int) -> None:
     """Body of the nursery process."""
+    parent = os.getppid()
     os.setsid()
+    os.dup2(2, 1)  # what a reward prints is no output of the program that it is part of
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     control = socket.socket(fileno=control_fd)
@@ -75,18 +81,22 @@ def start_nursery(control_fd: int) -> None:
         greeting.send(_where(error))
         return
     greeting.close()
-    _Nursery(control, judge, memory_bytes).serve()
+    gc.freeze()
+    _Nursery(control, judge, memory_bytes, parent).serve()
 
 
 class _Nursery:
-    def __init__(self, control: socket.socket, judge: Judge, memory_bytes: int) -> None:
+    """parent: the process that it lives for. The socket alone does not tell: a child of it may hold a copy."""
+
+    def __init__(self, control: socket.socket, judge: Judge, memory_bytes: int, parent: int) -> None:
         self.control = control
         self.judge = judge
         self.memory_bytes = memory_bytes
+        self.parent = parent
         self.workers: set[int] = set()
 
     def serve(self) -> None:
-        while True:
+        while os.getppid() == self.parent:
             ready, _, _ = select.select([self.control], [], [], 1.0)
             if ready:
                 message = self.control.recv(64)
@@ -177,8 +187,9 @@ def pack(items: Sequence[tuple[int, Completion, Example]]) -> Batch:
 
 
 def work(judge: Judge, connection: Connection, progress: mmap.mmap) -> None:
-    """Judge batches until the connection closes. Raises EOFError then."""
-    while True:
+    """Judge batches until memory has run out or a fresh worker is due. Raises EOFError when the service goes."""
+    judged = 0
+    while judged < RETIRE_AFTER:
         indices, completions, places, fields = connection.recv()
         examples = [Example(*each) for each in fields]
         verdicts: list[Verdict] = []
@@ -192,8 +203,12 @@ def work(judge: Judge, connection: Connection, progress: mmap.mmap) -> None:
                 sent = began = time.monotonic()
             PROGRESS.pack_into(progress, 0, index, began)
             verdicts.append(judged_here(judge, index, Completion(*completion), examples[place]))
+            if verdicts[-1][-1] == OUT_OF_MEMORY:
+                judged = RETIRE_AFTER
+                break
+        judged += len(indices)
         PROGRESS.pack_into(progress, 0, IDLE, 0.0)
-        connection.send((verdicts, True))
+        connection.send((verdicts, index == indices[-1]))
 
 
 def judged_here(judge: Judge, index: int, completion: Completion, example: Example) -> Verdict:
@@ -202,8 +217,10 @@ def judged_here(judge: Judge, index: int, completion: Completion, example: Examp
     try:
         reward = judge(completion, example)
         return index, reward.score, reward.parts, reward.outcome, time.perf_counter() - began, ""
-    except (MemoryError, RecursionError) as error:
-        return index, 0.0, {}, CRASHED, time.perf_counter() - began, type(error).__name__
+    except MemoryError:
+        return index, 0.0, {}, CRASHED, time.perf_counter() - began, OUT_OF_MEMORY
+    except RecursionError:
+        return index, 0.0, {}, CRASHED, time.perf_counter() - began, "RecursionError"
     except (Exception, SystemExit) as error:  # counted as an error and never scored
         return index, 0.0, {}, "error", time.perf_counter() - began, _where(error)
 
