@@ -1,6 +1,7 @@
 """Rows of a dataset: from local JSONL, JSON or parquet files, or from the hub. Bad rows are named by file and line."""
 
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 
 from config.env import EnvConfig
 from config.errors import ConfigError
+
+PROMPT_COLUMNS = ("messages", "prompt", "question", "problem")
 
 
 @dataclass(frozen=True)
@@ -35,30 +38,52 @@ class Row:
 
 
 def data_files(env: EnvConfig) -> list[Path]:
-    """`env.data_files` as paths; empty when it is unset.
+    """`env.data_files` of `env.split` as paths; empty when it is unset.
 
     Raises:
-        ConfigError: a file that does not exist.
+        ConfigError: a file that does not exist, a split without one.
     """
-    if env.data_files is None:
+    given = env.data_files
+    if given is None:
         return []
-    names = [env.data_files] if isinstance(env.data_files, str) else list(env.data_files)
-    paths = [Path(name).expanduser() for name in names]
+    if isinstance(given, dict):
+        if env.split not in given:
+            raise ConfigError(
+                f"env.data_files has {', '.join(given)} and no file for env.split={env.split}: add one"
+            )
+        given = given[env.split]
+    paths = [Path(name).expanduser() for name in ([given] if isinstance(given, str) else given)]
     for path in paths:
         if not path.is_file():
-            raise ConfigError(f"env.data_files={path}: no such file; give the path of a JSONL, JSON or parquet file")
+            raise ConfigError(
+                f"env.data_files={path}: no such file; give the path of a JSONL, JSON or parquet file"
+            )
     return paths
 
 
 def load_rows(env: EnvConfig, hub_name: str | None, hub_config: str | None, split: str) -> list[Row]:
-    """Rows of `env.data_files`, or of the hub dataset `hub_name`."""
+    """Rows of `env.data_files`, or of the hub dataset `hub_name`; with `env.holdout` those of one side of it."""
     paths = data_files(env)
     if paths:
         located = [row for path in paths for row in _local_rows(path)]
-        return [Row(values, place, index) for index, (values, place) in enumerate(located)]
-    if hub_name is None:
-        raise ConfigError(f"env.dataset={env.dataset} reads local files: set env.data_files=path/to/file.jsonl")
-    return _hub_rows(env, hub_name, hub_config, split)
+        rows = [Row(values, place, index) for index, (values, place) in enumerate(located)]
+    elif hub_name is None:
+        raise ConfigError(
+            f"env.dataset={env.dataset} reads local files: set env.data_files=path/to/file.jsonl"
+        )
+    else:
+        rows = _hub_rows(env, hub_name, hub_config, "train" if env.holdout else split)
+    if not env.holdout:
+        return rows
+    return [row for row in rows if held_out(row, env.holdout) == (env.split == "test")]
+
+
+def held_out(row: Row, share: float) -> bool:
+    """Whether a row belongs to the held-out share: by a hash of its prompt, so that equal prompts stay together."""
+    column = next((name for name in PROMPT_COLUMNS if name in row.values), None)
+    prompt = row.values if column is None else row.values[column]
+    text = " ".join(json.dumps(prompt, sort_keys=True, default=str).split())
+    return zlib.crc32(text.encode()) / 2**32 < share
 
 
 def _local_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
@@ -72,7 +97,7 @@ def _local_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
     if text.lstrip().startswith("["):
         yield from _json_array(path, text)
         return
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield _parsed(line, f"{path}:{number}"), f"{path}:{number}"
 

@@ -1,0 +1,71 @@
+"""Several data sets at once, each with its own rows, prompt and reward, drawn by weight.
+
+env.dataset=mixture env.mixture='{gsm8k: 3, algebra: {dataset: math, weight: 1, options: {...}}}'
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from config.env import EnvConfig
+from config.errors import ConfigError
+from envs.mixed import Mixed
+from envs.rewards import Judge, make_judge
+from envs.task import Completion, Example, Reward, Task, make_task, register
+
+OWN_FIELDS = (
+    "dataset",
+    "data_files",
+    "holdout",
+    "duplicates",
+    "system_prompt",
+    "options",
+    "reward",
+    "reward_weights",
+)
+"""What a member sets for itself; unset, it has the defaults, and everything else is the mixture's."""
+
+
+@register("mixture")
+class Mixture(Task):
+    """`env.mixture` maps NAME to WEIGHT, or to {weight, dataset (unset: NAME), data_files, options, reward, ...}."""
+
+    def __init__(self, env: EnvConfig) -> None:
+        super().__init__(env)
+        if not env.mixture:
+            raise ConfigError(
+                "env.dataset=mixture needs env.mixture, such as env.mixture='{gsm8k: 3, math: 1}'"
+            )
+        if env.reward is not None or env.reward_weights:
+            raise ConfigError(
+                "env.reward of a mixture: every member has its own; set env.mixture.NAME.reward"
+            )
+        self.mixing: dict[str, float] = {}
+        for name, given in env.mixture.items():
+            weight, member = _member(name, given, env)
+            self.mixing[name] = weight
+            self.members[name] = make_task(member)
+        self.judges: dict[str, Judge] = {name: make_judge(task) for name, task in self.members.items()}
+
+    def examples(self, split: str) -> Sequence[Example]:
+        return Mixed({name: task.examples(split) for name, task in self.members.items()}, self.mixing)
+
+    def reward(self, completion: Completion, example: Example) -> Reward:
+        return self.judges[example.source](completion, example)
+
+
+def _member(name: str, given: Any, env: EnvConfig) -> tuple[float, EnvConfig]:
+    """Weight and `env` section of one member."""
+    settings: dict[str, Any] = dict(given) if isinstance(given, dict) else {"weight": given}
+    weight = settings.pop("weight", 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not weight > 0:
+        raise ConfigError(f"env.mixture.{name}: weight {weight!r} must be a number above 0")
+    unknown = sorted(set(settings) - set(OWN_FIELDS))
+    if unknown:
+        raise ConfigError(f"env.mixture.{name}.{unknown[0]}: a member knows weight, {', '.join(OWN_FIELDS)}")
+    dataset = settings.get("dataset", name)
+    if dataset == "mixture":
+        raise ConfigError(f"env.mixture.{name}: a mixture cannot be a member of a mixture")
+    blank = EnvConfig(dataset=dataset)
+    own = {field.name: vars(blank)[field.name] for field in fields(EnvConfig) if field.name in OWN_FIELDS}
+    return float(weight), replace(env, mixture={}, **(own | settings))

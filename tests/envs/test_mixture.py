@@ -1,0 +1,127 @@
+"""Mixtures, difficulty, held-out rows: who is drawn when."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from config.env import DifficultyConfig, EnvConfig
+from config.errors import ConfigError
+from envs.prompts import PromptSource
+from envs.reward_service import RewardService
+from envs.task import Completion, Example, make_task
+from tests.tiny import numbered_examples
+
+
+def rows(path: Path, count: int) -> str:
+    lines = [json.dumps({"prompt": f"question {n % 37} of {count}", "answer": str(n)}) for n in range(count)]
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def mixture(tmp_path: Path) -> EnvConfig:
+    file = rows(tmp_path / "mine.jsonl", 5)
+    return EnvConfig(
+        dataset="mixture",
+        mixture={"arithmetic": 3, "mine": {"dataset": "jsonl", "data_files": file, "weight": 1}},
+    )
+
+
+def always(example: Example) -> bool:
+    return True
+
+
+def test_members_are_drawn_by_weight_each_row_once_an_epoch(tmp_path: Path) -> None:
+    examples = make_task(mixture(tmp_path)).examples("train")
+    drawn = PromptSource(examples, 0, always).draw(40)
+    for start in range(0, 40, 4):
+        assert Counter(example.source for example in drawn[start : start + 4]) == {"arithmetic": 3, "mine": 1}
+    mine = [example.row for example in drawn if example.source == "mine"]
+    assert sorted(mine[:5]) == sorted(mine[5:]) == list(range(5))
+
+
+def test_a_restored_mixture_continues_where_it_was(tmp_path: Path) -> None:
+    examples = make_task(mixture(tmp_path)).examples("train")
+    whole, restored = PromptSource(examples, 1, always), PromptSource(examples, 1, always)
+    whole.observe(whole.draw(9)[0], 0.5)
+    restored.load_state_dict(whole.state_dict())
+    assert restored.draw(30) == whole.draw(30)
+    with pytest.raises(ConfigError, match=r"env\.mixture: the checkpoint was made with arithmetic, mine"):
+        PromptSource(numbered_examples(3), 1, always).load_state_dict(whole.state_dict())
+
+
+def test_every_member_is_judged_by_its_own_reward(tmp_path: Path) -> None:
+    env = mixture(tmp_path)
+    task = make_task(env)
+    drawn = PromptSource(task.examples("train"), 0, always).draw(8)
+    service = RewardService(task, env)
+    right = service.score([Completion(example.answer) for example in drawn], drawn)
+    wrong = service.score([Completion("nothing")] * 8, drawn)
+    service.close()
+    assert [scored.score for scored in right] == [1.0] * 8
+    assert [scored.score for scored in wrong] == [0.0] * 8
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, r"needs env\.mixture"),
+        ({"arithmetic": 0}, r"env\.mixture\.arithmetic: weight 0"),
+        ({"nothing": 1}, "'nothing' is not a known task"),
+        ({"arithmetic": {"wieght": 2}}, r"env\.mixture\.arithmetic\.wieght"),
+    ],
+)
+def test_bad_mixtures_are_named(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_task(EnvConfig(dataset="mixture", mixture=given))
+
+
+def test_too_easy_prompts_are_skipped_and_come_back() -> None:
+    prompts = PromptSource(
+        numbered_examples(6), 0, always, DifficultyConfig(low=0.1, high=0.9, retry_epochs=2)
+    )
+    first = prompts.draw(6)
+    for example in first:
+        prompts.observe(example, 1.0 if example.row < 2 else 0.5)
+    assert sorted(example.row for example in prompts.draw(8)) == [2, 2, 3, 3, 4, 4, 5, 5]
+    assert sorted(example.row for example in prompts.draw(6)) == list(range(6))
+
+
+def test_when_all_prompts_are_too_easy_all_are_drawn() -> None:
+    prompts = PromptSource(numbered_examples(3), 0, always, DifficultyConfig(high=0.9, retry_epochs=99))
+    for example in prompts.draw(3):
+        prompts.observe(example, 1.0)
+    assert sorted(example.row for example in prompts.draw(3)) == [0, 1, 2]
+
+
+def test_held_out_rows_are_disjoint_and_equal_prompts_stay_together(tmp_path: Path) -> None:
+    file = rows(tmp_path / "rows.jsonl", 400)
+    sides = {
+        split: make_task(EnvConfig(dataset="jsonl", data_files=file, holdout=0.25, split=split)).examples(
+            split
+        )
+        for split in ("train", "test")
+    }
+    prompts = {split: {e.messages[-1]["content"] for e in examples} for split, examples in sides.items()}
+    assert not prompts["train"] & prompts["test"]
+    assert len(prompts["train"] | prompts["test"]) == 37
+    assert len(sides["train"]) + len(sides["test"]) == 400
+    assert 40 < len(sides["test"]) < 160
+
+
+def test_a_file_a_split(tmp_path: Path) -> None:
+    files = {split: rows(tmp_path / f"{split}.jsonl", count) for split, count in (("train", 4), ("test", 2))}
+    sizes = {
+        split: len(make_task(EnvConfig(dataset="jsonl", data_files=files, split=split)).examples(split))
+        for split in files
+    }
+    assert sizes == {"train": 4, "test": 2}
+    with pytest.raises(ConfigError, match=r"no file for env\.split=dev"):
+        make_task(EnvConfig(dataset="jsonl", data_files=files, split="dev")).examples("dev")
+
+
+def test_a_line_separator_inside_a_text_does_not_split_the_row(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": "one\u2028two", "answer": "3"}, ensure_ascii=False) + "\n")
+    assert len(make_task(EnvConfig(dataset="jsonl", data_files=str(file))).examples("train")) == 1
