@@ -7,7 +7,9 @@ from tests.tiny import numbered_examples
 
 
 def source(count: int = 10, seed: int = 0, longest: int = 99) -> PromptSource:
-    return PromptSource(numbered_examples(count), seed, lambda example: len(example.messages[0]["content"]) <= longest)
+    return PromptSource(
+        numbered_examples(count), seed, lambda example: len(example.messages[0]["content"]) <= longest
+    )
 
 
 def test_an_epoch_visits_every_row_once_in_a_seeded_order() -> None:

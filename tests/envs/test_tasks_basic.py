@@ -108,9 +108,20 @@ def solvable(numbers: list[Fraction], target: int) -> bool:
 @pytest.mark.parametrize(
     ("expression", "expected"),
     [
-        ("(3+4)*5", True), ("5*(3 + 4)", True), ("35", False), ("3+4*5", False), ("(3+4)*5+0", False),
-        ("(3+4)*5*1", False), ("__import__('os')", False), ("9**9**9", False), ("(3+4)/0*5", False),
-        ("(" * 500, False), ("3+4)*5", False), ("-(-3-4)*5", False), ("", False), ("True", False),
+        ("(3+4)*5", True),
+        ("5*(3 + 4)", True),
+        ("35", False),
+        ("3+4*5", False),
+        ("(3+4)*5+0", False),
+        ("(3+4)*5*1", False),
+        ("__import__('os')", False),
+        ("9**9**9", False),
+        ("(3+4)/0*5", False),
+        ("(" * 500, False),
+        ("3+4)*5", False),
+        ("-(-3-4)*5", False),
+        ("", False),
+        ("True", False),
     ],
 )
 def test_countdown_expressions(expression: str, expected: bool) -> None:
@@ -172,5 +183,8 @@ def test_parquet_and_json_arrays_read_alike(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "answer": "b"}, {"prompt": "c", "answer": "d"}]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
     (tmp_path / "rows.json").write_text(json.dumps(rows, indent=1))
-    both = [task("jsonl", data_files=str(tmp_path / name)).examples("train") for name in ("rows.parquet", "rows.json")]
+    both = [
+        task("jsonl", data_files=str(tmp_path / name)).examples("train")
+        for name in ("rows.parquet", "rows.json")
+    ]
     assert [e.answer for e in both[0]] == [e.answer for e in both[1]] == ["b", "d"]
