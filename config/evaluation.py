@@ -36,6 +36,8 @@ class EvalSetConfig:
     """At most this many problems: a random choice that is the same in every run. Unset: all."""
     options: dict[str, Any] = field(default_factory=dict)
     """The task's own options, on top of `env.options` where the data set is the same."""
+    reward: str | None = None
+    """As `env.reward`. Unset: that of `env` where the data set is the same, else the task's own."""
     system_prompt: str | None = None
     """As `env.system_prompt`. Unset: that of `env` where the data set is the same, else the task's own."""
 
@@ -64,24 +66,31 @@ class EvalSetConfig:
         Raises:
             ConfigError: the set would read the very rows that are trained on.
         """
-        same = self.dataset == training.dataset
-        files = training.data_files if same and self.data_files is None else self.data_files
-        trained_on = same and files is not None and files == training.data_files
-        if trained_on and not isinstance(files, dict) and self.split != training.split:
+        base = training
+        if self.dataset != training.dataset:
+            base = replace(training, data_files=None, holdout=0.0, duplicates="keep", mixture={}, options={})
+            base = replace(base, reward=None, reward_weights={}, system_prompt=None)
+        files = base.data_files if self.data_files is None else self.data_files
+        shared = base is training and files is not None and files == training.data_files
+        separated = isinstance(files, dict) or training.holdout > 0 or self.split == training.split
+        if shared and not separated:
             raise ConfigError(
                 f"{place}.split={self.split}: env.data_files={files} holds one split, so these are the prompts of "
-                f"training; set {place}.data_files, or {place}.split={training.split} if that is what you want"
+                f"training; set {place}.data_files, or env.holdout (a share of the rows that becomes `test`), or "
+                f"{place}.split={training.split} if that is what you want"
             )
-        system_prompt = training.system_prompt if self.system_prompt is None and same else self.system_prompt
         return replace(
-            training,
+            base,
             dataset=self.dataset,
             data_files=files,
+            holdout=training.holdout if shared else 0.0,
             split=self.split,
             repeats=self.n,
             oversample=None,
-            system_prompt=system_prompt,
-            options=(training.options if same else {}) | self.options,
+            reward=base.reward if self.reward is None else self.reward,
+            reward_weights=base.reward_weights if self.reward is None else {},
+            system_prompt=base.system_prompt if self.system_prompt is None else self.system_prompt,
+            options=base.options | self.options,
         )
 
 

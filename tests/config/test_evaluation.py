@@ -62,15 +62,27 @@ def test_the_same_data_set_inherits_and_another_does_not() -> None:
         data_files={"train": "a", "test": "b"},
         options={"size": 3},
         system_prompt="Think.",
+        reward="boxed",
+        reward_weights={"format": 0.1},
         repeats=16,
     )
     same = EvalSetConfig("x", n=2, options={"depth": 1}).env("eval.sets.a", training)
     assert (same.data_files, same.split, same.repeats) == ({"train": "a", "test": "b"}, "test", 2)
     assert same.options == {"size": 3, "depth": 1}
-    assert same.system_prompt == "Think."
+    assert (same.system_prompt, same.reward, same.reward_weights) == ("Think.", "boxed", {"format": 0.1})
     other = EvalSetConfig("y").env("eval.sets.b", training)
     assert (other.data_files, other.options, other.system_prompt) == (None, {}, None)
+    assert (other.reward, other.reward_weights) == (None, {})
     assert other.max_prompt_tokens == training.max_prompt_tokens
+    own = EvalSetConfig("y", reward="dapo", system_prompt="Box it.").env("eval.sets.b", training)
+    assert (own.reward, own.system_prompt) == ("dapo", "Box it.")
+
+
+def test_a_held_out_share_is_evaluated_on() -> None:
+    training = EnvConfig(dataset="x", data_files="rows.jsonl", holdout=0.1)
+    env = EvalSetConfig("x").env("eval.sets.a", training)
+    assert (env.data_files, env.holdout, env.split) == ("rows.jsonl", 0.1, "test")
+    assert EvalSetConfig("x", data_files="other.jsonl").env("eval.sets.a", training).holdout == 0.0
 
 
 def test_prompts_of_training_are_not_evaluated_by_accident() -> None:
