@@ -1,6 +1,10 @@
 """The reward service against rewards that hang, crash, lie or leave things behind."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +16,7 @@ from config.errors import ConfigError
 from envs.reward_service import RewardService
 from envs.task import Completion, Example, make_task
 
+ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = "tests.envs.hostile_rewards"
 
 
@@ -40,6 +45,13 @@ def alive(pid: int) -> bool:
         return False
     state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return state != "Z"
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 30.0
+    while alive(pid):
+        assert time.monotonic() < deadline, f"process {pid} is still there after 30 s"
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("deed", ["power", "regex", "sleep", "memory", "recurse", "die"])
@@ -113,3 +125,50 @@ def test_a_safe_reward_needs_no_process() -> None:
 def test_a_reward_that_cannot_be_imported_is_named() -> None:
     with pytest.raises(ConfigError, match="no_such_module"), serving("no_such_module:f"):
         pass
+
+
+def test_the_death_of_idle_workers_harms_no_verdict() -> None:
+    with serving("bomb") as service:
+        service.score([Completion("a")] * 8, examples(8))
+        pool = service._pool
+        assert pool is not None
+        for worker in pool.workers:
+            os.kill(worker.pid, signal.SIGKILL)
+            wait_until_gone(worker.pid)
+        scored = service.score([Completion("bb")] * 8, examples(8))
+    assert [(s.outcome, s.score) for s in scored] == [("scored", 2.0)] * 8
+
+
+def test_a_verification_that_kills_the_nursery_is_invalid_and_the_service_goes_on() -> None:
+    with serving("bomb") as service:
+        scored = service.score([Completion("a"), Completion("nursery"), Completion("bb")], examples(3))
+        assert [s.outcome for s in scored] == ["scored", "invalid", "scored"]
+        assert service.score([Completion("ccc")], examples(1))[0].score == 3.0
+
+
+def test_no_process_outlives_a_killed_trainer_even_if_its_child_holds_the_socket() -> None:
+    """A trainer with hanging verifications under way and a forked child of its own is SIGKILLed."""
+    trainer = subprocess.Popen(
+        [sys.executable, "-m", "tests.envs.killed_trainer"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert trainer.stdout is not None
+    child, *ours = (int(pid) for pid in trainer.stdout.readline().split())
+    try:
+        assert len(ours) == 3
+        assert all(alive(pid) for pid in ours)
+        trainer.kill()
+        trainer.wait()
+        for pid in ours:
+            wait_until_gone(pid)
+        assert alive(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        trainer.stdout.close()
+
+
+def test_what_a_reward_prints_stays_off_standard_output(capfd: pytest.CaptureFixture[str]) -> None:
+    with serving("bomb") as service:
+        service.score([Completion("print")], examples(1))
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert "said a reward" in captured.err
