@@ -28,4 +28,4 @@ def train(config: Config, parts: Parts) -> None:
 
 
 if __name__ == "__main__":
-    launch(train)
+    launch(train, overlapped=True)

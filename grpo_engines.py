@@ -7,12 +7,14 @@ both speak the protocol of rollout/engine.py, so nothing above knows which it is
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from config.plan import Plan, make_plan
 from config.schema import Config
 from rollout.canary import TOLERANCE, Canary, canary_sequences
 from rollout.engine import Engine
@@ -20,7 +22,7 @@ from rollout.pool import PoolSettings, RayPool
 from rollout.ray_runtime import EnginePlace
 from rollout.transformers_engine import TransformersEngine
 from rollout.transports import InProcess, Transport, named_weights
-from rollout.vllm_settings import VLLMSettings, choose_backend
+from rollout.vllm_settings import VLLMSettings, choose_backend, installed_version
 from training.model import (
     causal_model,
     copy_model,
@@ -34,53 +36,52 @@ CANARY_COUNT, CANARY_LENGTH = 3, 160  # longer than a block of vLLM's prefix cac
 PLAIN_CANARY_COUNT, PLAIN_CANARY_LENGTH = 1, 24  # no prefix cache, nothing to find in a longer one
 
 
+def plan_run(config: Config, overlapped: bool, folder: Path) -> Plan:
+    """Who lives where; raises ConfigError for a plan that cannot work, before anything is loaded."""
+    return make_plan(config, overlapped, installed_version(), folder=folder)
+
+
 def build_engine(
-    config: Config, model: PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase, device: torch.device
+    config: Config, model: PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase, plan: Plan
 ) -> Engine:
     """One engine or a pool.
 
     model: gives a transformers engine in this process its first weights; None (there is no learner): every
     engine loads those of `model.name`.
     """
-    inference, ray = config.inference_model, config.ray
+    inference, devices = config.inference_model, plan.devices
     name = config.model.name
     eos = tuple(saved_eos_token_ids(name, tokenizer) if model is None else eos_token_ids(model, tokenizer))
-    backend = choose_backend(inference.backend, gpu=device.type == "cuda")
+    backend = choose_backend(inference.backend, gpu=not devices.on_cpu)
     factory: Callable[[], Engine]
     if backend == "vllm":
-        factory = partial(_vllm_engine, vllm_settings(config, eos, device))
+        factory = partial(_vllm_engine, vllm_settings(config, eos, plan))
     else:
-        factory = partial(_transformers_engine, config, eos, device.type)
-    if inference.num_engines == 1 and not ray.enabled and ray.address is None:
+        factory = partial(_transformers_engine, config, eos, "cpu" if devices.on_cpu else "cuda")
+    if devices.in_process:
         if backend == "vllm":
             return factory()
+        device = torch.device(devices.train_device)
         own = load_model(config.model, [device]) if model is None else copy_model(model, model.dtype, device)
         return TransformersEngine(own, eos, inference.max_num_seqs, inference.update)
     settings = PoolSettings(
         start_timeout_s=inference.start_timeout_s,
         request_timeout_s=inference.request_timeout_s,
         window=inference.max_num_seqs,
-        num_cpus_per_engine=ray.num_cpus_per_engine,
-        address=ray.address,
+        num_cpus_per_engine=config.ray.num_cpus_per_engine,
+        address=config.ray.address,
     )
-    return RayPool(factory, engine_places(config, device), settings)
+    places = [EnginePlace(f"engine {index}", gpus) for index, gpus in enumerate(devices.engines)]
+    return RayPool(factory, places, settings)
 
 
-def engine_places(config: Config, device: torch.device) -> list[EnginePlace]:
-    size = config.inference_model.tensor_parallel_size
-    count = config.inference_model.num_engines
-    if device.type == "cpu":
-        return [EnginePlace(f"engine {index}") for index in range(count)]
-    devices = list(config.inference_model.devices or range(count * size))
-    return [EnginePlace(f"engine {i}", tuple(devices[i * size : (i + 1) * size])) for i in range(count)]
-
-
-def vllm_settings(config: Config, eos: tuple[int, ...], device: torch.device) -> VLLMSettings:
+def vllm_settings(config: Config, eos: tuple[int, ...], plan: Plan) -> VLLMSettings:
     """What a vLLM engine is started with; on a CPU eager, with a KV cache of its own size."""
-    from config.model_shape import find_config, kv_cache_bytes, read_shape
+    from config.model_shape import DTYPE_BYTES, find_config, kv_cache_bytes, read_shape
 
     inference = config.inference_model
-    on_cpu = device.type == "cpu"
+    on_cpu = plan.devices.on_cpu
+    transport = plan.devices.transport
     dtype = ("float32" if on_cpu else "bfloat16") if inference.dtype == "auto" else inference.dtype
     longest = config.max_model_len
     cache = None if inference.kv_cache_gib is None else int(inference.kv_cache_gib * 2**30)
@@ -88,7 +89,7 @@ def vllm_settings(config: Config, eos: tuple[int, ...], device: torch.device) ->
     if on_cpu and cache is None:
         found = find_config(name)
         assert found is not None
-        cache = kv_cache_bytes(read_shape(found), inference.max_num_seqs, longest, 4)
+        cache = kv_cache_bytes(read_shape(found), longest, inference.max_num_seqs, DTYPE_BYTES[dtype])
     return VLLMSettings(
         model=name,
         eos_token_ids=eos,
@@ -102,7 +103,8 @@ def vllm_settings(config: Config, eos: tuple[int, ...], device: torch.device) ->
         enforce_eager=on_cpu if inference.enforce_eager is None else inference.enforce_eager,
         quantization=inference.quantization,
         update=inference.update,
-        sleep=inference.colocate,
+        sleep=plan.devices.colocated,
+        weight_transfer=transport if transport in ("nccl", "ipc") else None,
         request_timeout_s=inference.request_timeout_s,
     )
 
@@ -124,11 +126,11 @@ def _transformers_engine(config: Config, eos: tuple[int, ...], device: str) -> E
 class Weights:
     """Learner to engines, proven by the canary. Version 0 is what a run starts from; each later push adds 1."""
 
-    def __init__(self, model: nn.Module, engine: Engine, canary: Canary) -> None:
+    def __init__(self, model: nn.Module, engine: Engine, canary: Canary, transport: Transport) -> None:
         self.model = model
         self.engine = engine
         self.canary = canary
-        self.transport: Transport = engine.transport if isinstance(engine, RayPool) else InProcess(engine)
+        self.transport = transport
         self.version = -1
 
     def push(self) -> dict[str, float]:
@@ -154,7 +156,7 @@ def _received(engine: Engine) -> frozenset[str]:
     return engine.received if isinstance(engine, RayPool | VLLMEngine | TransformersEngine) else frozenset()
 
 
-def build_weights(config: Config, model: nn.Module, engine: Engine) -> Weights:
+def build_weights(config: Config, model: nn.Module, engine: Engine, plan: Plan) -> Weights:
     causal = causal_model(model)
     inference = config.inference_model
     plain = isinstance(engine, TransformersEngine)
@@ -172,7 +174,21 @@ def build_weights(config: Config, model: nn.Module, engine: Engine) -> Weights:
         tied,
         caches_prefixes=not plain,
     )
-    return Weights(model, engine, canary)
+    return Weights(model, engine, canary, _transport(config, engine, plan))
+
+
+def _transport(config: Config, engine: Engine, plan: Plan) -> Transport:
+    """The weights' way, by where learner and engines live."""
+    if not isinstance(engine, RayPool):
+        return InProcess(engine)
+    if plan.devices.transport not in ("nccl", "ipc"):
+        return engine.transport
+    from rollout.vllm_transfer import NativeTransfer
+
+    size = config.inference_model.tensor_parallel_size
+    return NativeTransfer(
+        plan.devices.transport, engine, size, timeout=config.inference_model.request_timeout_s
+    )
 
 
 def engine_scores(engine: Engine) -> Callable[[Sequence[Sequence[int]]], Mapping[str, list[list[float]]]]:

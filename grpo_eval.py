@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from tensordict import TensorDictBase
 from transformers import PreTrainedTokenizerBase
 
 from config.env import EnvConfig
 from config.errors import ConfigError
 from config.evaluation import EvalSetConfig
+from config.plan import Plan
 from config.schema import Config
 from envs.problems import Problems, choose_problems
 from envs.reward_service import RewardService
@@ -237,11 +237,11 @@ def tally(group: TensorDictBase) -> Tally:
     )
 
 
-def evaluate_alone(config: Config, run_dir: Path, device: torch.device) -> None:
+def evaluate_alone(config: Config, run_dir: Path, plan: Plan) -> None:
     """`run=eval`: engines with the weights of `model.name`, a tokenizer, and nothing that learns."""
     tokenizer = load_tokenizer(config.model.name)
     sets = load_sets(config, tokenizer)
-    engine = build_engine(config, None, tokenizer, device)
+    engine = build_engine(config, None, tokenizer, plan)
     tracker = make_tracker(config.logging, run_dir, asdict(config))
     monitor = Monitor(run_dir, config.logging, tracker, repeats=1, total_steps=0)
     view = SharedEngine(engine).view()

@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,8 +24,11 @@ from config.schema import Config, register_schema, to_config
 PROJECT = Path(__file__).resolve().parent
 
 
-def launch(train: "Callable[[Config, Parts], None]") -> None:
-    """The command line: compose, check, build, train, close. Exits with 2 and one message on bad input."""
+def launch(train: "Callable[[Config, Parts], None]", overlapped: bool = False) -> None:
+    """The command line: compose, check, build, train, close. Exits with 2 and one message on bad input.
+
+    overlapped: the schedule generates while it trains, so engines need devices of their own.
+    """
     import hydra
     from hydra.errors import HydraException
     from omegaconf import DictConfig
@@ -40,7 +43,7 @@ def launch(train: "Callable[[Config, Parts], None]") -> None:
 
         run_dir = Path(HydraConfig.get().runtime.output_dir)
         try:
-            run(to_config(composed), run_dir, train)
+            run(to_config(composed), run_dir, train, overlapped)
         except (ConfigError, OmegaConfBaseException):
             _remove_if_unused(run_dir)
             raise
@@ -62,12 +65,14 @@ def _remove_if_unused(run_dir: Path) -> None:
         shutil.rmtree(run_dir, ignore_errors=True)
 
 
-def run(config: Config, run_dir: Path, train: "Callable[[Config, Parts], None]") -> None:
+def run(
+    config: Config, run_dir: Path, train: "Callable[[Config, Parts], None]", overlapped: bool = False
+) -> None:
     """One job: what `run=` says."""
-    if config.run == "eval":
-        run_evaluation(config, run_dir)
+    if config.run in ALONE:
+        ALONE[config.run](config, run_dir, overlapped)
         return
-    parts = build(config, run_dir)
+    parts = build(config, run_dir, overlapped)
     outcome = "failed"
     try:
         train(config, parts)
@@ -76,15 +81,25 @@ def run(config: Config, run_dir: Path, train: "Callable[[Config, Parts], None]")
         parts.close(outcome)
 
 
-def run_evaluation(config: Config, run_dir: Path) -> None:
-    """`run=eval`: neither learner nor training data."""
-    import torch
+def print_plan(config: Config, run_dir: Path, overlapped: bool) -> None:
+    """`run=plan`: touches no device, leaves no folder."""
+    from config.plan import report
+    from grpo_engines import plan_run
 
+    print(report(plan_run(config, overlapped, run_dir)))
+    _remove_if_unused(run_dir)
+
+
+def run_evaluation(config: Config, run_dir: Path, overlapped: bool) -> None:
+    """`run=eval`: neither learner nor training data."""
+    from grpo_engines import plan_run
     from grpo_eval import evaluate_alone
 
-    device = torch.device(choose_device(config))
     seed_everything(config)
-    evaluate_alone(config, run_dir, device)
+    evaluate_alone(config, run_dir, plan_run(config, overlapped, run_dir))
+
+
+ALONE: dict[str, Callable[[Config, Path, bool], None]] = {"plan": print_plan, "eval": run_evaluation}
 
 
 @dataclass
@@ -297,19 +312,6 @@ class Parts:
         self.monitor.close(outcome)
 
 
-def choose_device(config: Config) -> str:
-    """Raises ConfigError where the config needs CUDA and there is none."""
-    import torch
-
-    available = torch.cuda.is_available()
-    if config.device == "cuda" and not available:
-        raise ConfigError(
-            f"device=cuda: model.name={config.model.name} needs a CUDA GPU and this machine has none. "
-            "`python grpo.py --config-name grpo_quickstart` trains on a CPU; device=cpu tries this config there"
-        )
-    return "cuda" if available and config.device != "cpu" else "cpu"
-
-
 def find_checkpoint(config: Config, run_dir: Path) -> Path | None:
     """What `train.resume` means: a path, or with `auto` the newest checkpoint of this very run.
 
@@ -342,7 +344,7 @@ def _same_run(path: Path, config: Config) -> bool:
     return bool(saved == ours)
 
 
-def build(config: Config, run_dir: Path) -> Parts:
+def build(config: Config, run_dir: Path, overlapped: bool = False) -> Parts:
     """Cheap checks first: data and tokenizer before weights, weights before engines."""
     import torch
 
@@ -350,7 +352,7 @@ def build(config: Config, run_dir: Path) -> Parts:
     from envs.reward_service import RewardService
     from envs.task import make_task
     from envs.token_env import TokenEnv, prompt_fits
-    from grpo_engines import build_engine, build_weights
+    from grpo_engines import build_engine, build_weights, plan_run
     from grpo_eval import Evaluation, load_sets
     from monitoring.monitor import Monitor
     from monitoring.trackers import MetricsFile, make_tracker
@@ -364,7 +366,7 @@ def build(config: Config, run_dir: Path) -> Parts:
 
     found = find_checkpoint(config, run_dir)
     saved = load_checkpoint(found) if found else None
-    device = torch.device(choose_device(config))
+    plan = plan_run(config, overlapped, run_dir)
     seed_everything(config)
     task = make_task(config.env)
     tokenizer = load_tokenizer(config.model.name)
@@ -377,9 +379,9 @@ def build(config: Config, run_dir: Path) -> Parts:
         )
     )
     eval_sets = load_sets(config, tokenizer)
-    model = load_model(config.model, [device])
-    engine = build_engine(config, model, tokenizer, device)
-    model, scorer, reference = build_models(config, model, device)
+    model = load_model(config.model, torch_devices(plan.devices.train))
+    engine = build_engine(config, model, tokenizer, plan)
+    model, scorer, reference = build_models(config, model, plan)
     learner = Learner(model, scorer, reference, config, run_dir)
     inference = config.inference_model
     sampling = Sampling(inference.temperature, inference.top_p, inference.top_k, inference.max_tokens)
@@ -407,7 +409,7 @@ def build(config: Config, run_dir: Path) -> Parts:
         run_dir,
         learner,
         Rollouts(env, policy, config.env.repeats, config.policy.filter_attempts),
-        build_weights(config, model, engine),
+        build_weights(config, model, engine, plan),
         prompts,
         rewards,
         monitor,
@@ -438,13 +440,20 @@ def seed_everything(config: Config) -> None:
         torch.set_num_threads(config.train_model.num_threads)
 
 
-def build_models(config: Config, model: Any, device: Any) -> tuple[Any, Any, Any]:
+def torch_devices(indices: Sequence[int]) -> list[Any]:
+    """GPUs by index; the CPU where there are none."""
+    import torch
+
+    return [torch.device("cuda", index) for index in indices] or [torch.device("cpu")]
+
+
+def build_models(config: Config, model: Any, plan: Any) -> tuple[Any, Any, Any]:
     """The policy, its scorer, and the reference or None."""
     import torch
 
     from training.forward import ResponseScorer
     from training.model import add_lora, copy_model
-    from training.reference import Reference
+    from training.reference import AdapterOff, Reference
 
     autocast = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[config.train.mixed_precision]
     inference = config.inference_model
@@ -461,12 +470,15 @@ def build_models(config: Config, model: Any, device: Any) -> tuple[Any, Any, Any
             autocast_dtype=autocast,
         )
 
-    reference = None
-    if config.policy.uses_reference:
-        frozen = copy_model(model, model.dtype, device)
-        rows = config.optim_batch_size // config.train.gradient_accumulation_steps
-        reference = Reference(scorer(frozen), rows)
+    rows = config.optim_batch_size // config.train.gradient_accumulation_steps
+    home = plan.devices.reference_home
+    frozen: Reference | AdapterOff | None = None
+    if home in ("own devices", "host memory"):
+        device = torch_devices(plan.devices.reference)[0]
+        frozen = Reference(scorer(copy_model(model, model.dtype, device)), rows)
     if config.train.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     policy = add_lora(model, config.train_model.lora) if config.train_model.lora.enabled else model
-    return policy, scorer(policy), reference
+    if home == "base of the LoRA policy":
+        frozen = AdapterOff(scorer(policy), rows)
+    return policy, scorer(policy), frozen

@@ -141,6 +141,29 @@ def test_ctrl_c_finishes_the_iteration_and_leaves_a_checkpoint_and_no_process(tm
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
 
 
+def test_a_plan_is_printed_and_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run").mkdir()
+    run(configured("run=plan"), tmp_path / "run", grpo.train)
+    printed = capsys.readouterr().out
+    for expected in ("train_model      CPU", "32 prompts x 8 completions", "[train.gradient_accumulation_steps"):
+        assert expected in printed
+    assert not (tmp_path / "run").exists()
+
+
+def test_under_lora_the_base_is_the_reference(tmp_path: Path) -> None:
+    """On one GPU the reference has no memory of its own; the CPU run of it gives the same numbers."""
+    from grpo_utils import build
+    from training.reference import AdapterOff
+
+    parts = build(configured(*SMALL, "train_model.lora.enabled=true"), tmp_path)
+    batch = parts.rollouts.env.groups(2)
+    batch = parts.rollouts.env.step(parts.rollouts.policy(batch))
+    own = parts.learner.reference.log_prob(batch)
+    shared = AdapterOff(parts.learner.scorer, parts.learner.reference.rows).log_prob(batch)
+    torch.testing.assert_close(own, shared, atol=1e-6, rtol=0)
+    parts.close("finished")
+
+
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "grpo.py", *arguments],

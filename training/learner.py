@@ -27,7 +27,7 @@ from training.loss import BatchTotals, objective
 from training.loss_metrics import Metrics, finalize_metrics, merge_metrics
 from training.off_policy import effective_sample_size_by_age, gap_percentiles
 from training.optimizer import make_optimizer, make_scheduler
-from training.reference import Reference
+from training.reference import AdapterOff, Reference
 
 
 class NonFiniteError(RuntimeError):
@@ -56,7 +56,7 @@ class Learner:
         self,
         model: nn.Module,
         scorer: ResponseScorer,
-        reference: Reference | None,
+        reference: Reference | AdapterOff | None,
         config: Config,
         run_dir: Path,
     ) -> None:
@@ -145,9 +145,7 @@ class Learner:
         groups = batch.batch_size[0] // self.config.env.repeats
         return -(-groups // self.config.train.gradient_accumulation_steps) * self.config.env.repeats
 
-    def _loss(
-        self, batch: TensorDictBase, totals: BatchTotals
-    ) -> tuple[torch.Tensor, Metrics, torch.Tensor]:
+    def _loss(self, batch: TensorDictBase, totals: BatchTotals) -> tuple[torch.Tensor, Metrics, torch.Tensor]:
         """The loss, its metrics, and the gap |trainer - engine| before the update of every token in it."""
         scores = self.scorer(batch, with_entropy=True)
         device = scores.log_prob.device
