@@ -8,6 +8,7 @@ from omegaconf import MISSING
 from config.errors import ConfigError
 
 DUPLICATES = ("keep", "first", "drop")
+SANDBOXES = ("auto", "bubblewrap", "namespaces", "rlimits")
 
 
 @dataclass
@@ -74,6 +75,15 @@ class EnvConfig:
     """Address space of a reward worker."""
     max_error_rate: float = 0.1
     """Share of recent verifications that may fail by our own or the data's fault before the run stops."""
+    sandbox: str = "auto"
+    """How tested programs are shut in: a level of docs/sandbox.md; `auto` takes the strongest that works here."""
+    code_timeout_s: float = 6.0
+    """Wall-clock seconds of a tested program for one test case."""
+    code_memory_mib: int = 512
+    """Memory of a tested program."""
+    sandbox: str = "auto"
+    """How programs under test are shut in: `bubblewrap`, `namespaces` or `rlimits`; `auto`: the first of these
+    that works here (docs/sandbox.md says what each protects against)."""
     samples: str | None = None
     """For `run=rewards`: JSONL of {"row": index in the data file, "completion": text}."""
 
@@ -82,9 +92,11 @@ class EnvConfig:
             raise ConfigError(f"env.reward_workers={self.reward_workers}: must be at least 1")
         if self.duplicates not in DUPLICATES:
             raise ConfigError(f"env.duplicates={self.duplicates!r}: choose one of {', '.join(DUPLICATES)}")
+        if self.sandbox not in SANDBOXES:
+            raise ConfigError(f"env.sandbox={self.sandbox!r}: choose one of {', '.join(SANDBOXES)}")
         if not 0.0 <= self.holdout < 1.0:
             raise ConfigError(f"env.holdout={self.holdout}: a share, 0 to below 1")
-        for key in ("reward_timeout_s", "reward_memory_gib"):
+        for key in ("reward_timeout_s", "reward_memory_gib", "code_timeout_s", "code_memory_mib"):
             if vars(self)[key] <= 0:
                 raise ConfigError(f"env.{key}={vars(self)[key]}: must be above 0")
         if not 0.0 <= self.max_error_rate <= 1.0:
