@@ -64,6 +64,14 @@ def test_the_reward_of_the_text_judges_in_workers(tmp_path: Path, monkeypatch: p
     assert short.parts == {"accuracy": 1.0, "short": 1.0}
 
 
+def test_the_test_cases_of_the_text_are_read(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(block("json", '"test_cases"'), encoding="utf-8")
+    task = make_task(EnvConfig(dataset="jsonl", data_files=str(tmp_path / "rows.jsonl")))
+    (example,) = task.examples("train")
+    assert example.answer["outputs"] == ["4\n"]
+    assert task.reward(Completion("no program"), example).score == 0.0
+
+
 @pytest.mark.parametrize("known", [known_tasks, known_rewards])
 def test_every_task_and_reward_is_in_the_text(known: object) -> None:
     assert callable(known)
