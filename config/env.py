@@ -8,6 +8,7 @@ from omegaconf import MISSING
 from config.errors import ConfigError
 
 DUPLICATES = ("keep", "first", "drop")
+TOOLS = ("calculator", "python")
 SANDBOXES = ("auto", "bubblewrap", "namespaces", "rlimits")
 
 
@@ -76,14 +77,19 @@ class EnvConfig:
     max_error_rate: float = 0.1
     """Share of recent verifications that may fail by our own or the data's fault before the run stops."""
     sandbox: str = "auto"
-    """How tested programs are shut in: a level of docs/sandbox.md; `auto` takes the strongest that works here."""
-    code_timeout_s: float = 6.0
-    """Wall-clock seconds of a tested program for one test case."""
-    code_memory_mib: int = 512
-    """Memory of a tested program."""
-    sandbox: str = "auto"
     """How programs under test are shut in: `bubblewrap`, `namespaces` or `rlimits`; `auto`: the first of these
     that works here (docs/sandbox.md says what each protects against)."""
+    max_steps: int = 1
+    """Turns of the model in one completion. Above 1 the environment answers between them (docs/turns.md), and
+    `inference_model.max_tokens` bounds all turns and answers together."""
+    reasoning: bool = False
+    """The environment asks the model to think again after every turn that no tool answers."""
+    reasoning_prompt: str = (
+        "Think again: check your answer, then give the final one in the form you were asked for."
+    )
+    """What it says then."""
+    tools: list[str] = field(default_factory=list)
+    """Tools that the model is told of and may call at the end of a turn: `calculator`, `python` (in the sandbox)."""
     samples: str | None = None
     """For `run=rewards`: JSONL of {"row": index in the data file, "completion": text}."""
 
@@ -96,11 +102,30 @@ class EnvConfig:
             raise ConfigError(f"env.sandbox={self.sandbox!r}: choose one of {', '.join(SANDBOXES)}")
         if not 0.0 <= self.holdout < 1.0:
             raise ConfigError(f"env.holdout={self.holdout}: a share, 0 to below 1")
-        for key in ("reward_timeout_s", "reward_memory_gib", "code_timeout_s", "code_memory_mib"):
+        for key in ("reward_timeout_s", "reward_memory_gib"):
             if vars(self)[key] <= 0:
                 raise ConfigError(f"env.{key}={vars(self)[key]}: must be above 0")
         if not 0.0 <= self.max_error_rate <= 1.0:
             raise ConfigError(f"env.max_error_rate={self.max_error_rate}: a share, 0 to 1")
+        self._check_turns()
+
+    def _check_turns(self) -> None:
+        unknown = [tool for tool in self.tools if tool not in TOOLS]
+        if unknown:
+            raise ConfigError(f"env.tools={unknown}: choose from {', '.join(TOOLS)}")
+        answered = self.reasoning or self.tools
+        if self.max_steps < 1:
+            raise ConfigError(f"env.max_steps={self.max_steps}: must be at least 1")
+        if self.max_steps > 1 and not answered:
+            raise ConfigError(
+                f"env.max_steps={self.max_steps}: nothing answers between turns; set env.reasoning=true or "
+                "env.tools=[calculator], or leave env.max_steps at 1"
+            )
+        if self.max_steps == 1 and answered:
+            raise ConfigError(
+                f"env.reasoning={self.reasoning}, env.tools={self.tools}: an answer needs a second turn; set "
+                "env.max_steps=2 or more"
+            )
 
     @property
     def candidates(self) -> int:

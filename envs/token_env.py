@@ -85,6 +85,13 @@ def length_mask(lengths: Sequence[int], left: bool = False) -> torch.Tensor:
     return columns >= width - counts if left else columns < counts
 
 
+def last_turns(tokens: TensorDictBase) -> list[int]:
+    """The column of each response [N, R] where the model's last turn begins; 0 where there is but one."""
+    written = tokens["response_mask"] & ~tokens["loss_mask"]
+    columns = torch.arange(1, written.shape[1] + 1)
+    return (written * columns).amax(-1).tolist()
+
+
 class TokenEnv(EnvBase):
     """Groups of `repeats` completions a prompt.
 
@@ -173,18 +180,23 @@ class TokenEnv(EnvBase):
         return self.tokenizer.batch_decode([row[mask].tolist() for row, mask in rows])
 
     def texts(self, tensordict: TensorDictBase) -> list[str]:
-        """The responses as the rewards read them: decoded, without special tokens."""
+        """The responses decoded, every turn and what the environment said between them, without special tokens."""
+        return self._decode(tensordict, [0] * tensordict.batch_size[0])
+
+    def _decode(self, tensordict: TensorDictBase, starts: Sequence[int]) -> list[str]:
         responses = tensordict["tokens", "response"].tolist()
         lengths = tensordict["tokens", "response_mask"].sum(-1).tolist()
-        ids = [row[:length] for row, length in zip(responses, lengths, strict=True)]
+        ids = [row[start:end] for row, start, end in zip(responses, starts, lengths, strict=True)]
         return self.tokenizer.batch_decode(ids, skip_special_tokens=True)
 
     def _completions(self, tensordict: TensorDictBase) -> list[Completion]:
-        lengths = tensordict["tokens", "response_mask"].sum(-1).tolist()
+        """What is judged: the text of the last turn, the tokens that the model drew in all of them."""
+        lengths = tensordict["tokens", "loss_mask"].sum(-1).tolist()
         reasons = tensordict["finish_reason"][:, 0].tolist()
+        texts = self._decode(tensordict, last_turns(tensordict["tokens"]))
         return [
             Completion(text, length, reason == LENGTH)
-            for text, length, reason in zip(self.texts(tensordict), lengths, reasons, strict=True)
+            for text, length, reason in zip(texts, lengths, reasons, strict=True)
         ]
 
     def _set_seed(self, seed: int | None) -> None:

@@ -70,11 +70,15 @@ class EnginePolicy(TensorDictModuleBase):
 def _as_tensors(completions: Sequence[Completion]) -> TensorDict:
     """Right-padded tensors [N, R] of what the engine returned."""
     mask = length_mask([len(completion.token_ids) for completion in completions])
+    loss_mask = mask.clone()
+    for row, completion in enumerate(completions):
+        if completion.sampled is not None:
+            loss_mask[row, : len(completion.sampled)] = torch.tensor(completion.sampled)
     reasons = [[FINISH_REASONS.index(completion.finish_reason)] for completion in completions]
     tokens = TensorDict(
         response=pad([completion.token_ids for completion in completions], torch.int64),
         response_mask=mask,
-        loss_mask=mask.clone(),
+        loss_mask=loss_mask,
         batch_size=[len(completions)],
     )
     return TensorDict(

@@ -50,12 +50,14 @@ class Completion:
     log_probs: one a token, of the distribution it was sampled from (after temperature, top-p and top-k).
     policy_versions: one a token, the version of the weights that drew it.
     finish_reason: "stop" (end of sequence drawn), "length" (max_tokens reached), "abort".
+    sampled: one a token, false where the environment wrote it (rollout/turns.py); None: all were drawn.
     """
 
     token_ids: list[int]
     log_probs: list[float]
     policy_versions: list[int]
     finish_reason: FinishReason
+    sampled: list[bool] | None = None
 
 
 @dataclass

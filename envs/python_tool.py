@@ -1,0 +1,62 @@
+"""A Python interpreter for the model, in the sandbox of tested programs."""
+
+import threading
+
+from envs.sandbox import Run, Sandbox, choose_level
+
+LONGEST = 2000
+"""Characters of output that the model is shown."""
+
+
+class _Own(threading.local):
+    """What belongs to one thread."""
+
+    sandbox: Sandbox | None = None
+
+
+class PythonTool:
+    """Every call is a new program. Each thread that calls has a sandbox of its own.
+
+    Raises:
+        ConfigError: the level of the sandbox does not work here.
+    """
+
+    def __init__(self, level: str) -> None:
+        self.level = choose_level(level)
+        self._own = _Own()
+        self._sandboxes: list[Sandbox] = []
+        self._lock = threading.Lock()
+
+    def run(self, source: str) -> str:
+        """What the program printed, or why it failed."""
+        run = self._sandbox().run(source.strip("\n"))
+        return shortened(_told(run))
+
+    def _sandbox(self) -> Sandbox:
+        if self._own.sandbox is None:
+            self._own.sandbox = Sandbox(self.level)
+            with self._lock:
+                self._sandboxes.append(self._own.sandbox)
+        return self._own.sandbox
+
+    def close(self) -> None:
+        """Ends every sandbox; nothing may be running."""
+        for sandbox in self._sandboxes:
+            sandbox.close()
+        self._sandboxes = []
+
+
+def _told(run: Run) -> str:
+    printed = run.stdout.decode("utf-8", "replace").strip()
+    if run.succeeded:
+        return printed or "(no output; print the result)"
+    if run.status != "finished":
+        return f"{printed}\nstopped: {run.status}".strip()
+    error = run.stderr.decode("utf-8", "replace").strip().splitlines()
+    return f"{printed}\n{error[-1] if error else f'exit code {run.code}'}".strip()
+
+
+def shortened(text: str) -> str:
+    """The beginning and the end of a long text."""
+    half = LONGEST // 2
+    return text if len(text) <= LONGEST else f"{text[:half]}\n...\n{text[-half:]}"

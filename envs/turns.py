@@ -1,0 +1,219 @@
+"""What the environment says between two turns of the model: tool results, and a request to think again.
+
+A conversation is one stream of token ids that is only ever extended: the prompt, what the model drew, what the
+chat template puts around the environment's message, what the model drew next, and so on. Nothing is decoded
+and encoded again, so what is trained on is what was sampled. The message is a user message: every chat
+template has those. The reward judges the last turn.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from typing import Generic, Protocol, TypeVar, overload
+
+from transformers import PreTrainedTokenizerBase
+
+from config.env import EnvConfig
+from config.errors import ConfigError
+from envs.calculator import calculate
+from envs.task import Example
+
+Key = TypeVar("Key")
+_MARK = "the-answer-goes-here"
+
+
+class Answerer(Protocol):
+    """One way for the environment to answer. `slow`: answering is done in a thread, beside generation."""
+
+    slow: bool
+
+    def answer(self, text: str) -> str | None:
+        """The message that follows a turn with this text; None: this one has nothing to say."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ThinkAgain:
+    """Follows every turn, whatever it says: nothing is given away about right and wrong."""
+
+    slow = False
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+    def answer(self, text: str) -> str | None:
+        return self.message
+
+    def close(self) -> None:
+        pass
+
+
+class Tool:
+    """Answers a turn that ends in `<NAME>request</NAME>` with what `run` makes of the request."""
+
+    def __init__(self, name: str, run: Callable[[str], str], slow: bool, close: Callable[[], None]) -> None:
+        self.name = name
+        self.run = run
+        self.slow = slow
+        self.close = close
+
+    def answer(self, text: str) -> str | None:
+        request = tool_request(self.name, text)
+        return None if request is None else f"{self.name}: {self.run(request)}"
+
+
+def tool_request(name: str, text: str) -> str | None:
+    """What stands in the tags that end the text, or None where it does not end in them."""
+    closing = f"</{name}>"
+    if not text.rstrip().endswith(closing):
+        return None
+    _, opened, request = text.rstrip().removesuffix(closing).rpartition(f"<{name}>")
+    return request if opened else None
+
+
+def make_tool(name: str, env: EnvConfig) -> Tool:
+    """name: one of `config.env.TOOLS`."""
+    if name == "calculator":
+        return Tool(name, calculate, slow=False, close=lambda: None)
+    from envs.python_tool import PythonTool
+
+    python = PythonTool(env.sandbox)
+    return Tool(name, python.run, slow=True, close=python.close)
+
+
+def make_answerers(env: EnvConfig) -> list[Answerer]:
+    """Those of `env.tools`, in their order, then the request to think again; the first that answers is heard."""
+    answerers: list[Answerer] = [make_tool(name, env) for name in env.tools]
+    return [*answerers, ThinkAgain(env.reasoning_prompt)] if env.reasoning else answerers
+
+
+def instructions(name: str) -> str:
+    """What the system prompt says of a tool."""
+    return f"{_USES[name]} To use it, end your message with <{name}>...</{name}>; the result comes in the next message."
+
+
+_USES = {
+    "calculator": "You have a calculator for + - * / and parentheses.",
+    "python": "You have a Python interpreter; what your program prints is its result.",
+}
+
+
+class Instructed(Sequence[Example]):
+    """Examples whose system prompt also holds the answerers' instructions."""
+
+    def __init__(self, examples: Sequence[Example], instructions: str) -> None:
+        self._examples = examples
+        self._instructions = instructions
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    @overload
+    def __getitem__(self, index: int) -> Example: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Example]: ...
+    def __getitem__(self, index: int | slice) -> Example | list[Example]:
+        if isinstance(index, slice):
+            return [self._with(example) for example in self._examples[index]]
+        return self._with(self._examples[index])
+
+    def _with(self, example: Example) -> Example:
+        head, *rest = example.messages
+        if head["role"] == "system":
+            return replace(
+                example, messages=({**head, "content": f"{head['content']}\n\n{self._instructions}"}, *rest)
+            )
+        return replace(example, messages=({"role": "system", "content": self._instructions}, head, *rest))
+
+
+def with_instructions(examples: Sequence[Example], tools: Sequence[str]) -> Sequence[Example]:
+    """The examples as they are where no tool is offered."""
+    if not tools:
+        return examples
+    return Instructed(examples, "\n".join(instructions(name) for name in tools))
+
+
+class Conversation(Generic[Key]):
+    """Answers turns in token ids, the slow ones in threads beside generation.
+
+    Args:
+        max_steps: turns of the model; the environment is silent after the last one.
+        threads: slow answers at a time.
+
+    Raises:
+        ConfigError: the chat template cannot render a second user message.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        answerers: Sequence[Answerer],
+        max_steps: int,
+        threads: int = 4,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.answerers = answerers
+        self.max_steps = max_steps
+        slow = any(answerer.slow for answerer in answerers)
+        self._threads = ThreadPoolExecutor(threads, "answers") if slow else None
+        self._asked: dict[Future[list[int]], Key] = {}
+        self._answered: list[tuple[Key, list[int]]] = []
+        self._after("ok")
+
+    @property
+    def waiting(self) -> int:
+        """Turns whose answer has not been fetched."""
+        return len(self._asked) + len(self._answered)
+
+    def ask(self, key: Key, token_ids: Sequence[int], turn: int) -> None:
+        """Ask for the answer to the model's turn number `turn`, from 1, which ended in an end token."""
+        if turn >= self.max_steps:
+            self._answered.append((key, []))
+        elif self._threads is not None:
+            self._asked[self._threads.submit(self.answer, token_ids)] = key
+        else:
+            self._answered.append((key, self.answer(token_ids)))
+
+    def answered(self, timeout: float) -> list[tuple[Key, list[int]]]:
+        """(key, token ids to append) of the turns answered by now; no ids: the conversation is over.
+
+        timeout: seconds to wait for one where there is none. What an answerer raised is raised here.
+        """
+        if self._asked:
+            done, _ = wait(self._asked, 0.0 if self._answered else timeout, "FIRST_COMPLETED")
+            self._answered += [(self._asked.pop(future), future.result()) for future in done]
+        answered, self._answered = self._answered, []
+        return answered
+
+    def answer(self, token_ids: Sequence[int]) -> list[int]:
+        """What is appended to a turn that ended in an end token: the rest of the template's end of the turn, the
+        message, and the beginning of the model's next turn."""
+        (text,) = self.tokenizer.batch_decode([list(token_ids)], skip_special_tokens=True)
+        said = next((said for by in self.answerers if (said := by.answer(text)) is not None), None)
+        if said is None:
+            return []
+        ids: list[int] = self.tokenizer.encode(self._after(said), add_special_tokens=False)
+        return ids[1:] if ids[:1] == list(token_ids[-1:]) else ids
+
+    def _after(self, message: str) -> str:
+        """The chat from the end of an assistant message on, through a user message, to the next assistant's."""
+        chat = [
+            {"role": "user", "content": "question"},
+            {"role": "assistant", "content": _MARK},
+            {"role": "user", "content": message},
+        ]
+        text = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        _, found, rest = str(text).partition(_MARK)
+        if not found or message.strip() not in rest:
+            raise ConfigError(
+                f"model.name={self.tokenizer.name_or_path}: its chat template does not render a user message after an "
+                "assistant's, so env.max_steps > 1 cannot work with it; take another model, or env.max_steps=1"
+            )
+        return rest
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=True, cancel_futures=True)
+        for answerer in self.answerers:
+            answerer.close()
