@@ -44,9 +44,9 @@ def launch(train: "Callable[[Config, Parts], None]", overlapped: bool = False) -
         run_dir = Path(HydraConfig.get().runtime.output_dir)
         try:
             run(to_config(composed), run_dir, train, overlapped)
-        except (ConfigError, OmegaConfBaseException):
+        except (ConfigError, OmegaConfBaseException) as error:
             _remove_if_unused(run_dir)
-            raise
+            sys.exit(_complain(readable(error)))
 
     try:
         main()
@@ -99,7 +99,20 @@ def run_evaluation(config: Config, run_dir: Path, overlapped: bool) -> None:
     evaluate_alone(config, run_dir, plan_run(config, overlapped, run_dir))
 
 
-ALONE: dict[str, Callable[[Config, Path, bool], None]] = {"plan": print_plan, "eval": run_evaluation}
+def grade_samples(config: Config, run_dir: Path, overlapped: bool) -> None:
+    """`run=rewards`: judges saved completions; no model."""
+    from envs.grade import grade
+
+    code = grade(config.env)
+    _remove_if_unused(run_dir)
+    sys.exit(code)
+
+
+ALONE: dict[str, Callable[[Config, Path, bool], None]] = {
+    "plan": print_plan,
+    "eval": run_evaluation,
+    "rewards": grade_samples,
+}
 
 
 @dataclass
@@ -352,7 +365,8 @@ def build(config: Config, run_dir: Path, overlapped: bool = False) -> Parts:
     from envs.reward_service import RewardService
     from envs.task import make_task
     from envs.token_env import TokenEnv, prompt_fits
-    from grpo_engines import build_engine, build_weights, plan_run
+    from envs.turns import with_instructions
+    from grpo_engines import build_engine, build_weights, in_turns, make_conversation, plan_run
     from grpo_eval import Evaluation, load_sets
     from monitoring.monitor import Monitor
     from monitoring.trackers import MetricsFile, make_tracker
@@ -373,12 +387,13 @@ def build(config: Config, run_dir: Path, overlapped: bool = False) -> Parts:
     limit = config.env.max_prompt_tokens
     prompts = PromptQueue(
         PromptSource(
-            task.examples(config.env.split),
+            with_instructions(task.examples(config.env.split), config.env.tools),
             seed=config.train.seed,
             keep=lambda example: prompt_fits(tokenizer, example, limit),
         )
     )
     eval_sets = load_sets(config, tokenizer)
+    conversation = make_conversation(config, tokenizer)
     model = load_model(config.model, torch_devices(plan.devices.train))
     engine = build_engine(config, model, tokenizer, plan)
     model, scorer, reference = build_models(config, model, plan)
@@ -388,8 +403,9 @@ def build(config: Config, run_dir: Path, overlapped: bool = False) -> Parts:
     rewards = RewardService(task, config.env)
     candidates = config.env.candidates
     env = TokenEnv(prompts.draw, tokenizer, rewards, candidates)
-    shared = SharedEngine(engine)
-    own = shared.view() if eval_sets else engine
+    generating = in_turns(engine, conversation)
+    shared = SharedEngine(generating)
+    own = shared.view() if eval_sets else generating
     policy = EnginePolicy(own, sampling, candidates, config.train.seed, inference.request_timeout_s)
     tracker = make_tracker(config.logging, run_dir, asdict(config))
     if saved is not None and found is not None:

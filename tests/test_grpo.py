@@ -197,6 +197,7 @@ def test_bad_input_is_one_message_and_nothing_half_written(
     assert expected in result.stderr
     assert result.stderr.count("error: ") == 1
     assert "Traceback" not in result.stderr
+    assert "Error executing job" not in result.stderr
     assert not (tmp_path / "run").exists()
 
 
