@@ -49,7 +49,7 @@ class GroupSource(Protocol[Group]):
         ...
 
 
-@dataclass
+@dataclass(slots=True)
 class _Started(Generic[Group]):
     """sequence: place in the order of admission. version: the oldest that drew one of its tokens, once known."""
 

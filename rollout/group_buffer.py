@@ -25,13 +25,6 @@ from typing import Generic, TypeVar
 Group = TypeVar("Group")
 
 
-@dataclass(order=True)
-class _Entry(Generic[Group]):
-    sequence: int
-    version: int = field(compare=False)
-    group: Group = field(compare=False)
-
-
 @dataclass
 class GroupBuffer(Generic[Group]):
     """Between one thread that starts and finishes groups and one that takes batches of them.
@@ -52,7 +45,7 @@ class GroupBuffer(Generic[Group]):
     admitted: int = 0
     taken: int = 0
     dropped: int = 0
-    _ready: list[_Entry[Group]] = field(default_factory=list)  # a heap
+    _ready: list[tuple[int, int, Group]] = field(default_factory=list)  # a heap of (sequence, version, group)
     _batch: list[Group] = field(default_factory=list)
     _failure: BaseException | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -81,7 +74,7 @@ class GroupBuffer(Generic[Group]):
     def put(self, sequence: int, version: int, group: Group) -> None:
         """A finished group; `version` is the oldest that drew one of its tokens."""
         with self._changed:
-            heapq.heappush(self._ready, _Entry(sequence, version, group))
+            heapq.heappush(self._ready, (sequence, version, group))
             self._changed.notify_all()
 
     def take(self, timeout: float, give_back: Callable[[Group], None]) -> list[Group]:
@@ -91,29 +84,30 @@ class GroupBuffer(Generic[Group]):
             TimeoutError: nothing arrived for `timeout` seconds. What did arrive stays for the next call.
             BaseException: what the producing thread failed with.
         """
-        deadline = time.monotonic() + timeout
+        deadline, had = time.monotonic() + timeout, self.taken
         with self._changed:
-            while len(self._batch) < self.batch_groups:
+            while (batch := self.take_now(give_back)) is None:
                 self.check()
-                entry = self._next()
-                if entry is None:
-                    self._wait(deadline, timeout)
-                    continue
-                deadline = time.monotonic() + timeout
-                if self.version - entry.version > self.max_age:
-                    self.dropped += 1
-                    give_back(entry.group)
-                else:
-                    self._batch.append(entry.group)
-                self._changed.notify_all()
-            batch, self._batch = self._batch, []
+                if self.taken > had:
+                    deadline, had = time.monotonic() + timeout, self.taken
+                self._wait(deadline, timeout)
         return batch
 
-    def _next(self) -> _Entry[Group] | None:
-        if not self._ready or (self.keep_order and self._ready[0].sequence != self.taken):
-            return None
-        self.taken += 1
-        return heapq.heappop(self._ready)
+    def take_now(self, give_back: Callable[[Group], None]) -> list[Group] | None:
+        """As `take`, but None where it would wait."""
+        with self._changed:
+            while len(self._batch) < self.batch_groups:
+                if not self._ready or (self.keep_order and self._ready[0][0] != self.taken):
+                    return None
+                _, version, group = heapq.heappop(self._ready)
+                self.taken += 1
+                if self.version - version > self.max_age:
+                    self.dropped += 1
+                    give_back(group)
+                else:
+                    self._batch.append(group)
+            batch, self._batch = self._batch, []
+            return batch
 
     def _wait(self, deadline: float, timeout: float) -> None:
         remaining = deadline - time.monotonic()
@@ -145,4 +139,5 @@ class GroupBuffer(Generic[Group]):
     def contents(self) -> list[Group]:
         """Ready groups that no batch has taken, in the order in which they would be."""
         with self._changed:
-            return self._batch + [entry.group for entry in sorted(self._ready)]
+            ready = sorted(self._ready, key=lambda entry: entry[0])
+            return self._batch + [group for _, _, group in ready]

@@ -1,0 +1,116 @@
+"""Which group is on which engine: the least loaded takes the next one, nothing is lost, nothing comes twice.
+
+    submit ─▶ waiting ──assign──▶ on one engine ──finish──▶ done
+                 ▲                     │
+                 └───── lost ──────────┘
+
+Bookkeeping only: no engine, no clock, no waiting. Every operation costs at most the logarithm of the number of
+engines, however many groups they hold.
+"""
+
+import heapq
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+from rollout.engine import Request
+
+
+@dataclass(slots=True)
+class _Assigned:
+    request: Request
+    engine: int
+    since: float
+
+
+class Dispatch:
+    """Engines are known by integers that never recur.
+
+    Args:
+        window: completions that one engine holds at a time; further groups wait here, so that whichever engine
+            is free first takes them. A larger group goes to an engine that holds nothing.
+    """
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.waiting: deque[Request] = deque()
+        self._assigned: OrderedDict[int, _Assigned] = OrderedDict()  # the longest there first
+        self._held: dict[int, set[int]] = {}
+        self._load: dict[int, int] = {}
+        self._by_load: list[tuple[int, int]] = []  # a heap of (load, engine); outdated entries are skipped
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.waiting) + len(self._assigned)
+
+    def held(self, engine: int) -> int:
+        """Groups that an engine holds."""
+        return len(self._held[engine])
+
+    def submit(self, request: Request) -> None:
+        self.waiting.append(request)
+
+    def open(self, engine: int) -> None:
+        """From now on the engine takes groups."""
+        self._held[engine] = set()
+        self._set_load(engine, 0)
+
+    def lost(self, engine: int) -> list[Request]:
+        """The engine is gone. Its groups, which are now the first to be assigned again."""
+        del self._load[engine]
+        back = [self._assigned.pop(request_id).request for request_id in sorted(self._held.pop(engine))]
+        self.waiting.extendleft(reversed(back))
+        return back
+
+    def assign(self, now: float) -> dict[int, list[Request]]:
+        """Give waiting groups to engines as long as one has room; what each one got."""
+        given: dict[int, list[Request]] = {}
+        while self.waiting:
+            engine, request = self._least_loaded(), self.waiting[0]
+            if engine is None or (self._held[engine] and self._load[engine] + request.n > self.window):
+                break
+            self.waiting.popleft()
+            self._assigned[request.request_id] = _Assigned(request, engine, now)
+            self._held[engine].add(request.request_id)
+            self._set_load(engine, self._load[engine] + request.n)
+            given.setdefault(engine, []).append(request)
+        return given
+
+    def finish(self, engine: int, request_id: int) -> bool:
+        """Whether this engine's answer counts: it does when the group is on that engine."""
+        held = self._held.get(engine)
+        if held is None or request_id not in held:
+            return False
+        held.remove(request_id)
+        self._set_load(engine, self._load[engine] - self._assigned.pop(request_id).request.n)
+        return True
+
+    def longest(self) -> tuple[int, int, float] | None:
+        """(engine, request id, since when) of the group that has been on an engine for the longest time."""
+        if not self._assigned:
+            return None
+        request_id = next(iter(self._assigned))
+        assigned = self._assigned[request_id]
+        return assigned.engine, request_id, assigned.since
+
+    def clear(self) -> None:
+        """Forget every group and every engine."""
+        self.waiting.clear()
+        self._assigned.clear()
+        self._held.clear()
+        self._load.clear()
+
+    def _set_load(self, engine: int, load: int) -> None:
+        self._load[engine] = load
+        if len(self._by_load) > 8 * len(self._load):
+            self._by_load = [(load, engine) for engine, load in self._load.items()]
+            heapq.heapify(self._by_load)
+        else:
+            heapq.heappush(self._by_load, (load, engine))
+
+    def _least_loaded(self) -> int | None:
+        while self._by_load:
+            load, engine = self._by_load[0]
+            if self._load.get(engine) == load:
+                return engine
+            heapq.heappop(self._by_load)
+        return None
