@@ -1,0 +1,246 @@
+"""Programs judged by tests: the last Python block of a completion, run in the sandbox, compared outside it."""
+
+import atexit
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from config.env import EnvConfig
+from config.errors import ConfigError
+from envs.rewards import reward
+from envs.sandbox import Limits, Run, Sandbox, choose_level
+from envs.task import Completion, Example, Reward
+from envs.verifiers.extract import after_thinking
+from envs.verifiers.outputs import coati_same_output, same_output, same_value
+
+SYSTEM_PROMPT = (
+    "Solve the programming problem in Python 3, with the standard library only. Think first, then give the whole "
+    "program in one block that begins with ```python and ends with ```. Unless the problem names a function to "
+    "write, the program reads standard input and prints the answer, and nothing else, to standard output."
+)
+LANGUAGES = ("python", "python3", "py")
+FENCE = "```"
+SHARE_OF_DEADLINE = 0.8
+"""Of `env.reward_timeout_s`, for all tests of a completion; the rest is for starting and ending."""
+COMPARISONS: dict[str, Callable[[str, str], bool]] = {"default": same_output, "coati": coati_same_output}
+CREDITS = ("all", "share")
+
+
+@dataclass(frozen=True)
+class CodeOptions:
+    """The keys of `env.options` that the reward `code` reads."""
+
+    test_seconds: float = 4.0
+    """CPU time of one test; it may take twice that by the clock."""
+    memory_mib: int = 512
+    """Address space of the program."""
+    credit: str = "all"
+    """`all`: 1.0 if every test passes, tests end at the first that fails. `share`: all run, the share counts."""
+    comparison: str = "default"
+    """How printed text is compared: `default`, or `coati` as ColossalChat does."""
+    max_tests: int | None = None
+    """Only the first so many tests of a row are run."""
+    wrapped_outputs: bool = False
+    """The expected result of a function is the only element of a list, as in APPS and TACO."""
+
+    @classmethod
+    def of(cls, env: EnvConfig) -> "CodeOptions":
+        """Raises ConfigError for values out of range. Other keys of `env.options` belong to the task."""
+        known = {key: value for key, value in env.options.items() if key in cls.__dataclass_fields__}
+        options = cls(**known)
+        for key, choices in (("credit", CREDITS), ("comparison", tuple(COMPARISONS))):
+            if vars(options)[key] not in choices:
+                raise ConfigError(
+                    f"env.options.{key}={vars(options)[key]!r}: choose one of {', '.join(choices)}"
+                )
+        longest = SHARE_OF_DEADLINE * env.reward_timeout_s
+        if not 0 < options.test_seconds <= longest:
+            raise ConfigError(
+                f"env.options.test_seconds={options.test_seconds}: must be above 0 and at most {longest:g}, "
+                f"{SHARE_OF_DEADLINE:.0%} of env.reward_timeout_s={env.reward_timeout_s:g}"
+            )
+        if options.max_tests is not None and options.max_tests < 1:
+            raise ConfigError(f"env.options.max_tests={options.max_tests}: must be at least 1")
+        if options.memory_mib < 64:
+            raise ConfigError(f"env.options.memory_mib={options.memory_mib}: Python needs at least 64")
+        return options
+
+
+@dataclass(frozen=True)
+class Tests:
+    """What a program must do.
+
+    inputs: texts for standard input, or with a function argument lists. outputs: what is expected of each.
+    """
+
+    __test__ = False
+
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    function: str | None = None
+
+    @classmethod
+    def parse(cls, value: Any) -> "Tests":
+        """From {"inputs": [...], "outputs": [...], "fn_name": optional}, or that as JSON.
+
+        With a function, text inputs hold one JSON argument a line and text outputs are JSON, as in LiveCodeBench.
+
+        Raises:
+            ValueError: anything else.
+        """
+        value = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(value, dict) or not all(
+            isinstance(value.get(key), Sequence) for key in ("inputs", "outputs")
+        ):
+            raise ValueError('tests must be {"inputs": [...], "outputs": [...]}')
+        inputs, outputs, function = value["inputs"], value["outputs"], value.get("fn_name")
+        if len(inputs) != len(outputs) or not inputs:
+            raise ValueError(
+                f"{len(inputs)} inputs and {len(outputs)} outputs: as many of both, and some, are needed"
+            )
+        if function is None:
+            texts = [tuple(map(_as_text, side)) for side in (inputs, outputs)]
+            return cls(texts[0], texts[1])
+        if not isinstance(function, str) or not function.isidentifier():
+            raise ValueError(f"fn_name={function!r} is not the name of a function")
+        arguments = tuple(
+            [json.loads(line) for line in each.splitlines()] if isinstance(each, str) else each
+            for each in inputs
+        )
+        if not all(isinstance(each, list) for each in arguments):
+            raise ValueError(
+                "the inputs of a function must be lists of arguments, or one JSON argument a line"
+            )
+        results = tuple(json.loads(each) if isinstance(each, str) else each for each in outputs)
+        return cls(arguments, results, function)
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        return "\n".join(value)
+    raise ValueError(f"a test's input and output must be text or a list of lines, this is {value!r:.80}")
+
+
+def extract_code(text: str) -> str | None:
+    """The last block after a line ```` ```python ````, up to the next fence or the end; None without one."""
+    lines = text.splitlines(keepends=True)
+    opened = [place for place, line in enumerate(lines) if _opens(line)]
+    if not opened:
+        return None
+    body = lines[opened[-1] + 1 :]
+    closed = next((place for place, line in enumerate(body) if line.lstrip().startswith(FENCE)), len(body))
+    code = "".join(body[:closed])
+    return code if code.strip() else None
+
+
+def _opens(line: str) -> bool:
+    mark, _, words = line.strip().partition(FENCE)
+    return mark == "" and words.split()[:1] != [] and words.split()[0].lower() in LANGUAGES
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How many tests passed, of how many; `failure` says how the first that did not went wrong."""
+
+    passed: int
+    total: int
+    failure: str = ""
+
+
+def judge(sandbox: Sandbox, code: str, tests: Tests, options: CodeOptions, seconds: float) -> Verdict:
+    """Runs the tests in order, for at most `seconds` in all; those that there is no time for have failed.
+
+    Raises:
+        SandboxError: the sandbox failed, so nothing can be said about the code.
+    """
+    deadline = time.monotonic() + seconds
+    passed, failure = 0, ""
+    pairs = list(zip(tests.inputs, tests.outputs, strict=True))[: options.max_tests]
+    for given, expected in pairs:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return Verdict(passed, len(pairs), failure or "no time left")
+        wrong = _judge_one(sandbox, code, tests.function, given, expected, options, left)
+        passed += not wrong
+        failure = failure or wrong
+        if wrong and options.credit == "all":
+            break
+    return Verdict(passed, len(pairs), failure)
+
+
+def _judge_one(
+    sandbox: Sandbox,
+    code: str,
+    function: str | None,
+    given: Any,
+    expected: Any,
+    options: CodeOptions,
+    seconds: float,
+) -> str:
+    """Empty if the test passes, else why not."""
+    if function is None:
+        run = sandbox.run(code, given.encode(), seconds)
+    else:
+        run = sandbox.call(code, function, given, seconds)
+    if not run.succeeded:
+        return run.status if run.status != "finished" else f"exit code {run.code}"
+    if function is None:
+        right = COMPARISONS[options.comparison](run.stdout.decode(errors="replace"), expected)
+    else:
+        right = _returned(run, expected, options.wrapped_outputs)
+    return "" if right else "wrong answer"
+
+
+def _returned(run: Run, expected: Any, wrapped: bool) -> bool:
+    try:
+        value = json.loads(run.value)
+    except (ValueError, RecursionError):  # not JSON, or numbers and nesting beyond what JSON readers take
+        return False
+    if wrapped and isinstance(expected, list) and len(expected) == 1:
+        expected = expected[0]
+    return same_value(value, expected)
+
+
+@cache
+def _sandbox(level: str, options: CodeOptions, process: int) -> Sandbox:
+    """One for each process, so that its supervisor is started once; it ends with the process at the latest."""
+    seconds = options.test_seconds
+    limits = Limits(wall_seconds=2 * seconds, cpu_seconds=math.ceil(seconds), memory_mib=options.memory_mib)
+    sandbox = Sandbox(level, limits)
+    atexit.register(sandbox.close)
+    return sandbox
+
+
+def warm_up(env: EnvConfig) -> None:
+    """Finds the level that works here, so that processes forked later need not."""
+    choose_level(env.sandbox)
+
+
+@reward("code", system_prompt=SYSTEM_PROMPT)
+def code_reward(completion: Completion, example: Example, env: EnvConfig) -> Reward:
+    """Parts: `accuracy` (every test passes), `tests` (share that passed before judging ended), `format` (a block).
+
+    A completion without a Python block is invalid. `example.answer`: see `Tests.parse`.
+
+    Raises:
+        SandboxError: counted as an error by the reward service.
+        ValueError: the row has no usable tests.
+    """
+    options = CodeOptions.of(env)
+    tests = Tests.parse(example.answer)
+    spoken = after_thinking(completion.text)
+    code = extract_code(spoken) if spoken is not None else None
+    if code is None:
+        return Reward(0.0, {"accuracy": 0.0, "tests": 0.0, "format": 0.0}, "invalid")
+    sandbox = _sandbox(env.sandbox, options, os.getpid())
+    verdict = judge(sandbox, code, tests, options, SHARE_OF_DEADLINE * env.reward_timeout_s)
+    accuracy, share = float(verdict.passed == verdict.total), verdict.passed / verdict.total
+    score = accuracy if options.credit == "all" else share
+    return Reward(score, {"accuracy": accuracy, "tests": share, "format": 1.0})

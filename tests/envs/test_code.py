@@ -1,0 +1,438 @@
+"""The code reward: what is extracted, what counts as the same, and that no program can talk itself right."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config.env import EnvConfig
+from config.errors import ConfigError
+from envs.reward_service import RewardService
+from envs.rewards import find_reward
+from envs.sandbox import Limits, Run, Sandbox, SandboxError
+from envs.task import Completion, Task, make_task
+from envs.verifiers import code
+from envs.verifiers.code import CodeOptions, Tests, Verdict, extract_code, judge
+from envs.verifiers.outputs import coati_same_output, same_output, same_value
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = ROOT.parent / "shared"
+FIXTURE = ROOT / "tests" / "fixtures" / "data" / "code.jsonl"
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox("auto", Limits(wall_seconds=2.0, cpu_seconds=1)) as made:
+        yield made
+
+
+def fenced(program: str, language: str = "python") -> str:
+    return f"Here it is:\n```{language}\n{program}\n```\nDone."
+
+
+def task(**fields: Any) -> Task:
+    return make_task(EnvConfig(dataset="code", data_files=str(FIXTURE), **fields))
+
+
+def score(judged: Task, program: str, row: int) -> float:
+    return judged.reward(Completion(fenced(program)), judged.examples("train")[row]).score
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (fenced("print(1)"), "print(1)\n"),
+        (fenced("print(0)") + fenced("print(1)"), "print(1)\n"),
+        (fenced("print(1)", "Python"), "print(1)\n"),
+        (fenced("print(1)", "py") + "```\noutput\n```", "print(1)\n"),
+        ("```python\nprint(1)\n", "print(1)\n"),
+        ("1. so:\n   ```python\n   pass\n   ```", "   pass\n"),
+        (fenced("print('''```''')"), "print('''```''')\n"),
+        (fenced("print(1)", "cpp"), None),
+        ("```\nprint(1)\n```", None),
+        ("```python\n```", None),
+        ("print(1)", None),
+        ("a ```python in a line", None),
+        ("", None),
+    ],
+)
+def test_the_last_python_block_is_the_program(text: str, expected: str | None) -> None:
+    assert extract_code(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "same"),
+    [
+        ("3", "3\n", True),
+        ("  3 \n\n", "3", True),
+        ("1  2\r\n3 \n", "1 2\n3\n", True),
+        ("1\n\n2\n", "1\n2\n", True),
+        ("3.0", "3", True),
+        ("1e2", "100", True),
+        ("0.333333", "0.3333333", True),
+        ("1000000.5", "1000000.9", True),
+        ("0.33", "0.3333333", False),
+        ("1.0000021", "1.0", False),
+        ("9999", "10000", False),
+        ("1000000007", "1000000008", False),
+        ("1000000007.5", "1000000007", False),
+        ("100000000000000000000000001", "100000000000000000000000002", False),
+        ("1 2 3", "1\n2\n3", False),
+        ("3\n1\n2", "1\n2\n3", False),
+        ("3 4", "3", False),
+        ("", "3", False),
+        ("3", "", False),
+        ("yes", "YES", False),
+        ("nan", "0.5", False),
+        ("inf", "1e400", False),
+        ("1_0", "10", False),
+        ("٣", "3", False),
+        ("3" * 10**6, "3", False),
+        ("1e999999999", "0.5", False),
+    ],
+)
+def test_printed_text_is_compared_by_token(printed: str, expected: str, same: bool) -> None:
+    assert same_output(printed, expected) == same
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "same"),
+    [
+        ([1, [2, None]], [1, [2, None]], True),
+        (0.1 + 0.2, 0.3, True),
+        (3, 3.0, True),
+        (3.0, 3, True),
+        ({"a": 1.0000001}, {"a": 1.0}, True),
+        (float("nan"), float("nan"), True),
+        (float("inf"), float("inf"), True),
+        (10**400, 1.5, False),
+        (4, 3, False),
+        (True, 1, False),
+        (1, True, False),
+        ("3", 3, False),
+        ([3], 3, False),
+        ([1, 2], [2, 1], False),
+        ({"a": 1, "b": 2}, {"a": 1}, False),
+        (None, False, False),
+    ],
+)
+def test_results_are_compared_by_value(value: Any, expected: Any, same: bool) -> None:
+    assert same_value(value, expected) == same
+
+
+def test_coati_is_coarser() -> None:
+    assert coati_same_output("1.00001", "1.0")
+    assert not same_output("1.00001", "1.0")
+    assert not coati_same_output("3.0 4.0", "3 4")
+    assert not coati_same_output("1e400", "x")
+
+
+def test_rows_of_every_form_are_read() -> None:
+    examples = task().examples("train")
+    assert [Tests.parse(example.answer).function for example in examples] == [
+        None,
+        "mean",
+        None,
+        "pairs",
+        None,
+    ]
+    assert all(example.messages[0]["content"].startswith("Solve the programming") for example in examples)
+    assert examples[4].answer == {"inputs": ["1\n", "2\n"], "outputs": ["3.141592653\n", "12.566370614\n"]}
+    named = find_reward("code")
+    assert named is not None and named.system_prompt == code.SYSTEM_PROMPT
+
+
+RIGHT = [
+    "print(sum(map(int, input().split())))",
+    "def mean(numbers): return sum(numbers) / len(numbers)",
+    "import sys\nprint(*reversed(sys.stdin.read().split()[1:]), sep='\\n')",
+    "class Solution:\n    def pairs(self, xs, t):\n        n = len(xs)\n"
+    "        return [(i, j) for i in range(n) for j in range(i + 1, n) if xs[i] + xs[j] == t]",
+    "import math\nprint(math.pi * float(input()) ** 2)",
+]
+WRONG = [
+    "print(sum(map(float, input().split())))",
+    "def mean(numbers): return sum(numbers) // len(numbers)",
+    "import sys\nprint(*reversed(sys.stdin.read().split()), sep='\\n')",
+    "class Solution:\n    def pairs(self, xs, t): return [[0, 2]]",
+    "print(3.14 * float(input()) ** 2)",
+]
+
+
+@pytest.mark.parametrize("row", range(len(RIGHT)))
+def test_right_programs_score_one_and_wrong_ones_zero(row: int) -> None:
+    assert score(task(), RIGHT[row], row) == 1.0
+    assert score(task(), WRONG[row], row) == 0.0
+
+
+SOLUTIONS = {
+    "code_contests_test-28": """
+for _ in range(int(input())):
+    a, b, c = map(int, input().split())
+    print((a + c) % 2)
+""",
+    "code_contests_test-51": "for _ in range(int(input())):\n    n = int(input())\n    print(1 - n, n)",
+    "code_contests_test-52": """
+for _ in range(int(input())):
+    n, k = map(int, input().split())
+    print(sum(pow(n, bit, 10**9 + 7) for bit in range(31) if k >> bit & 1) % (10**9 + 7))
+""",
+    "code_contests_test-26": """
+import sys
+ns = list(map(int, sys.stdin.read().split()))[1:]
+value, answers = 1, {1: 1}
+for i in range(3, 2 * max(ns) + 1):
+    value = value * i % (10**9 + 7)
+    answers[i / 2] = value
+for n in ns:
+    print(answers[n])
+""",
+    "code_contests_test-3": """
+s = input()
+count = 0
+for x in range(10) if "X" in s else [0]:
+    states = {("", False): 1}
+    for place, c in enumerate(s):
+        digits = range(10) if c == "_" else [x] if c == "X" else [int(c)]
+        after = {}
+        for (tail, _), ways in states.items():
+            for d in digits:
+                if place == 0 and d == 0 and len(s) > 1:
+                    continue
+                key = ((tail + str(d))[-2:], True)
+                after[key] = after.get(key, 0) + ways
+        states = after
+    count += sum(ways for (tail, _), ways in states.items() if int(tail) % 25 == 0)
+print(count)
+""",
+}
+
+
+def test_contest_solutions_pass_and_near_misses_fail() -> None:
+    path = SHARED / "data" / "code_contests_80.jsonl"
+    if not path.exists():
+        pytest.skip("the shared data are not here")
+    judged = make_task(EnvConfig(dataset="code", data_files=str(path)))
+    examples = judged.examples("train")
+    assert len(examples) == 80
+    ids = [json.loads(line)["id"] for line in path.read_text().splitlines()]
+    for name, program in SOLUTIONS.items():
+        example = examples[ids.index(name)]
+        right = judged.reward(Completion(fenced(program)), example)
+        assert (right.score, right.parts["tests"], right.outcome) == (1.0, 1.0, "scored"), name
+        for near in (program.replace("print(", "print(1 + ", 1), "print(0)", "pass"):
+            assert judged.reward(Completion(fenced(near)), example).score == 0.0, name
+
+
+ADDITION = Tests(("1 2\n", "10 -3\n"), ("3\n", "7\n"))
+LIARS = {
+    "equality": "class E(str):\n    __eq__ = lambda s, o: True\n    __hash__ = str.__hash__\nprint(E('zzz'))",
+    "patched exit": "import sys, os\nsys.exit = os._exit = lambda *a: None\nprint('PASSED')",
+    "exit 0": "import os; os._exit(0)",
+    "raised exit": "raise SystemExit(0)",
+    "closed stdout": "import os; os.close(1)",
+    "right, then crashed": "print(sum(map(int, input().split())), flush=True); 1 / 0",
+    "right, then killed": "import os\nprint(sum(map(int, input().split())), flush=True)\nos.abort()",
+    "right, then more": "print(sum(map(int, input().split())))\nprint('correct')",
+    "every answer": "print('3\\n7')",
+    "forged result": "import os\nos.write(3, b'R3')\nos.write(3, b'3')",
+    "forged answer": """
+import os
+for fd in range(3, 64):
+    try:
+        os.write(fd, b"\\0" * 36 + b"3")
+    except OSError:
+        pass
+""",
+    "the grader's frames": """
+import sys
+frame = sys._getframe()
+while frame:
+    print({name: value for name, value in frame.f_locals.items() if 'expect' in name or 'output' in name})
+    frame = frame.f_back
+""",
+    "the grader's memory": "import gc\nprint([o for o in gc.get_objects() if o == '3\\n' or o == b'3\\n'])",
+    "only the first": "print(3)",
+    "silence": "",
+}
+
+
+@pytest.mark.parametrize("name", LIARS)
+def test_no_program_can_talk_itself_right(sandbox: Sandbox, name: str) -> None:
+    verdict = judge(sandbox, LIARS[name], ADDITION, CodeOptions(credit="share"), 10.0)
+    assert verdict.passed < verdict.total
+    assert judge(sandbox, RIGHT[0], ADDITION, CodeOptions(), 10.0).passed == 2
+
+
+FORGED_RESULTS = [
+    "import os\nos.write(3, b'3')\ndef add(a, b): return ''",
+    "class E(int):\n    __eq__ = lambda s, o: True\ndef add(a, b): return E(4)",
+    "import json\njson.dumps = lambda *a: 'true'\ndef add(a, b): return 0",
+    "def add(a, b): raise SystemExit(0)",
+    "def add(a, b):\n    import os\n    os._exit(0)",
+    "def add(a, b): return [[]] * 10 ** 9",
+    "def add(a, b):\n    r = []\n    for _ in range(10 ** 5): r = [r]\n    return r",
+    "def add(a, b): return 10 ** 10 ** 5",
+    "add = 3",
+]
+
+
+@pytest.mark.parametrize("program", FORGED_RESULTS)
+def test_no_function_can_talk_itself_right(sandbox: Sandbox, program: str) -> None:
+    tests = Tests(([1, 2],), (3,), "add")
+    assert judge(sandbox, program, tests, CodeOptions(), 10.0).passed == 0
+
+
+def test_tests_end_at_the_first_failure_unless_their_share_counts(sandbox: Sandbox) -> None:
+    program = "n = sum(map(int, input().split()))\nprint(n if n != 7 else 8)"
+    tests = Tests(("1 2\n", "10 -3\n", "0 0\n"), ("3", "7", "0"))
+    assert judge(sandbox, program, tests, CodeOptions(), 10.0) == Verdict(1, 3, "wrong answer")
+    assert judge(sandbox, program, tests, CodeOptions(credit="share"), 10.0) == Verdict(2, 3, "wrong answer")
+    endless = "while True: pass"
+    assert judge(sandbox, endless, tests, CodeOptions(credit="share"), 0.2) == Verdict(0, 3, "time")
+    assert judge(sandbox, RIGHT[0], tests, CodeOptions(), 0.0) == Verdict(0, 3, "no time left")
+    assert judge(sandbox, program, tests, CodeOptions(max_tests=1), 10.0) == Verdict(1, 1)
+    share = task(options={"credit": "share"})
+    assert score(share, "n = sum(map(int, input().split()))\nprint(n if n != 7 else 8)", 0) == 0.75
+
+
+def test_wrapped_outputs_are_unwrapped_only_when_told(sandbox: Sandbox) -> None:
+    tests = Tests(([1, 2],), ([3],), "add")
+    program = "def add(a, b): return a + b"
+    assert judge(sandbox, program, tests, CodeOptions(), 10.0).passed == 0
+    assert judge(sandbox, program, tests, CodeOptions(wrapped_outputs=True), 10.0).passed == 1
+
+
+def test_outcomes() -> None:
+    judged = task()
+    example = judged.examples("train")[0]
+    for text in ("The answer is to add.", "", fenced("print(3)", "java"), "<think>" + fenced(RIGHT[0])):
+        verdict = judged.reward(Completion(text), example)
+        assert (verdict.score, verdict.outcome) == (0.0, "invalid")
+    assert judged.reward(Completion(f"<think>{fenced('1')}</think>{fenced(RIGHT[0])}"), example).score == 1.0
+    assert judged.reward(Completion(fenced("def f(:")), example).outcome == "scored"
+
+
+def test_a_failing_sandbox_is_an_error_and_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> Run:
+        raise SandboxError("no memory for a process")
+
+    monkeypatch.setattr(Sandbox, "run", fail)
+    judged = task()
+    with pytest.raises(SandboxError):
+        judged.reward(Completion(fenced(RIGHT[0])), judged.examples("train")[0])
+
+
+def test_the_reward_service_judges_code() -> None:
+    judged = task(reward_workers=1, options={"test_seconds": 1}, reward_timeout_s=20.0)
+    examples = judged.examples("train")
+    service = RewardService(judged, judged.env)
+    try:
+        texts = [
+            fenced(RIGHT[0]),
+            fenced("while True: pass"),
+            fenced("import os\nos.kill(os.getppid(), 9)"),
+            "?",
+        ]
+        scored = service.score([Completion(text) for text in texts], [examples[0]] * len(texts))
+    finally:
+        service.close()
+    assert [each.score for each in scored] == [1.0, 0.0, 0.0, 0.0]
+    assert [each.outcome for each in scored] == ["scored", "scored", "scored", "invalid"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tests": 3}, r"env\.options\.tests: the code task knows test_seconds"),
+        ({"test_seconds": 9}, r"env\.options\.test_seconds=9: must be above 0 and at most 8"),
+        ({"memory_mib": 1}, r"env\.options\.memory_mib=1"),
+        ({"credit": "some"}, r"env\.options\.credit='some': choose one of all, share"),
+        ({"comparison": "loose"}, r"env\.options\.comparison='loose': choose one of default, coati"),
+        ({"max_tests": 0}, r"env\.options\.max_tests=0: must be at least 1"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        task(options=options)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
+        ({"inputs": [], "outputs": []}, "0 inputs and 0 outputs"),
+        ({"inputs": [1], "outputs": ["1"]}, "must be text"),
+        ({"test_cases": [1]}, "tests must be"),
+        ({"test_cases": "{"}, "not JSON"),
+        ({"test_cases": {"inputs": [1], "outputs": [1], "fn_name": "f"}}, "lists of arguments"),
+        (
+            {"test_cases": {"inputs": [[1]], "outputs": [1], "fn_name": "os.system"}},
+            "not the name of a function",
+        ),
+        ({"answer": "3"}, "tests must be"),
+    ],
+)
+def test_wrong_rows_are_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"problem": "p", **row}) + "\n")
+    with pytest.raises(ConfigError, match=f"rows.jsonl:1.*{message}"):
+        make_task(EnvConfig(dataset="code", data_files=str(path))).examples("train")
+
+
+# Recorded verdicts that are not ours, by the case and whether all tests count or their share.
+DIFFERENCES = {
+    "open0": "their standard input is a mock that open(0) does not see; ours is a real one",
+    "class_solution_fn": "they take inputs as text only, one JSON argument a line; ours take lists too",
+}
+
+
+def test_recorded_verdicts_of_another_grader_are_reproduced() -> None:
+    path = SHARED / "golden" / "code.json"
+    if not path.exists():
+        pytest.skip("the recorded verdicts are not here")
+    rows = json.loads(path.read_text())
+    found: dict[str, bool] = {}
+    compared = 0
+    with Sandbox("auto", Limits(wall_seconds=1.5, cpu_seconds=1)) as sandbox:
+        for row in rows:
+            options = CodeOptions(
+                credit="share" if row["params"]["continuous"] else "all", comparison="coati"
+            )
+            program = extract_code(row["completion"])
+            tests = Tests.parse(row["test_cases"])
+            verdict = judge(sandbox, program, tests, options, 20.0) if program else Verdict(0, 1)
+            ours = verdict.passed / verdict.total
+            if not row["params"]["continuous"]:
+                # it raises UnboundLocalError for every wrong program, which its callers count as wrong
+                assert row["output"] is True or row["status"] == "exception"
+                ours = float(ours == 1.0)
+            theirs = float(row["output"]) if row["status"] == "ok" else 0.0
+            if row["case"] in DIFFERENCES:
+                found[row["case"]] = True
+                assert (ours, theirs) == (1.0, 0.0), row["case"]
+                assert row["expected_correct"] is True
+            else:
+                assert ours == pytest.approx(theirs), row["case"]
+                compared += 1
+    assert set(found) == set(DIFFERENCES)
+    assert compared == len(rows) - 2 * len(DIFFERENCES)
+
+
+def test_the_default_is_right_wherever_right_is_known() -> None:
+    path = SHARED / "golden" / "code.json"
+    if not path.exists():
+        pytest.skip("the recorded verdicts are not here")
+    rows = {row["case"]: row for row in json.loads(path.read_text()) if row["expected_correct"] is not None}
+    with Sandbox("auto", Limits(wall_seconds=1.5, cpu_seconds=1)) as sandbox:
+        for case, row in rows.items():
+            program = extract_code(row["completion"])
+            tests = Tests.parse(row["test_cases"])
+            verdict = judge(sandbox, program, tests, CodeOptions(), 20.0) if program else Verdict(0, 1)
+            right = verdict.passed == verdict.total
+            assert right == row["expected_correct"], case
