@@ -16,12 +16,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from config.plan import Plan, make_plan
 from config.schema import Config
+from envs.turns import Conversation, make_answerers
 from rollout.canary import TOLERANCE, Canary, canary_sequences
 from rollout.engine import Engine
 from rollout.pool import PoolSettings, RayPool
 from rollout.ray_runtime import EnginePlace
 from rollout.transformers_engine import TransformersEngine
 from rollout.transports import InProcess, Transport, named_weights
+from rollout.turns import TurnEngine
 from rollout.vllm_settings import VLLMSettings, choose_backend, installed_version
 from training.model import (
     causal_model,
@@ -73,6 +75,18 @@ def build_engine(
     )
     places = [EnginePlace(f"engine {index}", gpus) for index, gpus in enumerate(devices.engines)]
     return RayPool(factory, places, settings)
+
+
+def make_conversation(config: Config, tokenizer: PreTrainedTokenizerBase) -> Conversation[Any] | None:
+    """What answers between turns; None where a completion has but one."""
+    if config.env.max_steps == 1:
+        return None
+    return Conversation(tokenizer, make_answerers(config.env), config.env.max_steps)
+
+
+def in_turns(engine: Engine, conversation: Conversation[Any] | None) -> Engine:
+    """The engine that rollouts drive; weights go to the one inside."""
+    return engine if conversation is None else TurnEngine(engine, conversation)
 
 
 def vllm_settings(config: Config, eos: tuple[int, ...], plan: Plan) -> VLLMSettings:

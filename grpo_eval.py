@@ -28,8 +28,9 @@ from envs.problems import Problems, choose_problems
 from envs.reward_service import RewardService
 from envs.task import Example, Task, make_task
 from envs.token_env import FINISH_REASONS, LENGTH, OUTCOMES, TokenEnv, prompt_fits
+from envs.turns import with_instructions
 from envs.verdicts import judged, success
-from grpo_engines import build_engine
+from grpo_engines import build_engine, in_turns, make_conversation
 from monitoring.evaluation import Tally, summarize, table
 from monitoring.monitor import Monitor
 from monitoring.trackers import make_tracker
@@ -61,7 +62,9 @@ def load_sets(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[EvalSe
         env = settings.env(f"eval.sets.{name}", config.env)
         task = make_task(env)
         problems = choose_problems(
-            task.examples(env.split), settings.limit, lambda example: prompt_fits(tokenizer, example, limit)
+            with_instructions(task.examples(env.split), env.tools),
+            settings.limit,
+            lambda example: prompt_fits(tokenizer, example, limit),
         )
         if not problems.examples:
             raise ConfigError(
@@ -241,7 +244,8 @@ def evaluate_alone(config: Config, run_dir: Path, plan: Plan) -> None:
     """`run=eval`: engines with the weights of `model.name`, a tokenizer, and nothing that learns."""
     tokenizer = load_tokenizer(config.model.name)
     sets = load_sets(config, tokenizer)
-    engine = build_engine(config, None, tokenizer, plan)
+    conversation = make_conversation(config, tokenizer)
+    engine = in_turns(build_engine(config, None, tokenizer, plan), conversation)
     tracker = make_tracker(config.logging, run_dir, asdict(config))
     monitor = Monitor(run_dir, config.logging, tracker, repeats=1, total_steps=0)
     view = SharedEngine(engine).view()
