@@ -15,14 +15,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from config.errors import ConfigError
 from rollout.engine import Engine, Request, Response
 from rollout.engine_host import Report, WeightHandle
+from rollout.pool_state import EngineLost, PoolSettings, Slot
 from rollout.ray_runtime import EnginePlace, begin_start, start_host, start_ray
 from rollout.transports import ObjectStore, SharedMemory, Transport
 
@@ -31,54 +31,6 @@ log = logging.getLogger(__name__)
 _POLL_S = 2.0  # an idle poll returns after this long and is sent again
 _STACKS_S = 5.0
 _CLOSE_S = 10.0
-
-
-class EngineLost(RuntimeError):
-    """An engine failed for good; the text says which, where, and what its own traceback was."""
-
-
-@dataclass(frozen=True)
-class PoolSettings:
-    """How the pool treats its engines.
-
-    window: completions that one engine holds at a time; further groups wait in the pool, so that whichever
-        engine is free first takes them.
-    max_attempts: engines that may be lost one after the other at one place, or with one group.
-    address: of a Ray cluster; None starts a local runtime.
-    """
-
-    start_timeout_s: float = 600.0
-    request_timeout_s: float = 900.0
-    window: int = 512
-    max_attempts: int = 3
-    num_cpus_per_engine: int = 1
-    address: str | None = None
-
-
-@dataclass(eq=False)
-class _Slot:
-    """One place and the actor that holds it now."""
-
-    place: EnginePlace
-    host: Any
-    pending: Any
-    state: Literal["starting", "waiting for weights", "loading", "live"] = "starting"
-    since: float = field(default_factory=time.monotonic)
-    pid: int = 0
-    polling: Any = None
-    submitting: list[Any] = field(default_factory=list)
-    in_flight: dict[int, tuple[Request, float]] = field(default_factory=dict)
-    steps: int = 0
-    losses: int = 0
-    received: frozenset[str] = frozenset()
-
-    @property
-    def load(self) -> int:
-        return sum(request.n for request, _ in self.in_flight.values())
-
-    @property
-    def references(self) -> list[Any]:
-        return [ref for ref in (self.pending, self.polling, *self.submitting) if ref is not None]
 
 
 class RayPool:
@@ -109,7 +61,7 @@ class RayPool:
         self._attempts: dict[int, int] = {}
         self._weights: WeightHandle | None = None
         self._pushed = False
-        self._slots: list[_Slot] = []
+        self._slots: list[Slot] = []
         self._owns_ray = start_ray(settings.address, len(places) * settings.num_cpus_per_engine)
         try:
             self._slots = [self._new_slot(place) for place in places]
@@ -151,11 +103,12 @@ class RayPool:
     def close(self) -> None:
         import ray
 
-        closing = [slot.host.close.remote() for slot in self._slots if slot.state == "live"]
-        if closing and ray.is_initialized():
-            ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
-        for slot in self._slots:
-            ray.kill(slot.host)
+        if self._slots and ray.is_initialized():
+            for end in ("close", "__ray_terminate__"):  # the engine, then its process, so that it cleans up
+                calls = [getattr(slot.host, end).remote() for slot in self._slots if slot.state == "live"]
+                ray.wait(calls, num_returns=len(calls), timeout=_CLOSE_S) if calls else None
+            for slot in self._slots:
+                ray.kill(slot.host)
         self._slots = []
         self._waiting.clear()
         self._weights = None
@@ -198,16 +151,23 @@ class RayPool:
         for slot in self._ready():
             slot.received, slot.state = received, "live"
 
-    def _ready(self) -> list[_Slot]:
+    def sleep(self) -> None:
+        """Every engine gives its GPU memory back; see `VLLMEngine.sleep`."""
+        self.call_each("sleep", [{}] * len(self._slots))
+
+    def wake(self) -> None:
+        self.call_each("wake", [{}] * len(self._slots))
+
+    def _ready(self) -> list[Slot]:
         """Every engine, once all have started and read what they were reading."""
         self._await_states("starting", self.settings.start_timeout_s)
         self._await_states("loading", self.settings.start_timeout_s)
         return self._slots
 
-    def _live(self) -> list[_Slot]:
+    def _live(self) -> list[Slot]:
         return [slot for slot in self._ready() if slot.state == "live"]
 
-    def _results(self, calls: dict[Any, _Slot], what: str) -> dict[Any, Any]:
+    def _results(self, calls: dict[Any, Slot], what: str) -> dict[Any, Any]:
         import ray
 
         limit = self.settings.request_timeout_s
@@ -253,7 +213,7 @@ class RayPool:
                 responses += self._answer(slot, ref)
         return responses
 
-    def _answer(self, slot: _Slot, ref: Any) -> list[Response]:
+    def _answer(self, slot: Slot, ref: Any) -> list[Response]:
         import ray
         from ray.exceptions import RayActorError, RayTaskError
 
@@ -273,7 +233,7 @@ class RayPool:
         slot.polling = None
         return self._reported(slot, value)
 
-    def _reported(self, slot: _Slot, report: Report) -> list[Response]:
+    def _reported(self, slot: Slot, report: Report) -> list[Response]:
         slot.steps = report.steps
         known = [response for response in report.responses if response.request_id in slot.in_flight]
         for response in known:
@@ -284,11 +244,11 @@ class RayPool:
 
     # --- the life of an engine ------------------------------------------------------------------------------
 
-    def _new_slot(self, place: EnginePlace) -> _Slot:
+    def _new_slot(self, place: EnginePlace) -> Slot:
         host = start_host(place, self.settings.num_cpus_per_engine, self.settings.address is not None)
-        return _Slot(place, host, begin_start(host, self._factory))
+        return Slot(place, host, begin_start(host, self._factory))
 
-    def _arrived(self, slot: _Slot, value: Any) -> None:
+    def _arrived(self, slot: Slot, value: Any) -> None:
         """A start or a load is done."""
         slot.pending = None
         if slot.state == "loading":
@@ -305,11 +265,11 @@ class RayPool:
             if self._request_push is not None:
                 self._request_push()
 
-    def _begin_load(self, slot: _Slot) -> None:
+    def _begin_load(self, slot: Slot) -> None:
         slot.state, slot.since = "loading", time.monotonic()
         slot.pending = slot.host.load.remote(self._weights, self.policy_version)
 
-    def _lost(self, slot: _Slot, why: str) -> None:
+    def _lost(self, slot: Slot, why: str) -> None:
         """Queue the slot's groups anew and start another actor in its place."""
         import ray
 
@@ -331,7 +291,7 @@ class RayPool:
         fresh.losses = losses
         self._slots[self._slots.index(slot)] = fresh
 
-    def _failure(self, slot: _Slot, error: Any) -> Exception:
+    def _failure(self, slot: Slot, error: Any) -> Exception:
         """The remote traceback first, then which engine it was; of a user's error its message alone."""
         if isinstance(error.cause, ConfigError):
             return ConfigError(f"{error.cause}\n({slot.place}, while {slot.state})")

@@ -19,7 +19,13 @@ import torch
 from config.errors import ConfigError
 from rollout.engine import Completion, FinishReason, Request, Response, Sampling
 from rollout.transports import SharedMemory
-from rollout.vllm_settings import VLLMSettings, check_version, process_state_kept, set_environment
+from rollout.vllm_settings import (
+    VLLMSettings,
+    check_version,
+    communication_files,
+    process_state_kept,
+    set_environment,
+)
 from rollout.vllm_worker import write_adapter
 
 if TYPE_CHECKING:
@@ -67,8 +73,10 @@ class VLLMEngine:
         )
         self._adapter: Any = None
         self._adapter_folder: tempfile.TemporaryDirectory[str] | None = None
+        others = communication_files()
         with process_state_kept(), self._stance():
             self._llm = self._start()
+        self._files = communication_files() - others
         self._llm.set_weight_version("0")
 
     def _stance(self) -> Any:
@@ -369,6 +377,8 @@ class VLLMEngine:
             self._adapter_folder = None
         with process_state_kept():
             self._llm.engine_core.shutdown()
+        for file in self._files:
+            file.unlink(missing_ok=True)
 
 
 def _base_seed(seed: int) -> int:

