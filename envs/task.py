@@ -8,7 +8,8 @@ names and the weights of parts on top.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 from config.env import EnvConfig
 
@@ -59,7 +60,7 @@ class Task(ABC):
     """True only where judging cannot hang, crash or take long: then no worker process is used."""
     min_score: float = 0.0
     """Score of a completion that the reward could not get through (it hung, crashed, took all memory)."""
-    weights: ClassVar[Mapping[str, float]] = {"accuracy": 1.0}
+    weights: Mapping[str, float] = MappingProxyType({"accuracy": 1.0})
     """The parts of the reward and what each contributes to the score."""
 
     def __init__(self, env: EnvConfig) -> None:

@@ -145,7 +145,11 @@ def test_a_plan_is_printed_and_nothing_is_left(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "run").mkdir()
     run(configured("run=plan"), tmp_path / "run", grpo.train)
     printed = capsys.readouterr().out
-    for expected in ("train_model      CPU", "32 prompts x 8 completions", "[train.gradient_accumulation_steps"):
+    for expected in (
+        "train_model      CPU",
+        "32 prompts x 8 completions",
+        "[train.gradient_accumulation_steps",
+    ):
         assert expected in printed
     assert not (tmp_path / "run").exists()
 

@@ -13,7 +13,15 @@ MAY_IMPORT = {
     "training": {"training", "envs", "config"},
     "monitoring": {"monitoring", "envs", "config"},
 }
-ROOMS = set(MAY_IMPORT) | {"grpo", "grpo_async", "grpo_utils", "grpo_engines", "grpo_eval", "tests", "benchmarks"}
+ROOMS = set(MAY_IMPORT) | {
+    "grpo",
+    "grpo_async",
+    "grpo_utils",
+    "grpo_engines",
+    "grpo_eval",
+    "tests",
+    "benchmarks",
+}
 WITHOUT_TORCH = ["config", "envs/tasks", "envs/verifiers"]
 
 

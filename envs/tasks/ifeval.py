@@ -1,7 +1,8 @@
 """IFEval (Zhou et al. 2023): instructions that a program can check, such as "use no comma"."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 from config.env import EnvConfig
 from config.errors import ConfigError
@@ -21,7 +22,7 @@ class IFEval(Task):
     prompt-level verdicts, as the paper reports them.
     """
 
-    weights: ClassVar = {"accuracy": 0.0, "instructions": 1.0, "strict": 0.0, "loose": 0.0}
+    weights = MappingProxyType({"accuracy": 0.0, "instructions": 1.0, "strict": 0.0, "loose": 0.0})
 
     def __init__(self, env: EnvConfig) -> None:
         super().__init__(env)
