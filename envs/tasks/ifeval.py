@@ -1,6 +1,6 @@
 """IFEval (Zhou et al. 2023): instructions that a program can check, such as "use no comma"."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +22,9 @@ class IFEval(Task):
     prompt-level verdicts, as the paper reports them.
     """
 
-    weights = MappingProxyType({"accuracy": 0.0, "instructions": 1.0, "strict": 0.0, "loose": 0.0})
+    weights: Mapping[str, float] = MappingProxyType(
+        {"accuracy": 0.0, "instructions": 1.0, "strict": 0.0, "loose": 0.0}
+    )
 
     def __init__(self, env: EnvConfig) -> None:
         super().__init__(env)
@@ -32,7 +34,7 @@ class IFEval(Task):
                 raise ConfigError(f"env.options.{key}={value!r}: the ifeval task knows {known}")
         self.verdict: str = env.options.get("verdict", "strict")
         if env.options.get("credit") == "all":
-            self.weights = {"accuracy": 1.0, "instructions": 0.0, "strict": 0.0, "loose": 0.0}  # type: ignore[misc]
+            self.weights = {"accuracy": 1.0, "instructions": 0.0, "strict": 0.0, "loose": 0.0}
 
     def examples(self, split: str) -> Sequence[Example]:
         rows = load_rows(self.env, "google/IFEval", None, "train")
