@@ -1,30 +1,37 @@
-"""Any local file: one row a line with a prompt or messages, and an answer that is compared as text or number."""
+"""Any local file: one row a line with a prompt or messages, and an answer or test cases.
+
+{"prompt": "...", "answer": "..."}
+{"messages": {"role": "user", "content": "..."} or a list of them, "gt_answer": "..."}
+{"messages": ..., "test_cases": {"inputs": [...], "outputs": [...]}}
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
 from config.errors import ConfigError
 from envs.data import Row, load_rows
+from envs.rules import RULES
 from envs.task import Completion, Example, Message, Reward, Task, register
-from envs.verifiers.numbers import final_number, same_number
+from envs.tasks.code import tests_of
+from envs.verifiers.code import code_reward
+from envs.verifiers.equivalence import warm_up
 
 ANSWER_COLUMNS = ("answer", "gt_answer")
 
 
 @register("jsonl")
 class JSONLines(Task):
-    """`prompt` (text) or `messages` (one object or a list), and `answer` or `gt_answer`.
+    """Test cases are run; an answer is compared as text, else as mathematics, however the completion marks it.
 
-    Judged by the final number where the gold is one (after `####`, in `<answer>`, or the whole text), else by
-    equality of the stripped text. `env.reward` puts any other judge in its place.
+    `env.reward` puts any other judge in its place.
     """
-
-    in_process = True
 
     def examples(self, split: str) -> Sequence[Example]:
         return [self._example(row) for row in load_rows(self.env, None, None, split)]
 
     def _example(self, row: Row) -> Example:
+        if "test_cases" in row.values:
+            return Example(self._messages(row), tests_of(row), row.index)
         column = next((name for name in ANSWER_COLUMNS if name in row.values), ANSWER_COLUMNS[0])
         answer = row[column]
         if answer is None or isinstance(answer, dict | list):
@@ -45,11 +52,20 @@ class JSONLines(Task):
         return tuple({"role": entry["role"], "content": entry["content"]} for entry in listed)
 
     def reward(self, completion: Completion, example: Example) -> Reward:
-        text = completion.text.strip()
-        given = final_number(text)
-        same = text == example.answer or same_number(given if given is not None else text, example.answer)
-        return Reward(float(same), {"accuracy": float(same)})
+        if isinstance(example.answer, str) and completion.text.strip() == example.answer:
+            return Reward(1.0, {"accuracy": 1.0})
+        if not isinstance(example.answer, str):
+            return code_reward(completion, example, self.env)
+        rule = RULES["math"]
+        return rule.weighted(rule.judge(completion.text, example.answer, self.env))
+
+    def warm_up(self) -> None:
+        warm_up()
 
 
 def _is_message(entry: object) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("role"), str) and isinstance(entry.get("content"), str)
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("role"), str)
+        and isinstance(entry.get("content"), str)
+    )

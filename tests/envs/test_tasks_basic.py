@@ -139,7 +139,7 @@ def test_jsonl_formats(tmp_path: Path) -> None:
         tmp_path / "rows.jsonl",
         {"prompt": "2+2?", "answer": 4},
         {"messages": user, "gt_answer": "4"},
-        {"messages": [{"role": "system", "content": "Be brief."}, user], "answer": "four"},
+        {"messages": [{"role": "system", "content": "Be brief."}, user], "answer": "blue"},
     )
     judge = task("jsonl", data_files=path, system_prompt="Add.")
     examples = judge.examples("train")
@@ -147,7 +147,7 @@ def test_jsonl_formats(tmp_path: Path) -> None:
     assert examples[1].messages == examples[0].messages
     assert [m["content"] for m in examples[2].messages] == ["Be brief.", "2+2?"]
     assert [score(judge, "#### 4.0", row) for row in range(3)] == [1.0, 1.0, 0.0]
-    assert score(judge, "four", 2) == 1.0
+    assert score(judge, "blue", 2) == 1.0
 
 
 @pytest.mark.parametrize(
