@@ -94,7 +94,10 @@ TAGS_PROMPT = (
 GSM8K_PROMPT = (
     "Solve the problem step by step. Write the final answer, a number alone, in the last line after ####."
 )
-DAPO_PROMPT = "Solve the problem step by step. The last line of your response must be 'Answer: ' followed by the answer."
+DAPO_PROMPT = (
+    "Solve the problem step by step. "
+    "The last line of your response must be 'Answer: ' followed by the answer."
+)
 ACCURACY = {"accuracy": 1.0}
 RULES: dict[str, Rule] = {
     "math": Rule(BOXED_PROMPT, ACCURACY, math),
