@@ -1,0 +1,188 @@
+"""What the environment says, in text and in token ids."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from config.env import EnvConfig
+from config.errors import ConfigError
+from envs.task import Example
+from envs.turns import Conversation, ThinkAgain, Tool, make_answerers, tool_request, with_instructions
+from tests.tiny import numbered_examples
+
+QUICKSTART = Path(__file__).resolve().parents[2] / "models" / "quickstart"
+EOS = 2
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(QUICKSTART)
+    return loaded
+
+
+def drawn(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """A finished turn as the model draws it."""
+    return [*tokenizer.encode(text, add_special_tokens=False), EOS]
+
+
+def calculator() -> EnvConfig:
+    return EnvConfig(dataset="x", max_steps=3, tools=["calculator"])
+
+
+@pytest.mark.parametrize(
+    ("text", "request_"),
+    [
+        ("I need <calculator>2*3</calculator>", "2*3"),
+        ("<calculator>1</calculator> then <calculator>2</calculator>\n ", "2"),
+        ("<calculator>1</calculator> is one", None),
+        ("1</calculator>", None),
+        ("no call", None),
+    ],
+)
+def test_a_call_ends_the_turn(text: str, request_: str | None) -> None:
+    assert tool_request("calculator", text) == request_
+
+
+def test_the_stream_reads_as_the_template_would_have_written_it(tokenizer: PreTrainedTokenizerBase) -> None:
+    conversation: Conversation[int] = Conversation(tokenizer, make_answerers(calculator()), 3)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "6*7?"}], add_generation_prompt=True, return_dict=False
+    )
+    turn = drawn(tokenizer, "<calculator>6*7</calculator>")
+    whole = tokenizer.apply_chat_template(
+        [
+            {"role": "user", "content": "6*7?"},
+            {"role": "assistant", "content": "<calculator>6*7</calculator>"},
+            {"role": "user", "content": "calculator: 42"},
+        ],
+        add_generation_prompt=True,
+        return_dict=False,
+    )
+    assert [*prompt, *turn, *conversation.answer(turn)] == whole
+    assert conversation.answer(drawn(tokenizer, "It is 42.")) == []
+
+
+def test_an_end_token_that_the_template_does_not_use_stays_in_the_stream(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    conversation: Conversation[int] = Conversation(tokenizer, [ThinkAgain("?")], 2)
+    other = [5, 22, 7]  # ended by an end token other than the template's
+    assert conversation.answer(other) == [EOS, *conversation.answer([5, 22, EOS])]
+
+
+def test_tools_are_heard_before_the_request_to_think_again(tokenizer: PreTrainedTokenizerBase) -> None:
+    env = EnvConfig(dataset="x", max_steps=3, tools=["calculator"], reasoning=True, reasoning_prompt="Sure?")
+    conversation: Conversation[int] = Conversation(tokenizer, make_answerers(env), 3)
+    said = [
+        tokenizer.decode(conversation.answer(drawn(tokenizer, text)))
+        for text in ("<calculator>1/0</calculator>", "It is 3.")
+    ]
+    assert said == ["<user>calculator: error: division by zero<assistant>", "<user>Sure?<assistant>"]
+
+
+def test_after_the_last_turn_it_is_silent(tokenizer: PreTrainedTokenizerBase) -> None:
+    conversation: Conversation[str] = Conversation(tokenizer, [ThinkAgain("?")], 2)
+    conversation.ask("first", drawn(tokenizer, "1"), turn=1)
+    conversation.ask("second", drawn(tokenizer, "2"), turn=2)
+    answers = dict(conversation.answered(0.0))
+    assert answers["first"] and answers["second"] == []
+    assert conversation.waiting == 0
+
+
+def test_slow_answers_come_beside_generation_and_their_errors_surface(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    go = threading.Event()
+
+    def slow(request: str) -> str:
+        assert go.wait(10)
+        if request == "break":
+            raise RuntimeError("the tool is broken")
+        return request.upper()
+
+    closed: list[bool] = []
+    tool = Tool("python", slow, slow=True, close=lambda: closed.append(True))
+    conversation: Conversation[int] = Conversation(tokenizer, [tool], 2)
+    for key, request in enumerate(("a", "b")):
+        conversation.ask(key, drawn(tokenizer, f"<python>{request}</python>"), 1)
+    assert conversation.answered(0.0) == []
+    assert conversation.waiting == 2
+    go.set()
+    answers: dict[int, list[int]] = {}
+    while conversation.waiting:
+        answers |= dict(conversation.answered(1.0))
+    assert [tokenizer.decode(answers[key]) for key in (0, 1)] == [
+        "<user>python: A<assistant>",
+        "<user>python: B<assistant>",
+    ]
+    conversation.ask(3, drawn(tokenizer, "<python>break</python>"), 1)
+    with pytest.raises(RuntimeError, match="the tool is broken"):
+        conversation.answered(10.0)
+    conversation.close()
+    assert closed == [True]
+
+
+def test_a_template_without_a_second_question_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
+    other: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(QUICKSTART)
+    other.chat_template = "{{ messages[0]['content'] }}"
+    with pytest.raises(
+        ConfigError, match=r"does not render a user message after an assistant's.*env\.max_steps=1"
+    ):
+        Conversation(other, [ThinkAgain("?")], 2)
+
+
+def test_the_system_prompt_tells_of_the_tools() -> None:
+    with_system = Example(
+        ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}), "", 0
+    )
+    examples = with_instructions([with_system, *numbered_examples(2)], ["calculator"])
+    assert len(examples) == 3
+    first, second = examples[0].messages, examples[1].messages
+    assert first[0]["content"].startswith("Be brief.\n\nYou have a calculator")
+    assert "<calculator>...</calculator>" in first[0]["content"]
+    assert [message["role"] for message in second] == ["system", "user"]
+    assert [example.row for example in examples[1:]] == [0, 1]
+    plain = numbered_examples(2)
+    assert with_instructions(plain, []) is plain
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"max_steps": 2}, r"env\.max_steps=2: nothing answers between turns"),
+        ({"reasoning": True}, r"env\.reasoning=True.*set env\.max_steps=2"),
+        ({"max_steps": 2, "tools": ["abacus"]}, r"env\.tools=\['abacus'\]: choose from calculator, python"),
+        ({"max_steps": 0}, r"env\.max_steps=0: must be at least 1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(fields: dict[str, object], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        EnvConfig(dataset="x", **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def python(tokenizer: PreTrainedTokenizerBase) -> Iterator[Conversation[int]]:
+    from envs.sandbox import LEVELS, why_not
+
+    if all(why_not(level) for level in LEVELS):
+        pytest.skip("no sandbox works here")
+    env = EnvConfig(dataset="x", max_steps=2, tools=["python"])
+    conversation: Conversation[int] = Conversation(tokenizer, make_answerers(env), 2)
+    yield conversation
+    conversation.close()
+
+
+def test_python_runs_in_the_sandbox(python: Conversation[int], tokenizer: PreTrainedTokenizerBase) -> None:
+    programs = {
+        "print(6*7)": "python: 42",
+        "x = 1": "python: (no output; print the result)",
+        "print(1)\n1/0": "python: 1\nZeroDivisionError: division by zero",
+        "print('a'*9000)": f"python: {'a' * 1000}\n...\n{'a' * 1000}",
+        "import socket; socket.create_connection(('127.0.0.1', 1))": "Error",
+    }
+    for source, expected in programs.items():
+        ids = python.answer(drawn(tokenizer, f"<python>{source}</python>"))
+        assert expected in tokenizer.decode(ids), source

@@ -1,0 +1,33 @@
+"""Whole runs with more than one turn: on-policy to the last digit, in both schedules and in evaluation."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import grpo
+import grpo_async
+from grpo_utils import run
+from tests.scripts import configured, rows
+
+TURNS = ("env.max_steps=2", "env.reasoning=true", "env.reasoning_prompt='?'", "inference_model.max_tokens=16")
+SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
+SETS = "eval.sets={held_out:{dataset:arithmetic,n:2,limit:5}}"
+
+
+@pytest.mark.parametrize(("train", "age"), [(grpo.train, 0), (grpo_async.train, 2)])
+def test_a_run_of_two_turns(train: Any, age: int, tmp_path: Path) -> None:
+    run(configured(*SMALL, *TURNS, SETS, f"train.max_policy_age={age}"), tmp_path, train)
+    metrics = [row for row in rows(tmp_path) if "reward/mean" in row]
+    assert len(metrics) == 4
+    for row in metrics:
+        assert row["age/max"] <= age
+        if row["age/max"] == 0:
+            assert row["ratio/max"] == pytest.approx(1.0, abs=1e-3)
+            assert row["ess"] == pytest.approx(1.0, abs=1e-4)
+    written = [
+        json.loads(line) for line in (tmp_path / "eval/held_out/iteration_0.jsonl").read_text().splitlines()
+    ]
+    assert len(written) == 10
+    assert sum("?" in line["completion"] for line in written) >= 8  # both turns are there
