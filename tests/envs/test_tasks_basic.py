@@ -188,3 +188,22 @@ def test_parquet_and_json_arrays_read_alike(tmp_path: Path) -> None:
         for name in ("rows.parquet", "rows.json")
     ]
     assert [e.answer for e in both[0]] == [e.answer for e in both[1]] == ["b", "d"]
+
+
+def test_jsonl_answers_are_mathematics_and_test_cases_are_run(tmp_path: Path) -> None:
+    user = {"role": "user", "content": "?"}
+    path = written(
+        tmp_path / "rows.jsonl",
+        {"messages": [user], "gt_answer": "\\frac{1}{2}"},
+        {"messages": user, "test_cases": {"inputs": ["1 2\n"], "outputs": ["3\n"]}},
+    )
+    judge = task("jsonl", data_files=path)
+    assert [score(judge, text) for text in ("so \\boxed{0.5}", "\\boxed{0.51}", "1/2")] == [1.0, 0.0, 1.0]
+    right, wrong = ("```python\na, b = map(int, input().split())\nprint(a %s b)\n```" % sign for sign in "+-")
+    assert [score(judge, text, 1) for text in (right, wrong)] == [1.0, 0.0]
+
+
+def test_jsonl_test_cases_are_checked(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", {"prompt": "?", "test_cases": {"inputs": ["1"], "outputs": []}})
+    with pytest.raises(ConfigError, match=r"rows.jsonl:1: 1 inputs and 0 outputs"):
+        task("jsonl", data_files=path).examples("train")
