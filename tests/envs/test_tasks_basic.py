@@ -199,7 +199,7 @@ def test_jsonl_answers_are_mathematics_and_test_cases_are_run(tmp_path: Path) ->
     )
     judge = task("jsonl", data_files=path)
     assert [score(judge, text) for text in ("so \\boxed{0.5}", "\\boxed{0.51}", "1/2")] == [1.0, 0.0, 1.0]
-    right, wrong = ("```python\na, b = map(int, input().split())\nprint(a %s b)\n```" % sign for sign in "+-")
+    right, wrong = (f"```python\na, b = map(int, input().split())\nprint(a {sign} b)\n```" for sign in "+-")
     assert [score(judge, text, 1) for text in (right, wrong)] == [1.0, 0.0]
 
 
