@@ -27,7 +27,7 @@ FIXTURE = ROOT / "tests" / "fixtures" / "data" / "code.jsonl"
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
-    with Sandbox("auto", Limits(wall_seconds=2.0, cpu_seconds=1)) as made:
+    with Sandbox("auto", Limits(wall_seconds=10.0, cpu_seconds=1)) as made:
         yield made
 
 
@@ -399,7 +399,7 @@ def test_recorded_verdicts_of_another_grader_are_reproduced() -> None:
     rows = json.loads(path.read_text())
     found: dict[str, bool] = {}
     compared = 0
-    with Sandbox("auto", Limits(wall_seconds=1.5, cpu_seconds=1)) as sandbox:
+    with Sandbox("auto", Limits(wall_seconds=10.0, cpu_seconds=1)) as sandbox:
         for row in rows:
             options = CodeOptions(
                 credit="share" if row["params"]["continuous"] else "all", comparison="coati"
@@ -429,7 +429,7 @@ def test_the_default_is_right_wherever_right_is_known() -> None:
     if not path.exists():
         pytest.skip("the recorded verdicts are not here")
     rows = {row["case"]: row for row in json.loads(path.read_text()) if row["expected_correct"] is not None}
-    with Sandbox("auto", Limits(wall_seconds=1.5, cpu_seconds=1)) as sandbox:
+    with Sandbox("auto", Limits(wall_seconds=10.0, cpu_seconds=1)) as sandbox:
         for case, row in rows.items():
             program = extract_code(row["completion"])
             tests = Tests.parse(row["test_cases"])
