@@ -72,6 +72,8 @@ def measure(preset: str, seed: int, overrides: Sequence[str]) -> Curve:
     with tempfile.TemporaryDirectory() as folder:
         run(configured(preset, seed, overrides), Path(folder), grpo.train)
         lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
+        if json.loads((Path(folder) / "summary.json").read_text())["outcome"] == "interrupted":
+            sys.exit(130)
     rewards, seconds, now = [], [], 0.0
     for row in map(json.loads, lines):
         now += sum(value for name, value in row.items() if name.startswith("time/"))

@@ -36,7 +36,8 @@ def batches_of(train: Train, run_dir: Path, *overrides: str) -> tuple[list[Any],
 
 @SCHEDULES
 def test_every_group_has_right_and_wrong_ones(train: Train, tmp_path: Path) -> None:
-    batches, said = batches_of(train, tmp_path, *DYNAMIC, "policy.filter_attempts=100")
+    in_order = "train.stale_groups=wait"  # the buffer waits for every place, replaced or not
+    batches, said = batches_of(train, tmp_path, *DYNAMIC, in_order, "policy.filter_attempts=100")
     for batch in batches:
         rates = batch["next", "reward_parts", "accuracy"].view(8, 4).mean(1)
         assert ((rates > 0) & (rates < 1)).all()
