@@ -21,6 +21,8 @@ from envs.verifiers.numbers import parse_number, plain
 
 MAX_ANSWER_CHARACTERS = 2000
 """A longer answer is compared as text only (after the removal of surrounding brackets)."""
+MAX_GIVEN_CHARACTERS = 20_000
+"""A longer one is no answer: not even its brackets are looked at."""
 MAX_PARTS = 64
 
 _RELATIONS = ("\\leq", "\\geq", "\\neq", "<", ">", "=")
@@ -35,6 +37,8 @@ def same_answer(given: str, gold: str) -> bool:
     """Whether an answer as written is the gold answer. Symmetric except for names and units the gold leaves out."""
     if "\\boxed" in given:
         given = boxed(given) or ""
+    if len(given) > MAX_GIVEN_CHARACTERS:
+        return False
     number = parse_number(gold)
     if number is not None:
         value = parse_number(given)
