@@ -245,6 +245,7 @@ class Parts:
 
     def optimized(self, batch: Any, report: Any) -> None:
         """Log one optimizer step."""
+        self.monitor.note({"prompts/left_out": float(self.prompts.source.left_out)})
         self.monitor.optimized(batch, report.metrics | self.rewards.metrics(), self.weights.version)
         if report.skipped:
             self.monitor.say(f"optimizer step {self.monitor.optimizer_step}: not finite, skipped")
@@ -390,6 +391,7 @@ def build(config: Config, run_dir: Path, overlapped: bool = False) -> Parts:
             with_instructions(task.examples(config.env.split), config.env.tools),
             seed=config.train.seed,
             keep=lambda example: prompt_fits(tokenizer, example, limit),
+            difficulty=config.env.difficulty,
         )
     )
     eval_sets = load_sets(config, tokenizer)
@@ -402,7 +404,7 @@ def build(config: Config, run_dir: Path, overlapped: bool = False) -> Parts:
     sampling = Sampling(inference.temperature, inference.top_p, inference.top_k, inference.max_tokens)
     rewards = RewardService(task, config.env)
     candidates = config.env.candidates
-    env = TokenEnv(prompts.draw, tokenizer, rewards, candidates)
+    env = TokenEnv(prompts.draw, tokenizer, rewards, candidates, prompts.observe)
     generating = in_turns(engine, conversation)
     shared = SharedEngine(generating)
     own = shared.view() if eval_sets else generating

@@ -92,6 +92,13 @@ def last_turns(tokens: TensorDictBase) -> list[int]:
     return (written * columns).amax(-1).tolist()
 
 
+def _success_rate(verdicts: Sequence[Verdict]) -> float:
+    """Mean accuracy of one group; completions that could not be judged do not count."""
+    judged = [verdict for verdict in verdicts if verdict.outcome != "error"]
+    accuracies = [verdict.parts.get("accuracy", float(verdict.score >= 1)) for verdict in judged]
+    return sum(accuracies) / max(1, len(accuracies))
+
+
 class TokenEnv(EnvBase):
     """Groups of `repeats` completions a prompt.
 
@@ -100,6 +107,7 @@ class TokenEnv(EnvBase):
         tokenizer: turns messages into ids and sampled ids into the text that is judged.
         rewards: judges whole batches; it owns deadlines and worker processes.
         repeats: completions per prompt, G.
+        observe: told the success rate of every judged group, 0 to 1.
     """
 
     def __init__(
@@ -108,6 +116,7 @@ class TokenEnv(EnvBase):
         tokenizer: PreTrainedTokenizerBase,
         rewards: Rewards,
         repeats: int,
+        observe: Callable[[Example, float], None] | None = None,
     ) -> None:
         super().__init__(device=torch.device("cpu"), batch_size=torch.Size([]), allow_done_after_reset=True)
         self._batch_locked = False
@@ -115,6 +124,7 @@ class TokenEnv(EnvBase):
         self.tokenizer = tokenizer
         self.rewards = rewards
         self.repeats = repeats
+        self.observe = observe
         self.next_group_id = 0
         self.in_flight: dict[int, Example] = {}
         self.reward_seconds = 0.0
@@ -162,8 +172,10 @@ class TokenEnv(EnvBase):
             {name: torch.tensor([[v.parts.get(name, 0.0)] for v in verdicts]) for name in names},
             batch_size=rows,
         )
-        for group_id in set(groups):
-            del self.in_flight[group_id]
+        for start in range(0, len(groups), self.repeats):
+            example = self.in_flight.pop(groups[start])
+            if self.observe is not None:
+                self.observe(example, _success_rate(verdicts[start : start + self.repeats]))
         done = torch.ones(*rows, 1, dtype=torch.bool)
         return TensorDict(
             reward=torch.tensor([[verdict.score] for verdict in verdicts], dtype=torch.float32),

@@ -49,6 +49,9 @@ class PromptQueue:
         again = [self.returned.popleft() for _ in range(min(count, len(self.returned)))]
         return again + self.source.draw(count - len(again))
 
+    def observe(self, example: Example, success: float) -> None:
+        self.source.observe(example, success)
+
     def state_dict(self, outstanding: list[Example] | None = None) -> dict[str, Any]:
         """`outstanding`: examples in flight or buffered, to be drawn first after a resume."""
         waiting = [*(outstanding or []), *self.returned]

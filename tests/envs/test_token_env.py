@@ -1,0 +1,54 @@
+"""The environment as TorchRL sees it, and what it tells the prompt source."""
+
+import pytest
+import torch
+
+from envs.task import Example
+from envs.token_env import TokenEnv, prompt_fits
+from rollout.collector import EnginePolicy, Rollouts
+from rollout.engine import Sampling
+from rollout.transformers_engine import TransformersEngine
+from tests.tiny import EOS, LengthReward, LetterTokenizer, numbered_examples, tiny_llama
+
+
+def test_every_group_is_observed_once_and_nothing_stays_in_flight() -> None:
+    seen: list[tuple[Example, float]] = []
+    examples = numbered_examples(20)
+    env = TokenEnv(
+        lambda n: [examples.pop(0) for _ in range(n)],
+        LetterTokenizer(),
+        LengthReward(),
+        4,
+        lambda example, success: seen.append((example, success)),
+    )
+    engine = TransformersEngine(tiny_llama(), [EOS])
+    rollouts = Rollouts(env, EnginePolicy(engine, Sampling(max_tokens=5), 4, seed=0, timeout=60))
+    batch = rollouts.collect(3)
+    assert [example.row for example, _ in seen] == [0, 1, 2]
+    reached = (batch["next", "reward"] >= 1).view(3, 4).double().mean(1)
+    assert [success for _, success in seen] == pytest.approx(reached.tolist())
+    assert env.in_flight == {}
+    assert batch["group_id"][:, 0].tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert torch.equal(batch["tokens", "response_mask"], batch["tokens", "loss_mask"])
+
+
+class _Counting(LetterTokenizer):
+    """Notes how often a prompt is tokenized in full."""
+
+    calls = 0
+
+    def apply_chat_template(self, chats: object, tokenize: bool = True, **kwargs: object) -> object:
+        if not tokenize:
+            return "".join(turn["content"] for turn in chats)  # type: ignore[attr-defined]
+        self.calls += 1
+        return super().apply_chat_template(chats)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("limit", "fits", "tokenized"), [(100, True, 0), (7, True, 1), (5, False, 1)])
+def test_a_prompt_is_tokenized_only_where_its_bytes_do_not_decide(
+    limit: int, fits: bool, tokenized: int
+) -> None:
+    tokenizer = _Counting()
+    example = Example(({"role": "user", "content": "12+84="},), "96", 0)
+    assert prompt_fits(tokenizer, example, limit) is fits
+    assert tokenizer.calls == tokenized
