@@ -63,8 +63,8 @@ class InferenceModelConfig:
     request_timeout_s: float = 900.0
     """Seconds that one group may take; then its engine counts as hung and is replaced."""
     canary_tolerance: float | None = None
-    """Largest |log-prob difference| between engine and learner after a push. Unset: by dtype
-    (1e-3 float32, 0.1 float16, 0.5 bfloat16)."""
+    """Largest |log-prob difference| between engine and learner after a push; its mean may be a sixth of that.
+    Unset: by dtype (1e-3 float32, 0.2 float16, 1.5 bfloat16)."""
 
     def __post_init__(self) -> None:
         self._check_choices()
