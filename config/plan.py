@@ -87,6 +87,11 @@ def _backend(config: Config, gpus: int, vllm_version: str | None) -> str:
     asked = config.inference_model.backend
     if asked == "auto":
         return "vllm" if gpus and vllm_version is not None else "transformers"
+    if asked == "vllm" and vllm_version is None:
+        raise ConfigError(
+            "inference_model.backend=vllm: vLLM is not installed; README.md says how, or take "
+            "inference_model.backend=transformers"
+        )
     return asked
 
 

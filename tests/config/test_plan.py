@@ -169,6 +169,7 @@ def impossible(match: str, *overrides: str, name: str = "grpo_gsm8k", gpus: int 
 
 def test_plans_that_cannot_work(qwen: str) -> None:
     impossible("device=cuda: this machine has no NVIDIA GPU", qwen, gpus=0)
+    impossible("vLLM is not installed", qwen, "inference_model.backend=vllm", vllm=None)
     impossible("has 32768 positions", qwen, "inference_model.max_tokens=40000")
     split = ["inference_model.num_devices=3", "inference_model.tensor_parallel_size=3"]
     impossible("=3 does not divide the 16 attention heads", qwen, *split, gpus=4)
