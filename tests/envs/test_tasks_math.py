@@ -1,0 +1,221 @@
+"""Tasks of mathematics, instructions and generated puzzles: rows, golds, duplicates, oracles."""
+
+import json
+import logging
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config.env import EnvConfig
+from config.errors import ConfigError
+from envs.duplicates import resolve_duplicates
+from envs.task import Completion, Example, Task, make_task
+from envs.verifiers.equivalence import same_answer
+from envs.verifiers.numbers import parse_number
+
+ROOT = Path(__file__).resolve().parents[2]
+FIXTURES = ROOT / "tests" / "fixtures" / "data"
+SHARED = ROOT / ".." / "shared" / "data"
+
+
+def task(dataset: str, file: Path | None = None, **settings: Any) -> Task:
+    return make_task(EnvConfig(dataset=dataset, data_files=str(file) if file else None, **settings))
+
+
+def accuracy(judge: Task, example: Example, text: str) -> float:
+    return judge.reward(Completion(text), example).parts["accuracy"]
+
+
+def plus_one(gold: str) -> str:
+    number = parse_number(gold)
+    return f"{gold}+1" if number is None else str(number + 1)
+
+
+ORACLES = [
+    ("dapo_math", "dapo_math_1500.jsonl", "train", "Answer: {}", 1500, 1),
+    ("aime", "aime2024.jsonl", "test", "so \\boxed{{{}}}", 30, 1),
+    ("math", "math_train.json", "train", "so $\\boxed{{{}}}$.", 7470, 10),
+    ("gsm8k", "gsm8k/train.jsonl", "train", "#### {}", 7473, 1),
+    ("gsm8k", "gsm8k/test.jsonl", "test", "#### {}", 1319, 1),
+]
+
+
+@pytest.mark.parametrize(("dataset", "file", "split", "form", "rows", "every"), ORACLES)
+def test_an_oracle_scores_everything_and_gold_plus_one_nothing(
+    dataset: str, file: str, split: str, form: str, rows: int, every: int
+) -> None:
+    """Gold + 1 is tried on every tenth formula of MATH: reading one takes milliseconds."""
+    if not (SHARED / file).is_file():
+        pytest.skip(f"no ../shared/data/{file}")
+    judge = task(dataset, SHARED / file)
+    examples = judge.examples(split)
+    assert len(examples) == rows
+    missed = [
+        example.row for example in examples if not accuracy(judge, example, form.format(example.answer))
+    ]
+    believed = [
+        example.row
+        for example in examples
+        if (example.row % every == 0 or parse_number(example.answer) is not None)
+        and accuracy(judge, example, form.format(plus_one(example.answer)))
+    ]
+    assert (missed, believed) == ([], [])
+
+
+def test_math_reads_answers_and_solutions_and_reports_rows_without(caplog: pytest.LogCaptureFixture) -> None:
+    judge = task("math", FIXTURES / "math.jsonl")
+    with caplog.at_level(logging.WARNING):
+        examples = judge.examples("train")
+    assert [example.answer for example in examples] == ["\\frac{3}{2}", "2\\sqrt{2}", "\\text{east}"]
+    assert "1 rows have no answer" in caplog.text
+    assert "math.jsonl:4" in caplog.text
+    assert "\\boxed" in examples[0].messages[0]["content"]
+    for example, text in zip(examples, ("\\boxed{1.5}", "$\\sqrt{8}$", "\\boxed{East}"), strict=True):
+        assert accuracy(judge, example, text) == 1.0
+        assert accuracy(judge, example, "\\boxed{west}") == 0.0
+
+
+def test_dapo_cuts_the_published_instructions_from_the_prompt() -> None:
+    examples = task("dapo_math", FIXTURES / "dapo_math.jsonl").examples("train")
+    assert [example.messages[-1]["content"] for example in examples[:2]] == ["What is 30 + 4?"] * 2
+    assert [example.answer for example in examples] == ["34", "34", "4", "5", "2"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "rows"), [("keep", [0, 1, 2, 3, 4]), ("first", [0, 2, 4]), ("drop", [0, 4])]
+)
+def test_duplicates_are_reported_and_handled(
+    mode: str, rows: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    judge = task("dapo_math", FIXTURES / "dapo_math.jsonl", duplicates=mode)
+    with caplog.at_level(logging.WARNING):
+        assert [example.row for example in judge.examples("train")] == rows
+    assert (
+        "5 rows, 2 of them repeat a prompt; 1 prompts have contradictory answers (rows 2 and 3" in caplog.text
+    )
+    assert f"{len(rows)} are used" in caplog.text
+
+
+def test_equal_golds_in_other_words_are_no_contradiction() -> None:
+    examples = [
+        Example(({"role": "user", "content": "x"},), gold, row)
+        for row, gold in enumerate(("1,000", "1000", "\\frac12"))
+    ]
+    _, report = resolve_duplicates(examples[:2], "drop", same_answer)
+    assert (report.repeated, report.contradictory, report.first_contradiction) == (1, 0, None)
+    kept, report = resolve_duplicates(examples, "drop", same_answer)
+    assert (kept, report.contradictory, report.first_contradiction) == ([], 1, (0, 2))
+
+
+def test_aime_golds_are_whole_numbers_and_each_problem_counts_once() -> None:
+    examples = task("aime", FIXTURES / "aime.jsonl").examples("test")
+    assert [(example.answer, example.row) for example in examples] == [("336", 0), ("73", 1)]
+
+
+@pytest.mark.parametrize("answer", ["1000", "12.5", "", None, "-3", "\\frac12"])
+def test_aime_refuses_other_golds(answer: Any, tmp_path: Path) -> None:
+    file = tmp_path / "aime.jsonl"
+    file.write_text(json.dumps({"problem": "x", "answer": answer}))
+    with pytest.raises(ConfigError, match=r"aime.jsonl:1: an answer of AIME is a whole number from 0 to 999"):
+        task("aime", file).examples("test")
+
+
+def test_aime_options() -> None:
+    with pytest.raises(ConfigError, match=r"env.options.year=2020: choose one of 2024, 2025"):
+        task("aime", options={"year": 2020})
+    with pytest.raises(ConfigError, match=r"env.options.yaer"):
+        task("aime", options={"yaer": 2024})
+
+
+def test_bad_math_rows_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"problem": "x", "answer": "1"}\n{"problem": 3, "answer": "1"}\n')
+    with pytest.raises(ConfigError, match=r"rows.jsonl:2: column 'problem' must be a non-empty text"):
+        task("math", file).examples("train")
+    with pytest.raises(ConfigError, match=r"env.split='dev': math has train, test"):
+        task("math", file).examples("dev")
+    file.write_text('{"prompt": "x", "reward_model": {"style": "rule"}}\n')
+    with pytest.raises(ConfigError, match=r"rows.jsonl:1: column 'reward_model' must have a 'ground_truth'"):
+        task("dapo_math", file).examples("train")
+
+
+def test_ifeval_rewards_shares_or_all() -> None:
+    pytest.importorskip("langdetect")
+    file = FIXTURES / "ifeval.jsonl"
+    judge = task("ifeval", file)
+    first, second = judge.examples("train")
+    assert judge.reward(Completion("hello you there"), first).score == 1.0
+    half = judge.reward(Completion("hello there"), first)
+    assert (half.score, half.parts["accuracy"], half.parts["instructions"]) == (0.5, 0.0, 0.5)
+    assert judge.reward(Completion("{}"), second).score == 1.0
+    assert judge.reward(Completion(""), first).score == 0.0
+    strict = task("ifeval", file, options={"credit": "all"})
+    assert strict.reward(Completion("hello there"), first).score == 0.0
+    fenced = Completion("Sure:\n{}")
+    assert judge.reward(fenced, second).parts["loose"] == 1.0
+    assert judge.reward(fenced, second).score == 0.0
+    assert (
+        task("ifeval", file, options={"verdict": "loose", "credit": "all"}).reward(fenced, second).score
+        == 1.0
+    )
+
+
+def test_ifeval_refuses_bad_options_and_rows(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"env.options.verdict='soft'.*verdict: strict, loose"):
+        task("ifeval", options={"verdict": "soft"})
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "x", "instruction_id_list": ["a:b"], "kwargs": [{}]}\n')
+    with pytest.raises(ConfigError, match=r"rows.jsonl:1: unknown instruction 'a:b'"):
+        task("ifeval", file).examples("train")
+
+
+def puzzles(**options: Any) -> Task:
+    pytest.importorskip("reasoning_gym")
+    return task("reasoning_gym", options={"name": "leg_counting", "num_rows": 60, **options})
+
+
+@pytest.mark.parametrize("name", ["leg_counting", "sudoku", "spell_backward"])
+def test_reasoning_gym_oracle(name: str) -> None:
+    judge = puzzles(name=name, num_rows=20)
+    for example in pickle.loads(pickle.dumps(judge.examples("train"))):
+        answer = example.answer["answer"]
+        assert accuracy(judge, example, f"<think>a</think><answer>{answer}</answer>") == 1.0
+        assert judge.reward(Completion(f"<think>{answer}</think>"), example).score == 0.0
+        assert accuracy(judge, example, "<answer>nonsense</answer>") < 0.5
+
+
+def test_reasoning_gym_splits_are_disjoint_and_seeded() -> None:
+    train, test = (puzzles().examples(split) for split in ("train", "test"))
+    assert (len(train), len(test)) == (60, 6)
+    assert not {example.answer["question"] for example in train} & {
+        example.answer["question"] for example in test
+    }
+    assert [e.messages for e in puzzles().examples("train")] == [e.messages for e in train]
+    assert [e.messages for e in puzzles(seed=1).examples("train")] != [e.messages for e in train]
+
+
+def test_reasoning_gym_refuses_what_the_library_does_not_know() -> None:
+    with pytest.raises(ConfigError, match=r"env.options.name='nothing': not a generator.*leg_counting"):
+        puzzles(name="nothing")
+    with pytest.raises(ConfigError, match=r"name=leg_counting: .*no_such"):
+        puzzles(no_such=1).examples("train")
+    with pytest.raises(ConfigError, match=r"env.split='dev'"):
+        puzzles().examples("dev")
+
+
+def test_a_scorer_that_fails_on_an_answer_makes_it_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = puzzles()
+    example = judge.examples("train")[0]
+
+    def scorer(given: str, entry: dict[str, Any]) -> float:
+        if given == "bad":
+            raise RuntimeError("scorer")
+        return float(given == entry["answer"])
+
+    monkeypatch.setattr("reasoning_gym.get_score_answer_fn", lambda name: scorer)
+    assert judge.reward(Completion("<answer>bad</answer>"), example).outcome == "invalid"
+    broken = Example(example.messages, {**example.answer, "answer": "bad"}, 0)
+    with pytest.raises(RuntimeError, match="scorer"):
+        judge.reward(Completion("<answer>bad</answer>"), broken)
