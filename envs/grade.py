@@ -63,7 +63,7 @@ def _line(example: Example, verdict: Scored) -> dict[str, Any]:
 
 
 def _samples(path: Path, examples: dict[int, Example]) -> Iterator[tuple[Completion, Example]]:
-    if not path.is_file():
+    if not path.exists() or path.is_dir():
         raise ConfigError(f"env.samples={path}: no such file (looked from {Path.cwd()})")
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
