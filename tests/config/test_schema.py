@@ -124,6 +124,7 @@ def test_every_field_is_read_by_code_and_documented() -> None:
     for prefix, name in all_fields(Config):
         reads = re.findall(rf"[\w\])]\.{name}\b|[\"']{name}[\"']", text)
         assert reads, f"{prefix}{name}: no code reads it"
-        assert re.search(rf'^    {name}: [^\n]*\n    """', text, re.MULTILINE) or prefix == "", (
+        documented = rf'^    {name}: [^\n]*\n(?:        [^\n]*\n|    \)\n)*    """'
+        assert re.search(documented, text, re.MULTILINE) or prefix == "", f"{prefix}{name}"
             f"{prefix}{name}"
         )
