@@ -36,7 +36,7 @@ def plus_one(gold: str) -> str:
 ORACLES = [
     ("dapo_math", "dapo_math_1500.jsonl", "train", "Answer: {}", 1500, 1),
     ("aime", "aime2024.jsonl", "test", "so \\boxed{{{}}}", 30, 1),
-    ("math", "math_train.json", "train", "so $\\boxed{{{}}}$.", 7470, 10),
+    ("math", "math_train.json", "train", "so $\\boxed{{{}}}$.", 7470, 20),
     ("gsm8k", "gsm8k/train.jsonl", "train", "#### {}", 7473, 1),
     ("gsm8k", "gsm8k/test.jsonl", "test", "#### {}", 1319, 1),
 ]
@@ -46,7 +46,7 @@ ORACLES = [
 def test_an_oracle_scores_everything_and_gold_plus_one_nothing(
     dataset: str, file: str, split: str, form: str, rows: int, every: int
 ) -> None:
-    """Gold + 1 is tried on every tenth formula of MATH: reading one takes milliseconds."""
+    """Gold + 1 is tried on every twentieth formula of MATH: reading one takes milliseconds."""
     if not (SHARED / file).is_file():
         pytest.skip(f"no ../shared/data/{file}")
     judge = task(dataset, SHARED / file)
@@ -135,7 +135,7 @@ def test_bad_math_rows_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rows.jsonl:2: column 'problem' must be a non-empty text"):
         task("math", file).examples("train")
     with pytest.raises(ConfigError, match=r"env.split='dev': math has train, test"):
-        task("math", file).examples("dev")
+        task("math").examples("dev")
     file.write_text('{"prompt": "x", "reward_model": {"style": "rule"}}\n')
     with pytest.raises(ConfigError, match=r"rows.jsonl:1: column 'reward_model' must have a 'ground_truth'"):
         task("dapo_math", file).examples("train")
@@ -176,7 +176,7 @@ def puzzles(**options: Any) -> Task:
     return task("reasoning_gym", options={"name": "leg_counting", "num_rows": 60, **options})
 
 
-@pytest.mark.parametrize("name", ["leg_counting", "sudoku", "spell_backward"])
+@pytest.mark.parametrize("name", ["leg_counting", "sudoku"])
 def test_reasoning_gym_oracle(name: str) -> None:
     judge = puzzles(name=name, num_rows=20)
     for example in pickle.loads(pickle.dumps(judge.examples("train"))):
