@@ -126,5 +126,3 @@ def test_every_field_is_read_by_code_and_documented() -> None:
         assert reads, f"{prefix}{name}: no code reads it"
         documented = rf'^    {name}: [^\n]*\n(?:        [^\n]*\n|    \)\n)*    """'
         assert re.search(documented, text, re.MULTILINE) or prefix == "", f"{prefix}{name}"
-            f"{prefix}{name}"
-        )
