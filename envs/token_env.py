@@ -88,6 +88,8 @@ def length_mask(lengths: Sequence[int], left: bool = False) -> torch.Tensor:
 def last_turns(tokens: TensorDictBase) -> list[int]:
     """The column of each response [N, R] where the model's last turn begins; 0 where there is but one."""
     written = tokens["response_mask"] & ~tokens["loss_mask"]
+    if not written.any():
+        return [0] * len(written)
     columns = torch.arange(1, written.shape[1] + 1)
     return (written * columns).amax(-1).tolist()
 
