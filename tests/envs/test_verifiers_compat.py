@@ -21,8 +21,8 @@ Case = dict[str, Any]
 SLOW = 3
 """Of graders on math-verify with its default extraction every third row is run: some 20 ms each."""
 NOT_REPRODUCED = {
-    "reward_score.prime_math.compute_score": "a third sympy grader of verl's, behind none of its current recipes; "
-    "its heuristics for units and tuples have no published description to follow",
+    "reward_score.prime_math.compute_score": "verl's fourth grader (data sources numina_*): a normaliser and a "
+    "comparison in sympy of its own, whose rules for units, tuples and percent are not written down anywhere but there",
 }
 DIFFERENT = {
     ("reward_fn.boxed_math_reward_fn (boxed)", "G0111"): "the recording left out empty responses",
