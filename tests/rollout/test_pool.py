@@ -222,33 +222,36 @@ def test_a_refused_request_surfaces(open_pool: OpenPool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("factory", "error", "says"),
+    ("factory", "timeout", "error", "says"),
     [
         (
             pool_engines.FailingStart,
+            120.0,
             EngineLost,
             r"pool_engines.py[\s\S]*no weights in this[\s\S]*engine \d \(CPU",
         ),
         (
             pool_engines.RefusingStart,
+            120.0,
             ConfigError,
             r"^model.name=nowhere: .*; give a folder\n\(engine \d \(CPU\)",
         ),
         (
             pool_engines.SlowStart,
+            30.0,  # both actors must have come to where they hang before it passes, on a busy machine too
             EngineLost,
-            r"waits_for_a_download[\s\S]*waited 6 s for engine 0 \(CPU\), en",
+            r"waits_for_a_download[\s\S]*waited 30 s for engine 0 \(CPU\), en",
         ),
     ],
     ids=["crash", "refusal", "deadline"],
 )
 def test_a_failing_start_takes_everything_down(
-    local_ray: None, factory: Callable[[], Engine], error: type[Exception], says: str
+    local_ray: None, factory: Callable[[], Engine], timeout: float, error: type[Exception], says: str
 ) -> None:
     before = set(engine_processes())
     places = [EnginePlace("engine 0"), EnginePlace("engine 1")]
     with pytest.raises(error, match=says):
-        RayPool(factory, places, PoolSettings(start_timeout_s=6.0))
+        RayPool(factory, places, PoolSettings(start_timeout_s=timeout))
     deadline = time.monotonic() + 20
     while set(engine_processes()) - before and time.monotonic() < deadline:
         time.sleep(0.1)
