@@ -55,24 +55,28 @@ class EvalSet:
 
 
 def load_sets(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[EvalSet]:
-    """Raises ConfigError for data that cannot be read, or a set without a prompt that fits."""
-    sets = []
-    limit = config.env.max_prompt_tokens
-    for name, settings in config.eval.sets.items():
-        env = settings.env(f"eval.sets.{name}", config.env)
+    """Raises ConfigError for data that cannot be read, or a set without a prompt that fits; it names the set."""
+    return [_load_set(config, tokenizer, name, settings) for name, settings in config.eval.sets.items()]
+
+
+def _load_set(
+    config: Config, tokenizer: PreTrainedTokenizerBase, name: str, settings: EvalSetConfig
+) -> EvalSet:
+    place, limit = f"eval.sets.{name}", config.env.max_prompt_tokens
+    env = settings.env(place, config.env)
+    try:
         task = make_task(env)
-        problems = choose_problems(
-            with_instructions(task.examples(env.split), env.tools),
-            settings.limit,
-            lambda example: prompt_fits(tokenizer, example, limit),
+        examples = with_instructions(task.examples(env.split), env.tools)
+    except ConfigError as error:  # it speaks of `env`, which is that of this set
+        raise ConfigError(f"{place}: {error}") from error
+    problems = choose_problems(
+        examples, settings.limit, lambda example: prompt_fits(tokenizer, example, limit)
+    )
+    if not problems.examples:
+        raise ConfigError(
+            f"{place}: all {problems.too_long} prompts are longer than env.max_prompt_tokens={limit}; raise it"
         )
-        if not problems.examples:
-            raise ConfigError(
-                f"eval.sets.{name}: all {problems.too_long} prompts are longer than env.max_prompt_tokens={limit}; "
-                "raise it"
-            )
-        sets.append(EvalSet(name, settings, env, task, problems))
-    return sets
+    return EvalSet(name, settings, env, task, problems)
 
 
 class Evaluation:

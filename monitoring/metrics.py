@@ -38,7 +38,18 @@ def rollout_metrics(batch: TensorDictBase, repeats: int, policy_version: int) ->
         metrics["rollout/temperature"] = _mean(temperature.double())
     for name, part in batch["next", "reward_parts"].items():
         metrics[f"reward/{name}"] = _mean(part[:, 0].double()[valid])
+    metrics |= turn_metrics(batch)
     return metrics | generated_metrics(batch, repeats) | age_metrics(batch, policy_version)
+
+
+def turn_metrics(batch: TensorDictBase) -> dict[str, float]:
+    """Turns of a response and tokens that the model drew in it, where the environment wrote some of its tokens."""
+    drawn = batch["tokens", "loss_mask"]
+    written = batch["tokens", "response_mask"] & ~drawn
+    if not written.any():
+        return {}
+    turns = 1 + (drawn[:, 1:] & written[:, :-1]).sum(-1)
+    return {"turns/mean": _mean(turns.double()), "turns/drawn_tokens": _mean(drawn.sum(-1).double())}
 
 
 def generated_metrics(batch: TensorDictBase, repeats: int) -> dict[str, float]:

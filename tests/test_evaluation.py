@@ -10,9 +10,12 @@ import torch
 
 import grpo
 import grpo_async
+from config.errors import ConfigError
 from config.schema import Config
+from grpo_eval import load_sets
 from grpo_utils import Parts, build, run
 from tests.scripts import configured, rows, without_clocks
+from training.model import load_tokenizer
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 SETS = "eval.sets={held_out:{dataset:arithmetic,n:4,limit:20},greedy:{dataset:arithmetic,temperature:0,limit:10}}"
@@ -158,3 +161,41 @@ def test_random_states_are_left_alone(tmp_path: Path) -> None:
     assert before[2] == after[2]
     assert parts.rollouts.env.next_group_id == 0
     parts.close("finished")
+
+
+AIME = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "aime2024.jsonl"
+
+
+@pytest.mark.skipif(not AIME.exists(), reason="the AIME file is not here")
+def test_aime_is_thirty_problems_however_often_the_file_repeats_them(tmp_path: Path) -> None:
+    repeated = tmp_path / "aime.jsonl"
+    repeated.write_text(AIME.read_text() * 8)
+    given = f"eval.sets={{aime:{{dataset:aime,data_files:{repeated},n:2,max_tokens:4}}}}"
+    run(configured("run=eval", given, "env.max_prompt_tokens=2040"), tmp_path, grpo.train)
+    assert evaluations(tmp_path)[0]["eval/aime/problems"] == 30
+    assert len(lines(tmp_path / "eval/aime/iteration_0.jsonl")) == 60
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("{a:{dataset:nonsense}}", r"eval\.sets\.a: .*nonsense.*known"),
+        ("{a:{dataset:jsonl,data_files:nowhere.jsonl}}", r"eval\.sets\.a: .*nowhere\.jsonl: no such file"),
+        ("{a:{dataset:arithmetic,options:{max_operand:0}}}", r"eval\.sets\.a: .*max_operand=0"),
+    ],
+)
+def test_a_set_that_cannot_be_read_is_named_before_anything_is_loaded(
+    given: str, expected: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        run(configured(f"eval.sets={given}"), tmp_path, grpo.train)
+
+
+def test_prompts_over_the_limit_are_named() -> None:
+    config = configured("eval.sets={a:{dataset:arithmetic}}", "env.max_prompt_tokens=7")
+    tokenizer = load_tokenizer(config.model.name)
+    sets = load_sets(config, tokenizer)
+    assert 0 < len(sets[0].problems.examples) < 250
+    assert sets[0].problems.too_long == 250 - len(sets[0].problems.examples)
+    with pytest.raises(ConfigError, match=r"eval\.sets\.a: all 250 prompts are longer"):
+        load_sets(configured("eval.sets={a:{dataset:arithmetic}}", "env.max_prompt_tokens=3"), tokenizer)

@@ -23,6 +23,8 @@ def test_a_run_of_two_turns(train: Any, age: int, tmp_path: Path) -> None:
     assert len(metrics) == 4
     for row in metrics:
         assert row["age/max"] <= age
+        assert 1.8 < row["turns/mean"] <= 2
+        assert row["turns/drawn_tokens"] < row["length/response_mean"]
         if row["age/max"] == 0:
             assert row["ratio/max"] == pytest.approx(1.0, abs=1e-3)
             assert row["ess"] == pytest.approx(1.0, abs=1e-4)
