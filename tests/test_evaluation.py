@@ -199,3 +199,18 @@ def test_prompts_over_the_limit_are_named() -> None:
     assert sets[0].problems.too_long == 250 - len(sets[0].problems.examples)
     with pytest.raises(ConfigError, match=r"eval\.sets\.a: all 250 prompts are longer"):
         load_sets(configured("eval.sets={a:{dataset:arithmetic}}", "env.max_prompt_tokens=3"), tokenizer)
+
+
+def test_a_resumed_run_keeps_its_evaluations_and_repeats_none(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    evaluated = (*SMALL[:2], SETS, "eval.frequency=1", "train.checkpoint_frequency=1")
+    run(configured(*evaluated, "train.total_dialog_turns=32"), first, grpo.train)
+    checkpoint = first / "checkpoints/checkpoint_000001.pt"
+    run(
+        configured(*evaluated, "train.total_dialog_turns=48", f"train.resume={checkpoint}"),
+        second,
+        grpo.train,
+    )
+    assert [row["iteration"] for row in evaluations(second)] == [0, 1, 2, 3]
