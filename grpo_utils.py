@@ -196,6 +196,8 @@ class Parts:
         )
         engines = self.config.inference_model.num_engines
         in_flight = self.config.env.num_envs * engines
+        if not self.config.policy.dynamic_batching:
+            keep = None  # it would keep every group, and could only say so of tensors
         with Stream(self.rollouts, self.prompts, buffer, in_flight, train.wait_timeout_s, keep) as stream:
             self.stream = stream
             yield
@@ -203,10 +205,8 @@ class Parts:
 
     def take(self) -> Any:
         """grpo_async.py: the next batch of finished groups, none too old; adds age int64 [N, R]."""
-        from rollout.collector import collate
-
         stream = self.stream
-        batch = collate(stream.take())
+        batch = stream.take()
         batch["age"] = self.weights.version - batch["policy_version"]
         self.monitor.note(
             {

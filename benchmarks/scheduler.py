@@ -48,9 +48,12 @@ class Prompts:
         self.returned: deque[int] = deque()
         self.requests = 0
         self.versions: dict[int, int] = {}
-        self._judged: list[tuple[int, int]] = []
+        self._judged: list[int] = []
 
-    def begin(self) -> tuple[Request, int]:
+    def begin(self, count: int) -> list[tuple[Request, int]]:
+        return [self._begin() for _ in range(count)]
+
+    def _begin(self) -> tuple[Request, int]:
         if self.returned:
             prompt = self.returned.popleft()
         else:
@@ -58,19 +61,17 @@ class Prompts:
         self.requests += 1
         return Request(self.requests, (), 1, SAMPLING, seed=0), prompt
 
-    def judge(self, group: int, response: Response) -> None:
-        self.versions[group] = response.completions[0].policy_versions[0]
-        self._judged.append((response.request_id, group))
+    def judge(self, answered: list[tuple[int, Response]]) -> None:
+        for prompt, response in answered:
+            self.versions[prompt] = response.completions[0].policy_versions[0]
+            self._judged.append(response.request_id)
 
-    def judged(self, timeout: float) -> list[tuple[int, int]]:
+    def judged(self, timeout: float) -> list[int]:
         judged, self._judged = self._judged, []
         return judged
 
     def replacement(self, group: int) -> tuple[Request, int] | None:
         return None
-
-    def abandon(self, group: int) -> None:
-        self.returned.append(group)
 
 
 class Engines:

@@ -5,11 +5,16 @@ long as it likes: its tokens are in its TensorDict, and `in_flight` maps its gro
 (Examples as non-tensor data, one a row, cost 7% of an iteration of the quickstart.)
 
     reset ─▶ (tokens, prompt), group_id ─▶ engine ─▶ (tokens, response) ─▶ step ─▶ reward, done
+
+Beside running engines the same comes in smaller portions and without tensors, which are made once a batch:
+
+    prompt ─▶ ids ─▶ engine ─▶ ids ─▶ submit ─▶ judged ····▶ tensors, step
 """
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -38,7 +43,31 @@ class Verdict(Protocol):
 
 
 class Rewards(Protocol):
+    """See `envs.reward_service.RewardService`."""
+
     def score(self, completions: Sequence[Completion], examples: Sequence[Example]) -> Sequence[Verdict]: ...
+    def submit(self, completions: Sequence[Completion], examples: Sequence[Example]) -> Any: ...
+    def poll(self, ticket: Any, timeout: float = 0.0) -> Sequence[Verdict] | None: ...
+
+
+class Drawn(Protocol):
+    """An engine's completion; see `rollout.engine.Completion`."""
+
+    @property
+    def token_ids(self) -> list[int]: ...
+    @property
+    def sampled(self) -> Sequence[bool] | None: ...
+    @property
+    def finish_reason(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Prompted:
+    """A group before there is a tensor of it."""
+
+    group_id: int
+    example: Example
+    token_ids: list[int]
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[list[int]]:
@@ -94,6 +123,14 @@ def last_turns(tokens: TensorDictBase) -> list[int]:
     return (written * columns).amax(-1).tolist()
 
 
+def _last_turn(drawn: Drawn) -> list[int]:
+    """The ids of the model's last turn: those after the last that the environment wrote."""
+    sampled = drawn.sampled
+    if sampled is None or all(sampled):
+        return drawn.token_ids
+    return drawn.token_ids[len(sampled) - list(reversed(sampled)).index(False) :]
+
+
 def _success_rate(verdicts: Sequence[Verdict]) -> float:
     """Mean accuracy of one group; completions that could not be judged do not count."""
     judged = [verdict for verdict in verdicts if verdict.outcome != "error"]
@@ -129,6 +166,8 @@ class TokenEnv(EnvBase):
         self.observe = observe
         self.next_group_id = 0
         self.in_flight: dict[int, Example] = {}
+        self._tickets: dict[int, Any] = {}
+        self._verdicts: dict[int, Sequence[Verdict]] = {}
         self.reward_seconds = 0.0
         self.observation_spec = Composite(
             tokens=Composite(
@@ -145,28 +184,78 @@ class TokenEnv(EnvBase):
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> TensorDictBase:
         rows = tensordict.batch_size[0] if tensordict is not None and tensordict.batch_size else self.repeats
-        num_groups = rows // self.repeats
+        return self.tensors(self.prompt(rows // self.repeats))
+
+    def prompt(self, num_groups: int) -> list[Prompted]:
+        """Draw and encode `num_groups` fresh prompts."""
         examples = self.draw(num_groups)
         prompts = encode_prompts(self.tokenizer, examples)
-        ids = torch.arange(self.next_group_id, self.next_group_id + num_groups)
-        self.in_flight |= dict(zip(ids.tolist(), examples, strict=True))
+        first = self.next_group_id
         self.next_group_id += num_groups
+        self.in_flight |= dict(enumerate(examples, first))
+        pairs = zip(examples, prompts, strict=True)
+        return [Prompted(first + index, example, ids) for index, (example, ids) in enumerate(pairs)]
+
+    def tensors(self, groups: Sequence[Prompted]) -> TensorDictBase:
+        """What a reset gives, [len(groups) * repeats], for prompts that were drawn before."""
+        prompts = [group.token_ids for group in groups]
         tokens = TensorDict(
             prompt=pad(prompts, torch.int64, left=True),
             prompt_mask=length_mask([len(prompt) for prompt in prompts], left=True),
-            batch_size=[num_groups],
+            batch_size=[len(groups)],
         )
-        once = TensorDict(tokens=tokens, group_id=ids[:, None], batch_size=[num_groups])
-        repeated = once.repeat_interleave(self.repeats, dim=0)
-        repeated["done"] = torch.zeros(rows, 1, dtype=torch.bool)
-        repeated["terminated"] = torch.zeros(rows, 1, dtype=torch.bool)
+        ids = torch.tensor([[group.group_id] for group in groups])
+        repeated = TensorDict(tokens=tokens, group_id=ids, batch_size=[len(groups)]).repeat_interleave(
+            self.repeats, dim=0
+        )
+        repeated["done"] = torch.zeros(*repeated.batch_size, 1, dtype=torch.bool)
+        repeated["terminated"] = torch.zeros(*repeated.batch_size, 1, dtype=torch.bool)
         return repeated
+
+    def submit(self, answered: Sequence[tuple[Prompted, Sequence[Drawn]]]) -> None:
+        """Begin to judge groups, so that a later `step` need not wait for their verdicts."""
+        drawn = [completion for _, completions in answered for completion in completions]
+        texts = self.tokenizer.batch_decode([_last_turn(one) for one in drawn], skip_special_tokens=True)
+        judgeable = [
+            Completion(
+                text,
+                len(one.token_ids) if one.sampled is None else sum(one.sampled),
+                one.finish_reason == "length",
+            )
+            for text, one in zip(texts, drawn, strict=True)
+        ]
+        start = 0
+        for group, completions in answered:
+            end = start + len(completions)
+            examples = [group.example] * len(completions)
+            self._tickets[group.group_id] = self.rewards.submit(judgeable[start:end], examples)
+            start = end
+
+    def judged(self, timeout: float) -> list[int]:
+        """Ids of the submitted groups whose verdicts have come; waits for one at most `timeout` seconds."""
+        if not self._tickets:
+            return []
+        self.rewards.poll(next(iter(self._tickets.values())), timeout)  # polling one advances all
+        done = [group_id for group_id, ticket in self._tickets.items() if not ticket.missing]
+        for group_id in done:
+            verdicts = self.rewards.poll(self._tickets.pop(group_id))
+            assert verdicts is not None
+            self._verdicts[group_id] = verdicts
+        return done
+
+    def forget(self, group_id: int) -> None:
+        """A group that no `step` will see."""
+        for known in (self.in_flight, self._tickets, self._verdicts):
+            known.pop(group_id, None)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         began = time.perf_counter()
         groups = tensordict["group_id"][:, 0].tolist()
         examples = [self.in_flight[group_id] for group_id in groups]
-        verdicts = self.rewards.score(self._completions(tensordict), examples)
+        if all(group_id in self._verdicts for group_id in groups[:: self.repeats]):
+            verdicts = [v for group_id in groups[:: self.repeats] for v in self._verdicts.pop(group_id)]
+        else:
+            verdicts = list(self.rewards.score(self._completions(tensordict), examples))
         self.reward_seconds += time.perf_counter() - began
         rows = tensordict.batch_size
         names = sorted({name for verdict in verdicts for name in verdict.parts})

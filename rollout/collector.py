@@ -1,14 +1,14 @@
 """From prompts to scored groups: the environment and an engine as TensorDict modules."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
-from envs.token_env import FINISH_REASONS, TokenEnv, length_mask, pad
+from envs.token_env import FINISH_REASONS, Prompted, TokenEnv, length_mask, pad
 from rollout.engine import Completion, Engine, Request, Response, Sampling, generate
 from rollout.selection import choose_balanced, in_place_of, same_parts, totals
 
@@ -43,15 +43,13 @@ class EnginePolicy(TensorDictModuleBase):
         lengths = groups["tokens", "prompt_mask"][:: self.repeats].sum(-1).tolist()
         ids = groups["group_id"][:: self.repeats, 0].tolist()
         return [
-            Request(
-                request_id=group_id,
-                prompt=tuple(row[len(row) - length :]),
-                n=self.repeats,
-                sampling=self.sampling,
-                seed=(self.seed << 40) + group_id,
-            )
+            self.request(group_id, row[len(row) - length :])
             for row, length, group_id in zip(firsts, lengths, ids, strict=True)
         ]
+
+    def request(self, group_id: int, prompt: Sequence[int]) -> Request:
+        seed = (self.seed << 40) + group_id
+        return Request(group_id, tuple(prompt), self.repeats, self.sampling, seed)
 
     def set_temperature(self, temperature: float) -> None:
         """Of the requests made from now on."""
@@ -88,6 +86,16 @@ def _as_tensors(completions: Sequence[Completion]) -> TensorDict:
         finish_reason=torch.tensor(reasons),
         batch_size=[len(completions)],
     )
+
+
+@dataclass
+class StreamedGroup:
+    """A group on its own way to a batch. scored: its tensors, where somebody had to see them before."""
+
+    prompted: Prompted
+    request: Request
+    response: Response | None = None
+    scored: TensorDictBase | None = None
 
 
 class Rollouts:
@@ -128,8 +136,21 @@ class Rollouts:
                 places[place] = in_place_of(places[place], group)
         return groups if latest is groups else collate(places)
 
-    def finish(self, prompts: TensorDictBase, responses: Sequence[Response]) -> TensorDictBase:
-        """Groups of `prompts` with these responses: scored, chosen, with the totals of what was generated."""
+    def begin(self, num_groups: int) -> list[StreamedGroup]:
+        """New groups with what the engine is asked for them; no tensors yet."""
+        prompted = self.env.prompt(num_groups)
+        return [StreamedGroup(one, self.policy.request(one.group_id, one.token_ids)) for one in prompted]
+
+    def assemble(self, groups: Sequence[StreamedGroup]) -> TensorDictBase:
+        """What `collect` gives, of answered groups: scored, chosen, with the totals of what was generated."""
+        if any(group.scored is not None for group in groups):
+            return collate(
+                [self.assemble([group]) if group.scored is None else group.scored for group in groups]
+            )
+        prompts = self.env.tensors([group.prompted for group in groups])
+        temperatures = torch.tensor([[group.request.sampling.temperature] for group in groups])
+        prompts["temperature"] = temperatures.repeat_interleave(self.policy.repeats, dim=0)
+        responses = [group.response for group in groups if group.response is not None]
         return self._judge(self.policy.fill(prompts, responses))
 
     def _generate(self, num_groups: int) -> TensorDictBase:

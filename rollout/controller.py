@@ -28,20 +28,16 @@ class Generator(Protocol):
 class GroupSource(Protocol[Group]):
     """Draws prompts and judges answers."""
 
-    def begin(self) -> tuple[Request, Group]:
-        """A new group and what the engine is asked for it."""
+    def begin(self, count: int) -> list[tuple[Request, Group]]:
+        """New groups and what the engine is asked for them."""
         ...
 
-    def judge(self, group: Group, response: Response) -> None:
-        """Start judging a group's answers."""
+    def judge(self, answered: list[tuple[Group, Response]]) -> None:
+        """Start judging what the engine answered."""
         ...
 
-    def judged(self, timeout: float) -> list[tuple[int, Group]]:
-        """(request id, group) of those whose verdicts have come; waits for one at most `timeout` seconds."""
-        ...
-
-    def abandon(self, group: Group) -> None:
-        """A group will not be finished; its prompt is to be drawn again."""
+    def judged(self, timeout: float) -> list[int]:
+        """Request ids of the groups whose verdicts have come; waits for one at most `timeout` seconds."""
         ...
 
     def replacement(self, group: Group) -> tuple[Request, Group] | None:
@@ -82,8 +78,13 @@ class Controller(Generic[Group]):
 
     def admit(self) -> None:
         """Start groups until the engines are full or the buffer wants no more."""
-        while self.generating < self.in_flight and self.buffer.may_admit():
-            self._start(self.buffer.admit(), *self.source.begin())
+        sequences: list[int] = []
+        while self.generating + len(sequences) < self.in_flight and self.buffer.may_admit():
+            sequences.append(self.buffer.admit())
+        if sequences:
+            begun = self.source.begin(len(sequences))
+            for sequence, (request, group) in zip(sequences, begun, strict=True):
+                self._start(sequence, request, group)
 
     def _start(self, sequence: int, request: Request, group: Group) -> None:
         self._started[request.request_id] = _Started(sequence, group)
@@ -98,27 +99,26 @@ class Controller(Generic[Group]):
         timeout: seconds that the engine, or the judge when nothing is generated, may wait for something.
         """
         if self.generating:
-            for response in self.engine.step(timeout):
-                started = self._started[response.request_id]
-                started.version = min(v for c in response.completions for v in c.policy_versions)
-                self.generating -= 1
-                self.source.judge(started.group, response)
-        for request_id, group in self.source.judged(0.0 if self.generating else timeout):
+            self._hand_to_judge(self.engine.step(timeout))
+        for request_id in self.source.judged(0.0 if self.generating else timeout):
             started = self._started.pop(request_id)
-            replacement = self.source.replacement(group)
+            replacement = self.source.replacement(started.group)
             if replacement is None:
-                self.buffer.put(started.sequence, started.version, group)
+                self.buffer.put(started.sequence, started.version, started.group)
             else:
                 self._start(started.sequence, *replacement)
+
+    def _hand_to_judge(self, responses: list[Response]) -> None:
+        answered: list[tuple[Group, Response]] = []
+        for response in responses:
+            started = self._started[response.request_id]
+            started.version = min(v for c in response.completions for v in c.policy_versions)
+            answered.append((started.group, response))
+        if answered:
+            self.generating -= len(answered)
+            self.source.judge(answered)
 
     def outstanding(self) -> list[Group]:
         """Groups that no batch has taken: the ready ones in their order, then those in flight."""
         flying = sorted(self._started.values(), key=lambda started: started.sequence)
         return self.buffer.contents() + [started.group for started in flying]
-
-    def abandon(self) -> None:
-        """Give up everything in flight."""
-        for started in self._started.values():
-            self.source.abandon(started.group)
-        self._started.clear()
-        self.generating = 0

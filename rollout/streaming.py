@@ -25,14 +25,13 @@ from typing import Any, TypeVar
 from tensordict import TensorDictBase
 
 from envs.task import Example
-from rollout.collector import Keep, Rollouts
+from rollout.collector import Keep, Rollouts, StreamedGroup
 from rollout.controller import Controller
 from rollout.engine import Request, Response
 from rollout.group_buffer import GroupBuffer
 from rollout.selection import in_place_of
 
 Result = TypeVar("Result")
-ExampleGroup = tuple[Example, TensorDictBase]
 _STEP_S = 0.05
 _IDLE_S = 0.02
 _END_S = 30.0
@@ -80,17 +79,16 @@ class Stream:
         self,
         rollouts: Rollouts,
         prompts: PromptQueue,
-        buffer: GroupBuffer[ExampleGroup],
+        buffer: GroupBuffer[StreamedGroup],
         in_flight: int,
         timeout: float,
         keep: Keep | None = None,
     ) -> None:
-        self.prompts = prompts
+        self.rollouts = rollouts
         self.buffer = buffer
         self.timeout = timeout
-        self.controller = Controller(
-            rollouts.policy.engine, _TensorSource(rollouts, prompts, keep), buffer, in_flight
-        )
+        self._source = _Source(rollouts, prompts, keep)
+        self.controller = Controller(rollouts.policy.engine, self._source, buffer, in_flight)
         self._idle_s, self._asked = 0.0, time.perf_counter()
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._ending = threading.Event()
@@ -101,7 +99,7 @@ class Stream:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Ends the thread after its current step; groups in flight are abandoned.
+        """Ends the thread after its current step; groups that no batch has taken are abandoned.
 
         Raises:
             TimeoutError: the thread goes on, and no other exception is on its way.
@@ -109,7 +107,8 @@ class Stream:
         self._ending.set()
         self._thread.join(_END_S)
         if not self._thread.is_alive():
-            self.controller.abandon()
+            for group in self.controller.outstanding():
+                self._source.abandon(group)
         elif exception[0] is None:
             raise TimeoutError(
                 f"the run waited {_END_S:.0f} s for the rollout thread to end: an engine step hangs"
@@ -148,14 +147,13 @@ class Stream:
                 continue
         return future.result()
 
-    def take(self) -> list[TensorDictBase]:
-        """The next batch of groups; see `GroupBuffer.take`."""
-        taken = self.buffer.take(self.timeout, lambda group: self.prompts.returned.append(group[0]))
-        return [group for _, group in taken]
+    def take(self) -> TensorDictBase:
+        """The next batch of groups; see `GroupBuffer.take`. Its tensors are made here, in the learner's thread."""
+        return self.rollouts.assemble(self.buffer.take(self.timeout, self._source.abandon))
 
     def outstanding(self) -> list[Example]:
         """Examples that no batch has taken; to be asked in the thread."""
-        return [example for example, _ in self.controller.outstanding()]
+        return [group.prompted.example for group in self.controller.outstanding()]
 
     def _run(self) -> None:
         try:
@@ -186,43 +184,41 @@ class Stream:
                 future.set_exception(error)
 
 
-class _TensorSource:
-    """Groups of TensorDicts for the controller; each keeps its example, so that it can be put back."""
+class _Source:
+    """Groups for the controller; each keeps its example, so that it can be put back."""
 
     def __init__(self, rollouts: Rollouts, prompts: PromptQueue, keep: Keep | None) -> None:
         self.rollouts = rollouts
         self.prompts = prompts
         self.keep = keep
-        self._judged: list[tuple[int, ExampleGroup]] = []
         self._refused: dict[int, TensorDictBase] = {}
 
-    def begin(self) -> tuple[Request, ExampleGroup]:
-        group = self.rollouts.env.groups(1)
-        (request,) = self.rollouts.policy.requests(group)
-        return request, (self.rollouts.env.in_flight[request.request_id], group)
+    def begin(self, count: int) -> list[tuple[Request, StreamedGroup]]:
+        return [(group.request, group) for group in self.rollouts.begin(count)]
 
-    def judge(self, group: ExampleGroup, response: Response) -> None:
-        example, tokens = group
-        scored = self.rollouts.finish(tokens, [response])
-        refused = self._refused.pop(response.request_id, None)
+    def judge(self, answered: list[tuple[StreamedGroup, Response]]) -> None:
+        for group, response in answered:
+            group.response = response
+        self.rollouts.env.submit([(group.prompted, response.completions) for group, response in answered])
+
+    def judged(self, timeout: float) -> list[int]:
+        return self.rollouts.env.judged(timeout)
+
+    def replacement(self, group: StreamedGroup) -> tuple[Request, StreamedGroup] | None:
+        if self.keep is None:
+            return None
+        scored = self.rollouts.assemble([group])
+        refused = self._refused.pop(group.request.request_id, None)
         if refused is not None:
             scored = in_place_of(refused, scored)
-        self._judged.append((response.request_id, (example, scored)))
-
-    def judged(self, timeout: float) -> list[tuple[int, ExampleGroup]]:
-        judged, self._judged = self._judged, []
-        return judged
-
-    def replacement(self, group: ExampleGroup) -> tuple[Request, ExampleGroup] | None:
-        _, scored = group
         replaced = int(scored["generated", "groups"][0, 0]) - 1
-        if self.keep is None or replaced >= self.rollouts.attempts or bool(self.keep(scored)):
+        if replaced >= self.rollouts.attempts or bool(self.keep(scored)):
+            group.scored = scored
             return None
-        request, another = self.begin()
+        ((request, another),) = self.begin(1)
         self._refused[request.request_id] = scored
         return request, another
 
-    def abandon(self, group: ExampleGroup) -> None:
-        example, tokens = group
-        self.rollouts.env.in_flight.pop(int(tokens["group_id"][0, 0]), None)
-        self.prompts.returned.append(example)
+    def abandon(self, group: StreamedGroup) -> None:
+        self.rollouts.env.forget(group.prompted.group_id)
+        self.prompts.returned.append(group.prompted.example)

@@ -106,10 +106,10 @@ def test_the_trainers_log_probs_are_those_before_the_first_of_several_epochs(tmp
 def test_an_error_in_the_rollout_thread_is_raised_in_the_trainer(tmp_path: Path) -> None:
     parts = build(configured(*SMALL), tmp_path)
 
-    def broken(tensordict: Any) -> Any:
+    def broken(completions: Any, examples: Any) -> Any:
         raise ZeroDivisionError("a bug in my reward")
 
-    parts.rollouts.env._step = broken
+    parts.rewards.submit = broken
     with pytest.raises(ZeroDivisionError, match="bug in my reward") as raised:
         grpo_async.train(parts.config, parts)
     assert "broken" in [frame.name for frame in raised.traceback]
