@@ -1,7 +1,6 @@
 """Every data file as a user would name it: its own golds score 1, the golds plus 1 nothing, and splits are disjoint."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from config.env import EnvConfig
 from envs.rewards import make_judge
 from envs.task import Completion, Example, Task, make_task
+from tests.punkt import OWN_PUNKT, use_punkt
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT / ".." / "shared" / "data"
@@ -64,10 +64,7 @@ def plus_one(example: Example) -> str:
 def test_files_without_golds_load_whole(
     dataset: str, file: Path, form: str, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    punkt = SHARED / "punkt_tab"
-    if punkt.is_dir():
-        shutil.copytree(punkt, tmp_path / "tokenizers" / "punkt_tab")
-        monkeypatch.setenv("NLTK_DATA", str(tmp_path))
+    use_punkt(OWN_PUNKT, tmp_path, monkeypatch)
     examples = load(dataset, file).examples("train")
     assert len(examples) == count
     assert all(example.messages[-1]["content"].strip() for example in examples)

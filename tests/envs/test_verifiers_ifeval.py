@@ -2,37 +2,27 @@
 
 import gzip
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nltk
 import pytest
 
 from config.errors import ConfigError
 from envs.verifiers import language, sentences
 from envs.verifiers.ifeval import Instruction, follows, follows_loosely, instructions, judge, variants
 from envs.verifiers.ifeval_rules import NEEDED_ARGUMENTS, RULES
-
-nltk = pytest.importorskip("nltk")
-pytest.importorskip("langdetect")
+from tests.punkt import OWN_PUNKT, use_punkt
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT / ".." / "shared"
-OWN_PUNKT = ROOT / "tests" / "fixtures" / "punkt_tab"
 DIFFERENT = {
     (
         1129,
         "keywords:letter_frequency",
     ): "asks for exclamation marks; the original draws a random letter instead",
 }
-
-
-def use_punkt(folder: Path, data: Path, patch: pytest.MonkeyPatch) -> None:
-    """Make NLTK find `folder` (with a subfolder `english`) as its sentence data."""
-    shutil.copytree(folder, data / "tokenizers" / "punkt_tab")
-    patch.setattr(nltk.data, "path", [str(data)])
-    sentences.load.cache_clear()
 
 
 @pytest.fixture

@@ -1,0 +1,19 @@
+"""NLTK's sentence data for a test: a folder put where NLTK looks, in this process, whenever NLTK was imported."""
+
+import shutil
+from pathlib import Path
+
+import nltk
+import pytest
+
+from envs.verifiers import sentences
+from tests.scripts import ROOT
+
+OWN_PUNKT = ROOT / "tests" / "fixtures" / "punkt_tab"
+
+
+def use_punkt(folder: Path, data: Path, patch: pytest.MonkeyPatch) -> None:
+    """Make NLTK find `folder` (with a subfolder `english`) as its sentence data."""
+    shutil.copytree(folder, data / "tokenizers" / "punkt_tab")
+    patch.setattr(nltk.data, "path", [str(data)])
+    sentences.load.cache_clear()
