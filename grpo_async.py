@@ -7,7 +7,8 @@ there, and the weights go back while requests run on. train.max_policy_age=0 is 
 """
 
 from config.schema import Config
-from grpo_utils import Parts, launch
+from grpo_parts import Parts
+from grpo_utils import launch
 
 
 def train(config: Config, parts: Parts) -> None:

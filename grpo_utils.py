@@ -8,23 +8,21 @@ The only file that knows two rooms at once. The schedules themselves are grpo.py
 
 import os
 import shutil
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from config.errors import ConfigError
 from config.messages import readable
 from config.schema import Config, register_schema, to_config
+from grpo_parts import Parts
 
 PROJECT = Path(__file__).resolve().parent
 
 
-def launch(train: "Callable[[Config, Parts], None]", overlapped: bool = False) -> None:
+def launch(train: Callable[[Config, Parts], None], overlapped: bool = False) -> None:
     """The command line: compose, check, build, train, close. Exits with 2 and one message on bad input.
 
     overlapped: the schedule generates while it trains, so engines need devices of their own.
@@ -66,7 +64,7 @@ def _remove_if_unused(run_dir: Path) -> None:
 
 
 def run(
-    config: Config, run_dir: Path, train: "Callable[[Config, Parts], None]", overlapped: bool = False
+    config: Config, run_dir: Path, train: Callable[[Config, Parts], None], overlapped: bool = False
 ) -> None:
     """One job: what `run=` says."""
     if config.run in ALONE:
@@ -113,217 +111,6 @@ ALONE: dict[str, Callable[[Config, Path, bool], None]] = {
     "eval": run_evaluation,
     "rewards": grade_samples,
 }
-
-
-@dataclass
-class Stop:
-    """Ctrl-C or SIGTERM asks the run to finish its iteration; a second one ends it at once."""
-
-    requested: bool = False
-
-    def install(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._handle)
-
-    def uninstall(self) -> None:
-        for number, handler in (
-            (signal.SIGINT, signal.default_int_handler),
-            (signal.SIGTERM, signal.SIG_DFL),
-        ):
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-        print(
-            f"\n{signal.Signals(number).name}: finishing this iteration, then a checkpoint; once more ends at once",
-            file=sys.stderr,
-        )
-
-
-@dataclass
-class Parts:
-    """Everything a schedule needs. Built by `build`, closed by `run`."""
-
-    config: Config
-    run_dir: Path
-    learner: Any
-    rollouts: Any
-    weights: Any
-    prompts: Any
-    rewards: Any
-    monitor: Any
-    generator: Any
-    stop: Stop = field(default_factory=Stop)
-    first_iteration: int = 0
-    last_iteration: int = 0
-    stream: Any = None
-    evaluation: Any = None
-
-    def iterations(self) -> Iterator[int]:
-        """grpo.py: iteration numbers from 1 (or after the resumed one), until the last or a stop."""
-        return self._count(self.config.total_iterations)
-
-    def optimizer_batches(self) -> Iterator[int]:
-        """grpo_async.py: numbers of the batches that the learner takes, likewise."""
-        return self._count(self.config.total_optimizer_batches)
-
-    def _count(self, total: int) -> Iterator[int]:
-        self.last_iteration = total
-        if self.first_iteration == 0:
-            self.evaluate(0)
-        for iteration in range(self.first_iteration + 1, total + 1):
-            if self.stop.requested:
-                return
-            yield iteration
-
-    @contextmanager
-    def streaming(self, keep: Any = None) -> Iterator[None]:
-        """grpo_async.py: generation runs beside the block, in a thread of its own; `keep` as in `collect`."""
-        from rollout.group_buffer import GroupBuffer
-        from rollout.streaming import Stream
-
-        train, groups = self.config.train, self.config.optim_batch_groups
-        buffer: Any = GroupBuffer(
-            batch_groups=groups,
-            max_age=train.max_policy_age,
-            batches_per_version=self.config.batches_per_version,
-            capacity=train.buffer_groups or 2 * groups,
-            keep_order=train.stale_groups == "wait",
-            first_batch=self.first_iteration,
-            version=self.weights.version,
-        )
-        engines = self.config.inference_model.num_engines
-        in_flight = self.config.env.num_envs * engines
-        if not self.config.policy.dynamic_batching:
-            keep = None  # it would keep every group, and could only say so of tensors
-        with Stream(self.rollouts, self.prompts, buffer, in_flight, train.wait_timeout_s, keep) as stream:
-            self.stream = stream
-            yield
-        self.stream = None
-
-    def take(self) -> Any:
-        """grpo_async.py: the next batch of finished groups, none too old; adds age int64 [N, R]."""
-        stream = self.stream
-        batch = stream.take()
-        batch["age"] = self.weights.version - batch["policy_version"]
-        self.monitor.note(
-            {
-                "idle/engines": stream.idle_share(),
-                "groups/in_flight": float(stream.groups_in_flight),
-                "groups/ready": float(stream.buffer.ready),
-                "groups/dropped_stale": float(stream.buffer.dropped),
-            }
-        )
-        return batch
-
-    def push_due(self, optimizer_batch: int) -> bool:
-        return optimizer_batch % self.config.batches_per_version == 0
-
-    def push_weights(self) -> None:
-        """Learner to engines; beside running generation the push happens between two engine steps."""
-        with self.monitor.timed("push"):
-            if self.stream is None:
-                self.monitor.note(self._push())
-            else:
-                self.monitor.note(self.stream.call(self._push))
-                self.stream.buffer.pushed(self.weights.version)
-
-    def _push(self) -> Any:
-        """What is generated from now on has the new weights and the temperature of this part of the run."""
-        steps = self.config.total_optimizer_steps - self.config.optimizer_steps_per_iteration
-        progress = self.learner.optimizer_steps / max(steps, 1)
-        self.rollouts.policy.set_temperature(self.config.inference_model.temperature_at(progress))
-        return self.weights.push()
-
-    def minibatches(self, batch: Any) -> Iterator[Any]:
-        from training.minibatches import minibatches
-
-        repeats, epochs = self.config.env.repeats, self.config.train.epochs
-        return minibatches(batch, repeats, self.config.optim_batch_groups, epochs, self.generator)
-
-    def optimized(self, batch: Any, report: Any) -> None:
-        """Log one optimizer step."""
-        self.monitor.note({"prompts/left_out": float(self.prompts.source.left_out)})
-        self.monitor.optimized(batch, report.metrics | self.rewards.metrics(), self.weights.version)
-        if report.skipped:
-            self.monitor.say(f"optimizer step {self.monitor.optimizer_step}: not finite, skipped")
-
-    def iteration_done(self, iteration: int, batch: Any) -> None:
-        """A checkpoint when one is due, and a printed sample now and then."""
-        self.evaluate(iteration)
-        frequency = self.config.train.checkpoint_frequency
-        last = iteration == self.last_iteration or self.stop.requested
-        if last or (frequency and iteration % frequency == 0):
-            self.checkpoint(iteration)
-        self._tell_of_groups_unwanted(batch)
-        every = self.config.logging.sample_frequency
-        if every and (iteration % every == 0 or iteration == 1):
-            group, env = batch[: self.config.env.repeats], self.rollouts.env
-            self.monitor.sample(
-                env.prompt_texts(group[:1])[0], env.texts(group), group["next", "reward"][:, 0].tolist()
-            )
-
-    def _tell_of_groups_unwanted(self, batch: Any) -> None:
-        wanted, policy = self.learner.wants(batch), self.config.policy
-        if not wanted.all():
-            self.monitor.say(
-                f"dynamic sampling: {int((~wanted).sum())} of {len(wanted)} groups lie outside policy.filter_range="
-                f"{policy.filter_range} ({policy.filter_on}) even after policy.filter_attempts="
-                f"{policy.filter_attempts} replacements each; this batch was trained on without them. Prompts of a "
-                "fitting difficulty, a larger env.repeats, or env.oversample help"
-            )
-
-    def evaluate(self, iteration: int) -> None:
-        """Run `eval.sets` when it is time; beside running generation, in slices between two engine steps."""
-        if self.evaluation is None or self.stop.requested:
-            return
-        if not self.evaluation.due(iteration, self.last_iteration):
-            return
-        if iteration == self.last_iteration and self.stream is not None and not self.push_due(iteration):
-            self.push_weights()
-        in_engine_thread = self.stream.call if self.stream is not None else lambda function: function()
-        for table in self.evaluation.run(iteration, in_engine_thread, lambda: self.stop.requested):
-            self.monitor.say(table)
-
-    def checkpoint(self, iteration: int) -> None:
-        from training.checkpoint import checkpoint_path, random_state, save_checkpoint
-
-        state = {
-            "iteration": iteration,
-            "learner": self.learner.state_dict(),
-            "policy_version": self.weights.version,
-            "generator": self.generator.get_state(),
-            "random": random_state(),
-            "config": asdict(self.config),
-            **(self._prompt_state() if self.stream is None else self.stream.call(self._prompt_state)),
-        }
-        save_checkpoint(checkpoint_path(self.run_dir, iteration), state, self.config.train.keep_checkpoints)
-
-    def _prompt_state(self) -> dict[str, Any]:
-        outstanding = self.stream.outstanding() if self.stream is not None else []
-        return {
-            "prompts": self.prompts.state_dict(outstanding),
-            "next_group_id": self.rollouts.env.next_group_id,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        from training.checkpoint import restore_random_state
-
-        self.first_iteration = state["iteration"]
-        self.learner.load_state_dict(state["learner"])
-        self.prompts.load_state_dict(state["prompts"])
-        self.rollouts.env.next_group_id = state["next_group_id"]
-        self.weights.version = state["policy_version"] - 1
-        self.generator.set_state(state["generator"])
-        restore_random_state(state["random"])
-
-    def close(self, outcome: str) -> None:
-        self.stop.uninstall()
-        self.rollouts.policy.engine.close()
-        self.rewards.close()
-        self.monitor.close(outcome)
 
 
 def find_checkpoint(config: Config, run_dir: Path) -> Path | None:

@@ -23,7 +23,8 @@ from hydra import compose, initialize_config_dir  # noqa: E402
 
 from benchmarks.bare_loop import Bare  # noqa: E402
 from config.schema import Config, register_schema, to_config  # noqa: E402
-from grpo_utils import Parts, build  # noqa: E402
+from grpo_parts import Parts  # noqa: E402
+from grpo_utils import build  # noqa: E402
 from training.model import causal_model, copy_model, load_tokenizer  # noqa: E402
 from training.optimizer import make_optimizer  # noqa: E402
 

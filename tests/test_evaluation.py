@@ -13,7 +13,8 @@ import grpo_async
 from config.errors import ConfigError
 from config.schema import Config
 from grpo_eval import load_sets
-from grpo_utils import Parts, build, run
+from grpo_parts import Parts
+from grpo_utils import build, run
 from tests.scripts import configured, rows, without_clocks
 from training.model import load_tokenizer
 

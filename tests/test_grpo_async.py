@@ -18,7 +18,8 @@ import grpo_async
 from config.schema import Config
 from envs.prompts import PromptSource
 from envs.task import make_task
-from grpo_utils import Parts, build, run
+from grpo_parts import Parts
+from grpo_utils import build, run
 from tests.scripts import configured, finish, rows, start, wait_for, without_clocks
 from training.checkpoint import load_checkpoint, newest_checkpoint
 
