@@ -15,7 +15,7 @@ def train(config: Config, parts: Parts) -> None:
     parts.push_weights()
     for iteration in parts.iterations():
         with parts.monitor.timed("collect"):
-            groups = parts.rollouts.collect(config.prompts_per_iteration, keep=parts.learner.wants)
+            groups = parts.collect()
         with parts.monitor.timed("optimize"):
             batch = parts.learner.prepare(groups)
         for minibatch in parts.minibatches(batch):

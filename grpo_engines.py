@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -22,13 +22,15 @@ from rollout.engine import Engine
 from rollout.pool import PoolSettings, RayPool
 from rollout.ray_runtime import EnginePlace
 from rollout.transformers_engine import TransformersEngine
-from rollout.transports import InProcess, Transport, named_weights
+from rollout.transports import InProcess, NamedTensors, Transport, adapter_weights, named_weights
 from rollout.turns import TurnEngine
-from rollout.vllm_settings import VLLMSettings, choose_backend, installed_version
+from rollout.vllm_engine import VLLMEngine
+from rollout.vllm_settings import AdapterShape, VLLMSettings, choose_backend, installed_version
 from training.model import (
     causal_model,
     copy_model,
     eos_token_ids,
+    linear_names,
     load_model,
     model_path,
     saved_eos_token_ids,
@@ -57,7 +59,7 @@ def build_engine(
     backend = choose_backend(inference.backend, gpu=not devices.on_cpu)
     factory: Callable[[], Engine]
     if backend == "vllm":
-        factory = partial(_vllm_engine, vllm_settings(config, eos, plan))
+        factory = partial(VLLMEngine, vllm_settings(config, eos, plan, adapter_shape(config, model)))
     else:
         factory = partial(_transformers_engine, config, eos, "cpu" if devices.on_cpu else "cuda")
     if devices.in_process:
@@ -69,7 +71,8 @@ def build_engine(
     settings = PoolSettings(
         start_timeout_s=inference.start_timeout_s,
         request_timeout_s=inference.request_timeout_s,
-        window=inference.max_num_seqs,
+        window=2
+        * inference.max_num_seqs,  # half of it waits in the engine, so that no place there stays empty
         num_cpus_per_engine=config.ray.num_cpus_per_engine,
         address=config.ray.address,
     )
@@ -89,7 +92,16 @@ def in_turns(engine: Engine, conversation: Conversation[Any] | None) -> Engine:
     return engine if conversation is None else TurnEngine(engine, conversation)
 
 
-def vllm_settings(config: Config, eos: tuple[int, ...], plan: Plan) -> VLLMSettings:
+def adapter_shape(config: Config, model: PreTrainedModel | None) -> AdapterShape | None:
+    """The adapter that pushes will carry; None where they carry full weights, or where nobody trains."""
+    if config.inference_model.lora == "merge" or model is None:
+        return None
+    return AdapterShape(config.train_model.lora.r, config.train_model.lora.alpha, linear_names(model))
+
+
+def vllm_settings(
+    config: Config, eos: tuple[int, ...], plan: Plan, adapter: AdapterShape | None = None
+) -> VLLMSettings:
     """What a vLLM engine is started with; on a CPU eager, with a KV cache of its own size."""
     from config.model_shape import DTYPE_BYTES, find_config, kv_cache_bytes, read_shape
 
@@ -117,16 +129,11 @@ def vllm_settings(config: Config, eos: tuple[int, ...], plan: Plan) -> VLLMSetti
         enforce_eager=on_cpu if inference.enforce_eager is None else inference.enforce_eager,
         quantization=inference.quantization,
         update=inference.update,
+        adapter=adapter,
         sleep=plan.devices.colocated,
         weight_transfer=transport if transport in ("nccl", "ipc") else None,
         request_timeout_s=inference.request_timeout_s,
     )
-
-
-def _vllm_engine(settings: VLLMSettings) -> Engine:
-    from rollout.vllm_engine import VLLMEngine
-
-    return VLLMEngine(settings)
 
 
 def _transformers_engine(config: Config, eos: tuple[int, ...], device: str) -> Engine:
@@ -137,14 +144,37 @@ def _transformers_engine(config: Config, eos: tuple[int, ...], device: str) -> E
     return TransformersEngine(model, eos, config.inference_model.max_num_seqs, config.inference_model.update)
 
 
-class Weights:
-    """Learner to engines, proven by the canary. Version 0 is what a run starts from; each later push adds 1."""
+class Sleeper(Protocol):
+    """An engine that can give its GPU's memory to the learner: `VLLMEngine`, or a pool of them."""
 
-    def __init__(self, model: nn.Module, engine: Engine, canary: Canary, transport: Transport) -> None:
+    def sleep(self) -> None: ...
+    def wake(self) -> None: ...
+
+
+class Weights:
+    """Learner to engines, proven by the canary. Version 0 is what a run starts from; each later push adds 1.
+
+    Args:
+        named: the tensors of the policy that a push carries.
+        sleeper: the engine, where it shares the learner's GPUs in turns.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        engine: Engine,
+        canary: Canary,
+        transport: Transport,
+        named: Callable[[nn.Module], NamedTensors] = named_weights,
+        sleeper: Sleeper | None = None,
+    ) -> None:
         self.model = model
         self.engine = engine
         self.canary = canary
         self.transport = transport
+        self.named = named
+        self.sleeper = sleeper
+        self.asleep = False
         self.version = -1
 
     def push(self) -> dict[str, float]:
@@ -153,20 +183,34 @@ class Weights:
         Raises:
             CanaryError: an engine does not have the learner's weights; the message names the cause.
         """
+        self._wake_engines()
         began = time.perf_counter()
         self.canary.before_push()
         watched = time.perf_counter() - began
         self.version += 1
-        self.transport.push(named_weights(self.model), self.version)
+        self.push_again()
         began = time.perf_counter()
         metrics = self.canary.after_push(self.version, _received(self.engine))
         return metrics | {"canary/seconds": watched + time.perf_counter() - began}
 
+    def push_again(self) -> None:
+        """The present version once more, for an engine that was replaced."""
+        self.transport.push(self.named(self.model), self.version)
+
+    def rest_engines(self) -> None:
+        """The GPUs are the learner's now, until the next push; nothing where engines have their own."""
+        if self.sleeper is not None and not self.asleep:
+            self.sleeper.sleep()
+            self.asleep = True
+
+    def _wake_engines(self) -> None:
+        if self.sleeper is not None and self.asleep:
+            self.sleeper.wake()
+            self.asleep = False
+
 
 def _received(engine: Engine) -> frozenset[str]:
     """Names that the last push brought to every engine."""
-    from rollout.vllm_engine import VLLMEngine
-
     return engine.received if isinstance(engine, RayPool | VLLMEngine | TransformersEngine) else frozenset()
 
 
@@ -178,7 +222,8 @@ def build_weights(config: Config, model: nn.Module, engine: Engine, plan: Plan) 
     longest = config.max_model_len
     sequences = canary_sequences(causal.config.vocab_size, longest, count, length)
     dtype = str(causal.dtype).removeprefix("torch.") if inference.dtype == "auto" else inference.dtype
-    tied = "lm_head.weight" if causal.config.tie_word_embeddings else None
+    merged = inference.lora == "merge"
+    tied = "lm_head.weight" if causal.config.tie_word_embeddings and merged else None
     tolerance = inference.canary_tolerance or TOLERANCE[dtype]
     canary = Canary(
         sequences,
@@ -186,12 +231,18 @@ def build_weights(config: Config, model: nn.Module, engine: Engine, plan: Plan) 
         partial(learner_scores, model),
         tolerance,
         tied,
-        caches_prefixes=not plain,
+        scores_anew=not plain and not plan.devices.colocated,
     )
-    return Weights(model, engine, canary, _transport(config, engine, plan))
+    sleeper = engine if plan.devices.colocated and isinstance(engine, RayPool | VLLMEngine) else None
+    named = named_weights if merged else adapter_weights
+    weights = Weights(model, engine, canary, _transport(config, engine, plan, dtype), named, sleeper)
+    if isinstance(engine, RayPool) and not plan.overlapped:
+        # Beside a learner that runs, a replaced engine waits for the next push: its weights are changing now.
+        engine.request_push = weights.push_again
+    return weights
 
 
-def _transport(config: Config, engine: Engine, plan: Plan) -> Transport:
+def _transport(config: Config, engine: Engine, plan: Plan, dtype: str) -> Transport:
     """The weights' way, by where learner and engines live."""
     if not isinstance(engine, RayPool):
         return InProcess(engine)
@@ -199,9 +250,13 @@ def _transport(config: Config, engine: Engine, plan: Plan) -> Transport:
         return engine.transport
     from rollout.vllm_transfer import NativeTransfer
 
-    size = config.inference_model.tensor_parallel_size
+    inference = config.inference_model
     return NativeTransfer(
-        plan.devices.transport, engine, size, timeout=config.inference_model.request_timeout_s
+        plan.devices.transport,
+        engine,
+        inference.tensor_parallel_size,
+        getattr(torch, dtype),
+        timeout=inference.request_timeout_s,
     )
 
 

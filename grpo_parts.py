@@ -117,6 +117,12 @@ class Parts:
             yield
         self.stream = None
 
+    def collect(self) -> "TensorDictBase":
+        """grpo.py: the groups of one iteration. Engines that share the learner's GPUs sleep afterwards."""
+        groups = self.rollouts.collect(self.config.prompts_per_iteration, keep=self.learner.wants)
+        self.weights.rest_engines()
+        return groups
+
     def take(self) -> "TensorDictBase":
         """grpo_async.py: the next batch of finished groups, none too old; adds age int64 [N, R]."""
         assert self.stream is not None, "take() belongs inside streaming()"

@@ -29,10 +29,10 @@ from training.model import causal_model, copy_model, load_tokenizer  # noqa: E40
 from training.optimizer import make_optimizer  # noqa: E402
 
 
-def our_iteration(config: Config, parts: Parts) -> float:
+def our_iteration(parts: Parts) -> float:
     """What grpo.py does between two iterations; returns the seconds of the canary, which a bare loop has not."""
     with parts.monitor.timed("collect"):
-        groups = parts.rollouts.collect(config.prompts_per_iteration)
+        groups = parts.collect()
     with parts.monitor.timed("optimize"):
         batch = parts.learner.prepare(groups)
     for minibatch in parts.minibatches(batch):
@@ -86,7 +86,7 @@ def main() -> None:
             began = time.perf_counter()
             bare.iteration([list(e.messages) for e in examples], [e.answer for e in examples])
             middle = time.perf_counter()
-            watched = our_iteration(config, parts)
+            watched = our_iteration(parts)
             ended = time.perf_counter()
             if index >= 3:
                 theirs.append(middle - began)

@@ -52,7 +52,8 @@ class EnvConfig:
     """For `dataset=mixture`: NAME: WEIGHT, or NAME: {weight, dataset, data_files, options, reward, ...}."""
     difficulty: DifficultyConfig = field(default_factory=DifficultyConfig)
     num_envs: int = 32
-    """Prompts (groups) generated in one iteration: with `repeats`, the completions of an iteration."""
+    """Groups that are generated at a time: those of one iteration of grpo.py, those that each engine has in
+    flight in grpo_async.py."""
     repeats: int = 16
     """Completions per prompt: the group size G."""
     oversample: int | None = None

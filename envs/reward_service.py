@@ -141,7 +141,10 @@ class RewardService:
 
     def score(self, completions: Sequence[Completion], examples: Sequence[Example]) -> list[Scored]:
         """Judge a batch and wait for all of it."""
-        ticket = self.submit(completions, examples)
+        return self.wait(self.submit(completions, examples))
+
+    def wait(self, ticket: Ticket) -> list[Scored]:
+        """The verdicts in the order of the batch. Raises as `poll`; every verification has its own deadline."""
         while True:
             scored = self.poll(ticket, timeout=1.0)
             if scored is not None:

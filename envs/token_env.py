@@ -6,12 +6,12 @@ long as it likes: its tokens are in its TensorDict, and `in_flight` maps its gro
 
     reset ─▶ (tokens, prompt), group_id ─▶ engine ─▶ (tokens, response) ─▶ step ─▶ reward, done
 
-Beside running engines the same comes in smaller portions and without tensors, which are made once a batch:
+Beside running engines the same comes in smaller portions and without tensors, which are made once a batch, so
+that a group is judged while others are still being drawn:
 
     prompt ─▶ ids ─▶ engine ─▶ ids ─▶ submit ─▶ judged ····▶ tensors, step
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -45,9 +45,9 @@ class Verdict(Protocol):
 class Rewards(Protocol):
     """See `envs.reward_service.RewardService`."""
 
-    def score(self, completions: Sequence[Completion], examples: Sequence[Example]) -> Sequence[Verdict]: ...
     def submit(self, completions: Sequence[Completion], examples: Sequence[Example]) -> Any: ...
     def poll(self, ticket: Any, timeout: float = 0.0) -> Sequence[Verdict] | None: ...
+    def wait(self, ticket: Any) -> Sequence[Verdict]: ...
 
 
 class Drawn(Protocol):
@@ -168,7 +168,6 @@ class TokenEnv(EnvBase):
         self.in_flight: dict[int, Example] = {}
         self._tickets: dict[int, Any] = {}
         self._verdicts: dict[int, Sequence[Verdict]] = {}
-        self.reward_seconds = 0.0
         self.observation_spec = Composite(
             tokens=Composite(
                 prompt=Unbounded((-1,), dtype=torch.int64), prompt_mask=Binary(shape=(-1,), dtype=torch.bool)
@@ -249,14 +248,11 @@ class TokenEnv(EnvBase):
             known.pop(group_id, None)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        began = time.perf_counter()
         groups = tensordict["group_id"][:, 0].tolist()
-        examples = [self.in_flight[group_id] for group_id in groups]
-        if all(group_id in self._verdicts for group_id in groups[:: self.repeats]):
-            verdicts = [v for group_id in groups[:: self.repeats] for v in self._verdicts.pop(group_id)]
-        else:
-            verdicts = list(self.rewards.score(self._completions(tensordict), examples))
-        self.reward_seconds += time.perf_counter() - began
+        firsts = groups[:: self.repeats]
+        if not all(group_id in self._verdicts or group_id in self._tickets for group_id in firsts):
+            self._submit_rows(tensordict, groups)
+        verdicts = [verdict for group_id in firsts for verdict in self._verdicts_of(group_id)]
         rows = tensordict.batch_size
         names = sorted({name for verdict in verdicts for name in verdict.parts})
         parts = TensorDict(
@@ -276,6 +272,19 @@ class TokenEnv(EnvBase):
             terminated=done.clone(),
             batch_size=rows,
         )
+
+    def _submit_rows(self, tensordict: TensorDictBase, groups: Sequence[int]) -> None:
+        """For whoever steps the environment without `submit`."""
+        completions = self._completions(tensordict)
+        for start in range(0, len(groups), self.repeats):
+            examples = [self.in_flight[groups[start]]] * self.repeats
+            ticket = self.rewards.submit(completions[start : start + self.repeats], examples)
+            self._tickets[groups[start]] = ticket
+
+    def _verdicts_of(self, group_id: int) -> Sequence[Verdict]:
+        if group_id in self._verdicts:
+            return self._verdicts.pop(group_id)
+        return self.rewards.wait(self._tickets.pop(group_id))
 
     def prompt_texts(self, tensordict: TensorDictBase) -> list[str]:
         """The prompts as the model reads them, chat template included."""

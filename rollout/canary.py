@@ -109,7 +109,9 @@ class Canary:
         learner_scores: the same by the learner's current weights, at a given temperature.
         tolerance: largest |difference| that the engine's dtype explains (`TOLERANCE`).
         tied_head: the head's name where the embeddings are tied, else None.
-        caches_prefixes: whether the engine keeps keys and values between requests.
+        scores_anew: whether an engine scores again before each push. Where it keeps keys and values between
+            requests, that fills its cache with those of the old weights, so that one which outlives the push
+            shows. An engine without such a cache, or one that slept since the last push, need not, or cannot.
     """
 
     def __init__(
@@ -119,22 +121,21 @@ class Canary:
         learner_scores: LearnerScores,
         tolerance: float,
         tied_head: str | None,
-        caches_prefixes: bool = True,
+        scores_anew: bool = True,
     ) -> None:
         self.sequences = sequences
         self.tolerance = tolerance
         self._engine_scores = engine_scores
         self._learner_scores = learner_scores
         self._tied_head = tied_head
-        self._caches_prefixes = caches_prefixes
+        self._scores_anew = scores_anew
         self._before: Mapping[str, Scores] = {}
         self._learner_before: torch.Tensor | None = None
         self._last = torch.cat([torch.arange(len(s) - 1) == len(s) - 2 for s in sequences])
 
     def before_push(self) -> None:
-        """Score with the old weights. An engine without a prefix cache, whose weights only a push changes, need
-        not do it again: its scores after the last push stand."""
-        if self._caches_prefixes or not self._before:
+        """Score with the old weights, or let the scores after the last push stand."""
+        if self._scores_anew or not self._before:
             self._before = self._engine_scores(self.sequences)
 
     def after_push(self, version: int, received: frozenset[str]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
 from envs.token_env import FINISH_REASONS, Prompted, TokenEnv, length_mask, pad
-from rollout.engine import Completion, Engine, Request, Response, Sampling, generate
+from rollout.engine import Completion, Engine, Request, Response, Sampling, answers, generate
 from rollout.selection import choose_balanced, in_place_of, same_parts, totals
 
 Keep = Callable[[TensorDictBase], torch.Tensor]
@@ -154,7 +154,14 @@ class Rollouts:
         return self._judge(self.policy.fill(prompts, responses))
 
     def _generate(self, num_groups: int) -> TensorDictBase:
-        return self._judge(self.policy(self.env.groups(num_groups)))
+        """New groups; each is judged as soon as it is answered, while longer answers are still being drawn."""
+        groups = {group.request.request_id: group for group in self.begin(num_groups)}
+        requests = [group.request for group in groups.values()]
+        for responses in answers(self.policy.engine, requests, self.policy.timeout):
+            for response in responses:
+                groups[response.request_id].response = response
+            self.env.submit([(groups[one.request_id].prompted, one.completions) for one in responses])
+        return self.assemble(list(groups.values()))
 
     def _judge(self, completed: TensorDictBase) -> TensorDictBase:
         candidates = self.policy.repeats

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from rollout.engine import Request
 
 
-@dataclass(slots=True)
-class _Assigned:
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """A group and the engine that it has been on since then."""
+
     request: Request
     engine: int
     since: float
@@ -33,7 +35,7 @@ class Dispatch:
     def __init__(self, window: int) -> None:
         self.window = window
         self.waiting: deque[Request] = deque()
-        self._assigned: OrderedDict[int, _Assigned] = OrderedDict()  # the longest there first
+        self._assigned: OrderedDict[int, Assigned] = OrderedDict()  # the longest there first
         self._held: dict[int, set[int]] = {}
         self._load: dict[int, int] = {}
         self._by_load: list[tuple[int, int]] = []  # a heap of (load, engine); outdated entries are skipped
@@ -43,21 +45,23 @@ class Dispatch:
         return len(self.waiting) + len(self._assigned)
 
     def held(self, engine: int) -> int:
-        """Groups that an engine holds."""
-        return len(self._held[engine])
+        """Groups that an engine holds; none before it is opened."""
+        return len(self._held.get(engine, ()))
 
     def submit(self, request: Request) -> None:
         self.waiting.append(request)
 
     def open(self, engine: int) -> None:
-        """From now on the engine takes groups."""
-        self._held[engine] = set()
-        self._set_load(engine, 0)
+        """From now on the engine takes groups; nothing new for one that does."""
+        if engine not in self._held:
+            self._held[engine] = set()
+            self._set_load(engine, 0)
 
     def lost(self, engine: int) -> list[Request]:
         """The engine is gone. Its groups, which are now the first to be assigned again."""
-        del self._load[engine]
-        back = [self._assigned.pop(request_id).request for request_id in sorted(self._held.pop(engine))]
+        self._load.pop(engine, None)
+        held = sorted(self._held.pop(engine, ()))
+        back = [self._assigned.pop(request_id).request for request_id in held]
         self.waiting.extendleft(reversed(back))
         return back
 
@@ -69,7 +73,7 @@ class Dispatch:
             if engine is None or (self._held[engine] and self._load[engine] + request.n > self.window):
                 break
             self.waiting.popleft()
-            self._assigned[request.request_id] = _Assigned(request, engine, now)
+            self._assigned[request.request_id] = Assigned(request, engine, now)
             self._held[engine].add(request.request_id)
             self._set_load(engine, self._load[engine] + request.n)
             given.setdefault(engine, []).append(request)
@@ -84,13 +88,9 @@ class Dispatch:
         self._set_load(engine, self._load[engine] - self._assigned.pop(request_id).request.n)
         return True
 
-    def longest(self) -> tuple[int, int, float] | None:
-        """(engine, request id, since when) of the group that has been on an engine for the longest time."""
-        if not self._assigned:
-            return None
-        request_id = next(iter(self._assigned))
-        assigned = self._assigned[request_id]
-        return assigned.engine, request_id, assigned.since
+    def longest(self) -> Assigned | None:
+        """The group that has been on an engine for the longest time."""
+        return next(iter(self._assigned.values()), None)
 
     def clear(self) -> None:
         """Forget every group and every engine."""

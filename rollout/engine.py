@@ -8,7 +8,8 @@ never knows which one it drives:
     engine.load_weights(...)        between two steps; requests in flight go on under the new version
 """
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -100,27 +101,36 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def generate(engine: Engine, requests: Sequence[Request], timeout: float = 600.0) -> list[Response]:
-    """Submit all requests and wait for all of them; responses in the order of the requests.
+def answers(engine: Engine, requests: Sequence[Request], timeout: float = 600.0) -> Iterator[list[Response]]:
+    """Submit all requests; their responses in the portions in which they finish.
+
+    timeout: seconds that the engine may work without finishing any.
 
     Raises:
-        TimeoutError: when nothing finishes for `timeout` seconds.
+        TimeoutError: it did.
     """
-    import time
-
     for request in requests:
         engine.submit(request)
-    waiting = {request.request_id for request in requests}
-    finished: dict[int, Response] = {}
+    missing = len(requests)
     deadline = time.monotonic() + timeout
-    while waiting:
-        for response in engine.step(timeout=min(1.0, timeout)):
-            finished[response.request_id] = response
-            waiting.discard(response.request_id)
+    while missing:
+        responses = engine.step(timeout=min(1.0, timeout))
+        if responses:
+            missing -= len(responses)
             deadline = time.monotonic() + timeout
-        if waiting and time.monotonic() > deadline:
+            yield responses
+        elif time.monotonic() > deadline:
             raise TimeoutError(
-                f"the rollout waited {timeout:.0f} s for the engine to finish any of {len(waiting)} requests "
-                f"(first: {min(waiting)})"
+                f"the rollout waited {timeout:.0f} s for the engine to finish any of {missing} of "
+                f"{len(requests)} requests"
             )
+
+
+def generate(engine: Engine, requests: Sequence[Request], timeout: float = 600.0) -> list[Response]:
+    """Submit all requests and wait for all of them; responses in the order of the requests. Raises as above."""
+    finished = {
+        response.request_id: response
+        for responses in answers(engine, requests, timeout)
+        for response in responses
+    }
     return [finished[request.request_id] for request in requests]

@@ -1,25 +1,25 @@
 """N engines as Ray actors that together speak the engine protocol.
 
-    submit ─▶ waiting ──least loaded engine──▶ in flight ─▶ step() returns the finished ones
+    submit ─▶ waiting ──least loaded engine──▶ on one engine ─▶ step() returns the finished ones
                  ▲                                │
                  └── the engine died or is hung ──┘  a new actor starts, loads the current weights, goes on
 
-A group is in `waiting` or in exactly one engine's `in_flight`; a response counts only while its group is in
-flight on the engine that sends it. So nothing is lost and nothing comes twice. `step` waits for engines at
-most its timeout; every other wait has a deadline, and the stacks of all actors are shown when it passes.
+Which group is where is the business of rollout/dispatch.py; here are the actors. `step` waits for engines at most
+its timeout; every other wait has a deadline, and the stacks of all actors are shown when it passes.
 
 One thread uses a pool.
 """
 
+import itertools
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from config.errors import ConfigError
+from rollout.dispatch import Dispatch
 from rollout.engine import Engine, Request, Response
 from rollout.engine_host import Report, WeightHandle
 from rollout.pool_state import EngineLost, PoolSettings, Slot
@@ -39,7 +39,8 @@ class RayPool:
     Args:
         factory: builds one engine inside its actor; must be picklable.
         places: one engine each.
-        request_push: called when a new engine needs weights that no handle holds (native GPU transfer).
+
+    `request_push` is called when a new engine needs weights that no handle holds (native GPU transfer).
 
     Raises:
         ConfigError, EngineLost: an engine does not start; everything already started is taken down.
@@ -50,14 +51,14 @@ class RayPool:
         factory: Callable[[], Engine],
         places: Sequence[EnginePlace],
         settings: PoolSettings,
-        request_push: Callable[[], None] | None = None,
     ) -> None:
         self.settings = settings
         self.policy_version = 0
         self.transport: Transport = (SharedMemory if settings.address is None else ObjectStore)(self.deliver)
         self._factory = factory
-        self._request_push = request_push
-        self._waiting: deque[Request] = deque()
+        self.request_push: Callable[[], None] | None = None
+        self._groups = Dispatch(settings.window)
+        self._numbers = itertools.count()
         self._attempts: dict[int, int] = {}
         self._weights: WeightHandle | None = None
         self._pushed = False
@@ -74,7 +75,7 @@ class RayPool:
 
     @property
     def in_flight(self) -> int:
-        return len(self._waiting) + sum(len(slot.in_flight) for slot in self._slots)
+        return self._groups.in_flight
 
     @property
     def received(self) -> frozenset[str]:
@@ -83,7 +84,7 @@ class RayPool:
         return frozenset.intersection(*live) if live else frozenset()
 
     def submit(self, request: Request) -> None:
-        self._waiting.append(request)
+        self._groups.submit(request)
 
     def step(self, timeout: float) -> list[Response]:
         """Raises EngineLost when an engine cannot be replaced, or an engine's own exception."""
@@ -110,7 +111,7 @@ class RayPool:
             for slot in self._slots:
                 ray.kill(slot.host)
         self._slots = []
-        self._waiting.clear()
+        self._groups.clear()
         self._weights = None
         self.transport.close()
         if self._owns_ray:
@@ -149,7 +150,8 @@ class RayPool:
         """A native transfer has brought these weights to every engine."""
         self._weights, self.policy_version, self._pushed = None, version, True
         for slot in self._ready():
-            slot.received, slot.state = received, "live"
+            slot.received = received
+            self._serve(slot)
 
     def sleep(self) -> None:
         """Every engine gives its GPU memory back; see `VLLMEngine.sleep`."""
@@ -181,25 +183,17 @@ class RayPool:
 
     def _dispatch(self) -> None:
         """Waiting groups go to the least loaded engine, as long as one has room."""
-        batches: dict[int, list[Request]] = {}
-        while self._waiting:
-            live = [slot for slot in self._slots if slot.state == "live"]
-            slot = min(live, key=lambda slot: slot.load, default=None)
-            if slot is None or (slot.in_flight and slot.load + self._waiting[0].n > self.settings.window):
-                break
-            request = self._waiting.popleft()
-            slot.in_flight[request.request_id] = (request, time.monotonic())
-            batches.setdefault(self._slots.index(slot), []).append(request)
-        for index, requests in batches.items():
-            slot = self._slots[index]
-            slot.submitting.append(slot.host.submit.remote(requests))
+        given = self._groups.assign(time.monotonic())
+        for slot in self._slots if given else ():
+            if slot.number in given:
+                slot.submitting.append(slot.host.submit.remote(given[slot.number]))
 
     def _progress(self, timeout: float) -> list[Response]:
         """Wait until some actor answers, at most `timeout` seconds; handle every answer that is there."""
         import ray
 
         for slot in self._slots:
-            if slot.in_flight and slot.polling is None:
+            if slot.polling is None and self._groups.held(slot.number):
                 slot.polling = slot.host.poll.options(concurrency_group="poll").remote(_POLL_S)
         owners = {ref: slot for slot in self._slots for ref in slot.references}
         if not owners:
@@ -235,9 +229,8 @@ class RayPool:
 
     def _reported(self, slot: Slot, report: Report) -> list[Response]:
         slot.steps = report.steps
-        known = [response for response in report.responses if response.request_id in slot.in_flight]
+        known = [one for one in report.responses if self._groups.finish(slot.number, one.request_id)]
         for response in known:
-            del slot.in_flight[response.request_id]
             self._attempts.pop(response.request_id, None)
             slot.losses = 0
         return known
@@ -246,24 +239,28 @@ class RayPool:
 
     def _new_slot(self, place: EnginePlace) -> Slot:
         host = start_host(place, self.settings.num_cpus_per_engine, self.settings.address is not None)
-        return Slot(place, host, begin_start(host, self._factory))
+        return Slot(next(self._numbers), place, host, begin_start(host, self._factory))
 
     def _arrived(self, slot: Slot, value: Any) -> None:
         """A start or a load is done."""
         slot.pending = None
         if slot.state == "loading":
             slot.received = value
-            slot.state = "live"
+            self._serve(slot)
             return
         slot.pid = value
         if not self._pushed:
-            slot.state = "live"
+            self._serve(slot)
         elif self._weights is not None:
             self._begin_load(slot)
         else:
             slot.state, slot.since = "waiting for weights", time.monotonic()
-            if self._request_push is not None:
-                self._request_push()
+            if self.request_push is not None:
+                self.request_push()
+
+    def _serve(self, slot: Slot) -> None:
+        slot.state = "live"
+        self._groups.open(slot.number)
 
     def _begin_load(self, slot: Slot) -> None:
         slot.state, slot.since = "loading", time.monotonic()
@@ -273,13 +270,12 @@ class RayPool:
         """Queue the slot's groups anew and start another actor in its place."""
         import ray
 
-        log.warning("%s is lost with %d groups in flight: %s", slot.place, len(slot.in_flight), why)
+        groups = self._groups.lost(slot.number)
+        log.warning("%s is lost with %d groups in flight: %s", slot.place, len(groups), why)
         ray.kill(slot.host)
         slot.pending, slot.polling, slot.submitting = None, None, []
-        groups = [request for request, _ in slot.in_flight.values()]
         for request in groups:
             self._attempts[request.request_id] = self._attempts.get(request.request_id, 0) + 1
-        self._waiting.extendleft(reversed(groups))
         worst = max((self._attempts[request.request_id] for request in groups), default=0)
         losses = slot.losses + 1
         if max(losses, worst) >= self.settings.max_attempts:
@@ -323,16 +319,15 @@ class RayPool:
     def _check_deadlines(self) -> None:
         """An engine that holds a group beyond its time counts as hung."""
         now, limit = time.monotonic(), self.settings.request_timeout_s
-        for slot in list(self._slots):
-            late = [key for key, (_, since) in slot.in_flight.items() if now - since > limit]
-            if late:
-                log.error("stacks of all engines:\n%s", self.stacks())
-                self._lost(
-                    slot,
-                    f"group {late[0]} (and {len(late) - 1} more) waited {limit:.0f} s for it; it made "
-                    f"{slot.steps} steps since its start (pid {slot.pid}); if it is only slow, raise "
-                    "inference_model.request_timeout_s",
-                )
+        while (longest := self._groups.longest()) is not None and now - longest.since > limit:
+            slot = next(slot for slot in self._slots if slot.number == longest.engine)
+            log.error("stacks of all engines:\n%s", self.stacks())
+            self._lost(
+                slot,
+                f"group {longest.request.request_id} waited {limit:.0f} s for it; it made {slot.steps} steps since "
+                f"its start (pid {slot.pid}); if it is only slow, raise inference_model.request_timeout_s",
+            )
+        for slot in self._slots:
             if slot.state != "live" and now - slot.since > self.settings.start_timeout_s:
                 raise EngineLost(
                     f"{self.stacks()}\nthe pool waited {now - slot.since:.0f} s for {slot.place}, still "

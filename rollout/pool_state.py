@@ -4,7 +4,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rollout.engine import Request
 from rollout.ray_runtime import EnginePlace
 
 
@@ -32,8 +31,9 @@ class PoolSettings:
 
 @dataclass(eq=False)
 class Slot:
-    """One place and the actor that holds it now."""
+    """One place and the actor that holds it now. `number` never recurs."""
 
+    number: int
     place: EnginePlace
     host: Any
     pending: Any
@@ -42,14 +42,9 @@ class Slot:
     pid: int = 0
     polling: Any = None
     submitting: list[Any] = field(default_factory=list)
-    in_flight: dict[int, tuple[Request, float]] = field(default_factory=dict)
     steps: int = 0
     losses: int = 0
     received: frozenset[str] = frozenset()
-
-    @property
-    def load(self) -> int:
-        return sum(request.n for request, _ in self.in_flight.values())
 
     @property
     def references(self) -> list[Any]:

@@ -116,6 +116,21 @@ def add_lora(model: PreTrainedModel, lora: LoraConfig) -> nn.Module:
     return get_peft_model(model, settings)
 
 
+def linear_names(model: PreTrainedModel) -> tuple[str, ...]:
+    """Last names of the layers that `add_lora` adapts: every linear one but the head."""
+    head = model.get_output_embeddings()
+    layers = model.named_modules()
+    return tuple(
+        sorted(
+            {
+                name.rsplit(".", 1)[-1]
+                for name, layer in layers
+                if isinstance(layer, nn.Linear) and layer is not head
+            }
+        )
+    )
+
+
 def causal_model(model: nn.Module) -> PreTrainedModel:
     """The transformers model inside a peft wrapper, or the model itself."""
     from peft import PeftModel

@@ -43,11 +43,10 @@ def open_pool(local_ray: None) -> Iterator[OpenPool]:
     def open_one(
         factory: Callable[[], Engine],
         engines: int = 1,
-        request_push: Callable[[], None] | None = None,
         **settings: float,
     ) -> RayPool:
         places = [EnginePlace(f"engine {index}") for index in range(engines)]
-        opened.append(RayPool(factory, places, PoolSettings(**settings), request_push))  # type: ignore[arg-type]
+        opened.append(RayPool(factory, places, PoolSettings(**settings)))  # type: ignore[arg-type]
         return opened[-1]
 
     yield open_one
@@ -161,7 +160,8 @@ def test_an_object_store_push_reaches_every_engine(open_pool: OpenPool) -> None:
 def test_a_new_engine_waits_for_a_native_push(open_pool: OpenPool) -> None:
     """No handle holds weights that went from GPU to GPU: the pool asks for a push, and serves after it."""
     asked: list[int] = []
-    pool = open_pool(pool_engines.CountingEngine, engines=1, request_push=lambda: asked.append(1))
+    pool = open_pool(pool_engines.CountingEngine, engines=1)
+    pool.request_push = lambda: asked.append(1)
 
     def native_push(version: int) -> None:
         arguments = {"call": "finish_weight_update", "version": version}

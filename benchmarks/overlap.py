@@ -1,0 +1,217 @@
+"""Lockstep and overlapped training on the same split of the machine, beside the ideal of two busy stages.
+
+    python benchmarks/overlap.py [--engine thread|actor] [--iterations 16] [--sigma 1.0] [key=value ...]
+
+The engine has one core and the learner another, in both schedules: a thread of this process, or a Ray actor.
+Answers have forced lengths, log-normal over groups and the same for both schedules; the learner's stage is made as
+long as the engine's by the number of passes over a batch (--epochs 0: as many as balance best).
+
+Lockstep takes the sum of its two stages. The ideal is the longer of the two: nothing is faster than that with
+the same batches, but for the lockstep engine's wait for the longest answer of each batch, which the overlapped one
+does not have; so the share of the ideal may exceed 1. Every consumed token's age is asserted.
+"""
+
+import argparse
+import math
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+from hydra import compose, initialize_config_dir  # noqa: E402
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM  # noqa: E402
+
+from config.schema import Config, register_schema, to_config  # noqa: E402
+from grpo_parts import Parts  # noqa: E402
+from grpo_utils import build  # noqa: E402
+from rollout.engine import Request  # noqa: E402
+from rollout.pool import RayPool  # noqa: E402
+
+ENGINE_CORE, LEARNER_CORE = 0, 1
+LONGEST, MEDIAN = 256, 32
+WARM_UP = 3
+SIZES = (
+    "env.num_envs=16",
+    "env.repeats=4",
+    f"inference_model.max_tokens={LONGEST}",
+    "policy.kl_coef=0",
+    "train.checkpoint_frequency=0",
+    "train.total_dialog_turns=1000000",
+    "train_model.num_threads=1",
+    "logging.progress=false",
+    "logging.sample_frequency=0",
+    "optimizer.lr=1e-5",
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of an iteration by stage, and response tokens a second of the whole."""
+
+    collect: float
+    learn: float
+    tokens_per_s: float
+
+
+def make_model(folder: Path) -> None:
+    """Random weights, large enough that arithmetic and not Python decides; the quickstart's tokenizer."""
+    torch.manual_seed(0)
+    shape = LlamaConfig(
+        vocab_size=4096,  # the end of sequence is one token among so many: it is rarely drawn
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(shape).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(ROOT / "models" / "quickstart").save_pretrained(folder)
+
+
+class Lengths:
+    """The forced length of each group: a function of its number, so that both schedules have the same."""
+
+    def __init__(self, sigma: float) -> None:
+        self.sigma = sigma
+
+    def of(self, group_id: int) -> int:
+        drawn = MEDIAN * math.exp(self.sigma * random.Random(group_id).gauss(0.0, 1.0))
+        return max(1, min(LONGEST, round(drawn)))
+
+    def force(self, parts: Parts) -> None:
+        policy = parts.rollouts.policy
+        plain = policy.request
+
+        def forced(group_id: int, prompt: Sequence[int]) -> Request:
+            request = plain(group_id, prompt)
+            return replace(request, sampling=replace(request.sampling, max_tokens=self.of(group_id)))
+
+        policy.request = forced  # type: ignore[method-assign]
+
+
+def configured(folder: Path, engine: str, more: Sequence[str]) -> Config:
+    chosen = [*SIZES, f"model.name={folder}", f"ray.enabled={engine == 'actor'}".lower(), *more]
+    with initialize_config_dir(str(ROOT / "config"), version_base=None):
+        return to_config(compose("grpo_quickstart", overrides=chosen))
+
+
+@contextmanager
+def built(config: Config, lengths: Lengths, overlapped: bool) -> Iterator[Parts]:
+    with tempfile.TemporaryDirectory() as run_dir:
+        parts = build(config, Path(run_dir), overlapped)
+        lengths.force(parts)
+        engine = parts.rollouts.policy.engine
+        if isinstance(engine, RayPool):
+            for task in Path(f"/proc/{engine.members[0]}/task").iterdir():
+                os.sched_setaffinity(int(task.name), {ENGINE_CORE})
+        os.sched_setaffinity(0, {LEARNER_CORE})
+        try:
+            parts.push_weights()
+            yield parts
+        finally:
+            parts.close("finished")
+
+
+def learn(parts: Parts, groups: Any, epochs: int) -> int:
+    """What both schedules do with a batch; returns its response tokens."""
+    batch = parts.learner.prepare(groups)
+    for _ in range(epochs):
+        parts.optimized(batch, parts.learner.step(batch))
+    return int(batch["tokens", "response_mask"].sum())
+
+
+def lockstep(config: Config, lengths: Lengths, iterations: int, epochs: int) -> Measured:
+    with built(config, lengths, overlapped=False) as parts:
+        collects, learns, tokens = [], [], 0
+        for index in range(iterations + WARM_UP):
+            began = time.perf_counter()
+            groups = parts.collect()
+            middle = time.perf_counter()
+            count = learn(parts, groups, epochs)
+            parts.push_weights()
+            if index >= WARM_UP:
+                collects.append(middle - began)
+                learns.append(time.perf_counter() - middle)
+                tokens += count
+    total = sum(collects) + sum(learns)
+    return Measured(statistics.mean(collects), statistics.mean(learns), tokens / total)
+
+
+def overlapped(config: Config, lengths: Lengths, iterations: int, epochs: int) -> Measured:
+    with built(config, lengths, overlapped=True) as parts, parts.streaming():
+        assert parts.stream is not None
+        if not isinstance(parts.rollouts.policy.engine, RayPool):
+            parts.stream.call(lambda: os.sched_setaffinity(0, {ENGINE_CORE}))
+        waits, learns, tokens = [], [], 0
+        for index in range(iterations + WARM_UP):
+            began = time.perf_counter()
+            groups = parts.take()
+            assert int(groups["age"].max()) <= config.train.max_policy_age
+            middle = time.perf_counter()
+            count = learn(parts, groups, epochs)
+            parts.push_weights()
+            if index >= WARM_UP:
+                waits.append(middle - began)
+                learns.append(time.perf_counter() - middle)
+                tokens += count
+    return Measured(statistics.mean(waits), statistics.mean(learns), tokens / (sum(waits) + sum(learns)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--engine", choices=("thread", "actor"), default="actor")
+    parser.add_argument("--iterations", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=3, help="alternating pairs of both schedules")
+    parser.add_argument("--sigma", type=float, default=1.0, help="of the logarithm of a length")
+    parser.add_argument("--epochs", type=int, default=0, help="passes of the learner; 0 balances the stages")
+    parser.add_argument("overrides", nargs="*")
+    asked = parser.parse_args()
+    register_schema()
+    torch.set_num_threads(1)
+    lengths = Lengths(asked.sigma)
+    sample = sorted(lengths.of(group) for group in range(1000))
+    print(
+        f"engine: {asked.engine}; lengths log-normal, sigma {asked.sigma}: mean {statistics.mean(sample):.0f}, "
+        f"p50 {sample[500]}, p90 {sample[900]}, p99 {sample[990]}, max {sample[-1]}"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(Path(folder))
+        config = configured(Path(folder), asked.engine, asked.overrides)
+        epochs = asked.epochs
+        if not epochs:
+            first = lockstep(config, lengths, 3, 1)
+            epochs = max(1, round(first.collect / first.learn))
+        print(f"{epochs} passes of the learner, train.max_policy_age={config.train.max_policy_age}")
+        shares = []
+        for _ in range(asked.repeats):
+            apart = lockstep(config, lengths, asked.iterations, epochs)
+            together = overlapped(config, lengths, asked.iterations, epochs)
+            both = apart.collect + apart.learn
+            ideal = apart.tokens_per_s * both / max(apart.collect, apart.learn)
+            shares.append(together.tokens_per_s / ideal)
+            print(
+                f"  lockstep {apart.tokens_per_s:7.0f} tokens/s (engine {apart.collect:.2f} s + learner "
+                f"{apart.learn:.2f} s)   overlapped {together.tokens_per_s:7.0f} (waits {together.collect:.2f} s, "
+                f"learner {together.learn:.2f} s)   ideal {ideal:7.0f}   share {shares[-1]:.2f}",
+                flush=True,
+            )
+    print(f"overlapped / ideal: {statistics.median(shares):.2f} (target >= 0.90)")
+
+
+if __name__ == "__main__":
+    main()
