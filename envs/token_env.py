@@ -42,6 +42,12 @@ class Verdict(Protocol):
     def outcome(self) -> str: ...
 
 
+class Submitted(Protocol):
+    """A batch that is being judged. missing: verdicts that are to come."""
+
+    missing: int
+
+
 class Rewards(Protocol):
     """See `envs.reward_service.RewardService`."""
 
@@ -166,7 +172,7 @@ class TokenEnv(EnvBase):
         self.observe = observe
         self.next_group_id = 0
         self.in_flight: dict[int, Example] = {}
-        self._tickets: dict[int, Any] = {}
+        self._tickets: dict[int, Submitted] = {}
         self._verdicts: dict[int, Sequence[Verdict]] = {}
         self.observation_spec = Composite(
             tokens=Composite(

@@ -324,7 +324,8 @@ class RayPool:
             log.error("stacks of all engines:\n%s", self.stacks())
             self._lost(
                 slot,
-                f"group {longest.request.request_id} waited {limit:.0f} s for it; it made {slot.steps} steps since "
+                f"group {longest.request.request_id} of the {self._groups.held(slot.number)} there waited "
+                f"{limit:.0f} s for it; it made {slot.steps} steps since "
                 f"its start (pid {slot.pid}); if it is only slow, raise inference_model.request_timeout_s",
             )
         for slot in self._slots:

@@ -43,8 +43,32 @@ class LetterTokenizer:
         return ["".join(chr(65 + token) for token in row if token != EOS) for row in rows]
 
 
-class LengthReward:
-    """Scores a text by its length; `fail_on` texts are errors."""
+@dataclass
+class Judged:
+    """A batch with its verdicts."""
+
+    verdicts: list[Reward]
+    missing: int = 0
+
+
+class ImmediateRewards:
+    """A reward service that judges while one waits. What it says is its subclass's `score`."""
+
+    def score(self, completions: Sequence[Completion], examples: Sequence[Example]) -> list[Reward]:
+        raise NotImplementedError
+
+    def submit(self, completions: Sequence[Completion], examples: Sequence[Example]) -> Judged:
+        return Judged(self.score(completions, examples))
+
+    def poll(self, ticket: Judged, timeout: float = 0.0) -> list[Reward]:
+        return ticket.verdicts
+
+    def wait(self, ticket: Judged) -> list[Reward]:
+        return ticket.verdicts
+
+
+class LengthReward(ImmediateRewards):
+    """Scores a text by its length."""
 
     def score(self, completions: Sequence[Completion], examples: Sequence[Example]) -> list[Reward]:
         return [Reward(float(len(completion.text)), {"length": 1.0}) for completion in completions]

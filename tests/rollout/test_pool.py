@@ -193,7 +193,7 @@ def test_a_hung_engine_is_found_by_deadline_and_replaced(
     assert sorted(response.request_id for response in responses) == list(range(8))
     assert {version for r in responses for c in r.completions for version in c.policy_versions} == {1}
     assert "never_returns" in caplog.text
-    assert "more) waited 2 s for it" in caplog.text
+    assert "there waited 2 s for it" in caplog.text
 
 
 def test_a_group_that_no_engine_can_finish_ends_the_run(open_pool: OpenPool) -> None:

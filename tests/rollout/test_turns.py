@@ -1,5 +1,6 @@
 """Several turns on a real engine: one stream of ids, only ever extended, and the trainer agrees on every token."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from rollout.collector import EnginePolicy, Rollouts
 from rollout.engine import Request, Response, Sampling, generate
 from rollout.transformers_engine import TransformersEngine
 from rollout.turns import TurnEngine
+from tests.tiny import ImmediateRewards
 from training.forward import ResponseScorer
 from training.model import load_model
 
@@ -54,14 +56,19 @@ class Recorder(TransformersEngine):
         return responses
 
 
-class LastTurn:
+class LastTurn(ImmediateRewards):
     """Notes what it is asked to judge."""
 
     def __init__(self) -> None:
-        self.seen: list[Completion] = []
+        self._of_row: dict[int, list[Completion]] = {}
 
-    def score(self, completions: list[Completion], examples: list[Example]) -> list[Reward]:
-        self.seen += completions
+    @property
+    def seen(self) -> list[Completion]:
+        """In the order of the batch, whatever the order in which groups were answered."""
+        return [one for row in sorted(self._of_row) for one in self._of_row[row]]
+
+    def score(self, completions: Sequence[Completion], examples: Sequence[Example]) -> list[Reward]:
+        self._of_row[examples[0].row] = list(completions)
         return [Reward(1.0) for _ in completions]
 
 
@@ -126,6 +133,7 @@ def test_the_trainers_log_probs_are_the_engines(model: Any, tokenizer: Any) -> N
 def test_the_last_turn_is_judged(model: Any, tokenizer: Any) -> None:
     batch, _, rewards = collected(model, tokenizer, steps=2)
     tokens = batch["tokens"]
+    assert len(rewards.seen) == len(batch)
     for row, judged in enumerate(rewards.seen):
         length = int(tokens["response_mask"][row].sum())
         text = tokenizer.decode(tokens["response"][row][:length].tolist())

@@ -19,23 +19,25 @@ from envs.token_env import TokenEnv
 from rollout.collector import EnginePolicy, Rollouts
 from rollout.engine import Sampling
 from rollout.transformers_engine import TransformersEngine
-from tests.tiny import EOS, LetterTokenizer, numbered_examples, tiny_llama
+from tests.tiny import EOS, ImmediateRewards, LetterTokenizer, numbered_examples, tiny_llama
 from training.forward import ResponseScorer
 from training.learner import Learner
 from training.reference import Reference
 
 PROMPTS, REPEATS, MAX_TOKENS = 3, 4, 6
+FIRST_ROW = 2
 NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
-class Given:
-    """Rewards as listed, row by row."""
+class Given(ImmediateRewards):
+    """Rewards as listed, row by row, of groups whose examples are numbered from FIRST_ROW."""
 
     def __init__(self, rewards: Sequence[Reward]) -> None:
         self.rewards = rewards
 
-    def score(self, completions: Sequence[Completion], examples: Sequence[Example]) -> Sequence[Reward]:
-        return self.rewards[: len(completions)]
+    def score(self, completions: Sequence[Completion], examples: Sequence[Example]) -> list[Reward]:
+        start = (examples[0].row - FIRST_ROW) * len(completions)
+        return list(self.rewards[start : start + len(completions)])
 
 
 def ends_at_once() -> LlamaForCausalLM:
@@ -53,7 +55,7 @@ def sampled(
     rewards: Sequence[Reward], model: LlamaForCausalLM, repeats: int = REPEATS, num_groups: int = PROMPTS
 ) -> TensorDictBase:
     examples = numbered_examples(50)
-    env = TokenEnv(lambda n: examples[2 : 2 + n], LetterTokenizer(), Given(rewards), repeats)
+    env = TokenEnv(lambda n: examples[FIRST_ROW : FIRST_ROW + n], LetterTokenizer(), Given(rewards), repeats)
     policy = EnginePolicy(TransformersEngine(model, [EOS]), Sampling(max_tokens=MAX_TOKENS), repeats, 0, 60.0)
     return Rollouts(env, policy).collect(num_groups)
 
