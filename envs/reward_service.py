@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 
+import numpy as np
+
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.reward_pool import NurseryDied, Pool, Worker
@@ -28,7 +30,7 @@ LARGEST_BATCH = 128
 BATCHES_AHEAD = 2
 """Batches that a worker has at a time: the next one is there when it finishes the first."""
 WINDOW = 1000
-"""Verifications over which the error rate is taken."""
+"""Verifications over which the error rate and the latencies are taken."""
 FEWEST = 100
 """It is taken as if at least so many had been judged: one early error does not stop a run."""
 STALLED_SECONDS = 60.0
@@ -82,7 +84,7 @@ class _Counts:
     errors: int = 0
     replaced: int = 0
     recent: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=4 * WINDOW))
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
 
 class RewardService:
@@ -151,13 +153,14 @@ class RewardService:
                 return scored
 
     def metrics(self) -> dict[str, float]:
-        """Latency percentiles in seconds over the last few thousand verifications, and counts of the whole run."""
+        """Latency percentiles in seconds over the last `WINDOW` verifications, and counts of the whole run."""
         with self._lock:
-            ordered = sorted(self._counts.seconds) or [0.0]
+            seconds = list(self._counts.seconds) or [0.0]
             counts = self._counts
+        shares = (50, 95, 99)
+        latencies = np.percentile(seconds, shares, method="higher").tolist()
         percentiles = {
-            f"reward_latency/p{share}_s": ordered[min(len(ordered) - 1, len(ordered) * share // 100)]
-            for share in (50, 95, 99)
+            f"reward_latency/p{share}_s": value for share, value in zip(shares, latencies, strict=True)
         }
         return percentiles | {
             "reward/invalid": float(counts.invalid),

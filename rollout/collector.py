@@ -123,18 +123,19 @@ class Rollouts:
         to `attempts` times; then it stays, and `keep` tells it from the others.
         """
         groups = latest = self._generate(num_groups)
-        if keep is None:
-            return groups
-        places, refused = list(groups.split(self.repeats)), list(range(num_groups))
-        for _ in range(self.attempts):
+        places: list[TensorDictBase] = []
+        refused = list(range(num_groups))
+        for _ in range(0 if keep is None else self.attempts):
+            assert keep is not None
             kept = keep(latest).tolist()
             refused = [place for place, good in zip(refused, kept, strict=True) if not good]
             if not refused:
                 break
+            places = places or list(groups.split(self.repeats))
             latest = self._generate(len(refused))
             for place, group in zip(refused, latest.split(self.repeats), strict=True):
                 places[place] = in_place_of(places[place], group)
-        return groups if latest is groups else collate(places)
+        return collate(places) if places else groups
 
     def begin(self, num_groups: int) -> list[StreamedGroup]:
         """New groups with what the engine is asked for them; no tensors yet."""

@@ -43,6 +43,17 @@ def _stretch(states: torch.Tensor, capacity: int) -> torch.Tensor:
     return torch.nn.functional.pad(states, (0, 0, 0, capacity - states.shape[2]))
 
 
+def _spread(states: torch.Tensor, source: torch.Tensor, capacity: int) -> torch.Tensor:
+    """Rows `source` of `states` [prompts, heads, length, head_dim], with zeros up to `capacity` positions.
+
+    Zeros, not whatever memory holds: the attention multiplies masked values by 0, and a NaN would stay one.
+    """
+    _, heads, length, head_dim = states.shape
+    spread = states.new_zeros(len(source), heads, capacity, head_dim)
+    torch.index_select(states, 0, source, out=spread[:, :, :length])
+    return spread
+
+
 class SlotCache(Cache):
     """All layers of `SlotLayer`, with the three moves that continuous batching needs: admit, at, keep."""
 
@@ -59,8 +70,8 @@ class SlotCache(Cache):
         self.capacity = max(self.capacity, capacity)
         for layer, filled in zip(self.slots, prefilled.layers, strict=True):
             assert isinstance(filled, DynamicLayer) and filled.keys is not None and filled.values is not None
-            keys = _stretch(filled.keys.index_select(0, source), self.capacity)
-            values = _stretch(filled.values.index_select(0, source), self.capacity)
+            keys = _spread(filled.keys, source, self.capacity)
+            values = _spread(filled.values, source, self.capacity)
             if layer.keys is not None and layer.values is not None and layer.keys.shape[0]:
                 keys = torch.cat([_stretch(layer.keys, self.capacity), keys])
                 values = torch.cat([_stretch(layer.values, self.capacity), values])

@@ -6,6 +6,7 @@ Sharing is exact: attention to a prompt does not depend on which response asks. 
 plain key/value cache, so models with sliding windows or recurrent state take the whole sequences instead.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -128,6 +129,11 @@ class ResponseScorer:
         ).last_hidden_state
         width = tokens["response"].shape[1]
         return output[:, -width - 1 : -1]
+
+
+def portions(batch: TensorDictBase, rows: int) -> Iterable[TensorDictBase]:
+    """`batch` in pieces of `rows`; itself where that is all, since splitting a TensorDict costs a millisecond."""
+    return [batch] if batch.batch_size[0] <= rows else batch.split(rows)
 
 
 def trim(tokens: TensorDictBase) -> TensorDictBase:

@@ -22,7 +22,7 @@ from training.advantage import (
     reward_kl,
     rows_in_loss,
 )
-from training.forward import ResponseScorer
+from training.forward import ResponseScorer, portions
 from training.loss import BatchTotals, objective
 from training.loss_metrics import Metrics, finalize_metrics, merge_metrics
 from training.off_policy import effective_sample_size_by_age, gap_percentiles
@@ -100,7 +100,7 @@ class Learner:
         several_steps = self.config.train.epochs > 1 or batch.batch_size[0] > self.config.optim_batch_size
         if policy.old_log_prob == "trainer" and several_steps:
             rows = self._microbatch_rows(batch)
-            batch["old_log_prob"] = torch.cat([self.scorer(part).log_prob for part in batch.split(rows)])
+            batch["old_log_prob"] = torch.cat([self.scorer(part).log_prob for part in portions(batch, rows)])
         lengths = batch["tokens", "response_mask"].sum(-1)
         max_tokens = self.config.inference_model.max_tokens
         rewards = overlong_reward(policy, batch["next", "reward"][:, 0].double(), lengths, max_tokens)
@@ -127,9 +127,8 @@ class Learner:
         rows = self._microbatch_rows(batch)
         parts: list[Metrics] = []
         gaps: list[torch.Tensor] = []
-        for start in range(0, batch.batch_size[0], rows):
-            chosen = slice(start, start + rows)
-            loss, metrics, gap = self._loss(batch[chosen], totals.select(chosen))
+        for index, part in enumerate(portions(batch, rows)):
+            loss, metrics, gap = self._loss(part, totals.select(slice(index * rows, (index + 1) * rows)))
             self.scaler.scale(loss).backward()
             parts.append(metrics)
             gaps.append(gap)

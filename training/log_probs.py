@@ -1,7 +1,8 @@
 """Log-probs and entropies of sampled tokens from hidden states, without the [tokens, vocabulary] logits.
 
-Rows go through the output head in chunks; only [M] numbers stay. The backward pass computes a chunk's logits
-again: one matrix product more than keeping them, and no memory that grows with M times V.
+Rows go through the output head in chunks; only [M] numbers stay, and the last chunk's log-probs, with which the
+backward pass begins. It computes the logits of all other chunks again: one matrix product more than keeping
+them, and no memory that grows with M times V.
 """
 
 from dataclasses import dataclass
@@ -117,14 +118,19 @@ class _SelectedLogProbs(torch.autograd.Function):
         log_prob = hidden.new_empty(len(hidden), dtype=head.dtype)
         log_normaliser = torch.empty_like(log_prob)
         entropy = torch.empty_like(log_prob)
+        kept = None
         for part in head.parts:
             logits = head.logits(part, targets)
             chosen = logits.gather(1, targets[part, None])[:, 0]
-            normaliser, entropy[part] = head.normaliser_and_entropy(logits, with_entropy)
-            log_prob[part] = chosen - normaliser
-            log_normaliser[part] = normaliser
+            largest = logits.amax(dim=1)
+            log_total, entropy[part] = head.log_total_and_entropy(logits.sub_(largest[:, None]), with_entropy)
+            log_normaliser[part] = log_total + largest
+            log_prob[part] = chosen - log_normaliser[part]
+            if with_entropy and not sampling.restricts and part is head.parts[-1]:
+                logits.sub_(log_total[:, None])
+                kept = head.buffer
         ctx.save_for_backward(hidden, weight, bias, targets, log_normaliser, entropy)
-        ctx.sampling, ctx.rows = sampling, rows
+        ctx.sampling, ctx.rows, ctx.kept = sampling, rows, kept
         ctx.set_materialize_grads(False)
         return log_prob, entropy
 
@@ -136,16 +142,20 @@ class _SelectedLogProbs(torch.autograd.Function):
             grad_log_prob = torch.zeros_like(log_normaliser)
         slope = grad_log_prob / ctx.sampling.temperature
         entropy_slope = None if grad_entropy is None else grad_entropy / ctx.sampling.temperature
-        head = _Head(hidden, weight, bias, ctx.sampling, ctx.rows)
+        kept, ctx.kept = ctx.kept, None  # its memory is overwritten: a second backward computes all anew
+        head = _Head(hidden, weight, bias, ctx.sampling, ctx.rows, kept)
         gradients = _HeadGradients(head, ctx.needs_input_grad)
-        for part in head.parts:
-            log_probs = head.logits(part, targets).sub_(log_normaliser[part, None])
+        for part in reversed(head.parts):
+            if kept is None:
+                log_probs = head.logits(part, targets).sub_(log_normaliser[part, None])
+            else:
+                log_probs, kept = kept[: len(hidden[part])], None
+            gradients.add_targets(part, targets[part], slope[part])
             if entropy_slope is None:
                 gradients.subtract(part, log_probs.exp_(), slope[part])
             else:
                 pull = head.entropy_pull(log_probs, slope[part], entropy_slope[part], entropy[part])
-                gradients.subtract(part, pull, torch.ones_like(slope[part]))
-            gradients.add_targets(part, targets[part], slope[part])
+                gradients.subtract(part, pull)
         return (*gradients.finished(), None, None, None, None)
 
 
@@ -157,7 +167,13 @@ class _Head:
     """
 
     def __init__(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, sampling: _Sampling, rows: int
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        sampling: _Sampling,
+        rows: int,
+        buffer: Tensor | None = None,
     ) -> None:
         self.dtype = torch.promote_types(hidden.dtype, torch.float32)
         half = hidden.dtype in (torch.float16, torch.bfloat16)
@@ -167,14 +183,16 @@ class _Head:
         self.bias = None if bias is None else bias.to(self.dtype)
         self.sampling = sampling
         self.parts = [slice(start, start + rows) for start in range(0, len(hidden), rows)]
-        shape = (min(rows, len(hidden)), weight.shape[0])
-        self._logits = torch.empty(shape, dtype=self.dtype, device=hidden.device)
+        self._rows = min(rows, len(hidden))
+        self.buffer = buffer
         self._spare: Tensor | None = None
 
     def logits(self, part: slice, targets: Tensor) -> Tensor:
         """[C, V] of the rows `part`, to be overwritten; the next call uses the same memory."""
         inputs = self.hidden[part]
-        logits = self.product(inputs, self.weight.T, out=self._logits[: len(inputs)])
+        if self.buffer is None:
+            self.buffer = self._new_buffer()
+        logits = self.product(inputs, self.weight.T, out=self.buffer[: len(inputs)])
         if self.bias is not None:
             logits.add_(self.bias)
         return self.sampling.apply(logits, targets, part)
@@ -187,22 +205,24 @@ class _Head:
 
     def spare(self, like: Tensor) -> Tensor:
         if self._spare is None:
-            self._spare = torch.empty_like(self._logits)
+            self._spare = self._new_buffer()
         return self._spare[: len(like)]
 
-    def normaliser_and_entropy(self, logits: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor | float]:
-        """log sum exp and entropy, [C] each, of the rows of `logits`, which is overwritten."""
-        largest = logits.amax(dim=1, keepdim=True)
-        logits.sub_(largest)
+    def _new_buffer(self) -> Tensor:
+        shape = (self._rows, self.weight.shape[0])
+        return torch.empty(shape, dtype=self.dtype, device=self.hidden.device)
+
+    def log_total_and_entropy(self, logits: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor | float]:
+        """log sum exp and entropy, [C] each, of rows of logits whose largest is 0. Overwrites them, unless the
+        entropy is asked for and the distribution not restricted."""
         if not with_entropy:
-            total = logits.exp_().sum(dim=1)
-            return total.log() + largest[:, 0], 0.0
+            return logits.exp_().sum(dim=1).log(), 0.0
         weights = torch.exp(logits, out=self.spare(logits))
         total = weights.sum(dim=1)
         if self.sampling.restricts:
             logits.masked_fill_(logits == -torch.inf, 0.0)
         expected = torch.bmm(weights[:, None], logits[:, :, None])[:, 0, 0] / total
-        return total.log() + largest[:, 0], total.log() - expected
+        return total.log(), total.log() - expected
 
     def entropy_pull(
         self, log_probs: Tensor, slope: Tensor, entropy_slope: Tensor, entropy: Tensor
@@ -220,41 +240,46 @@ class _Head:
 
 
 class _HeadGradients:
-    """Sums the gradients of the head's inputs over chunks, those of the head in float32.
+    """Gradients of the head's inputs: chunk by chunk for `hidden`, summed over chunks in float32 for the head.
 
-    A row's slope multiplies its [D] side of the products, never its [V] side.
+    Each chunk goes through `add_targets`, then `subtract`. A row's slope multiplies its [D] side of the products
+    where it can, never its [V] side.
     """
 
     def __init__(self, head: _Head, needed: tuple[bool, ...]) -> None:
         self.head = head
         hidden, weight, bias = head.hidden, head.weight, head.bias
-        self.hidden = torch.zeros_like(hidden, dtype=head.dtype) if needed[0] else None
+        self.hidden = torch.empty_like(hidden, dtype=head.dtype) if needed[0] else None
         self.weight = torch.zeros_like(weight, dtype=head.dtype) if needed[1] else None
         self.bias = torch.zeros_like(bias) if bias is not None and needed[2] else None
 
-    def subtract(self, part: slice, pull: Tensor, slope: Tensor) -> None:
-        """Minus `slope` [C] times `pull` [C, V] at the logits of the rows `part`."""
-        head = self.head
-        if self.hidden is not None:
-            self.hidden[part] -= head.product(pull, head.weight) * slope[:, None]
-        if self.weight is not None:
-            inputs = head.hidden[part].to(head.dtype) * slope[:, None]
-            if head.factor_dtype == head.dtype:
-                self.weight.addmm_(pull.T, inputs, alpha=-1)
-            else:
-                self.weight -= head.product(pull.T, inputs)
-        if self.bias is not None:
-            self.bias.addmv_(pull.T, slope, alpha=-1)
-
     def add_targets(self, part: slice, targets: Tensor, slope: Tensor) -> None:
-        """Plus `slope` [C] at the targets' logits."""
+        """`slope` [C] at the targets' logits."""
         head = self.head
         if self.hidden is not None:
-            self.hidden[part] += head.weight[targets].to(head.dtype) * slope[:, None]
+            torch.mul(head.weight[targets].to(head.dtype), slope[:, None], out=self.hidden[part])
         if self.weight is not None:
             self.weight.index_add_(0, targets, head.hidden[part].to(head.dtype) * slope[:, None])
         if self.bias is not None:
             self.bias.index_add_(0, targets, slope)
+
+    def subtract(self, part: slice, pull: Tensor, slope: Tensor | None = None) -> None:
+        """Minus `pull` [C, V], times `slope` [C] if given, at the logits of the rows `part`."""
+        head = self.head
+        inputs = head.hidden[part].to(head.dtype)
+        if slope is not None:
+            inputs = inputs * slope[:, None]
+        if self.hidden is not None and slope is None and head.factor_dtype == head.dtype:
+            self.hidden[part].addmm_(pull, head.weight, alpha=-1)
+        elif self.hidden is not None:
+            back = head.product(pull, head.weight)
+            self.hidden[part] -= back if slope is None else back.mul_(slope[:, None])
+        if self.weight is not None and head.factor_dtype == head.dtype:
+            self.weight.addmm_(pull.T, inputs, alpha=-1)
+        elif self.weight is not None:
+            self.weight -= head.product(pull.T, inputs)
+        if self.bias is not None:
+            self.bias.addmv_(pull.T, torch.ones_like(pull[:, 0]) if slope is None else slope, alpha=-1)
 
     def finished(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         return self.hidden, self.weight, self.bias

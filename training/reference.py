@@ -4,7 +4,7 @@ import torch
 from peft import PeftModel
 from tensordict import TensorDictBase
 
-from training.forward import ResponseScorer
+from training.forward import ResponseScorer, portions
 
 
 class Reference:
@@ -25,7 +25,7 @@ class Reference:
     @torch.no_grad()
     def log_prob(self, batch: TensorDictBase) -> torch.Tensor:
         """[N, R] float32, zeros outside the loss mask."""
-        return torch.cat([self.scorer(part).log_prob for part in batch.split(self.rows)])
+        return torch.cat([self.scorer(part).log_prob for part in portions(batch, self.rows)])
 
 
 class AdapterOff:
@@ -46,4 +46,4 @@ class AdapterOff:
         policy = self.scorer.model
         assert isinstance(policy, PeftModel)
         with policy.disable_adapter():
-            return torch.cat([self.scorer(part).log_prob for part in batch.split(self.rows)])
+            return torch.cat([self.scorer(part).log_prob for part in portions(batch, self.rows)])
