@@ -24,6 +24,7 @@ from config.errors import ConfigError
 from config.evaluation import EvalSetConfig
 from config.plan import Plan
 from config.schema import Config
+from envs.duplicates import distinct_examples
 from envs.problems import Problems, choose_problems
 from envs.reward_service import RewardService
 from envs.task import Example, Task, make_task
@@ -66,7 +67,7 @@ def _load_set(
     env = settings.env(place, config.env)
     try:
         task = make_task(env)
-        examples = with_instructions(task.examples(env.split), env.tools)
+        examples = with_instructions(distinct_examples(task, env.split), env.tools)
     except ConfigError as error:  # it speaks of `env`, which is that of this set
         raise ConfigError(f"{place}: {error}") from error
     problems = choose_problems(

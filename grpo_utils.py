@@ -150,6 +150,7 @@ def build(config: Config, run_dir: Path, overlapped: bool = False) -> Parts:
     """Cheap checks first: data and tokenizer before weights, weights before engines."""
     import torch
 
+    from envs.duplicates import distinct_examples
     from envs.prompts import PromptSource
     from envs.reward_service import RewardService
     from envs.task import make_task
@@ -176,7 +177,7 @@ def build(config: Config, run_dir: Path, overlapped: bool = False) -> Parts:
     limit = config.env.max_prompt_tokens
     prompts = PromptQueue(
         PromptSource(
-            with_instructions(task.examples(config.env.split), config.env.tools),
+            with_instructions(distinct_examples(task, config.env.split), config.env.tools),
             seed=config.train.seed,
             keep=lambda example: prompt_fits(tokenizer, example, limit),
             difficulty=config.env.difficulty,

@@ -1,6 +1,6 @@
 """Lockstep and overlapped training on the same split of the machine, beside the ideal of two busy stages.
 
-    python benchmarks/overlap.py [--engine thread|actor] [--iterations 16] [--sigma 1.0] [key=value ...]
+    python benchmarks/overlap.py [--engine thread|actor] [--iterations 10] [--sigma 1.0] [key=value ...]
 
 The engine has one core and the learner another, in both schedules: a thread of this process, or a Ray actor.
 Answers have forced lengths, log-normal over groups and the same for both schedules; the learner's stage is made as
@@ -39,11 +39,12 @@ from rollout.engine import Request  # noqa: E402
 from rollout.pool import RayPool  # noqa: E402
 
 ENGINE_CORE, LEARNER_CORE = 0, 1
-LONGEST, MEDIAN = 256, 32
-WARM_UP = 3
+LONGEST, MEDIAN = 192, 32
+WARM_UP = 2
 SIZES = (
     "env.num_envs=16",
     "env.repeats=4",
+    "env.oversample=8",  # the engine generates twice what is trained on, which balances the two here
     f"inference_model.max_tokens={LONGEST}",
     "policy.kl_coef=0",
     "train.checkpoint_frequency=0",
@@ -69,11 +70,11 @@ def make_model(folder: Path) -> None:
     torch.manual_seed(0)
     shape = LlamaConfig(
         vocab_size=4096,  # the end of sequence is one token among so many: it is rarely drawn
-        hidden_size=256,
-        intermediate_size=1024,
-        num_hidden_layers=6,
-        num_attention_heads=8,
-        num_key_value_heads=4,
+        hidden_size=192,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=3,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
     )
@@ -159,7 +160,8 @@ def overlapped(config: Config, lengths: Lengths, iterations: int, epochs: int) -
         for index in range(iterations + WARM_UP):
             began = time.perf_counter()
             groups = parts.take()
-            assert int(groups["age"].max()) <= config.train.max_policy_age
+            drawn = groups["age"][groups["tokens", "loss_mask"]]
+            assert int(drawn.max()) <= config.train.max_policy_age, "a token is too old"
             middle = time.perf_counter()
             count = learn(parts, groups, epochs)
             parts.push_weights()
@@ -175,7 +177,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--engine", choices=("thread", "actor"), default="actor")
-    parser.add_argument("--iterations", type=int, default=16)
+    parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=3, help="alternating pairs of both schedules")
     parser.add_argument("--sigma", type=float, default=1.0, help="of the logarithm of a length")
     parser.add_argument("--epochs", type=int, default=0, help="passes of the learner; 0 balances the stages")

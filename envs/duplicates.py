@@ -1,9 +1,13 @@
 """Rows that ask the same: found, reported, and kept or dropped as `env.duplicates` says."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from envs.task import Example
+from envs.task import Example, Task
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -28,16 +32,33 @@ class DuplicateReport:
         )
 
 
+def distinct_examples(task: Task, split: str) -> Sequence[Example]:
+    """A split of the task with its duplicates reported, and kept or dropped as `env.duplicates` says. Members of a
+    mixture see to their own."""
+    examples = task.examples(split)
+    if task.members:
+        return examples
+    kept, report = resolve_duplicates(examples, task.duplicates or task.env.duplicates, _same)
+    if report.repeated:
+        log.warning("%s: %s; %d are used", task.name, report, len(kept))
+    return kept
+
+
+def _same(first: Any, second: Any) -> bool:
+    from envs.verifiers.equivalence import same_answer
+
+    return isinstance(first, str) and isinstance(second, str) and same_answer(first, second)
+
+
 def resolve_duplicates(
-    examples: Sequence[Example], mode: str, same: Callable[[str, str], bool]
-) -> tuple[list[Example], DuplicateReport]:
+    examples: Sequence[Example], mode: str, same: Callable[[Any, Any], bool]
+) -> tuple[Sequence[Example], DuplicateReport]:
     """Examples in their order, with one prompt kept as often as `mode` says.
 
     Args:
-        examples: with answers that are texts.
         mode: `keep` all; the `first` of each prompt; `drop` prompts with contradictory answers, and keep the
             first of the others.
-        same: whether two answers are the same.
+        same: whether two answers that are not equal are the same nevertheless.
     """
     groups: dict[str, list[Example]] = {}
     for example in examples:
@@ -46,12 +67,12 @@ def resolve_duplicates(
     first = next(((groups[prompt][0].row, other.row) for prompt, other in contradictions.items()), None)
     report = DuplicateReport(len(examples), len(examples) - len(groups), len(contradictions), first)
     if mode == "keep":
-        return list(examples), report
+        return examples, report
     dropped = contradictions if mode == "drop" else {}
     return [group[0] for prompt, group in groups.items() if prompt not in dropped], report
 
 
-def _other(group: Sequence[Example], same: Callable[[str, str], bool]) -> Example | None:
+def _other(group: Sequence[Example], same: Callable[[Any, Any], bool]) -> Example | None:
     """The first example of one prompt whose answer is not that of the first; None when all agree."""
     gold = group[0].answer
     return next(

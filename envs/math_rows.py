@@ -7,10 +7,9 @@ from typing import Any, ClassVar
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.data import Row, load_rows
-from envs.duplicates import resolve_duplicates
 from envs.rules import RULES
 from envs.task import Completion, Example, Reward, Task
-from envs.verifiers.equivalence import same_answer, warm_up
+from envs.verifiers.equivalence import warm_up
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +25,6 @@ class MathTask(Task):
     """Hub name and configuration."""
     hub_splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}
     """Our name of a split and the hub's."""
-    duplicates: ClassVar[str | None] = None
-    """Replaces `env.duplicates` where a task must not keep them."""
 
     def __init__(self, env: EnvConfig) -> None:
         super().__init__(env)
@@ -47,10 +44,7 @@ class MathTask(Task):
                 made.append(Example(self.messages(self.problem(row)), gold, row.index))
         if without:
             log.warning("%d rows have no answer and are left out: %s", len(without), ", ".join(without[:5]))
-        kept, report = resolve_duplicates(made, self.duplicates or self.env.duplicates, same_answer)
-        if report.repeated:
-            log.warning("%s: %s; %d are used", self.name, report, len(kept))
-        return kept
+        return made
 
     def problem(self, row: Row) -> str:
         """The problem's text: a column of `PROBLEM_COLUMNS`, or the last user message of one."""

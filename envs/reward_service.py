@@ -163,8 +163,8 @@ class RewardService:
             f"reward_latency/p{share}_s": value for share, value in zip(shares, latencies, strict=True)
         }
         return percentiles | {
-            "reward/invalid": float(counts.invalid),
-            "reward/errors": float(counts.errors),
+            "reward/invalid_total": float(counts.invalid),
+            "reward/errors_total": float(counts.errors),
             "reward/workers_replaced": float(counts.replaced),
         }
 

@@ -60,6 +60,8 @@ class Task(ABC):
     """True only where judging cannot hang, crash or take long: then no worker process is used."""
     min_score: float = 0.0
     """Score of a completion that the reward could not get through (it hung, crashed, took all memory)."""
+    duplicates: str | None = None
+    """Replaces `env.duplicates` where a task must not keep them."""
     weights: Mapping[str, float] = MappingProxyType({"accuracy": 1.0})
     """The parts of the reward and what each contributes to the score."""
 

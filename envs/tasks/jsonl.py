@@ -13,8 +13,7 @@ from envs.data import Row, load_rows
 from envs.rules import RULES
 from envs.task import Completion, Example, Message, Reward, Task, register
 from envs.tasks.code import tests_of
-from envs.verifiers.code import code_reward
-from envs.verifiers.equivalence import warm_up
+from envs.verifiers import code, equivalence
 
 ANSWER_COLUMNS = ("answer", "gt_answer")
 
@@ -55,12 +54,13 @@ class JSONLines(Task):
         if isinstance(example.answer, str) and completion.text.strip() == example.answer:
             return Reward(1.0, {"accuracy": 1.0})
         if not isinstance(example.answer, str):
-            return code_reward(completion, example, self.env)
+            return code.code_reward(completion, example, self.env)
         rule = RULES["math"]
         return rule.weighted(rule.judge(completion.text, example.answer, self.env))
 
     def warm_up(self) -> None:
-        warm_up()
+        equivalence.warm_up()
+        code.warm_up(self.env)
 
 
 def _is_message(entry: object) -> bool:

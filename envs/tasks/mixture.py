@@ -9,6 +9,7 @@ from typing import Any
 
 from config.env import EnvConfig
 from config.errors import ConfigError
+from envs.duplicates import distinct_examples
 from envs.mixed import Mixed
 from envs.rewards import Judge, make_judge
 from envs.task import Completion, Example, Reward, Task, make_task, register
@@ -48,7 +49,9 @@ class Mixture(Task):
         self.judges: dict[str, Judge] = {name: make_judge(task) for name, task in self.members.items()}
 
     def examples(self, split: str) -> Sequence[Example]:
-        return Mixed({name: task.examples(split) for name, task in self.members.items()}, self.mixing)
+        return Mixed(
+            {name: distinct_examples(task, split) for name, task in self.members.items()}, self.mixing
+        )
 
     def reward(self, completion: Completion, example: Example) -> Reward:
         return self.judges[example.source](completion, example)

@@ -75,7 +75,7 @@ def test_an_exception_is_an_error_and_never_a_silent_zero(deed: str) -> None:
     with serving("bomb") as service:
         scored = service.score([Completion("a"), Completion(deed)], examples(2))
         assert [s.outcome for s in scored] == ["scored", "error"]
-        assert service.metrics()["reward/errors"] == 1.0
+        assert service.metrics()["reward/errors_total"] == 1.0
 
 
 def test_a_row_that_hangs_whatever_is_said_is_an_error() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.duplicates import resolve_duplicates
+from envs.duplicates import distinct_examples, resolve_duplicates
 from envs.task import Completion, Example, Task, make_task
 from envs.verifiers.equivalence import same_answer
 from envs.verifiers.numbers import parse_number
@@ -91,7 +91,7 @@ def test_duplicates_are_reported_and_handled(
 ) -> None:
     judge = task("dapo_math", FIXTURES / "dapo_math.jsonl", duplicates=mode)
     with caplog.at_level(logging.WARNING):
-        assert [example.row for example in judge.examples("train")] == rows
+        assert [example.row for example in distinct_examples(judge, "train")] == rows
     assert (
         "5 rows, 2 of them repeat a prompt; 1 prompts have contradictory answers (rows 2 and 3" in caplog.text
     )
@@ -109,8 +109,22 @@ def test_equal_golds_in_other_words_are_no_contradiction() -> None:
     assert (kept, report.contradictory, report.first_contradiction) == ([], 1, (0, 2))
 
 
+def test_duplicates_of_any_task_are_handled(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    cases = [{"inputs": ["1"], "outputs": [out]} for out in ("1", "2")]
+    rows: list[dict[str, Any]] = [{"prompt": "a", "answer": "1"}] * 2
+    rows += [{"prompt": "b", "answer": "2"}]
+    rows += [{"messages": [{"role": "user", "content": "c"}], "test_cases": case} for case in cases]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    found = {
+        mode: [e.row for e in distinct_examples(task("jsonl", file, duplicates=mode), "train")]
+        for mode in ("keep", "first", "drop")
+    }
+    assert found == {"keep": [0, 1, 2, 3, 4], "first": [0, 2, 3], "drop": [0, 2]}
+
+
 def test_aime_golds_are_whole_numbers_and_each_problem_counts_once() -> None:
-    examples = task("aime", FIXTURES / "aime.jsonl").examples("test")
+    examples = distinct_examples(task("aime", FIXTURES / "aime.jsonl"), "test")
     assert [(example.answer, example.row) for example in examples] == [("336", 0), ("73", 1)]
 
 
