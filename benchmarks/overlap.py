@@ -1,6 +1,6 @@
 """Lockstep and overlapped training on the same split of the machine, beside the ideal of two busy stages.
 
-    python benchmarks/overlap.py [--engine thread|actor] [--iterations 10] [--sigma 1.0] [key=value ...]
+    python benchmarks/overlap.py [--engine thread|actor] [--iterations 12] [--sigma 1.0] [key=value ...]
 
 The engine has one core and the learner another, in both schedules: a thread of this process, or a Ray actor.
 Answers have forced lengths, log-normal over groups and the same for both schedules; the learner's stage is made as
@@ -47,6 +47,8 @@ SIZES = (
     "env.oversample=8",  # the engine generates twice what is trained on, which balances the two here
     f"inference_model.max_tokens={LONGEST}",
     "policy.kl_coef=0",
+    "train.max_policy_age=2",
+    "train.stale_groups=wait",  # `drop` would train on shorter answers: not the same work
     "train.checkpoint_frequency=0",
     "train.total_dialog_turns=1000000",
     "train_model.num_threads=1",
@@ -74,7 +76,7 @@ def make_model(folder: Path) -> None:
         intermediate_size=768,
         num_hidden_layers=4,
         num_attention_heads=6,
-        num_key_value_heads=3,
+        num_key_value_heads=6,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
     )
@@ -177,8 +179,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--engine", choices=("thread", "actor"), default="actor")
-    parser.add_argument("--iterations", type=int, default=10)
-    parser.add_argument("--repeats", type=int, default=3, help="alternating pairs of both schedules")
+    parser.add_argument("--iterations", type=int, default=12)
+    parser.add_argument("--repeats", type=int, default=2, help="alternating pairs of both schedules")
     parser.add_argument("--sigma", type=float, default=1.0, help="of the logarithm of a length")
     parser.add_argument("--epochs", type=int, default=0, help="passes of the learner; 0 balances the stages")
     parser.add_argument("overrides", nargs="*")

@@ -5,7 +5,7 @@ draws one token for all rows, whatever their lengths; finished rows leave, waiti
 
     submit ─▶ waiting ──admit: prefill, n rows──▶ rows ──decode──▶ finished groups ─▶ step() returns them
                                                   │ ▲
-                    a push with update=abort ─▶ stopped ──prefill of prompt and partial answer
+                                   a push ─▶ stopped ──prefill of prompt and partial answer
 """
 
 from collections import deque
@@ -44,9 +44,8 @@ class TransformersEngine:
         model: a causal language model; the engine owns it and sets it to evaluation.
         eos_token_ids: any of these ends a completion.
         max_num_seqs: rows that run together; further requests wait.
-        update: running requests at a push: "keep" goes on at once, with the cache computed anew during the
-            push; "abort" stops them, so that the push only copies, and continues them in the next step;
-            "wait" finishes them under the old weights first.
+        update: running requests at a push: "wait" finishes them under the old weights first; "keep" and "abort"
+            are the same here: the push only copies, and the next step goes on with the cache computed anew.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class TransformersEngine:
                 f"the push left {len(missing)} tensors unchanged: {', '.join(sorted(missing)[:3])}"
             )
         self.policy_version, self.received = version, frozenset(own)
-        self._renew_cache()
+        self._stop()
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         scores = []
@@ -234,29 +233,20 @@ class TransformersEngine:
                 self._decode()
                 self._finished += self._collect()
 
-    def _renew_cache(self) -> None:
-        """New weights make every cached key stale: running sequences go through the model again, now or later."""
-        running = [row for row in self._rows if not row.done]
+    def _stop(self) -> None:
+        """New weights make every cached key stale: running sequences go through the model again in the next step."""
+        self._stopped += [row for row in self._rows if not row.done]
         self._rows = []
         self._cache = SlotCache(self.model.config.num_hidden_layers)
-        if self.update == "abort":
-            self._stopped += running
-        elif running:
-            with torch.inference_mode():
-                self._refill(running, [row.sequence[:-1] for row in running])
 
     def _restart(self) -> None:
-        """Continue what an aborting push has stopped, each row with its next token."""
-        if self._stopped:
-            rows, self._stopped = self._stopped, []
-            logits = self._refill(rows, [row.sequence for row in rows])
-            self._sample(rows, self._filter, logits)
-
-    def _refill(self, rows: list[_Row], sequences: list[list[int]]) -> torch.Tensor:
-        """Make these the running rows, with `sequences` in the cache; logits after each of them [rows, V]."""
-        cache, logits = self._prefill(sequences)
+        """Continue what a push has stopped, each row with its next token."""
+        if not self._stopped:
+            return
+        rows, self._stopped = self._stopped, []
+        cache, logits = self._prefill([row.sequence for row in rows])
         capacity = max(len(row.request.prompt) + row.request.sampling.max_tokens for row in rows)
         self._cache.admit(cache, torch.arange(len(rows), device=self.model.device), capacity)
         self._rows = rows
         self._prepare()
-        return logits
+        self._sample(rows, self._filter, logits)
