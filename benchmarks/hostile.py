@@ -93,7 +93,9 @@ def main() -> None:
             [seconds_per_iteration(name, asked.iterations, asked.overrides) for name in ("clean", "hostile")]
         )
         print(f"  clean {pairs[-1][0]:.3f} s   hostile {pairs[-1][1]:.3f} s an iteration", flush=True)
-    print(f"with 5% hostile completions / without: {statistics.median(b / a for a, b in pairs):.3f} (target <= 1.10)")
+    print(
+        f"with 5% hostile completions / without: {statistics.median(b / a for a, b in pairs):.3f} (target <= 1.10)"
+    )
 
 
 if __name__ == "__main__":

@@ -4,15 +4,19 @@
 
 Prints seconds per iteration of grpo.py's loop (collect, prepare, step, push, metrics) and of
 benchmarks/bare_loop.py, which shares prompts likewise and has no framework; medians of alternating runs, the
-ratio pair by pair, and the process's peak memory. Both train from the same weights on the same prompts.
+ratio pair by pair, and the peak memory of either, each alone in a process of its own. Both train from the same
+weights on the same prompts.
 """
 
 import argparse
+import itertools
 import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,12 +24,14 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 from hydra import compose, initialize_config_dir  # noqa: E402
+from transformers import PreTrainedModel  # noqa: E402
 
 from benchmarks.bare_loop import Bare  # noqa: E402
 from config.schema import Config, register_schema, to_config  # noqa: E402
+from envs.task import Example, make_task  # noqa: E402
 from grpo_parts import Parts  # noqa: E402
 from grpo_utils import build  # noqa: E402
-from training.model import causal_model, copy_model, load_tokenizer  # noqa: E402
+from training.model import causal_model, copy_model, load_model, load_tokenizer  # noqa: E402
 from training.optimizer import make_optimizer  # noqa: E402
 
 
@@ -43,8 +49,7 @@ def our_iteration(parts: Parts) -> float:
     return parts.monitor.extra["canary/seconds"]
 
 
-def make_bare(config: Config, parts: Parts) -> Bare:
-    model = causal_model(parts.learner.model)
+def make_bare(config: Config, model: PreTrainedModel) -> Bare:
     own, reference = (copy_model(model, model.dtype, model.device) for _ in range(2))
     tokenizer = load_tokenizer(config.model.name)
     return Bare(
@@ -59,12 +64,42 @@ def make_bare(config: Config, parts: Parts) -> Bare:
     )
 
 
+def iterate_bare(bare: Bare, examples: Sequence[Example]) -> None:
+    bare.iteration([list(e.messages) for e in examples], [e.answer for e in examples])
+
+
+def peak_alone(which: str, iterations: int, config_name: str, overrides: Sequence[str]) -> float:
+    """GiB of resident memory that a process of its own reaches."""
+    command = [sys.executable, __file__, "--only", which, "--iterations", str(iterations)]
+    command += ["--config-name", config_name, *overrides]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+
+
+def run_alone(which: str, config: Config, iterations: int) -> None:
+    """Prints the peak after some iterations of one of the two."""
+    with tempfile.TemporaryDirectory() as folder:
+        if which == "ours":
+            parts = build(config, Path(folder))
+            parts.push_weights()
+            for _ in range(iterations):
+                our_iteration(parts)
+            parts.close("finished")
+        else:
+            torch.set_num_threads(config.train_model.num_threads or torch.get_num_threads())
+            bare = make_bare(config, load_model(config.model, [torch.device("cpu")]))
+            examples = itertools.cycle(make_task(config.env).examples("train"))
+            for _ in range(iterations):
+                iterate_bare(bare, list(itertools.islice(examples, config.prompts_per_iteration)))
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--iterations", type=int, default=30)
     parser.add_argument("--config-name", default="grpo_quickstart")
+    parser.add_argument("--only", choices=("ours", "bare"), help="print the peak memory of one, alone")
     parser.add_argument("overrides", nargs="*")
     asked = parser.parse_args()
     register_schema()
@@ -76,15 +111,18 @@ def main() -> None:
     ]
     with initialize_config_dir(str(ROOT / "config"), version_base=None):
         config = to_config(compose(asked.config_name, overrides=[*quiet, *asked.overrides]))
+    if asked.only:
+        run_alone(asked.only, config, asked.iterations)
+        return
     with tempfile.TemporaryDirectory() as folder:
         parts = build(config, Path(folder))
-        bare = make_bare(config, parts)
+        bare = make_bare(config, causal_model(parts.learner.model))
         parts.push_weights()
         ours, theirs, canary = [], [], []
         for index in range(asked.iterations + 3):
             examples = parts.prompts.draw(config.prompts_per_iteration)
             began = time.perf_counter()
-            bare.iteration([list(e.messages) for e in examples], [e.answer for e in examples])
+            iterate_bare(bare, examples)
             middle = time.perf_counter()
             watched = our_iteration(parts)
             ended = time.perf_counter()
@@ -95,7 +133,7 @@ def main() -> None:
         parts.close("finished")
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     unwatched = [(a - c) / b for a, b, c in zip(ours, theirs, canary, strict=True)]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    peaks = {which: peak_alone(which, 5, asked.config_name, asked.overrides) for which in ("ours", "bare")}
     print(
         f"model {config.model.name}, {config.prompts_per_iteration} x {config.env.repeats} completions, "
         f"{torch.get_num_threads()} threads, {asked.iterations} alternating iterations, medians"
@@ -105,7 +143,7 @@ def main() -> None:
     print(f"  canary    {statistics.median(canary):.4f} s of ours")
     print(f"  ratio     {statistics.median(unwatched):.3f}  (target <= 1.05)")
     print(f"  ratio     {statistics.median(ratios):.3f}  with the canary, which the bare loop has not")
-    print(f"  peak memory of the process, both together: {peak:.2f} GiB")
+    print(f"  peak memory: ours {peaks['ours']:.2f} GiB, bare loop {peaks['bare']:.2f} GiB")
 
 
 if __name__ == "__main__":

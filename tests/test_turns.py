@@ -16,9 +16,13 @@ SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 SETS = "eval.sets={held_out:{dataset:arithmetic,n:2,limit:5}}"
 
 
-@pytest.mark.parametrize(("train", "age"), [(grpo.train, 0), (grpo_async.train, 2)])
-def test_a_run_of_two_turns(train: Any, age: int, tmp_path: Path) -> None:
-    run(configured(*SMALL, *TURNS, SETS, f"train.max_policy_age={age}"), tmp_path, train)
+@pytest.mark.parametrize(
+    ("train", "age", "more"),
+    [(grpo.train, 0, ()), (grpo_async.train, 2, ()), (grpo_async.train, 2, ("ray.enabled=true",))],
+    ids=["lockstep", "overlapped", "overlapped, a Ray actor"],
+)
+def test_a_run_of_two_turns(train: Any, age: int, more: tuple[str, ...], tmp_path: Path) -> None:
+    run(configured(*SMALL, *TURNS, SETS, f"train.max_policy_age={age}", *more), tmp_path, train)
     metrics = [row for row in rows(tmp_path) if "reward/mean" in row]
     assert len(metrics) == 4
     for row in metrics:
