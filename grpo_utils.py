@@ -285,7 +285,9 @@ def build_models(config: Config, model: Any, plan: Any) -> tuple[Any, Any, Any]:
     frozen: Reference | AdapterOff | None = None
     if home in ("own devices", "host memory"):
         device = torch_devices(plan.devices.reference)[0]
-        frozen = Reference(scorer(copy_model(model, model.dtype, device)), rows)
+        frozen = Reference(
+            scorer(copy_model(model, model.dtype, device)), rows, beside=not plan.devices.on_cpu
+        )
     if config.train.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     policy = add_lora(model, config.train_model.lora) if config.train_model.lora.enabled else model

@@ -4,6 +4,8 @@ prepare: rewards -> advantages, reference and old log-probs       (once per coll
 step:    microbatches -> loss over the global batch -> clip -> finite? -> optimizer -> scheduler
 """
 
+import itertools
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,8 @@ class Learner:
         self.optimizer_steps = 0
         self.nonfinite_steps = 0
         self.nonfinite_in_a_row = 0
+        once = config.train.epochs == 1 and config.policy.kl_placement == "loss"
+        self._beside = reference if isinstance(reference, Reference) and reference.beside and once else None
         model.train()
 
     def wants(self, groups: TensorDictBase) -> torch.Tensor:
@@ -92,10 +96,10 @@ class Learner:
     def prepare(self, batch: TensorDictBase) -> TensorDictBase:
         """Adds what the objective reads: advantage [N, 1], mask [N, R], ref_log_prob and old_log_prob [N, R].
 
-        batch: whole groups, group-major, scored.
+        batch: whole groups, group-major, scored. A reference that works beside the learner scores in `step`.
         """
         policy, group = self.config.policy, self.config.env.repeats
-        if self.reference is not None:
+        if self.reference is not None and self._beside is None:
             batch["ref_log_prob"] = self.reference.log_prob(batch).to(batch["sample_log_prob"].device)
         several_steps = self.config.train.epochs > 1 or batch.batch_size[0] > self.config.optim_batch_size
         if policy.old_log_prob == "trainer" and several_steps:
@@ -104,7 +108,7 @@ class Learner:
         lengths = batch["tokens", "response_mask"].sum(-1)
         max_tokens = self.config.inference_model.max_tokens
         rewards = overlong_reward(policy, batch["next", "reward"][:, 0].double(), lengths, max_tokens)
-        if self.reference is not None:
+        if self.reference is not None and self._beside is None:
             rewards = rewards - reward_kl(
                 policy, batch["sample_log_prob"], batch["ref_log_prob"], batch["tokens", "loss_mask"]
             )
@@ -127,8 +131,11 @@ class Learner:
         rows = self._microbatch_rows(batch)
         parts: list[Metrics] = []
         gaps: list[torch.Tensor] = []
-        for index, part in enumerate(portions(batch, rows)):
-            loss, metrics, gap = self._loss(part, totals.select(slice(index * rows, (index + 1) * rows)))
+        microbatches = list(portions(batch, rows))
+        pending = [] if self._beside is None else self._beside.begin(microbatches)
+        for index, (part, scored) in enumerate(itertools.zip_longest(microbatches, pending)):
+            chosen = totals.select(slice(index * rows, (index + 1) * rows))
+            loss, metrics, gap = self._loss(part, chosen, scored)
             self.scaler.scale(loss).backward()
             parts.append(metrics)
             gaps.append(gap)
@@ -144,11 +151,18 @@ class Learner:
         groups = batch.batch_size[0] // self.config.env.repeats
         return -(-groups // self.config.train.gradient_accumulation_steps) * self.config.env.repeats
 
-    def _loss(self, batch: TensorDictBase, totals: BatchTotals) -> tuple[torch.Tensor, Metrics, torch.Tensor]:
-        """The loss, its metrics, and the gap |trainer - engine| before the update of every token in it."""
+    def _loss(
+        self, batch: TensorDictBase, totals: BatchTotals, scored: Future[torch.Tensor] | None
+    ) -> tuple[torch.Tensor, Metrics, torch.Tensor]:
+        """The loss, its metrics, and the gap |trainer - engine| before the update of every token in it.
+
+        scored: the reference's log-probs, where it works beside the learner.
+        """
         scores = self.scorer(batch, with_entropy=True)
         device = scores.log_prob.device
         sample, mask = batch["sample_log_prob"].to(device), batch["mask"].to(device)
+        if scored is not None:
+            batch["ref_log_prob"] = self._await(scored).to(batch["sample_log_prob"].device)
         old, age = _optional(batch, "old_log_prob", device), _optional(batch, "age", device)
         loss, metrics = objective(
             self.config.policy,
@@ -166,6 +180,15 @@ class Learner:
             oldest = self.config.train.max_policy_age
             metrics |= effective_sample_size_by_age(before, sample, age, mask, oldest)
         return loss, metrics, (before - sample).abs()[mask]
+
+    def _await(self, scored: Future[torch.Tensor]) -> torch.Tensor:
+        limit = self.config.train.wait_timeout_s
+        try:
+            return scored.result(timeout=limit)
+        except TimeoutError:
+            raise TimeoutError(
+                f"the learner waited {limit:.0f} s (train.wait_timeout_s) for the reference model to score a microbatch"
+            ) from None
 
     def _clip(self) -> float:
         self.scaler.unscale_(self.optimizer)

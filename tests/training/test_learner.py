@@ -1,7 +1,9 @@
 """One optimizer step on a real batch: the microbatch split, the finite check, the oracle."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ def make_learner(
     policy: PolicyConfig | None = None,
     accumulation: int = 1,
     optimizer: OptimizerConfig | None = None,
+    beside: bool = False,
     **train: object,
 ) -> Learner:
     config = Config(
@@ -34,7 +37,7 @@ def make_learner(
         optimizer=optimizer or OptimizerConfig(lr=1e-3),
     )
     model, frozen = tiny_llama(), tiny_llama()
-    reference = Reference(scorer(frozen, True), rows=REPEATS) if config.policy.uses_reference else None
+    reference = Reference(scorer(frozen, True), REPEATS, beside) if config.policy.uses_reference else None
     return Learner(model, scorer(model, True), reference, config, tmp_path)
 
 
@@ -84,6 +87,29 @@ def test_at_step_zero_the_reference_is_the_policy(batch: TensorDict, tmp_path: P
     torch.testing.assert_close(
         prepared["ref_log_prob"][mask], batch["sample_log_prob"][mask], atol=1e-5, rtol=1e-5
     )
+
+
+def test_a_reference_beside_the_learner_gives_the_same_numbers(batch: TensorDict, tmp_path: Path) -> None:
+    """It has no device of its own here, but a thread of its own, which it keeps from the learner's."""
+    threads: set[str] = set()
+    learners = [
+        make_learner(tmp_path, PolicyConfig(kl_coef=0.1), 4, beside=beside) for beside in (False, True)
+    ]
+    reference = learners[1].reference
+    assert isinstance(reference, Reference)
+    plain = reference.scorer.__call__
+
+    def noting(*args: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        return plain(*args)
+
+    reference.scorer = noting  # type: ignore[assignment]
+    one, other = (
+        [learner.step(learner.prepare(batch.clone())).metrics for _ in range(2)] for learner in learners
+    )
+    assert one == other
+    assert one[1]["kl/ref"] > 0
+    assert threads == {"reference_0"}
 
 
 def test_a_non_finite_step_changes_nothing_is_saved_and_stops_the_run(
