@@ -62,20 +62,35 @@ class SlotCache(Cache):
         super().__init__(layers=list(self.slots))
         self.capacity = 0
 
-    def admit(self, prefilled: Cache, source: torch.Tensor, capacity: int) -> None:
-        """Append a row for every entry of `source`, the index of its prompt in `prefilled`.
+    def admit(
+        self, prefilled: Cache, source: torch.Tensor, capacity: int, free: torch.Tensor | None = None
+    ) -> None:
+        """A row for every entry of `source`, the index of its prompt in `prefilled`.
 
         capacity: positions that the longest of the new rows may reach.
+        free: rows that nobody needs any more; the first new ones take their places, the others are appended.
         """
+        reused = 0 if free is None else len(free)
+        grows = capacity > self.capacity or reused < len(source)
         self.capacity = max(self.capacity, capacity)
         for layer, filled in zip(self.slots, prefilled.layers, strict=True):
             assert isinstance(filled, DynamicLayer) and filled.keys is not None and filled.values is not None
-            keys = _spread(filled.keys, source, self.capacity)
-            values = _spread(filled.values, source, self.capacity)
-            if layer.keys is not None and layer.values is not None and layer.keys.shape[0]:
-                keys = torch.cat([_stretch(layer.keys, self.capacity), keys])
-                values = torch.cat([_stretch(layer.values, self.capacity), values])
-            layer.keys, layer.values, layer.is_initialized = keys, values, True
+            if grows:
+                self._append(layer, filled, source[reused:])
+            if reused:
+                assert layer.keys is not None and layer.values is not None
+                length = filled.keys.shape[2]
+                layer.keys[free, :, :length] = filled.keys.index_select(0, source[:reused])
+                layer.values[free, :, :length] = filled.values.index_select(0, source[:reused])
+
+    def _append(self, layer: SlotLayer, filled: DynamicLayer, source: torch.Tensor) -> None:
+        assert filled.keys is not None and filled.values is not None
+        keys = _spread(filled.keys, source, self.capacity)
+        values = _spread(filled.values, source, self.capacity)
+        if layer.keys is not None and layer.values is not None and layer.keys.shape[0]:
+            keys = torch.cat([_stretch(layer.keys, self.capacity), keys])
+            values = torch.cat([_stretch(layer.values, self.capacity), values])
+        layer.keys, layer.values, layer.is_initialized = keys, values, True
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
         """The next forward writes row i at `positions[i]`; returns its mask [rows, 1, 1, width] bool."""

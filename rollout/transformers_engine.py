@@ -125,8 +125,10 @@ class TransformersEngine:
     def _admit(self) -> None:
         """Move waiting requests into free rows and draw the first token of each new row."""
         requests: list[Request] = []
-        free = self.max_num_seqs - len(self._rows)
-        while self._waiting and (self._waiting[0].n <= free or not (self._rows or requests)):
+        done = [place for place, row in enumerate(self._rows) if row.done]
+        running = len(self._rows) - len(done)
+        free = self.max_num_seqs - running
+        while self._waiting and (self._waiting[0].n <= free or not (running or requests)):
             requests.append(self._waiting.popleft())
             free -= requests[-1].n
         if not requests:
@@ -141,8 +143,13 @@ class TransformersEngine:
         source_rows = torch.tensor(source, device=self.model.device)
         cache, logits = self._prefill([list(request.prompt) for request in requests])
         capacity = max(len(request.prompt) + request.sampling.max_tokens for request in requests)
-        self._cache.admit(cache, source_rows, capacity)
-        self._rows += rows
+        places = done[: len(rows)]
+        self._cache.admit(
+            cache, source_rows, capacity, torch.tensor(places, dtype=torch.int64, device=self.model.device)
+        )
+        for place, row in zip(places, rows, strict=False):
+            self._rows[place] = row
+        self._rows += rows[len(places) :]
         self._prepare()
         samplings = Filter([row.request.sampling for row in rows], self.model.device)
         self._sample(rows, samplings, logits.index_select(0, source_rows))

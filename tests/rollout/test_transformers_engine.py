@@ -1,5 +1,6 @@
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -52,6 +53,30 @@ def test_equal_seeds_give_equal_tokens_whatever_else_runs() -> None:
         ]
         for b in crowded
     ]
+
+
+def test_rows_that_ended_give_their_places_to_others() -> None:
+    """Limits from 1 to 40 tokens, so that rows end at all times: each answer is what the request gets alone, and
+    the cache holds no more rows than may run."""
+    asked = [
+        replace(one, sampling=replace(one.sampling, max_tokens=1 + 7 * place % 40))
+        for place, one in enumerate(requests(24))
+    ]
+    engine = TransformersEngine(tiny_llama(seed=0), [], max_num_seqs=12)
+    for one in asked:
+        engine.submit(one)
+    answered: dict[int, Response] = {}
+    while engine.in_flight:
+        answered |= {response.request_id: response for response in engine.step()}
+        assert len(engine._rows) <= 16  # at least three quarters of the places are in use
+    for one in asked:
+        (alone,) = generate(TransformersEngine(tiny_llama(seed=0), []), [one])
+        together = answered[one.request_id].completions
+        for ours, theirs in zip(together, alone.completions, strict=True):
+            assert ours.token_ids == theirs.token_ids
+            torch.testing.assert_close(
+                torch.tensor(ours.log_probs), torch.tensor(theirs.log_probs), atol=1e-4, rtol=1e-4
+            )
 
 
 def test_a_completion_ends_at_the_end_token_or_the_limit_and_says_which() -> None:
