@@ -50,7 +50,13 @@ def start_ray(address: str | None, num_cpus: int) -> bool:
         ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, **quiet)
         return True
     _check_reachable(address)
-    ray.init(address=address, **quiet)
+    try:
+        ray.init(address=address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"ray.address={address}: joining the Ray cluster failed: {error}; `ray status` there tells whether it runs, "
+            "and from this machine its head's address must be reachable"
+        ) from error
     return True
 
 
