@@ -54,8 +54,8 @@ def start_ray(address: str | None, num_cpus: int) -> bool:
         ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"ray.address={address}: joining the Ray cluster failed: {error}; `ray status` there tells whether it runs, "
-            "and from this machine its head's address must be reachable"
+            f"ray.address={address}: joining the Ray cluster failed: {error}; `ray status` there tells whether it "
+            "runs, and its head's address must be reachable from this machine"
         ) from error
     return True
 
