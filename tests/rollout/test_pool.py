@@ -286,8 +286,8 @@ try:
     print("ready", flush=True)
     if sys.argv[1] == "exception":
         raise RuntimeError("the learner failed")
-    if sys.argv[1] == "interrupt":
-        time.sleep(60)
+    while sys.argv[1] == "interrupt":
+        time.sleep(0.1)  # a signal that another thread takes would not end one long sleep
 finally:
     pool.close()
 """
