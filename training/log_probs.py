@@ -89,9 +89,10 @@ def selected_log_probs(
         raise ValueError(f"temperature={temperature}: log-probs need a temperature above 0")
     sampling = _Sampling(temperature, top_k, top_p)
     rows = chunk_size or automatic_chunk_size(weight.shape[0], weight.shape[1], hidden.device)
+    learns = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     with torch.autocast(hidden.device.type, enabled=False):
         log_prob, entropy = _SelectedLogProbs.apply(
-            hidden, weight, bias, targets, sampling, rows, with_entropy
+            hidden, weight, bias, targets, sampling, rows, with_entropy, learns
         )
     return log_prob, entropy if with_entropy else None
 
@@ -113,6 +114,7 @@ class _SelectedLogProbs(torch.autograd.Function):
         sampling: _Sampling,
         rows: int,
         with_entropy: bool,
+        learns: bool,
     ) -> tuple[Tensor, Tensor]:
         head = _Head(hidden, weight, bias, sampling, rows)
         log_prob = hidden.new_empty(len(hidden), dtype=head.dtype)
@@ -123,10 +125,13 @@ class _SelectedLogProbs(torch.autograd.Function):
             logits = head.logits(part, targets)
             chosen = logits.gather(1, targets[part, None])[:, 0]
             largest = logits.amax(dim=1)
-            log_total, entropy[part] = head.log_total_and_entropy(logits.sub_(largest[:, None]), with_entropy)
+            keep = learns and not sampling.restricts and part is head.parts[-1]
+            log_total, entropy[part] = head.log_total_and_entropy(
+                logits.sub_(largest[:, None]), with_entropy, keep
+            )
             log_normaliser[part] = log_total + largest
             log_prob[part] = chosen - log_normaliser[part]
-            if with_entropy and not sampling.restricts and part is head.parts[-1]:
+            if keep:
                 logits.sub_(log_total[:, None])
                 kept = head.buffer
         ctx.save_for_backward(hidden, weight, bias, targets, log_normaliser, entropy)
@@ -156,7 +161,7 @@ class _SelectedLogProbs(torch.autograd.Function):
             else:
                 pull = head.entropy_pull(log_probs, slope[part], entropy_slope[part], entropy[part])
                 gradients.subtract(part, pull)
-        return (*gradients.finished(), None, None, None, None)
+        return (*gradients.finished(), None, None, None, None, None)
 
 
 class _Head:
@@ -182,7 +187,9 @@ class _Head:
         self.weight = weight.to(self.factor_dtype)
         self.bias = None if bias is None else bias.to(self.dtype)
         self.sampling = sampling
-        self.parts = [slice(start, start + rows) for start in range(0, len(hidden), rows)]
+        # The last chunk is a full one: it is the one that the backward pass need not compute again.
+        ends = range(len(hidden), 0, -rows)
+        self.parts = [slice(max(0, end - rows), end) for end in reversed(ends)]
         self._rows = min(rows, len(hidden))
         self.buffer = buffer
         self._spare: Tensor | None = None
@@ -212,13 +219,17 @@ class _Head:
         shape = (self._rows, self.weight.shape[0])
         return torch.empty(shape, dtype=self.dtype, device=self.hidden.device)
 
-    def log_total_and_entropy(self, logits: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor | float]:
-        """log sum exp and entropy, [C] each, of rows of logits whose largest is 0. Overwrites them, unless the
-        entropy is asked for and the distribution not restricted."""
-        if not with_entropy:
+    def log_total_and_entropy(
+        self, logits: Tensor, with_entropy: bool, keep: bool
+    ) -> tuple[Tensor, Tensor | float]:
+        """log sum exp and entropy, [C] each, of rows of logits whose largest is 0. Overwrites them unless `keep`,
+        which a restricted distribution does not allow."""
+        if not (with_entropy or keep):
             return logits.exp_().sum(dim=1).log(), 0.0
         weights = torch.exp(logits, out=self.spare(logits))
         total = weights.sum(dim=1)
+        if not with_entropy:
+            return total.log(), 0.0
         if self.sampling.restricts:
             logits.masked_fill_(logits == -torch.inf, 0.0)
         expected = torch.bmm(weights[:, None], logits[:, :, None])[:, 0, 0] / total
