@@ -1,6 +1,6 @@
 """GRPO in lockstep: collect groups, optimise on them, push the weights, again. Every batch is on-policy.
 
-    python grpo.py --config-name grpo_quickstart          a laptop CPU, two minutes
+    python grpo.py --config-name grpo_quickstart          a laptop CPU, a minute
     python grpo.py model.name=Qwen/Qwen2.5-3B-Instruct    GPUs; the default config is grpo_gsm8k
 
 What the parts are is in grpo_utils.py; the overlapped schedule is grpo_async.py.

@@ -96,10 +96,6 @@ class DevicePlan:
         """The learner's first device as torch names it."""
         return f"cuda:{self.train[0]}" if self.train else "cpu"
 
-    @property
-    def reference_device(self) -> str:
-        return f"cuda:{self.reference[0]}" if self.reference else "cpu"
-
 
 def count_gpus() -> int:
     """NVIDIA GPUs that a process started here would see, from the environment and the driver."""

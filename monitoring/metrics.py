@@ -36,6 +36,9 @@ def rollout_metrics(batch: TensorDictBase, repeats: int, policy_version: int) ->
     temperature = batch.get("temperature", None)
     if temperature is not None:
         metrics["rollout/temperature"] = _mean(temperature.double())
+    length_reward = batch.get("length_reward", None)
+    if length_reward is not None:
+        metrics["reward/length"] = _mean(length_reward[:, 0][valid])
     for name, part in batch["next", "reward_parts"].items():
         metrics[f"reward/{name}"] = _mean(part[:, 0].double()[valid])
     metrics |= turn_metrics(batch)

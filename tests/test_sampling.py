@@ -124,3 +124,14 @@ def test_a_resumed_run_replaces_groups_and_cools_as_if_never_stopped(tmp_path: P
     run(configured(*options), broken, stopping)
     run(configured(*options, "train.resume=auto"), broken, grpo.train)
     assert without_clocks(rows(broken)) == without_clocks(rows(whole))
+
+
+def test_what_length_costs_is_logged(tmp_path: Path) -> None:
+    run(
+        configured(
+            *SMALL, "policy.overlong_cache=2", "policy.overlong_fraction=1", "inference_model.max_tokens=3"
+        ),
+        tmp_path,
+        grpo.train,
+    )
+    assert all(-1.0 <= row["reward/length"] < 0.0 for row in rows(tmp_path))

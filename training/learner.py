@@ -107,7 +107,10 @@ class Learner:
             batch["old_log_prob"] = torch.cat([self.scorer(part).log_prob for part in portions(batch, rows)])
         lengths = batch["tokens", "response_mask"].sum(-1)
         max_tokens = self.config.inference_model.max_tokens
-        rewards = overlong_reward(policy, batch["next", "reward"][:, 0].double(), lengths, max_tokens)
+        given = batch["next", "reward"][:, 0].double()
+        rewards = overlong_reward(policy, given, lengths, max_tokens)
+        if policy.overlong_cache is not None:
+            batch["length_reward"] = (rewards - given)[:, None]
         if self.reference is not None and self._beside is None:
             rewards = rewards - reward_kl(
                 policy, batch["sample_log_prob"], batch["ref_log_prob"], batch["tokens", "loss_mask"]

@@ -60,7 +60,7 @@ def test_components_get_devices_of_their_own() -> None:
     assert found.reference == (6,)
     assert found.reference_home == "own devices"
     assert found.transport == "nccl"
-    assert (found.train_device, found.reference_device) == ("cuda:0", "cuda:6")
+    assert (found.train_device, found.reference) == ("cuda:0", (6,))
     assert found.notes == ()
 
 
