@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -43,6 +43,20 @@ def config_of(name: str, *overrides: str) -> Config:
     register_schema()
     with initialize_config_dir(str(PROJECT / "config"), version_base=None):
         return to_config(compose(name, list(overrides)))
+
+
+class Machine(NamedTuple):
+    """What psutil says of a machine, bytes."""
+
+    free: float = 1024 * GIB
+    total: float = 64 * GIB
+
+
+@pytest.fixture(autouse=True)
+def workstation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are made for a machine of known size, whatever this one has left: its GPUs are given as well."""
+    monkeypatch.setattr(plan_module.psutil, "disk_usage", lambda folder: Machine())
+    monkeypatch.setattr(plan_module.psutil, "virtual_memory", Machine)
 
 
 @pytest.fixture
@@ -186,14 +200,11 @@ def test_too_little_memory_names_the_largest_part(qwen: str, monkeypatch: pytest
     monkeypatch.setattr(plan_module, "gpu_memory_gib", lambda: 141.0)
     assert "GiB hold" in report(gpu_plan(qwen))
     cpu = ["device=cpu", "inference_model.max_tokens=16384", "train.gradient_checkpointing=false"]
-    impossible(r"this machine's memory is .* activations of", qwen, *cpu)
+    impossible(r"this machine's memory is 64.00 GiB.* activations of", qwen, *cpu)
 
 
 def test_too_little_disk(qwen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full:
-        free = GIB
-
-    monkeypatch.setattr(plan_module.psutil, "disk_usage", lambda folder: Full)
+    monkeypatch.setattr(plan_module.psutil, "disk_usage", lambda folder: Machine(free=GIB))
     impossible("checkpoints would take 6.*train.keep_checkpoints", qwen)
 
 
