@@ -131,12 +131,28 @@ class Canary:
         self._scores_anew = scores_anew
         self._before: Mapping[str, Scores] = {}
         self._learner_before: torch.Tensor | None = None
+        self._version = -1
         self._last = torch.cat([torch.arange(len(s) - 1) == len(s) - 2 for s in sequences])
 
     def before_push(self) -> None:
-        """Score with the old weights, or let the scores after the last push stand."""
-        if self._scores_anew or not self._before:
-            self._before = self._engine_scores(self.sequences)
+        """Score with the old weights, or let the scores after the last push stand.
+
+        Raises:
+            CanaryError: an engine that was replaced since the last push has other weights than the rest.
+        """
+        if not self._scores_anew and self._before:
+            return
+        self._before = self._engine_scores(self.sequences)
+        if self._learner_before is None:
+            return
+        for name, scores in self._before.items():
+            difference = float((_flat(scores) - self._learner_before).abs().max())
+            if not difference <= self.tolerance:  # NaN is not
+                raise CanaryError(
+                    f"the canary before a push: {name} differs from policy version {self._version}, the last that "
+                    f"was pushed, by up to {difference:.4g} in log-prob (tolerance {self.tolerance:.4g}). Cause: it "
+                    "replaced a lost engine since then and did not load that version"
+                )
 
     def after_push(self, version: int, received: frozenset[str]) -> dict[str, float]:
         """Compare; the metric `canary/max_abs_diff`.
@@ -159,7 +175,7 @@ class Canary:
                     + cause
                 )
             worst = max(worst, evidence.max_abs_diff)
-        self._learner_before, self._before = learner, after
+        self._learner_before, self._before, self._version = learner, after, version
         return {"canary/max_abs_diff": worst}
 
     def _cause(self, evidence: Evidence, received: frozenset[str]) -> str:

@@ -4,8 +4,10 @@
                  ▲                                │
                  └── the engine died or is hung ──┘  a new actor starts, loads the current weights, goes on
 
-Which group is where is the business of rollout/dispatch.py; here are the actors. `step` waits for engines at most
-its timeout; every other wait has a deadline, and the stacks of all actors are shown when it passes.
+Which group is where is the business of rollout/dispatch.py; here are the actors. An engine may be lost at any
+moment, in a push as in a step: the others go on, and the new actor joins them when it has started. `step` waits
+for engines at most its timeout; every other wait has a deadline, and the stacks of all actors are shown when it
+passes.
 
 One thread uses a pool.
 """
@@ -23,7 +25,7 @@ from rollout.dispatch import Dispatch
 from rollout.engine import Engine, Request, Response
 from rollout.engine_host import Report, WeightHandle
 from rollout.pool_state import EngineLost, PoolSettings, Slot
-from rollout.ray_runtime import EnginePlace, begin_start, start_host, start_ray
+from rollout.ray_runtime import EnginePlace, begin_start, free_resources, start_host, start_ray
 from rollout.transports import ObjectStore, SharedMemory, Transport
 
 log = logging.getLogger(__name__)
@@ -31,6 +33,7 @@ log = logging.getLogger(__name__)
 _POLL_S = 2.0  # an idle poll returns after this long and is sent again
 _STACKS_S = 5.0
 _CLOSE_S = 10.0
+_LOST: Any = object()
 
 
 class RayPool:
@@ -129,17 +132,29 @@ class RayPool:
         self._await_states("loading", self.settings.start_timeout_s + self.settings.request_timeout_s)
 
     def score_all(self, sequences: Sequence[Sequence[int]]) -> Mapping[str, list[list[float]]]:
-        """Every live engine's scores, by the engine's name."""
-        live = self._live()
-        calls = {slot.host.score.remote(sequences): slot for slot in live}
-        return {calls[ref].place.name: scores for ref, scores in self._results(calls, "scores").items()}
+        """Every live engine's scores, by the engine's name; one that is lost over it is left out.
+
+        Empty where all engines wait for the weights of a native push.
+        """
+        while live := self._live():
+            answered = self._results({slot.host.score.remote(sequences): slot for slot in live}, "scores")
+            if answered:
+                return {slot.place.name: scores for slot, scores in answered.items()}
+        return {}
 
     def call_each(self, method: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
-        """The same method of every engine at once, each with its own arguments; in the engines' order."""
+        """The same method of every engine at once, each with its own arguments; in the engines' order.
+
+        Raises EngineLost where one of them cannot answer: the others may have begun something with it.
+        """
         ready = self._ready()
         pairs = zip(ready, arguments, strict=True)
         calls = {slot.host.call.remote(method, own): slot for slot, own in pairs}
-        return list(self._results(calls, method).values())
+        answered = self._results(calls, method)
+        lost = [str(slot.place) for slot in ready if slot not in answered]
+        if lost:
+            raise EngineLost(f"{', '.join(lost)} was lost during {method}, which needs every engine")
+        return list(answered.values())
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -167,17 +182,27 @@ class RayPool:
         return self._slots
 
     def _live(self) -> list[Slot]:
-        return [slot for slot in self._ready() if slot.state == "live"]
+        """The engines that serve; others may still be starting in the place of lost ones, if not all are."""
+        self._await_states("loading", self.settings.start_timeout_s)
+        if not any(slot.state == "live" for slot in self._slots):
+            self._ready()
+        return [slot for slot in self._slots if slot.state == "live"]
 
-    def _results(self, calls: dict[Any, Slot], what: str) -> dict[Any, Any]:
+    def _results(self, calls: dict[Any, Slot], what: str) -> dict[Slot, Any]:
+        """What the engines answered; one that died, or is late, is replaced and missing here."""
         import ray
 
         limit = self.settings.request_timeout_s
         _, late = ray.wait(list(calls), num_returns=len(calls), timeout=limit)
         if late:
-            names = ", ".join(str(calls[ref].place) for ref in late)
-            raise TimeoutError(f"the pool waited {limit:.0f} s for {what} of {names}\n{self.stacks()}")
-        return {ref: ray.get(ref) for ref in calls}
+            log.error("stacks of all engines:\n%s", self.stacks())
+        answered = {}
+        for ref, slot in calls.items():
+            if ref in late:
+                self._lost(slot, f"the pool waited {limit:.0f} s for {what} of it (pid {slot.pid})")
+            elif (value := self._value(slot, ref)) is not _LOST:
+                answered[slot] = value
+        return answered
 
     # --- dispatch -------------------------------------------------------------------------------------------
 
@@ -207,17 +232,26 @@ class RayPool:
                 responses += self._answer(slot, ref)
         return responses
 
-    def _answer(self, slot: Slot, ref: Any) -> list[Response]:
+    def _value(self, slot: Slot, ref: Any) -> Any:
+        """What a call returned; `_LOST` where it died with its engine. Raises what the engine raised."""
         import ray
-        from ray.exceptions import RayActorError, RayTaskError
+        from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
         try:
-            value = ray.get(ref)
-        except RayActorError as error:
+            return ray.get(ref)
+        except (
+            RayActorError,
+            ObjectLostError,
+        ) as error:  # an answer lies where it was made until it is fetched
             self._lost(slot, str(error).splitlines()[0])
-            return []
+            return _LOST
         except RayTaskError as error:
             raise self._failure(slot, error) from None
+
+    def _answer(self, slot: Slot, ref: Any) -> list[Response]:
+        value = self._value(slot, ref)
+        if value is _LOST:
+            return []
         if ref == slot.pending:
             self._arrived(slot, value)
             return []
@@ -259,6 +293,10 @@ class RayPool:
                 self.request_push()
 
     def _serve(self, slot: Slot) -> None:
+        if slot.state != "live" and slot.losses:
+            log.warning(
+                "%s is back, with policy version %d (pid %d)", slot.place, self.policy_version, slot.pid
+            )
         slot.state = "live"
         self._groups.open(slot.number)
 
@@ -304,7 +342,7 @@ class RayPool:
                 names = ", ".join(str(slot.place) for slot in late)
                 raise EngineLost(
                     f"{self.stacks()}\nthe pool waited {limit:.0f} s for {names}, still {state} "
-                    "(inference_model.start_timeout_s); where, the stacks above say"
+                    f"(inference_model.start_timeout_s); where, the stacks above say; {free_resources()}"
                 )
             self._settle([slot.pending for slot in late], min(remaining, 1.0))
 
@@ -328,21 +366,33 @@ class RayPool:
                 f"{limit:.0f} s for it; it made {slot.steps} steps since "
                 f"its start (pid {slot.pid}); if it is only slow, raise inference_model.request_timeout_s",
             )
+        live = any(slot.state == "live" for slot in self._slots)
         for slot in self._slots:
-            if slot.state != "live" and now - slot.since > self.settings.start_timeout_s:
-                raise EngineLost(
-                    f"{self.stacks()}\nthe pool waited {now - slot.since:.0f} s for {slot.place}, still "
-                    f"{slot.state}, to take the place of a lost engine (inference_model.start_timeout_s)"
-                )
+            if slot.state == "live" or now - slot.since <= self.settings.start_timeout_s:
+                continue
+            text = (
+                f"{self.stacks()}\nthe pool waited {now - slot.since:.0f} s for {slot.place}, still {slot.state}, "
+                f"to take the place of a lost engine (inference_model.start_timeout_s); {free_resources()}"
+            )
+            if not live:
+                raise EngineLost(text)
+            log.error("%s; the other engines go on", text)
+            slot.since = now
 
     def stacks(self) -> str:
         """What every thread of every engine is doing now."""
         import ray
+        from ray.exceptions import RayActorError
 
         calls = {slot.host.stacks.options(concurrency_group="watch").remote(): slot for slot in self._slots}
         ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=_STACKS_S)
         parts = []
         for ref, slot in calls.items():
-            text = ray.get(ref) if ref in ready else f"no answer within {_STACKS_S:.0f} s (pid {slot.pid})"
+            text = f"no answer within {_STACKS_S:.0f} s (pid {slot.pid})"
+            if ref in ready:
+                try:
+                    text = ray.get(ref)
+                except RayActorError as error:
+                    text = str(error).splitlines()[0]
             parts.append(f"--- {slot.place}, {slot.state}\n{text}")
         return "\n".join(parts)

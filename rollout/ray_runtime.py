@@ -55,7 +55,8 @@ def start_ray(address: str | None, num_cpus: int) -> bool:
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(
             f"ray.address={address}: joining the Ray cluster failed: {error}; `ray status` there tells whether it "
-            "runs, and its head's address must be reachable from this machine"
+            "runs; its head's address must be reachable from this machine, and where the cluster asks for a token, "
+            "RAY_AUTH_MODE=token and the token must be set here too"
         ) from error
     return True
 
@@ -80,6 +81,15 @@ def _listen_on_loopback() -> None:
 
     os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"  # for the processes that Ray starts
     ray_constants.ENABLE_RAY_CLUSTER = False  # for this one, which has read the variable already
+
+
+def free_resources() -> str:
+    """What Ray could give to another actor now."""
+    import ray
+
+    free, all_there = ray.available_resources(), ray.cluster_resources()
+    parts = [f"{free.get(name, 0):g} of {all_there.get(name, 0):g} {name}s" for name in ("CPU", "GPU")]
+    return f"free in Ray: {', '.join(parts)}"
 
 
 def start_host(place: EnginePlace, num_cpus: int, cluster: bool) -> Any:

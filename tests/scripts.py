@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,22 @@ def configured(*overrides: str, name: str = "grpo_quickstart") -> Config:
 
 
 def start(
-    script: str, run_dir: Path, *overrides: str, name: str = "grpo_quickstart"
+    script: str,
+    run_dir: Path,
+    *overrides: str,
+    name: str = "grpo_quickstart",
+    enter: Sequence[str] = (),
+    environment: Mapping[str, str] = os.environ,
 ) -> subprocess.Popen[str]:
-    """The script in a process of its own, stdout and stderr joined."""
-    command = [sys.executable, script, "--config-name", name, f"hydra.run.dir={run_dir}", *QUICK, *overrides]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    """The script in a process of its own, stdout and stderr joined; `enter`: the command that starts it."""
+    command = [*enter, sys.executable, script, "--config-name", name, f"hydra.run.dir={run_dir}"]
     return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*command, *QUICK, *overrides],
+        cwd=ROOT,
+        env={**environment, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 

@@ -133,6 +133,17 @@ def test_garbage(run: Run, change: Callable[[Weights], Weights]) -> None:
         run.step_and_push(change)
 
 
+def test_a_replaced_engine_that_did_not_load_the_last_push(run: Run) -> None:
+    """It would draw tokens with the weights it started from; the next push, good in itself, must not hide that."""
+    first = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
+    run.step_and_push()
+    run.engine.load_weights(first.items(), version=0)
+    with pytest.raises(
+        CanaryError, match=r"the engine differs from policy version 2.*replaced a lost engine"
+    ):
+        run.step_and_push()
+
+
 def test_tied_head_missing(started_engines: dict[bool, VLLMEngine]) -> None:
     engine, model = started_engines[True], tiny_llama(True)
     engine.load_weights(model.state_dict().items(), version=0)

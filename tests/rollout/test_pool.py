@@ -117,7 +117,8 @@ def test_a_killed_vllm_engine_loses_and_doubles_nothing(vllm_pool: RayPool) -> N
     assert all(response == expected[response.request_id] for response in responses)
 
     sequence = list(range(3, 160))
-    scores = vllm_pool.score_all([sequence])  # waits for the new actor
+    assert survivor in vllm_pool.members  # waits for the new actor
+    scores = vllm_pool.score_all([sequence])
     assert list(scores) == ["engine 0", "engine 1"]
     assert survivor in engine_processes()
     assert victim not in engine_processes()
@@ -180,6 +181,36 @@ def test_a_new_engine_waits_for_a_native_push(open_pool: OpenPool) -> None:
     (response,) = drain(pool)
     assert response.completions[0].policy_versions == [2]
     assert pool.received == {"w"}
+
+
+def test_an_engine_lost_in_a_push_does_not_hold_up_the_others(open_pool: OpenPool) -> None:
+    """The others are loaded and scored at once; the new one has the weights before it serves."""
+    pool = open_pool(pool_engines.CountingEngine, engines=2)
+    pool.load_weights([("sum", torch.ones(2))], version=1)
+    victim, survivor = pool.members
+    os.kill(victim, signal.SIGKILL)
+    assert pool.score_all([[1, 2]]) == {"engine 1": [[2.0]]}
+    pool.load_weights([("sum", torch.ones(3))], version=2)
+    assert pool.score_all([[1, 2]])["engine 1"] == [[3.0]]
+    assert pool.members[1] == survivor
+    assert pool.members[0] != victim
+    assert pool.score_all([[1, 2]]) == {"engine 0": [[3.0]], "engine 1": [[3.0]]}
+
+
+def test_the_only_engine_lost_in_a_push_is_waited_for(open_pool: OpenPool) -> None:
+    pool = open_pool(pool_engines.CountingEngine)
+    pool.load_weights([("sum", torch.ones(2))], version=1)
+    os.kill(pool.members[0], signal.SIGKILL)
+    assert pool.score_all([[1, 2]]) == {"engine 0": [[2.0]]}
+
+
+def test_a_call_that_needs_every_engine_names_the_lost_one(open_pool: OpenPool) -> None:
+    pool = open_pool(pool_engines.CountingEngine, engines=2)
+    os.kill(pool.members[1], signal.SIGKILL)
+    with pytest.raises(
+        EngineLost, match=r"engine 1 \(CPU\) was lost during transfer, which needs every engine"
+    ):
+        pool.call_each("transfer", [{"call": "sleep"}] * 2)
 
 
 def test_a_hung_engine_is_found_by_deadline_and_replaced(

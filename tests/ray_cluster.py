@@ -1,0 +1,124 @@
+"""A Ray cluster of several nodes on one machine, in namespaces of its own: all the network there is loopback.
+
+    unshare (net, pid, mount) ── init: brings loopback up, waits, gathers orphans
+        ├── node 127.0.0.1: ray start --head      nodes talk through their own object stores, as hosts do
+        ├── node 127.0.0.2: ray start --address   SIGKILL of all its processes is a machine that fails
+        └── the script under test                 with ray.address=127.0.0.1:PORT
+
+Init ends when the test closes its standard input, or dies; the kernel then ends everything in the namespace.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from tests.scripts import ROOT
+
+PORT = 6399
+ADDRESS = f"127.0.0.1:{PORT}"
+LIMIT_S = 60.0
+USER = ["--user", "--map-root-user"] if os.geteuid() else []
+NAMESPACE = ["unshare", *USER, "--net", "--pid", "--mount-proc", "--fork"]
+INIT = """
+import fcntl, signal, socket, struct, sys
+with socket.socket() as any_socket:
+    up = struct.pack("16sh", b"lo", 0x1)  # SIOCSIFFLAGS, IFF_UP
+    fcntl.ioctl(any_socket, 0x8914, up)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+def namespaces_allowed() -> bool:
+    try:
+        return subprocess.run([*NAMESPACE, "true"], capture_output=True, timeout=LIMIT_S).returncode == 0
+    except OSError:
+        return False
+
+
+class RayCluster:
+    """Nodes with one CPU each, at 127.0.0.1 (the head), 127.0.0.2, ...; `close` ends them and all they started."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
+        pipe = subprocess.PIPE
+        self._init = subprocess.Popen([*NAMESPACE, sys.executable, "-c", INIT], stdin=pipe, stdout=pipe)
+        assert self._init.stdout is not None
+        assert self._init.stdout.readline() == b"up\n"
+        (inside,) = psutil.Process(self._init.pid).children()
+        user = ["--user", "--preserve-credentials"] if USER else []
+        self.enter = [
+            "nsenter",
+            "--target",
+            str(inside.pid),
+            *user,
+            "--net",
+            "--pid",
+            "--mount",
+            f"--wd={ROOT}",
+        ]
+        self.environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_TMPDIR": self._folder.name,
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        self._nodes: dict[int, psutil.Popen] = {}
+
+    def start_node(self, number: int) -> None:
+        """A node at 127.0.0.`number`; 1 is the head. Returns when Ray says that it runs."""
+        where = (
+            ["--head", f"--port={PORT}", "--include-dashboard=false"]
+            if number == 1
+            else [f"--address={ADDRESS}"]
+        )
+        size = ["--num-cpus=1", f"--object-store-memory={2**27}"]
+        command = [
+            *self.enter,
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            "start",
+            "--block",
+            *where,
+            *size,
+        ]
+        said = Path(self._folder.name, f"node-{number}.txt")
+        with said.open("w") as output:
+            self._nodes[number] = psutil.Popen(
+                [*command, f"--node-ip-address=127.0.0.{number}"],
+                env=self.environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        deadline = time.monotonic() + LIMIT_S
+        while "Ray runtime started" not in said.read_text():
+            late = time.monotonic() > deadline
+            assert self._nodes[number].poll() is None and not late, (
+                f"node {number} did not start: {said.read_text()}"
+            )
+            time.sleep(0.1)
+
+    def kill_node(self, number: int) -> None:
+        """What a power cut does: no process of the node gets to say goodbye."""
+        node = self._nodes.pop(number)
+        for process in [*node.children(recursive=True), node]:
+            process.send_signal(signal.SIGKILL)
+        node.wait(LIMIT_S)
+
+    def engines(self) -> int:
+        """Actors of the pool that live on any node."""
+        names = [child.name() for node in self._nodes.values() for child in node.children(recursive=True)]
+        return sum("EngineHost" in name for name in names)
+
+    def close(self) -> None:
+        self._init.communicate(timeout=LIMIT_S)
+        self._folder.cleanup()

@@ -1,0 +1,65 @@
+"""`ray.address`: the scripts on a cluster of two nodes, one of which fails in mid-run and comes back as another."""
+
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.ray_cluster import ADDRESS, RayCluster, namespaces_allowed
+from tests.scripts import finish, rows, start, wait_for
+
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("unshare") and shutil.which("nsenter") and namespaces_allowed()),
+    reason="a network namespace for the cluster cannot be made here",
+)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    one = RayCluster()
+    try:
+        one.start_node(1)
+        one.start_node(2)
+        yield one
+    finally:
+        one.close()
+
+
+def test_a_run_survives_the_loss_of_a_node(cluster: RayCluster, tmp_path: Path) -> None:
+    """One CPU a node, so that each carries an engine; weights travel through the nodes' object stores."""
+    process = start(
+        "grpo_async.py",
+        tmp_path,
+        f"ray.address={ADDRESS}",
+        "inference_model.num_devices=2",
+        enter=cluster.enter,
+        environment=cluster.environment,
+    )
+    said = tmp_path / "grpo.log"
+    wait_for(lambda: steps(tmp_path) >= 5, process)
+    assert cluster.engines() == 2
+    cluster.kill_node(2)
+    wait_for(lambda: "engine 1 (CPU) is lost" in said.read_text(), process)
+    lost_at = steps(tmp_path)
+    wait_for(lambda: steps(tmp_path) >= lost_at + 5, process)  # on the engine that is left
+    cluster.start_node(3)
+    wait_for(lambda: "engine 1 (CPU) is back, with policy version" in said.read_text(), process)
+    back_at = steps(tmp_path)
+    wait_for(lambda: steps(tmp_path) >= back_at + 5, process)
+    psutil.Process(process.pid).children()[0].send_signal(signal.SIGINT)
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert "interrupted" in output
+    assert [row["policy_version"] for row in rows(tmp_path)] == list(range(steps(tmp_path)))
+    deadline = time.monotonic() + 30
+    while cluster.engines() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert cluster.engines() == 0
+
+
+def steps(run_dir: Path) -> int:
+    return len(rows(run_dir)) if (run_dir / "metrics.jsonl").exists() else 0
