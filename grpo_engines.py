@@ -4,6 +4,7 @@ One engine lives in this process, several (or `ray.enabled=true`, or a `ray.addr
 both speak the protocol of rollout/engine.py, so nothing above knows which it is.
 """
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -176,6 +177,8 @@ class Weights:
         self.sleeper = sleeper
         self.asleep = False
         self.version = -1
+        self.requested = threading.Event()
+        self.before_push = False
 
     def push(self) -> dict[str, float]:
         """Metrics of the canary, its seconds among them.
@@ -185,7 +188,9 @@ class Weights:
         """
         self._wake_engines()
         began = time.perf_counter()
+        self.before_push = True  # an engine that is replaced now gets the new version, in this push
         self.canary.before_push()
+        self.before_push = False
         watched = time.perf_counter() - began
         self.version += 1
         self.push_again()
@@ -236,9 +241,10 @@ def build_weights(config: Config, model: nn.Module, engine: Engine, plan: Plan) 
     sleeper = engine if plan.devices.colocated and isinstance(engine, RayPool | VLLMEngine) else None
     named = named_weights if merged else adapter_weights
     weights = Weights(model, engine, canary, _transport(config, engine, plan, dtype), named, sleeper)
-    if isinstance(engine, RayPool) and not plan.overlapped:
-        # Beside a learner that runs, a replaced engine waits for the next push: its weights are changing now.
-        engine.request_push = weights.push_again
+    if isinstance(engine, RayPool):
+        # Beside a learner that runs, weights are changing: a replaced engine waits until it pushes, or waits too.
+        push = weights.requested.set if plan.overlapped else weights.push_again
+        engine.request_push = lambda: None if weights.before_push else push()
     return weights
 
 

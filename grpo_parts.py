@@ -72,6 +72,7 @@ class Parts:
     stop: Stop = field(default_factory=Stop)
     first_iteration: int = 0
     last_iteration: int = 0
+    pushed_at_step: int = 0
     stream: "Stream | None" = None
     evaluation: "Evaluation | None" = None
 
@@ -127,7 +128,7 @@ class Parts:
         """grpo_async.py: the next batch of finished groups, none too old; adds age int64 [N, R]."""
         assert self.stream is not None, "take() belongs inside streaming()"
         stream = self.stream
-        batch = stream.take()
+        batch = stream.take(meanwhile=self._push_if_requested)
         batch["age"] = self.weights.version - batch["policy_version"]
         self.monitor.note(
             {
@@ -150,6 +151,18 @@ class Parts:
             else:
                 self.monitor.note(self.stream.call(self._push))
                 self.stream.buffer.pushed(self.weights.version)
+            self.pushed_at_step = self.learner.optimizer_steps
+
+    def _push_if_requested(self) -> None:
+        """The learner waits for groups, and a new engine for weights that only the learner has."""
+        if not self.weights.requested.is_set():
+            return
+        self.weights.requested.clear()
+        assert self.stream is not None
+        if self.learner.optimizer_steps == self.pushed_at_step:
+            self.stream.call(self.weights.push_again)
+        else:
+            self.push_weights()  # between two pushes (weight_update_frequency): a version before its time
 
     def _push(self) -> Any:
         """What is generated from now on has the new weights and the temperature of this part of the run."""

@@ -47,6 +47,7 @@ class GroupBuffer(Generic[Group]):
     dropped: int = 0
     _ready: list[tuple[int, int, Group]] = field(default_factory=list)  # a heap of (sequence, version, group)
     _batch: list[Group] = field(default_factory=list)
+    _unplanned: int = 0  # versions that were pushed before their time
     _failure: BaseException | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -59,7 +60,10 @@ class GroupBuffer(Generic[Group]):
 
     def _version_at(self, sequence: int) -> int:
         """The trainer's version at the batch that the group of this sequence number is meant for."""
-        return (self.first_batch + sequence // self.batch_groups) // self.batches_per_version
+        return self._planned(sequence // self.batch_groups) + self._unplanned
+
+    def _planned(self, batches: int) -> int:
+        return (self.first_batch + batches) // self.batches_per_version
 
     def admit(self) -> int:
         """The sequence number of a group that starts now."""
@@ -77,21 +81,31 @@ class GroupBuffer(Generic[Group]):
             heapq.heappush(self._ready, (sequence, version, group))
             self._changed.notify_all()
 
-    def take(self, timeout: float, give_back: Callable[[Group], None]) -> list[Group]:
+    def take(
+        self,
+        timeout: float,
+        give_back: Callable[[Group], None],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> list[Group]:
         """The next batch. Groups too old at this moment go to `give_back` and are counted, never returned.
+
+        While it waits, `meanwhile` is called about once a second.
 
         Raises:
             TimeoutError: nothing arrived for `timeout` seconds. What did arrive stays for the next call.
             BaseException: what the producing thread failed with.
         """
         deadline, had = time.monotonic() + timeout, self.taken
-        with self._changed:
-            while (batch := self.take_now(give_back)) is None:
+        while True:
+            with self._changed:
+                batch = self.take_now(give_back)
+                if batch is not None:
+                    return batch
                 self.check()
                 if self.taken > had:
                     deadline, had = time.monotonic() + timeout, self.taken
                 self._wait(deadline, timeout)
-        return batch
+            meanwhile()
 
     def take_now(self, give_back: Callable[[Group], None]) -> list[Group] | None:
         """As `take`, but None where it would wait."""
@@ -123,6 +137,7 @@ class GroupBuffer(Generic[Group]):
         """The trainer's weights have a new version: more groups may start."""
         with self._changed:
             self.version = version
+            self._unplanned = version - self._planned((self.taken - self.dropped) // self.batch_groups)
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:

@@ -147,9 +147,9 @@ class Stream:
                 continue
         return future.result()
 
-    def take(self) -> TensorDictBase:
+    def take(self, meanwhile: Callable[[], None]) -> TensorDictBase:
         """The next batch of groups; see `GroupBuffer.take`. Its tensors are made here, in the learner's thread."""
-        return self.rollouts.assemble(self.buffer.take(self.timeout, self._source.abandon))
+        return self.rollouts.assemble(self.buffer.take(self.timeout, self._source.abandon, meanwhile))
 
     def outstanding(self) -> list[Example]:
         """Examples that no batch has taken; to be asked in the thread."""

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.engine_processes import engine_processes
 from tests.scripts import ROOT
 
 PORT = 6399
@@ -64,8 +65,9 @@ class RayCluster:
             "--mount",
             f"--wd={ROOT}",
         ]
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         self.environment = {
-            **os.environ,
+            **inherited,
             "OMP_NUM_THREADS": "1",
             "RAY_AUTH_MODE": "disabled",
             "RAY_TMPDIR": self._folder.name,
@@ -116,8 +118,7 @@ class RayCluster:
 
     def engines(self) -> int:
         """Actors of the pool that live on any node."""
-        names = [child.name() for node in self._nodes.values() for child in node.children(recursive=True)]
-        return sum("EngineHost" in name for name in names)
+        return sum(len(engine_processes(node.pid)) for node in self._nodes.values())
 
     def close(self) -> None:
         self._init.communicate(timeout=LIMIT_S)

@@ -1,6 +1,7 @@
 """The overlapped script, whole: equal to lockstep at age 0, bounded above it, nothing lost by a kill."""
 
 import multiprocessing
+import os
 import random
 import re
 import signal
@@ -15,11 +16,15 @@ import torch
 
 import grpo
 import grpo_async
+import grpo_engines
 from config.schema import Config
 from envs.prompts import PromptSource
 from envs.task import make_task
 from grpo_parts import Parts
 from grpo_utils import build, run
+from rollout.pool import RayPool
+from rollout.transports import NamedTensors
+from tests.engine_processes import engine_processes
 from tests.scripts import configured, finish, rows, start, wait_for, without_clocks
 from training.checkpoint import load_checkpoint, newest_checkpoint
 
@@ -129,6 +134,60 @@ def test_a_silent_engine_is_named_when_the_deadline_passes(tmp_path: Path) -> No
     ):
         grpo_async.train(parts.config, parts)
     parts.close("failed")
+
+
+class HandCarried:
+    """In the place of `nccl`, which needs GPUs: the tensors are arguments of a call, and no handle keeps them."""
+
+    name = "nccl"
+
+    def __init__(self, pool: RayPool) -> None:
+        self.pool = pool
+
+    def push(self, weights: NamedTensors, version: int) -> None:
+        named = [(name, tensor.clone()) for name, tensor in weights]
+        arguments = {"weights": named, "version": version}
+        self.pool.call_each("load_weights", [arguments] * len(self.pool.members))
+        self.pool.note_push(version, frozenset(name for name, _ in named))
+
+
+@pytest.mark.parametrize(("frequency", "versions"), [(1, 10), (5, 3)])
+def test_an_engine_that_is_lost_gets_weights_that_only_the_learner_has(
+    frequency: int,
+    versions: int,
+    local_ray: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """SIGKILL of the only engine: it waits for weights, the learner for groups, so the learner pushes again.
+
+    Between two pushes the learner's weights are newer than the last version: that push is one more version.
+    """
+    monkeypatch.setattr(grpo_engines, "_transport", lambda config, engine, plan, dtype: HandCarried(engine))
+    config = configured(
+        *SMALL, "ray.enabled=true", f"train.weight_update_frequency={frequency}", "train.wait_timeout_s=120"
+    )
+
+    def train(config: Config, parts: Parts) -> None:
+        step = parts.learner.step
+
+        def killing(batch: Any) -> Any:
+            ages = parts.weights.version - batch["policy_version"][batch["mask"]]
+            assert 0 <= int(ages.min()) <= int(ages.max()) <= 1
+            if parts.learner.optimizer_steps == 2:
+                (victim,) = engine_processes()
+                os.kill(victim, signal.SIGKILL)
+            return step(batch)
+
+        parts.learner.step = killing
+        grpo_async.train(config, parts)
+
+    run(config, tmp_path, train, overlapped=True)
+    metrics = rows(tmp_path)
+    assert len(metrics) == 10
+    assert metrics[-1]["policy_version"] == versions - 1
+    assert "engine 0 (CPU) is back" in caplog.text
 
 
 def test_ctrl_c_ends_in_seconds_with_a_checkpoint(tmp_path: Path) -> None:

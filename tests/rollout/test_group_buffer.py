@@ -40,6 +40,10 @@ def test_admission_stops_where_the_bound_would_break(
 def test_admission_goes_on_after_a_push() -> None:
     buffer = make(max_age=0)
     assert admit_all(buffer) == [0, 1, 2, 3]
+    for sequence in range(4):
+        buffer.put(sequence, 0, sequence)
+    assert buffer.take(1.0, _never) == [0, 1, 2, 3]
+    assert admit_all(buffer) == []
     buffer.pushed(1)
     assert admit_all(buffer) == [4, 5, 6, 7]
 
@@ -122,3 +126,33 @@ def test_no_group_is_ever_too_old_lost_or_doubled(seed: int) -> None:
             buffer.pushed(buffer.version + 1)
     assert len(trained) == len(set(trained)) == 800
     assert keep_order is False or buffer.dropped == 0
+
+
+def test_a_push_before_its_time_does_not_widen_the_bound() -> None:
+    """Versions come after every third batch; one more after the first is counted in from then on."""
+    buffer = make(max_age=1, batches_per_version=3)
+    admitted = admit_all(buffer)
+    assert len(admitted) == 24
+    for sequence in admitted[:4]:
+        buffer.put(sequence, 0, sequence)
+    assert buffer.take(1.0, _never) == [0, 1, 2, 3]
+    buffer.pushed(1)
+    assert admit_all(buffer) == []
+    for sequence in admitted[4:12]:
+        buffer.put(sequence, 0, sequence)
+    assert buffer.take(1.0, _never) + buffer.take(1.0, _never) == admitted[4:12]
+    buffer.pushed(2)
+    assert len(admit_all(buffer)) == 12
+
+
+def test_while_the_learner_waits_it_can_do_something() -> None:
+    buffer = make()
+    calls = []
+
+    def meanwhile() -> None:
+        calls.append(1)
+        for sequence in range(4):
+            buffer.put(sequence, 0, sequence)
+
+    assert buffer.take(10.0, _never, meanwhile) == [0, 1, 2, 3]
+    assert calls == [1]
