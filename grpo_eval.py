@@ -35,7 +35,7 @@ from grpo_engines import build_engine, in_turns, make_conversation
 from monitoring.evaluation import Tally, summarize, table
 from monitoring.monitor import Monitor
 from monitoring.trackers import make_tracker
-from rollout.collector import EnginePolicy
+from rollout.collector import EnginePolicy, Rollouts
 from rollout.engine import Sampling
 from rollout.engine_views import EngineView, SharedEngine
 from rollout.evaluator import Evaluator
@@ -164,7 +164,7 @@ class Evaluation:
                     if stopped():
                         return None
                     for index, group in in_engine_thread(lambda: evaluator.advance(_SLICE_S)):
-                        for line in attempts(examples[index], group, evaluator.env):
+                        for line in attempts(examples[index], group, evaluator.rollouts.env):
                             file.write(json.dumps(line) + "\n")
                         tallies[index] = tally(group)
                         bar.update()
@@ -191,8 +191,7 @@ class Evaluation:
         )
         rows = 2 * inference.max_num_seqs * inference.num_engines
         return Evaluator(
-            env,
-            policy,
+            Rollouts(env, policy),
             len(chosen.problems.examples),
             max(1, rows // settings.n),
             inference.request_timeout_s,

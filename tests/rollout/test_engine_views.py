@@ -1,15 +1,17 @@
 """Two users of one engine, each with its own responses."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from envs.token_env import TokenEnv
-from rollout.collector import EnginePolicy
+from rollout.collector import EnginePolicy, Rollouts
 from rollout.engine import Request, Sampling, generate
 from rollout.engine_views import EngineView, SharedEngine
 from rollout.evaluator import FIRST_GROUP_ID, Evaluator
 from rollout.transformers_engine import TransformersEngine
-from tests.tiny import EOS, LengthReward, LetterTokenizer, numbered_examples, tiny_llama
+from tests.tiny import EOS, Judged, LengthReward, LetterTokenizer, numbered_examples, tiny_llama
 
 
 def request(request_id: int, n: int = 2, max_tokens: int = 12) -> Request:
@@ -63,11 +65,14 @@ def test_weights_and_versions_pass_through() -> None:
     assert ours.score([[5, 6, 7]]) == TransformersEngine(tiny_llama(seed=1), [EOS]).score([[5, 6, 7]])
 
 
-def evaluator(engine: EngineView, count: int, in_flight: int, timeout: float = 60.0) -> Evaluator:
+def evaluator(
+    engine: EngineView, count: int, in_flight: int, timeout: float = 60.0, rewards: Any = None
+) -> Evaluator:
     examples = iter(numbered_examples(count))
-    env = TokenEnv(lambda n: [next(examples) for _ in range(n)], LetterTokenizer(), LengthReward(), 3)  # type: ignore[arg-type]
+    tokenizer: Any = LetterTokenizer()
+    env = TokenEnv(lambda n: [next(examples) for _ in range(n)], tokenizer, rewards or LengthReward(), 3)
     policy = EnginePolicy(engine, Sampling(max_tokens=6), 3, seed=5, timeout=timeout)
-    return Evaluator(env, policy, count, in_flight, timeout)
+    return Evaluator(Rollouts(env, policy), count, in_flight, timeout)
 
 
 def test_an_evaluation_goes_through_every_problem_whatever_is_in_flight() -> None:
@@ -85,6 +90,33 @@ def test_an_evaluation_goes_through_every_problem_whatever_is_in_flight() -> Non
         assert all(int(group["group_id"].min()) == FIRST_GROUP_ID + index for index, group in found.items())
         scores.append(torch.stack([found[index]["next", "reward"][:, 0] for index in range(7)]))
     assert torch.equal(scores[0], scores[1]) and torch.equal(scores[0], scores[2])
+
+
+class Withheld(LengthReward):
+    """Gives no verdict before it is told to."""
+
+    def __init__(self) -> None:
+        self.tickets: list[Judged] = []
+
+    def submit(self, completions: Any, examples: Any) -> Judged:
+        self.tickets.append(Judged(self.score(completions, examples), missing=len(completions)))
+        return self.tickets[-1]
+
+    def release(self) -> None:
+        for ticket in self.tickets:
+            ticket.missing = 0
+
+
+def test_the_engines_go_on_while_graders_are_slow() -> None:
+    _, _, ours = two_views()
+    rewards = Withheld()
+    asked = evaluator(ours, 7, in_flight=2, timeout=5.0, rewards=rewards)
+    assert asked.advance(1.0) == []
+    assert ours.in_flight == 0, "all have been answered, though none is judged"
+    assert not asked.done
+    rewards.release()
+    assert sorted(index for index, _ in asked.advance(60.0)) == list(range(7))
+    assert asked.done
 
 
 def test_a_silent_engine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
