@@ -24,14 +24,13 @@ from config.errors import ConfigError
 from rollout.dispatch import Dispatch
 from rollout.engine import Engine, Request, Response
 from rollout.engine_host import Report, WeightHandle
-from rollout.pool_state import EngineLost, PoolSettings, Slot
+from rollout.pool_state import EngineLost, PoolSettings, Slot, stacks_of
 from rollout.ray_runtime import EnginePlace, begin_start, free_resources, start_host, start_ray
 from rollout.transports import ObjectStore, SharedMemory, Transport
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 2.0  # an idle poll returns after this long and is sent again
-_STACKS_S = 5.0
 _CLOSE_S = 10.0
 _LOST: Any = object()
 
@@ -293,7 +292,8 @@ class RayPool:
                 self.request_push()
 
     def _serve(self, slot: Slot) -> None:
-        if slot.state != "live" and slot.losses:
+        if slot.replaces_lost:
+            slot.replaces_lost = False
             log.warning(
                 "%s is back, with policy version %d (pid %d)", slot.place, self.policy_version, slot.pid
             )
@@ -322,7 +322,7 @@ class RayPool:
                 f"flight: {why}"
             )
         fresh = self._new_slot(slot.place)
-        fresh.losses = losses
+        fresh.losses, fresh.replaces_lost = losses, True
         self._slots[self._slots.index(slot)] = fresh
 
     def _failure(self, slot: Slot, error: Any) -> Exception:
@@ -366,33 +366,23 @@ class RayPool:
                 f"{limit:.0f} s for it; it made {slot.steps} steps since "
                 f"its start (pid {slot.pid}); if it is only slow, raise inference_model.request_timeout_s",
             )
-        live = any(slot.state == "live" for slot in self._slots)
-        for slot in self._slots:
-            if slot.state == "live" or now - slot.since <= self.settings.start_timeout_s:
-                continue
-            text = (
-                f"{self.stacks()}\nthe pool waited {now - slot.since:.0f} s for {slot.place}, still {slot.state}, "
-                f"to take the place of a lost engine (inference_model.start_timeout_s); {free_resources()}"
-            )
-            if not live:
-                raise EngineLost(text)
-            log.error("%s; the other engines go on", text)
-            slot.since = now
+        missing = [slot for slot in self._slots if slot.state != "live"]
+        late = [slot for slot in missing if now - slot.since > self.settings.start_timeout_s]
+        if len(late) == len(self._slots):
+            raise EngineLost(self._missing(late))
+        for slot in late:
+            if not slot.reported:
+                slot.reported = True
+                log.error("%s; the other engines go on", self._missing([slot]))
+
+    def _missing(self, late: list[Slot]) -> str:
+        names = ", ".join(f"{slot.place}, still {slot.state}" for slot in late)
+        limit = self.settings.start_timeout_s
+        return (
+            f"{self.stacks()}\nthe pool waited {limit:.0f} s for {names}, to take the place of a lost engine "
+            f"(inference_model.start_timeout_s); {free_resources()}"
+        )
 
     def stacks(self) -> str:
         """What every thread of every engine is doing now."""
-        import ray
-        from ray.exceptions import RayActorError
-
-        calls = {slot.host.stacks.options(concurrency_group="watch").remote(): slot for slot in self._slots}
-        ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=_STACKS_S)
-        parts = []
-        for ref, slot in calls.items():
-            text = f"no answer within {_STACKS_S:.0f} s (pid {slot.pid})"
-            if ref in ready:
-                try:
-                    text = ray.get(ref)
-                except RayActorError as error:
-                    text = str(error).splitlines()[0]
-            parts.append(f"--- {slot.place}, {slot.state}\n{text}")
-        return "\n".join(parts)
+        return stacks_of(self._slots)

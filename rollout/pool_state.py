@@ -1,10 +1,13 @@
 """What the pool knows of its engines, how it treats them, and how it fails."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rollout.ray_runtime import EnginePlace
+
+_STACKS_S = 5.0
 
 
 class EngineLost(RuntimeError):
@@ -31,7 +34,10 @@ class PoolSettings:
 
 @dataclass(eq=False)
 class Slot:
-    """One place and the actor that holds it now. `number` never recurs."""
+    """One place and the actor that holds it now. `number` never recurs.
+
+    replaces_lost: it has not served yet, in the place of an engine that was lost. reported: and is overdue.
+    """
 
     number: int
     place: EnginePlace
@@ -44,8 +50,29 @@ class Slot:
     submitting: list[Any] = field(default_factory=list)
     steps: int = 0
     losses: int = 0
+    replaces_lost: bool = False
+    reported: bool = False
     received: frozenset[str] = frozenset()
 
     @property
     def references(self) -> list[Any]:
         return [ref for ref in (self.pending, self.polling, *self.submitting) if ref is not None]
+
+
+def stacks_of(slots: Sequence[Slot]) -> str:
+    """What every thread of every engine is doing now."""
+    import ray
+    from ray.exceptions import RayActorError
+
+    calls = {slot.host.stacks.options(concurrency_group="watch").remote(): slot for slot in slots}
+    ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=_STACKS_S)
+    parts = []
+    for ref, slot in calls.items():
+        text = f"no answer within {_STACKS_S:.0f} s (pid {slot.pid})"
+        if ref in ready:
+            try:
+                text = ray.get(ref)
+            except RayActorError as error:
+                text = str(error).splitlines()[0]
+        parts.append(f"--- {slot.place}, {slot.state}\n{text}")
+    return "\n".join(parts)

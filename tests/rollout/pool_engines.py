@@ -1,5 +1,6 @@
 """Engines that misbehave on purpose, for the pool's own mechanics. They draw no token from any model."""
 
+import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -98,3 +99,13 @@ class SlowStart(CountingEngine):
 
     def waits_for_a_download(self) -> None:
         threading.Event().wait()
+
+
+class SlowAgain(CountingEngine):
+    """Starts as often as told, then never; `folder` remembers how often that was."""
+
+    def __init__(self, folder: Path, starts: int) -> None:
+        super().__init__()
+        (folder / f"started_{os.getpid()}").touch()
+        if len(list(folder.iterdir())) > starts:
+            threading.Event().wait()

@@ -7,6 +7,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -172,7 +173,9 @@ def test_a_new_engine_waits_for_a_native_push(open_pool: OpenPool) -> None:
     assert pool.received == {"w"}
 
 
-def test_an_engine_lost_in_a_push_does_not_hold_up_the_others(open_pool: OpenPool) -> None:
+def test_an_engine_lost_in_a_push_does_not_hold_up_the_others(
+    open_pool: OpenPool, caplog: pytest.LogCaptureFixture
+) -> None:
     """The others are loaded and scored at once; the new one has the weights before it serves."""
     pool = open_pool(pool_engines.CountingEngine, engines=2)
     pool.load_weights([("sum", torch.ones(2))], version=1)
@@ -184,6 +187,34 @@ def test_an_engine_lost_in_a_push_does_not_hold_up_the_others(open_pool: OpenPoo
     assert pool.members[1] == survivor
     assert pool.members[0] != victim
     assert pool.score_all([[1, 2]]) == {"engine 0": [[3.0]], "engine 1": [[3.0]]}
+    pool.load_weights([("sum", torch.ones(4))], version=3)
+    assert caplog.text.count("engine 0 (CPU) is back, with policy version 2") == 1
+    assert caplog.text.count("is back") == 1
+
+
+def test_engines_go_on_without_one_that_does_not_come_back_until_none_is_left(
+    open_pool: OpenPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a cluster has no place for it."""
+    pool = open_pool(partial(pool_engines.SlowAgain, tmp_path, 2), engines=2)
+    pool.load_weights([("sum", torch.ones(2))], version=1)
+    pool.settings = replace(pool.settings, start_timeout_s=1.0)
+    lost, other = pool.members
+    os.kill(lost, signal.SIGKILL)
+    assert len(generate(pool, requests(6))) == 6
+    deadline = time.monotonic() + 60
+    while "the other engines go on" not in caplog.text and time.monotonic() < deadline:
+        pool.step(0.1)
+    assert "for engine 0 (CPU), still starting, to take the place of a lost engine" in caplog.text
+    assert "free in Ray: 6 of 8 CPUs" in caplog.text
+    pool.load_weights([("sum", torch.ones(3))], version=2)
+    assert pool.score_all([[1, 2]]) == {"engine 1": [[3.0]]}
+    os.kill(other, signal.SIGKILL)
+    pool.submit(requests(1)[0])
+    with pytest.raises(
+        EngineLost, match=r"for engine 0 \(CPU\), still starting, engine 1 \(CPU\), still start"
+    ):
+        drain(pool)
 
 
 def test_the_only_engine_lost_in_a_push_is_waited_for(open_pool: OpenPool) -> None:
