@@ -366,7 +366,7 @@ class RayPool:
                 f"{limit:.0f} s for it; it made {slot.steps} steps since "
                 f"its start (pid {slot.pid}); if it is only slow, raise inference_model.request_timeout_s",
             )
-        missing = [slot for slot in self._slots if slot.state != "live"]
+        missing = [slot for slot in self._slots if slot.state in ("starting", "loading")]
         late = [slot for slot in missing if now - slot.since > self.settings.start_timeout_s]
         if len(late) == len(self._slots):
             raise EngineLost(self._missing(late))
