@@ -1,0 +1,156 @@
+"""Ordinary programs run as anywhere; the sandbox starts, is replaced and ends, and leaves nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from config.errors import ConfigError
+from envs import sandbox as sandbox_module
+from envs.sandbox import Sandbox, choose_level, why_not
+from envs.sandbox_runner import empty
+from tests.envs.sandboxes import NEEDS_LINUX, ROOT, WORKING, descendants, supervisor
+
+pytestmark = NEEDS_LINUX
+
+
+def test_exit_is_what_it_is(strongest: Sandbox) -> None:
+    assert strongest.run("import os; print(3, flush=True); os._exit(0)").stdout == b"3\n"
+    assert strongest.run("import os; os._exit(0)").succeeded
+    assert strongest.run("import sys; sys.exit(7)").code == 7
+    assert strongest.run("import sys; sys.exit('why')").code == 1
+    assert strongest.run("import sys; sys.exit = print; print(3)").stdout == b"3\n"
+    assert strongest.run("import os; os.abort()").code == -signal.SIGABRT
+    assert b"SyntaxError" in strongest.run("def f(:").stderr
+    assert strongest.run("import os; os.close(1); print(3)").code == 120
+    assert strongest.run("import atexit; atexit.register(print, 'late')").stdout == b"late\n"
+
+
+def test_ordinary_programs_run(strongest: Sandbox) -> None:
+    echoed = strongest.run("import sys; sys.stdout.write(sys.stdin.read()[::-1])", b"a\n" * 400_000)
+    assert echoed.stdout == b"\na" * 400_000
+    assert strongest.run("print(open(0).read())", b"x").stdout == b"x\n"
+    threaded = """
+import sys, threading
+sys.setrecursionlimit(10 ** 6)
+threading.stack_size(64 << 20)
+def depth(n): return 0 if n == 0 else 1 + depth(n - 1)
+threading.Thread(target=lambda: print(depth(50000))).start()
+"""
+    assert strongest.run(threaded).stdout == b"50000\n"
+    imports = "import decimal, fractions, zoneinfo, hashlib, sqlite3, numbers, queue"
+    run = strongest.run(imports + "\nprint(decimal.Decimal('0.1') * 3)")
+    assert run.stdout == b"0.3\n", run
+    kept = "with open('a', 'w') as f: f.write('1')\nprint(open('a').read(), __name__)"
+    assert strongest.run(kept).stdout == b"1 __main__\n"
+    assert strongest.run("print('\\u00e4\\U0001f600')").stdout == "ä😀\n".encode()
+
+
+def test_same_program_same_output(strongest: Sandbox) -> None:
+    program = "print({str(i) for i in range(50)}, hash('a'))"
+    first = strongest.run(program)
+    strongest.close()
+    assert strongest.run(program).stdout == first.stdout
+
+
+def test_functions_are_called_and_answer_in_json(strongest: Sandbox) -> None:
+    source = """
+print("noise")
+class Solution:
+    def add(self, a, b): return (a + b, [None])
+if __name__ == "__main__": 1 / 0
+"""
+    assert strongest.call(source, "add", [1, 2]).value == b"[3, [null]]"
+    assert strongest.call("def add(a, b): return a + b", "add", ["x", "y"]).value == b'"xy"'
+    for broken in ("def other(): pass", "def add(a, b): return object()", "def add(a): return a", "1 / 0"):
+        run = strongest.call(broken, "add", [1, 2])
+        assert run.code == 1
+        assert run.value == b""
+    assert strongest.call("def add(a, b): return '3' * 10 ** 7", "add", [1, 2]).status == "output"
+
+
+@pytest.mark.parametrize("level", WORKING)
+def test_nothing_is_left_when_the_grader_is_killed(level: str, tmp_path: Path) -> None:
+    script = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from envs.sandbox import Limits, Sandbox
+sandbox = Sandbox({level!r}, Limits(wall_seconds=100.0))
+sandbox.run("print()")
+print("ready", flush=True)
+sandbox.run("import time; time.sleep(1000)")
+"""
+    grader = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
+    assert grader.stdout is not None
+    assert grader.stdout.readline() == b"ready\n"
+    left = descendants(grader.pid)
+    assert left
+    grader.kill()
+    grader.wait()
+    grader.stdout.close()
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in left) or list(tmp_path.iterdir()):
+        assert time.monotonic() < deadline, "waited 30 s for the sandbox to end after its grader"
+        time.sleep(0.02)
+
+
+def test_closing_leaves_nothing(sandbox: Sandbox) -> None:
+    sandbox.run("open('left', 'w').close()")
+    assert sandbox._session is not None
+    pids = {supervisor(sandbox), *descendants(supervisor(sandbox))}
+    directory = sandbox._session.directory
+    sandbox.close()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert directory is None or not Path(directory).exists()
+
+
+def test_a_killed_supervisor_is_replaced(strongest: Sandbox) -> None:
+    strongest.run("print()")
+    os.kill(supervisor(strongest), signal.SIGKILL)
+    assert strongest.run("print(6 * 7)").stdout == b"42\n"
+
+
+def test_a_forked_grader_starts_its_own_supervisor(strongest: Sandbox) -> None:
+    strongest.run("print()")
+    first = supervisor(strongest)
+    pid = os.fork()
+    if pid == 0:
+        own = strongest.run("print(6 * 7)").stdout == b"42\n" and supervisor(strongest) != first
+        strongest.close()
+        os._exit(0 if own else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert strongest.run("print(6 * 7)").stdout == b"42\n"
+    assert supervisor(strongest) == first
+
+
+def test_levels_that_do_not_work_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="choose one of auto, bubblewrap, namespaces, rlimits"):
+        choose_level("chroot")
+    monkeypatch.setenv("PATH", "")
+    assert why_not.__wrapped__("bubblewrap") == "bwrap is not installed"
+    monkeypatch.setattr(sandbox_module, "why_not", lambda level: "not here")
+    with pytest.raises(
+        ConfigError, match=r"env\.sandbox=namespaces: .* \(namespaces: not here\); install bubblewrap"
+    ):
+        choose_level.__wrapped__("namespaces")
+    monkeypatch.setattr(sandbox_module, "why_not", lambda level: None if level == "rlimits" else "not here")
+    assert choose_level.__wrapped__("auto") == "rlimits"
+
+
+def test_directories_are_emptied_however_deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for depth in range(300):
+        os.mkdir("nested-directory")
+        os.chdir("nested-directory")
+        Path("file").write_text("x")
+        os.chmod("..", 0o700 if depth == 0 else 0o300)
+    (tmp_path / "link").symlink_to(ROOT)
+    empty(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    assert (ROOT / "pyproject.toml").exists()
