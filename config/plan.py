@@ -89,7 +89,7 @@ def _backend(config: Config, gpus: int, vllm_version: str | None) -> str:
         return "vllm" if gpus and vllm_version is not None else "transformers"
     if asked == "vllm" and vllm_version is None:
         raise ConfigError(
-            "inference_model.backend=vllm: vLLM is not installed; README.md says how, or take "
+            "inference_model.backend=vllm: vLLM is not installed; `make vllm` installs it, or take "
             "inference_model.backend=transformers"
         )
     return asked

