@@ -88,6 +88,6 @@ def _generators() -> list[str]:
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
         raise ConfigError(
-            "env.dataset=reasoning_gym needs the library: pip install 'grpo[reasoning_gym]'"
+            "env.dataset=reasoning_gym needs the library: pip install -e '.[reasoning_gym]' in the project's folder"
         ) from error
     return sorted(DATASETS)

@@ -27,6 +27,8 @@ def load() -> tuple[Any, type[Exception]]:
     try:
         import langdetect
     except ImportError as error:
-        raise ConfigError("IFEval's language rules need langdetect: pip install 'grpo[ifeval]'") from error
+        raise ConfigError(
+            "IFEval's language rules need langdetect: pip install -e '.[ifeval]' in the project's folder"
+        ) from error
     langdetect.DetectorFactory.seed = SEED
     return langdetect.detect, langdetect.LangDetectException

@@ -34,7 +34,9 @@ def load() -> Any:
         import nltk
         from nltk.tokenize import PunktTokenizer
     except ImportError as error:
-        raise ConfigError("IFEval's sentence rules need NLTK: pip install 'grpo[ifeval]'") from error
+        raise ConfigError(
+            "IFEval's sentence rules need NLTK: pip install -e '.[ifeval]' in the project's folder"
+        ) from error
     try:
         return PunktTokenizer("english")
     except LookupError as error:
