@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from config.model_shape import DTYPE_BYTES, find_config, kv_cache_bytes, model_path, read_shape
 from config.plan import Plan, make_plan
 from config.schema import Config
 from envs.turns import Conversation, make_answerers
@@ -33,7 +34,6 @@ from training.model import (
     eos_token_ids,
     linear_names,
     load_model,
-    model_path,
     saved_eos_token_ids,
 )
 
@@ -104,8 +104,6 @@ def vllm_settings(
     config: Config, eos: tuple[int, ...], plan: Plan, adapter: AdapterShape | None = None
 ) -> VLLMSettings:
     """What a vLLM engine is started with; on a CPU eager, with a KV cache of its own size."""
-    from config.model_shape import DTYPE_BYTES, find_config, kv_cache_bytes, read_shape
-
     inference = config.inference_model
     on_cpu = plan.devices.on_cpu
     transport = plan.devices.transport

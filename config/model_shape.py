@@ -7,6 +7,7 @@ from typing import Any
 
 from config.errors import ConfigError
 
+PROJECT = Path(__file__).resolve().parent.parent
 GIB = 1024**3
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 
@@ -61,9 +62,17 @@ def kv_cache_bytes(
     return max(2 * one, min(max_num_seqs * one, 4 * GIB))
 
 
+def model_path(name: str) -> str:
+    """A local folder (looked up from the working directory, then from the project) or the hub name itself."""
+    for candidate in (Path(name), PROJECT / name):
+        if candidate.is_dir():
+            return str(candidate)
+    return name
+
+
 def find_config(model: str) -> Path | None:
     """config.json of a local folder, or of a hub name that is already in the local cache; else None."""
-    folder = Path(model)
+    folder = Path(model_path(model))
     if folder.is_dir():
         path = folder / "config.json"
         if not path.is_file():

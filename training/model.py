@@ -1,7 +1,6 @@
 """Loading the policy and its tokenizer, with one clear message for everything that can be wrong about a name."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -15,17 +14,8 @@ from transformers import (
 )
 
 from config.errors import ConfigError
+from config.model_shape import model_path
 from config.schema import LoraConfig, ModelConfig
-
-PROJECT = Path(__file__).resolve().parent.parent
-
-
-def model_path(name: str) -> str:
-    """A local folder (looked up from the working directory, then from the project) or the hub name itself."""
-    for candidate in (Path(name), PROJECT / name):
-        if candidate.is_dir():
-            return str(candidate)
-    return name
 
 
 def _cannot_load(what: str, name: str, error: Exception) -> ConfigError:

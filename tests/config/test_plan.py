@@ -134,6 +134,13 @@ def test_the_report_for_two_gpus(qwen: str) -> None:
     )
 
 
+def test_the_quickstarts_model_is_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "1.0 million parameters" in report(make_plan(config_of("grpo_quickstart"), False, None))
+
+
 def test_a_model_that_is_not_here_yet_still_gets_its_plan() -> None:
     text = report(gpu_plan("model.name=nobody/has-this-model"))
     assert "unknown: config.json of nobody/has-this-model is not on this machine yet" in text
