@@ -8,7 +8,7 @@ Built by `grpo_utils.build`, closed by `grpo_utils.run`.
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -255,6 +255,7 @@ class Parts:
 
     def close(self, outcome: str) -> None:
         self.stop.uninstall()
-        self.rollouts.policy.engine.close()
-        self.rewards.close()
-        self.monitor.close(outcome)
+        with ExitStack() as ending:  # from the last to the first, each even where another one fails
+            ending.callback(self.monitor.close, outcome)
+            ending.callback(self.rewards.close)
+            ending.callback(self.rollouts.policy.engine.close)

@@ -16,11 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import ConfigError
+from config.files import disk_full
 from config.messages import readable
 from config.schema import Config, register_schema, to_config
 from grpo_parts import Parts
 
 PROJECT = Path(__file__).resolve().parent
+DISK_FULL = (
+    "no space is left to write {run_dir}, or a temporary file. What is there is whole. Make room and go on from the "
+    "newest checkpoint with train.resume=auto, or write elsewhere with hydra.run.dir"
+)
 
 
 def launch(train: Callable[[Config, Parts], None], overlapped: bool = False) -> None:
@@ -46,6 +51,10 @@ def launch(train: Callable[[Config, Parts], None], overlapped: bool = False) -> 
         except (ConfigError, OmegaConfBaseException) as error:
             _remove_if_unused(run_dir)
             sys.exit(_complain(readable(error)))
+        except Exception as error:
+            if not disk_full(error):
+                raise
+            sys.exit(_complain(DISK_FULL.format(run_dir=run_dir)))
 
     try:
         main()

@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from torchrl.record.loggers import Logger
 from tqdm import tqdm
 
+from config.files import written_whole
 from config.schema import LoggingConfig
 from monitoring.metrics import rollout_metrics
 from monitoring.trackers import MetricsFile
@@ -156,7 +157,8 @@ class Monitor:
             "response_tokens": self.tokens,
             "evaluation": self.evaluation,
         }
-        (self.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        with written_whole(self.run_dir / "summary.json") as file:
+            file.write((json.dumps(summary, indent=2) + "\n").encode())
         steps = f"{self.optimizer_step} optimizer steps, " if rewards else ""
         change = f"reward {rewards[0]} -> {rewards[-1]}; metrics and checkpoints" if rewards else "metrics"
         self.say(f"{outcome}: {steps}{change} in {self.run_dir}")

@@ -1,11 +1,13 @@
 """Where metrics go: always `metrics.jsonl` in the run folder, and the tracker that `logging.backend` names."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from torchrl.record.loggers import Logger, get_logger
 
+from config.files import written_whole
 from config.schema import LoggingConfig
 
 
@@ -16,8 +18,13 @@ class MetricsFile:
         self.path = path
 
     def append(self, row: dict[str, Any]) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        size = self.path.stat().st_size if self.path.is_file() else 0
+        try:
+            with self.path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError:
+            os.truncate(self.path, size)  # a disk that is full took half a line
+            raise
 
     def rows(self) -> list[dict[str, Any]]:
         if not self.path.is_file():
@@ -27,9 +34,8 @@ class MetricsFile:
     def continue_from(self, earlier: "MetricsFile", optimizer_steps: int) -> None:
         """Start with the rows that another run (or this one, before it was killed) wrote up to a step."""
         kept = [row for row in earlier.rows() if row["optimizer_step"] <= optimizer_steps]
-        beside = self.path.with_suffix(".tmp")
-        beside.write_text("".join(json.dumps(row) + "\n" for row in kept))
-        beside.replace(self.path)
+        with written_whole(self.path) as file:
+            file.write("".join(json.dumps(row) + "\n" for row in kept).encode())
 
 
 def make_tracker(logging: LoggingConfig, run_dir: Path, config: dict[str, Any]) -> Logger | None:

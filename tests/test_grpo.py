@@ -1,5 +1,6 @@
 """The lockstep script, whole: what it logs, what it writes, what a kill costs, what Ctrl-C leaves."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -123,6 +124,20 @@ def test_killed_and_resumed_is_bit_identical_to_never_stopped(tmp_path: Path) ->
     ]
     for name, tensor in saved[0]["learner"]["model"].items():
         assert torch.equal(tensor, saved[1]["learner"]["model"][name]), name
+
+
+def test_a_full_disk_is_one_message_and_what_is_there_is_whole(tmp_path: Path) -> None:
+    """/dev/full in the place of the second checkpoint: every write to it says that no space is left."""
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / "checkpoint_000002.tmp").symlink_to("/dev/full")
+    process = start("grpo.py", tmp_path, *SMALL, "train.checkpoint_frequency=1")
+    output = finish(process)
+    assert process.returncode == 2, output
+    assert "error: no space is left to write" in output
+    assert "Traceback" not in output
+    assert [path.name for path in folder.iterdir()] == ["checkpoint_000001.pt"]
+    assert json.loads((tmp_path / "summary.json").read_text())["outcome"] == "failed"
 
 
 def test_ctrl_c_finishes_the_iteration_and_leaves_a_checkpoint_and_no_process(tmp_path: Path) -> None:

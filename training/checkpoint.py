@@ -1,6 +1,5 @@
 """Checkpoints: written beside and renamed, found again, loaded without running code from them."""
 
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 import torch
 
 from config.errors import ConfigError
+from config.files import written_whole
 
 FOLDER = "checkpoints"
 PATTERN = "checkpoint_*.pt"
@@ -21,12 +21,8 @@ def checkpoint_path(run_dir: Path, iteration: int) -> Path:
 def save_checkpoint(path: Path, state: dict[str, Any], keep: int) -> None:
     """Write `state` so that `path` is either absent or whole; then remove all but the newest `keep`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".tmp")
-    with beside.open("wb") as file:
+    with written_whole(path) as file:
         torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
     for old in sorted(path.parent.glob(PATTERN))[:-keep] if keep else []:
         old.unlink()
 

@@ -1,12 +1,15 @@
 """Every backend receives the numbers; metrics.jsonl survives a crash in mid-line."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from config.schema import LoggingConfig
 from monitoring.trackers import MetricsFile, make_tracker
+from tests.scripts import ROOT
 
 
 def test_tensorboard_receives_scalars(tmp_path: Path) -> None:
@@ -49,3 +52,22 @@ def test_a_torn_last_line_is_left_out_when_a_run_continues(tmp_path: Path) -> No
     continued.continue_from(earlier, optimizer_steps=2)
     lines = [json.loads(line) for line in continued.path.read_text().splitlines()]
     assert [line["optimizer_step"] for line in lines] == [1, 2]
+
+
+def test_a_row_that_does_not_fit_on_the_disk_leaves_no_half_of_it(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for a full disk: the kernel takes a part and refuses the rest."""
+    script = """
+import resource, sys
+from pathlib import Path
+from monitoring.trackers import MetricsFile
+metrics = MetricsFile(Path(sys.argv[1]))
+metrics.append({"optimizer_step": 1, "reward/mean": 0.5})
+resource.setrlimit(resource.RLIMIT_FSIZE, (60, 60))
+metrics.append({"optimizer_step": 2, "reward/mean": 0.625})
+"""
+    path = tmp_path / "metrics.jsonl"
+    run = subprocess.run(
+        [sys.executable, "-c", script, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert "OSError: [Errno 27] File too large" in run.stderr
+    assert path.read_text() == json.dumps({"optimizer_step": 1, "reward/mean": 0.5}) + "\n"
