@@ -141,11 +141,14 @@ def _check_cache(plan: Plan, shape: ModelShape) -> None:
 
 
 def _check_disk(plan: Plan, shape: ModelShape) -> None:
-    needed = checkpoint_bytes(plan.config, shape) * checkpoints_kept(plan.config)
+    there = sum(
+        path.stat().st_size for path in (plan.folder / "checkpoints").glob("*.pt")
+    )  # of a run that goes on
+    needed = checkpoint_bytes(plan.config, shape) * checkpoints_kept(plan.config) - there
     free = psutil.disk_usage(str(plan.folder)).free
     if needed > free:
         raise ConfigError(
-            f"checkpoints would take {gib(needed)} and {plan.folder} has {gib(free)} free: lower "
+            f"checkpoints would take {gib(needed)} more and {plan.folder} has {gib(free)} free: lower "
             "train.keep_checkpoints, or write elsewhere with hydra.run.dir"
         )
 

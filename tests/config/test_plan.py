@@ -215,6 +215,20 @@ def test_too_little_disk(qwen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     impossible("checkpoints would take 6.*train.keep_checkpoints", qwen)
 
 
+def test_checkpoints_that_are_there_need_no_more_room(
+    qwen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a run goes on in its folder; the file is sparse."""
+    monkeypatch.setattr(plan_module.psutil, "disk_usage", lambda folder: Machine(free=40 * GIB))
+    config = config_of("grpo_gsm8k", qwen)
+    with pytest.raises(ConfigError, match="checkpoints would take"):
+        make_plan(config, False, "0.32.0", num_gpus=2, folder=tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    with (tmp_path / "checkpoints" / "checkpoint_000001.pt").open("wb") as file:
+        file.truncate(35 * GIB)
+    make_plan(config, False, "0.32.0", num_gpus=2, folder=tmp_path)
+
+
 def test_keys_that_nothing_reads_are_listed() -> None:
     config = config_of(
         "grpo_quickstart",
