@@ -290,9 +290,9 @@ def test_a_refused_request_surfaces(open_pool: OpenPool) -> None:
         ),
         (
             pool_engines.SlowStart,
-            30.0,  # both actors must have come to where they hang before it passes, on a busy machine too
+            15.0,  # both actors must have come to where they hang before it passes, on a busy machine too
             EngineLost,
-            r"waits_for_a_download[\s\S]*waited 30 s for engine 0 \(CPU\), en",
+            r"waits_for_a_download[\s\S]*waited 15 s for engine 0 \(CPU\), en",
         ),
     ],
     ids=["crash", "refusal", "deadline"],
