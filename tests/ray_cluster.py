@@ -9,16 +9,16 @@ Init ends when the test closes its standard input, or dies; the kernel then ends
 """
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from tests.engine_processes import engine_processes
+from tests.processes import engine_processes
 from tests.scripts import ROOT
 
 PORT = 6399
@@ -113,7 +113,8 @@ class RayCluster:
         """What a power cut does: no process of the node gets to say goodbye."""
         node = self._nodes.pop(number)
         for process in [*node.children(recursive=True), node]:
-            process.send_signal(signal.SIGKILL)
+            with suppress(psutil.NoSuchProcess):  # ended when another of the node did
+                process.kill()
         node.wait(LIMIT_S)
 
     def engines(self) -> int:

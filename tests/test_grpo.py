@@ -12,6 +12,7 @@ import torch
 
 import grpo
 from grpo_utils import run
+from tests.processes import alive
 from tests.scripts import ROOT, configured, finish, rows, start, wait_for, without_clocks
 
 SMALL = ("env.num_envs=4", "env.repeats=4")
@@ -153,7 +154,7 @@ def test_ctrl_c_finishes_the_iteration_and_leaves_a_checkpoint_and_no_process(tm
     (checkpoint,) = (tmp_path / "checkpoints").iterdir()
     done = torch.load(checkpoint, weights_only=True)["iteration"]
     assert rows(tmp_path)[-1]["optimizer_step"] == done
-    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    assert not [child for child in children if alive(child.pid)]
 
 
 def test_a_plan_is_printed_and_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

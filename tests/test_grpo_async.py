@@ -24,7 +24,7 @@ from grpo_parts import Parts
 from grpo_utils import build, run
 from rollout.pool import RayPool
 from rollout.transports import NamedTensors
-from tests.engine_processes import engine_processes
+from tests.processes import engine_processes
 from tests.scripts import configured, finish, rows, start, wait_for, without_clocks
 from training.checkpoint import load_checkpoint, newest_checkpoint
 

@@ -15,6 +15,7 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.reward_service import RewardService
 from envs.task import Completion, Example, make_task
+from tests.processes import alive
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = "tests.envs.hostile_rewards"
@@ -36,15 +37,6 @@ def serving(reward: str | None, **options: object) -> Iterator[RewardService]:
 
 def examples(count: int) -> list[Example]:
     return [Example(({"role": "user", "content": "?"},), "ok", row) for row in range(count)]
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return state != "Z"
 
 
 def wait_until_gone(pid: int) -> None:

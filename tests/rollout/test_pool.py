@@ -22,7 +22,7 @@ from rollout.pool import EngineLost, PoolSettings, RayPool
 from rollout.ray_runtime import EnginePlace
 from rollout.vllm_engine import VLLMEngine
 from rollout.vllm_settings import installed_version
-from tests.engine_processes import engine_processes
+from tests.processes import engine_processes
 from tests.rollout import pool_engines
 from tests.rollout.conftest import tiny_llama, tiny_settings
 

@@ -1,0 +1,26 @@
+"""Processes as tests see them: any may end between being listed and being asked."""
+
+import os
+
+import psutil
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists and is more than an entry that waits for its parent."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def engine_processes(parent: int | None = None) -> list[int]:
+    """Process ids of the Ray actors that hold an engine and that `parent`, or this process, has started."""
+    children = psutil.Process(parent or os.getpid()).children(recursive=True)
+    return [child.pid for child in children if "EngineHost" in _name(child)]
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return str(process.name())
+    except psutil.NoSuchProcess:
+        return ""
