@@ -46,6 +46,8 @@ def start_ray(address: str | None, num_cpus: int) -> bool:
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Ray would start actors at niceness 15: engines that stand still beside anything else that computes.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         _listen_on_loopback()
         ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, **quiet)
         return True

@@ -72,6 +72,7 @@ class RayCluster:
             "RAY_AUTH_MODE": "disabled",
             "RAY_TMPDIR": self._folder.name,
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",
         }
         self._nodes: dict[int, psutil.Popen] = {}
 

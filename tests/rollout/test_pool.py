@@ -225,6 +225,13 @@ def test_the_only_engine_lost_in_a_push_is_waited_for(open_pool: OpenPool) -> No
     assert pool.score_all([[1, 2]]) == {"engine 0": [[2.0]]}
 
 
+def test_an_engine_gives_way_to_nobody(open_pool: OpenPool) -> None:
+    """At the niceness of 15 that Ray gives its workers, an engine stands still beside any busy process."""
+    pool = open_pool(pool_engines.CountingEngine)
+    assert pool.members  # it runs
+    assert {psutil.Process(pid).nice() for pid in engine_processes()} == {psutil.Process().nice()}
+
+
 def test_a_call_that_needs_every_engine_names_the_lost_one(open_pool: OpenPool) -> None:
     pool = open_pool(pool_engines.CountingEngine, engines=2)
     os.kill(pool.members[1], signal.SIGKILL)
@@ -381,7 +388,8 @@ def test_nothing_remains(end: str) -> None:
         start_new_session=True,
     )
     assert run.stdout is not None
-    assert run.stdout.readline() == "ready\n"
+    ready = run.stdout.readline() == "ready\n"
+    assert ready, run.communicate(timeout=60)[1]
     if end in ("interrupt", "kill"):
         listening = listening_addresses(run.pid)
         assert listening
