@@ -8,6 +8,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -374,10 +375,9 @@ def listening_addresses(pid: int) -> list[str]:
     return addresses
 
 
-@pytest.mark.parametrize("end", ["normal", "exception", "interrupt", "kill"])
-def test_nothing_remains(end: str) -> None:
-    """Processes, actors, shared memory: gone after every kind of end; nothing listens beyond loopback."""
-    mark, memory = uuid.uuid4().hex, shared_files()
+@contextmanager
+def driving(end: str, mark: str) -> Iterator[subprocess.Popen[str]]:
+    """RUN as a driver of its own, with `mark` in its environment and its children's; ended if the test fails."""
     run = subprocess.Popen(
         [sys.executable, "-c", RUN, end],
         cwd=PROJECT,
@@ -387,18 +387,30 @@ def test_nothing_remains(end: str) -> None:
         text=True,
         start_new_session=True,
     )
-    assert run.stdout is not None
-    ready = run.stdout.readline() == "ready\n"
-    assert ready, run.communicate(timeout=60)[1]
-    if end in ("interrupt", "kill"):
-        listening = listening_addresses(run.pid)
-        assert listening
-        assert all(ip.removeprefix("::ffff:").startswith("127.") or ip == "::1" for ip in listening)
-    if end == "interrupt":
-        os.killpg(run.pid, signal.SIGINT)  # as a terminal does on Ctrl-C: to the driver and its children
-    if end == "kill":
-        os.kill(run.pid, signal.SIGKILL)
-    code = run.wait(timeout=60)
+    try:
+        yield run
+    finally:
+        run.kill()
+        run.wait()
+
+
+@pytest.mark.parametrize("end", ["normal", "exception", "interrupt", "kill"])
+def test_nothing_remains(end: str) -> None:
+    """Processes, actors, shared memory: gone after every kind of end; nothing listens beyond loopback."""
+    mark, memory = uuid.uuid4().hex, shared_files()
+    with driving(end, mark) as run:
+        assert run.stdout is not None
+        ready = run.stdout.readline() == "ready\n"
+        assert ready, run.communicate(timeout=60)[1]
+        if end in ("interrupt", "kill"):
+            listening = listening_addresses(run.pid)
+            assert listening
+            assert all(ip.removeprefix("::ffff:").startswith("127.") or ip == "::1" for ip in listening)
+        if end == "interrupt":
+            os.killpg(run.pid, signal.SIGINT)  # as a terminal does on Ctrl-C: to the driver and its children
+        if end == "kill":
+            os.kill(run.pid, signal.SIGKILL)
+        code = run.wait(timeout=60)
     assert code == {"normal": 0, "exception": 1, "interrupt": -signal.SIGINT, "kill": -signal.SIGKILL}[end]
     # After SIGKILL, Ray's two agents may try for 60 s to report it to a server that is gone as well.
     deadline = time.monotonic() + (90 if end == "kill" else 30)
