@@ -8,10 +8,11 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection
 
 from config.errors import ConfigError
-from envs.reward_worker import FORK, KILL, PROGRESS, Verdict, describe, pack
+from envs.reward_worker import FORK, IDLE, KILL, PROGRESS, Verdict, describe, pack
 from envs.task import Completion, Example, Task
 
 START_SECONDS = 120.0
@@ -58,9 +59,11 @@ class Worker:
         return verdicts
 
     def running(self) -> tuple[int, float]:
-        """Index of the verification that runs now (or IDLE) and the seconds that it has taken."""
+        """Index of the verification that runs now (or IDLE) and the seconds that it has taken.
+
+        The page of a worker that has not begun any is all zeros."""
         index, began = PROGRESS.unpack_from(self.page, 0)
-        return index, time.monotonic() - began if began else 0.0
+        return (index, time.monotonic() - began) if began else (IDLE, 0.0)
 
     def close(self) -> None:
         self.connection.close()
@@ -134,6 +137,10 @@ class Pool:
         worker = Worker(int(answer), Connection(fds[0]), page)
         self.workers.append(worker)
         return worker
+
+    def present(self, workers: Iterable[Worker]) -> Iterator[Worker]:
+        """Those that are still there when their turn comes: the loss of one can be found to be the loss of all."""
+        return (worker for worker in workers if worker in self.workers)
 
     def remove_worker(self, worker: Worker) -> None:
         """Kill it and whatever it started. Raises NurseryDied where the killer is gone itself."""

@@ -37,9 +37,17 @@ STALLED_SECONDS = 60.0
 MOST_EARLY_DEATHS = 8
 """Workers that may end in a row without a verdict and before they have begun anything."""
 EMPTY = Completion("")
-Lost = tuple[int, float, list[int]]
-"""What a lost worker ran (or IDLE), for how many seconds, and the indices that it had not answered."""
 DIED = "its process died"
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """What a lost worker ran (or IDLE), for how many seconds, what it had not answered, and why it was lost."""
+
+    running: int
+    seconds: float
+    unanswered: list[int]
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -60,12 +68,12 @@ class Ticket:
     missing: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Item:
     """One verification.
 
     killed_after: seconds that the attempt took that had to be killed, once one had.
-    deaths: workers that died over it, through no deadline: once may be an accident.
+    deaths: workers that died over it and nothing else, through no deadline: once may be an accident.
     """
 
     ticket: Ticket
@@ -104,6 +112,7 @@ class RewardService:
         self._queue: deque[int] = deque()
         self._next = 0
         self.last_error = ""
+        self._suspects: set[_Item] = set()
         self._at_fault: dict[tuple[str, int], str] = {}
         self._pool = None if _in_process(task) else Pool(task, env.reward_memory_gib)
         self._progressed = time.monotonic()
@@ -184,20 +193,21 @@ class RewardService:
         assert self._pool is not None
         self._give(self._pool)
         busy = {worker.connection: worker for worker in self._pool.workers if worker.batches}
-        for connection in wait(list(busy), timeout):
-            self._take(self._pool, busy[connection])  # type: ignore[index]
-        for worker in list(self._pool.workers):
+        ready = wait(list(busy), timeout)
+        for worker in self._pool.present(busy[connection] for connection in ready):  # type: ignore[index]
+            self._take(self._pool, worker)
+        for worker in self._pool.present(list(self._pool.workers)):
             self._check_deadline(self._pool, worker)
         self._check_error_rate()
 
     def _give(self, pool: Pool) -> None:
-        while self._queue and len(pool.workers) < self.num_workers:
+        while self._queue and len(pool.workers) < (1 if self._suspects else self.num_workers):
             try:
                 pool.add_worker()
             except NurseryDied:
-                self._hand_back([self._lost(worker) for worker in pool.workers], DIED)
+                self._hand_back([self._loss(worker, DIED) for worker in pool.workers])
                 pool.restart()
-        for worker in sorted(pool.workers, key=lambda worker: worker.batches):
+        for worker in pool.present(sorted(pool.workers, key=lambda worker: worker.batches)):
             if not self._queue:
                 return
             if worker.batches < BATCHES_AHEAD:
@@ -245,36 +255,47 @@ class RewardService:
 
     def _replace(self, pool: Pool, worker: Worker, reason: str) -> None:
         """Kill a worker; whatever it was judging is probed, the rest of its batch goes back to the queue."""
-        lost = [self._lost(worker)]
+        lost = [self._loss(worker, reason)]
         try:
             pool.remove_worker(worker)
         except NurseryDied:
-            lost += [self._lost(other) for other in pool.workers]
+            lost += [self._loss(other, DIED) for other in pool.workers]
             pool.restart()
-        self._hand_back(lost, reason)
+        self._hand_back(lost)
 
     @staticmethod
-    def _lost(worker: Worker) -> Lost:
-        return (*worker.running(), list(worker.unanswered))
+    def _loss(worker: Worker, reason: str) -> _Loss:
+        return _Loss(*worker.running(), list(worker.unanswered), reason)
 
-    def _hand_back(self, lost: list[Lost], reason: str) -> None:
-        """What lost workers leave: the verification that ran is at fault, all others go back to the queue."""
+    def _hand_back(self, lost: list[_Loss]) -> None:
+        """What lost workers leave: the verification that ran is at fault, all others go back to the queue.
+
+        Where several ran, one of them may have taken the others with it: all are suspects, and until the last of
+        them is judged, one worker judges alone.
+        """
         self._counts.replaced += len(lost)
         self._progressed = time.monotonic()
-        self._early_deaths += all(running == IDLE for running, _, _ in lost)
+        running = [self._items[loss.running] for loss in lost if loss.running != IDLE]
+        self._early_deaths += not running
         if self._early_deaths > MOST_EARLY_DEATHS:
             raise ChildProcessError(
                 f"{self._early_deaths} times in a row reward workers ended before they judged anything; is "
                 f"env.reward_memory_gib={self.env.reward_memory_gib:g} enough for the reward's imports and its rows?"
             )
-        for running, seconds, unanswered in lost:
-            for index in reversed(unanswered):
+        if len(running) > 1:
+            self._suspects.update(running)
+        for loss in lost:
+            for index in reversed(loss.unanswered):
                 item = self._items.pop(index)
-                item.deaths += index == running and reason == DIED
-                if index == running and (reason != DIED or item.deaths > 1):
-                    self._received(item, (index, 0.0, {}, CRASHED, seconds, reason))
+                if index == loss.running and self._is_at_fault(item, loss.reason, len(running)):
+                    self._received(item, (index, 0.0, {}, CRASHED, loss.seconds, loss.reason))
                 else:
                     self._enqueue(item, first=True)
+
+    @staticmethod
+    def _is_at_fault(item: _Item, reason: str, num_running: int) -> bool:
+        item.deaths += reason == DIED and num_running == 1
+        return reason != DIED or item.deaths > 1
 
     def _received(self, item: _Item, verdict: Verdict) -> None:
         _, _, _, outcome, seconds, message = verdict
@@ -307,6 +328,7 @@ class RewardService:
         scored = Scored(score, parts, outcome, seconds)  # type: ignore[arg-type]
         item.ticket.scored[item.position] = scored
         item.ticket.missing -= 1
+        self._suspects.discard(item)
         counts = self._counts
         counts.judged += 1
         counts.invalid += outcome == "invalid"

@@ -76,9 +76,14 @@ def start_nursery(control_fd: int) -> None:
         judge = Judge(task)
         for each in (task, *task.members.values()):
             each.warm_up()
-        greeting.send(None)
+        trouble = None
     except Exception as error:  # reported to the service, which raises it
-        greeting.send(_where(error))
+        trouble = _where(error)
+    try:
+        greeting.send(trouble)
+    except BrokenPipeError:
+        return  # the service was closed before it needed a worker
+    if trouble is not None:
         return
     greeting.close()
     gc.freeze()

@@ -19,6 +19,7 @@ def bomb(completion: Completion, example: Example) -> Reward:
         "power": lambda: len(str(9**9**9)),
         "regex": lambda: re.fullmatch(r"(a+)+b", "a" * 60),
         "sleep": lambda: time.sleep(600),
+        "slow": lambda: time.sleep(0.5),
         "memory": lambda: bytearray(1 << 40),
         "recurse": lambda: _recurse(0),
         "die": lambda: os.kill(os.getpid(), signal.SIGKILL),

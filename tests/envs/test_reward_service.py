@@ -14,6 +14,7 @@ import pytest
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.reward_service import RewardService
+from envs.reward_worker import IDLE
 from envs.task import Completion, Example, make_task
 from tests.processes import alive
 
@@ -119,16 +120,41 @@ def test_a_reward_that_cannot_be_imported_is_named() -> None:
         pass
 
 
-def test_the_death_of_idle_workers_harms_no_verdict() -> None:
+def kill_workers(service: RewardService, by_their_nursery: bool) -> None:
+    """SIGKILL them, or the nursery that they do not outlive, and see them gone."""
+    pool = service._pool
+    assert pool is not None
+    workers = [worker.pid for worker in pool.workers]
+    assert len(workers) == 2
+    for pid in [pool.process.pid] if by_their_nursery else workers:
+        os.kill(pid, signal.SIGKILL)
+    for pid in workers:
+        wait_until_gone(pid)
+
+
+@pytest.mark.parametrize("by_their_nursery", [False, True])
+def test_the_death_of_idle_workers_harms_no_verdict(by_their_nursery: bool) -> None:
     with serving("bomb") as service:
         service.score([Completion("a")] * 8, examples(8))
-        pool = service._pool
-        assert pool is not None
-        for worker in pool.workers:
-            os.kill(worker.pid, signal.SIGKILL)
-            wait_until_gone(worker.pid)
+        kill_workers(service, by_their_nursery)
         scored = service.score([Completion("bb")] * 8, examples(8))
     assert [(s.outcome, s.score) for s in scored] == [("scored", 2.0)] * 8
+
+
+@pytest.mark.parametrize("by_their_nursery", [False, True])
+def test_the_death_of_busy_workers_harms_no_verdict(by_their_nursery: bool) -> None:
+    """All are found dead in the same look, and each while it judges."""
+    with serving("bomb", reward_timeout_s=30.0) as service:
+        ticket = service.submit([Completion("slow")] * 8, examples(8))
+        pool = service._pool
+        assert pool is not None
+        deadline = time.monotonic() + 30.0
+        while len(pool.workers) < 2 or any(worker.running()[0] == IDLE for worker in pool.workers):
+            assert time.monotonic() < deadline, "two workers are not busy after 30 s"
+            assert service.poll(ticket) is None
+        kill_workers(service, by_their_nursery)
+        scored = service.wait(ticket)
+    assert [(s.outcome, s.score) for s in scored] == [("scored", 4.0)] * 8
 
 
 def test_a_verification_that_kills_the_nursery_is_invalid_and_the_service_goes_on() -> None:
@@ -136,6 +162,15 @@ def test_a_verification_that_kills_the_nursery_is_invalid_and_the_service_goes_o
         scored = service.score([Completion("a"), Completion("nursery"), Completion("bb")], examples(3))
         assert [s.outcome for s in scored] == ["scored", "invalid", "scored"]
         assert service.score([Completion("ccc")], examples(1))[0].score == 3.0
+
+
+def test_who_dies_with_the_nursery_is_not_taken_for_its_killer() -> None:
+    texts = ["nursery"] + ["slow"] * 8
+    with serving("bomb", reward_timeout_s=30.0) as service:
+        scored = service.score([Completion(text) for text in texts], examples(len(texts)))
+        assert [s.outcome for s in scored] == ["invalid"] + ["scored"] * 8
+        service.score([Completion("a")] * 8, examples(8))
+        assert len(service._pool.workers) == 2  # type: ignore[union-attr]
 
 
 def test_no_process_outlives_a_killed_trainer_even_if_its_child_holds_the_socket() -> None:
