@@ -40,6 +40,8 @@ Verdict = tuple[
 ]  # index, score, parts, outcome, seconds, message
 CRASHED = "crashed"
 OUT_OF_MEMORY = "MemoryError"
+ORPHAN_PASSES = 20
+"""What an orphan started becomes an orphan itself when it is ended."""
 RETIRE_AFTER = 50_000
 """Verifications after which a worker makes room for a fresh one: a leak in a verifier never reaches the limit."""
 Batch = tuple[list[int], list[tuple[str, int, bool]], list[int], list[tuple[Any, ...]]]
@@ -152,9 +154,13 @@ class _Nursery:
                     continue
             os.waitpid(pid, 0)
             self.workers.discard(pid)
-        for orphan in _children():
-            if orphan not in self.workers:
+        for _ in range(ORPHAN_PASSES):
+            orphans = [child for child in _children() if child not in self.workers]
+            for orphan in orphans:
                 os.kill(orphan, signal.SIGKILL)
+                os.waitpid(orphan, 0)
+            if not orphans:
+                return
 
     def _reap(self) -> None:
         while True:

@@ -12,7 +12,10 @@ from config.errors import ConfigError
 from rollout.engine import Engine
 from rollout.engine_host import CONCURRENCY_GROUPS, EngineHost
 
+log = logging.getLogger(__name__)
+
 _REACH_S = 10.0
+_OVERLOADED = "node timed out during startup"
 PROJECT = Path(__file__).resolve().parents[1]
 
 
@@ -49,7 +52,7 @@ def start_ray(address: str | None, num_cpus: int) -> bool:
         # Ray would start actors at niceness 15: engines that stand still beside anything else that computes.
         os.environ.setdefault("RAY_worker_niceness", "0")
         _listen_on_loopback()
-        ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, **quiet)
+        _start_local(num_cpus, quiet)
         return True
     _check_reachable(address)
     try:
@@ -61,6 +64,21 @@ def start_ray(address: str | None, num_cpus: int) -> bool:
             "RAY_AUTH_MODE=token and the token must be set here too"
         ) from error
     return True
+
+
+def _start_local(num_cpus: int, quiet: dict[str, Any]) -> None:
+    """Ray gives its node 30 s, which no setting changes; a machine that was just too busy gets a second chance."""
+    import ray
+
+    for last in (False, True):
+        try:
+            ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, **quiet)
+            return
+        except Exception as error:
+            if last or _OVERLOADED not in str(error):
+                raise
+            log.warning("Ray did not start in time (%s); once more", error)
+            ray.shutdown()
 
 
 def _check_reachable(address: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import psutil
 import torch
 
 from config.errors import ConfigError
@@ -135,5 +136,7 @@ def process_state_kept() -> Iterator[None]:
 
 
 def communication_files() -> set[Path]:
-    """Through these the tensor-parallel workers of CPU engines talk; vLLM does not remove them."""
-    return set(_SHARED_MEMORY.glob("vllm_dist_*"))
+    """Through these the tensor-parallel workers of this process's CPU engines talk; vLLM does not remove them."""
+    files = set(_SHARED_MEMORY.glob("vllm_dist_*"))
+    workers = psutil.Process().children(recursive=True) if files else []
+    return files & {Path(mapped.path) for worker in workers for mapped in worker.memory_maps()}

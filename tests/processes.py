@@ -1,6 +1,7 @@
 """Processes as tests see them: any may end between being listed and being asked."""
 
 import os
+import time
 
 import psutil
 
@@ -11,6 +12,13 @@ def alive(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 60.0
+    while alive(pid):
+        assert time.monotonic() < deadline, f"process {pid} is still there after 60 s"
+        time.sleep(0.02)
 
 
 def engine_processes(parent: int | None = None) -> list[int]:

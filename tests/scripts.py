@@ -42,9 +42,13 @@ def start(
     )
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 240.0) -> str:
-    output, _ = process.communicate(timeout=timeout)
-    return output
+def finish(process: subprocess.Popen[str], timeout: float = 600.0) -> str:
+    """What it said, once it has ended; killed, and said as well, where the time is over first."""
+    try:
+        return process.communicate(timeout=timeout)[0]
+    except subprocess.TimeoutExpired as error:
+        process.kill()
+        raise AssertionError(f"after {timeout} s still running:\n{process.communicate()[0]}") from error
 
 
 def rows(run_dir: Path) -> list[dict[str, Any]]:

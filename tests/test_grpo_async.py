@@ -1,32 +1,24 @@
 """The overlapped script, whole: equal to lockstep at age 0, bounded above it, nothing lost by a kill."""
 
-import multiprocessing
 import os
-import random
-import re
 import signal
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import grpo
 import grpo_async
 import grpo_engines
 from config.schema import Config
-from envs.prompts import PromptSource
-from envs.task import make_task
 from grpo_parts import Parts
 from grpo_utils import build, run
 from rollout.pool import RayPool
 from rollout.transports import NamedTensors
 from tests.processes import engine_processes
 from tests.scripts import configured, finish, rows, start, wait_for, without_clocks
-from training.checkpoint import load_checkpoint, newest_checkpoint
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=160")
 
@@ -125,7 +117,7 @@ def test_an_error_in_the_rollout_thread_is_raised_in_the_trainer(tmp_path: Path)
 
 
 def test_a_silent_engine_is_named_when_the_deadline_passes(tmp_path: Path) -> None:
-    parts = build(configured(*SMALL, "train.wait_timeout_s=0.5"), tmp_path)
+    parts = build(configured(*SMALL, "train.wait_timeout_s=5"), tmp_path)
     parts.rollouts.policy.engine.step = lambda timeout: (
         time.sleep(0.05) or []
     )  # an engine that never finishes
@@ -151,7 +143,7 @@ class HandCarried:
         self.pool.note_push(version, frozenset(name for name, _ in named))
 
 
-@pytest.mark.parametrize(("frequency", "versions"), [(1, 10), (5, 3)])
+@pytest.mark.parametrize(("frequency", "versions"), [(1, 10), (10, 2)])
 def test_an_engine_that_is_lost_gets_weights_that_only_the_learner_has(
     frequency: int,
     versions: int,
@@ -162,9 +154,11 @@ def test_an_engine_that_is_lost_gets_weights_that_only_the_learner_has(
 ) -> None:
     """SIGKILL of the only engine: it waits for weights, the learner for groups, so the learner pushes again.
 
-    Between two pushes the learner's weights are newer than the last version: that push is one more version.
+    Between two pushes the learner's weights are newer than the last version: that push is one more version. With
+    10 batches a version there is no other: the engine has at most six of them ready when it is lost.
     """
     monkeypatch.setattr(grpo_engines, "_transport", lambda config, engine, plan, dtype: HandCarried(engine))
+    others = set(engine_processes())
     config = configured(
         *SMALL, "ray.enabled=true", f"train.weight_update_frequency={frequency}", "train.wait_timeout_s=120"
     )
@@ -176,7 +170,7 @@ def test_an_engine_that_is_lost_gets_weights_that_only_the_learner_has(
             ages = parts.weights.version - batch["policy_version"][batch["mask"]]
             assert 0 <= int(ages.min()) <= int(ages.max()) <= 1
             if parts.learner.optimizer_steps == 2:
-                (victim,) = engine_processes()
+                (victim,) = set(engine_processes()) - others
                 os.kill(victim, signal.SIGKILL)
             return step(batch)
 
@@ -192,7 +186,12 @@ def test_an_engine_that_is_lost_gets_weights_that_only_the_learner_has(
 
 def test_ctrl_c_ends_in_seconds_with_a_checkpoint(tmp_path: Path) -> None:
     process = start(
-        "grpo_async.py", tmp_path, *SMALL[:2], "train.total_dialog_turns=1600000", "train.max_policy_age=2"
+        "grpo_async.py",
+        tmp_path,
+        *SMALL[:2],
+        "train.total_dialog_turns=1600000",
+        "train.checkpoint_frequency=0",
+        "train.max_policy_age=2",
     )
     wait_for(lambda: (tmp_path / "metrics.jsonl").exists(), process)
     process.send_signal(signal.SIGINT)
@@ -200,104 +199,3 @@ def test_ctrl_c_ends_in_seconds_with_a_checkpoint(tmp_path: Path) -> None:
     assert process.returncode == 0, output
     assert "interrupted" in output
     assert len(list((tmp_path / "checkpoints").iterdir())) == 1
-
-
-def one_epoch(stale: str, run_dir: Path) -> Config:
-    """11 batches of 4 prompts: the 44 prompts of additions up to 6 + 6, once each."""
-    return configured(
-        "env.num_envs=6",
-        "env.repeats=2",
-        "train.dialog_turns_per_batch=8",
-        "train.total_dialog_turns=88",
-        "env.options.max_operand=6",
-        "train.checkpoint_frequency=1",
-        "train.max_policy_age=2",
-        f"train.stale_groups={stale}",
-        "policy.kl_coef=0",
-        *(["train.resume=auto"] if newest_checkpoint(run_dir) else []),
-    )
-
-
-def train_noting_prompts(stale: str, run_dir: Path, ledger: Path, events: Any) -> None:
-    """One run, resumed where there is something to resume; every optimizer step's prompts go to `ledger`.
-
-    events: a semaphore, released when training begins, after each step and after each checkpoint.
-    """
-    torch.set_num_threads(1)
-    run_dir.mkdir(exist_ok=True)
-
-    def train(config: Config, parts: Parts) -> None:
-        step = parts.learner.step
-
-        def noted(batch: Any) -> Any:
-            report = step(batch)
-            prompts = parts.rollouts.env.prompt_texts(batch[:: config.env.repeats])
-            sums = [re.findall(r"\d+\+\d+=", prompt)[0] for prompt in prompts]
-            with ledger.open("a") as file:
-                file.write(f"{parts.learner.optimizer_steps}\t{' '.join(sums)}\n")
-            events.release()
-            return report
-
-        def checkpoint(iteration: int) -> None:
-            save(iteration)
-            events.release()
-
-        save = parts.checkpoint
-        parts.learner.step, parts.checkpoint = noted, checkpoint
-        events.release()
-        grpo_async.train(config, parts)
-
-    run(one_epoch(stale, run_dir), run_dir, train)
-
-
-def finished_after_kills(stale: str, run_dir: Path, ledger: Path, kills: int, chance: random.Random) -> int:
-    """Kill a run again and again, somewhat after a random event (training begins, an optimizer step, a checkpoint),
-    then let it end. How often it was resumed."""
-    context = multiprocessing.get_context("fork")
-    resumed = 0
-    while True:
-        events, deadline = context.Semaphore(0), time.monotonic() + 60
-        resumed += newest_checkpoint(run_dir) is not None
-        process = context.Process(target=train_noting_prompts, args=(stale, run_dir, ledger, events))
-        process.start()
-        for _ in range(1 + chance.randint(0, 3)):
-            while not events.acquire(timeout=0.2) and process.exitcode is None:
-                assert time.monotonic() < deadline, "nothing happened in the run for 60 s"
-        process.join(chance.uniform(0.0, 0.2) if kills else 120)
-        kills -= 1
-        if process.exitcode is not None:
-            assert process.exitcode == 0
-            return resumed
-        process.kill()
-        process.join()
-
-
-def prompts_of(ledger: Path) -> list[str]:
-    """Of the last attempt at every optimizer step: a kill rolls back to the checkpoint."""
-    last = dict(line.split("\t") for line in ledger.read_text().splitlines())
-    assert len(last) == 11
-    return [prompt for line in last.values() for prompt in line.split()]
-
-
-@pytest.mark.parametrize("stale", ["wait", "drop"])
-def test_after_random_kills_every_prompt_is_trained_on_exactly_once(stale: str, tmp_path: Path) -> None:
-    """10 SIGKILLs of real processes in each mode, every one followed by train.resume=auto.
-
-    What was trained on and what the last checkpoint hands back are together exactly what was drawn.
-    """
-    chance = random.Random(stale)
-    build(one_epoch(stale, tmp_path), tmp_path).close("finished")  # all imports happen before the forks
-    run_dir, ledger = tmp_path / "run", tmp_path / "ledger"
-    resumed = finished_after_kills(stale, run_dir, ledger, 10, chance)
-    assert resumed >= 3
-    path = newest_checkpoint(run_dir)
-    assert path is not None
-    left = load_checkpoint(path)["prompts"]
-    examples = make_task(one_epoch(stale, run_dir).env).examples("train")
-    source = PromptSource(examples, seed=0, keep=lambda example: True)
-    drawn = source.draw(sum(left["source"]["drawn"].values()))
-    trained = prompts_of(ledger)
-    handed_back = [fields["messages"][-1]["content"] for fields in left["returned"]]
-    assert Counter(trained) + Counter(handed_back) == Counter(e.messages[-1]["content"] for e in drawn)
-    if stale == "wait":
-        assert len(trained) == len(set(trained)) == 44

@@ -294,7 +294,7 @@ def test_tests_end_at_the_first_failure_unless_their_share_counts(sandbox: Sandb
     assert judge(sandbox, program, tests, CodeOptions(), 10.0) == Verdict(1, 3, "wrong answer")
     assert judge(sandbox, program, tests, CodeOptions(credit="share"), 10.0) == Verdict(2, 3, "wrong answer")
     endless = "while True: pass"
-    assert judge(sandbox, endless, tests, CodeOptions(credit="share"), 0.2) == Verdict(0, 3, "time")
+    assert judge(sandbox, endless, tests, CodeOptions(credit="share"), 2.0) == Verdict(0, 3, "time")
     assert judge(sandbox, RIGHT[0], tests, CodeOptions(), 0.0) == Verdict(0, 3, "no time left")
     assert judge(sandbox, program, tests, CodeOptions(max_tests=1), 10.0) == Verdict(1, 1)
     share = task(options={"credit": "share"})

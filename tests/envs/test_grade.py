@@ -21,7 +21,7 @@ def run(tmp_path: Path, samples: str, **options: object) -> tuple[int, list[dict
         dataset="jsonl",
         data_files=str(data),
         samples=str(tmp_path / "samples.jsonl"),
-        reward_timeout_s=0.5,
+        reward_timeout_s=3.0,
         **options,  # type: ignore[arg-type]
     )
     out, report = io.StringIO(), io.StringIO()

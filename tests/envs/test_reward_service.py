@@ -16,7 +16,7 @@ from config.errors import ConfigError
 from envs.reward_service import RewardService
 from envs.reward_worker import IDLE
 from envs.task import Completion, Example, make_task
-from tests.processes import alive
+from tests.processes import alive, wait_until_gone
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = "tests.envs.hostile_rewards"
@@ -27,7 +27,7 @@ def serving(reward: str | None, **options: object) -> Iterator[RewardService]:
     env = EnvConfig(
         dataset="arithmetic",
         reward=reward if reward is None or ":" in reward else f"{HOSTILE}:{reward}",
-        **{"reward_timeout_s": 0.6, "reward_workers": 2, "max_error_rate": 0.5, **options},  # type: ignore[arg-type]
+        **{"reward_timeout_s": 3.0, "reward_workers": 2, "max_error_rate": 0.5, **options},  # type: ignore[arg-type]
     )
     service = RewardService(make_task(env), env)
     try:
@@ -38,13 +38,6 @@ def serving(reward: str | None, **options: object) -> Iterator[RewardService]:
 
 def examples(count: int) -> list[Example]:
     return [Example(({"role": "user", "content": "?"},), "ok", row) for row in range(count)]
-
-
-def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 30.0
-    while alive(pid):
-        assert time.monotonic() < deadline, f"process {pid} is still there after 30 s"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("deed", ["power", "regex", "sleep", "memory", "recurse", "die"])

@@ -14,6 +14,7 @@ from envs import sandbox as sandbox_module
 from envs.sandbox import Sandbox, choose_level, why_not
 from envs.sandbox_runner import empty
 from tests.envs.sandboxes import NEEDS_LINUX, ROOT, WORKING, descendants, supervisor
+from tests.processes import alive, wait_until_gone
 
 pytestmark = NEEDS_LINUX
 
@@ -95,7 +96,7 @@ sandbox.run("import time; time.sleep(1000)")
     grader.wait()
     grader.stdout.close()
     deadline = time.monotonic() + 30
-    while any(Path(f"/proc/{pid}").exists() for pid in left) or list(tmp_path.iterdir()):
+    while any(alive(pid) for pid in left) or list(tmp_path.iterdir()):
         assert time.monotonic() < deadline, "waited 30 s for the sandbox to end after its grader"
         time.sleep(0.02)
 
@@ -106,7 +107,8 @@ def test_closing_leaves_nothing(sandbox: Sandbox) -> None:
     pids = {supervisor(sandbox), *descendants(supervisor(sandbox))}
     directory = sandbox._session.directory
     sandbox.close()
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    for pid in pids:
+        wait_until_gone(pid)
     assert directory is None or not Path(directory).exists()
 
 

@@ -94,7 +94,10 @@ class RefusingStart(CountingEngine):
 
 
 class SlowStart(CountingEngine):
-    def __init__(self) -> None:
+    """Never starts; leaves a file in `folder` when it comes to where it waits."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / f"waits_{os.getpid()}").touch()
         self.waits_for_a_download()
 
     def waits_for_a_download(self) -> None:

@@ -12,24 +12,27 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
+import ray
 import torch
 
 from config.errors import ConfigError
 from rollout.engine import Engine, Request, Response, Sampling, generate
 from rollout.pool import EngineLost, PoolSettings, RayPool
-from rollout.ray_runtime import EnginePlace
+from rollout.ray_runtime import EnginePlace, start_ray
 from rollout.vllm_engine import VLLMEngine
 from rollout.vllm_settings import installed_version
-from tests.processes import engine_processes
+from tests.processes import engine_processes, wait_until_gone
 from tests.rollout import pool_engines
 from tests.rollout.conftest import tiny_llama, tiny_settings
 
 PROJECT = Path(__file__).resolve().parents[2]
 SAMPLING = Sampling(max_tokens=16)
 OpenPool = Callable[..., RayPool]
+TWO_PLACES = (EnginePlace("engine 0"), EnginePlace("engine 1"))
 
 
 @pytest.fixture
@@ -229,8 +232,7 @@ def test_the_only_engine_lost_in_a_push_is_waited_for(open_pool: OpenPool) -> No
 def test_an_engine_gives_way_to_nobody(open_pool: OpenPool) -> None:
     """At the niceness of 15 that Ray gives its workers, an engine stands still beside any busy process."""
     pool = open_pool(pool_engines.CountingEngine)
-    assert pool.members  # it runs
-    assert {psutil.Process(pid).nice() for pid in engine_processes()} == {psutil.Process().nice()}
+    assert {psutil.Process(pid).nice() for pid in pool.members} == {psutil.Process().nice()}
 
 
 def test_a_call_that_needs_every_engine_names_the_lost_one(open_pool: OpenPool) -> None:
@@ -282,40 +284,68 @@ def test_a_refused_request_surfaces(open_pool: OpenPool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("factory", "timeout", "error", "says"),
+    ("factory", "error", "says"),
     [
         (
             pool_engines.FailingStart,
-            120.0,
             EngineLost,
             r"pool_engines.py[\s\S]*no weights in this[\s\S]*engine \d \(CPU",
         ),
         (
             pool_engines.RefusingStart,
-            120.0,
             ConfigError,
             r"^model.name=nowhere: .*; give a folder\n\(engine \d \(CPU\)",
         ),
-        (
-            pool_engines.SlowStart,
-            15.0,  # both actors must have come to where they hang before it passes, on a busy machine too
-            EngineLost,
-            r"waits_for_a_download[\s\S]*waited 15 s for engine 0 \(CPU\), en",
-        ),
     ],
-    ids=["crash", "refusal", "deadline"],
+    ids=["crash", "refusal"],
 )
 def test_a_failing_start_takes_everything_down(
-    local_ray: None, factory: Callable[[], Engine], timeout: float, error: type[Exception], says: str
+    local_ray: None, factory: Callable[[], Engine], error: type[Exception], says: str
 ) -> None:
     before = set(engine_processes())
-    places = [EnginePlace("engine 0"), EnginePlace("engine 1")]
     with pytest.raises(error, match=says):
-        RayPool(factory, places, PoolSettings(start_timeout_s=timeout))
-    deadline = time.monotonic() + 20
-    while set(engine_processes()) - before and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert set(engine_processes()) <= before
+        RayPool(factory, TWO_PLACES, PoolSettings())
+    wait_until_gone_but(before)
+
+
+def test_a_start_that_takes_too_long_takes_everything_down(
+    local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool's clock is past the deadline once both actors have come to where they wait."""
+    before = set(engine_processes())
+
+    def clock() -> float:
+        return time.monotonic() + (1000.0 if len(list(tmp_path.iterdir())) == 2 else 0.0)
+
+    monkeypatch.setattr("rollout.pool.time", SimpleNamespace(monotonic=clock))
+    says = r"waits_for_a_download[\s\S]*waited 600 s for engine 0 \(CPU\), engine 1"
+    with pytest.raises(EngineLost, match=says):
+        RayPool(partial(pool_engines.SlowStart, tmp_path), TWO_PLACES, PoolSettings())
+    wait_until_gone_but(before)
+
+
+def wait_until_gone_but(before: set[int]) -> None:
+    for pid in set(engine_processes()) - before:
+        wait_until_gone(pid)
+
+
+def test_a_machine_too_busy_to_start_ray_in_time_gets_a_second_chance(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the place of Ray's own start, which takes too long only on a machine that stands still."""
+    tried: list[dict[str, object]] = []
+
+    def start(**options: object) -> None:
+        tried.append(options)
+        if len(tried) == 1:
+            raise Exception("The current node timed out during startup. This could happen because ...")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray, "init", start)
+    assert start_ray(None, 1)
+    assert len(tried) == 2
+    assert "did not start in time" in caplog.text
 
 
 def test_no_cluster_at_the_address_is_one_message() -> None:
@@ -413,14 +443,22 @@ def test_nothing_remains(end: str) -> None:
         code = run.wait(timeout=60)
     assert code == {"normal": 0, "exception": 1, "interrupt": -signal.SIGINT, "kill": -signal.SIGKILL}[end]
     # After SIGKILL, Ray's two agents may try for 60 s to report it to a server that is gone as well.
-    deadline = time.monotonic() + (90 if end == "kill" else 30)
-    left, files = marked_processes(mark), shared_files() - memory
-    while (left or files) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 120
+    while (left := marked_processes(mark)) and time.monotonic() < deadline:
         time.sleep(0.2)
-        left, files = marked_processes(mark), shared_files() - memory
-    assert (left, files) == ([], set())
+    assert (left, abandoned(shared_files() - memory)) == ([], set())
 
 
 def shared_files() -> set[str]:
-    """All but the semaphores of other processes that happen to run now: ours are gone with their process."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
+    return {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")}
+
+
+def abandoned(files: set[str]) -> set[str]:
+    """Those that are still there and that no process has mapped: others may share memory on this machine too."""
+    held: set[str] = set()
+    for process in psutil.process_iter():
+        try:
+            held.update(mapped.path for mapped in process.memory_maps())
+        except psutil.Error:
+            continue
+    return files & shared_files() - held

@@ -1,0 +1,71 @@
+"""A run that notes what it trains on, for processes that are killed. Not a test file.
+
+A fork server imports this file, and with it all that a run needs: its forks begin at once, and without the threads
+that a test process has.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers.models.llama.modeling_llama  # noqa: F401
+
+import grpo_async
+import grpo_engines  # noqa: F401
+import grpo_eval  # noqa: F401
+import rollout.streaming  # noqa: F401
+import training.learner  # noqa: F401
+from config.schema import Config
+from grpo_parts import Parts
+from grpo_utils import run
+from tests.scripts import configured
+from training.checkpoint import newest_checkpoint
+
+
+def one_epoch(stale: str, run_dir: Path) -> Config:
+    """11 batches of 4 prompts: the 44 prompts of additions up to 6 + 6, once each."""
+    return configured(
+        "env.num_envs=6",
+        "env.repeats=2",
+        "train.dialog_turns_per_batch=8",
+        "train.total_dialog_turns=88",
+        "env.options.max_operand=6",
+        "train.checkpoint_frequency=1",
+        "train.max_policy_age=2",
+        f"train.stale_groups={stale}",
+        "policy.kl_coef=0",
+        *(["train.resume=auto"] if newest_checkpoint(run_dir) else []),
+    )
+
+
+def train_noting_prompts(stale: str, run_dir: Path, ledger: Path, events: Any) -> None:
+    """One run, resumed where there is something to resume; every optimizer step's prompts go to `ledger`.
+
+    events: a semaphore, released when training begins, after each step and after each checkpoint.
+    """
+    torch.set_num_threads(1)
+    run_dir.mkdir(exist_ok=True)
+
+    def train(config: Config, parts: Parts) -> None:
+        step = parts.learner.step
+
+        def noted(batch: Any) -> Any:
+            report = step(batch)
+            prompts = parts.rollouts.env.prompt_texts(batch[:: config.env.repeats])
+            sums = [re.findall(r"\d+\+\d+=", prompt)[0] for prompt in prompts]
+            with ledger.open("a") as file:
+                file.write(f"{parts.learner.optimizer_steps}\t{' '.join(sums)}\n")
+            events.release()
+            return report
+
+        def checkpoint(iteration: int) -> None:
+            save(iteration)
+            events.release()
+
+        save = parts.checkpoint
+        parts.learner.step, parts.checkpoint = noted, checkpoint
+        events.release()
+        grpo_async.train(config, parts)
+
+    run(one_epoch(stale, run_dir), run_dir, train)
