@@ -95,6 +95,7 @@ class Pool:
                 [sys.executable, "-c", _BODY, json.dumps(sys.path), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
         self._greeting = Connection(os.dup(self.control.fileno()))
@@ -106,6 +107,10 @@ class Pool:
         self.close()
         self._start()
 
+    def is_ready(self) -> bool:
+        """Whether workers can be had without waiting for the nursery's imports."""
+        return self._greeted or self._greeting.poll(0)
+
     def _wait_for_nursery(self) -> None:
         if self._greeted:
             return
@@ -115,7 +120,7 @@ class Pool:
             )
         try:
             trouble = self._greeting.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             trouble = f"its process ended with exit code {self.process.wait(ANSWER_SECONDS)}"
         self._greeting.close()
         if trouble is not None:

@@ -49,6 +49,11 @@ class _Loss:
     unanswered: list[int]
     reason: str
 
+    @classmethod
+    def of(cls, worker: Worker, reason: str) -> "_Loss":
+        """One reading, since the worker may go on to its next verification before it is ended."""
+        return cls(*worker.running(), list(worker.unanswered), reason)
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -119,7 +124,7 @@ class RewardService:
         self._early_deaths = 0
 
     def submit(self, completions: Sequence[Completion], examples: Sequence[Example]) -> Ticket:
-        """Queue a batch; `poll` says when it is done."""
+        """Queue a batch, and begin it where a worker is free; `poll` says when it is done. Raises as `poll`."""
         pairs = list(zip(completions, examples, strict=True))
         ticket = Ticket([None] * len(pairs), len(pairs))
         with self._lock:
@@ -129,8 +134,11 @@ class RewardService:
                     self._finish(item, judged_here(self.judge, 0, completion, example))
                 else:
                     self._enqueue(item)
-            self._check_error_rate()
             self._progressed = time.monotonic()
+            if self._pool is None:
+                self._check_error_rate()
+            elif self._pool.is_ready():
+                self._advance(0.0)
         return ticket
 
     def poll(self, ticket: Ticket, timeout: float = 0.0) -> list[Scored] | None:
@@ -205,7 +213,7 @@ class RewardService:
             try:
                 pool.add_worker()
             except NurseryDied:
-                self._hand_back([self._loss(worker, DIED) for worker in pool.workers])
+                self._hand_back([_Loss.of(worker, DIED) for worker in pool.workers])
                 pool.restart()
         for worker in pool.present(sorted(pool.workers, key=lambda worker: worker.batches)):
             if not self._queue:
@@ -221,7 +229,7 @@ class RewardService:
             if not worker.give([(index, *self._attempt(self._items[index])) for index in batch]):
                 self._queue.extendleft(reversed(batch))
         except OSError:
-            self._replace(pool, worker, DIED)
+            self._replace(pool, worker, _Loss.of(worker, DIED))
 
     def _attempt(self, item: _Item) -> tuple[Completion, Example]:
         """What is judged: after a kill, the same example with nothing to say, to learn whose fault it was."""
@@ -231,7 +239,7 @@ class RewardService:
         try:
             verdicts = worker.take()
         except (EOFError, OSError):
-            self._replace(pool, worker, DIED)
+            self._replace(pool, worker, _Loss.of(worker, DIED))
             return
         self._progressed = time.monotonic()
         self._early_deaths = 0
@@ -239,33 +247,25 @@ class RewardService:
             self._received(self._items.pop(verdict[0]), verdict)
 
     def _check_deadline(self, pool: Pool, worker: Worker) -> None:
-        index, seconds = worker.running()
-        if worker.batches and index != IDLE and seconds > self.env.reward_timeout_s:
-            self._replace(
-                pool, worker, f"it took longer than env.reward_timeout_s={self.env.reward_timeout_s:g}"
-            )
-        elif (
-            worker.batches
-            and time.monotonic() - self._progressed > STALLED_SECONDS + self.env.reward_timeout_s
-        ):
+        limit = self.env.reward_timeout_s
+        now = _Loss.of(worker, f"it took longer than env.reward_timeout_s={limit:g}")
+        if now.running != IDLE and now.seconds > limit:
+            self._replace(pool, worker, now)
+        elif worker.batches and time.monotonic() - self._progressed > STALLED_SECONDS + limit:
             raise TimeoutError(
                 f"the reward service waited {time.monotonic() - self._progressed:.0f} s for any of "
                 f"{len(pool.workers)} workers to judge one of {len(self._items)} completions"
             )
 
-    def _replace(self, pool: Pool, worker: Worker, reason: str) -> None:
+    def _replace(self, pool: Pool, worker: Worker, loss: _Loss) -> None:
         """Kill a worker; whatever it was judging is probed, the rest of its batch goes back to the queue."""
-        lost = [self._loss(worker, reason)]
+        lost = [loss]
         try:
             pool.remove_worker(worker)
         except NurseryDied:
-            lost += [self._loss(other, DIED) for other in pool.workers]
+            lost += [_Loss.of(other, DIED) for other in pool.workers]
             pool.restart()
         self._hand_back(lost)
-
-    @staticmethod
-    def _loss(worker: Worker, reason: str) -> _Loss:
-        return _Loss(*worker.running(), list(worker.unanswered), reason)
 
     def _hand_back(self, lost: list[_Loss]) -> None:
         """What lost workers leave: the verification that ran is at fault, all others go back to the queue.
@@ -311,7 +311,7 @@ class RewardService:
         elif key in self._at_fault:
             self._settle(item, self._at_fault[key], seconds)
         else:
-            item.killed_after, item.message = seconds, message
+            item.killed_after, item.message, item.deaths = seconds, message, 0
             self._enqueue(item, first=True)
 
     def _settle(self, item: _Item, fault: str, seconds: float) -> None:

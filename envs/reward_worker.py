@@ -11,6 +11,7 @@ writes its index and the time into a page that it shares with the service, which
 import ctypes
 import gc
 import importlib
+import math
 import mmap
 import os
 import resource
@@ -24,7 +25,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import IO, Any
 
 from envs.rewards import make_judge
 from envs.task import Completion, Example, Reward, Task
@@ -66,7 +67,6 @@ def _prctl(option: int, value: int) -> None:
 def start_nursery(control_fd: int) -> None:
     """Body of the nursery process."""
     parent = os.getppid()
-    os.setsid()
     os.dup2(2, 1)  # what a reward prints is no output of the program that it is part of
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -120,7 +120,7 @@ class _Nursery:
 
     def _fork(self) -> None:
         ours, theirs = socket.socketpair()
-        with tempfile.TemporaryFile() as page:
+        with _page() as page:
             page.truncate(mmap.PAGESIZE)
             pid = os.fork()
             if pid == 0:
@@ -171,6 +171,13 @@ class _Nursery:
             if pid == 0:
                 return
             self.workers.discard(pid)
+
+
+def _page() -> IO[bytes]:
+    """Where there is such a thing it lies in memory: a mapped file on a disk that is full ends who touches it."""
+    if sys.platform == "linux":
+        return os.fdopen(os.memfd_create("grpo_reward_progress"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 def _children() -> list[int]:
@@ -227,7 +234,10 @@ def judged_here(judge: Judge, index: int, completion: Completion, example: Examp
     began = time.perf_counter()
     try:
         reward = judge(completion, example)
-        return index, reward.score, reward.parts, reward.outcome, time.perf_counter() - began, ""
+        parts = {str(name): float(value) for name, value in reward.parts.items()}
+        if not math.isfinite(reward.score):
+            raise ValueError(f"the reward's score is {reward.score}")
+        return index, float(reward.score), parts, reward.outcome, time.perf_counter() - began, ""
     except MemoryError:
         return index, 0.0, {}, CRASHED, time.perf_counter() - began, OUT_OF_MEMORY
     except RecursionError:

@@ -1,6 +1,7 @@
 """Rewards that misbehave, by import path. Not a test file."""
 
 import asyncio
+import math
 import os
 import re
 import signal
@@ -27,11 +28,25 @@ def bomb(completion: Completion, example: Example) -> Reward:
         "print": lambda: print("said a reward", flush=True),
         "exit": lambda: sys.exit(3),
         "fail": lambda: 1 / 0,
+        "note": lambda: Path(rest).touch(),
         "child": lambda: _leave_child(Path(rest)),
     }
     if word in deeds:
         deeds[word]()
-    return Reward(float(len(completion.text)), {"accuracy": 1.0})
+    scores = {"nan": math.nan, "text": "good"}
+    parts = {"function": {"accuracy": _recurse}, "words": {"accuracy": "high"}}
+    score: Any = scores.get(word, float(len(completion.text)))
+    return Reward(score, parts.get(word, {"accuracy": 1.0}))  # type: ignore[arg-type]
+
+
+def accident(completion: Completion, example: Example) -> float:
+    """Ends its process over "die"; over nothing it does so once, of which the file that the answer names tells."""
+    first = completion.text == "" and not Path(example.answer).exists()
+    if first:
+        Path(example.answer).touch()
+    if completion.text == "die" or first:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 1.0
 
 
 def _recurse(depth: int) -> int:

@@ -13,6 +13,7 @@ import pytest
 
 from config.env import EnvConfig
 from config.errors import ConfigError
+from envs.reward_pool import Worker
 from envs.reward_service import RewardService
 from envs.reward_worker import IDLE
 from envs.task import Completion, Example, make_task
@@ -56,7 +57,7 @@ def test_a_hanging_worker_does_not_stop_the_service_from_sending() -> None:
     assert [s.outcome for s in scored] == ["invalid"] + ["scored"] * 30
 
 
-@pytest.mark.parametrize("deed", ["fail", "exit"])
+@pytest.mark.parametrize("deed", ["fail", "exit", "nan", "text", "function", "words"])
 def test_an_exception_is_an_error_and_never_a_silent_zero(deed: str) -> None:
     with serving("bomb") as service:
         scored = service.score([Completion("a"), Completion(deed)], examples(2))
@@ -155,6 +156,34 @@ def test_a_verification_that_kills_the_nursery_is_invalid_and_the_service_goes_o
         scored = service.score([Completion("a"), Completion("nursery"), Completion("bb")], examples(3))
         assert [s.outcome for s in scored] == ["scored", "invalid", "scored"]
         assert service.score([Completion("ccc")], examples(1))[0].score == 3.0
+
+
+def test_a_verification_that_ends_at_its_deadline_leaves_no_blame_to_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One reading of the worker's progress says that the first is over its deadline; any later one says more."""
+    readings = iter([(0, 99.0)])
+    monkeypatch.setattr(Worker, "running", lambda worker: next(readings, (1, 0.1)))
+    with serving("bomb", reward_workers=1) as service:
+        scored = service.score([Completion("slow")] * 2, examples(2))
+    assert [s.outcome for s in scored] == ["invalid", "scored"]
+
+
+def test_an_accident_while_it_is_probed_makes_no_error_of_the_example(tmp_path: Path) -> None:
+    prompted = Example(({"role": "user", "content": "?"},), str(tmp_path / "happened"), 0)
+    with serving("accident") as service:
+        assert service.score([Completion("die")], [prompted])[0].outcome == "invalid"
+    assert (tmp_path / "happened").exists()
+
+
+def test_what_is_submitted_begins_before_anybody_asks_for_it(tmp_path: Path) -> None:
+    with serving("bomb") as service:
+        service.score([Completion("a")], examples(1))
+        service.submit([Completion(f"note {tmp_path / 'begun'}")], examples(1))
+        deadline = time.monotonic() + 30.0
+        while not (tmp_path / "begun").exists():
+            assert time.monotonic() < deadline, "nothing has begun after 30 s"
+            time.sleep(0.02)
 
 
 def test_who_dies_with_the_nursery_is_not_taken_for_its_killer() -> None:
