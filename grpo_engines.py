@@ -6,7 +6,8 @@ both speak the protocol of rollout/engine.py, so nothing above knows which it is
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -176,7 +177,7 @@ class Weights:
         self.asleep = False
         self.version = -1
         self.requested = threading.Event()
-        self.before_push = False
+        self.pushing = False
 
     def push(self) -> dict[str, float]:
         """Metrics of the canary, its seconds among them.
@@ -186,19 +187,28 @@ class Weights:
         """
         self._wake_engines()
         began = time.perf_counter()
-        self.before_push = True  # an engine that is replaced now gets the new version, in this push
-        self.canary.before_push()
-        self.before_push = False
-        watched = time.perf_counter() - began
-        self.version += 1
-        self.push_again()
+        with self._push_under_way():
+            self.canary.before_push()
+            watched = time.perf_counter() - began
+            self.version += 1
+            self.transport.push(self.named(self.model), self.version)
         began = time.perf_counter()
         metrics = self.canary.after_push(self.version, _received(self.engine))
         return metrics | {"canary/seconds": watched + time.perf_counter() - began}
 
     def push_again(self) -> None:
         """The present version once more, for an engine that was replaced."""
-        self.transport.push(self.named(self.model), self.version)
+        with self._push_under_way():
+            self.transport.push(self.named(self.model), self.version)
+
+    @contextmanager
+    def _push_under_way(self) -> Iterator[None]:
+        """An engine that is replaced now needs no push of its own: this one waits for it."""
+        self.pushing = True
+        try:
+            yield
+        finally:
+            self.pushing = False
 
     def rest_engines(self) -> None:
         """The GPUs are the learner's now, until the next push; nothing where engines have their own."""
@@ -242,7 +252,7 @@ def build_weights(config: Config, model: nn.Module, engine: Engine, plan: Plan) 
     if isinstance(engine, RayPool):
         # Beside a learner that runs, weights are changing: a replaced engine waits until it pushes, or waits too.
         push = weights.requested.set if plan.overlapped else weights.push_again
-        engine.request_push = lambda: None if weights.before_push else push()
+        engine.request_push = lambda: None if weights.pushing else push()
     return weights
 
 

@@ -9,9 +9,9 @@ same in every evaluation of a run: differences between two of them are differenc
 
 import hashlib
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from config.env import EnvConfig
 from config.errors import ConfigError
 from config.evaluation import EvalSetConfig
+from config.outcome import RunOutcome
 from config.plan import Plan
 from config.schema import Config
 from envs.duplicates import distinct_examples
@@ -244,23 +245,23 @@ def tally(group: TensorDictBase) -> Tally:
     )
 
 
-def evaluate_alone(config: Config, run_dir: Path, plan: Plan) -> None:
+def evaluate_alone(config: Config, run_dir: Path, plan: Plan) -> RunOutcome:
     """`run=eval`: engines with the weights of `model.name`, a tokenizer, and nothing that learns."""
     tokenizer = load_tokenizer(config.model.name)
     sets = load_sets(config, tokenizer)
     conversation = make_conversation(config, tokenizer)
-    engine = in_turns(build_engine(config, None, tokenizer, plan), conversation)
-    tracker = make_tracker(config.logging, run_dir, asdict(config))
-    monitor = Monitor(run_dir, config.logging, tracker, repeats=1, total_steps=0)
-    view = SharedEngine(engine).view()
-    outcome = "failed"
-    try:
-        evaluation = Evaluation(config, sets, tokenizer, view, monitor, run_dir)
-        tables = evaluation.run(0, lambda function: function(), lambda: False)
-        print("\n".join(tables), file=sys.stdout, flush=True)
-        outcome = "finished"
-    except KeyboardInterrupt:
-        outcome = "interrupted"
-    finally:
-        engine.close()
-        monitor.close(outcome)
+    outcome: RunOutcome = "failed"
+    with ExitStack() as ending:  # from the last to the first, each even where another one fails
+        engine = in_turns(build_engine(config, None, tokenizer, plan), conversation)
+        ending.callback(engine.close)
+        tracker = make_tracker(config.logging, run_dir, asdict(config))
+        monitor = Monitor(run_dir, config.logging, tracker, repeats=1, total_steps=0)
+        ending.callback(lambda: monitor.close(outcome))
+        try:
+            evaluation = Evaluation(config, sets, tokenizer, SharedEngine(engine).view(), monitor, run_dir)
+            tables = evaluation.run(0, lambda function: function(), lambda: False)
+            print("\n".join(tables), flush=True)
+            outcome = "finished"
+        except KeyboardInterrupt:
+            outcome = "interrupted"
+    return outcome

@@ -5,15 +5,16 @@
 Built by `grpo_utils.build`, closed by `grpo_utils.run`.
 """
 
+import os
 import signal
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from config.outcome import RunOutcome
 from config.schema import Config
 
 if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line should not wait for
@@ -50,15 +51,20 @@ class Stop:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
-        print(
-            f"\n{signal.Signals(number).name}: finishing this iteration, then a checkpoint; once more ends at once",
-            file=sys.stderr,
-        )
+        name = signal.Signals(number).name
+        said = f"\n{name}: finishing this iteration, then a checkpoint; once more ends at once\n"
+        with suppress(OSError):  # not print: the signal may have come in the middle of another one
+            os.write(2, said.encode())
 
 
 @dataclass
 class Parts:
-    """Everything a schedule needs. Built by `build`, closed by `run`."""
+    """Everything a schedule needs. Built by `build`, closed by `run`.
+
+    overlapped: generation runs beside the learner, so iterations count the learner's batches.
+    leaving: this iteration is the last, for a stop was requested before its checkpoint.
+    evaluated: the evaluation that was due last has been done, or none was.
+    """
 
     config: Config
     run_dir: Path
@@ -69,7 +75,10 @@ class Parts:
     rewards: "RewardService"
     monitor: "Monitor"
     generator: "torch.Generator"
+    overlapped: bool = False
     stop: Stop = field(default_factory=Stop)
+    leaving: bool = False
+    evaluated: bool = False
     first_iteration: int = 0
     last_iteration: int = 0
     pushed_at_step: int = 0
@@ -86,10 +95,13 @@ class Parts:
 
     def _count(self, total: int) -> Iterator[int]:
         self.last_iteration = total
-        if self.first_iteration == 0:
-            self.evaluate(0)
+        if (
+            not self.evaluated
+        ):  # before the first iteration, or given up before the checkpoint that goes on here
+            self.evaluate(self.first_iteration)
+        self.leaving = self.stop.requested
         for iteration in range(self.first_iteration + 1, total + 1):
-            if self.stop.requested:
+            if self.leaving:
                 return
             yield iteration
 
@@ -188,7 +200,8 @@ class Parts:
         """A checkpoint when one is due, and a printed sample now and then."""
         self.evaluate(iteration)
         frequency = self.config.train.checkpoint_frequency
-        last = iteration == self.last_iteration or self.stop.requested
+        self.leaving = self.stop.requested
+        last = iteration == self.last_iteration or self.leaving
         if last or (frequency and iteration % frequency == 0):
             self.checkpoint(iteration)
         self._tell_of_groups_unwanted(batch)
@@ -211,21 +224,29 @@ class Parts:
 
     def evaluate(self, iteration: int) -> None:
         """Run `eval.sets` when it is time; beside running generation, in slices between two engine steps."""
-        if self.evaluation is None or self.stop.requested:
-            return
-        if not self.evaluation.due(iteration, self.last_iteration):
+        self.evaluated = self.evaluation is None or not self.evaluation.due(iteration, self.last_iteration)
+        if self.evaluation is None or self.evaluated or self.stop.requested:
             return
         if iteration == self.last_iteration and self.stream is not None and not self.push_due(iteration):
             self.push_weights()
-        in_engine_thread = self.stream.call if self.stream is not None else lambda function: function()
-        for table in self.evaluation.run(iteration, in_engine_thread, lambda: self.stop.requested):
+        tables = self.evaluation.run(iteration, self._in_engine_thread, lambda: self.stop.requested)
+        self.evaluated = bool(tables)
+        for table in tables:
             self.monitor.say(table)
+
+    def _in_engine_thread(self, function: Callable[[], Any]) -> Any:
+        if self.stream is None:
+            return function()
+        self._push_if_requested()
+        return self.stream.call(function)
 
     def checkpoint(self, iteration: int) -> None:
         from training.checkpoint import checkpoint_path, random_state, save_checkpoint
 
         state = {
             "iteration": iteration,
+            "overlapped": self.overlapped,
+            "evaluated": self.evaluated,
             "learner": self.learner.state_dict(),
             "policy_version": self.weights.version,
             "generator": self.generator.get_state(),
@@ -246,6 +267,7 @@ class Parts:
         from training.checkpoint import restore_random_state
 
         self.first_iteration = state["iteration"]
+        self.evaluated = state["evaluated"]
         self.learner.load_state_dict(state["learner"])
         self.prompts.load_state_dict(state["prompts"])
         self.rollouts.env.next_group_id = state["next_group_id"]
@@ -253,7 +275,7 @@ class Parts:
         self.generator.set_state(state["generator"])
         restore_random_state(state["random"])
 
-    def close(self, outcome: str) -> None:
+    def close(self, outcome: RunOutcome) -> None:
         self.stop.uninstall()
         with ExitStack() as ending:  # from the last to the first, each even where another one fails
             ending.callback(self.monitor.close, outcome)

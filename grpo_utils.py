@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from config.errors import ConfigError
 from config.files import disk_full
 from config.messages import readable
+from config.outcome import INTERRUPTED, RunOutcome
 from config.schema import Config, register_schema, to_config
 from grpo_parts import Parts
 
@@ -44,10 +46,12 @@ def launch(train: Callable[[Config, Parts], None], overlapped: bool = False) -> 
     @hydra.main(version_base=None, config_path=str(PROJECT / "config"), config_name="grpo_gsm8k")
     def main(composed: DictConfig) -> None:
         from hydra.core.hydra_config import HydraConfig
+        from hydra.types import RunMode
 
-        run_dir = Path(HydraConfig.get().runtime.output_dir)
+        hydra_config = HydraConfig.get()
+        run_dir = Path(hydra_config.runtime.output_dir)
         try:
-            run(to_config(composed), run_dir, train, overlapped)
+            outcome = run(to_config(composed), run_dir, train, overlapped)
         except (ConfigError, OmegaConfBaseException) as error:
             _remove_if_unused(run_dir)
             sys.exit(_complain(readable(error)))
@@ -55,6 +59,9 @@ def launch(train: Callable[[Config, Parts], None], overlapped: bool = False) -> 
             if not disk_full(error):
                 raise
             sys.exit(_complain(DISK_FULL.format(run_dir=run_dir)))
+        if outcome == "interrupted" and hydra_config.mode == RunMode.MULTIRUN:
+            print("the sweep ends here; its other runs have not begun", file=sys.stderr)
+            sys.exit(INTERRUPTED)
 
     try:
         main()
@@ -75,59 +82,65 @@ def _remove_if_unused(run_dir: Path) -> None:
 
 def run(
     config: Config, run_dir: Path, train: Callable[[Config, Parts], None], overlapped: bool = False
-) -> None:
+) -> RunOutcome:
     """One job: what `run=` says."""
     if config.run in ALONE:
-        ALONE[config.run](config, run_dir, overlapped)
-        return
+        return ALONE[config.run](config, run_dir, overlapped)
     parts = build(config, run_dir, overlapped)
-    outcome = "failed"
+    outcome: RunOutcome = "failed"
     try:
         train(config, parts)
         outcome = "interrupted" if parts.stop.requested else "finished"
     finally:
         parts.close(outcome)
+    return outcome
 
 
-def print_plan(config: Config, run_dir: Path, overlapped: bool) -> None:
+def print_plan(config: Config, run_dir: Path, overlapped: bool) -> RunOutcome:
     """`run=plan`: touches no device, leaves no folder."""
     from config.plan import report
     from grpo_engines import plan_run
 
     print(report(plan_run(config, overlapped, run_dir)))
     _remove_if_unused(run_dir)
+    return "finished"
 
 
-def run_evaluation(config: Config, run_dir: Path, overlapped: bool) -> None:
+def run_evaluation(config: Config, run_dir: Path, overlapped: bool) -> RunOutcome:
     """`run=eval`: neither learner nor training data."""
     from grpo_engines import plan_run
     from grpo_eval import evaluate_alone
 
     seed_everything(config)
-    evaluate_alone(config, run_dir, plan_run(config, overlapped, run_dir))
+    outcome = evaluate_alone(config, run_dir, plan_run(config, overlapped, run_dir))
+    if outcome == "interrupted":
+        sys.exit(INTERRUPTED)
+    return outcome
 
 
-def grade_samples(config: Config, run_dir: Path, overlapped: bool) -> None:
+def grade_samples(config: Config, run_dir: Path, overlapped: bool) -> RunOutcome:
     """`run=rewards`: judges saved completions; no model."""
     from envs.grade import grade
 
     code = grade(config.env)
     _remove_if_unused(run_dir)
-    sys.exit(code)
+    if code:
+        sys.exit(code)
+    return "finished"
 
 
-ALONE: dict[str, Callable[[Config, Path, bool], None]] = {
+ALONE: dict[str, Callable[[Config, Path, bool], RunOutcome]] = {
     "plan": print_plan,
     "eval": run_evaluation,
     "rewards": grade_samples,
 }
 
 
-def find_checkpoint(config: Config, run_dir: Path) -> Path | None:
+def find_checkpoint(config: Config, run_dir: Path, overlapped: bool) -> Path | None:
     """What `train.resume` means: a path, or with `auto` the newest checkpoint of this very run.
 
     `auto` looks in this run's own folder first (`hydra.run.dir=` names it), then in its sibling runs for the
-    newest one with the same config. None: start from the beginning.
+    newest one of the same script with the same config. None: start from the beginning.
     """
     from training.checkpoint import newest_checkpoint
 
@@ -140,14 +153,16 @@ def find_checkpoint(config: Config, run_dir: Path) -> Path | None:
         return own
     others = sorted((PROJECT / "outputs").glob("*/*/checkpoints"), reverse=True)
     candidates = (newest_checkpoint(folder.parent) for folder in others)
-    return next((path for path in candidates if path is not None and _same_run(path, config)), None)
+    return next((path for path in candidates if path and _same_run(path, config, overlapped)), None)
 
 
-def _same_run(path: Path, config: Config) -> bool:
-    from training.checkpoint import load_checkpoint
+def _same_run(path: Path, config: Config, overlapped: bool) -> bool:
+    from training.checkpoint import origin
 
-    saved = load_checkpoint(path)["config"]
-    ours = asdict(config)
+    found = origin(path)
+    if found is None or found[1] != overlapped:
+        return False
+    saved, ours = found[0], asdict(config)
     for either in (saved, ours):
         either["train"].pop("resume")
         either["train"].pop("total_dialog_turns")
@@ -156,6 +171,15 @@ def _same_run(path: Path, config: Config) -> bool:
 
 
 def build(config: Config, run_dir: Path, overlapped: bool = False) -> Parts:
+    """The parts of a run; where one of them fails, those that are there already are closed."""
+    with ExitStack() as built:
+        parts = _build(config, run_dir, overlapped, built)
+        built.pop_all()
+    parts.stop.install()
+    return parts
+
+
+def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) -> Parts:
     """Cheap checks first: data and tokenizer before weights, weights before engines."""
     import torch
 
@@ -178,8 +202,13 @@ def build(config: Config, run_dir: Path, overlapped: bool = False) -> Parts:
     from training.model import load_model, load_tokenizer
 
     _keep_imports()
-    found = find_checkpoint(config, run_dir)
+    found = find_checkpoint(config, run_dir, overlapped)
     saved = load_checkpoint(found) if found else None
+    if saved is not None and saved["overlapped"] != overlapped:
+        ours, theirs = ("grpo_async.py", "grpo.py") if overlapped else ("grpo.py", "grpo_async.py")
+        raise ConfigError(
+            f"train.resume={found}: {theirs} wrote it, which counts other iterations than {ours}; go on with {theirs}"
+        )
     plan = plan_run(config, overlapped, run_dir)
     seed_everything(config)
     task = make_task(config.env)
@@ -197,11 +226,13 @@ def build(config: Config, run_dir: Path, overlapped: bool = False) -> Parts:
     conversation = make_conversation(config, tokenizer)
     model = load_model(config.model, torch_devices(plan.devices.train))
     engine = build_engine(config, model, tokenizer, plan)
+    built.callback(engine.close)
     model, scorer, reference = build_models(config, model, plan)
     learner = Learner(model, scorer, reference, config, run_dir)
     inference = config.inference_model
     sampling = Sampling(inference.temperature, inference.top_p, inference.top_k, inference.max_tokens)
     rewards = RewardService(task, config.env)
+    built.callback(rewards.close)
     candidates = config.env.candidates
     env = TokenEnv(prompts.draw, tokenizer, rewards, candidates, prompts.observe)
     generating = in_turns(engine, conversation)
@@ -209,6 +240,8 @@ def build(config: Config, run_dir: Path, overlapped: bool = False) -> Parts:
     own = shared.view() if eval_sets else generating
     policy = EnginePolicy(own, sampling, candidates, config.train.seed, inference.request_timeout_s)
     tracker = make_tracker(config.logging, run_dir, asdict(config))
+    if tracker is not None:
+        built.callback(tracker.close)
     if saved is not None and found is not None:
         earlier = MetricsFile(found.parent.parent / "metrics.jsonl")
         MetricsFile(run_dir / "metrics.jsonl").continue_from(earlier, saved["learner"]["optimizer_steps"])
@@ -231,6 +264,7 @@ def build(config: Config, run_dir: Path, overlapped: bool = False) -> Parts:
         rewards,
         monitor,
         generator,
+        overlapped=overlapped,
     )
     if eval_sets:
         parts.evaluation = Evaluation(config, eval_sets, tokenizer, shared.view(), monitor, run_dir)
@@ -239,7 +273,6 @@ def build(config: Config, run_dir: Path, overlapped: bool = False) -> Parts:
         monitor.say(f"resumed from {found} at iteration {saved['iteration']}")
     elif config.train.resume == "auto":
         monitor.say("train.resume=auto: no checkpoint of this run, starting from the beginning")
-    parts.stop.install()
     return parts
 
 

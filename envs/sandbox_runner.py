@@ -190,7 +190,7 @@ class Supervisor:
             os.close(fd)
         wall = time.monotonic() - began
         out, err, value = (bytes(text) for text in watch.texts)
-        if not value.startswith(READY):
+        if status == FINISHED and not value.startswith(READY):
             status = BROKEN
         if (
             status == FINISHED

@@ -13,6 +13,7 @@ from torchrl.record.loggers import Logger
 from tqdm import tqdm
 
 from config.files import written_whole
+from config.outcome import RunOutcome
 from config.schema import LoggingConfig
 from monitoring.metrics import rollout_metrics
 from monitoring.trackers import MetricsFile
@@ -143,9 +144,11 @@ class Monitor:
         """A line above the progress bar."""
         self.bar.write(text, file=sys.stderr)
 
-    def close(self, outcome: str) -> None:
-        """Write `summary.json`; `outcome` is finished, interrupted or failed."""
+    def close(self, outcome: RunOutcome) -> None:
+        """Write `summary.json`, end the tracker."""
         self.bar.close()
+        if self.tracker is not None:
+            self.tracker.close()
         rewards = [row["reward/mean"] for row in self.file.rows() if "reward/mean" in row]
         summary = {
             "outcome": outcome,

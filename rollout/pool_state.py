@@ -62,7 +62,6 @@ class Slot:
 def stacks_of(slots: Sequence[Slot]) -> str:
     """What every thread of every engine is doing now."""
     import ray
-    from ray.exceptions import RayActorError
 
     calls = {slot.host.stacks.options(concurrency_group="watch").remote(): slot for slot in slots}
     ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=_STACKS_S)
@@ -72,7 +71,7 @@ def stacks_of(slots: Sequence[Slot]) -> str:
         if ref in ready:
             try:
                 text = ray.get(ref)
-            except RayActorError as error:
+            except Exception as error:  # of whatever kind: this is told beside another error
                 text = str(error).splitlines()[0]
         parts.append(f"--- {slot.place}, {slot.state}\n{text}")
     return "\n".join(parts)

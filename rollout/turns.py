@@ -145,8 +145,10 @@ class TurnEngine:
         return self.engine.score(sequences)
 
     def close(self) -> None:
-        self.answers.close()
-        self.engine.close()
+        try:
+            self.answers.close()
+        finally:
+            self.engine.close()
 
 
 def turn_seed(seed: int, index: int, turn: int) -> int:

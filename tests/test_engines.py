@@ -67,6 +67,23 @@ def test_engines_with_gpus_of_their_own_never_sleep() -> None:
     assert not {"sleep", "wake"} & set(noting.calls)
 
 
+def test_an_engine_replaced_in_a_push_gets_no_push_inside_it() -> None:
+    noting = Noting()
+    pushed = weights(noting, in_turns=False)
+    under_way: list[bool] = []
+    push = noting.push
+
+    def note(weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        under_way.append(pushed.pushing)
+        push(weights, version)
+
+    noting.push = note  # type: ignore[method-assign]
+    pushed.push()
+    pushed.push_again()
+    assert under_way == [True, True]
+    assert not pushed.pushing
+
+
 def test_a_replaced_engine_gets_the_present_version_again() -> None:
     noting = Noting()
     pushed = weights(noting, in_turns=False)

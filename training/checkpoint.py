@@ -19,11 +19,16 @@ def checkpoint_path(run_dir: Path, iteration: int) -> Path:
 
 
 def save_checkpoint(path: Path, state: dict[str, Any], keep: int) -> None:
-    """Write `state` so that `path` is either absent or whole; then remove all but the newest `keep`."""
+    """Write `state` so that `path` is either absent or whole; then remove all before it but the newest `keep`.
+
+    Those after it are removed too: a run that was resumed from an earlier one has given them up.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as file:
         torch.save(state, file)
-    for old in sorted(path.parent.glob(PATTERN))[:-keep] if keep else []:
+    found = sorted(path.parent.glob(PATTERN))
+    present = found.index(path) + 1
+    for old in [*found[present:], *(found[:present][:-keep] if keep else [])]:
         old.unlink()
 
 
@@ -40,6 +45,18 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"train.resume={path}: not a readable checkpoint ({error}); take an earlier one from the same folder"
         ) from error
     return state
+
+
+def origin(path: Path) -> tuple[dict[str, Any], bool] | None:
+    """The config of the run that wrote a checkpoint and whether it overlapped, without reading the tensors.
+
+    None where it cannot be read: it is being written, or was removed, or is no checkpoint of ours.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return state["config"], state["overlapped"]
+    except Exception:  # unpickling what is no checkpoint may raise anything
+        return None
 
 
 def newest_checkpoint(run_dir: Path) -> Path | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from config.schema import LoggingConfig
+from monitoring.monitor import Monitor
 from monitoring.trackers import MetricsFile, make_tracker
 from tests.scripts import ROOT
 
@@ -36,6 +37,23 @@ def test_wandb_offline_writes_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert dict(tracker.experiment.config)["train"] == {"seed": 3}
     tracker.experiment.finish()
     assert list(tmp_path.rglob("*.wandb"))
+
+
+def test_every_run_of_a_sweep_is_a_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    seen = []
+    for seed in (3, 4):
+        run_dir = tmp_path / str(seed)
+        run_dir.mkdir()
+        settings = LoggingConfig(backend="wandb", mode="offline", progress=False)
+        tracker = make_tracker(settings, run_dir, {"train": {"seed": seed}})
+        assert tracker is not None
+        seen.append((tracker.experiment.id, dict(tracker.experiment.config)["train"]["seed"]))
+        Monitor(run_dir, settings, tracker, repeats=1, total_steps=1).close("finished")
+    assert seen[0][0] != seen[1][0]
+    assert [seed for _, seed in seen] == [3, 4]
+    assert len(list(tmp_path.rglob("*.wandb"))) == 2
 
 
 def test_no_backend_is_no_tracker(tmp_path: Path) -> None:

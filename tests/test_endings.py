@@ -1,0 +1,132 @@
+"""How runs end, and from where they go on: stops in bad places, sweeps, checkpoints that are not theirs."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import grpo
+import grpo_async
+import grpo_utils
+from config.errors import ConfigError
+from config.schema import Config
+from grpo_parts import Parts
+from grpo_utils import build, find_checkpoint, run
+from monitoring import trackers
+from rollout.transformers_engine import TransformersEngine
+from tests.scripts import QUICK, ROOT, configured, finish, rows, wait_for
+from training.checkpoint import checkpoint_path, save_checkpoint
+
+SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
+SETS = "eval.sets={held_out:{dataset:arithmetic,n:2,limit:4}}"
+
+
+def checkpoints(run_dir: Path) -> list[int]:
+    return sorted(int(path.stem.split("_")[1]) for path in (run_dir / "checkpoints").iterdir())
+
+
+def test_a_stop_after_the_checkpoint_of_its_iteration_leaves_one_of_the_next(tmp_path: Path) -> None:
+    def train(config: Config, parts: Parts) -> None:
+        done = parts.iteration_done
+
+        def stopped_after(iteration: int, batch: Any) -> None:
+            done(iteration, batch)
+            parts.stop.requested = iteration == 2 or parts.stop.requested
+
+        parts.iteration_done = stopped_after  # type: ignore[method-assign]
+        grpo.train(config, parts)
+
+    assert run(configured(*SMALL, "train.checkpoint_frequency=0"), tmp_path, train) == "interrupted"
+    assert checkpoints(tmp_path) == [3]
+    assert rows(tmp_path)[-1]["optimizer_step"] == 3
+
+
+def test_an_evaluation_that_was_given_up_is_made_up_for(tmp_path: Path) -> None:
+    config = configured(*SMALL, SETS, "eval.frequency=2", "train.resume=auto")
+
+    def train(config: Config, parts: Parts) -> None:
+        evaluate = parts.evaluate
+
+        def stopped_in(iteration: int) -> None:
+            parts.stop.requested = iteration == 2
+            evaluate(iteration)
+
+        parts.evaluate = stopped_in  # type: ignore[method-assign]
+        grpo.train(config, parts)
+
+    assert run(config, tmp_path, train) == "interrupted"
+    assert checkpoints(tmp_path) == [2]
+    assert run(config, tmp_path, grpo.train) == "finished"
+    assert [row["iteration"] for row in rows(tmp_path) if "reward/mean" not in row] == [0, 2, 4]
+
+
+def test_an_interrupted_sweep_begins_no_other_run(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "grpo.py", "--config-name", "grpo_quickstart", "--multirun"),
+            *(f"hydra.sweep.dir={tmp_path}", "train.seed=0,1", *QUICK, *SMALL[:2]),
+            *("train.total_dialog_turns=1600000", "train.checkpoint_frequency=0"),
+        ],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_for(lambda: (tmp_path / "0" / "metrics.jsonl").exists(), process)
+    process.send_signal(signal.SIGINT)
+    output = finish(process)
+    assert process.returncode == 130, output
+    assert "SIGINT: finishing this iteration" in output
+    assert "the sweep ends here" in output
+    assert len(checkpoints(tmp_path / "0")) == 1
+    assert not (tmp_path / "1").exists()
+
+
+def test_each_script_goes_on_from_its_own_checkpoints(tmp_path: Path) -> None:
+    run(configured(*SMALL), tmp_path, grpo_async.train, overlapped=True)
+    with pytest.raises(ConfigError, match=r"grpo_async\.py wrote it, .* go on with grpo_async\.py"):
+        build(configured(*SMALL, "train.resume=auto"), tmp_path)
+
+
+def test_auto_passes_over_what_is_not_this_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among the sibling runs: of the other script, of another seed, torn, and no checkpoint of ours."""
+    monkeypatch.setattr(grpo_utils, "PROJECT", tmp_path)
+    config = configured(*SMALL, "train.resume=auto")
+    siblings = [tmp_path / "outputs" / "2026-01-01" / f"00-00-0{second}" for second in range(5)]
+    for folder in siblings:
+        folder.mkdir(parents=True)
+    run(configured(*SMALL), siblings[0], grpo.train)
+    run(configured(*SMALL), siblings[1], grpo_async.train, overlapped=True)
+    run(configured(*SMALL, "train.seed=1"), siblings[2], grpo.train)
+    ours = checkpoint_path(siblings[0], 4)
+    for folder in siblings[3:]:
+        checkpoint_path(folder, 1).parent.mkdir()
+    checkpoint_path(siblings[3], 1).write_bytes(ours.read_bytes()[:1000])
+    torch.save({"iteration": 1}, checkpoint_path(siblings[4], 1))
+    assert find_checkpoint(config, tmp_path / "new", overlapped=False) == ours
+
+
+@pytest.mark.parametrize(("keep", "left"), [(0, [100, 150]), (1, [150]), (3, [100, 150])])
+def test_a_run_that_went_back_keeps_what_it_writes(keep: int, left: list[int], tmp_path: Path) -> None:
+    for iteration in (100, 200, 300, 150):
+        save_checkpoint(checkpoint_path(tmp_path, iteration), {"iteration": iteration}, keep=keep)
+    assert checkpoints(tmp_path) == left
+
+
+def test_a_run_that_cannot_be_built_closes_what_was_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+
+    def refuse(*_: object) -> None:
+        raise ConfigError("no such tracker")
+
+    monkeypatch.setattr(trackers, "make_tracker", refuse)
+    monkeypatch.setattr(TransformersEngine, "close", lambda engine: closed.append("engine"))
+    with pytest.raises(ConfigError, match="no such tracker"):
+        build(configured(*SMALL), tmp_path)
+    assert closed == ["engine"]
