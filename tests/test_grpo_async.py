@@ -184,6 +184,36 @@ def test_an_engine_that_is_lost_gets_weights_that_only_the_learner_has(
     assert "engine 0 (CPU) is back" in caplog.text
 
 
+def test_an_engine_that_is_lost_in_an_evaluation_gets_its_weights_there(
+    local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The learner waits for the evaluation, the evaluation for the only engine, and that one for the learner."""
+    monkeypatch.setattr(grpo_engines, "_transport", lambda config, engine, plan, dtype: HandCarried(engine))
+    others = set(engine_processes())
+    config = configured(
+        *SMALL,
+        "ray.enabled=true",
+        "inference_model.request_timeout_s=120",
+        "eval.sets={held_out:{dataset:arithmetic,n:2,limit:8}}",
+    )
+
+    def train(config: Config, parts: Parts) -> None:
+        evaluate = parts.evaluate
+
+        def killing(iteration: int) -> None:
+            if iteration == 10:
+                (victim,) = set(engine_processes()) - others
+                os.kill(victim, signal.SIGKILL)
+            evaluate(iteration)
+
+        parts.evaluate = killing  # type: ignore[method-assign]
+        grpo_async.train(config, parts)
+
+    assert run(config, tmp_path, train, overlapped=True) == "finished"
+    assert "engine 0 (CPU) is back" in caplog.text
+    assert [row["iteration"] for row in rows(tmp_path) if "reward/mean" not in row] == [0, 10]
+
+
 def test_ctrl_c_ends_in_seconds_with_a_checkpoint(tmp_path: Path) -> None:
     process = start(
         "grpo_async.py",
