@@ -204,6 +204,7 @@ class Parts:
         last = iteration == self.last_iteration or self.leaving
         if last or (frequency and iteration % frequency == 0):
             self.checkpoint(iteration)
+            self.leaving = self.stop.requested
         self._tell_of_groups_unwanted(batch)
         every = self.config.logging.sample_frequency
         if every and (iteration % every == 0 or iteration == 1):

@@ -141,14 +141,22 @@ def find_checkpoint(config: Config, run_dir: Path, overlapped: bool) -> Path | N
 
     `auto` looks in this run's own folder first (`hydra.run.dir=` names it), then in its sibling runs for the
     newest one of the same script with the same config. None: start from the beginning.
+
+    Raises:
+        ConfigError: checkpoints are in the way of a run that starts from the beginning.
     """
     from training.checkpoint import newest_checkpoint
 
+    own = newest_checkpoint(run_dir)
     if config.train.resume is None:
+        if own is not None:
+            raise ConfigError(
+                f"hydra.run.dir={run_dir} holds the checkpoints of an earlier run, which this one would replace; go "
+                "on from them with train.resume=auto, or take another folder"
+            )
         return None
     if config.train.resume != "auto":
         return Path(config.train.resume)
-    own = newest_checkpoint(run_dir)
     if own is not None:
         return own
     others = sorted((PROJECT / "outputs").glob("*/*/checkpoints"), reverse=True)
@@ -192,7 +200,7 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     from grpo_engines import build_engine, build_weights, in_turns, make_conversation, plan_run
     from grpo_eval import Evaluation, load_sets
     from monitoring.monitor import Monitor
-    from monitoring.trackers import MetricsFile, make_tracker
+    from monitoring.trackers import MetricsFile, close_tracker, make_tracker
     from rollout.collector import EnginePolicy, Rollouts
     from rollout.engine import Sampling
     from rollout.engine_views import SharedEngine
@@ -241,7 +249,7 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     policy = EnginePolicy(own, sampling, candidates, config.train.seed, inference.request_timeout_s)
     tracker = make_tracker(config.logging, run_dir, asdict(config))
     if tracker is not None:
-        built.callback(tracker.close)
+        built.callback(close_tracker, tracker, "failed")
     if saved is not None and found is not None:
         earlier = MetricsFile(found.parent.parent / "metrics.jsonl")
         MetricsFile(run_dir / "metrics.jsonl").continue_from(earlier, saved["learner"]["optimizer_steps"])

@@ -78,7 +78,8 @@ class TrainConfig:
     checkpoint_frequency: int = 100
     """Iterations between checkpoints; 0 keeps only the one at the end."""
     keep_checkpoints: int = 3
-    """Newest checkpoints kept; older ones are removed. 0 keeps all."""
+    """Newest checkpoints kept; older ones are removed. 0 keeps all. Later ones, of which a run that went back to an
+    earlier one has taken leave, are removed in any case."""
     resume: str | None = None
     """`auto` (the newest checkpoint under this run's folder) or the path of a checkpoint."""
     max_nonfinite_steps: int = 3

@@ -244,14 +244,26 @@ class RewardService:
         self._progressed = time.monotonic()
         self._early_deaths = 0
         for verdict in verdicts:
-            self._received(self._items.pop(verdict[0]), verdict)
+            self._received(self._items.pop(verdict[0]), self._in_time(verdict))
+
+    def _in_time(self, verdict: Verdict) -> Verdict:
+        """One that came after its deadline counts as none, whether or not anybody looked meanwhile."""
+        index, *_, seconds, _ = verdict
+        return (index, 0.0, {}, CRASHED, seconds, self._too_late) if self._is_late(seconds) else verdict
+
+    def _is_late(self, seconds: float) -> bool:
+        return seconds > self.env.reward_timeout_s
+
+    @property
+    def _too_late(self) -> str:
+        return f"it took longer than env.reward_timeout_s={self.env.reward_timeout_s:g}"
 
     def _check_deadline(self, pool: Pool, worker: Worker) -> None:
-        limit = self.env.reward_timeout_s
-        now = _Loss.of(worker, f"it took longer than env.reward_timeout_s={limit:g}")
-        if now.running != IDLE and now.seconds > limit:
+        patience = STALLED_SECONDS + self.env.reward_timeout_s
+        now = _Loss.of(worker, self._too_late)
+        if now.running != IDLE and self._is_late(now.seconds):
             self._replace(pool, worker, now)
-        elif worker.batches and time.monotonic() - self._progressed > STALLED_SECONDS + limit:
+        elif worker.batches and time.monotonic() - self._progressed > patience:
             raise TimeoutError(
                 f"the reward service waited {time.monotonic() - self._progressed:.0f} s for any of "
                 f"{len(pool.workers)} workers to judge one of {len(self._items)} completions"
@@ -286,9 +298,13 @@ class RewardService:
             self._suspects.update(running)
         for loss in lost:
             for index in reversed(loss.unanswered):
-                item = self._items.pop(index)
-                if index == loss.running and self._is_at_fault(item, loss.reason, len(running)):
-                    self._received(item, (index, 0.0, {}, CRASHED, loss.seconds, loss.reason))
+                if index != loss.running:
+                    self._enqueue(self._items.pop(index), first=True)
+        for loss in lost:
+            if loss.running != IDLE:
+                item = self._items.pop(loss.running)
+                if self._is_at_fault(item, loss.reason, len(running)):
+                    self._received(item, (loss.running, 0.0, {}, CRASHED, loss.seconds, loss.reason))
                 else:
                     self._enqueue(item, first=True)
 

@@ -41,8 +41,7 @@ Verdict = tuple[
 ]  # index, score, parts, outcome, seconds, message
 CRASHED = "crashed"
 OUT_OF_MEMORY = "MemoryError"
-ORPHAN_PASSES = 20
-"""What an orphan started becomes an orphan itself when it is ended."""
+TIDY_SECONDS = 2.0
 RETIRE_AFTER = 50_000
 """Verifications after which a worker makes room for a fresh one: a leak in a verifier never reaches the limit."""
 Batch = tuple[list[int], list[tuple[str, int, bool]], list[int], list[tuple[Any, ...]]]
@@ -113,10 +112,12 @@ class _Nursery:
                     self._fork()
                 else:
                     self._kill(int(message[1:]))
+                    self._end_orphans()
                     self.control.sendall(b"k")
             self._reap()
         for pid in tuple(self.workers):
             self._kill(pid)
+        self._end_orphans()
 
     def _fork(self) -> None:
         ours, theirs = socket.socketpair()
@@ -145,7 +146,7 @@ class _Nursery:
             os._exit(0)
 
     def _kill(self, pid: int) -> None:
-        """End a worker, its process group and everything else that it started."""
+        """End a worker and its process group."""
         if pid in self.workers:
             for end in (os.killpg, os.kill):
                 try:
@@ -154,13 +155,23 @@ class _Nursery:
                     continue
             os.waitpid(pid, 0)
             self.workers.discard(pid)
-        for _ in range(ORPHAN_PASSES):
-            orphans = [child for child in _children() if child not in self.workers]
+
+    def _end_orphans(self) -> None:
+        """End whatever else a killed worker started.
+
+        What that started in turn may still have to tidy up, as a sandbox its files: it has time to end by itself.
+        """
+        deadline = 0.0
+        while orphans := [child for child in _children() if child not in self.workers]:
+            late = time.monotonic() > deadline
             for orphan in orphans:
-                os.kill(orphan, signal.SIGKILL)
-                os.waitpid(orphan, 0)
-            if not orphans:
-                return
+                if late:
+                    os.kill(orphan, signal.SIGKILL)
+                os.waitpid(orphan, 0 if late else os.WNOHANG)
+            if late:
+                deadline = time.monotonic() + TIDY_SECONDS
+            else:
+                time.sleep(0.002)
 
     def _reap(self) -> None:
         while True:

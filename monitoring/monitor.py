@@ -16,7 +16,7 @@ from config.files import written_whole
 from config.outcome import RunOutcome
 from config.schema import LoggingConfig
 from monitoring.metrics import rollout_metrics
-from monitoring.trackers import MetricsFile
+from monitoring.trackers import MetricsFile, close_tracker
 
 
 class Monitor:
@@ -147,8 +147,6 @@ class Monitor:
     def close(self, outcome: RunOutcome) -> None:
         """Write `summary.json`, end the tracker."""
         self.bar.close()
-        if self.tracker is not None:
-            self.tracker.close()
         rewards = [row["reward/mean"] for row in self.file.rows() if "reward/mean" in row]
         summary = {
             "outcome": outcome,
@@ -165,6 +163,8 @@ class Monitor:
         steps = f"{self.optimizer_step} optimizer steps, " if rewards else ""
         change = f"reward {rewards[0]} -> {rewards[-1]}; metrics and checkpoints" if rewards else "metrics"
         self.say(f"{outcome}: {steps}{change} in {self.run_dir}")
+        if self.tracker is not None:
+            close_tracker(self.tracker, outcome)
 
 
 def _short(text: str, limit: int = 300) -> str:

@@ -5,9 +5,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from torchrl.record.loggers import Logger, get_logger
+from torchrl.record.loggers import Logger, WandbLogger, get_logger
 
 from config.files import written_whole
+from config.outcome import RunOutcome
 from config.schema import LoggingConfig
 
 
@@ -51,3 +52,10 @@ def make_tracker(logging: LoggingConfig, run_dir: Path, config: dict[str, Any]) 
             "config": config,
         }
     return get_logger(logging.backend, logger_name=str(run_dir), experiment_name=name, **options)
+
+
+def close_tracker(tracker: Logger, outcome: RunOutcome) -> None:
+    """End its run, so that the next one of a sweep is another; W&B shows a failed one as failed."""
+    if isinstance(tracker, WandbLogger) and outcome == "failed":
+        tracker.experiment.finish(exit_code=1)
+    tracker.close()

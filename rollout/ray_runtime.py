@@ -4,9 +4,12 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from config.errors import ConfigError
 from rollout.engine import Engine
@@ -70,6 +73,7 @@ def _start_local(num_cpus: int, quiet: dict[str, Any]) -> None:
     """Ray gives its node 30 s, which no setting changes; a machine that was just too busy gets a second chance."""
     import ray
 
+    others = set(psutil.Process().children(recursive=True))
     for last in (False, True):
         try:
             ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, **quiet)
@@ -79,6 +83,11 @@ def _start_local(num_cpus: int, quiet: dict[str, Any]) -> None:
                 raise
             log.warning("Ray did not start in time (%s); once more", error)
             ray.shutdown()
+            for child in (
+                set(psutil.Process().children(recursive=True)) - others
+            ):  # which Ray leaves until we end
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
 
 
 def _check_reachable(address: str) -> None:

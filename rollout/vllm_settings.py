@@ -6,7 +6,7 @@ import os
 import random
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -138,5 +138,8 @@ def process_state_kept() -> Iterator[None]:
 def communication_files() -> set[Path]:
     """Through these the tensor-parallel workers of this process's CPU engines talk; vLLM does not remove them."""
     files = set(_SHARED_MEMORY.glob("vllm_dist_*"))
-    workers = psutil.Process().children(recursive=True) if files else []
-    return files & {Path(mapped.path) for worker in workers for mapped in worker.memory_maps()}
+    ours: set[Path] = set()
+    for worker in psutil.Process().children(recursive=True) if files else []:
+        with suppress(psutil.NoSuchProcess):
+            ours.update(Path(mapped.path) for mapped in worker.memory_maps())
+    return files & ours

@@ -45,6 +45,35 @@ def test_a_stop_after_the_checkpoint_of_its_iteration_leaves_one_of_the_next(tmp
     assert rows(tmp_path)[-1]["optimizer_step"] == 3
 
 
+def test_a_stop_during_a_checkpoint_needs_no_other(tmp_path: Path) -> None:
+    def train(config: Config, parts: Parts) -> None:
+        save = parts.checkpoint
+
+        def stopped_in(iteration: int) -> None:
+            save(iteration)
+            parts.stop.requested = True
+
+        parts.checkpoint = stopped_in  # type: ignore[method-assign]
+        grpo.train(config, parts)
+
+    assert run(configured(*SMALL, "train.checkpoint_frequency=2"), tmp_path, train) == "interrupted"
+    assert checkpoints(tmp_path) == [2]
+
+
+def test_checkpoints_in_the_way_of_a_new_run_are_named(tmp_path: Path) -> None:
+    save_checkpoint(checkpoint_path(tmp_path, 7), {"iteration": 7}, keep=0)
+    with pytest.raises(ConfigError, match=r"holds the checkpoints of an earlier run.*train\.resume=auto"):
+        build(configured(*SMALL), tmp_path)
+
+
+def test_a_checkpoint_of_another_version_is_named(tmp_path: Path) -> None:
+    save_checkpoint(checkpoint_path(tmp_path, 7), {"iteration": 7}, keep=0)
+    with pytest.raises(
+        ConfigError, match=r"checkpoint_000007\.pt: it holds no config, evaluated, .*another version"
+    ):
+        build(configured(*SMALL, "train.resume=auto"), tmp_path)
+
+
 def test_an_evaluation_that_was_given_up_is_made_up_for(tmp_path: Path) -> None:
     config = configured(*SMALL, SETS, "eval.frequency=2", "train.resume=auto")
 

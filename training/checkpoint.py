@@ -12,6 +12,10 @@ from config.files import written_whole
 
 FOLDER = "checkpoints"
 PATTERN = "checkpoint_*.pt"
+KEYS = {
+    *("iteration", "overlapped", "evaluated", "learner", "policy_version", "generator", "random", "config"),
+    *("prompts", "next_group_id"),
+}
 
 
 def checkpoint_path(run_dir: Path, iteration: int) -> Path:
@@ -33,7 +37,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep: int) -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Raises ConfigError when there is no checkpoint or it cannot be read."""
+    """Raises ConfigError when there is no checkpoint, it cannot be read, or another version of this code wrote it."""
     if not path.is_file():
         raise ConfigError(
             f"train.resume={path}: no such file; give the path of a checkpoint_*.pt, or train.resume=auto"
@@ -44,6 +48,12 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"train.resume={path}: not a readable checkpoint ({error}); take an earlier one from the same folder"
         ) from error
+    missing = sorted(KEYS - state.keys())
+    if missing:
+        raise ConfigError(
+            f"train.resume={path}: it holds no {', '.join(missing)}: another version of this code wrote it; go on with "
+            "that version, or train from the beginning without train.resume"
+        )
     return state
 
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from envs.sandbox import Limits, Sandbox
 from envs.task import Completion, Example, Reward
 
 
@@ -28,6 +29,8 @@ def bomb(completion: Completion, example: Example) -> Reward:
         "print": lambda: print("said a reward", flush=True),
         "exit": lambda: sys.exit(3),
         "fail": lambda: 1 / 0,
+        "sandbox": lambda: Sandbox("rlimits", Limits(wall_seconds=600.0)).run("import time; time.sleep(600)"),
+        "wait": lambda: _wait_for(Path(rest)),
         "note": lambda: Path(rest).touch(),
         "child": lambda: _leave_child(Path(rest)),
     }
@@ -51,6 +54,11 @@ def accident(completion: Completion, example: Example) -> float:
 
 def _recurse(depth: int) -> int:
     return _recurse(depth + 1) + 1
+
+
+def _wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
 
 
 def _leave_child(path: Path) -> None:

@@ -17,6 +17,7 @@ from envs.reward_pool import Worker
 from envs.reward_service import RewardService
 from envs.reward_worker import IDLE
 from envs.task import Completion, Example, make_task
+from tests.envs.sandboxes import WORKING
 from tests.processes import alive, wait_until_gone
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,10 +137,10 @@ def test_the_death_of_idle_workers_harms_no_verdict(by_their_nursery: bool) -> N
 
 
 @pytest.mark.parametrize("by_their_nursery", [False, True])
-def test_the_death_of_busy_workers_harms_no_verdict(by_their_nursery: bool) -> None:
+def test_the_death_of_busy_workers_harms_no_verdict(by_their_nursery: bool, tmp_path: Path) -> None:
     """All are found dead in the same look, and each while it judges."""
     with serving("bomb", reward_timeout_s=30.0) as service:
-        ticket = service.submit([Completion("slow")] * 8, examples(8))
+        ticket = service.submit([Completion(f"wait {tmp_path / 'on'}")] * 8, examples(8))
         pool = service._pool
         assert pool is not None
         deadline = time.monotonic() + 30.0
@@ -147,8 +148,9 @@ def test_the_death_of_busy_workers_harms_no_verdict(by_their_nursery: bool) -> N
             assert time.monotonic() < deadline, "two workers are not busy after 30 s"
             assert service.poll(ticket) is None
         kill_workers(service, by_their_nursery)
+        (tmp_path / "on").touch()
         scored = service.wait(ticket)
-    assert [(s.outcome, s.score) for s in scored] == [("scored", 4.0)] * 8
+    assert [s.outcome for s in scored] == ["scored"] * 8
 
 
 def test_a_verification_that_kills_the_nursery_is_invalid_and_the_service_goes_on() -> None:
@@ -174,6 +176,28 @@ def test_an_accident_while_it_is_probed_makes_no_error_of_the_example(tmp_path: 
     with serving("accident") as service:
         assert service.score([Completion("die")], [prompted])[0].outcome == "invalid"
     assert (tmp_path / "happened").exists()
+
+
+def test_a_verdict_after_its_deadline_counts_as_none_though_nobody_looked_meanwhile(tmp_path: Path) -> None:
+    with serving("bomb", reward_timeout_s=2.0) as service:
+        service.score([Completion("a")], examples(1))
+        ticket = service.submit([Completion(f"wait {tmp_path / 'on'}")], examples(1))
+        time.sleep(2.5)
+        (tmp_path / "on").touch()
+        time.sleep(0.5)  # in which the verdict is given
+        assert [s.outcome for s in service.wait(ticket)] == ["invalid"]
+
+
+@pytest.mark.skipif("rlimits" not in WORKING, reason="no sandbox of this level here")
+def test_a_killed_verification_leaves_no_file_of_its_sandbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At level rlimits a process of the sandbox outlives the grader, to remove them."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with serving("bomb") as service:
+        scored = service.score([Completion("sandbox")] * 3, examples(3))
+        assert [s.outcome for s in scored] == ["invalid"] * 3
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_submitted_begins_before_anybody_asks_for_it(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from config.schema import LoggingConfig
 from monitoring.monitor import Monitor
-from monitoring.trackers import MetricsFile, make_tracker
+from monitoring.trackers import MetricsFile, close_tracker, make_tracker
 from tests.scripts import ROOT
 
 
@@ -54,6 +54,20 @@ def test_every_run_of_a_sweep_is_a_run_of_its_own(tmp_path: Path, monkeypatch: p
     assert seen[0][0] != seen[1][0]
     assert [seed for _, seed in seen] == [3, 4]
     assert len(list(tmp_path.rglob("*.wandb"))) == 2
+
+
+def test_a_failed_run_is_shown_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    tracker = make_tracker(LoggingConfig(backend="wandb", mode="offline"), tmp_path, {})
+    assert tracker is not None
+    codes: list[int] = []
+    finish = tracker.experiment.finish
+    monkeypatch.setattr(
+        tracker.experiment, "finish", lambda exit_code=0: (codes.append(exit_code), finish(exit_code))
+    )
+    close_tracker(tracker, "failed")
+    assert codes[0] == 1
 
 
 def test_no_backend_is_no_tracker(tmp_path: Path) -> None:

@@ -262,6 +262,7 @@ def test_an_adapter_push_acts_at_once_and_in_place(start_engine: StartEngine) ->
 def test_a_push_reaches_every_shard(start_engine: StartEngine) -> None:
     """Two tensor-parallel workers, each a process of its own."""
     engine, sequences = start_engine(True, tensor_parallel_size=2), [tokens(200, 1)]
+    assert len(engine._files) == 2, "which are gone when the engine is closed, says the fixture"
     for version in (1, 2):
         model = tiny_llama(True, seed=version)
         engine.load_weights(model.state_dict().items(), version)
