@@ -245,7 +245,7 @@ def judged_here(judge: Judge, index: int, completion: Completion, example: Examp
     began = time.perf_counter()
     try:
         reward = judge(completion, example)
-        parts = {str(name): float(value) for name, value in reward.parts.items()}
+        parts = {name: float(value) for name, value in reward.parts.items()}
         if not math.isfinite(reward.score):
             raise ValueError(f"the reward's score is {reward.score}")
         return index, float(reward.score), parts, reward.outcome, time.perf_counter() - began, ""
