@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ from rollout.collector import Keep, Rollouts, StreamedGroup
 from rollout.controller import Controller
 from rollout.engine import Request, Response
 from rollout.group_buffer import GroupBuffer
+from rollout.idle import IdleClock
 from rollout.selection import in_place_of
 
 Result = TypeVar("Result")
@@ -89,7 +91,7 @@ class Stream:
         self.timeout = timeout
         self._source = _Source(rollouts, prompts, keep)
         self.controller = Controller(rollouts.policy.engine, self._source, buffer, in_flight)
-        self._idle_s, self._asked = 0.0, time.perf_counter()
+        self._idle = IdleClock()
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
@@ -120,10 +122,7 @@ class Stream:
 
     def idle_share(self) -> float:
         """Share of the time since the last call in which no engine had anything to do."""
-        now = time.perf_counter()
-        share = self._idle_s / (now - self._asked)
-        self._idle_s, self._asked = 0.0, now
-        return share
+        return self._idle.share()
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Run `function` in the rollout thread, between two engine steps, and return what it returns.
@@ -160,15 +159,11 @@ class Stream:
             while not self._ending.is_set():
                 self._obey()
                 self.controller.admit()
-                began = time.perf_counter()
-                if self.controller.groups_in_flight:
-                    busy = self.controller.generating > 0
-                    self.controller.advance(_STEP_S)
-                else:
-                    busy = False
-                    self._ending.wait(_IDLE_S)
-                if not busy:
-                    self._idle_s += time.perf_counter() - began
+                with nullcontext() if self.controller.generating else self._idle.idle():
+                    if self.controller.groups_in_flight:
+                        self.controller.advance(_STEP_S)
+                    else:
+                        self._ending.wait(_IDLE_S)
         except BaseException as error:
             self.buffer.fail(error)
 

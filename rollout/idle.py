@@ -1,0 +1,46 @@
+"""How much of the time something stood idle, asked by another thread than the one that knows."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class IdleClock:
+    """Spans of idleness, of which each part counts in the interval between two questions that it lies in.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._asked = clock()
+        self._since: float | None = None
+        self._seconds = 0.0
+
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        with self._lock:
+            self._since = self._clock()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._count(self._clock())
+                self._since = None
+
+    def share(self) -> float:
+        """Share of the time since the last question, or since the start, that was idle; from 0 to 1."""
+        with self._lock:
+            now = self._clock()
+            self._count(now)
+            share = self._seconds / (now - self._asked) if now > self._asked else 0.0
+            self._seconds, self._asked = 0.0, now
+            return min(share, 1.0)  # a sum of parts may round to more than their whole
+
+    def _count(self, now: float) -> None:
+        if self._since is not None:
+            self._seconds += now - self._since
+            self._since = now
