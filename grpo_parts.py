@@ -95,9 +95,7 @@ class Parts:
 
     def _count(self, total: int) -> Iterator[int]:
         self.last_iteration = total
-        if (
-            not self.evaluated
-        ):  # before the first iteration, or given up before the checkpoint that goes on here
+        if not self.evaluated:  # nothing yet, or the one before the checkpoint was given up
             self.evaluate(self.first_iteration)
         self.leaving = self.stop.requested
         for iteration in range(self.first_iteration + 1, total + 1):

@@ -303,15 +303,11 @@ class RewardService:
         for loss in lost:
             if loss.running != IDLE:
                 item = self._items.pop(loss.running)
-                if self._is_at_fault(item, loss.reason, len(running)):
+                item.deaths += loss.reason == DIED and len(running) == 1
+                if loss.reason != DIED or item.deaths > 1:
                     self._received(item, (loss.running, 0.0, {}, CRASHED, loss.seconds, loss.reason))
                 else:
                     self._enqueue(item, first=True)
-
-    @staticmethod
-    def _is_at_fault(item: _Item, reason: str, num_running: int) -> bool:
-        item.deaths += reason == DIED and num_running == 1
-        return reason != DIED or item.deaths > 1
 
     def _received(self, item: _Item, verdict: Verdict) -> None:
         _, _, _, outcome, seconds, message = verdict

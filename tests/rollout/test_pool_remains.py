@@ -1,0 +1,121 @@
+"""A pool in a driver of its own: nothing of it is left over, however the driver ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+RUN = """
+import sys, time
+from functools import partial
+import torch
+from rollout.engine import Request, Sampling
+from rollout.pool import PoolSettings, RayPool
+from rollout.ray_runtime import EnginePlace
+from tests.rollout.pool_engines import CountingEngine
+
+pool = RayPool(partial(CountingEngine, 0.01), [EnginePlace("engine 0")], PoolSettings())
+try:
+    pool.load_weights([("sum", torch.ones(1000))], version=1)
+    pool.submit(Request(1, (1, 2), 2, Sampling(), seed=1))
+    while pool.in_flight:
+        pool.step(1.0)
+    print("ready", flush=True)
+    if sys.argv[1] == "exception":
+        raise RuntimeError("the learner failed")
+    while sys.argv[1] == "interrupt":
+        time.sleep(0.1)  # a signal that another thread takes would not end one long sleep
+finally:
+    pool.close()
+"""
+
+
+def marked_processes(mark: str) -> list[str]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("GRPO_TEST_MARK") == mark:
+                found.append(f"{process.pid} {process.name()}")
+        except psutil.Error:
+            continue
+    return found
+
+
+def listening_addresses(pid: int) -> list[str]:
+    addresses = []
+    for process in psutil.Process(pid).children(recursive=True):
+        try:
+            found = process.net_connections("tcp")
+        except psutil.Error:
+            continue
+        addresses += [c.laddr.ip for c in found if c.status == psutil.CONN_LISTEN]
+    return addresses
+
+
+@contextmanager
+def driving(end: str, mark: str) -> Iterator[subprocess.Popen[str]]:
+    """RUN as a driver of its own, with `mark` in its environment and its children's; ended if the test fails."""
+    run = subprocess.Popen(
+        [sys.executable, "-c", RUN, end],
+        cwd=PROJECT,
+        env={**os.environ, "GRPO_TEST_MARK": mark, "PYTHONPATH": str(PROJECT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield run
+    finally:
+        run.kill()
+        run.wait()
+
+
+@pytest.mark.parametrize("end", ["normal", "exception", "interrupt", "kill"])
+def test_nothing_remains(end: str) -> None:
+    """Processes, actors, shared memory: gone after every kind of end; nothing listens beyond loopback."""
+    mark, memory = uuid.uuid4().hex, shared_files()
+    with driving(end, mark) as run:
+        assert run.stdout is not None
+        ready = run.stdout.readline() == "ready\n"
+        assert ready, run.communicate(timeout=60)[1]
+        if end in ("interrupt", "kill"):
+            listening = listening_addresses(run.pid)
+            assert listening
+            assert all(ip.removeprefix("::ffff:").startswith("127.") or ip == "::1" for ip in listening)
+        if end == "interrupt":
+            os.killpg(run.pid, signal.SIGINT)  # as a terminal does on Ctrl-C: to the driver and its children
+        if end == "kill":
+            os.kill(run.pid, signal.SIGKILL)
+        code = run.wait(timeout=60)
+    assert code == {"normal": 0, "exception": 1, "interrupt": -signal.SIGINT, "kill": -signal.SIGKILL}[end]
+    # After SIGKILL, Ray's two agents may try for 60 s to report it to a server that is gone as well.
+    deadline = time.monotonic() + 120
+    while (left := marked_processes(mark)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert (left, abandoned(shared_files() - memory)) == ([], set())
+
+
+def shared_files() -> set[str]:
+    return {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")}
+
+
+def abandoned(files: set[str]) -> set[str]:
+    """Those that are still there and that no process has mapped: others may share memory on this machine too."""
+    held: set[str] = set()
+    for process in psutil.process_iter():
+        try:
+            held.update(mapped.path for mapped in process.memory_maps())
+        except psutil.Error:
+            continue
+    return files & shared_files() - held
