@@ -118,9 +118,9 @@ class RayCluster:
                 process.kill()
         node.wait(LIMIT_S)
 
-    def engines(self) -> int:
-        """Actors of the pool that live on any node."""
-        return sum(len(engine_processes(node.pid)) for node in self._nodes.values())
+    def engines(self) -> list[int]:
+        """Process ids of the pool's actors, on whichever node."""
+        return [pid for node in self._nodes.values() for pid in engine_processes(node.pid)]
 
     def close(self) -> None:
         self._init.communicate(timeout=LIMIT_S)
