@@ -19,7 +19,7 @@ from rollout.engine import Completion, Engine, Request, Sampling, generate
 from rollout.pool import RayPool
 from rollout.vllm_engine import VLLMEngine
 from selftest.check import Bench
-from selftest.tiny import configured, model_folder, moved
+from selftest.tiny import configured, model_folder, moved, subfolder
 from training.model import load_model, load_tokenizer
 
 MEAN_GAP = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.3}
@@ -30,7 +30,7 @@ VLLM = "inference_model.backend=vllm"
 @contextmanager
 def built(bench: Bench, *overrides: str, tied: bool = False, overlapped: bool = False) -> Iterator[Parts]:
     """The parts of a run on vLLM, closed at the end."""
-    parts = build(configured(bench, VLLM, *overrides, tied=tied), bench.folder / "run", overlapped)
+    parts = build(configured(bench, VLLM, *overrides, tied=tied), subfolder(bench, "run"), overlapped)
     try:
         yield parts
     finally:

@@ -16,7 +16,7 @@ from grpo_utils import build, build_models, torch_devices
 from plan.machine import this_machine
 from plan.plan import Plan, ReferencePlan, make_plan
 from selftest.check import Bench
-from selftest.tiny import configured, model_folder, moved
+from selftest.tiny import configured, model_folder, moved, subfolder
 from training.forward import ResponseScorer
 from training.learner import Learner
 from training.log_probs import selected_log_probs
@@ -28,7 +28,7 @@ HALF = (torch.bfloat16, torch.float16)
 def collected(bench: Bench, **model: Any) -> TensorDictBase:
     """Four groups of four completions drawn on the CPU, with random rewards, for a random model never is right."""
     config = configured(Bench(bench.folder, "cpu"), **model)
-    parts = build(config, bench.folder / "rollouts")
+    parts = build(config, subfolder(bench, "rollouts"))
     try:
         batch = parts.collect()
     finally:
@@ -126,7 +126,7 @@ def head(bench: Bench) -> str:
         hidden = torch.randn(64, 64, generator=generator).to(dtype)
         weight = (torch.randn(512, 64, generator=generator) / 8).to(dtype)
         targets = torch.randint(0, 512, (64,), generator=generator)
-        ours = [tensor.to(bench.device).requires_grad_() for tensor in (hidden, weight)]
+        ours = [tensor.clone().to(bench.device).requires_grad_() for tensor in (hidden, weight)]
         theirs = [tensor.double().requires_grad_() for tensor in (hidden, weight)]
         log_prob, _ = selected_log_probs(ours[0], ours[1], None, targets.to(bench.device), chunk_size=9)
         expected = (theirs[0] @ theirs[1].T).log_softmax(-1).gather(1, targets[:, None])[:, 0]

@@ -48,7 +48,7 @@ def ray_runtime(bench: Bench) -> str:
     return "a local runtime answers"
 
 
-def import_all(bench: Bench, packages: Sequence[str]) -> str:
+def packages(bench: Bench, names: Sequence[str]) -> str:
     """The packages load, and torch sees the GPUs that the driver tells of."""
     import importlib
 
@@ -56,7 +56,7 @@ def import_all(bench: Bench, packages: Sequence[str]) -> str:
 
     from plan.machine import visible_gpus
 
-    for name in packages:
+    for name in names:
         importlib.import_module(name)
     seen, there = torch.cuda.device_count(), len(visible_gpus())
     assert seen == there, (

@@ -44,7 +44,7 @@ def _tried(check: Check, folder: Path) -> dict[str, str]:
     except ConfigError as error:  # which names its remedy
         return {"status": "does not", "detail": str(error), "trace": traceback.format_exc(), "remedy": ""}
     except BaseException as error:
-        said = f"{type(error).__name__}: {error}"
+        said = f"{type(error).__name__}: {str(error) or traceback.extract_tb(error.__traceback__)[-1].line}"
         return {"status": "does not", "detail": said, "trace": traceback.format_exc(), "remedy": check.remedy}
 
 

@@ -59,10 +59,10 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def row_lines(row: Row, width: int) -> list[str]:
-    columns = max(80, shutil.get_terminal_size().columns)
+    columns = max(80, shutil.get_terminal_size((120, 24)).columns)
     first = f"{row.name:<{width}}  {row.status:<8}  {row.seconds:5.1f} s  "
     if row.status != "does not":
-        return [(first + row.detail)[:columns].rstrip()]
+        return [(first + row.detail).rstrip()]
     indent = " " * 4
     reason = textwrap.wrap(
         row.detail, columns - 4, max_lines=6, initial_indent=indent, subsequent_indent=indent

@@ -9,7 +9,7 @@ import torch
 
 from plan.machine import visible_gpus
 from selftest.check import Bench
-from selftest.tiny import TOKENIZER, configured, train
+from selftest.tiny import TOKENIZER, train
 
 QUICKSTART = (f"model.name={TOKENIZER}", "env.num_envs=8", "env.repeats=8")
 CLOCKS = ("time/", "throughput/", "reward_latency/", "idle/", "canary/seconds")
@@ -69,7 +69,3 @@ def learns(bench: Bench, overrides: Sequence[str] = (), iterations: int = 20) ->
     assert last > first + 0.1, f"the reward went from {first:.2f} to {last:.2f} in {iterations} iterations"
     return f"reward {first:.2f} to {last:.2f}"
 
-
-def planned(bench: Bench, *overrides: str) -> None:
-    """Composes, so that a wrong override is found without a run."""
-    configured(bench, *QUICKSTART, *overrides)

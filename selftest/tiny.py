@@ -41,22 +41,21 @@ SPREAD = 0.08
 """Of the random weights: four times the usual, so that log-probs react to every fault."""
 
 
-def model_folder(bench: Bench, tied: bool = False, width: int = 64, layers: int = 2) -> Path:
+def model_folder(bench: Bench, tied: bool = False, width: int = 128, layers: int = 2) -> Path:
     """A Hugging Face folder with random weights: Llama with a head of its own, or Qwen2 (biases, tied head)."""
     folder = bench.folder / f"model_{'tied' if tied else 'untied'}_{width}_{layers}"
     if folder.exists():
         return folder
-    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    tokenizer, wide = AutoTokenizer.from_pretrained(TOKENIZER), width >= 256
     shape: dict[str, Any] = {
         "vocab_size": len(tokenizer),
         "hidden_size": width,
         "intermediate_size": 2 * width,
         "num_hidden_layers": layers,
-        "num_attention_heads": max(4, width // 64),
+        "num_attention_heads": width // (64 if wide else 32),
         "num_key_value_heads": 2,
-        "head_dim": 32 if width < 256 else 64,
         "max_position_embeddings": 512,
-        "initializer_range": SPREAD if width < 256 else 0.02,
+        "initializer_range": 0.02 if wide else SPREAD,
         "tie_word_embeddings": tied,
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
@@ -64,12 +63,15 @@ def model_folder(bench: Bench, tied: bool = False, width: int = 64, layers: int 
     }
     torch.manual_seed(0)
     model: PreTrainedModel
-    if tied:
-        model = Qwen2ForCausalLM(Qwen2Config(**shape))
-    else:
-        model = LlamaForCausalLM(LlamaConfig(**shape))
+    model = Qwen2ForCausalLM(Qwen2Config(**shape)) if tied else LlamaForCausalLM(LlamaConfig(**shape))
     model.float().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+def subfolder(bench: Bench, name: str) -> Path:
+    folder = bench.folder / name
+    folder.mkdir(exist_ok=True)
     return folder
 
 
@@ -106,8 +108,7 @@ def train(
     config = configured(
         bench, f"train.total_dialog_turns={iterations * per_iteration}", *overrides, tied=tied
     )
-    run_dir = bench.folder / name
-    run_dir.mkdir(exist_ok=True)
+    run_dir = subfolder(bench, name)
     run(config, run_dir, grpo_async.train if overlapped else grpo.train, overlapped)
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == config.total_optimizer_steps, (
