@@ -10,7 +10,7 @@ optimizers and whole models therefore work unchanged, backward included. Three l
 
     calls from Python       `.device`, `.to`, factories with `device=`, `.numpy()`             _Calls
     operations of ATen      one device for all operands; new storages get it                  _Operations
-    torch.cuda and others   counts, current device, streams, memory; autocast; new threads    _patches
+    torch.cuda and others   counts, current device, streams, memory, autocast                 pretend_cuda.py
 
 Where it is not the real thing: kernels are the CPU's, `torch.autocast("cuda")` is the CPU's autocast, memory has no
 end, and nothing runs asynchronously (`PretendedGPUs.synchronized` notes who waited). A tensor that a C++ formula of
@@ -20,8 +20,7 @@ raises with the first operation that mixes it, not where it was made.
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from types import SimpleNamespace
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -30,7 +29,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from tests.pretend_cuda import patches
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -46,6 +46,23 @@ SCALAR_OPERANDS = {aten.masked_fill, aten.masked_fill_, aten.fill_, aten.where, 
 
 TERNARY = {aten.addcmul, aten.addcdiv, aten.addcmul_, aten.addcdiv_, aten.clamp, aten.clamp_}
 """Pointwise operations that do not."""
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors among arguments or results: torch's calls nest lists, tuples and dictionaries only."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return []
+    found = []
+    for item in value:
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, list | tuple):
+            found += tensors_in(item)
+    return found
 
 
 class PretendedGPUs:
@@ -149,6 +166,7 @@ class _Calls(TorchFunctionMode):
             tensor.record_stream: lambda _, own, stream: None,
             tensor.backward: self._backward,
             tensor.__deepcopy__: self._copy_deeply,
+            torch.device: lambda made, *names: made("cuda", *names) if isinstance(names[0], int) else made(*names),
         }
 
     def __torch_function__(
@@ -162,8 +180,8 @@ class _Calls(TorchFunctionMode):
             return self._on_device(func, args, kwargs)
         if kwargs.get("pin_memory"):
             return self._pin(func, func(*args, **kwargs | {"pin_memory": False}))
-        own = next((value for value in tree_leaves(args) if isinstance(value, Tensor)), None)
-        with self.operations.making_tensors_on(CPU if own is None else self.gpus.place(own)):
+        own = tensors_in(args)
+        with self.operations.making_tensors_on(self.gpus.place(own[0]) if own else CPU):
             return func(*args, **kwargs)
 
     def _on_device(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -171,11 +189,12 @@ class _Calls(TorchFunctionMode):
         device = self.gpus.device(kwargs["device"])
         if device.type == "meta":
             return func(*args, **kwargs)
+        _check_generator(kwargs.get("generator"), device)
         others = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
         made = func(*args, **others)
         if not isinstance(made, Tensor):
             return made
-        given = {value.untyped_storage()._cdata for value in tree_leaves(args) if isinstance(value, Tensor)}
+        given = {value.untyped_storage()._cdata for value in tensors_in(args)}
         if made.untyped_storage()._cdata in given:  # as_tensor
             return self._move(made, device)
         self.gpus.put(made, device)
@@ -186,6 +205,7 @@ class _Calls(TorchFunctionMode):
             other = kwargs.pop("other", None) if "other" in kwargs else args[0]
             asked, dtype = self.gpus.place(other), other.dtype
         else:
+            args = tuple(torch.device("cuda", one) if type(one) is int else one for one in args)
             asked, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
         if asked is not None and asked.type == "meta":
             return own.to(*args, copy=copy, **kwargs)
@@ -243,31 +263,26 @@ class _Operations(TorchDispatchMode):
     def __init__(self, gpus: PretendedGPUs) -> None:
         super().__init__()
         self.gpus = gpus
-        self._making_on = CPU
+        self.makes_on = CPU
 
-    @contextmanager
-    def making_tensors_on(self, device: torch.device) -> Iterator[None]:
+    def making_tensors_on(self, device: torch.device) -> "_MakingOn":
         """Where a tensor lies that C++ makes from the options of another one."""
-        before, self._making_on = self._making_on, device
-        try:
-            yield
-        finally:
-            self._making_on = before
+        return _MakingOn(self, device)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():
-            operands = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+            operands = tensors_in(args) + tensors_in(kwargs)
             device = self._common_device(func, args, operands)
             _check_generator(kwargs.get("generator"), device)
             result = func(*args, **kwargs)
             if device.type == "cpu":
                 return result
             given = {tensor.untyped_storage()._cdata for tensor in operands}
-            for made in tree_leaves(result):
-                if isinstance(made, Tensor) and made.untyped_storage()._cdata not in given:
+            for made in tensors_in(result):
+                if made.untyped_storage()._cdata not in given:
                     self.gpus.put(made, device)
             self._settle(operands, device)
             return result
@@ -285,7 +300,7 @@ class _Operations(TorchDispatchMode):
         """
         packet = func.overloadpacket
         if not operands:
-            return self._making_on
+            return self.makes_on
         if packet in COPIES:
             return self.gpus.place(operands[0])
         if packet in INDEXING:
@@ -306,6 +321,19 @@ class _Operations(TorchDispatchMode):
             f"Expected all tensors to be on the same device, but found at least two devices, {first} and {second}! "
             f"(pretended, in {func})"
         )
+
+
+class _MakingOn:
+    """A block with another `makes_on`; a class, since every call from Python goes through it."""
+
+    def __init__(self, operations: _Operations, device: torch.device) -> None:
+        self.operations, self.device = operations, device
+
+    def __enter__(self) -> None:
+        self.before, self.operations.makes_on = self.operations.makes_on, self.device
+
+    def __exit__(self, *error: object) -> None:
+        self.operations.makes_on = self.before
 
 
 def _may_be_on_the_host(func: Any, scalar: Tensor, args: Sequence[Any]) -> bool:
@@ -332,104 +360,6 @@ def _check_generator(generator: torch.Generator | None, device: torch.device) ->
         raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu' (pretended)")
 
 
-def _group_by_device(gpus: PretendedGPUs) -> Callable[..., Any]:
-    """torch's grouping for optimizers and gradient clipping, which reads devices in C++."""
-
-    def group(lists: list[list[Any]], with_indices: bool = False) -> Any:
-        groups: dict[Any, tuple[list[list[Any]], list[int]]] = {}
-        for index, row in enumerate(zip(*[one or [None] * len(lists[0]) for one in lists], strict=True)):
-            key = (gpus.place(row[0]), row[0].dtype)
-            columns, indices = groups.setdefault(key, ([[] for _ in lists], []))
-            for column, one, value in zip(columns, lists, row, strict=True):
-                if one:
-                    column.append(value)
-            indices.append(index)
-        return groups
-
-    return group
-
-
-class _Stream:
-    """Everything on it has been done already."""
-
-    cuda_stream = 0
-
-    def __init__(self, device: Any = None, **more: Any) -> None:
-        self.device = device
-
-    def synchronize(self) -> None:
-        pass
-
-    wait_stream = wait_event = record_event = lambda self, *args: None  # noqa: E731
-
-
-def _patches(gpus: PretendedGPUs) -> list[Any]:
-    """What asks torch about GPUs without a tensor."""
-
-    def set_device(device: Any) -> None:
-        gpus.current = gpus.device(device).index
-
-    def exchange(index: int) -> int:
-        before = gpus.current
-        if index >= 0:
-            gpus.current = index
-        return before
-
-    def synchronize(device: Any = None) -> None:
-        gpus.synchronized.append(gpus.device("cuda" if device is None else device))
-
-    def properties(device: Any = None) -> Any:
-        index = gpus.device("cuda" if device is None else device).index
-        return SimpleNamespace(
-            name="pretended", uuid=f"pretended-{index}", total_memory=80 << 30, major=9, minor=0
-        )
-
-    cuda = {
-        "is_available": lambda: True,
-        "device_count": lambda: gpus.count,
-        "current_device": lambda: gpus.current,
-        "set_device": set_device,
-        "_exchange_device": exchange,
-        "_maybe_exchange_device": exchange,
-        "_lazy_init": lambda: None,
-        "synchronize": synchronize,
-        "empty_cache": lambda: None,
-        "mem_get_info": lambda device=None: (80 << 30, 80 << 30),
-        "memory_allocated": lambda device=None: 0,
-        "memory_reserved": lambda device=None: 0,
-        "get_device_properties": properties,
-        "get_device_capability": lambda device=None: (9, 0),
-        "get_device_name": lambda device=None: "pretended",
-        "Stream": _Stream,
-        "current_stream": lambda device=None: _Stream(device),
-        "stream": lambda stream: nullcontext(),
-        "Event": _Stream,
-    }
-    patched = [mock.patch.object(torch.cuda, name, new) for name, new in cuda.items()]
-    patched.append(mock.patch.object(torch.accelerator, "current_device_index", lambda: gpus.current))
-    patched.append(
-        mock.patch.object(torch._C, "_group_tensors_by_device_and_dtype", _group_by_device(gpus))
-    )
-    return patched + _autocast_patches()
-
-
-def _autocast_patches() -> list[Any]:
-    """Autocast of pretended GPUs is the CPU's, since its tensors are."""
-    init, enabled, dtype = torch.autocast.__init__, torch.is_autocast_enabled, torch.get_autocast_dtype
-
-    def on_host(kind: str) -> str:
-        return "cpu" if kind == "cuda" else kind
-
-    def init_on_host(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        init(self, on_host(device_type), *args, **kwargs)
-
-    return [
-        mock.patch.object(torch.autocast, "__init__", init_on_host),
-        mock.patch.object(torch, "is_autocast_enabled", lambda kind="cuda": enabled(on_host(kind))),
-        mock.patch.object(torch, "get_autocast_dtype", lambda kind: dtype(on_host(kind))),
-    ]
-
-
 @contextmanager
 def pretend_gpus(count: int) -> Iterator[PretendedGPUs]:
     """A machine with `count` GPUs for the code inside, and for the threads that it starts."""
@@ -447,7 +377,7 @@ def pretend_gpus(count: int) -> Iterator[PretendedGPUs]:
             run(thread)
 
     with ExitStack() as pretence:
-        for patch in _patches(gpus):
+        for patch in patches(gpus):
             pretence.enter_context(patch)
         pretence.enter_context(mock.patch.object(threading.Thread, "run", run_by_the_rules))
         pretence.enter_context(rules())
