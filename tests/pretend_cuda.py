@@ -40,7 +40,7 @@ class _Stream:
     def synchronize(self) -> None:
         pass
 
-    wait_stream = wait_event = record_event = lambda self, *args: None  # noqa: E731
+    wait_stream = wait_event = record_event = record = wait = lambda self, *args: None  # noqa: E731
 
 
 def patches(gpus: "PretendedGPUs") -> list[Any]:
@@ -72,6 +72,13 @@ def patches(gpus: "PretendedGPUs") -> list[Any]:
         "_exchange_device": exchange,
         "_maybe_exchange_device": exchange,
         "_lazy_init": lambda: None,
+        "_initialized": True,
+        "get_rng_state": lambda device="cuda": torch.zeros(16, dtype=torch.uint8),
+        "set_rng_state": lambda state, device="cuda": None,
+        "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8)] * gpus.count,
+        "set_rng_state_all": lambda states: [gpus.device(index) for index, _ in enumerate(states)],
+        "manual_seed": lambda seed: None,
+        "manual_seed_all": lambda seed: None,
         "synchronize": synchronize,
         "empty_cache": lambda: None,
         "mem_get_info": lambda device=None: (80 << 30, 80 << 30),

@@ -37,12 +37,20 @@ CPU = torch.device("cpu")
 ANYWHERE = torch.device("meta", 99)
 """Of a tensor that the backward pass made out of nothing: it joins the first device that it meets."""
 
+_true_device = torch._C.TensorBase.device.__get__
+
 COPIES = {aten.copy_, aten._foreach_copy_, aten._to_copy, aten._local_scalar_dense, aten.set_}
 """They read one device and write another, or need none."""
 
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_}
 SCALAR_OPERANDS = {aten.masked_fill, aten.masked_fill_, aten.fill_, aten.where, aten.index_put, aten.index_put_}
 """Beside the pointwise operations, those that take a 0-dimensional CPU tensor among CUDA tensors."""
+
+CUDA_ONLY: dict[Any, Callable[..., Tensor]] = {
+    aten.mm.dtype: lambda left, right, dtype: torch.mm(left.to(dtype), right.to(dtype)),
+    aten.mm.dtype_out: lambda left, right, dtype, out: torch.mm(left.to(dtype), right.to(dtype), out=out),
+}
+"""Operations without a kernel for the CPU, and the same in others."""
 
 TERNARY = {aten.addcmul, aten.addcdiv, aten.addcmul_, aten.addcdiv_, aten.clamp, aten.clamp_}
 """Pointwise operations that do not."""
@@ -76,17 +84,17 @@ class PretendedGPUs:
         self.synchronized: list[torch.device] = []
         self._places: dict[int, tuple[StorageWeakRef, torch.device]] = {}
         self._pinned: set[int] = set()
-        self._current = threading.local()
+        self.thread = threading.local()
         self._purge_at = 10_000
 
     @property
     def current(self) -> int:
         """The current device of this thread; 0 in a new one, as in CUDA."""
-        return int(vars(self._current).get("index", 0))
+        return int(vars(self.thread).get("device", 0))
 
     @current.setter
     def current(self, index: int) -> None:
-        self._current.index = self.device(f"cuda:{index}").index
+        self.thread.device = self.device(f"cuda:{index}").index
 
     def device(self, named: Any) -> torch.device:
         """A device as a tensor reports it, with its index.
@@ -105,8 +113,9 @@ class PretendedGPUs:
     def place(self, tensor: Tensor) -> torch.device:
         """The device that `tensor` pretends to be on."""
         with torch._C.DisableTorchFunction():
-            if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-                return tensor.device
+            true = _true_device(tensor)
+            if true.type != "cpu" or tensor.layout != torch.strided:
+                return true
             found = self._places.get(tensor.untyped_storage()._cdata)
         return CPU if found is None else found[1]
 
@@ -151,9 +160,6 @@ class _Calls(TorchFunctionMode):
         self.operations = operations
         tensor: Any = Tensor
         self.handlers: dict[Any, Callable[..., Any]] = {
-            tensor.device.__get__: lambda _, own, *rest: gpus.place(own),
-            tensor.is_cuda.__get__: lambda _, own, *rest: gpus.place(own).type == "cuda",
-            tensor.is_cpu.__get__: lambda _, own, *rest: gpus.place(own).type == "cpu",
             tensor.get_device: lambda _, own: -1 if gpus.place(own).index is None else gpus.place(own).index,
             tensor.grad.__set__: self._set_grad,
             tensor.to: self._to,
@@ -164,7 +170,6 @@ class _Calls(TorchFunctionMode):
             tensor.pin_memory: self._pin,
             tensor.is_pinned: lambda _, own, *rest: own.untyped_storage()._cdata in gpus._pinned,
             tensor.record_stream: lambda _, own, stream: None,
-            tensor.backward: self._backward,
             tensor.__deepcopy__: self._copy_deeply,
             torch.device: lambda made, *names: made("cuda", *names) if isinstance(names[0], int) else made(*names),
         }
@@ -246,11 +251,6 @@ class _Calls(TorchFunctionMode):
             raise RuntimeError("assigned grad has data located on a different device")
         func(own, gradient)
 
-    def _backward(self, func: Any, own: Tensor, gradient: Tensor | None = None, **more: Any) -> None:
-        """Python code runs in there too (checkpointing, functions with a backward of their own): under the same rules."""
-        with self, self.operations.making_tensors_on(ANYWHERE):
-            torch.autograd.backward(own, gradient, **more)
-
     def _copy_deeply(self, func: Any, own: Tensor, memo: Any) -> Tensor:
         copied: Tensor = func(own, memo)
         self.gpus.put(copied, self.gpus.place(own))
@@ -277,7 +277,7 @@ class _Operations(TorchDispatchMode):
             operands = tensors_in(args) + tensors_in(kwargs)
             device = self._common_device(func, args, operands)
             _check_generator(kwargs.get("generator"), device)
-            result = func(*args, **kwargs)
+            result = (CUDA_ONLY.get(func, func) if device.type == "cuda" else func)(*args, **kwargs)
             if device.type == "cpu":
                 return result
             given = {tensor.untyped_storage()._cdata for tensor in operands}
@@ -364,21 +364,37 @@ def _check_generator(generator: torch.Generator | None, device: torch.device) ->
 def pretend_gpus(count: int) -> Iterator[PretendedGPUs]:
     """A machine with `count` GPUs for the code inside, and for the threads that it starts."""
     gpus = PretendedGPUs(count)
-    run = threading.Thread.run
+    run, run_backward = threading.Thread.run, torch.autograd._engine_run_backward
 
     @contextmanager
     def rules() -> Iterator[None]:
         operations = _Operations(gpus)
-        with operations, _Calls(gpus, operations):
+        gpus.thread.calls = _Calls(gpus, operations)
+        with operations, gpus.thread.calls:
             yield
 
     def run_by_the_rules(thread: threading.Thread) -> None:
         with rules():
             run(thread)
 
+    def run_backward_by_the_rules(*args: Any, **kwargs: Any) -> Any:
+        """torch leaves the mode that handles a call while it runs; Python code runs in the backward pass too
+        (checkpointing, functions with a backward of their own)."""
+        with gpus.thread.calls as calls, calls.operations.making_tensors_on(ANYWHERE):
+            return run_backward(*args, **kwargs)
+
+    told = {
+        "device": property(gpus.place),
+        "is_cuda": property(lambda tensor: gpus.place(tensor).type == "cuda"),
+        "is_cpu": property(lambda tensor: gpus.place(tensor).type == "cpu"),
+    }
     with ExitStack() as pretence:
         for patch in patches(gpus):
             pretence.enter_context(patch)
+        for name, answer in told.items():  # hooks of saved tensors ask where the mode does not hear it
+            pretence.enter_context(mock.patch.object(Tensor, name, answer))
         pretence.enter_context(mock.patch.object(threading.Thread, "run", run_by_the_rules))
+        backward = mock.patch.object(torch.autograd, "_engine_run_backward", run_backward_by_the_rules)
+        pretence.enter_context(backward)
         pretence.enter_context(rules())
         yield gpus

@@ -234,6 +234,16 @@ def test_autocast_is_the_cpus(gpus: PretendedGPUs) -> None:
     assert product.device == torch.device("cuda", 1)
 
 
+def test_a_product_that_only_cuda_has(gpus: PretendedGPUs) -> None:
+    half, out = floats("cuda:1").bfloat16(), torch.empty(4, 4, device="cuda:1")
+    torch.mm(half, half.T, out_dtype=torch.float32, out=out)
+    assert torch.equal(out, floats("cuda:1") @ floats("cuda:1").T)
+    with pytest.raises(RuntimeError, match=MIXED):
+        torch.mm(half, half.T.to("cuda:0"), out_dtype=torch.float32)
+    with pytest.raises(NotImplementedError):
+        torch.mm(half.cpu(), half.cpu().T, out_dtype=torch.float32)
+
+
 def test_a_tensordict_moves(gpus: PretendedGPUs) -> None:
     moved = TensorDict({"a": floats("cpu"), "b": {"c": mask("cpu")}}, [4]).to("cuda:1")
     assert moved.device == moved["a"].device == moved["b", "c"].device == torch.device("cuda", 1)
