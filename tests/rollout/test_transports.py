@@ -16,15 +16,15 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from config.errors import ConfigError
+from plan.machine import installed_vllm
 from rollout.engine import Request, Response, Sampling
 from rollout.transports import InProcess, Layout, MappedWeights, SharedMemory, adapter_weights, named_weights
 from rollout.vllm_engine import VLLMEngine
-from rollout.vllm_settings import installed_version
 from tests.rollout.conftest import StartEngine, tiny_llama
 
 PROJECT = Path(__file__).resolve().parents[2]
 IDS = torch.arange(3, 40)[None]
-needs_vllm = pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed")
+needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 
 
 def lora_policy(tied: bool = False, **how: Any) -> Any:
