@@ -6,7 +6,6 @@ Sharing is exact: attention to a prompt does not depend on which response asks. 
 plain key/value cache, so models with sliding windows or recurrent state take the whole sequences instead.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
 from training.log_probs import selected_log_probs
+from training.minibatches import microbatches
 from training.model import causal_model
 
 
@@ -147,9 +147,14 @@ class ResponseScorer:
         return output[:, -width - 1 : -1]
 
 
-def portions(batch: TensorDictBase, rows: int) -> Iterable[TensorDictBase]:
-    """`batch` in pieces of `rows`; itself where that is all, since splitting a TensorDict costs a millisecond."""
-    return [batch] if batch.batch_size[0] <= rows else batch.split(rows)
+def score_all(scorer: ResponseScorer, batch: TensorDictBase, rows: int) -> torch.Tensor:
+    """Log-probs [N, R] of whole groups, `rows` rows at a time."""
+    parts = [(part.rows, scorer(part.batch).log_prob) for part in microbatches(batch, scorer.repeats, rows)]
+    if len(parts) == 1:
+        return parts[0][1]
+    together = torch.cat([log_prob for _, log_prob in parts])
+    order = torch.cat([places for places, _ in parts]).to(together.device)
+    return torch.empty_like(together).index_copy_(0, order, together)
 
 
 def trim(tokens: TensorDictBase) -> TensorDictBase:
