@@ -27,6 +27,7 @@ def make_learner(
     accumulation: int = 1,
     optimizer: OptimizerConfig | None = None,
     beside: bool = False,
+    dtype: torch.dtype = torch.float32,
     **train: object,
 ) -> Learner:
     config = Config(
@@ -36,7 +37,7 @@ def make_learner(
         policy=policy or PolicyConfig(),
         optimizer=optimizer or OptimizerConfig(lr=1e-3),
     )
-    model, frozen = tiny_llama(), tiny_llama()
+    model, frozen = tiny_llama().to(dtype), tiny_llama().to(dtype)
     reference = Reference(scorer(frozen, True), REPEATS, beside) if config.policy.uses_reference else None
     return Learner(model, scorer(model, True), reference, config, tmp_path)
 
@@ -136,12 +137,15 @@ def test_an_errored_completion_teaches_nothing(batch: TensorDict, tmp_path: Path
     assert not prepared["mask"][2].any()
 
 
-def test_state_round_trip_continues_bit_for_bit(batch: TensorDict, tmp_path: Path) -> None:
-    first = make_learner(tmp_path)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_state_round_trip_continues_bit_for_bit(
+    batch: TensorDict, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    first = make_learner(tmp_path, dtype=dtype)
     first.step(first.prepare(batch.clone()))
     state = {k: v for k, v in first.state_dict().items()}
     torch.save(state, tmp_path / "state.pt")
-    second = make_learner(tmp_path)
+    second = make_learner(tmp_path, dtype=dtype)
     second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     reports = [learner.step(learner.prepare(batch.clone())).metrics for learner in (first, second)]
     assert reports[0] == reports[1]
