@@ -89,11 +89,11 @@ def block_backward_bytes(shape: ModelShape, batch: Microbatch, arithmetic: Arith
 
 
 def block_scoring_bytes(shape: ModelShape, batch: Microbatch, arithmetic: Arithmetic) -> float:
-    """The most that a block holds when nothing is kept: three vectors of the MLP's width, the residual stream before
-    and after attention and its norm, the mask."""
+    """The most that a block holds when nothing is kept: three vectors of the MLP's width (under an adapter one of
+    them in float32), the residual stream before and after attention and its norm."""
     inner = 3 * shape.intermediate_size * arithmetic.factor
     if not arithmetic.trains_weights:
-        inner += shape.intermediate_size * FLOAT
+        inner += shape.intermediate_size * (FLOAT - arithmetic.factor)
     stream = shape.hidden_size * (3 * arithmetic.stream + arithmetic.factor)
     return batch.positions * (inner + stream)
 
