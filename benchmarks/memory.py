@@ -11,10 +11,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from plan.memory import train_phases  # noqa: E402
-from plan.model_shape import GIB, ModelShape  # noqa: E402
-from tests.plan.fake_learner import measured  # noqa: E402
-from tests.scripts import configured  # noqa: E402
+from plan.memory import train_phases
+from plan.model_shape import GIB, ModelShape
+from tests.plan.fake_learner import measured
+from tests.scripts import configured
 
 SHAPES = {
     "1.5B": ModelShape(151936, 1536, 8960, 28, 12, 2, 128, tied=True, max_positions=32768),
@@ -33,6 +33,7 @@ CASES = {
     "code 7B bf16": ("7B", "grpo_code", (HALF,)),
     "dapo 7B": ("7B", "grpo_dapo", (FULL,)),
     "countdown 1.5B bf16": ("1.5B", "grpo_countdown", (HALF,)),
+    "math 7B, 16 rows": ("7B", "grpo_math", (SPLIT,)),
     "countdown 1.5B LoRA": ("1.5B", "grpo_countdown", (LORA,)),
     "countdown 1.5B LoRA bf16": ("1.5B", "grpo_countdown", (LORA, HALF)),
     "gsm8k 3B LoRA": ("3B", "grpo_gsm8k", (LORA,)),

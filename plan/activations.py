@@ -104,8 +104,7 @@ def mask_bytes(batch: Microbatch) -> float:
 
 
 def weight_copies_bytes(shape: ModelShape, arithmetic: Arithmetic) -> float:
-    """Half-precision copies of all matrices between embedding and head. Autocast keeps them until the forward pass
-    is over; the backward pass needs them unless checkpointing computes them again."""
+    """One half-precision copy of all matrices between embedding and head."""
     heads = shape.head_parameters * (1 if shape.tied else 2)
     return (shape.parameters - heads) * arithmetic.factor if arithmetic.casts else 0.0
 

@@ -106,21 +106,36 @@ def arithmetic(config: Config, on_cpu: bool) -> Arithmetic:
 
 @dataclass(frozen=True)
 class Share:
-    """What lies on the fullest of the GPUs that the layers are spread over."""
+    """What lies on one of the GPUs that the layers are spread over.
+
+    of_all: its part of the parameters. head: whether the output head is there.
+    """
 
     layers: int
     of_all: float
+    head: bool
 
 
-def fullest_share(shape: ModelShape, devices: int) -> Share:
-    """Devices are filled with whole layers up to equal parts in bytes. Embedding and head cannot be cut, so the fullest
-    device has an equal part, or the head where that is more, and up to one layer."""
+def shares(shape: ModelShape, devices: int) -> tuple[Share, ...]:
+    """The kinds of devices that may be the fullest.
+
+    Devices are filled in turn with whole layers: each but the last gets an equal part and up to one layer more.
+    Embedding and head cannot be cut. A tied head is on the first device with the embedding, another on the last.
+    """
     if devices == 1:
-        return Share(shape.num_layers, 1.0)
+        return (Share(shape.num_layers, 1.0, head=True),)
     heads = shape.head_parameters * (1 if shape.tied else 2)
     layer = (shape.parameters - heads) / shape.num_layers
-    most = min(shape.parameters, max(shape.parameters / devices, shape.head_parameters) + layer)
-    return Share(min(shape.num_layers, math.ceil(most / layer)), most / shape.parameters)
+    equal = max(shape.parameters / devices, shape.head_parameters)
+
+    def share(parameters: float, inside: float, head: bool) -> Share:
+        layers = min(shape.num_layers, math.ceil(inside / layer))
+        return Share(layers, min(1.0, parameters / shape.parameters), head)
+
+    first = share(equal + layer, equal + layer - shape.head_parameters, head=shape.tied)
+    last = share(equal, equal - shape.head_parameters, head=True)
+    middle = share(equal + layer, equal + layer, head=False)
+    return (first, *(() if shape.tied else (last,)), *(() if devices == 2 else (middle,)))
 
 
 def between_steps(config: Config, shape: ModelShape, devices: int, shares_base: bool) -> Phase:
@@ -128,7 +143,12 @@ def between_steps(config: Config, shape: ModelShape, devices: int, shares_base: 
 
     Args: as those of `train_phases`.
     """
-    of_all, trained = fullest_share(shape, devices).of_all, trained_parameters(config, shape)
+    fullest = max(shares(shape, devices), key=lambda share: share.of_all)
+    return Phase("generate", _resident(config, shape, fullest, shares_base))
+
+
+def _resident(config: Config, shape: ModelShape, share: Share, shares_base: bool) -> tuple[Part, ...]:
+    of_all, trained = share.of_all, trained_parameters(config, shape)
     width = DTYPE_BYTES[config.model.dtype]
     parts = [Part("weights", shape.parameters * width * of_all, "model.dtype, train_model.num_devices")]
     if config.train_model.lora.enabled:
@@ -142,7 +162,7 @@ def between_steps(config: Config, shape: ModelShape, devices: int, shares_base: 
         )
     state = optimizer_state_bytes(config, shape) * of_all
     parts.append(Part("optimizer state", state, "train_model.lora.enabled, optimizer.name"))
-    return Phase("generate", tuple(parts))
+    return tuple(parts)
 
 
 def optimizer_state_bytes(config: Config, shape: ModelShape) -> float:
@@ -164,16 +184,22 @@ def train_phases(
     devices: GPUs that the layers are spread over (1 on a CPU).
     shares_base: whether a frozen reference copy lies on the same devices.
     """
-    resident = between_steps(config, shape, devices, shares_base).parts
-    share = fullest_share(shape, devices)
+    found = [_phases_on(config, shape, share, on_cpu, shares_base) for share in shares(shape, devices)]
+    return [max(same, key=lambda phase: phase.bytes) for same in zip(*found, strict=True)]
+
+
+def _phases_on(
+    config: Config, shape: ModelShape, share: Share, on_cpu: bool, shares_base: bool
+) -> tuple[Phase, Phase, Phase]:
+    resident = _resident(config, shape, share, shares_base)
     gradients = _gradients(config, shape, share)
     temporary = _master_bucket_bytes(config, shape)
     step = Part("weights in float32, a part at a time", temporary, "model.dtype, train_model.lora.enabled")
-    return [
+    return (
         Phase("score", (*resident, *_scoring(config, shape, share, on_cpu))),
         Phase("optimize", (*resident, *_peak(config, shape, share, on_cpu, gradients))),
         Phase("optimizer step", (*resident, gradients, *([step] if temporary else []))),
-    ]
+    )
 
 
 def _gradients(config: Config, shape: ModelShape, share: Share) -> Part:
@@ -190,20 +216,29 @@ def _master_bucket_bytes(config: Config, shape: ModelShape) -> float:
     return min(shape.parameters, max(MASTER_BUCKET, shape.head_parameters)) * MASTER_BUCKET_BYTES
 
 
+def _copies(config: Config, shape: ModelShape, share: Share, on_cpu: bool) -> float:
+    """Half-precision copies of the weights beyond one layer's. The backward pass needs them unless checkpointing casts
+    again. With a shared prompt each weight is used twice: autocast keeps the copy of a trained one for the second
+    pass, and makes another of a frozen one."""
+    if config.train.gradient_checkpointing:
+        return 0.0
+    widths = arithmetic(config, on_cpu)
+    twice = config.train.shares_prompt and not widths.trains_weights
+    return weight_copies_bytes(shape, widths) * share.of_all * (2 if twice else 1)
+
+
 def _scoring(config: Config, shape: ModelShape, share: Share, on_cpu: bool) -> list[Part]:
-    """Log-probs without gradients: the larger of a block and the head. The learner's own weights are cast as they are
-    in training."""
+    """Log-probs without gradients: the larger of a block and the head."""
     batch, widths = microbatch(config, shape, on_cpu), arithmetic(config, on_cpu)
-    block = Part(
-        "one layer's activations",
-        block_scoring_bytes(shape, batch, widths) + mask_bytes(batch) * (1 + widths.factor),
-        BATCH_KNOBS,
-    )
-    head = Part("output head", head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS)
-    copies = weight_copies_bytes(shape, widths) * share.of_all if widths.trains_weights else 0.0
+    block = block_scoring_bytes(shape, batch, widths) + mask_bytes(batch) * (1 + widths.factor)
+    moments = [Part("one layer's activations", block, BATCH_KNOBS)]
+    if share.head:
+        moments.append(Part("output head", head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS))
+    cached = config.train.shares_prompt and widths.trains_weights
+    copies = _copies(config, shape, share, on_cpu) if cached else 0.0
     return [
-        Part("half-precision weights", copies, "model.dtype"),
-        max(block, head, key=lambda part: part.bytes),
+        Part("half-precision weights", copies, f"{CHECKPOINTING}, train.share_prompt"),
+        max(moments, key=lambda part: part.bytes),
     ]
 
 
@@ -214,32 +249,29 @@ def _peak(config: Config, shape: ModelShape, share: Share, on_cpu: bool, gradien
     recomputes = config.train.gradient_checkpointing
     block = block_bytes(shape, batch, widths)
     kept = block_input_bytes(shape, batch, widths) if recomputes else block
-    copies = weight_copies_bytes(shape, widths) * share.of_all
-    cached = copies if widths.trains_weights or not recomputes else 0.0
-    needed = 0.0 if recomputes else copies
-    backward = block_backward_bytes(shape, batch, widths) + (block if recomputes else 0.0)
-    waiting = waiting_head_gradient_bytes(shape, widths)
-    entropy = 2 if config.policy.entropy_coef else 1
+    copies = _copies(config, shape, share, on_cpu)
     held = gradients.bytes if config.train.gradient_accumulation_steps > 1 else 0.0
 
-    def moment(gradient: float, layers: int, copied: float, now: Part) -> list[Part]:
+    def moment(now: Part, gradient: float = held, layers: int = share.layers) -> list[Part]:
         activations = layers * kept + mask_bytes(batch)
+        copied = copies * layers / share.layers
         return [
             Part(gradients.what, gradient, gradients.knobs),
             Part(f"activations of {batch.positions} tokens", activations, f"{BATCH_KNOBS}, {CHECKPOINTING}"),
-            Part("half-precision weights", copied, f"model.dtype, {CHECKPOINTING}"),
+            Part("half-precision weights", copied, f"{CHECKPOINTING}, model.dtype"),
             now,
         ]
 
-    head = head_forward_bytes(shape, batch, widths, 2)
-    head_back = head_backward_bytes(shape, batch, widths, entropy)
-    last = Part("backward pass of one layer", backward + waiting, BATCH_KNOBS)
-    moments = [
-        moment(held, share.layers, cached, Part("output head", head, HEAD_KNOBS)),
-        moment(held, share.layers, needed, Part("backward pass of the output head", head_back, HEAD_KNOBS)),
-        moment(held, share.layers, needed, last),
-        moment(gradients.bytes, 1, needed / share.layers, last),
-    ]
+    backward = block_backward_bytes(shape, batch, widths) + (block if recomputes else 0.0)
+    backward += waiting_head_gradient_bytes(shape, widths) if share.head else 0.0
+    layer = Part("backward pass of one layer", backward, BATCH_KNOBS)
+    moments = [moment(layer), moment(layer, gradients.bytes, layers=1)]
+    if share.head:
+        entropy = 2 if config.policy.entropy_coef else 1
+        forward = head_forward_bytes(shape, batch, widths, 2)
+        back = head_backward_bytes(shape, batch, widths, entropy)
+        moments.append(moment(Part("output head", forward, HEAD_KNOBS)))
+        moments.append(moment(Part("backward pass of the output head", back, HEAD_KNOBS)))
     return max(moments, key=lambda parts: sum(part.bytes for part in parts))
 
 

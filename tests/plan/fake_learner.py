@@ -6,7 +6,7 @@ no fake CUDA device, so tensors are on the CPU and the output head is told to co
 """
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from config.schema import Config
+from plan.memory import microbatch_rows
 from plan.model_shape import ModelShape
 from training import forward, log_probs
 from training.forward import ResponseScorer
@@ -78,30 +79,41 @@ class Tracker(MemTracker):
         return float(sum(device["Total"] for device in self.get_tracker_snapshot("peak").values()))
 
 
-def measured(config: Config, shape: ModelShape) -> dict[str, float]:
-    """Peak bytes of each phase of `plan.memory.train_phases`, for one microbatch into gradients that are there.
+PHASES = ("score", "optimize", "optimizer step")
+
+
+def measured(config: Config, shape: ModelShape, phases: Sequence[str] = PHASES) -> dict[str, float]:
+    """Peak bytes of `phases` of `plan.memory.train_phases`, for one microbatch into gradients that are there.
 
     The optimizer's states exist, as from the second step on.
     """
-    rows = config.optim_batch_size // config.train.gradient_accumulation_steps
-    alone = replace(config.train, gradient_accumulation_steps=1, optim_batch_size=rows)
-    with on_a_gpu(), fake_learner(replace(config, train=alone), shape) as learner:
+    rows = microbatch_rows(config)
+    with on_a_gpu(), fake_learner(_one_microbatch(config, rows), shape) as learner:
         batch = full_batch(config, rows)
         tracker = Tracker(learner.model, learner.optimizer, *_tensors(learner.optimizer))
         peaks = {}
-        with torch.no_grad(), tracker:
-            learner.scorer(batch)
-        peaks["score"] = tracker.peak()
-        if config.train.gradient_accumulation_steps > 1:
-            tracker.track_external(*_fill_gradients(learner.model))
-        with tracker, patch.object(learner.optimizer, "step"):
-            learner.step(batch)
-        peaks["optimize"] = tracker.peak()
-        tracker.track_external(*_fill_gradients(learner.model))
-        with tracker:
-            learner.optimizer.step()
-        peaks["optimizer step"] = tracker.peak()
+        for phase in phases:
+            if phase == "score":
+                with torch.no_grad(), tracker:
+                    learner.scorer(batch)
+            elif phase == "optimize":
+                if config.train.gradient_accumulation_steps > 1:
+                    tracker.track_external(*_fill_gradients(learner.model))
+                with tracker, patch.object(learner.optimizer, "step"):
+                    learner.step(batch)
+            else:
+                tracker.track_external(*_fill_gradients(learner.model))
+                with tracker:
+                    learner.optimizer.step()
+            peaks[phase] = tracker.peak()
     return peaks
+
+
+def _one_microbatch(config: Config, rows: int) -> Config:
+    """The learner takes whole groups, so a smaller microbatch is made a group of its own."""
+    train = replace(config.train, gradient_accumulation_steps=1, optim_batch_size=rows)
+    env = replace(config.env, repeats=min(config.env.repeats, rows))
+    return replace(config, train=train, env=env)
 
 
 @contextmanager
