@@ -71,7 +71,12 @@ class ResponseScorer:
         device = causal.device
         tokens = trim(batch["tokens"]).to(device)
         mask = tokens["loss_mask"]
-        with torch.autocast(device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
+        with torch.autocast(
+            device.type,
+            self.autocast_dtype,
+            enabled=self.autocast_dtype is not None,
+            cache_enabled=self.share_prompt,  # else every weight is used once, and its copy would only stay
+        ):
             hidden = self._shared(causal, tokens) if self.share_prompt else self._whole(causal, tokens)
             log_prob, entropy = selected_log_probs(
                 *self._at_the_head(causal, hidden, tokens["response"], mask),
