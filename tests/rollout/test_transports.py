@@ -17,9 +17,10 @@ from peft import LoraConfig, get_peft_model
 
 from config.errors import ConfigError
 from rollout.engine import Request, Response, Sampling
-from rollout.transports import InProcess, Layout, MappedWeights, SharedMemory, adapter_weights, named_weights
+from rollout.transports import InProcess, Layout, MappedWeights, SharedMemory
 from rollout.vllm_engine import VLLMEngine
 from rollout.vllm_settings import installed_version
+from rollout.weights import Outgoing, adapter_weights, named_weights
 from tests.rollout.conftest import StartEngine, tiny_llama
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -98,8 +99,8 @@ def test_a_layout_keeps_every_value_and_stores_tied_tensors_once() -> None:
         "count": torch.tensor(7),
         "none": torch.empty(0, 4),
     }
-    layout = Layout.of(weights.items())
-    assert len(layout.sources) == 5
+    layout = Layout.of(Outgoing.of(weights.items()))
+    assert len(layout.stored) == 5
     buffer = mmap.mmap(-1, layout.size)
     layout.write(buffer)
     for entry in layout.entries:
@@ -134,8 +135,8 @@ def test_another_process_reads_each_push_and_nothing_stays() -> None:
         seen.append(f"{version} {run.stdout.decode().strip()}")
 
     transport = SharedMemory(deliver)
-    transport.push([("w", torch.full((4, 4), 2.0))], 1)
-    transport.push([("w", torch.full((64, 64), 0.5))], 2)
+    transport.push(Outgoing.of([("w", torch.full((4, 4), 2.0))]), 1)
+    transport.push(Outgoing.of([("w", torch.full((64, 64), 0.5))]), 2)
     assert seen == ["1 {'w': 32.0}", "2 {'w': 2048.0}"]
     assert open_weights() > before
     transport.close()
@@ -173,7 +174,7 @@ def test_shared_memory_into_an_engine(vllm_engine: VLLMEngine, tied: bool) -> No
 
 
 @pytest.fixture(scope="session")
-def mapped_backend() -> Iterator[Callable[[int], Any]]:
+def mapped_backend() -> Iterator[Callable[[Any], Any]]:
     """A backend of vLLM's native API whose data plane is our shared memory, so that it runs on a CPU."""
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory, WeightTransferTrainerFactory
     from vllm.distributed.weight_transfer.base import (
@@ -235,19 +236,19 @@ def mapped_backend() -> Iterator[Callable[[int], Any]]:
 
             self.client.start_weight_update()
             memory = SharedMemory(deliver)
-            memory.push(self.source, 0)
+            memory.push(Outgoing.of(self.source), 0)
             memory.close()
             self.client.finish_weight_update()
 
     WeightTransferEngineFactory.register_engine("mapped", Worker)
     WeightTransferTrainerFactory.register_engine("mapped", Trainer)
-    yield lambda workers: TrainerInit(rank=0)
+    yield lambda end: TrainerInit(rank=0)
     del WeightTransferEngineFactory._registry["mapped"], WeightTransferTrainerFactory._registry["mapped"]
 
 
 @needs_vllm
 def test_the_native_api_with_requests_in_flight(
-    start_engine: StartEngine, mapped_backend: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch
+    start_engine: StartEngine, mapped_backend: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rollout import vllm_transfer
 
@@ -281,7 +282,7 @@ def test_a_native_push_that_nobody_takes_ends_by_deadline(monkeypatch: pytest.Mo
 
     from rollout import vllm_transfer
 
-    monkeypatch.setitem(vllm_transfer.INIT, "mapped", lambda workers: threading.Event().wait())
+    monkeypatch.setitem(vllm_transfer.INIT, "mapped", lambda end: threading.Event().wait())
 
     class Nobody:
         members = (1, 2)
@@ -291,7 +292,7 @@ def test_a_native_push_that_nobody_takes_ends_by_deadline(monkeypatch: pytest.Mo
 
     transfer = vllm_transfer.NativeTransfer("mapped", Nobody(), timeout=0.2)  # type: ignore[arg-type]
     with pytest.raises(TimeoutError, match=r"in ncclBroadcast\nthe learner waited 0 s for 2 engines to take"):
-        transfer.push([("w", torch.ones(1))], 1)
+        transfer.push(Outgoing.of([("w", torch.ones(1))]), 1)
 
 
 @needs_vllm
@@ -328,7 +329,7 @@ def test_native_transfer_between_gpus(backend: str, tiny_folders: dict[bool, Pat
     settings = tiny_settings(
         tiny_folders[True], device="cuda", weight_transfer=backend, kv_cache_bytes=64 << 20
     )
-    place = EnginePlace("engine 0", (needed - 1,))
+    place = EnginePlace("engine 0", (str(needed - 1),))
     pool = RayPool(partial(VLLMEngine, settings), [place], PoolSettings())
     model, sequence = tiny_llama(True, seed=4).cuda(), list(range(3, 203))
     transfer = NativeTransfer(backend, pool, timeout=120)
