@@ -9,17 +9,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from config.model_shape import DTYPE_BYTES, find_config, kv_cache_bytes, model_path, read_shape
-from config.plan import Plan, make_plan
 from config.schema import Config
 from envs.turns import Conversation, make_answerers
+from plan.model_shape import model_path
+from plan.plan import Plan
 from rollout.canary import TOLERANCE, Canary, canary_sequences
 from rollout.engine import Engine
 from rollout.pool import PoolSettings, RayPool
@@ -28,7 +27,7 @@ from rollout.transformers_engine import TransformersEngine
 from rollout.transports import InProcess, NamedTensors, Transport, adapter_weights, named_weights
 from rollout.turns import TurnEngine
 from rollout.vllm_engine import VLLMEngine
-from rollout.vllm_settings import AdapterShape, VLLMSettings, choose_backend, installed_version
+from rollout.vllm_settings import AdapterShape, VLLMSettings
 from training.model import (
     causal_model,
     copy_model,
@@ -42,11 +41,6 @@ CANARY_COUNT, CANARY_LENGTH = 3, 160  # longer than a block of vLLM's prefix cac
 PLAIN_CANARY_COUNT, PLAIN_CANARY_LENGTH = 1, 24  # no prefix cache, nothing to find in a longer one
 
 
-def plan_run(config: Config, overlapped: bool, folder: Path) -> Plan:
-    """Who lives where; raises ConfigError for a plan that cannot work, before anything is loaded."""
-    return make_plan(config, overlapped, installed_version(), folder=folder)
-
-
 def build_engine(
     config: Config, model: PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase, plan: Plan
 ) -> Engine:
@@ -58,23 +52,22 @@ def build_engine(
     inference, devices = config.inference_model, plan.devices
     name = config.model.name
     eos = tuple(saved_eos_token_ids(name, tokenizer) if model is None else eos_token_ids(model, tokenizer))
-    backend = choose_backend(inference.backend, gpu=not devices.on_cpu)
     factory: Callable[[], Engine]
-    if backend == "vllm":
+    if plan.engine.backend == "vllm":
         factory = partial(VLLMEngine, vllm_settings(config, eos, plan, adapter_shape(config, model)))
     else:
-        factory = partial(_transformers_engine, config, eos, "cpu" if devices.on_cpu else "cuda")
+        factory = partial(_transformers_engine, config, eos, plan)
     if devices.in_process:
-        if backend == "vllm":
+        if plan.engine.backend == "vllm":
             return factory()
         device = torch.device(devices.train_device)
         own = load_model(config.model, [device]) if model is None else copy_model(model, model.dtype, device)
-        return TransformersEngine(own, eos, inference.max_num_seqs, inference.update)
+        return TransformersEngine(own, eos, plan.engine.max_num_seqs, inference.update)
     settings = PoolSettings(
         start_timeout_s=inference.start_timeout_s,
         request_timeout_s=inference.request_timeout_s,
-        window=2
-        * inference.max_num_seqs,  # half of it waits in the engine, so that no place there stays empty
+        # Half of it waits in the engine, so that no place there stays empty.
+        window=2 * plan.engine.max_num_seqs,
         num_cpus_per_engine=config.ray.num_cpus_per_engine,
         address=config.ray.address,
     )
@@ -104,44 +97,34 @@ def adapter_shape(config: Config, model: PreTrainedModel | None) -> AdapterShape
 def vllm_settings(
     config: Config, eos: tuple[int, ...], plan: Plan, adapter: AdapterShape | None = None
 ) -> VLLMSettings:
-    """What a vLLM engine is started with; on a CPU eager, with a KV cache of its own size."""
-    inference = config.inference_model
-    on_cpu = plan.devices.on_cpu
-    transport = plan.devices.transport
-    dtype = ("float32" if on_cpu else "bfloat16") if inference.dtype == "auto" else inference.dtype
-    longest = config.max_model_len
-    cache = None if inference.kv_cache_gib is None else int(inference.kv_cache_gib * 2**30)
-    name = model_path(config.model.name)
-    if on_cpu and cache is None:
-        found = find_config(name)
-        assert found is not None
-        cache = kv_cache_bytes(read_shape(found), longest, inference.max_num_seqs, DTYPE_BYTES[dtype])
+    """What a vLLM engine is started with."""
+    inference, engine = config.inference_model, plan.engine
     return VLLMSettings(
-        model=name,
+        model=model_path(config.model.name),
         eos_token_ids=eos,
-        max_model_len=longest,
-        device="cpu" if on_cpu else "cuda",
-        dtype=dtype,
+        max_model_len=config.max_model_len,
+        device="cpu" if plan.devices.on_cpu else "cuda",
+        dtype=engine.dtype,
         tensor_parallel_size=inference.tensor_parallel_size,
-        gpu_memory_utilization=inference.gpu_memory_utilization,
-        kv_cache_bytes=cache,
-        max_num_seqs=inference.max_num_seqs,
-        enforce_eager=on_cpu if inference.enforce_eager is None else inference.enforce_eager,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
+        kv_cache_bytes=engine.kv_cache_bytes,
+        max_num_seqs=engine.max_num_seqs,
+        enforce_eager=engine.enforce_eager,
         quantization=inference.quantization,
         update=inference.update,
         adapter=adapter,
         sleep=plan.devices.colocated,
-        weight_transfer=transport if transport in ("nccl", "ipc") else None,
+        weight_transfer=plan.transport if plan.transport in ("nccl", "ipc") else None,
         request_timeout_s=inference.request_timeout_s,
     )
 
 
-def _transformers_engine(config: Config, eos: tuple[int, ...], device: str) -> Engine:
+def _transformers_engine(config: Config, eos: tuple[int, ...], plan: Plan) -> Engine:
     """Built inside an actor: one thread, so that several on one machine do not slow each other down."""
-    if device == "cpu":
+    if plan.devices.on_cpu:
         torch.set_num_threads(config.ray.num_cpus_per_engine)
-    model = load_model(config.model, [torch.device(device)])
-    return TransformersEngine(model, eos, config.inference_model.max_num_seqs, config.inference_model.update)
+    model = load_model(config.model, [torch.device("cpu" if plan.devices.on_cpu else "cuda")])
+    return TransformersEngine(model, eos, plan.engine.max_num_seqs, config.inference_model.update)
 
 
 class Sleeper(Protocol):
@@ -234,10 +217,9 @@ def build_weights(config: Config, model: nn.Module, engine: Engine, plan: Plan) 
     count, length = (PLAIN_CANARY_COUNT, PLAIN_CANARY_LENGTH) if plain else (CANARY_COUNT, CANARY_LENGTH)
     longest = config.max_model_len
     sequences = canary_sequences(causal.config.vocab_size, longest, count, length)
-    dtype = str(causal.dtype).removeprefix("torch.") if inference.dtype == "auto" else inference.dtype
     merged = inference.lora == "merge"
     tied = "lm_head.weight" if causal.config.tie_word_embeddings and merged else None
-    tolerance = inference.canary_tolerance or TOLERANCE[dtype]
+    tolerance = inference.canary_tolerance or TOLERANCE[plan.engine.dtype]
     canary = Canary(
         sequences,
         engine_scores(engine),
@@ -248,7 +230,7 @@ def build_weights(config: Config, model: nn.Module, engine: Engine, plan: Plan) 
     )
     sleeper = engine if plan.devices.colocated and isinstance(engine, RayPool | VLLMEngine) else None
     named = named_weights if merged else adapter_weights
-    weights = Weights(model, engine, canary, _transport(config, engine, plan, dtype), named, sleeper)
+    weights = Weights(model, engine, canary, _transport(config, engine, plan), named, sleeper)
     if isinstance(engine, RayPool):
         # Beside a learner that runs, weights are changing: a replaced engine waits until it pushes, or waits too.
         push = weights.requested.set if plan.overlapped else weights.push_again
@@ -256,20 +238,20 @@ def build_weights(config: Config, model: nn.Module, engine: Engine, plan: Plan) 
     return weights
 
 
-def _transport(config: Config, engine: Engine, plan: Plan, dtype: str) -> Transport:
+def _transport(config: Config, engine: Engine, plan: Plan) -> Transport:
     """The weights' way, by where learner and engines live."""
     if not isinstance(engine, RayPool):
         return InProcess(engine)
-    if plan.devices.transport not in ("nccl", "ipc"):
+    if plan.transport not in ("nccl", "ipc"):
         return engine.transport
     from rollout.vllm_transfer import NativeTransfer
 
     inference = config.inference_model
     return NativeTransfer(
-        plan.devices.transport,
+        plan.transport,
         engine,
         inference.tensor_parallel_size,
-        getattr(torch, dtype),
+        getattr(torch, plan.weight_dtype),
         timeout=inference.request_timeout_s,
     )
 

@@ -23,7 +23,6 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from config.evaluation import EvalSetConfig
 from config.outcome import RunOutcome
-from config.plan import Plan
 from config.schema import Config
 from envs.duplicates import distinct_examples
 from envs.problems import Problems, choose_problems
@@ -36,6 +35,7 @@ from grpo_engines import build_engine, in_turns, make_conversation
 from monitoring.evaluation import Tally, summarize, table
 from monitoring.monitor import Monitor
 from monitoring.trackers import make_tracker
+from plan.plan import Plan
 from rollout.collector import EnginePolicy, Rollouts
 from rollout.engine import Sampling
 from rollout.engine_views import EngineView, SharedEngine
@@ -91,6 +91,7 @@ class Evaluation:
     def __init__(
         self,
         config: Config,
+        plan: Plan,
         sets: list[EvalSet],
         tokenizer: PreTrainedTokenizerBase,
         engine: EngineView,
@@ -98,6 +99,7 @@ class Evaluation:
         run_dir: Path,
     ) -> None:
         self.config = config
+        self.plan = plan
         self.sets = sets
         self.tokenizer = tokenizer
         self.engine = engine
@@ -190,7 +192,7 @@ class Evaluation:
             set_seed(self.config.train.seed, chosen.name),
             inference.request_timeout_s,
         )
-        rows = 2 * inference.max_num_seqs * inference.num_engines
+        rows = 2 * self.plan.engine.max_num_seqs * len(self.plan.devices.engines)
         return Evaluator(
             Rollouts(env, policy),
             len(chosen.problems.examples),
@@ -258,7 +260,9 @@ def evaluate_alone(config: Config, run_dir: Path, plan: Plan) -> RunOutcome:
         monitor = Monitor(run_dir, config.logging, tracker, repeats=1, total_steps=0)
         ending.callback(lambda: monitor.close(outcome))
         try:
-            evaluation = Evaluation(config, sets, tokenizer, SharedEngine(engine).view(), monitor, run_dir)
+            evaluation = Evaluation(
+                config, plan, sets, tokenizer, SharedEngine(engine).view(), monitor, run_dir
+            )
             tables = evaluation.run(0, lambda function: function(), lambda: False)
             print("\n".join(tables), flush=True)
             outcome = "finished"

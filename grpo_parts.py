@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line 
     from grpo_engines import Weights
     from grpo_eval import Evaluation
     from monitoring.monitor import Monitor
+    from plan.plan import Plan
     from rollout.collector import Keep, Rollouts
     from rollout.streaming import PromptQueue, Stream
     from training.learner import Learner, StepReport
@@ -61,7 +62,7 @@ class Stop:
 class Parts:
     """Everything a schedule needs. Built by `build`, closed by `run`.
 
-    overlapped: generation runs beside the learner, so iterations count the learner's batches.
+    plan: who lives where. Where it is overlapped, iterations count the learner's batches.
     leaving: this iteration is the last, for a stop was requested before its checkpoint.
     evaluated: the evaluation that was due last has been done, or none was.
     """
@@ -75,7 +76,7 @@ class Parts:
     rewards: "RewardService"
     monitor: "Monitor"
     generator: "torch.Generator"
-    overlapped: bool = False
+    plan: "Plan"
     stop: Stop = field(default_factory=Stop)
     leaving: bool = False
     evaluated: bool = False
@@ -119,8 +120,7 @@ class Parts:
             first_batch=self.first_iteration,
             version=self.weights.version,
         )
-        engines = self.config.inference_model.num_engines
-        in_flight = self.config.env.num_envs * engines
+        in_flight = self.config.env.num_envs * len(self.plan.devices.engines)
         if not self.config.policy.dynamic_batching:
             keep = None  # it would keep every group, and could only say so of tensors
         with Stream(self.rollouts, self.prompts, buffer, in_flight, train.wait_timeout_s, keep) as stream:
@@ -244,7 +244,7 @@ class Parts:
 
         state = {
             "iteration": iteration,
-            "overlapped": self.overlapped,
+            "overlapped": self.plan.overlapped,
             "evaluated": self.evaluated,
             "learner": self.learner.state_dict(),
             "policy_version": self.weights.version,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from config.errors import ConfigError
 from config.files import disk_full
@@ -22,6 +22,9 @@ from config.messages import readable
 from config.outcome import INTERRUPTED, RunOutcome
 from config.schema import Config, register_schema, to_config
 from grpo_parts import Parts
+
+if TYPE_CHECKING:
+    from plan.plan import Plan
 
 PROJECT = Path(__file__).resolve().parent
 DISK_FULL = (
@@ -97,22 +100,32 @@ def run(
 
 
 def print_plan(config: Config, run_dir: Path, overlapped: bool) -> RunOutcome:
-    """`run=plan`: touches no device, leaves no folder."""
-    from config.plan import report
-    from grpo_engines import plan_run
+    """`run=plan`: touches no device, leaves no folder. A plan that cannot work ends with 2."""
+    from plan.report import print_report
 
-    print(report(plan_run(config, overlapped, run_dir)))
+    works = print_report(config, overlapped, run_dir)
     _remove_if_unused(run_dir)
+    if not works:
+        sys.exit(2)
     return "finished"
+
+
+def plan_run(config: Config, overlapped: bool, run_dir: Path) -> "Plan":
+    """Who lives where; raises ConfigError for a plan that cannot work, before anything is loaded."""
+    from plan.machine import this_machine
+    from plan.plan import make_plan
+    from plan.problems import check
+
+    return check(make_plan(config, overlapped, this_machine(run_dir), run_dir))
 
 
 def run_evaluation(config: Config, run_dir: Path, overlapped: bool) -> RunOutcome:
     """`run=eval`: neither learner nor training data."""
-    from grpo_engines import plan_run
     from grpo_eval import evaluate_alone
 
-    seed_everything(config)
-    outcome = evaluate_alone(config, run_dir, plan_run(config, overlapped, run_dir))
+    plan = plan_run(config, overlapped, run_dir)
+    seed_everything(config, plan)
+    outcome = evaluate_alone(config, run_dir, plan)
     if outcome == "interrupted":
         sys.exit(INTERRUPTED)
     return outcome
@@ -197,7 +210,7 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     from envs.task import make_task
     from envs.token_env import TokenEnv, prompt_fits
     from envs.turns import with_instructions
-    from grpo_engines import build_engine, build_weights, in_turns, make_conversation, plan_run
+    from grpo_engines import build_engine, build_weights, in_turns, make_conversation
     from grpo_eval import Evaluation, load_sets
     from monitoring.monitor import Monitor
     from monitoring.trackers import MetricsFile, close_tracker, make_tracker
@@ -218,7 +231,7 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
             f"train.resume={found}: {theirs} wrote it, which counts other iterations than {ours}; go on with {theirs}"
         )
     plan = plan_run(config, overlapped, run_dir)
-    seed_everything(config)
+    seed_everything(config, plan)
     task = make_task(config.env)
     tokenizer = load_tokenizer(config.model.name)
     limit = config.env.max_prompt_tokens
@@ -272,10 +285,10 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
         rewards,
         monitor,
         generator,
-        overlapped=overlapped,
+        plan,
     )
     if eval_sets:
-        parts.evaluation = Evaluation(config, eval_sets, tokenizer, shared.view(), monitor, run_dir)
+        parts.evaluation = Evaluation(config, plan, eval_sets, tokenizer, shared.view(), monitor, run_dir)
     if saved is not None:
         parts.restore(saved)
         monitor.say(f"resumed from {found} at iteration {saved['iteration']}")
@@ -291,7 +304,7 @@ def _keep_imports() -> None:
     gc.freeze()
 
 
-def seed_everything(config: Config) -> None:
+def seed_everything(config: Config, plan: "Plan") -> None:
     import random
 
     import numpy as np
@@ -303,8 +316,8 @@ def seed_everything(config: Config) -> None:
     torch.use_deterministic_algorithms(config.train.deterministic, warn_only=True)
     # Filling new memory, which nobody reads before it is written, costs 5% of a small run.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    if config.train_model.num_threads is not None:
-        torch.set_num_threads(config.train_model.num_threads)
+    if plan.learner.num_threads is not None:
+        torch.set_num_threads(plan.learner.num_threads)
 
 
 def torch_devices(indices: Sequence[int]) -> list[Any]:
@@ -314,7 +327,7 @@ def torch_devices(indices: Sequence[int]) -> list[Any]:
     return [torch.device("cuda", index) for index in indices] or [torch.device("cpu")]
 
 
-def build_models(config: Config, model: Any, plan: Any) -> tuple[Any, Any, Any]:
+def build_models(config: Config, model: Any, plan: "Plan") -> tuple[Any, Any, Any]:
     """The policy, its scorer, and the reference or None."""
     import torch
 
@@ -322,14 +335,14 @@ def build_models(config: Config, model: Any, plan: Any) -> tuple[Any, Any, Any]:
     from training.model import add_lora, copy_model
     from training.reference import AdapterOff, Reference
 
-    autocast = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[config.train.mixed_precision]
+    autocast = None if plan.learner.autocast is None else getattr(torch, plan.learner.autocast)
     inference = config.inference_model
 
     def scorer(scored: Any) -> ResponseScorer:
         return ResponseScorer(
             scored,
             config.env.repeats,
-            share_prompt=config.train.share_prompt and not config.train.gradient_checkpointing,
+            share_prompt=plan.learner.share_prompt,
             chunk_size=config.train.log_prob_chunk_size,
             temperature=inference.temperature if inference.temperature_end is None else None,
             top_p=inference.top_p,
@@ -337,14 +350,12 @@ def build_models(config: Config, model: Any, plan: Any) -> tuple[Any, Any, Any]:
             autocast_dtype=autocast,
         )
 
-    rows = config.optim_batch_size // config.train.gradient_accumulation_steps
-    home = plan.devices.reference_home
+    rows = plan.learner.microbatch_rows
+    home = plan.reference.home
     frozen: Reference | AdapterOff | None = None
-    if home in ("own devices", "host memory"):
-        device = torch_devices(plan.devices.reference)[0]
-        frozen = Reference(
-            scorer(copy_model(model, model.dtype, device)), rows, beside=not plan.devices.on_cpu
-        )
+    if home in ("own devices", "host memory", "training GPU"):
+        device = torch_devices(plan.reference.devices or plan.devices.train)[0]
+        frozen = Reference(scorer(copy_model(model, model.dtype, device)), rows, beside=home == "own devices")
     if config.train.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     policy = add_lora(model, config.train_model.lora) if config.train_model.lora.enabled else model

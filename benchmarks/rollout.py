@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 import psutil  # noqa: E402
 import torch  # noqa: E402
 
-from config.model_shape import find_config, kv_cache_bytes, read_shape  # noqa: E402
+from plan.model_shape import find_config, kv_cache_bytes, read_shape  # noqa: E402
 from rollout.engine import Engine, Request, Sampling, generate  # noqa: E402
 from rollout.pool import PoolSettings, RayPool  # noqa: E402
 from rollout.ray_runtime import EnginePlace  # noqa: E402

@@ -24,14 +24,17 @@ class InferenceModelConfig:
     tensor_parallel_size: int = 1
     """Devices that one engine is cut across; must divide `num_devices`."""
     gpu_memory_utilization: float = 0.9
-    """Share of a GPU's memory that a vLLM engine takes for weights and KV cache."""
+    """Largest share of a GPU's memory that a vLLM engine takes for weights and KV cache. Where it takes turns with the
+    learner it takes no more than what that keeps there leaves."""
     kv_cache_gib: float | None = None
     """KV cache of one engine in GiB. Unset: what `gpu_memory_utilization` leaves on a GPU; on a CPU what
     `max_num_seqs` sequences of `max_model_len` tokens need, 4 GiB at most."""
     max_model_len: int | None = None
     """Longest prompt plus response in tokens. Unset: `env.max_prompt_tokens + max_tokens`."""
-    max_num_seqs: int = 256
-    """Completions that one engine advances together; more of them wait."""
+    max_num_seqs: int | None = None
+    """Completions that one engine advances together; more of them wait. Unset: 512 on a GPU, 256 on a CPU."""
+    max_num_batched_tokens: int | None = None
+    """vLLM on a GPU only: tokens that one step takes, prompts included. Unset: 8192."""
     enforce_eager: bool | None = None
     """True: no CUDA graphs and no compilation (a faster start, slower tokens). Unset: true on a CPU only."""
     dtype: str = "auto"
@@ -63,8 +66,8 @@ class InferenceModelConfig:
     request_timeout_s: float = 900.0
     """Seconds that one group may take; then its engine counts as hung and is replaced."""
     canary_tolerance: float | None = None
-    """Largest |log-prob difference| between engine and learner after a push; its mean may be a sixth of that.
-    Unset: by dtype (1e-3 float32, 0.2 float16, 1.5 bfloat16)."""
+    """Largest |log-prob difference| between engine and learner after a push. Unset: by the engine's dtype and by what
+    that dtype does to this very model, which the learner measures at the first push."""
 
     def __post_init__(self) -> None:
         self._check_choices()
@@ -82,7 +85,7 @@ class InferenceModelConfig:
                 raise ConfigError(f"inference_model.{key}={value!r}: choose one of {', '.join(known)}")
 
     def _check_ranges(self) -> None:
-        positive = ("num_devices", "tensor_parallel_size", "max_num_seqs", "max_tokens", "start_timeout_s")
+        positive = ("num_devices", "tensor_parallel_size", "max_tokens", "start_timeout_s")
         for key in (*positive, "request_timeout_s"):
             if getattr(self, key) <= 0:
                 raise ConfigError(f"inference_model.{key}={getattr(self, key)}: must be above 0")
@@ -91,7 +94,8 @@ class InferenceModelConfig:
             value = getattr(self, key)
             if not low < value <= high:
                 raise ConfigError(f"inference_model.{key}={value}: must lie in ({low:g}, {high:g}]")
-        for key in ("kv_cache_gib", "max_model_len", "canary_tolerance", "temperature_end"):
+        sizes = ("kv_cache_gib", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
+        for key in (*sizes, "canary_tolerance", "temperature_end"):
             value = getattr(self, key)
             if value is not None and value <= 0:
                 raise ConfigError(f"inference_model.{key}={value}: must be above 0, or null")

@@ -15,12 +15,13 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from config.evaluation import EvalConfig
 from config.inference import InferenceModelConfig
+from config.machine import MachineConfig
 from config.optimizer import OptimizerConfig
 from config.policy import PolicyConfig, load_policy
 
 __all__ = ["Config", "ConfigError", "load_policy", "register_schema", "to_config"]
 
-RUNS = ("train", "plan", "rewards", "eval")
+RUNS = ("train", "plan", "rewards", "eval", "selftest")
 PRECISIONS = ("fp32", "bf16", "fp16")
 BACKENDS = ("none", "wandb", "tensorboard")
 WANDB_MODES = ("online", "offline")
@@ -64,7 +65,8 @@ class TrainConfig:
     optim_batch_size: int | None = None
     """Completions per optimizer step. Unset: all of an iteration's."""
     gradient_accumulation_steps: int = 1
-    """Microbatches per optimizer step; changes memory, not the gradient."""
+    """Microbatches per optimizer step; changes memory, not the gradient. Each is made of whole groups where a group
+    shares its prompt (`share_prompt`)."""
     epochs: int = 1
     """Passes over an iteration's completions."""
     mixed_precision: str = "fp32"
@@ -96,6 +98,11 @@ class TrainConfig:
     """grpo_async.py: finished groups that may wait for the learner. Unset: two optimizer steps' worth."""
     wait_timeout_s: float = 600.0
     """Seconds that the learner or a push may wait for the other side before the run stops."""
+
+    @property
+    def shares_prompt(self) -> bool:
+        """Whether a group's prompt goes through the model once; a microbatch is then made of whole groups."""
+        return self.share_prompt and not self.gradient_checkpointing
 
     def __post_init__(self) -> None:
         _one_of("train.mixed_precision", self.mixed_precision, PRECISIONS)
@@ -200,10 +207,12 @@ class Config:
     ray: RayConfig = field(default_factory=RayConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
+    plan: MachineConfig = field(default_factory=MachineConfig)
     device: str = "auto"
     """`cuda`, `cpu`, or `auto`: CUDA when it is there; configs of billion-parameter models say `cuda`."""
     run: str = "train"
-    """`train`, `plan` (print the device plan and stop), `rewards` (grade saved completions), `eval`."""
+    """`train`, `plan` (print the device plan and stop), `rewards` (grade saved completions), `eval`, `selftest` (try
+    every path that this machine has)."""
 
     def __post_init__(self) -> None:
         _one_of("run", self.run, RUNS)
@@ -267,6 +276,11 @@ class Config:
         _check_batches(self)
         _check_policy(self)
         _check_evaluation(self)
+        if self.plan.given and self.run != "plan":
+            raise ConfigError(
+                f"plan.* describes a machine to plan for, but run={self.run} works on this one: add run=plan, or leave "
+                "plan.* out"
+            )
         longest = self.env.max_prompt_tokens + self.longest_response
         given = self.inference_model.max_model_len
         if given is not None and given < longest:
@@ -302,11 +316,17 @@ def _check_batches(config: Config) -> None:
             f"train.optim_batch_size={optim} is not a multiple of env.repeats={repeats}: groups are not "
             f"split over optimizer steps; take {max(1, optim // repeats) * repeats}"
         )
-    if (optim // repeats) % train.gradient_accumulation_steps:
+    steps = train.gradient_accumulation_steps
+    if train.shares_prompt and (optim // repeats) % steps:
         raise ConfigError(
-            f"train.gradient_accumulation_steps={train.gradient_accumulation_steps} does not divide the "
-            f"{optim // repeats} groups of an optimizer step (train.optim_batch_size={optim} / "
-            f"env.repeats={repeats}): a microbatch is made of whole groups"
+            f"train.gradient_accumulation_steps={steps} does not divide the {optim // repeats} groups of an optimizer "
+            f"step (train.optim_batch_size={optim} / env.repeats={repeats}): with train.share_prompt a microbatch is "
+            "made of whole groups; take a divisor, or train.share_prompt=false"
+        )
+    if optim % steps:
+        raise ConfigError(
+            f"train.gradient_accumulation_steps={steps} does not divide the {optim} completions of an optimizer step "
+            "(train.optim_batch_size): take a divisor"
         )
     ready = train.buffer_groups
     if ready is not None and ready < optim // repeats:

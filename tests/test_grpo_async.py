@@ -157,7 +157,7 @@ def test_an_engine_that_is_lost_gets_weights_that_only_the_learner_has(
     Between two pushes the learner's weights are newer than the last version: that push is one more version. With
     10 batches a version there is no other: the engine has at most six of them ready when it is lost.
     """
-    monkeypatch.setattr(grpo_engines, "_transport", lambda config, engine, plan, dtype: HandCarried(engine))
+    monkeypatch.setattr(grpo_engines, "_transport", lambda config, engine, plan: HandCarried(engine))
     others = set(engine_processes())
     config = configured(
         *SMALL, "ray.enabled=true", f"train.weight_update_frequency={frequency}", "train.wait_timeout_s=120"
@@ -188,7 +188,7 @@ def test_an_engine_that_is_lost_in_an_evaluation_gets_its_weights_there(
     local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The learner waits for the evaluation, the evaluation for the only engine, and that one for the learner."""
-    monkeypatch.setattr(grpo_engines, "_transport", lambda config, engine, plan, dtype: HandCarried(engine))
+    monkeypatch.setattr(grpo_engines, "_transport", lambda config, engine, plan: HandCarried(engine))
     others = set(engine_processes())
     config = configured(
         *SMALL,

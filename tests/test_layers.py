@@ -8,10 +8,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 MAY_IMPORT = {
     "config": {"config"},
-    "envs": {"envs", "config"},
-    "rollout": {"rollout", "envs", "config"},
-    "training": {"training", "envs", "config"},
-    "monitoring": {"monitoring", "envs", "config"},
+    "plan": {"plan", "config"},
+    "envs": {"envs", "plan", "config"},
+    "rollout": {"rollout", "envs", "plan", "config"},
+    "training": {"training", "envs", "plan", "config"},
+    "monitoring": {"monitoring", "envs", "plan", "config"},
 }
 ROOMS = set(MAY_IMPORT) | {
     "grpo",
@@ -23,7 +24,7 @@ ROOMS = set(MAY_IMPORT) | {
     "tests",
     "benchmarks",
 }
-WITHOUT_TORCH = ["config", "envs/tasks", "envs/verifiers"]
+WITHOUT_TORCH = ["config", "plan", "envs/tasks", "envs/verifiers"]
 
 
 def imported(path: Path) -> set[str]:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rollout.vllm_settings import installed_version
+from plan.machine import installed_vllm
 from tests.scripts import finish, start
 
-pytestmark = pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed")
+pytestmark = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 SMALL = ("env.num_envs=8", "env.repeats=8", "train.total_dialog_turns=192", "inference_model.backend=vllm")
 ADAPTER = ("train_model.lora.enabled=true", "inference_model.lora=adapter", "optimizer.lr=1e-2")
 TWO_ENGINES = ("inference_model.num_devices=2", "ray.enabled=true", "train.max_policy_age=1")

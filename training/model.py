@@ -14,8 +14,8 @@ from transformers import (
 )
 
 from config.errors import ConfigError
-from config.model_shape import model_path
 from config.schema import LoraConfig, ModelConfig
+from plan.model_shape import model_path
 
 
 def _cannot_load(what: str, name: str, error: Exception) -> ConfigError:

@@ -10,8 +10,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from plan.machine import installed_vllm
 from rollout.vllm_engine import VLLMEngine
-from rollout.vllm_settings import VLLMSettings, installed_version
+from rollout.vllm_settings import VLLMSettings
 
 VOCAB = 320
 EOS = 2
@@ -80,7 +81,7 @@ StartEngine = Callable[..., VLLMEngine]
 def start_engine(tiny_folders: dict[bool, Path]) -> Iterator[StartEngine]:
     """Starts engines by `tied` and changed settings; they end together, since closing one ends vLLM's
     process-wide state for all."""
-    if installed_version() is None:
+    if installed_vllm() is None:
         pytest.skip("vLLM is not installed")
     engines: list[VLLMEngine] = []
 

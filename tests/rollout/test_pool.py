@@ -19,11 +19,11 @@ import ray
 import torch
 
 from config.errors import ConfigError
+from plan.machine import installed_vllm
 from rollout.engine import Engine, Request, Response, Sampling, generate
 from rollout.pool import EngineLost, PoolSettings, RayPool
 from rollout.ray_runtime import EnginePlace, start_ray
 from rollout.vllm_engine import VLLMEngine
-from rollout.vllm_settings import installed_version
 from tests.processes import engine_processes, wait_until_gone
 from tests.rollout import pool_engines
 from tests.rollout.conftest import tiny_llama, tiny_settings
@@ -68,7 +68,7 @@ def drain(pool: RayPool) -> list[Response]:
 
 @pytest.fixture(scope="module")
 def vllm_pool(local_ray: None, tiny_folders: dict[bool, Path]) -> Iterator[RayPool]:
-    if installed_version() is None:
+    if installed_vllm() is None:
         pytest.skip("vLLM is not installed")
     factory = partial(VLLMEngine, tiny_settings(tiny_folders[True]))
     pool = RayPool(factory, [EnginePlace("engine 0"), EnginePlace("engine 1")], PoolSettings(window=32))

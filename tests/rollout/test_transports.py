@@ -15,15 +15,15 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from plan.machine import installed_vllm
 from rollout.engine import Request, Response, Sampling
 from rollout.transports import InProcess, Layout, MappedWeights, SharedMemory
 from rollout.vllm_engine import VLLMEngine
-from rollout.vllm_settings import installed_version
 from rollout.weights import Outgoing, Part, named_weights
 from tests.rollout.conftest import StartEngine, lora_policy, tiny_llama
 
 PROJECT = Path(__file__).resolve().parents[2]
-needs_vllm = pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed")
+needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 
 
 # --- bytes ------------------------------------------------------------------------------------------------

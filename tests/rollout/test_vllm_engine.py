@@ -11,7 +11,7 @@ from config.errors import ConfigError
 from rollout import vllm_settings as settings_module
 from rollout.engine import Completion, Request, Response, Sampling, generate
 from rollout.vllm_engine import VLLMEngine
-from rollout.vllm_settings import AdapterShape, check_version, choose_backend
+from rollout.vllm_settings import AdapterShape, check_version
 from tests.rollout.conftest import EOS, MAX_LEN, VOCAB, StartEngine, tiny_llama
 
 
@@ -271,19 +271,7 @@ def test_a_push_reaches_every_shard(start_engine: StartEngine) -> None:
     assert response.completions[0].policy_versions == [2] * 4
 
 
-def test_the_backend_that_auto_means(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings_module, "installed_version", lambda: None)
-    assert choose_backend("auto", gpu=True) == "transformers"
-    with pytest.raises(ConfigError, match="vLLM is not installed; install it"):
-        choose_backend("vllm", gpu=True)
-    monkeypatch.setattr(settings_module, "installed_version", lambda: "0.32.0")
-    assert choose_backend("auto", gpu=True) == "vllm"
-    assert choose_backend("auto", gpu=False) == "transformers"
-    assert choose_backend("vllm", gpu=False) == "vllm"
-    assert choose_backend("transformers", gpu=True) == "transformers"
-
-
 def test_an_untested_version_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings_module, "installed_version", lambda: "0.41.2")
+    monkeypatch.setattr(settings_module, "installed_vllm", lambda: "0.41.2")
     with pytest.warns(UserWarning, match=r"vLLM 0\.41\.2 is installed; this code was tested with 0\.32"):
         check_version()

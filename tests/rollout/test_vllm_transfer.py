@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from rollout.vllm_settings import installed_version
+from plan.machine import installed_vllm
 from rollout.weights import Outgoing
 
-if installed_version() is None:
+if installed_vllm() is None:
     pytest.skip("vLLM is not installed", allow_module_level=True)
 
 from vllm.distributed.weight_transfer.packed_tensor import pack_tensors

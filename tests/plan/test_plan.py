@@ -4,15 +4,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-from config import plan as plan_module
 from config.errors import ConfigError
-from config.memory import (
+from config.schema import Config, register_schema, to_config
+from plan.machine import Machine
+from plan.memory import (
     activation_bytes,
     checkpoints_kept,
     engine_weights,
@@ -20,9 +21,10 @@ from config.memory import (
     microbatch_tokens,
     train_phases,
 )
-from config.model_shape import GIB, find_config, kv_cache_bytes, read_shape
-from config.plan import Plan, idle_keys, make_plan, report
-from config.schema import Config, register_schema, to_config
+from plan.model_shape import GIB, find_config, kv_cache_bytes, read_shape
+from plan.plan import Plan, make_plan
+from plan.problems import check, problems
+from plan.report import idle_keys, report
 
 PROJECT = Path(__file__).resolve().parents[2]
 QWEN = {
@@ -45,18 +47,18 @@ def config_of(name: str, *overrides: str) -> Config:
         return to_config(compose(name, list(overrides)))
 
 
-class Machine(NamedTuple):
-    """What psutil says of a machine, bytes."""
+def machine(
+    gpus: int, gpu_memory_gib: float | None = None, vllm: str | None = "0.32.0", **other: Any
+) -> Machine:
+    """A machine of known size, whatever this one has."""
+    size = {"host_memory_gib": 64.0, "disk_gib": 1024.0} | other
+    return Machine(
+        gpus, gpu_memory_gib if gpus else None, vllm=vllm, gpu_ids=tuple(map(str, range(gpus))), **size
+    )
 
-    free: float = 1024 * GIB
-    total: float = 64 * GIB
 
-
-@pytest.fixture(autouse=True)
-def workstation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans are made for a machine of known size, whatever this one has left: its GPUs are given as well."""
-    monkeypatch.setattr(plan_module.psutil, "disk_usage", lambda folder: Machine())
-    monkeypatch.setattr(plan_module.psutil, "virtual_memory", Machine)
+def text_of(plan: Plan) -> str:
+    return report(plan, problems(plan))
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ def qwen(tmp_path: Path) -> str:
 
 
 def gpu_plan(*overrides: str, gpus: int = 2, overlapped: bool = False) -> Plan:
-    return make_plan(config_of("grpo_gsm8k", *overrides), overlapped, "0.32.0", num_gpus=gpus)
+    return make_plan(config_of("grpo_gsm8k", *overrides), overlapped, machine(gpus))
 
 
 def test_sizes_of_a_real_model_come_from_its_config(qwen: str) -> None:
@@ -102,10 +104,10 @@ def test_the_cache_holds_every_sequence_up_to_a_bound(qwen: str) -> None:
 
 
 def test_the_report_of_the_quickstart() -> None:
-    text = report(make_plan(config_of("grpo_quickstart"), False, None))
+    text = text_of(make_plan(config_of("grpo_quickstart"), False, machine(0, vllm=None)))
     for part in (
         "train_model      CPU",
-        "engine 0         CPU, transformers, in this process",
+        "engine 0         CPU, transformers, float32, in this process",
         "32 prompts x 8 completions = 256 completions",
         "120 iterations, 120 optimizer steps",
         "1.0 million parameters",
@@ -118,18 +120,18 @@ def test_the_report_of_the_quickstart() -> None:
 
 def test_the_report_for_two_gpus(qwen: str) -> None:
     plan = gpu_plan(qwen)
-    text = report(plan)
+    text = text_of(plan)
     for part in (
         "train_model      GPU 0",
-        "engine 0         GPU 1, vllm, Ray actor",
-        "weights travel by nccl",
+        "engine 0         GPU 1, vllm, bfloat16, Ray actor",
+        "weights          travel by nccl in bfloat16",
     ):
         assert part in text
     assert "8 microbatches x 16; 4 steps per iteration" in text
     assert "up to 196608 per optimizer step, 24576 positions in a microbatch" in text
     assert plan.shape is not None
     assert (
-        f"1 GiB holds {GIB / kv_bytes_per_sequence(plan.config, plan.shape, on_cpu=False):.1f} sequences"
+        f"1 GiB holds {GIB / kv_bytes_per_sequence(plan.config, plan.shape, 'bfloat16'):.1f} sequences"
         in text
     )
 
@@ -138,11 +140,13 @@ def test_the_quickstarts_model_is_found_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "1.0 million parameters" in report(make_plan(config_of("grpo_quickstart"), False, None))
+    assert "1.0 million parameters" in text_of(
+        make_plan(config_of("grpo_quickstart"), False, machine(0, vllm=None))
+    )
 
 
 def test_a_model_that_is_not_here_yet_still_gets_its_plan() -> None:
-    text = report(gpu_plan("model.name=nobody/has-this-model"))
+    text = text_of(gpu_plan("model.name=nobody/has-this-model"))
     assert "unknown: config.json of nobody/has-this-model is not on this machine yet" in text
     assert "32 prompts x 16 completions" in text
 
@@ -164,8 +168,8 @@ def test_the_knobs_that_are_named_do_change_the_estimate(qwen: str) -> None:
     lora = gpu_plan(qwen, "train_model.lora.enabled=true")
     assert peak(lora) < 0.5 * peak(usual)
     split = ["inference_model.num_devices=2", "inference_model.tensor_parallel_size=2"]
-    halved = engine_weights(gpu_plan(qwen, *split, gpus=4).config, usual.shape, on_cpu=False)
-    assert 2 * halved == engine_weights(usual.config, usual.shape, on_cpu=False)
+    halved = engine_weights(gpu_plan(qwen, *split, gpus=4).config, usual.shape, "bfloat16", on_cpu=False)
+    assert 2 * halved == engine_weights(usual.config, usual.shape, "bfloat16", on_cpu=False)
 
 
 def peak(plan: Plan) -> float:
@@ -184,8 +188,9 @@ def test_checkpoints_on_disk() -> None:
 
 
 def impossible(match: str, *overrides: str, name: str = "grpo_gsm8k", gpus: int = 2, **how: Any) -> None:
+    overlapped = how.pop("overlapped", False)
     with pytest.raises(ConfigError, match=match):
-        make_plan(config_of(name, *overrides), how.get("overlapped", False), how.get("vllm", "0.32.0"), gpus)
+        check(make_plan(config_of(name, *overrides), overlapped, machine(gpus, **how)))
 
 
 def test_plans_that_cannot_work(qwen: str) -> None:
@@ -197,36 +202,52 @@ def test_plans_that_cannot_work(qwen: str) -> None:
     impossible("needs inference_model.backend=vllm", qwen, "inference_model.backend=transformers",
                "inference_model.num_devices=2", "inference_model.tensor_parallel_size=2", gpus=4)  # fmt: skip
     impossible("train_model.lora.enabled=false: there is none", qwen, "inference_model.lora=adapter")
+    impossible("cannot give its memory back", qwen, "inference_model.backend=transformers", gpus=1)
     impossible("both at once", qwen, gpus=1, overlapped=True)
     impossible("does not hold one sequence of 1536 tokens", qwen, "inference_model.kv_cache_gib=0.01")
 
 
-def test_too_little_memory_names_the_largest_part(qwen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "gpu_memory_gib", lambda: 24.0)
-    impossible(r"a GPU's memory is 24.00 GiB; the largest part of phase optimize is optimizer state", qwen)
-    monkeypatch.setattr(plan_module, "gpu_memory_gib", lambda: 141.0)
-    assert "GiB hold" in report(gpu_plan(qwen))
+def test_too_little_memory_names_the_largest_part(qwen: str) -> None:
+    impossible(
+        r"a GPU has 24.00 GiB, .* the largest part of phase optimize is optimizer state",
+        qwen,
+        gpu_memory_gib=24,
+    )
+    large = make_plan(config_of("grpo_gsm8k", qwen), False, machine(2, 141.0))
+    assert not problems(large)
+    assert "full sequences; at most 512 run" in text_of(large)
     cpu = ["device=cpu", "inference_model.max_tokens=16384", "train.gradient_checkpointing=false"]
     impossible(r"this machine's memory is 64.00 GiB.* activations of", qwen, *cpu)
 
 
-def test_too_little_disk(qwen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module.psutil, "disk_usage", lambda folder: Machine(free=GIB))
-    impossible("checkpoints would take 6.*train.keep_checkpoints", qwen)
+def test_too_little_disk(qwen: str) -> None:
+    impossible("checkpoints would take 6.*train.keep_checkpoints", qwen, disk_gib=1.0)
 
 
-def test_checkpoints_that_are_there_need_no_more_room(
-    qwen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_that_are_there_need_no_more_room(qwen: str, tmp_path: Path) -> None:
     """As when a run goes on in its folder; the file is sparse."""
-    monkeypatch.setattr(plan_module.psutil, "disk_usage", lambda folder: Machine(free=40 * GIB))
-    config = config_of("grpo_gsm8k", qwen)
+    plan = make_plan(config_of("grpo_gsm8k", qwen), False, machine(2, disk_gib=40.0), tmp_path)
     with pytest.raises(ConfigError, match="checkpoints would take"):
-        make_plan(config, False, "0.32.0", num_gpus=2, folder=tmp_path)
+        check(plan)
     (tmp_path / "checkpoints").mkdir()
     with (tmp_path / "checkpoints" / "checkpoint_000001.pt").open("wb") as file:
         file.truncate(35 * GIB)
-    make_plan(config, False, "0.32.0", num_gpus=2, folder=tmp_path)
+    check(plan)
+
+
+def test_all_problems_are_told_at_once(qwen: str) -> None:
+    plan = make_plan(
+        config_of("grpo_gsm8k", qwen, "inference_model.max_tokens=40000"),
+        False,
+        machine(2, 24.0, disk_gib=1.0),
+    )
+    with pytest.raises(ConfigError) as raised:
+        check(plan)
+    for part in ("has 32768 positions", "phase optimize needs", "checkpoints would take"):
+        assert part in str(raised.value)
+    marked = [line for line in text_of(plan).splitlines() if line.endswith("does not fit")]
+    assert [line.split("  ")[1].strip() for line in marked][-1] == "checkpoints"
+    assert len(marked) >= 4
 
 
 def test_keys_that_nothing_reads_are_listed() -> None:
@@ -239,15 +260,30 @@ def test_keys_that_nothing_reads_are_listed() -> None:
         "policy.kl_coef=0",
         "ref_model.num_devices=2",
     )
-    listed = "\n".join(idle_keys(make_plan(config, False, None)))
+    listed = "\n".join(idle_keys(make_plan(config, False, machine(0))))
     for key in ("gpu_memory_utilization=0.5", "update=abort", "max_policy_age=3", "ref_model.num_devices=2"):
         assert key in listed
-    assert "max_policy_age" not in "\n".join(idle_keys(make_plan(config, True, None)))
-    assert idle_keys(make_plan(config_of("grpo_quickstart"), False, None)) == []
+    assert "max_policy_age" not in "\n".join(idle_keys(make_plan(config, True, machine(0))))
+    assert idle_keys(make_plan(config_of("grpo_quickstart"), False, machine(0))) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "vllm", "found"),
+    [
+        ("auto", 2, None, "transformers"),
+        ("auto", 2, "0.32.0", "vllm"),
+        ("auto", 0, "0.32.0", "transformers"),
+        ("vllm", 0, "0.32.0", "vllm"),
+        ("transformers", 2, "0.32.0", "transformers"),
+    ],
+)
+def test_the_backend_that_auto_means(qwen: str, asked: str, gpus: int, vllm: str | None, found: str) -> None:
+    config = config_of("grpo_gsm8k", qwen, "device=auto", f"inference_model.backend={asked}")
+    assert make_plan(config, False, machine(gpus, vllm=vllm)).engine.backend == found
 
 
 def test_a_plan_needs_no_torch() -> None:
-    script = "import sys, config.plan; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    script = "import sys, plan.plan; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert (
         subprocess.run([sys.executable, "-c", script], cwd=PROJECT, timeout=120, check=False).returncode == 0
     )

@@ -7,21 +7,16 @@
 Indices are those that a process sees (after CUDA_VISIBLE_DEVICES).
 """
 
-import os
-import shutil
-import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from config.errors import ConfigError
 from config.inference import InferenceModelConfig
 
-ReferenceHome = Literal["none", "own devices", "base of the LoRA policy", "host memory"]
+ReferenceHome = Literal["none", "own devices", "base of the LoRA policy", "shared"]
+"""`shared`: no device is left for it alone, and `plan/plan.py` finds it a place."""
 TransportName = Literal["in_process", "shared_memory", "object_store", "nccl", "ipc"]
-
-_DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,8 @@ class DevicePlan:
     """The allotment.
 
     train, reference: GPU indices; empty on a CPU, or where the component has no GPU of its own.
-    engines: one tuple of GPU indices for each engine; empty tuples on a CPU or on a Ray cluster's own GPUs.
+    engines: one tuple of GPU indices for each engine; empty tuples on a CPU. On a Ray cluster, which chooses the
+        GPUs, only their number counts.
     workers_per_engine: tensor-parallel size.
     in_process: the one engine lives in the learner's process; otherwise every engine is a Ray actor.
     colocated: engines and learner use the same GPUs in turns.
@@ -78,47 +74,26 @@ class DevicePlan:
         return not self.train
 
     @property
-    def transport(self) -> TransportName:
-        """How weights travel from the learner to the engines."""
-        if self.in_process:
-            return "in_process"
-        if self.on_cluster:
-            return "object_store"
-        used = {device for engine in self.engines for device in engine}
-        if not used:
-            return "shared_memory"
-        if not used & set(self.train):
-            return "nccl"
-        return "ipc" if used == set(self.train) and len(used) == 1 else "shared_memory"
-
-    @property
     def train_device(self) -> str:
         """The learner's first device as torch names it."""
         return f"cuda:{self.train[0]}" if self.train else "cpu"
 
 
-def count_gpus() -> int:
-    """NVIDIA GPUs that a process started here would see, from the environment and the driver."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
-    if _DRIVER.is_dir():
-        return len(list(_DRIVER.iterdir()))
-    return len(_nvidia_smi("--list-gpus"))
+def transport(devices: DevicePlan, native: bool) -> TransportName:
+    """How weights travel from the learner to the engines.
 
-
-def gpu_memory_gib() -> float | None:
-    """Memory of the smallest GPU, None where the driver's tool does not say."""
-    sizes = _nvidia_smi("--query-gpu=memory.total", "--format=csv,noheader,nounits")
-    return min((float(size) / 1024 for size in sizes), default=None)
-
-
-def _nvidia_smi(*arguments: str) -> list[str]:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    run = subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=30, check=False)
-    return run.stdout.splitlines() if run.returncode == 0 else []
+    native: whether the engines speak vLLM's own transfer of full weights.
+    """
+    if devices.in_process:
+        return "in_process"
+    used = {device for engine in devices.engines for device in engine}
+    if devices.on_cluster:
+        return "nccl" if native and used else "object_store"
+    if not native or not used:
+        return "shared_memory"
+    if not used & set(devices.train):
+        return "nccl"
+    return "ipc" if used == set(devices.train) and len(used) == 1 else "shared_memory"
 
 
 def plan_devices(
@@ -149,17 +124,18 @@ def plan_devices(
     reference_at: tuple[int, ...] = ()
     if reference is not None and (hand["ref_model"] or reference.num_devices <= own.free):
         home, reference_at = "own devices", own.take(reference)
-    elif reference is not None:
-        notes.append(f"no GPU is left for ref_model: it is the {home}" if situation.lora else _HOST_NOTE)
     size = inference.tensor_parallel_size
     engines = tuple(flat[start : start + size] for start in range(0, len(flat), size))
+    first = tuple(
+        range(size)
+    )  # an engine in the learner's process takes the first GPUs that the process sees
     return DevicePlan(
         train=train_at,
         reference=reference_at,
-        engines=engines or ((),) * inference.num_engines,
+        engines=engines or (first,) * inference.num_engines,
         workers_per_engine=size,
         reference_home=home,
-        in_process=colocated and len(engines) == 1 and not situation.use_ray,
+        in_process=colocated and engines == (first,) and not situation.use_ray,
         colocated=colocated,
         on_cluster=situation.cluster,
         notes=tuple(notes),
@@ -242,7 +218,7 @@ def _on_cpu(
 def _shared_home(reference: Wish | None, lora: bool) -> ReferenceHome:
     if reference is None:
         return "none"
-    return "base of the LoRA policy" if lora else "host memory"
+    return "base of the LoRA policy" if lora else "shared"
 
 
 def _takes_turns(
@@ -276,9 +252,6 @@ def _takes_turns(
             f"{there} GPU(s), but grpo_async.py works on both at once: use grpo.py, or more GPUs"
         )
     return True, notes
-
-
-_HOST_NOTE = "no GPU is left for ref_model: it lives in host memory and visits a training GPU to score"
 
 
 class _Allotment:

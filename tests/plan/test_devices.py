@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from config import devices as devices_module
-from config.devices import DevicePlan, Situation, Wish, count_gpus, gpu_memory_gib, plan_devices
 from config.errors import ConfigError
 from config.inference import InferenceModelConfig
+from plan import machine as machine_module
+from plan.devices import DevicePlan, Situation, Wish, plan_devices, transport
+from plan.machine import gpu_memory_gib, visible_gpus
 
 
 def plan(
@@ -40,15 +41,19 @@ def plan(
     )
 
 
+def way(found: DevicePlan) -> str:
+    return transport(found, native=True)
+
+
 def test_on_a_cpu_one_engine_is_in_process_and_two_are_actors() -> None:
     one, two = plan(0, reference=1), plan(0, inference=2)
     assert one.on_cpu
     assert one.in_process
-    assert (one.transport, one.reference_home, one.train_device) == ("in_process", "host memory", "cpu")
+    assert (way(one), one.reference_home, one.train_device) == ("in_process", "shared", "cpu")
     assert not two.in_process
     assert two.engines == ((), ())
-    assert two.transport == "shared_memory"
-    assert plan(0, use_ray=True).transport == "shared_memory"
+    assert way(two) == "shared_memory"
+    assert way(plan(0, use_ray=True)) == "shared_memory"
     assert plan(0, lora=True, reference=1).reference_home == "base of the LoRA policy"
     assert plan(0).reference_home == "none"
 
@@ -59,7 +64,7 @@ def test_components_get_devices_of_their_own() -> None:
     assert found.engines == ((2, 3), (4, 5))
     assert found.reference == (6,)
     assert found.reference_home == "own devices"
-    assert found.transport == "nccl"
+    assert way(found) == "nccl"
     assert (found.train_device, found.reference) == ("cuda:0", (6,))
     assert found.notes == ()
 
@@ -79,8 +84,8 @@ def test_nothing_overlaps_unless_it_takes_turns(gpus: int) -> None:
         assert (len(found.train), len(engines)) == (train, inference)
         assert found.colocated == (train + inference > gpus)
         assert found.colocated == any("take turns" in note for note in found.notes)
-        if reference is not None and not found.reference:
-            assert any("no GPU is left for ref_model" in note for note in found.notes)
+        if reference is not None:
+            assert found.reference_home == ("own devices" if found.reference else "shared")
 
 
 def test_one_gpu_is_shared_and_the_plan_says_so() -> None:
@@ -90,11 +95,10 @@ def test_one_gpu_is_shared_and_the_plan_says_so() -> None:
         assert found.in_process
         assert found.train == (0,)
         assert found.engines == ((0,),)
-        assert found.transport == "in_process"
+        assert way(found) == "in_process"
         assert "take turns" in found.notes[0]
-    assert full.reference_home == "host memory"
+    assert full.reference_home == "shared"
     assert lora.reference_home == "base of the LoRA policy"
-    assert "base of the LoRA policy" in lora.notes[1]
 
 
 def test_one_gpu_cannot_do_both_at_once() -> None:
@@ -115,16 +119,18 @@ def test_devices_by_hand() -> None:
 
 
 def test_a_shared_gpu_in_two_processes_uses_ipc() -> None:
-    assert plan(1, colocate=True, use_ray=True).transport == "ipc"
-    assert plan(2, train=2, inference=2, colocate=True).transport == "shared_memory"
+    assert way(plan(1, colocate=True, use_ray=True)) == "ipc"
+    assert way(plan(2, train=2, inference=2, colocate=True)) == "shared_memory"
 
 
 def test_on_a_cluster_ray_chooses_the_engines_devices() -> None:
     found = plan(1, inference=4, tp=2, cluster=True)
     assert found.train == (0,)
-    assert found.engines == ((), ())
-    assert found.transport == "object_store"
+    assert found.engines == ((0, 1), (0, 1)), "each asks Ray for two GPUs"
+    assert way(found) == "nccl"
+    assert transport(found, native=False) == "object_store"
     assert not found.colocated
+    assert way(plan(0, inference=2, cluster=True)) == "object_store"
 
 
 @pytest.mark.parametrize(
@@ -171,30 +177,39 @@ def test_gpus_asked_for_where_there_are_none() -> None:
     assert "does nothing on a CPU" in plan(0, colocate=True).notes[0]
 
 
-def test_gpus_are_counted_without_touching_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    assert count_gpus() == 2
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert count_gpus() == 0
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert count_gpus() == 0
+def test_gpus_are_found_without_touching_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for told, names in (
+        ("2,5", ("2", "5")),
+        ("GPU-8f2a, GPU-77", ("GPU-8f2a", "GPU-77")),
+        ("", ()),
+        ("-1", ()),
+    ):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", told)
+        assert visible_gpus() == names
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     for name in ("0000:01:00.0", "0000:02:00.0", "0000:03:00.0"):
         (tmp_path / "gpus" / name).mkdir(parents=True)
-    monkeypatch.setattr(devices_module, "_DRIVER", tmp_path / "gpus")
-    assert count_gpus() == 3
+    monkeypatch.setattr(machine_module, "_DRIVER", tmp_path / "gpus")
+    assert visible_gpus() == ("0", "1", "2")
 
 
 def test_the_drivers_tool_is_asked_when_it_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(devices_module, "_DRIVER", tmp_path / "absent")
+    monkeypatch.setattr(machine_module, "_DRIVER", tmp_path / "absent")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert count_gpus() == 0
-    assert gpu_memory_gib() is None
+    assert visible_gpus() == ()
+    assert gpu_memory_gib(()) is None
     tool = tmp_path / "nvidia-smi"
-    tool.write_text(
-        '#!/bin/sh\ncase "$1" in --list-gpus) echo GPU 0; echo GPU 1;; *) echo 81920; echo 40960;; esac\n'
-    )
+    rows = "echo 0, GPU-8f2a, 81920; echo 1, GPU-77, 40960; echo 2, GPU-31, 16384"
+    tool.write_text(f'#!/bin/sh\ncase "$1" in --list-gpus) echo GPU 0; echo GPU 1;; *) {rows};; esac\n')
     tool.chmod(0o755)
-    assert count_gpus() == 2
-    assert gpu_memory_gib() == 40.0
+    assert visible_gpus() == ("0", "1")
+    assert gpu_memory_gib(("0", "1")) == 40.0, "the GPU that is not visible is smaller"
+    assert gpu_memory_gib(("GPU-8f",)) == 80.0
+
+
+def test_devices_are_named_as_the_environment_names_them() -> None:
+    from plan.machine import Machine
+
+    machine = Machine(2, 80.0, 64.0, 100.0, None, gpu_ids=("4", "GPU-77"))
+    assert machine.physical((1, 0)) == ("GPU-77", "4")

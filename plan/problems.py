@@ -1,0 +1,156 @@
+"""Why a plan cannot work: every reason at once, each with the value, the place and the remedy."""
+
+from dataclasses import dataclass
+
+from config.errors import ConfigError
+from plan.memory import Phase, checkpoint_bytes, checkpoints_kept, gib, kv_bytes_per_sequence, usable_bytes
+from plan.model_shape import GIB, ModelShape
+from plan.plan import Plan, cache_on_device, host_bytes
+
+
+@dataclass(frozen=True)
+class Problem:
+    """line: the line of the report that it is about, as the report names it."""
+
+    line: str
+    text: str
+
+
+def check(plan: Plan) -> Plan:
+    """The plan itself.
+
+    Raises:
+        ConfigError: it cannot work; the message is all its problems.
+    """
+    found = problems(plan)
+    if found:
+        raise ConfigError("\n       ".join(problem.text for problem in found))
+    return plan
+
+
+def problems(plan: Plan) -> list[Problem]:
+    """Everything that keeps the run from working, as far as it can be told without a device."""
+    found = _contradictions(plan)
+    if plan.shape is not None:
+        found += _model_limits(plan, plan.shape)
+        found += _memory(plan, plan.shape)
+        found += _cache(plan, plan.shape)
+        found += _disk(plan, plan.shape)
+    return found
+
+
+def _contradictions(plan: Plan) -> list[Problem]:
+    inference, lora = plan.config.inference_model, plan.config.train_model.lora.enabled
+    found = []
+    if plan.engine.backend == "transformers" and inference.tensor_parallel_size > 1:
+        found.append(
+            f"inference_model.tensor_parallel_size={inference.tensor_parallel_size} needs "
+            "inference_model.backend=vllm: the transformers engine is one process on one device"
+        )
+    if plan.engine.backend == "transformers" and plan.devices.colocated:
+        found.append(
+            "inference_model.backend=transformers cannot give its memory back, so it cannot take turns with the "
+            "learner on one GPU: take inference_model.backend=vllm, or a machine with a GPU for each"
+        )
+    if inference.lora == "adapter" and not lora:
+        found.append(
+            "inference_model.lora=adapter sends a LoRA adapter, but train_model.lora.enabled=false: there is "
+            "none; set it to true, or inference_model.lora=merge"
+        )
+    if inference.lora == "adapter" and plan.engine.backend == "transformers":
+        found.append("inference_model.lora=adapter needs inference_model.backend=vllm; merge works with both")
+    return [Problem("engine 0", text) for text in found]
+
+
+def _model_limits(plan: Plan, shape: ModelShape) -> list[Problem]:
+    config, found = plan.config, []
+    if shape.max_positions and config.max_model_len > shape.max_positions:
+        found.append(
+            Problem(
+                "a sequence",
+                f"prompt plus response may reach {config.max_model_len} tokens, but model.name={config.model.name} "
+                f"has {shape.max_positions} positions: lower env.max_prompt_tokens or inference_model.max_tokens",
+            )
+        )
+    split = config.inference_model.tensor_parallel_size
+    if shape.num_heads % split:
+        found.append(
+            Problem(
+                "engine 0",
+                f"inference_model.tensor_parallel_size={split} does not divide the {shape.num_heads} attention heads "
+                f"of {config.model.name}: take a divisor",
+            )
+        )
+    return found
+
+
+def _memory(plan: Plan, shape: ModelShape) -> list[Problem]:
+    machine, found = plan.machine, []
+    host = host_bytes(plan, shape)
+    if host > machine.host_memory_gib * GIB:
+        largest = f"; {_largest(plan.phases)}" if plan.devices.on_cpu else ""
+        where = "this machine's memory" if not machine.imagined else "the node's memory"
+        found.append(
+            Problem(
+                "host memory",
+                f"about {gib(host)} are needed and {where} is {machine.host_memory_gib:.2f} GiB{largest}",
+            )
+        )
+    if plan.devices.on_cpu or machine.gpu_memory_gib is None:
+        return found
+    there = usable_bytes(machine.gpu_memory_gib)
+    for phase in plan.phases:
+        if phase.bytes > there:
+            found.append(
+                Problem(
+                    phase.name,
+                    f"phase {phase.name} needs about {gib(phase.bytes)} and a GPU has {machine.gpu_memory_gib:.2f} "
+                    f"GiB, of which {gib(there)} can be planned with; {_largest([phase])}",
+                )
+            )
+    return found
+
+
+def _largest(phases: list[Phase]) -> str:
+    phase = max(phases, key=lambda phase: phase.bytes)
+    part = phase.largest
+    return (
+        f"the largest part of phase {phase.name} is {part.what} with {gib(part.bytes)}: change {part.knobs}"
+    )
+
+
+def _cache(plan: Plan, shape: ModelShape) -> list[Problem]:
+    if plan.engine.backend != "vllm":
+        return []
+    cache, one = (
+        cache_on_device(plan, shape),
+        kv_bytes_per_sequence(plan.config, shape, plan.engine.dtype),
+    )
+    if cache is None or cache >= one:
+        return []
+    share = plan.engine.gpu_memory_utilization
+    beside = f" in {share:g} of the GPU, which is what the learner leaves" if plan.devices.colocated else ""
+    return [
+        Problem(
+            "KV cache",
+            f"the KV cache of {gib(max(0.0, cache))}{beside} does not hold one sequence of {plan.config.max_model_len} "
+            f"tokens ({gib(one)}): raise inference_model.kv_cache_gib or gpu_memory_utilization, lower max_tokens, or "
+            "give the engine more or other devices",
+        )
+    ]
+
+
+def _disk(plan: Plan, shape: ModelShape) -> list[Problem]:
+    there = sum(
+        path.stat().st_size for path in (plan.folder / "checkpoints").glob("*.pt")
+    )  # a run that goes on
+    needed = checkpoint_bytes(plan.config, shape) * checkpoints_kept(plan.config) - there
+    if needed <= plan.machine.disk_gib * GIB:
+        return []
+    return [
+        Problem(
+            "checkpoints",
+            f"checkpoints would take {gib(needed)} more and {plan.folder} has {plan.machine.disk_gib:.2f} GiB free: "
+            "lower train.keep_checkpoints, or write elsewhere with hydra.run.dir",
+        )
+    ]

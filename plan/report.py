@@ -1,0 +1,204 @@
+"""What `run=plan` prints: the whole table, the lines that do not fit marked, then what would make the plan work."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from config.schema import Config
+from plan.machine import imagined_machine, this_machine
+from plan.memory import (
+    checkpoint_bytes,
+    checkpoints_kept,
+    engine_weights,
+    gib,
+    kv_bytes_per_sequence,
+    microbatch_tokens,
+    usable_bytes,
+)
+from plan.model_shape import GIB
+from plan.plan import Plan, cache_on_device, host_bytes, make_plan
+from plan.problems import Problem, problems
+
+_MARK = "  <── does not fit"
+_WIDTH = 17
+
+
+def print_report(config: Config, overlapped: bool, folder: Path) -> bool:
+    """Prints the plan of `config`, on this machine or on the one that `plan.*` describes; whether it can work.
+
+    Raises:
+        ConfigError: devices that cannot be allotted, a backend that is not there.
+    """
+    machine = imagined_machine(config.plan, this_machine(folder))
+    plan = make_plan(config, overlapped, machine, folder)
+    found = problems(plan)
+    print(report(plan, found))
+    return not found
+
+
+def report(plan: Plan, found: Sequence[Problem]) -> str:
+    """The table. found: the problems of this plan, whose lines are marked."""
+    sections = [
+        ("machine", _machine_lines(plan)),
+        ("devices", _device_lines(plan)),
+        ("batches", _batch_lines(plan)),
+        ("memory", _memory_lines(plan)),
+        ("generation", _generation_lines(plan)),
+        ("checkpoints", _checkpoint_lines(plan)),
+        ("keys that do nothing here", idle_keys(plan)),
+        ("notes", [*plan.notes]),
+    ]
+    wrong = {problem.line for problem in found}
+    return "\n".join(
+        "\n".join([f"{name}:", *(f"  {_marked(line, wrong)}" for line in lines)])
+        for name, lines in sections
+        if lines
+    )
+
+
+def _marked(line: str, wrong: set[str]) -> str:
+    return line + _MARK if line[:_WIDTH].strip() in wrong else line
+
+
+def _line(name: str, text: str) -> str:
+    return f"{name:{_WIDTH}}{text}"
+
+
+def _machine_lines(plan: Plan) -> list[str]:
+    machine = plan.machine
+    size = "" if machine.gpu_memory_gib is None else f" of {machine.gpu_memory_gib:g} GiB"
+    gpus = f"{machine.num_gpus} GPU(s){size}" if machine.num_gpus else "no GPU"
+    nodes = f"{machine.nodes} nodes, each with " if machine.nodes > 1 else ""
+    host = f"{machine.host_memory_gib:.0f} GiB of memory, {machine.disk_gib:.0f} GiB of free disk"
+    return [_line("planned for" if machine.imagined else "this machine", f"{nodes}{gpus}, {host}")]
+
+
+def _device_lines(plan: Plan) -> list[str]:
+    devices = plan.devices
+    kind = "in this process" if devices.in_process else "Ray actor"
+    lines = [_line("train_model", _where(devices.train))]
+    lines.append(_line("ref_model", _reference(plan)))
+    for index, engine in enumerate(devices.engines):
+        where = f"{len(engine) or 'no'} GPU(s) of the Ray cluster" if devices.on_cluster else _where(engine)
+        lines.append(_line(f"engine {index}", f"{where}, {plan.engine.backend}, {plan.engine.dtype}, {kind}"))
+    return [*lines, _line("weights", f"travel by {plan.transport} in {plan.weight_dtype}")]
+
+
+def _reference(plan: Plan) -> str:
+    return _where(plan.reference.devices) if plan.reference.home == "own devices" else plan.reference.home
+
+
+def _where(devices: tuple[int, ...]) -> str:
+    return f"GPU {', '.join(map(str, devices))}" if devices else "CPU"
+
+
+def _batch_lines(plan: Plan) -> list[str]:
+    config: Config = plan.config
+    longest = config.env.max_prompt_tokens + config.inference_model.max_tokens
+    rows = (
+        (
+            "iteration",
+            f"{config.prompts_per_iteration} prompts x {config.env.repeats} completions = "
+            f"{config.completions_per_iteration} completions",
+        ),
+        (
+            "optimizer step",
+            f"{config.optim_batch_size} completions = {config.train.gradient_accumulation_steps} "
+            f"microbatches x {plan.learner.microbatch_rows}; {config.optimizer_steps_per_iteration} steps per "
+            "iteration",
+        ),
+        (
+            "tokens",
+            f"up to {config.optim_batch_size * longest} per optimizer step, "
+            f"{microbatch_tokens(config)} positions in a microbatch",
+        ),
+        ("run", f"{config.total_iterations} iterations, {config.total_optimizer_steps} optimizer steps"),
+    )
+    return [_line(name, text) for name, text in rows]
+
+
+def _memory_lines(plan: Plan) -> list[str]:
+    shape, machine = plan.shape, plan.machine
+    if shape is None:
+        return [f"unknown: config.json of {plan.config.model.name} is not on this machine yet"]
+    lines = [
+        f"{shape.parameters / 1e6:.1f} million parameters; estimates without libraries and fragmentation"
+    ]
+    on_cpu = plan.devices.on_cpu
+    where = "learner" if on_cpu else "each training GPU"
+    if not on_cpu and machine.gpu_memory_gib is not None:
+        lines.append(_line("usable", f"{where}: {gib(usable_bytes(machine.gpu_memory_gib))}"))
+    for phase in plan.phases:
+        lines.append(_line(phase.name, f"{where}: {gib(phase.bytes)}"))
+        lines += [f"  {gib(part.bytes):>12}  {part.what}  [{part.knobs}]" for part in phase.parts]
+    return [
+        *lines,
+        _line("host memory", f"{gib(host_bytes(plan, shape))} of {machine.host_memory_gib:.2f} GiB"),
+    ]
+
+
+def _generation_lines(plan: Plan) -> list[str]:
+    shape, config, engine = plan.shape, plan.config, plan.engine
+    if shape is None:
+        return []
+    on_cpu = plan.devices.on_cpu
+    one = kv_bytes_per_sequence(config, shape, engine.dtype)
+    weights = engine_weights(config, shape, engine.dtype, on_cpu and engine.backend == "vllm")
+    knobs = "[inference_model.dtype, tensor_parallel_size]"
+    length = "[inference_model.max_tokens, env.max_prompt_tokens]"
+    lines = [
+        _line("engine weights", f"{gib(weights)} on each device of an engine  {knobs}"),
+        _line("a sequence", f"{config.max_model_len} tokens, {gib(one)} of KV cache  {length}"),
+    ]
+    cache = cache_on_device(plan, shape)
+    if engine.backend != "vllm":
+        return [*lines, _line("KV cache", f"grows to {gib(cache or 0.0)}  [inference_model.max_num_seqs]")]
+    if cache is None:
+        share = f"{engine.gpu_memory_utilization:g} of a GPU less {gib(weights)}"
+        return [*lines, _line("KV cache", f"{share}; 1 GiB holds {GIB / one:.1f} sequences")]
+    knob = "kv_cache_gib" if on_cpu else "gpu_memory_utilization"
+    held = f"{gib(max(0.0, cache))} hold {max(0.0, cache) / one:.1f} full sequences; at most {engine.max_num_seqs} run"
+    if not on_cpu:
+        lines.append(_line("share of a GPU", f"{engine.gpu_memory_utilization:g}"))
+    return [*lines, _line("KV cache", f"{held}  [inference_model.{knob}, max_num_seqs]")]
+
+
+def _checkpoint_lines(plan: Plan) -> list[str]:
+    if plan.shape is None:
+        return []
+    one, count = checkpoint_bytes(plan.config, plan.shape), checkpoints_kept(plan.config)
+    free = f"{plan.machine.disk_gib:.2f} GiB free"
+    knobs = "[train.keep_checkpoints, train.checkpoint_frequency]"
+    return [
+        _line(
+            "checkpoints",
+            f"{gib(one)} each, at most {count} at a time: {gib(one * count)} of {free}  {knobs}",
+        )
+    ]
+
+
+def idle_keys(plan: Plan) -> list[str]:
+    """Keys that differ from their defaults and that nothing in this run reads."""
+    config, usual = plan.config, Config()
+    idle: list[str] = []
+
+    def unless(active: bool, section: str, *keys: str, why: str) -> None:
+        if active:
+            return
+        for key in keys:
+            value = vars(vars(config)[section])[key]
+            if value != vars(vars(usual)[section])[key]:
+                idle.append(f"{section}.{key}={value}: {why}")
+
+    vllm, gpu = plan.engine.backend == "vllm", not plan.devices.on_cpu
+    unless(vllm, "inference_model", "kv_cache_gib", "enforce_eager", "quantization", why="vLLM only")
+    on_gpu = ("gpu_memory_utilization", "max_num_batched_tokens")
+    unless(vllm and gpu, "inference_model", *on_gpu, why="vLLM on a GPU only")
+    unless(gpu, "inference_model", "colocate", why="there is no GPU")
+    unless(plan.overlapped, "inference_model", "update", why="nothing is in flight when grpo.py pushes")
+    asynchronous = ("max_policy_age", "stale_groups", "weight_update_frequency", "buffer_groups")
+    unless(plan.overlapped, "train", *asynchronous, why="grpo_async.py only")
+    reference = config.policy.uses_reference
+    unless(reference, "ref_model", "num_devices", "devices", why="policy.kl_coef=0 uses no reference")
+    unless(reference, "policy", "kl_estimator", "kl_placement", why="policy.kl_coef=0")
+    unless(not plan.devices.in_process, "ray", "num_cpus_per_engine", why="the engine is not a Ray actor")
+    return idle
