@@ -100,12 +100,20 @@ def run(
 
 
 def print_plan(config: Config, run_dir: Path, overlapped: bool) -> RunOutcome:
-    """`run=plan`: touches no device, leaves no folder. A plan that cannot work ends with 2."""
-    from plan.report import print_report
+    """`run=plan`, for this machine or the one that `plan.*` describes: touches no device, leaves no folder. A plan that
+    cannot work is printed whole all the same, and ends with 2."""
+    from envs.options import option_problems
+    from plan.machine import imagined_machine, this_machine
+    from plan.problems import Problem, planned
+    from plan.report import advice, report
 
-    works = print_report(config, overlapped, run_dir)
+    machine = imagined_machine(config.plan, this_machine(run_dir))
+    plan, found = planned(config, overlapped, machine, run_dir)
+    found += [Problem("", text) for text in option_problems(config)]
+    print(report(plan, found), flush=True)
     _remove_if_unused(run_dir)
-    if not works:
+    if found:
+        print(advice(plan, found, machine), file=sys.stderr)
         sys.exit(2)
     return "finished"
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,7 @@ def find_config(model: str) -> Path | None:
     return Path(cached) if isinstance(cached, str) else None
 
 
+@cache
 def find_shape(model: str) -> ModelShape | None:
     """The sizes of `model.name`: of its config.json where that is here, else those that are known by its name."""
     path = find_config(model)

@@ -38,6 +38,8 @@ ReferenceHome = Literal["none", "own devices", "base of the LoRA policy", "train
 AUTOCAST = {"fp32": None, "bf16": "bfloat16", "fp16": "float16"}
 GPU_SEQUENCES, CPU_SEQUENCES = 512, 256
 GPU_BATCHED_TOKENS = 8192
+ROOM_TO_STAY = 0.9
+"""Share of a GPU up to which a reference may fill it: what is only estimated keeps the rest."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +230,7 @@ def _place_reference(plan: Plan) -> Plan:
     staying = replace(plan, reference=ReferencePlan("training GPU"))
     size = plan.machine.gpu_memory_gib
     fits = plan.shape is not None and size is not None and not plan.devices.colocated
-    if fits and max(phase.bytes for phase in staying.phases) <= usable_bytes(size or 0.0):
+    if fits and max(phase.bytes for phase in staying.phases) <= ROOM_TO_STAY * usable_bytes(size or 0.0):
         return replace(
             staying, notes=(*plan.notes, "no GPU is left for ref_model: it stays on the training GPU")
         )

@@ -1,11 +1,17 @@
 """Why a plan cannot work: every reason at once, each with the value, the place and the remedy."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from config.errors import ConfigError
+from config.schema import Config
+from plan.machine import ASSUMED_VLLM, Machine
 from plan.memory import Phase, checkpoint_bytes, checkpoints_kept, gib, kv_bytes_per_sequence, usable_bytes
 from plan.model_shape import GIB, ModelShape
-from plan.plan import Plan, cache_on_device, host_bytes
+from plan.plan import Plan, cache_on_device, host_bytes, make_plan
+
+MOST_GPUS = 64
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,32 @@ def check(plan: Plan) -> Plan:
     if found:
         raise ConfigError("\n       ".join(problem.text for problem in found))
     return plan
+
+
+def planned(config: Config, overlapped: bool, machine: Machine, folder: Path) -> tuple[Plan, list[Problem]]:
+    """The plan and its problems. Where devices or a backend are missing, that is the first problem, and the plan is the
+    one of the nearest machine that has them, so that everything else is told too.
+
+    Raises:
+        ConfigError: no machine has what the configuration asks for.
+    """
+    missing: list[Problem] = []
+    for nearest in _nearest_machines(machine):
+        try:
+            plan = make_plan(config, overlapped, nearest, folder)
+        except ConfigError as error:
+            missing = missing or [Problem("train_model", str(error))]
+            continue
+        return plan, [*missing, *problems(plan)]
+    raise ConfigError(missing[0].text)
+
+
+def _nearest_machines(machine: Machine) -> Iterator[Machine]:
+    yield machine
+    with_vllm = replace(machine, vllm=machine.vllm or ASSUMED_VLLM, imagined=True)
+    yield with_vllm
+    for count in range(machine.num_gpus + 1, MOST_GPUS + 1):
+        yield replace(with_vllm, num_gpus=count, gpu_ids=tuple(map(str, range(count))))
 
 
 def problems(plan: Plan) -> list[Problem]:

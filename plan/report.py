@@ -1,10 +1,9 @@
 """What `run=plan` prints: the whole table, the lines that do not fit marked, then what would make the plan work."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from config.schema import Config
-from plan.machine import imagined_machine, this_machine
+from plan.machine import Machine
 from plan.memory import (
     checkpoint_bytes,
     checkpoints_kept,
@@ -15,24 +14,12 @@ from plan.memory import (
     usable_bytes,
 )
 from plan.model_shape import GIB
-from plan.plan import Plan, cache_on_device, host_bytes, make_plan
-from plan.problems import Problem, problems
+from plan.plan import Plan, cache_on_device, host_bytes
+from plan.problems import Problem
+from plan.remedies import remedy
 
 _MARK = "  <── does not fit"
 _WIDTH = 17
-
-
-def print_report(config: Config, overlapped: bool, folder: Path) -> bool:
-    """Prints the plan of `config`, on this machine or on the one that `plan.*` describes; whether it can work.
-
-    Raises:
-        ConfigError: devices that cannot be allotted, a backend that is not there.
-    """
-    machine = imagined_machine(config.plan, this_machine(folder))
-    plan = make_plan(config, overlapped, machine, folder)
-    found = problems(plan)
-    print(report(plan, found))
-    return not found
 
 
 def report(plan: Plan, found: Sequence[Problem]) -> str:
@@ -53,6 +40,19 @@ def report(plan: Plan, found: Sequence[Problem]) -> str:
         for name, lines in sections
         if lines
     )
+
+
+def advice(plan: Plan, found: Sequence[Problem], machine: Machine) -> str:
+    """All problems, and the smallest set of changes that mends, on `machine`, those of devices, memory and disk."""
+    lines = ["this cannot work:", *(f"  {problem.text}" for problem in found)]
+    settings = remedy(plan, machine)
+    if settings:
+        lines += ["the smallest set of changes that fits:", f"  {' '.join(map(str, settings))}"]
+    elif settings is None:
+        lines.append(
+            "no change of up to four keys makes it fit here: take a smaller model, or a larger machine (plan.*)"
+        )
+    return "\n".join(lines)
 
 
 def _marked(line: str, wrong: set[str]) -> str:

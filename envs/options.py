@@ -1,0 +1,41 @@
+"""What can be told of tasks and rewards before any data is read: names, options, files, the parts that weights name."""
+
+from config.env import EnvConfig
+from config.errors import ConfigError
+from config.schema import Config
+from envs.data import data_files
+from envs.rewards import find_reward
+from envs.task import make_task
+
+
+def option_problems(config: Config) -> list[str]:
+    """What is wrong with `env` and with each of `eval.sets`, one message each; no data is read."""
+    sections = [("", config.env)]
+    sections += [
+        (f"eval.sets.{name}: ", chosen.env(name, config.env)) for name, chosen in config.eval.sets.items()
+    ]
+    return [f"{place}{error}" for place, env in sections for error in _problems(env)]
+
+
+def _problems(env: EnvConfig) -> list[str]:
+    found = []
+    for look in (data_files, _reward, _task):
+        try:
+            look(env)
+        except ConfigError as error:
+            found.append(str(error))
+    return found
+
+
+def _reward(env: EnvConfig) -> None:
+    find_reward(env.reward)
+
+
+def _task(env: EnvConfig) -> None:
+    task = make_task(env)
+    absent = sorted(set(env.reward_weights) - set(task.weights))
+    if env.reward is None and absent:
+        raise ConfigError(
+            f"env.reward_weights.{absent[0]}: the reward of {env.dataset} has no such part; it gives "
+            f"{', '.join(sorted(task.weights))}"
+        )

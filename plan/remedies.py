@@ -1,0 +1,150 @@
+"""The smallest set of changes that makes a plan work.
+
+Every key that could help is a `Change` with its values from mild to strong. Sets of one key are tried first, then of
+two, three and four, each at its strongest values; in the first set that works every value is then made as mild as it
+can be. Keys that cost the run least come first, so that among sets of one size the mildest wins.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from config.errors import ConfigError
+from config.schema import Config
+from plan.machine import Machine
+from plan.memory import chunk_size
+from plan.plan import Plan, make_plan
+from plan.problems import problems
+
+MOST_CHANGES = 4
+
+
+@dataclass(frozen=True)
+class Change:
+    """key: as the command line writes it. values: from mild to strong; none: it cannot help here."""
+
+    key: str
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One `key=value` for the command line."""
+
+    key: str
+    value: Any
+
+    def __str__(self) -> str:
+        value = str(self.value).lower() if isinstance(self.value, bool) else self.value
+        return f"{self.key}={value}"
+
+
+def remedy(plan: Plan, machine: Machine) -> tuple[Setting, ...] | None:
+    """The settings that make the plan's configuration work on `machine`; None where no set of up to four does.
+
+    plan: of that machine, or of the nearest one that has the devices it asks for. Empty: it works as it is.
+    """
+    works = _judge(plan.config, plan.overlapped, machine, plan.folder)
+    if works(()):
+        return ()
+    changes = [change for change in _changes(plan, machine) if change.values]
+    for size in range(1, MOST_CHANGES + 1):
+        for chosen in combinations(changes, size):
+            strongest = tuple(Setting(change.key, change.values[-1]) for change in chosen)
+            if works(strongest):
+                return _mildest(chosen, works)
+    return None
+
+
+def _judge(
+    config: Config, overlapped: bool, machine: Machine, folder: Path
+) -> Callable[[Sequence[Setting]], bool]:
+    def works(settings: Sequence[Setting]) -> bool:
+        changed = copy.deepcopy(config)
+        try:
+            for setting in settings:
+                _set(changed, setting)
+            changed.check()
+            return not problems(make_plan(changed, overlapped, machine, folder))
+        except ConfigError:
+            return False
+
+    return works
+
+
+def _set(config: Config, setting: Setting) -> None:
+    *sections, name = setting.key.split(".")
+    place: Any = config
+    for section in sections:
+        place = vars(place)[section]
+    vars(place)[name] = setting.value
+
+
+def _mildest(chosen: Sequence[Change], works: Callable[[Sequence[Setting]], bool]) -> tuple[Setting, ...]:
+    settings = [Setting(change.key, change.values[-1]) for change in chosen]
+    for place, change in enumerate(chosen):
+        for value in change.values:
+            tried = [*settings[:place], Setting(change.key, value), *settings[place + 1 :]]
+            if works(tried):
+                settings = tried
+                break
+    return tuple(settings)
+
+
+def _changes(plan: Plan, machine: Machine) -> Iterator[Change]:
+    """What could help, the cheapest first; nothing that is set already."""
+    config = plan.config
+    train, inference = config.train, config.inference_model
+    gpus = machine.num_gpus if not plan.devices.on_cpu else 0
+    yield Change("train.keep_checkpoints", _below(train.keep_checkpoints or 4, (3, 2, 1)))
+    yield Change("train.gradient_accumulation_steps", _smaller_microbatches(config))
+    yield Change("train.log_prob_chunk_size", _smaller_chunks(plan))
+    yield Change("train.gradient_checkpointing", () if train.gradient_checkpointing else (True,))
+    yield Change(
+        "inference_model.gpu_memory_utilization", _above(inference.gpu_memory_utilization, (0.9, 0.95))
+    )
+    yield Change("train_model.num_devices", _other_counts(config.train_model.num_devices, gpus))
+    yield Change("inference_model.quantization", _eight_bits(plan))
+    yield Change("policy.kl_coef", () if config.policy.kl_coef == 0 else (0.0,))
+    yield Change("train_model.lora.enabled", () if config.train_model.lora.enabled else (True,))
+    yield Change("model.dtype", () if config.model.dtype == "bfloat16" else ("bfloat16",))
+    yield Change("inference_model.max_tokens", _shorter(inference.max_tokens))
+
+
+def _above(present: float, values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(value for value in values if value > present)
+
+
+def _other_counts(present: int, gpus: int) -> tuple[int, ...]:
+    """More devices of those that are there; fewer where there are not that many."""
+    return tuple(range(gpus, 0, -1)) if present > gpus else tuple(range(present + 1, gpus + 1))
+
+
+def _below(present: float, values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(value for value in values if value < present)
+
+
+def _smaller_microbatches(config: Config) -> tuple[int, ...]:
+    """Divisors of what a step can be cut into: groups where a group shares its prompt, else completions."""
+    parts = config.optim_batch_groups if config.train.shares_prompt else config.optim_batch_size
+    steps = config.train.gradient_accumulation_steps
+    return tuple(count for count in range(steps + 1, parts + 1) if parts % count == 0)
+
+
+def _smaller_chunks(plan: Plan) -> tuple[int, ...]:
+    if plan.shape is None:
+        return ()
+    present = chunk_size(plan.config, plan.shape, plan.devices.on_cpu)
+    return tuple(rows for rows in (1024, 512, 256, 128) if rows < present)
+
+
+def _eight_bits(plan: Plan) -> tuple[str, ...]:
+    usable = plan.engine.backend == "vllm" and not plan.devices.on_cpu
+    return ("fp8",) if usable and plan.config.inference_model.quantization is None else ()
+
+
+def _shorter(max_tokens: int) -> tuple[int, ...]:
+    return tuple(max_tokens // share for share in (2, 4, 8) if max_tokens // share >= 128)
