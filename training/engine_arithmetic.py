@@ -135,9 +135,11 @@ def rounding_error(
 
     def scores_in(other: torch.dtype, float8: bool = False) -> torch.Tensor:
         with computing_in(causal, other, float8):
-            return torch.tensor([learner_scores(model, [one], 1.0)[0] for one in sequences])
+            return torch.tensor(learner_scores(model, sequences, 1.0))
 
-    exact = scores_in(torch.float32)
     own = torch.tensor(learner_scores(model, sequences, 1.0))
-    error: list[list[float]] = ((own - exact).abs() + (scores_in(dtype, float8) - exact).abs()).tolist()
+    rounded = any(parameter.dtype != torch.float32 for parameter in causal.parameters())
+    exact = scores_in(torch.float32) if rounded else own
+    engine = scores_in(dtype, float8) if float8 or dtype != torch.float32 else exact
+    error: list[list[float]] = ((own - exact).abs() + (engine - exact).abs()).tolist()
     return error
