@@ -33,7 +33,6 @@ from rollout.weights import Outgoing, adapter_weights, named_weights
 from training.engine_arithmetic import learner_scores, rounding_error
 from training.model import (
     causal_model,
-    copy_model,
     eos_token_ids,
     linear_names,
     load_model,
@@ -49,8 +48,8 @@ def build_engine(
 ) -> Engine:
     """One engine or a pool.
 
-    model: gives a transformers engine in this process its first weights; None (there is no learner): every
-    engine loads those of `model.name`.
+    model: the learner's, which says where completions end and what an adapter adapts; None: there is no learner.
+    Every engine starts from the weights of `model.name`.
     """
     inference, devices = config.inference_model, plan.devices
     name = config.model.name
@@ -64,8 +63,9 @@ def build_engine(
         if plan.engine.backend == "vllm":
             return factory()
         device = torch.device(devices.train_device)
-        own = load_model(config.model, [device]) if model is None else copy_model(model, model.dtype, device)
-        return TransformersEngine(own, eos, plan.engine.max_num_seqs, inference.update)
+        return TransformersEngine(
+            load_model(config.model, [device]), eos, plan.engine.max_num_seqs, inference.update
+        )
     settings = PoolSettings(
         start_timeout_s=inference.start_timeout_s,
         request_timeout_s=inference.request_timeout_s,

@@ -1,6 +1,7 @@
-"""An iteration's groups as optimizer-step batches: whole groups, shuffled, each once per epoch."""
+"""An iteration's groups as optimizer-step batches, and those as microbatches: whole groups, each once per epoch."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDictBase
@@ -22,3 +23,27 @@ def minibatches(
         for chosen in order.split(groups_per_step):
             rows = (chosen[:, None] * repeats + torch.arange(repeats)).flatten()
             yield batch[rows]
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """Whole groups that go through the model together. `rows` [n] int64: their places in the batch."""
+
+    rows: torch.Tensor
+    batch: TensorDictBase
+
+
+def microbatches(batch: TensorDictBase, repeats: int, rows: int) -> list[Microbatch]:
+    """`batch` in pieces of `rows` rows, the groups with the longest responses first.
+
+    A piece is as wide as its longest response, so groups of like length together save most of the padding; the
+    largest piece comes first, which finds out at once whether the memory suffices. A batch that is one piece stays
+    as it is.
+    """
+    count = batch.batch_size[0]
+    if count <= rows:
+        return [Microbatch(torch.arange(count), batch)]
+    lengths = batch["tokens", "response_mask"].sum(-1).view(-1, repeats).amax(-1)
+    groups = lengths.argsort(descending=True, stable=True).cpu()
+    order = (groups[:, None] * repeats + torch.arange(repeats)).flatten()
+    return [Microbatch(places, batch[places]) for places in order.split(rows)]
