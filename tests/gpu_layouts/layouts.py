@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 from accelerate import dispatch_model
+from config.plan import Plan, make_plan
 from tensordict import TensorDict
 from transformers import PreTrainedModel
 
 from config.env import EnvConfig
 from config.inference import InferenceModelConfig
 from config.optimizer import OptimizerConfig
-from config.plan import Plan, make_plan
 from config.policy import PolicyConfig
 from config.schema import Config, LoraConfig, ModelConfig, RefModelConfig, TrainConfig, TrainModelConfig
 from grpo_utils import build_models, torch_devices

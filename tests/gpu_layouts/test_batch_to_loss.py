@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 from tensordict import TensorDict
 
 from config.policy import PRESETS, PolicyConfig, load_policy
