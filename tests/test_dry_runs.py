@@ -208,9 +208,11 @@ def check_rows(config: Config, script: str, run_dir: Path) -> None:
     metrics = [row for row in rows(run_dir) if "grad_norm" in row]
     versions = {"grpo.py": [0, 0, 1, 1], "grpo_async.py": [0, 1, 2, 3]}[script]
     assert [row["policy_version"] for row in metrics] == versions
+    pushes = [row["canary/max_abs_diff"] for row in metrics if "canary/max_abs_diff" in row]
+    assert len(pushes) == len(set(versions)), "each is in the row after it"
+    assert all(0 < difference < TOLERANCE["bfloat16"] for difference in pushes)
     for row in metrics:
         assert all(math.isfinite(value) for value in row.values())
-        assert 0 < row["canary/max_abs_diff"] < TOLERANCE["bfloat16"]
         assert row["length/response_mean"] > 1
         assert row["reward/errors_total"] == 0
         assert ("kl/ref" in row) == config.policy.uses_reference
