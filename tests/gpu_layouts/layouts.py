@@ -1,0 +1,106 @@
+"""Machines of 1 to 8 pretended GPUs, and a learner on each as the plan lays it out, from the project's own parts."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import dispatch_model
+from config.plan import Plan, make_plan
+from tensordict import TensorDict
+from transformers import PreTrainedModel
+
+from config.env import EnvConfig
+from config.inference import InferenceModelConfig
+from config.optimizer import OptimizerConfig
+from config.policy import PolicyConfig
+from config.schema import Config, LoraConfig, ModelConfig, RefModelConfig, TrainConfig, TrainModelConfig
+from grpo_utils import build_models, torch_devices
+from tests.tiny import tiny_llama
+from tests.training.test_forward import REPEATS, collected
+from training.learner import Learner
+
+GROUPS = 2
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A machine and what is asked of it. gpus: 0 for a machine without."""
+
+    gpus: int
+    train: int = 1
+    engines: int = 1
+    reference: int = 1
+
+
+LAYOUTS = {
+    "1 GPU, in turns": Layout(1),
+    "2 GPUs": Layout(2),
+    "3 GPUs": Layout(3),
+    "3 GPUs, learner on 2": Layout(3, train=2),
+    "4 GPUs, learner on 2": Layout(4, train=2),
+    "8 GPUs, learner on 4": Layout(8, train=4, engines=3),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What else differs from run to run."""
+
+    policy: PolicyConfig
+    tied: bool = False
+    lora: bool = False
+    checkpointing: bool = True
+    precision: str = "bf16"
+
+
+def config_of(layout: Layout, case: Case) -> Config:
+    """GPU configs have bf16 and checkpointing. Presets that read the trainer's old log-probs get two epochs."""
+    config = Config(
+        env=EnvConfig(dataset="arithmetic", num_envs=GROUPS, repeats=REPEATS),
+        model=ModelConfig(name="tiny"),
+        train=TrainConfig(
+            mixed_precision=case.precision,
+            gradient_checkpointing=case.checkpointing,
+            epochs=2 if case.policy.old_log_prob == "trainer" else 1,
+        ),
+        policy=replace(case.policy),
+        optimizer=OptimizerConfig(lr=1e-3),
+        train_model=TrainModelConfig(layout.train, lora=LoraConfig(enabled=case.lora)),
+        ref_model=RefModelConfig(layout.reference),
+        inference_model=InferenceModelConfig(num_devices=layout.engines, max_tokens=9),
+    )
+    config.derive()
+    return config
+
+
+def plan_of(layout: Layout, config: Config) -> Plan:
+    return make_plan(config, overlapped=False, vllm_version="0.32.0", num_gpus=layout.gpus)
+
+
+def spread(model: PreTrainedModel, devices: list[torch.device]) -> PreTrainedModel:
+    """`model` over `devices` with accelerate's hooks, as `device_map` leaves it; a tied head stays with its twin."""
+    if len(devices) == 1:
+        return model.to(devices[0])  # type: ignore[arg-type]
+    parts = ["model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm"]
+    at = {part: devices[index * len(devices) // len(parts)].index for index, part in enumerate(parts)}
+    at["model.rotary_emb"] = devices[-1].index
+    at["lm_head"] = (devices[0] if model.config.tie_word_embeddings else devices[-1]).index
+    spread_model: Any = dispatch_model(model, device_map=at)
+    return spread_model
+
+
+def learner_on(layout: Layout, case: Case, run_dir: Path) -> Learner:
+    """What `build` makes of the config, but for the model, which is tiny and random."""
+    config = config_of(layout, case)
+    plan = plan_of(layout, config)
+    model = spread(tiny_llama(case.tied), torch_devices(plan.devices.train))
+    policy, scorer, reference = build_models(config, model, plan)
+    return Learner(policy, scorer, reference, config, run_dir)
+
+
+def host_batch() -> TensorDict:
+    """Groups as the collector makes them, on the CPU, with rewards that differ."""
+    batch = collected(num_groups=GROUPS)
+    batch["next", "reward"] = torch.rand(GROUPS * REPEATS, 1, generator=torch.Generator().manual_seed(3))
+    return batch

@@ -1,0 +1,80 @@
+"""From a batch on the host to an optimizer step, on pretended machines of 1 to 8 GPUs (see tests/pretend_gpu.py).
+
+Whatever the layout, the numbers are those of one GPU, to the digit; in float32 those of one GPU are the CPU's.
+"""
+
+import itertools
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tensordict import TensorDict
+
+from config.policy import PRESETS, PolicyConfig, load_policy
+from tests.gpu_layouts.layouts import LAYOUTS, Case, Layout, host_batch, learner_on
+from tests.pretend_gpu import pretend_gpus
+
+HOST, ONE = Layout(0), Layout(1)
+PRESET_NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
+Switches = tuple[bool, bool, bool]
+"""Tied head, LoRA, gradient checkpointing."""
+
+SWITCHES: list[Switches] = list(itertools.product([False, True], repeat=3))
+
+
+def presets_everywhere() -> Iterator[tuple[str, str, Switches]]:
+    """Every preset on every layout; the switches take turns, so that each preset and each layout meets them all."""
+    for row, preset in enumerate(PRESET_NAMES):
+        for column, layout in enumerate(LAYOUTS):
+            yield layout, preset, SWITCHES[(3 * row + 5 * column) % len(SWITCHES)]
+
+
+def everything_of_grpo() -> Iterator[tuple[str, str, Switches]]:
+    """The default preset, which has a reference, with every combination of switches on every layout."""
+    for layout, switches in itertools.product(LAYOUTS, SWITCHES):
+        yield layout, "grpo", switches
+
+
+CASES = sorted({*presets_everywhere(), *everything_of_grpo()})
+
+
+@cache
+def batch() -> TensorDict:
+    return host_batch()
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run")
+
+
+def case_of(preset: str, switches: Switches, precision: str = "bf16") -> Case:
+    policy: PolicyConfig = load_policy(preset, overlong_cache=None, filter_range=None, dynamic_batching=False)
+    return Case(policy, *switches, precision)
+
+
+@cache
+def step(layout: Layout, preset: str, switches: Switches, precision: str, run_dir: Path) -> dict[str, float]:
+    """Metrics of one optimizer step, in a process that sees `layout.gpus` pretended GPUs."""
+    with pretend_gpus(layout.gpus) if layout.gpus else nullcontext():
+        learner = learner_on(layout, case_of(preset, switches, precision), run_dir)
+        report = learner.step(learner.prepare(batch().clone()))
+    assert not report.skipped
+    return report.metrics
+
+
+@pytest.mark.parametrize(("layout", "preset", "switches"), CASES, ids=str)
+def test_every_layout_gives_the_numbers_of_one_gpu(
+    layout: str, preset: str, switches: Switches, run_dir: Path
+) -> None:
+    expected = step(ONE, preset, switches, "bf16", run_dir)
+    assert step(LAYOUTS[layout], preset, switches, "bf16", run_dir) == expected
+
+
+@pytest.mark.parametrize("preset", PRESET_NAMES)
+def test_one_gpu_gives_the_cpus_numbers(preset: str, run_dir: Path) -> None:
+    switches = (False, False, False)
+    expected = step(HOST, preset, switches, "fp32", run_dir)
+    assert step(ONE, preset, switches, "fp32", run_dir) == expected
