@@ -28,9 +28,9 @@ VLLM = "inference_model.backend=vllm"
 
 
 @contextmanager
-def built(bench: Bench, *overrides: str, tied: bool = False, overlapped: bool = False) -> Iterator[Parts]:
+def built(bench: Bench, *overrides: str, tied: bool = False) -> Iterator[Parts]:
     """The parts of a run on vLLM, closed at the end."""
-    parts = build(configured(bench, VLLM, *overrides, tied=tied), subfolder(bench, "run"), overlapped)
+    parts = build(configured(bench, VLLM, *overrides, tied=tied), subfolder(bench, "run"))
     try:
         yield parts
     finally:
@@ -81,17 +81,17 @@ def weights_arrive(
     width: int | None = None,
     layers: int = 2,
     lose_engine: bool = False,
-    overlapped: bool = False,
+    pushes: int = 3,
 ) -> str:
-    """Three pushes of changed weights, proven by the canary; what is drawn in between is the learner's.
+    """Pushes of changed weights, proven by the canary; what is drawn in between is the learner's.
 
     width: of a larger random model. lose_engine: the first engine is killed before the last push.
     """
     name = () if width is None else (f"model.name={model_folder(bench, tied, width, layers)}",)
-    with built(bench, *name, *overrides, tied=tied, overlapped=overlapped) as parts:
+    with built(bench, *name, *overrides, tied=tied) as parts:
         model, engine, worst, gap = parts.learner.model, parts.weights.engine, 0.0, 0.0
-        for version in range(3):
-            if version == 2 and lose_engine:
+        for version in range(pushes):
+            if version == pushes - 1 and lose_engine:
                 assert isinstance(engine, RayPool)
                 os.kill(engine.members[0], signal.SIGKILL)
             worst = max(worst, parts.weights.push()["canary/max_abs_diff"])

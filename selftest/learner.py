@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from config.policy import PRESETS
+from config.policy import PRESETS, load_policy
 from config.schema import Config
 from grpo_utils import build, build_models, torch_devices
 from plan.machine import this_machine
@@ -48,11 +48,8 @@ def make_learner(config: Config, plan: Plan, folder: Path) -> Learner:
     return Learner(*build_models(config, model, plan), config, folder)
 
 
-def stepped(
-    bench: Bench, batch: TensorDictBase, *overrides: str, **model: Any
-) -> tuple[dict[str, float], torch.Tensor]:
+def stepped(config: Config, bench: Bench, batch: TensorDictBase) -> tuple[dict[str, float], torch.Tensor]:
     """Metrics of one optimizer step, and the gradient that it applied, float64 on the CPU."""
-    config = configured(bench, *overrides, **model)
     learner = make_learner(config, learner_plan(config, bench), bench.folder)
     seen: list[torch.Tensor] = []
 
@@ -64,6 +61,13 @@ def stepped(
     return report.metrics, torch.cat(seen)
 
 
+def preset(config: Config, name: str) -> Config:
+    """The config with another objective."""
+    changed = replace(config, policy=load_policy(name))
+    changed.derive()
+    return changed
+
+
 def apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """|ours - theirs| / |theirs|; 0 where both are nothing."""
     return float((ours - theirs).norm() / theirs.norm().clamp_min(1e-12))
@@ -72,17 +76,16 @@ def apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 def presets(bench: Bench) -> str:
     """Every preset's step: on a GPU as on the CPU; on the CPU with a shared prompt as with whole sequences."""
     batch, cpu = collected(bench), Bench(bench.folder, "cpu")
-    worst = 0.0
-    for path in sorted(PRESETS.glob("*.yaml")):
-        policy = f"policy={path.stem}"
-        ours, gradient = stepped(bench, batch, policy)
-        theirs, expected = stepped(
-            cpu, batch, policy, "train.share_prompt=false", "train.gradient_accumulation_steps=2"
-        )
+    here = configured(bench)
+    other = configured(cpu, "train.share_prompt=false", "train.gradient_accumulation_steps=2")
+    names, worst = sorted(path.stem for path in PRESETS.glob("*.yaml")), 0.0
+    for name in names:
+        ours, gradient = stepped(preset(here, name), bench, batch)
+        theirs, expected = stepped(preset(other, name), cpu, batch)
         difference = max(apart(gradient, expected), abs(ours["loss/objective"] - theirs["loss/objective"]))
-        assert difference < 1e-3, f"policy={path.stem}: gradient or loss differs by {difference:.2g}"
+        assert difference < 1e-3, f"policy={name}: gradient or loss differs by {difference:.2g}"
         worst = max(worst, difference)
-    return f"{len(list(PRESETS.glob('*.yaml')))} presets, gradients within {worst:.1g}"
+    return f"{len(names)} presets, gradients within {worst:.1g}"
 
 
 def precision(bench: Bench, mixed: str, overrides: Sequence[str] = ()) -> str:
@@ -192,13 +195,14 @@ def resumes(bench: Bench) -> str:
     return f"{bench.device}, CPU"
 
 
-def split(bench: Bench, layers: int = 4) -> str:
-    """A learner whose layers lie on two GPUs: the gradient of the CPU, with a head of its own and with a tied one."""
+def layouts(bench: Bench, overrides: Sequence[str] = ("train_model.num_devices=2",)) -> str:
+    """A learner whose layers lie on two GPUs has the CPU's gradient, with a head of its own and with a tied one."""
     worst = 0.0
     for tied in (False, True):
         batch = collected(bench, tied=tied)
-        _, ours = stepped(bench, batch, "train_model.num_devices=2", tied=tied)
-        _, theirs = stepped(Bench(bench.folder, "cpu"), batch, tied=tied)
+        cpu = Bench(bench.folder, "cpu")
+        _, ours = stepped(configured(bench, *overrides, tied=tied), bench, batch)
+        _, theirs = stepped(configured(cpu, tied=tied), cpu, batch)
         worst = max(worst, apart(ours, theirs))
         assert worst < 1e-3, f"{'tied' if tied else 'untied'} head: the gradient is {worst:.2g} off"
     return f"tied and untied head, gradients within {worst:.1g}"

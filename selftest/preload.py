@@ -16,16 +16,9 @@ os.environ.setdefault("WANDB_SILENT", "true")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 with contextlib.suppress(Exception):  # what cannot be imported is for the checks to tell
-    import grpo_utils
-    import selftest.engines
-    import selftest.learner
-    import selftest.runs
-    import training.checkpoint
     from rollout.vllm_settings import set_environment
 
     set_environment()
-    import vllm
-    import vllm.v1.engine.llm_engine
 
 _files = Path("/proc/self/fd")
 _open = [os.readlink(file) for file in _files.iterdir() if file.is_symlink()] if _files.is_dir() else []

@@ -11,6 +11,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,6 +24,7 @@ from selftest.check import Check, Device, Row
 from selftest.process import OUTCOME, OUTPUT, work
 
 TOTAL_S = 300.0
+MANY_CORES = 8
 _LINES = 30  # of a trace
 
 
@@ -33,22 +35,38 @@ def run_checks(
     said: Callable[[Row], None],
     total_s: float = TOTAL_S,
 ) -> list[Row]:
-    """A row for each check, told to `said` as soon as it is known; within `total_s` seconds."""
-    processes, began = Processes(), time.monotonic()
-    rows = []
-    for check in checks:
-        lacking = check.missing(machine, vllm_build)
-        left = total_s - (time.monotonic() - began)
-        if lacking is not None:
-            row = Row(check.name, "not here", 0.0, lacking)
-        elif left <= 0:
-            why = f"not tried: the {total_s:.0f} s of the whole self-test were over"
-            row = Row(check.name, "does not", 0.0, why, "try it when the machine has less to do")
-        else:
-            row = run_check(check, processes, min(check.seconds, left))
-        rows.append(row)
+    """A row for each check, told to `said` as soon as it is known; within `total_s` seconds.
+
+    Where a machine has GPUs and cores to spare, the checks on the CPU run beside those on GPUs.
+    """
+    processes, deadline = Processes(), time.monotonic() + total_s
+
+    def tried(check: Check) -> Row:
+        row = _try(check, machine, vllm_build, processes, deadline)
         said(row)
-    return rows
+        return row
+
+    beside = bool(machine.num_gpus) and len(os.sched_getaffinity(0)) >= MANY_CORES
+    lanes = {device: ThreadPoolExecutor(1) for device in ("cpu", "cuda")}
+    try:
+        futures = [lanes[check.device if beside else "cpu"].submit(tried, check) for check in checks]
+        return [future.result() for future in futures]
+    finally:
+        for lane in lanes.values():
+            lane.shutdown(cancel_futures=True)
+
+
+def _try(
+    check: Check, machine: Machine, vllm_build: Device | None, processes: "Processes", deadline: float
+) -> Row:
+    lacking = check.missing(machine, vllm_build)
+    if lacking is not None:
+        return Row(check.name, "not here", 0.0, lacking)
+    left = deadline - time.monotonic()
+    if left <= 0:
+        why = "not tried: the time of the whole self-test was over"
+        return Row(check.name, "does not", 0.0, why, "run it when the machine has less to do")
+    return run_check(check, processes, min(check.seconds, left))
 
 
 class Processes:
@@ -62,8 +80,11 @@ class Processes:
         try:
             return self._started(arguments)
         except (OSError, EOFError):  # the server ended over its imports
-            self._context = multiprocessing.get_context("spawn")
+            self.use_fresh_ones()
             return self._started(arguments)
+
+    def use_fresh_ones(self) -> None:
+        self._context = multiprocessing.get_context("spawn")
 
     def _started(self, arguments: tuple[Any, ...]) -> BaseProcess:
         process: BaseProcess = self._context.Process(target=work, args=arguments)

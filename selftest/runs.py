@@ -68,4 +68,3 @@ def learns(bench: Bench, overrides: Sequence[str] = (), iterations: int = 20) ->
     first, last = sum(rewards[:4]) / 4, sum(rewards[-4:]) / 4
     assert last > first + 0.1, f"the reward went from {first:.2f} to {last:.2f} in {iterations} iterations"
     return f"reward {first:.2f} to {last:.2f}"
-
