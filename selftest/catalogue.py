@@ -1,4 +1,4 @@
-"""Every check, cheap ones first. `run=selftest` tries CHECKS; `make gpu-test` tries those that need a GPU, and EXTRA."""
+"""Every check, cheap ones first. `run=selftest` tries CHECKS, `make gpu-test` those that need a GPU, and EXTRA."""
 
 from selftest.check import Check
 
@@ -8,6 +8,7 @@ VLLM = "inference_model.backend=vllm"
 TRANSFORMERS = "inference_model.backend=transformers"
 ACTOR = "ray.enabled=true"
 HALF = "train.mixed_precision=bf16"
+FULL = ["inference_model.dtype=float32"]
 GRAPHS = "inference_model.enforce_eager=false"
 WHOLE_GPU = "inference_model.gpu_memory_utilization=0.9"
 APART = ["inference_model.devices=[1]", "train_model.devices=[0]", "policy.kl_coef=0"]
@@ -21,9 +22,11 @@ SANDBOX = (
 )
 RAY = "/tmp and /dev/shm must be writable and have room; only several engines and ray.enabled=true need Ray"
 LEARNER = "please report it with selftest.json; train.mixed_precision=fp32 and train.share_prompt=false avoid the most"
-ENGINE = "inference_model.backend=transformers needs no vLLM; on a GPU VLLM_USE_V2_MODEL_RUNNER=0 and enforce_eager=true"
+ENGINE = "inference_model.backend=transformers; on a GPU VLLM_USE_V2_MODEL_RUNNER=0, inference_model.enforce_eager=true"
 ADAPTERS = "inference_model.lora=merge sends full weights instead"
-PARALLEL = "inference_model.tensor_parallel_size=1; /dev/shm must have room; on GPUs NCCL_P2P_DISABLE=1 avoids a bad link"
+PARALLEL = (
+    "inference_model.tensor_parallel_size=1; /dev/shm must have room; NCCL_P2P_DISABLE=1 avoids a bad link"
+)
 TURNS = "give learner and engine a GPU each, or lower inference_model.gpu_memory_utilization"
 NCCL = (
     "NCCL_DEBUG=INFO says more; NCCL_P2P_DISABLE=1 avoids a bad link between GPUs; containers need --ipc=host"
@@ -69,7 +72,7 @@ CPU_ENGINES = (
     Check(
         "vLLM in process, CPU",
         "engines.draws",
-        {"overrides": ["inference_model.dtype=float32"]},
+        {"overrides": FULL},
         vllm=True,
         remedy=ENGINE,
     ),
@@ -175,7 +178,7 @@ EXTRA = (
     gpu("resume in turns", "runs.resume", RUN, overrides=[VLLM]),
     gpu("it learns, one GPU", "runs.learns", RUN, overrides=[VLLM]),
     gpu("it learns, transformers", "runs.learns", RUN, 2, vllm=False, overrides=[TRANSFORMERS]),
-    gpu("vLLM in float32", "engines.draws", ENGINE, overrides=["inference_model.dtype=float32"]),
+    gpu("vLLM in float32", "engines.draws", ENGINE, overrides=FULL),
     gpu("weights, tied head", "engines.weights_arrive", ENGINE, tied=True),
     gpu("LoRA merged over nccl", "engines.weights_arrive", NCCL, 2, overrides=[*APART, *LORA]),
     gpu(

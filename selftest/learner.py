@@ -112,7 +112,8 @@ def precision(bench: Bench, mixed: str, overrides: Sequence[str] = ()) -> str:
 
 def overflow(learner: Learner, batch: TensorDictBase) -> None:
     """A gradient beyond float16 is skipped, and the scale halved."""
-    learner.scaler.scale(torch.zeros(1, device=learner.model.device))  # type: ignore[arg-type]  # there from then on
+    device = next(learner.model.parameters()).device
+    learner.scaler.scale(torch.zeros(1, device=device))  # from then on it has a scale
     learner.scaler.update(2.0**100)
     report = learner.step(learner.prepare(batch.clone()))
     assert report.skipped, "an overflow was not skipped"

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from config.schema import LoggingConfig
 from selftest.check import Bench
@@ -43,7 +44,7 @@ def ray_runtime(bench: Bench) -> str:
 
     start_ray(None, num_cpus=1)
     try:
-        task = ray.remote(lambda number: (math.isqrt(number), os.getpid()))
+        task: Any = ray.remote(lambda number: (math.isqrt(number), os.getpid()))
         answer, pid = ray.get(task.remote(1764), timeout=45)
     finally:
         ray.shutdown()

@@ -6,23 +6,36 @@ server, and the checks then start as fresh processes.
 """
 
 import contextlib
+import importlib
 import os
-import threading
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("WANDB_SILENT", "true")
-os.environ["HF_HUB_OFFLINE"] = "1"
+import psutil
 
-with contextlib.suppress(Exception):  # what cannot be imported is for the checks to tell
-    from rollout.vllm_settings import set_environment
+from rollout.vllm_settings import set_environment
+from selftest.process import quiet_environment
 
-    set_environment()
+MODULES = (
+    *("selftest.machine", "selftest.learner", "selftest.engines", "selftest.runs", "grpo", "grpo_async"),
+    *(
+        "training.checkpoint",
+        "training.learner",
+        "envs.token_env",
+        "envs.reward_service",
+        "monitoring.monitor",
+    ),
+    *("rollout.collector", "rollout.streaming", "peft", "ray", "vllm", "vllm.v1.engine.llm_engine"),
+)
+
+quiet_environment()
+set_environment()
+for _name in MODULES:
+    with contextlib.suppress(Exception):  # what cannot be imported is for the checks to tell
+        importlib.import_module(_name)
 
 _files = Path("/proc/self/fd")
 _open = [os.readlink(file) for file in _files.iterdir() if file.is_symlink()] if _files.is_dir() else []
-if threading.active_count() > 1 or any("nvidia-uvm" in name for name in _open):
+if psutil.Process().num_threads() > 1 or any("nvidia-uvm" in name for name in _open):
     raise RuntimeError(
         "the imports have started threads or the CUDA driver: no process can be forked from here"
     )

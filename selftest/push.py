@@ -48,14 +48,14 @@ def race(bench: Bench) -> str:
 
     from rollout.vllm_transfer import INIT, NativeTransfer
 
-    kept = Kept()
+    kept: Any = Kept()
 
     @dataclass
     class Init(TrainerInitInfo):
         backend: ClassVar[str] = "kept"
 
     class Trainer(NCCLTrainerWeightTransferEngine):
-        init_info_cls = Init
+        init_info_cls: Any = Init
 
         @classmethod
         def trainer_init(cls, init_info: Any, *, client: Any, source: Any = None) -> "Trainer":

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from selftest.process import OUTCOME, OUTPUT, work
 
 TOTAL_S = 300.0
 MANY_CORES = 8
+PROJECT = Path(__file__).resolve().parents[1]
 _LINES = 30  # of a trace
 
 
@@ -75,6 +77,14 @@ class Processes:
     def __init__(self) -> None:
         self._context: Any = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["selftest.preload"])
+        outer = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(PROJECT), *filter(None, [outer])])
+        try:  # the server does not get our import path by other means
+            forkserver.ensure_running()
+        finally:
+            del os.environ["PYTHONPATH"]
+            if outer is not None:
+                os.environ["PYTHONPATH"] = outer
 
     def start(self, *arguments: Any) -> BaseProcess:
         try:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from config.errors import ConfigError
 from plan.machine import Machine, installed_vllm
 from selftest import engines, learner
 from selftest.catalogue import CHECKS, EXTRA
@@ -23,53 +21,15 @@ from selftest.main import selftest
 from selftest.report import FILE, table
 from selftest.runner import Processes, run_check, run_checks
 from tests.processes import wait_until_gone
+from tests.scripts import ROOT
 
-HERE = "tests.test_selftest"
+BODIES = "tests.made_up_checks"
 LAPTOP = Machine(num_gpus=0, gpu_memory_gib=None, host_memory_gib=16.0, disk_gib=50.0, vllm=None)
 needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 
 
-# --- made-up checks -----------------------------------------------------------------------------------------
-
-
-def works(bench: Bench, number: int = 0) -> str:
-    (bench.folder / "a file").touch()
-    print("not for the user")
-    return f"number {number}"
-
-
-def fails(bench: Bench) -> str:
-    raise ArithmeticError("the sum is wrong")
-
-
-def fails_in_silence(bench: Bench) -> str:
-    assert bench.device == "no such device"
-    return ""
-
-
-def refuses(bench: Bench) -> str:
-    raise ConfigError("ray.address=nowhere: no cluster; leave it unset")
-
-
-def dies(bench: Bench) -> str:
-    os.kill(os.getpid(), signal.SIGSEGV)
-    return "unreachable"
-
-
-def exits(bench: Bench) -> str:
-    os._exit(3)
-
-
-def hangs_with_a_child(bench: Bench, noted: str) -> str:
-    command = [sys.executable, "-c", "import time; time.sleep(600)"]
-    child = subprocess.Popen(command, start_new_session=True)
-    Path(noted).write_text(f"{os.getpid()} {child.pid}")
-    threading.Event().wait()
-    return "unreachable"
-
-
 def made_up(name: str, **options: object) -> Check:
-    return Check(name, f"{HERE}.{name}", options, remedy="try again", seconds=60)
+    return Check(name, f"{BODIES}.{name}", options, remedy="try again", seconds=60)
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +79,9 @@ def test_a_process_that_dies_takes_only_its_own_row_down(name: str, why: str, pr
 
 def test_what_hangs_is_killed_with_all_that_it_started(tmp_path: Path, processes: Processes) -> None:
     noted = tmp_path / "pids"
-    row = run_check(made_up("hangs_with_a_child", noted=str(noted)), processes, 12)
+    row = run_check(made_up("hangs_with_a_child", noted=str(noted)), processes, 6)
     assert row.status == "does not"
-    assert "not finished after 12 s" in row.detail
+    assert "not finished after 6 s" in row.detail
     assert "in wait" in row.detail, "where it stood"
     for pid in map(int, noted.read_text().split()):
         wait_until_gone(pid)
@@ -129,15 +89,8 @@ def test_what_hangs_is_killed_with_all_that_it_started(tmp_path: Path, processes
 
 def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
     noted = tmp_path / "pids"
-    code = (
-        f"from {HERE} import made_up\nfrom selftest.runner import Processes, run_check\n"
-        f"processes = Processes()\nprocesses.use_fresh_ones()\n"
-        f"run_check(made_up('hangs_with_a_child', noted={str(noted)!r}), processes, 300)"
-    )
-    script = tmp_path / "interrupted.py"
-    script.write_text(f"if __name__ == '__main__':\n    exec({code!r})")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    process = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-m", BODIES, str(noted)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while not noted.exists() or not noted.read_text():
         assert time.monotonic() < deadline, "the check did not start within 60 s"
@@ -149,14 +102,13 @@ def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
 
 
 def test_the_server_forks_checks_where_it_can(tmp_path: Path) -> None:
-    """Its processes have another parent than this one."""
-    row = run_check(Check("parent", f"{HERE}.parent"), Processes(), 120)
+    """The processes of that server have everything in memory before they begin."""
+    row = run_check(Check("parent", f"{BODIES}.parent"), Processes(), 120)
     assert row.status == "works", row.trace
-    assert int(row.detail) != os.getpid()
-
-
-def parent(bench: Bench) -> str:
-    return str(os.getppid())
+    pid, *loaded = row.detail.split()
+    assert int(pid) != os.getpid()
+    assert {"torch", "grpo_engines", "selftest.runs"} <= set(loaded)
+    assert ("vllm" in loaded) == (installed_vllm() is not None)
 
 
 def test_a_server_that_does_not_start_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
