@@ -10,6 +10,7 @@ ACTOR = "ray.enabled=true"
 HALF = "train.mixed_precision=bf16"
 FULL = ["inference_model.dtype=float32"]
 GRAPHS = "inference_model.enforce_eager=false"
+FP8 = ["inference_model.quantization=fp8", "inference_model.canary_tolerance=5"]
 WHOLE_GPU = "inference_model.gpu_memory_utilization=0.9"
 APART = ["inference_model.devices=[1]", "train_model.devices=[0]", "policy.kl_coef=0"]
 """Learner and engine on a GPU each."""
@@ -110,7 +111,7 @@ CPU_ENGINES = (
 
 
 def gpu(name: str, body: str, remedy: str, gpus: int = 1, vllm: bool = True, **options: object) -> Check:
-    return Check(name, body, options, "cuda", gpus, vllm, remedy, seconds=90)
+    return Check(name, body, options, "cuda", gpus, vllm, remedy, seconds=120)
 
 
 GPU_LEARNERS = (
@@ -173,7 +174,7 @@ CHECKS = (*MACHINE, *LEARNERS, *RUNS, *CPU_ENGINES, *GPU_LEARNERS, *GPU_ENGINES,
 
 EXTRA = (
     gpu("head as fast as a product", "learner.head_speed", LEARNER, vllm=False),
-    gpu("a step takes what the plan says", "learner.memory", LEARNER, vllm=False),
+    gpu("a step takes what the plan says", "learner.memory", LEARNER, vllm=False, width=1024, layers=8),
     gpu("push right after an update", "push.race", NCCL),
     gpu("resume in turns", "runs.resume", RUN, overrides=[VLLM]),
     gpu("it learns, one GPU", "runs.learns", RUN, overrides=[VLLM]),
@@ -184,7 +185,7 @@ EXTRA = (
     gpu(
         "engine lost between two pushes", "engines.weights_arrive", NCCL, 2, overrides=APART, lose_engine=True
     ),
-    gpu("fp8 weights", "engines.weights_arrive", ENGINE, overrides=["inference_model.quantization=fp8"]),
+    gpu("fp8 weights", "engines.weights_arrive", ENGINE, overrides=FP8),
     gpu(
         "canary, 40 M parameters", "engines.weights_arrive", ENGINE, overrides=[GRAPHS], width=512, layers=12
     ),

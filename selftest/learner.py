@@ -25,9 +25,9 @@ from training.model import load_model
 HALF = (torch.bfloat16, torch.float16)
 
 
-def collected(bench: Bench, **model: Any) -> TensorDictBase:
+def collected(bench: Bench, *overrides: str) -> TensorDictBase:
     """Four groups of four completions drawn on the CPU, with random rewards, for a random model never is right."""
-    config = configured(Bench(bench.folder, "cpu"), **model)
+    config = configured(Bench(bench.folder, "cpu"), *overrides)
     parts = build(config, subfolder(bench, "rollouts"))
     try:
         batch = parts.collect()
@@ -50,7 +50,12 @@ def make_learner(config: Config, plan: Plan, folder: Path) -> Learner:
 
 def stepped(config: Config, bench: Bench, batch: TensorDictBase) -> tuple[dict[str, float], torch.Tensor]:
     """Metrics of one optimizer step, and the gradient that it applied, float64 on the CPU."""
-    learner = make_learner(config, learner_plan(config, bench), bench.folder)
+    plan = learner_plan(config, bench)
+    learner = make_learner(config, plan, bench.folder)
+    used = {parameter.device for parameter in learner.model.parameters()}
+    assert len(used) == max(1, len(plan.devices.train)), (
+        f"the layers lie on {len(used)} of {plan.devices.train}"
+    )
     seen: list[torch.Tensor] = []
 
     def read(*args: object) -> None:
@@ -198,12 +203,12 @@ def resumes(bench: Bench) -> str:
 
 def layouts(bench: Bench, overrides: Sequence[str] = ("train_model.num_devices=2",)) -> str:
     """A learner whose layers lie on two GPUs has the CPU's gradient, with a head of its own and with a tied one."""
-    worst = 0.0
+    worst, cpu = 0.0, Bench(bench.folder, "cpu")
     for tied in (False, True):
-        batch = collected(bench, tied=tied)
-        cpu = Bench(bench.folder, "cpu")
-        _, ours = stepped(configured(bench, *overrides, tied=tied), bench, batch)
-        _, theirs = stepped(configured(cpu, tied=tied), cpu, batch)
+        name = f"model.name={model_folder(bench, tied, layers=8)}"
+        batch = collected(bench, name)
+        _, ours = stepped(configured(bench, name, *overrides), bench, batch)
+        _, theirs = stepped(configured(cpu, name), cpu, batch)
         worst = max(worst, apart(ours, theirs))
         assert worst < 1e-3, f"{'tied' if tied else 'untied'} head: the gradient is {worst:.2g} off"
     return f"tied and untied head, gradients within {worst:.1g}"
@@ -275,7 +280,7 @@ def _seconds(bench: Bench, work: Any) -> float:
     return took
 
 
-def memory(bench: Bench, width: int = 1024, layers: int = 8) -> str:
+def memory(bench: Bench, width: int = 128, layers: int = 2) -> str:
     """What a step takes of a GPU at its peak, against the plan's estimate."""
     name = f"model.name={model_folder(bench, width=width, layers=layers)}"
     batch = collected(bench)

@@ -94,7 +94,6 @@ def train(
     overlapped: bool = False,
     iterations: int = 2,
     name: str = "run",
-    tied: bool = False,
 ) -> list[dict[str, Any]]:
     """The rows of a run of grpo.py or grpo_async.py in this process.
 
@@ -104,10 +103,8 @@ def train(
     import grpo
     import grpo_async
 
-    per_iteration = configured(bench, *overrides, tied=tied).completions_per_iteration
-    config = configured(
-        bench, f"train.total_dialog_turns={iterations * per_iteration}", *overrides, tied=tied
-    )
+    config = configured(bench, *overrides)
+    config.train.total_dialog_turns = iterations * config.completions_per_iteration
     run_dir = subfolder(bench, name)
     run(config, run_dir, grpo_async.train if overlapped else grpo.train, overlapped)
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

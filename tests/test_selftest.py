@@ -226,7 +226,7 @@ def test_reference_resume_and_layouts(bench: Bench) -> None:
     learner.references(bench, ["host memory", "base of the LoRA policy"])
     learner.resumes(bench)
     learner.layouts(bench, ["train.gradient_accumulation_steps=4", "train.share_prompt=false"])
-    learner.memory(bench, width=128, layers=2)
+    learner.memory(bench)
 
 
 def test_the_heads_rate_is_measured(bench: Bench) -> None:

@@ -286,34 +286,3 @@ def test_each_engines_workers_get_their_own_ranks() -> None:
     targets = Three()
     _Client(targets, workers_per_engine=2).init_weight_transfer_engine({"rank_offset": 1})  # type: ignore[arg-type]
     assert targets.calls == [[1, 3, 5]]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["nccl", "ipc"])
-def test_native_transfer_between_gpus(backend: str, tiny_folders: dict[bool, Path]) -> None:
-    """One engine in an actor: on the learner's GPU for ipc, on another for nccl."""
-    needed = 2 if backend == "nccl" else 1
-    if torch.cuda.device_count() < needed:
-        pytest.skip(f"needs {needed} GPUs")
-    from functools import partial
-
-    from rollout.pool import PoolSettings, RayPool
-    from rollout.ray_runtime import EnginePlace
-    from rollout.vllm_transfer import NativeTransfer
-    from tests.rollout.conftest import tiny_settings
-
-    settings = tiny_settings(
-        tiny_folders[True], device="cuda", weight_transfer=backend, kv_cache_bytes=64 << 20
-    )
-    place = EnginePlace("engine 0", (str(needed - 1),))
-    pool = RayPool(partial(VLLMEngine, settings), [place], PoolSettings())
-    model, sequence = tiny_llama(True, seed=4).cuda(), list(range(3, 203))
-    transfer = NativeTransfer(backend, pool, timeout=120)
-    try:
-        transfer.push(named_weights(model), 1)
-        torch.testing.assert_close(
-            torch.tensor(pool.score([sequence])[0]), scores_of(model.cpu(), sequence), atol=1e-2, rtol=0
-        )
-    finally:
-        transfer.close()
-        pool.close()
