@@ -95,9 +95,7 @@ def patches(gpus: "PretendedGPUs") -> list[Any]:
     }
     patched = [mock.patch.object(torch.cuda, name, new) for name, new in cuda.items()]
     patched.append(mock.patch.object(torch.accelerator, "current_device_index", lambda: gpus.current))
-    patched.append(
-        mock.patch.object(torch._C, "_group_tensors_by_device_and_dtype", _group_by_device(gpus))
-    )
+    patched.append(mock.patch.object(torch._C, "_group_tensors_by_device_and_dtype", _group_by_device(gpus)))
     return patched + _autocast_patches()
 
 

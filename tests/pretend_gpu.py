@@ -43,7 +43,14 @@ COPIES = {aten.copy_, aten._foreach_copy_, aten._to_copy, aten._local_scalar_den
 """They read one device and write another, or need none."""
 
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_}
-SCALAR_OPERANDS = {aten.masked_fill, aten.masked_fill_, aten.fill_, aten.where, aten.index_put, aten.index_put_}
+SCALAR_OPERANDS = {
+    aten.masked_fill,
+    aten.masked_fill_,
+    aten.fill_,
+    aten.where,
+    aten.index_put,
+    aten.index_put_,
+}
 """Beside the pointwise operations, those that take a 0-dimensional CPU tensor among CUDA tensors."""
 
 CUDA_ONLY: dict[Any, Callable[..., Tensor]] = {
@@ -171,7 +178,9 @@ class _Calls(TorchFunctionMode):
             tensor.is_pinned: lambda _, own, *rest: own.untyped_storage()._cdata in gpus._pinned,
             tensor.record_stream: lambda _, own, stream: None,
             tensor.__deepcopy__: self._copy_deeply,
-            torch.device: lambda made, *names: made("cuda", *names) if isinstance(names[0], int) else made(*names),
+            torch.device: lambda made, *names: (
+                made("cuda", *names) if isinstance(names[0], int) else made(*names)
+            ),
         }
 
     def __torch_function__(
