@@ -195,10 +195,14 @@ def _phases_on(
     gradients = _gradients(config, shape, share)
     temporary = _master_bucket_bytes(config, shape)
     step = Part("weights in float32, a part at a time", temporary, "model.dtype, train_model.lora.enabled")
+
+    def phase(name: str, *parts: Part) -> Phase:
+        return Phase(name, (*resident, *(part for part in parts if part.bytes)))
+
     return (
-        Phase("score", (*resident, *_scoring(config, shape, share, on_cpu))),
-        Phase("optimize", (*resident, *_peak(config, shape, share, on_cpu, gradients))),
-        Phase("optimizer step", (*resident, gradients, *([step] if temporary else []))),
+        phase("score", *_scoring(config, shape, share, on_cpu)),
+        phase("optimize", *_peak(config, shape, share, on_cpu, gradients)),
+        phase("optimizer step", gradients, step),
     )
 
 
