@@ -43,6 +43,16 @@ class _Stream:
     wait_stream = wait_event = record_event = record = wait = lambda self, *args: None  # noqa: E731
 
 
+class _Runtime:
+    """CUDA's own library, as far as pinning goes."""
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:
+        return 0
+
+
 def patches(gpus: "PretendedGPUs") -> list[Any]:
     """What asks torch about GPUs without a tensor."""
 
@@ -91,6 +101,8 @@ def patches(gpus: "PretendedGPUs") -> list[Any]:
         "current_stream": lambda device=None: _Stream(device),
         "stream": lambda stream: nullcontext(),
         "Event": _Stream,
+        "cudart": _Runtime,
+        "check_error": lambda code: None,
         "ipc_collect": lambda: None,
     }
     patched = [mock.patch.object(torch.cuda, name, new) for name, new in cuda.items()]

@@ -196,7 +196,7 @@ class _Calls(TorchFunctionMode):
             return func(*args, **kwargs)
         _check_generator(kwargs.get("generator"), device)
         others = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
-        made = func(*args, **others)
+        made = func(*args, **others, device="cpu")
         if not isinstance(made, Tensor):
             return made
         given = {value.untyped_storage()._cdata for value in tensors_in(args)}
@@ -308,10 +308,10 @@ class _Operations(TorchDispatchMode):
             operands = [args[0], *args[2:3]]
         places = [self.gpus.place(tensor) for tensor in operands if isinstance(tensor, Tensor)]
         devices = {place for place in places if place is not ANYWHERE}
-        if len(devices) < 2:
-            return devices.pop() if devices else ANYWHERE
         if any(device.type == "meta" for device in devices):
             return CPU
+        if len(devices) < 2:
+            return devices.pop() if devices else ANYWHERE
         scalars = [tensor for tensor, place in zip(operands, places, strict=True) if place == CPU]
         gpus = devices - {CPU}
         if len(gpus) == 1 and len(scalars) == 1 and _may_be_on_the_host(func, scalars[0], args):

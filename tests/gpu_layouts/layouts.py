@@ -2,23 +2,22 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from accelerate import dispatch_model
 from tensordict import TensorDict
-from transformers import PreTrainedModel
 
 from config.env import EnvConfig
 from config.inference import InferenceModelConfig
 from config.optimizer import OptimizerConfig
-from config.plan import Plan, make_plan
 from config.policy import PolicyConfig
 from config.schema import Config, LoraConfig, ModelConfig, RefModelConfig, TrainConfig, TrainModelConfig
 from grpo_utils import build_models, torch_devices
+from plan.machine import Machine
+from plan.plan import Plan, make_plan
 from tests.tiny import tiny_llama
 from tests.training.test_forward import REPEATS, collected
 from training.learner import Learner
+from training.model import load_model
 
 GROUPS = 2
 
@@ -48,7 +47,7 @@ class Case:
     """What else differs from run to run."""
 
     policy: PolicyConfig
-    tied: bool = False
+    folder: Path
     lora: bool = False
     checkpointing: bool = True
     precision: str = "bf16"
@@ -58,7 +57,7 @@ def config_of(layout: Layout, case: Case) -> Config:
     """GPU configs have bf16 and checkpointing. Presets that read the trainer's old log-probs get two epochs."""
     config = Config(
         env=EnvConfig(dataset="arithmetic", num_envs=GROUPS, repeats=REPEATS),
-        model=ModelConfig(name="tiny"),
+        model=ModelConfig(name=str(case.folder)),
         train=TrainConfig(
             mixed_precision=case.precision,
             gradient_checkpointing=case.checkpointing,
@@ -75,28 +74,24 @@ def config_of(layout: Layout, case: Case) -> Config:
 
 
 def plan_of(layout: Layout, config: Config) -> Plan:
-    return make_plan(config, overlapped=False, vllm_version="0.32.0", num_gpus=layout.gpus)
-
-
-def spread(model: PreTrainedModel, devices: list[torch.device]) -> PreTrainedModel:
-    """`model` over `devices` with accelerate's hooks, as `device_map` leaves it; a tied head stays with its twin."""
-    if len(devices) == 1:
-        return model.to(devices[0])  # type: ignore[arg-type]
-    parts = ["model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm"]
-    at = {part: devices[index * len(devices) // len(parts)].index for index, part in enumerate(parts)}
-    at["model.rotary_emb"] = devices[-1].index
-    at["lm_head"] = (devices[0] if model.config.tie_word_embeddings else devices[-1]).index
-    spread_model: Any = dispatch_model(model, device_map=at)
-    return spread_model
+    gpus = tuple(str(index) for index in range(layout.gpus))
+    size = 80.0 if gpus else None
+    return make_plan(config, False, Machine(layout.gpus, size, 64.0, 100.0, "0.32.0", gpus), Path())
 
 
 def learner_on(layout: Layout, case: Case, run_dir: Path) -> Learner:
-    """What `build` makes of the config, but for the model, which is tiny and random."""
+    """What `build` makes of the config."""
     config = config_of(layout, case)
     plan = plan_of(layout, config)
-    model = spread(tiny_llama(case.tied), torch_devices(plan.devices.train))
+    torch.manual_seed(0)  # of fresh adapters
+    model = load_model(config.model, torch_devices(plan.devices.train))
     policy, scorer, reference = build_models(config, model, plan)
     return Learner(policy, scorer, reference, config, run_dir)
+
+
+def save_tiny(folder: Path, tied: bool) -> Path:
+    tiny_llama(tied).save_pretrained(folder)
+    return folder
 
 
 def host_batch() -> TensorDict:
