@@ -71,7 +71,7 @@ def patches(gpus: "PretendedGPUs") -> list[Any]:
     def properties(device: Any = None) -> Any:
         index = gpus.device("cuda" if device is None else device).index
         return SimpleNamespace(
-            name="pretended", uuid=f"pretended-{index}", total_memory=80 << 30, major=9, minor=0
+            name="pretended", uuid=f"pretended-{index}", total_memory=gpus.free_bytes, major=9, minor=0
         )
 
     cuda = {
@@ -91,7 +91,7 @@ def patches(gpus: "PretendedGPUs") -> list[Any]:
         "manual_seed_all": lambda seed: None,
         "synchronize": synchronize,
         "empty_cache": lambda: None,
-        "mem_get_info": lambda device=None: (80 << 30, 80 << 30),
+        "mem_get_info": lambda device=None: (gpus.free_bytes, gpus.free_bytes),
         "memory_allocated": lambda device=None: 0,
         "memory_reserved": lambda device=None: 0,
         "get_device_properties": properties,

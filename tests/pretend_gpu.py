@@ -79,8 +79,9 @@ class PretendedGPUs:
     A storage's entry holds a weak reference, which keeps its address from being given to another one.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, free_bytes: int) -> None:
         self.count = count
+        self.free_bytes = free_bytes
         self.synchronized: list[torch.device] = []
         self._places: dict[int, tuple[StorageWeakRef, torch.device]] = {}
         self._pinned: set[int] = set()
@@ -211,6 +212,8 @@ class _Calls(TorchFunctionMode):
             asked, dtype = self.gpus.place(other), other.dtype
         else:
             args = tuple(torch.device("cuda", one) if type(one) is int else one for one in args)
+            if type(kwargs.get("device")) is int:
+                kwargs["device"] = torch.device("cuda", kwargs["device"])
             asked, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
         if asked is not None and asked.type == "meta":
             return own.to(*args, copy=copy, **kwargs)
@@ -264,6 +267,11 @@ class _Operations(TorchDispatchMode):
         super().__init__()
         self.gpus = gpus
         self.makes_on = CPU
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would wrap the handler for a compiler that nobody uses here: a tenth of all time."""
+        return False
 
     def making_tensors_on(self, device: torch.device) -> "_MakingOn":
         """Where a tensor lies that C++ makes from the options of another one."""
@@ -361,9 +369,12 @@ def _check_generator(generator: torch.Generator | None, device: torch.device) ->
 
 
 @contextmanager
-def pretend_gpus(count: int) -> Iterator[PretendedGPUs]:
-    """A machine with `count` GPUs for the code inside, and for the threads that it starts."""
-    gpus = PretendedGPUs(count)
+def pretend_gpus(count: int, free_bytes: int = 80 << 30) -> Iterator[PretendedGPUs]:
+    """A machine with `count` GPUs for the code inside, and for the threads that it starts.
+
+    free_bytes: what each GPU says is free; nothing is ever counted against it.
+    """
+    gpus = PretendedGPUs(count, free_bytes)
     run, run_backward = threading.Thread.run, torch.autograd._engine_run_backward
 
     @contextmanager

@@ -20,6 +20,10 @@ from training.learner import Learner
 from training.model import load_model
 
 GROUPS = 2
+KIB = 1 << 10
+FREE = {1: 80 << 30, 2: 200 * KIB, 4: 170 * KIB}
+"""By the learner's GPUs: what each says is free, so that accelerate, which fills one first, spreads the tiny model. A
+layer of it takes 164 KiB."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +83,14 @@ def plan_of(layout: Layout, config: Config) -> Plan:
     return make_plan(config, False, Machine(layout.gpus, size, 64.0, 100.0, "0.32.0", gpus), Path())
 
 
-def learner_on(layout: Layout, case: Case, run_dir: Path) -> Learner:
+def learner_on(layout: Layout, case: Case, run_dir: Path) -> tuple[Learner, Plan]:
     """What `build` makes of the config."""
     config = config_of(layout, case)
     plan = plan_of(layout, config)
     torch.manual_seed(0)  # of fresh adapters
     model = load_model(config.model, torch_devices(plan.devices.train))
     policy, scorer, reference = build_models(config, model, plan)
-    return Learner(policy, scorer, reference, config, run_dir)
+    return Learner(policy, scorer, reference, config, run_dir), plan
 
 
 def save_tiny(folder: Path, tied: bool) -> Path:
