@@ -136,8 +136,27 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
     )
     native = plan.engine.backend == "vllm" and config.inference_model.lora == "merge"
     plan = replace(plan, transport=transport(devices, native))
-    plan = _place_reference(plan)
-    return _share_gpu(plan)
+    return _note_unused(_share_gpu(_place_reference(plan)))
+
+
+def gpus_used(plan: Plan) -> int:
+    """GPUs of all nodes that anything of the run is on."""
+    devices = plan.devices
+    generating = 0 if devices.colocated else sum(map(len, devices.engines))
+    return len(devices.train) + len(devices.reference) + generating
+
+
+def _note_unused(plan: Plan) -> Plan:
+    machine, split = plan.machine, plan.devices.workers_per_engine
+    unused = machine.num_gpus * machine.nodes - gpus_used(plan)
+    if plan.devices.on_cpu or (plan.devices.on_cluster and not machine.imagined) or unused < split:
+        return plan
+    more = split * (len(plan.devices.engines) + unused // split)
+    note = (
+        f"{unused} of {machine.num_gpus * machine.nodes} GPU(s) are unused: inference_model.num_devices={more} "
+        "generates on them too"
+    )
+    return replace(plan, notes=(*plan.notes, note))
 
 
 def _allot(config: Config, overlapped: bool, machine: Machine) -> DevicePlan:

@@ -9,7 +9,7 @@ from config.schema import Config
 from plan.machine import ASSUMED_VLLM, Machine
 from plan.memory import Phase, checkpoint_bytes, checkpoints_kept, gib, kv_bytes_per_sequence, usable_bytes
 from plan.model_shape import GIB, ModelShape
-from plan.plan import Plan, cache_on_device, host_bytes, make_plan
+from plan.plan import Plan, cache_on_device, gpus_used, host_bytes, make_plan
 
 MOST_GPUS = 64
 
@@ -91,6 +91,12 @@ def _contradictions(plan: Plan) -> list[Problem]:
         )
     if inference.lora == "adapter" and plan.engine.backend == "transformers":
         found.append("inference_model.lora=adapter needs inference_model.backend=vllm; merge works with both")
+    there = plan.machine.num_gpus * plan.machine.nodes
+    if plan.machine.nodes > 1 and gpus_used(plan) > there:
+        found.append(
+            f"inference_model.num_devices={inference.num_devices}: with learner and reference {gpus_used(plan)} "
+            f"GPUs are needed, and {plan.machine.nodes} nodes have {there}: lower it"
+        )
     return [Problem("engine 0", text) for text in found]
 
 

@@ -21,6 +21,10 @@ ALIGNMENT = 256
 """Bytes: weights begin at multiples of it, as those of separate tensors on a GPU do."""
 
 
+PORTABLE = 1
+"""Flag of cudaHostRegister: pinned for every GPU, not only for the current one."""
+
+
 class HostMemory:
     """Weights of a frozen model that live in host memory and visit a device to work.
 
@@ -32,6 +36,8 @@ class HostMemory:
     Args:
         model: on the CPU; its parameters are taken over. Its buffers, which are small, go to the device for good.
         device: the one that it visits.
+    Raises:
+        RuntimeError: the buffer cannot be pinned.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -52,7 +58,13 @@ class HostMemory:
 
     def _pin(self) -> None:
         runtime, address = torch.cuda.cudart(), self._host.data_ptr()
-        torch.cuda.check_error(int(runtime.cudaHostRegister(address, self._host.nbytes, 0)))
+        error = int(runtime.cudaHostRegister(address, self._host.nbytes, PORTABLE))
+        if error:
+            raise RuntimeError(
+                f"{self._host.nbytes / 2**30:.1f} GiB of host memory for the reference model could not be pinned (CUDA "
+                f"error {error}): the machine or its container allows less. Give the reference a GPU "
+                "(ref_model.devices), train a LoRA adapter (train_model.lora.enabled=true), or set policy.kl_coef=0"
+            )
         weakref.finalize(self, runtime.cudaHostUnregister, address)
 
     @contextmanager

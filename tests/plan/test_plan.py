@@ -11,8 +11,9 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from config.errors import ConfigError
+from config.machine import MachineConfig
 from config.schema import Config, register_schema, to_config
-from plan.machine import Machine
+from plan.machine import Machine, imagined_machine
 from plan.memory import (
     activation_bytes,
     checkpoints_kept,
@@ -265,6 +266,69 @@ def test_keys_that_nothing_reads_are_listed() -> None:
         assert key in listed
     assert "max_policy_age" not in "\n".join(idle_keys(make_plan(config, True, machine(0))))
     assert idle_keys(make_plan(config_of("grpo_quickstart"), False, machine(0))) == []
+
+
+def test_a_machine_that_one_is_not_on(qwen: str) -> None:
+    here = machine(0, vllm=None)
+    wanted = config_of(
+        "grpo_gsm8k", qwen, "run=plan", "plan.gpus=8", "plan.gpu_memory_gib=80", "plan.nodes=8"
+    ).plan
+    there = imagined_machine(wanted, here)
+    assert (there.num_gpus, there.nodes, there.gpu_memory_gib, there.imagined) == (8, 8, 80.0, True)
+    plan = make_plan(config_of("grpo_gsm8k", qwen), True, there)
+    assert (plan.transport, plan.devices.on_cluster) == ("nccl", True)
+    assert "61 of 64 GPU(s) are unused: inference_model.num_devices=62 generates on them too" in plan.notes
+    assert imagined_machine(MachineConfig(), here) is here
+    with pytest.raises(ConfigError, match="say how large they are"):
+        imagined_machine(MachineConfig(gpus=2), here)
+    too_many = config_of("grpo_gsm8k", qwen, "inference_model.num_devices=64")
+    with pytest.raises(ConfigError, match="66 GPUs are needed, and 8 nodes have 64"):
+        check(make_plan(too_many, True, there))
+
+
+def test_a_run_takes_no_machine_but_its_own() -> None:
+    with pytest.raises(ConfigError, match=r"plan\.\* describes a machine to plan for, but run=train"):
+        config_of("grpo_gsm8k", "plan.gpus=8")
+
+
+def test_engines_of_half_precision_schedule_ahead_only_where_no_push_can_fall_between(qwen: str) -> None:
+    lockstep, overlapped = gpu_plan(qwen).engine, gpu_plan(qwen, overlapped=True).engine
+    assert (lockstep.dtype, lockstep.async_scheduling, overlapped.async_scheduling) == (
+        "bfloat16",
+        True,
+        False,
+    )
+    assert (lockstep.max_num_seqs, lockstep.max_num_batched_tokens) == (512, 8192)
+    cpu = make_plan(config_of("grpo_quickstart", "inference_model.backend=vllm"), False, machine(0)).engine
+    assert (cpu.dtype, cpu.async_scheduling) == ("float32", False)
+    assert (cpu.max_num_seqs, cpu.max_num_batched_tokens) == (256, None)
+
+
+def test_what_speaks_no_native_transfer_gets_its_weights_through_memory(qwen: str) -> None:
+    assert gpu_plan(qwen).transport == "nccl"
+    adapter = ("train_model.lora.enabled=true", "inference_model.lora=adapter")
+    assert gpu_plan(qwen, *adapter).transport == "shared_memory"
+    assert gpu_plan(qwen, "inference_model.backend=transformers").transport == "shared_memory"
+    assert gpu_plan(qwen, gpus=1).transport == "in_process"
+
+
+def test_an_engine_in_the_learners_process_is_on_the_first_gpu_as_vllm_takes_it(qwen: str) -> None:
+    by_hand = ("train_model.devices=[1]", "inference_model.devices=[1]", "inference_model.colocate=true")
+    plan = gpu_plan(qwen, *by_hand)
+    assert (plan.devices.in_process, plan.transport) == (False, "ipc")
+
+
+def test_the_reference_stays_visits_or_has_a_gpu(qwen: str) -> None:
+    def home(*overrides: str, gpus: int, memory: float = 80.0) -> str:
+        plan = make_plan(config_of("grpo_gsm8k", qwen, *overrides), False, machine(gpus, memory))
+        return plan.reference.home
+
+    assert home(gpus=3) == "own devices"
+    assert home(gpus=2) == "training GPU"
+    assert home(gpus=2, memory=60.0) == "host memory"
+    assert home(gpus=1) == "host memory", "the engine needs the room"
+    assert home("train_model.lora.enabled=true", gpus=2) == "base of the LoRA policy"
+    assert home("policy.kl_coef=0", gpus=2) == "none"
 
 
 @pytest.mark.parametrize(

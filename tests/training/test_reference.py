@@ -1,5 +1,6 @@
 """The frozen reference: fewer bytes with the same numbers, and weights that visit a device only to score."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from config.schema import ModelConfig
+from tests.pretend_gpu import pretend_gpus
 from tests.tiny import tiny_llama
 from tests.training.test_forward import REPEATS, collected, scorer
 from training.forward import ResponseScorer, Scores
@@ -75,6 +77,52 @@ def test_the_weights_leave_after_a_failure(batch: TensorDict) -> None:
     assert not any(parameter.numel() for parameter in model.parameters())
     with pytest.raises((RuntimeError, IndexError, AssertionError)):
         scorer(model, True)(batch)
+
+
+class Runtime:
+    """CUDA's calls to pin memory, recorded."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.error = error
+        self.pinned: dict[int, int] = {}
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.pinned[address] = size
+        return self.error
+
+    def cudaHostUnregister(self, address: int) -> None:
+        del self.pinned[address]
+
+
+def test_on_a_gpu_the_weights_are_pinned_and_the_cpu_computes_nothing(
+    batch: TensorDict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a pretended GPU, which refuses operands of the CPU as CUDA does; pinning is recorded."""
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    expected = Reference(scorer(tiny_llama(), True), REPEATS).log_prob(batch)
+    model = tiny_llama()
+    with pretend_gpus(2):
+        device = torch.device("cuda", 1)
+        home = HostMemory(model, device)
+        assert runtime.pinned == {home._host.data_ptr(): home._host.nbytes}
+        assert home._host.device == CPU
+        with home.visit():
+            tensors = [*model.parameters(), *model.buffers()]
+            assert all(tensor.device == device for tensor in tensors)
+        log_prob = Reference(scorer(model, True), REPEATS, visit=home.visit).log_prob(batch)
+        assert log_prob.device == device
+        ours = log_prob.cpu()
+    assert torch.equal(ours, expected)
+    del home, log_prob
+    gc.collect()
+    assert not runtime.pinned
+
+
+def test_memory_that_cannot_be_pinned_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: Runtime(error=2))
+    with pretend_gpus(1), pytest.raises(RuntimeError, match=r"CUDA error 2.*ref_model\.devices"):
+        HostMemory(tiny_llama(), torch.device("cuda", 0))
 
 
 @pytest.mark.gpu
