@@ -11,6 +11,9 @@ import torch
 if TYPE_CHECKING:
     from tests.pretend_gpu import PretendedGPUs
 
+CARD_BYTES = 80 << 30
+"""Memory of a GPU, as it says."""
+
 
 def _group_by_device(gpus: "PretendedGPUs") -> Callable[..., Any]:
     """torch's grouping for optimizers and gradient clipping, which reads devices in C++."""
@@ -71,7 +74,7 @@ def patches(gpus: "PretendedGPUs") -> list[Any]:
     def properties(device: Any = None) -> Any:
         index = gpus.device("cuda" if device is None else device).index
         return SimpleNamespace(
-            name="pretended", uuid=f"pretended-{index}", total_memory=gpus.free_bytes, major=9, minor=0
+            name="pretended", uuid=f"pretended-{index}", total_memory=CARD_BYTES, major=9, minor=0
         )
 
     cuda = {
@@ -91,7 +94,7 @@ def patches(gpus: "PretendedGPUs") -> list[Any]:
         "manual_seed_all": lambda seed: None,
         "synchronize": synchronize,
         "empty_cache": lambda: None,
-        "mem_get_info": lambda device=None: (gpus.free_bytes, gpus.free_bytes),
+        "mem_get_info": lambda device=None: (gpus.free_bytes, CARD_BYTES),
         "memory_allocated": lambda device=None: 0,
         "memory_reserved": lambda device=None: 0,
         "get_device_properties": properties,

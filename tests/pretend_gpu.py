@@ -172,7 +172,7 @@ class _Calls(TorchFunctionMode):
             tensor.is_pinned: lambda _, own, *rest: own.untyped_storage()._cdata in gpus._pinned,
             tensor.record_stream: lambda _, own, stream: None,
             tensor.__deepcopy__: self._copy_deeply,
-            torch.device: lambda made, *names: made("cuda", *names) if isinstance(names[0], int) else made(*names),
+            torch.device: _named_device,
         }
 
     def __torch_function__(
@@ -258,6 +258,11 @@ class _Calls(TorchFunctionMode):
         copied: Tensor = func(own, memo)
         self.gpus.put(copied, self.gpus.place(own))
         return copied
+
+
+def _named_device(made: Any, *names: Any, **more: Any) -> Any:
+    """`torch.device`, which asks for an accelerator where it is given a number alone."""
+    return made("cuda", names[0]) if names and isinstance(names[0], int) else made(*names, **more)
 
 
 class _Operations(TorchDispatchMode):

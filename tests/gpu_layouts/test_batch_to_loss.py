@@ -14,7 +14,7 @@ from tensordict import TensorDict
 
 from config.policy import PRESETS, load_policy
 from grpo_utils import torch_devices
-from tests.gpu_layouts.layouts import FREE, LAYOUTS, Case, Layout, host_batch, learner_on, save_tiny
+from tests.gpu_layouts.layouts import LAYOUTS, Case, Layout, host_batch, learner_on, save_tiny
 from tests.pretend_gpu import pretend_gpus
 
 HOST, ONE = Layout(0), Layout(1)
@@ -67,8 +67,8 @@ def step(
     """Metrics of one optimizer step, in a process that sees `layout.gpus` pretended GPUs."""
     tied, lora, checkpointing = switches
     policy = load_policy(preset, overlong_cache=None, filter_range=None, dynamic_batching=False)
-    case = Case(policy, folders[tied], lora, checkpointing, precision)
-    with pretend_gpus(layout.gpus, FREE[layout.train]) if layout.gpus else nullcontext():
+    case = Case(policy, folders[tied], tied, lora, checkpointing, precision)
+    with pretend_gpus(layout.gpus) if layout.gpus else nullcontext():
         learner, plan = learner_on(layout, case, folders[tied])
         assert {parameter.device for parameter in learner.model.parameters()} == {
             *torch_devices(plan.devices.train)
