@@ -43,7 +43,7 @@ class _Stream:
     def synchronize(self) -> None:
         pass
 
-    wait_stream = wait_event = record_event = record = wait = lambda self, *args: None  # noqa: E731
+    wait_stream = wait_event = record_event = record = wait = lambda self, *args: None
 
 
 class _Runtime:
@@ -109,10 +109,10 @@ def patches(gpus: "PretendedGPUs") -> list[Any]:
         "ipc_collect": lambda: None,
     }
     patched = [mock.patch.object(torch.cuda, name, new) for name, new in cuda.items()]
-    patched.append(mock.patch.object(torch.accelerator, "current_device_index", lambda: gpus.current))
     patched.append(
-        mock.patch.object(torch._C, "_group_tensors_by_device_and_dtype", _group_by_device(gpus))
+        mock.patch.object(torch.accelerator, "current_device_index", side_effect=lambda: gpus.current)
     )
+    patched.append(mock.patch.object(torch._C, "_group_tensors_by_device_and_dtype", _group_by_device(gpus)))
     return patched + _autocast_patches()
 
 

@@ -43,7 +43,14 @@ COPIES = {aten.copy_, aten._foreach_copy_, aten._to_copy, aten._local_scalar_den
 """They read one device and write another, or need none."""
 
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_}
-SCALAR_OPERANDS = {aten.masked_fill, aten.masked_fill_, aten.fill_, aten.where, aten.index_put, aten.index_put_}
+SCALAR_OPERANDS = {
+    aten.masked_fill,
+    aten.masked_fill_,
+    aten.fill_,
+    aten.where,
+    aten.index_put,
+    aten.index_put_,
+}
 """Beside the pointwise operations, those that take a 0-dimensional CPU tensor among CUDA tensors."""
 
 CUDA_ONLY: dict[Any, Callable[..., Tensor]] = {

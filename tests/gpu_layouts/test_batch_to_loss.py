@@ -83,7 +83,9 @@ def test_every_layout_gives_the_numbers_of_one_gpu(
     layout: str, preset: str, switches: Switches, folders: Folders
 ) -> None:
     expected = step(ONE, preset, switches, "bf16", folders)
-    assert step(LAYOUTS[layout], preset, switches, "bf16", folders) == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    assert step(LAYOUTS[layout], preset, switches, "bf16", folders) == pytest.approx(
+        expected, rel=1e-3, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("preset", ["grpo", "compat_nanochat", "compat_torchrl"])
