@@ -214,7 +214,7 @@ class _Calls(TorchFunctionMode):
         return self._pin(func, made) if kwargs.get("pin_memory") else made
 
     def _to(self, func: Any, own: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
-        if args and isinstance(args[0], Tensor) or "other" in kwargs:
+        if (args and isinstance(args[0], Tensor)) or "other" in kwargs:
             other = kwargs.pop("other", None) if "other" in kwargs else args[0]
             asked, dtype = self.gpus.place(other), other.dtype
         else:

@@ -25,12 +25,14 @@ GROUPS = 2
 
 @dataclass(frozen=True)
 class Layout:
-    """A machine and what is asked of it. gpus: 0 for a machine without."""
+    """A machine and what is asked of it. gpus: 0 for a machine without. train_devices: by hand."""
 
     gpus: int
     train: int = 1
     engines: int = 1
     reference: int = 1
+    train_devices: tuple[int, ...] | None = None
+    colocate: bool = False
 
 
 LAYOUTS = {
@@ -41,6 +43,10 @@ LAYOUTS = {
     "4 GPUs, learner on 2": Layout(4, train=2),
     "8 GPUs, learner on 4": Layout(8, train=4, engines=3),
 }
+
+
+SPREADS = ("1 GPU, in turns", "3 GPUs, learner on 2", "8 GPUs, learner on 4")
+"""With the learner on 1, 2 and 4 GPUs."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +73,11 @@ def config_of(layout: Layout, case: Case) -> Config:
         ),
         policy=replace(case.policy),
         optimizer=OptimizerConfig(lr=1e-3),
-        train_model=TrainModelConfig(layout.train, lora=LoraConfig(enabled=case.lora)),
+        train_model=TrainModelConfig(layout.train, layout.train_devices, lora=LoraConfig(enabled=case.lora)),
         ref_model=RefModelConfig(layout.reference),
-        inference_model=InferenceModelConfig(num_devices=layout.engines, max_tokens=9),
+        inference_model=InferenceModelConfig(
+            num_devices=layout.engines, max_tokens=9, colocate=layout.colocate
+        ),
     )
     config.derive()
     return config

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 
 from config.policy import PRESETS, load_policy
 from grpo_utils import torch_devices
-from tests.gpu_layouts.layouts import LAYOUTS, Case, Layout, host_batch, learner_on, save_tiny
+from tests.gpu_layouts.layouts import LAYOUTS, SPREADS, Case, Layout, host_batch, learner_on, save_tiny
 from tests.pretend_gpu import pretend_gpus
 
 HOST, ONE = Layout(0), Layout(1)
@@ -23,9 +23,6 @@ Switches = tuple[bool, bool, bool]
 """Tied head, LoRA, gradient checkpointing."""
 
 SWITCHES: list[Switches] = list(itertools.product([False, True], repeat=3))
-
-
-SPREADS = ("1 GPU, in turns", "3 GPUs, learner on 2", "8 GPUs, learner on 4")
 
 
 def presets_everywhere() -> Iterator[tuple[str, str, Switches]]:
