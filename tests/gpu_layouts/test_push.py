@@ -146,8 +146,9 @@ class Wire:
 @pytest.fixture
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Several packed buffers a push; and no pretended stream is left in vLLM's cache of streams."""
-    from rollout import vllm_transfer
     from vllm.distributed.weight_transfer import packed_tensor
+
+    from rollout import vllm_transfer
 
     monkeypatch.setattr(vllm_transfer, "_BUFFER", 100 * KIB)
     packed_tensor._get_streams.cache_clear()
@@ -169,8 +170,9 @@ def test_nccl(
     small_buffers: None,
 ) -> None:
     """All buffers lie on the learner's first GPU, where its communicator is, and every GPU of it is waited for."""
-    from rollout.vllm_transfer import NativeTransfer
     from vllm.distributed.weight_transfer import nccl_engine
+
+    from rollout.vllm_transfer import NativeTransfer
 
     wires: list[Wire] = []
 
@@ -217,8 +219,9 @@ def test_ipc(
     small_buffers: None,
 ) -> None:
     """The buffer lies on the learner's GPU, be it the second, and is handed over under that one's name."""
-    from rollout.vllm_transfer import NativeTransfer
     from vllm.distributed.weight_transfer import packed_tensor
+
+    from rollout.vllm_transfer import NativeTransfer
 
     buffers: list[Tensor] = []
     arrived: dict[str, Tensor] = {}
