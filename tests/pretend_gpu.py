@@ -86,8 +86,9 @@ class PretendedGPUs:
     A storage's entry holds a weak reference, which keeps its address from being given to another one.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, free_bytes: int) -> None:
         self.count = count
+        self.free_bytes = free_bytes
         self.synchronized: list[torch.device] = []
         self._places: dict[int, tuple[StorageWeakRef, torch.device]] = {}
         self._pinned: set[int] = set()
@@ -178,9 +179,7 @@ class _Calls(TorchFunctionMode):
             tensor.is_pinned: lambda _, own, *rest: own.untyped_storage()._cdata in gpus._pinned,
             tensor.record_stream: lambda _, own, stream: None,
             tensor.__deepcopy__: self._copy_deeply,
-            torch.device: lambda made, *names: (
-                made("cuda", *names) if isinstance(names[0], int) else made(*names)
-            ),
+            torch.device: _named_device,
         }
 
     def __torch_function__(
@@ -205,7 +204,7 @@ class _Calls(TorchFunctionMode):
             return func(*args, **kwargs)
         _check_generator(kwargs.get("generator"), device)
         others = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
-        made = func(*args, **others)
+        made = func(*args, **others, device="cpu")
         if not isinstance(made, Tensor):
             return made
         given = {value.untyped_storage()._cdata for value in tensors_in(args)}
@@ -220,6 +219,8 @@ class _Calls(TorchFunctionMode):
             asked, dtype = self.gpus.place(other), other.dtype
         else:
             args = tuple(torch.device("cuda", one) if type(one) is int else one for one in args)
+            if type(kwargs.get("device")) is int:
+                kwargs["device"] = torch.device("cuda", kwargs["device"])
             asked, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
         if asked is not None and asked.type == "meta":
             return own.to(*args, copy=copy, **kwargs)
@@ -266,6 +267,11 @@ class _Calls(TorchFunctionMode):
         return copied
 
 
+def _named_device(made: Any, *names: Any, **more: Any) -> Any:
+    """`torch.device`, which asks for an accelerator where it is given a number alone."""
+    return made("cuda", names[0]) if names and isinstance(names[0], int) else made(*names, **more)
+
+
 class _Operations(TorchDispatchMode):
     """Every operation of ATen, those of the backward pass too: one device, and its results lie there."""
 
@@ -273,6 +279,11 @@ class _Operations(TorchDispatchMode):
         super().__init__()
         self.gpus = gpus
         self.makes_on = CPU
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would wrap the handler for a compiler that nobody uses here: a tenth of all time."""
+        return False
 
     def making_tensors_on(self, device: torch.device) -> "_MakingOn":
         """Where a tensor lies that C++ makes from the options of another one."""
@@ -317,10 +328,10 @@ class _Operations(TorchDispatchMode):
             operands = [args[0], *args[2:3]]
         places = [self.gpus.place(tensor) for tensor in operands if isinstance(tensor, Tensor)]
         devices = {place for place in places if place is not ANYWHERE}
-        if len(devices) < 2:
-            return devices.pop() if devices else ANYWHERE
         if any(device.type == "meta" for device in devices):
             return CPU
+        if len(devices) < 2:
+            return devices.pop() if devices else ANYWHERE
         scalars = [tensor for tensor, place in zip(operands, places, strict=True) if place == CPU]
         gpus = devices - {CPU}
         if len(gpus) == 1 and len(scalars) == 1 and _may_be_on_the_host(func, scalars[0], args):
@@ -370,9 +381,12 @@ def _check_generator(generator: torch.Generator | None, device: torch.device) ->
 
 
 @contextmanager
-def pretend_gpus(count: int) -> Iterator[PretendedGPUs]:
-    """A machine with `count` GPUs for the code inside, and for the threads that it starts."""
-    gpus = PretendedGPUs(count)
+def pretend_gpus(count: int, free_bytes: int = 80 << 30) -> Iterator[PretendedGPUs]:
+    """A machine with `count` GPUs for the code inside, and for the threads that it starts.
+
+    free_bytes: what each GPU says is free; nothing is ever counted against it.
+    """
+    gpus = PretendedGPUs(count, free_bytes)
     run, run_backward = threading.Thread.run, torch.autograd._engine_run_backward
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Tiny random Llama models, and one real vLLM engine for each, shared by all tests of a session."""
+"""Tiny random Llama models, and one real vLLM engine for each, shared by all tests of a module."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -77,10 +77,10 @@ def tiny_settings(folder: Path, **changes: object) -> VLLMSettings:
 StartEngine = Callable[..., VLLMEngine]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def start_engine(tiny_folders: dict[bool, Path]) -> Iterator[StartEngine]:
     """Starts engines by `tied` and changed settings; they end together, since closing one ends vLLM's
-    process-wide state for all."""
+    process-wide state for all, and with the module, since others run whole scripts in this process."""
     if installed_vllm() is None:
         pytest.skip("vLLM is not installed")
     engines: list[VLLMEngine] = []
@@ -97,7 +97,7 @@ def start_engine(tiny_folders: dict[bool, Path]) -> Iterator[StartEngine]:
     assert not [file for engine in engines for file in engine._files if file.exists()]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def started_engines(start_engine: StartEngine) -> dict[bool, VLLMEngine]:
     return {tied: start_engine(tied) for tied in (False, True)}
 

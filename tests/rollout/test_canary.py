@@ -187,7 +187,7 @@ def test_an_adapter_that_is_never_applied(start_engine: StartEngine, monkeypatch
         run.push(adapter)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def half_engines(start_engine: StartEngine) -> dict[str, VLLMEngine]:
     return {dtype: start_engine(dtype=dtype) for dtype in ("bfloat16", "float16")}
 

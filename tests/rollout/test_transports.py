@@ -149,7 +149,7 @@ def test_shared_memory_into_an_engine(vllm_engine: VLLMEngine, tied: bool) -> No
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def mapped_backend() -> Iterator[Callable[[Any], Any]]:
     """A backend of vLLM's native API whose data plane is our shared memory, so that it runs on a CPU."""
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory, WeightTransferTrainerFactory
