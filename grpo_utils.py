@@ -44,6 +44,8 @@ def launch(train: Callable[[Config, Parts], None], overlapped: bool = False) -> 
     from omegaconf.errors import OmegaConfBaseException
 
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # exceptions reach us; we print the one readable message
+    # Sums in the same order each time (train.deterministic); cuBLAS reads it when torch first uses a GPU.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     register_schema()
 
     @hydra.main(version_base=None, config_path=str(PROJECT / "config"), config_name="grpo_gsm8k")
@@ -253,6 +255,8 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     )
     eval_sets = load_sets(config, tokenizer)
     conversation = make_conversation(config, tokenizer)
+    if plan.devices.train:  # what works on "the" GPU of this process, as vLLM does, is to find the learner's
+        torch.cuda.set_device(plan.devices.train[0])
     model = load_model(config.model, torch_devices(plan.devices.train))
     engine = build_engine(config, model, tokenizer, plan)
     built.callback(engine.close)
@@ -336,12 +340,15 @@ def torch_devices(indices: Sequence[int]) -> list[Any]:
 
 
 def build_models(config: Config, model: Any, plan: "Plan") -> tuple[Any, Any, Any]:
-    """The policy, its scorer, and the reference or None."""
+    """The policy, its scorer, and the reference or None.
+
+    The reference is the model that the run began from, whatever `model` becomes or a checkpoint holds.
+    """
     import torch
 
     from training.forward import ResponseScorer
-    from training.model import add_lora, copy_model
-    from training.reference import AdapterOff, Reference
+    from training.model import add_lora, load_frozen
+    from training.reference import AdapterOff, HostMemory, Reference
 
     autocast = None if plan.learner.autocast is None else getattr(torch, plan.learner.autocast)
     inference = config.inference_model
@@ -360,13 +367,19 @@ def build_models(config: Config, model: Any, plan: "Plan") -> tuple[Any, Any, An
 
     rows = plan.learner.microbatch_rows
     home = plan.reference.home
-    frozen: Reference | AdapterOff | None = None
-    if home in ("own devices", "host memory", "training GPU"):
-        device = torch_devices(plan.reference.devices or plan.devices.train)[0]
-        frozen = Reference(scorer(copy_model(model, model.dtype, device)), rows, beside=home == "own devices")
+    reference: Reference | AdapterOff | None = None
+    if home == "host memory" and not plan.devices.on_cpu:
+        frozen = load_frozen(config.model, torch_devices(()), autocast)
+        visitor = HostMemory(frozen, torch_devices(plan.devices.train)[0])
+        reference = Reference(scorer(frozen), rows, visit=visitor.visit)
+    elif home in ("own devices", "training GPU", "host memory"):
+        places = torch_devices(plan.reference.devices or plan.devices.train[:1])
+        reference = Reference(
+            scorer(load_frozen(config.model, places, autocast)), rows, beside=home == "own devices"
+        )
     if config.train.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     policy = add_lora(model, config.train_model.lora) if config.train_model.lora.enabled else model
     if home == "base of the LoRA policy":
-        frozen = AdapterOff(scorer(policy), rows)
-    return policy, scorer(policy), frozen
+        reference = AdapterOff(scorer(policy), rows)
+    return policy, scorer(policy), reference

@@ -9,6 +9,7 @@ weights on the same prompts.
 """
 
 import argparse
+import copy
 import itertools
 import resource
 import statistics
@@ -31,7 +32,7 @@ from config.schema import Config, register_schema, to_config  # noqa: E402
 from envs.task import Example, make_task  # noqa: E402
 from grpo_parts import Parts  # noqa: E402
 from grpo_utils import build  # noqa: E402
-from training.model import causal_model, copy_model, load_model, load_tokenizer  # noqa: E402
+from training.model import causal_model, load_model, load_tokenizer  # noqa: E402
 from training.optimizer import make_optimizer  # noqa: E402
 
 
@@ -50,7 +51,7 @@ def our_iteration(parts: Parts) -> float:
 
 
 def make_bare(config: Config, model: PreTrainedModel) -> Bare:
-    own, reference = (copy_model(model, model.dtype, model.device) for _ in range(2))
+    own, reference = (copy.deepcopy(model) for _ in range(2))
     tokenizer = load_tokenizer(config.model.name)
     return Bare(
         own.train(),

@@ -4,9 +4,23 @@ The formulas count what scales: weights, gradients, optimizer state, activations
 logits, KV cache. What libraries and allocators add is not in them (about 1 GiB on a GPU).
 """
 
+import math
 from dataclasses import dataclass
 
 from config.schema import Config
+from plan.activations import (
+    Arithmetic,
+    Microbatch,
+    block_backward_bytes,
+    block_bytes,
+    block_input_bytes,
+    block_scoring_bytes,
+    head_backward_bytes,
+    head_forward_bytes,
+    mask_bytes,
+    waiting_head_gradient_bytes,
+    weight_copies_bytes,
+)
 from plan.model_shape import DTYPE_BYTES, GIB, ModelShape
 
 FLOAT = 4
@@ -16,6 +30,11 @@ CONTEXT_BYTES = 1.5 * GIB
 """CUDA context, libraries, and what an engine that sleeps keeps (captured graphs)."""
 GRAPH_BYTES = 1.0 * GIB
 FRAGMENTATION = 0.03
+MASTER_BUCKET, MASTER_BUCKET_BYTES = 1 << 26, 10
+"""Parameters of a bfloat16 model that exist in float32 at one time in the optimizer step, and bytes of each."""
+BATCH_KNOBS = "train.gradient_accumulation_steps, inference_model.max_tokens"
+CHECKPOINTING = "train.gradient_checkpointing"
+HEAD_KNOBS = "train.log_prob_chunk_size"
 CHUNK_BYTES = {"cpu": (1 << 24) * FLOAT, "cuda": (1 << 27) * FLOAT}
 
 
@@ -58,62 +77,206 @@ def microbatch_tokens(config: Config) -> int:
     return prompts * config.env.max_prompt_tokens + rows * config.inference_model.max_tokens
 
 
-def activation_bytes(config: Config, shape: ModelShape) -> float:
-    """What the backward pass of one microbatch keeps.
-
-    Per token and layer: six vectors of the hidden size (block input, two norms, their inputs, attention output
-    projection), queries and attention output, keys and values, four vectors of the MLP's width. Attention
-    scores are not kept (sdpa, flash). With checkpointing: one vector per layer, and one layer in full.
-    """
-    width = MIXED_BYTES[config.train.mixed_precision]
-    heads = 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
-    layer = (6 * shape.hidden_size + heads + 4 * shape.intermediate_size) * width
-    if config.train.gradient_checkpointing:
-        return microbatch_tokens(config) * (shape.num_layers * shape.hidden_size * width + layer)
-    return microbatch_tokens(config) * shape.num_layers * layer
-
-
 def trained_parameters(config: Config, shape: ModelShape) -> int:
     lora = config.train_model.lora
     return shape.lora_parameters(lora.r) if lora.enabled else shape.parameters
 
 
+def microbatch(config: Config, shape: ModelShape, on_cpu: bool) -> Microbatch:
+    """Sizes of one microbatch of the longest prompts and responses."""
+    rows, prompt, response = (
+        microbatch_rows(config),
+        config.env.max_prompt_tokens,
+        config.inference_model.max_tokens,
+    )
+    whole = prompt + response
+    positions, keys = microbatch_tokens(config), rows * whole
+    if config.train.shares_prompt:
+        keys += positions - rows * response
+    mask = rows * (response if config.train.shares_prompt else whole) * whole
+    return Microbatch(positions, keys, mask, rows * response, chunk_size(config, shape, on_cpu))
+
+
+def arithmetic(config: Config, on_cpu: bool) -> Arithmetic:
+    """Widths of the learner's numbers; under autocast a matrix never multiplies wider than its weights are."""
+    stream = DTYPE_BYTES[config.model.dtype]
+    factor = min(stream, MIXED_BYTES[config.train.mixed_precision])
+    return Arithmetic(stream, factor, not config.train_model.lora.enabled, fused_head=not on_cpu)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What lies on one of the GPUs that the layers are spread over.
+
+    of_all: its part of the parameters. head: whether the output head is there.
+    """
+
+    layers: int
+    of_all: float
+    head: bool
+
+
+def shares(shape: ModelShape, devices: int) -> tuple[Share, ...]:
+    """The kinds of devices that may be the fullest.
+
+    Devices are filled in turn with whole layers: each but the last gets an equal part and up to one layer more.
+    Embedding and head cannot be cut. A tied head is on the first device with the embedding, another on the last.
+    """
+    if devices == 1:
+        return (Share(shape.num_layers, 1.0, head=True),)
+    heads = shape.head_parameters * (1 if shape.tied else 2)
+    layer = (shape.parameters - heads) / shape.num_layers
+    equal = max(shape.parameters / devices, shape.head_parameters)
+
+    def share(parameters: float, inside: float, head: bool) -> Share:
+        layers = min(shape.num_layers, math.ceil(inside / layer))
+        return Share(layers, min(1.0, parameters / shape.parameters), head)
+
+    first = share(equal + layer, equal + layer - shape.head_parameters, head=shape.tied)
+    last = share(equal, equal - shape.head_parameters, head=True)
+    middle = share(equal + layer, equal + layer, head=False)
+    return (first, *(() if shape.tied else (last,)), *(() if devices == 2 else (middle,)))
+
+
+def between_steps(config: Config, shape: ModelShape, devices: int, shares_base: bool) -> Phase:
+    """What the learner keeps on its fullest GPU all the time, also while an engine generates there.
+
+    Args: as those of `train_phases`.
+    """
+    fullest = max(shares(shape, devices), key=lambda share: share.of_all)
+    return Phase("generate", _resident(config, shape, fullest, shares_base))
+
+
+def _resident(config: Config, shape: ModelShape, share: Share, shares_base: bool) -> tuple[Part, ...]:
+    of_all, trained = share.of_all, trained_parameters(config, shape)
+    width = DTYPE_BYTES[config.model.dtype]
+    parts = [Part("weights", shape.parameters * width * of_all, "model.dtype, train_model.num_devices")]
+    if config.train_model.lora.enabled:
+        parts.append(Part("adapters", trained * FLOAT * of_all, "train_model.lora.r"))
+    elif width < FLOAT:
+        remainders = trained * (FLOAT - width) * of_all
+        parts.append(Part("rest of the weights to float32", remainders, "train_model.lora.enabled"))
+    if shares_base:
+        parts.append(
+            Part("reference", reference_bytes(config, shape) * of_all, "policy.kl_coef=0 needs none")
+        )
+    state = optimizer_state_bytes(config, shape) * of_all
+    parts.append(Part("optimizer state", state, "train_model.lora.enabled, optimizer.name"))
+    return tuple(parts)
+
+
+def optimizer_state_bytes(config: Config, shape: ModelShape) -> float:
+    """Two float32 numbers a trained parameter for AdamW, one for Muon, which takes the layers' matrices."""
+    trained = trained_parameters(config, shape)
+    if config.optimizer.name != "muon_adamw":
+        return trained * FLOAT * ADAM_STATES
+    lora = config.train_model.lora.enabled
+    others = 0 if lora else shape.head_parameters * (1 if shape.tied else 2)
+    return FLOAT * (trained - others + ADAM_STATES * others)
+
+
 def train_phases(
     config: Config, shape: ModelShape, devices: int, on_cpu: bool, shares_base: bool
 ) -> list[Phase]:
-    """The learner's peak on one of its devices.
+    """The learner's peaks on the fullest of its devices: scoring without gradients, forward and backward pass of a
+    microbatch, optimizer step.
 
     devices: GPUs that the layers are spread over (1 on a CPU).
     shares_base: whether a frozen reference copy lies on the same devices.
     """
-    dtype = DTYPE_BYTES[config.model.dtype]
-    trained = trained_parameters(config, shape)
-    weights = Part("weights", shape.parameters * dtype / devices, "model.dtype, train_model.num_devices")
-    resident = [weights]
-    if config.train_model.lora.enabled:
-        resident.append(Part("adapters", trained * dtype / devices, "train_model.lora.r"))
-    if shares_base:
-        resident.append(Part("reference", shape.parameters * dtype / devices, "policy.kl_coef=0 needs none"))
-    state = Part("optimizer state", trained * dtype * ADAM_STATES / devices, "train_model.lora.enabled")
-    gradients = Part("gradients", trained * dtype / devices, "train_model.lora.enabled")
-    activations = Part(
-        f"activations of {microbatch_tokens(config)} tokens",
-        activation_bytes(config, shape) / devices,
-        "train.gradient_accumulation_steps, train.gradient_checkpointing, inference_model.max_tokens",
+    found = [_phases_on(config, shape, share, on_cpu, shares_base) for share in shares(shape, devices)]
+    return [max(same, key=lambda phase: phase.bytes) for same in zip(*found, strict=True)]
+
+
+def _phases_on(
+    config: Config, shape: ModelShape, share: Share, on_cpu: bool, shares_base: bool
+) -> tuple[Phase, Phase, Phase]:
+    resident = _resident(config, shape, share, shares_base)
+    gradients = _gradients(config, shape, share)
+    temporary = _master_bucket_bytes(config, shape)
+    step = Part("weights in float32, a part at a time", temporary, "model.dtype, train_model.lora.enabled")
+
+    def phase(name: str, *parts: Part) -> Phase:
+        return Phase(name, (*resident, *(part for part in parts if part.bytes)))
+
+    return (
+        phase("score", *_scoring(config, shape, share, on_cpu)),
+        phase("optimize", *_peak(config, shape, share, on_cpu, gradients)),
+        phase("optimizer step", gradients, step),
     )
-    logits = Part("logits", logits_bytes(config, shape, on_cpu), "train.log_prob_chunk_size")
-    score = Part(
-        "one layer's activations", activation_bytes(config, shape) / shape.num_layers / devices, "env.repeats"
-    )
+
+
+def _gradients(config: Config, shape: ModelShape, share: Share) -> Part:
+    lora = config.train_model.lora.enabled
+    width = FLOAT if lora else DTYPE_BYTES[config.model.dtype]
+    size = trained_parameters(config, shape) * width * share.of_all
+    return Part("gradients", size, "train_model.lora.enabled")
+
+
+def _master_bucket_bytes(config: Config, shape: ModelShape) -> float:
+    """bfloat16 weights move in float32, a bucket at a time; the largest matrix is alone in its own."""
+    if config.train_model.lora.enabled or config.model.dtype == "float32":
+        return 0.0
+    return min(shape.parameters, max(MASTER_BUCKET, shape.head_parameters)) * MASTER_BUCKET_BYTES
+
+
+def _copies(config: Config, shape: ModelShape, share: Share, on_cpu: bool) -> float:
+    """Half-precision copies of the weights beyond one layer's. The backward pass needs them unless checkpointing casts
+    again. With a shared prompt each weight is used twice: autocast keeps the copy of a trained one for the second
+    pass, and makes another of a frozen one."""
+    if config.train.gradient_checkpointing:
+        return 0.0
+    widths = arithmetic(config, on_cpu)
+    twice = config.train.shares_prompt and not widths.trains_weights
+    return weight_copies_bytes(shape, widths) * share.of_all * (2 if twice else 1)
+
+
+def _scoring(config: Config, shape: ModelShape, share: Share, on_cpu: bool) -> list[Part]:
+    """Log-probs without gradients: the larger of a block and the head."""
+    batch, widths = microbatch(config, shape, on_cpu), arithmetic(config, on_cpu)
+    block = block_scoring_bytes(shape, batch, widths) + mask_bytes(batch) * (1 + widths.factor)
+    moments = [Part("one layer's activations", block, BATCH_KNOBS)]
+    if share.head:
+        moments.append(Part("output head", head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS))
+    cached = config.train.shares_prompt and widths.trains_weights
+    copies = _copies(config, shape, share, on_cpu) if cached else 0.0
     return [
-        Phase("score", (*resident, state, score, logits)),
-        Phase("optimize", (*resident, state, gradients, activations, logits)),
+        Part("half-precision weights", copies, f"{CHECKPOINTING}, train.share_prompt"),
+        max(moments, key=lambda part: part.bytes),
     ]
 
 
-def logits_bytes(config: Config, shape: ModelShape, on_cpu: bool) -> float:
-    """A chunk of float32 logits and its gradient."""
-    return 2 * chunk_size(config, shape, on_cpu) * shape.vocab_size * FLOAT
+def _peak(config: Config, shape: ModelShape, share: Share, on_cpu: bool, gradients: Part) -> list[Part]:
+    """The fullest of four moments: the head's forward pass, its backward pass, the backward pass of the last block
+    and that of the first. With one microbatch a step, gradients come into being between the last two."""
+    batch, widths = microbatch(config, shape, on_cpu), arithmetic(config, on_cpu)
+    recomputes = config.train.gradient_checkpointing
+    block = block_bytes(shape, batch, widths)
+    kept = block_input_bytes(shape, batch, widths) if recomputes else block
+    copies = _copies(config, shape, share, on_cpu)
+    held = gradients.bytes if config.train.gradient_accumulation_steps > 1 else 0.0
+
+    def moment(now: Part, gradient: float = held, layers: int = share.layers) -> list[Part]:
+        activations = layers * kept + mask_bytes(batch)
+        copied = copies * layers / share.layers
+        return [
+            Part(gradients.what, gradient, gradients.knobs),
+            Part(f"activations of {batch.positions} tokens", activations, f"{BATCH_KNOBS}, {CHECKPOINTING}"),
+            Part("half-precision weights", copied, f"{CHECKPOINTING}, model.dtype"),
+            now,
+        ]
+
+    backward = block_backward_bytes(shape, batch, widths) + (block if recomputes else 0.0)
+    backward += waiting_head_gradient_bytes(shape, widths) if share.head else 0.0
+    layer = Part("backward pass of one layer", backward, BATCH_KNOBS)
+    moments = [moment(layer), moment(layer, gradients.bytes, layers=1)]
+    if share.head:
+        entropy = 2 if config.policy.entropy_coef else 1
+        forward = head_forward_bytes(shape, batch, widths, 2)
+        back = head_backward_bytes(shape, batch, widths, entropy)
+        moments.append(moment(Part("output head", forward, HEAD_KNOBS)))
+        moments.append(moment(Part("backward pass of the output head", back, HEAD_KNOBS)))
+    return max(moments, key=lambda parts: sum(part.bytes for part in parts))
 
 
 def chunk_size(config: Config, shape: ModelShape, on_cpu: bool) -> int:
@@ -126,11 +289,8 @@ def chunk_size(config: Config, shape: ModelShape, on_cpu: bool) -> int:
 
 
 def resident_bytes(config: Config, shape: ModelShape, devices: int) -> float:
-    """What the learner keeps on one of its devices between two steps: weights and optimizer state."""
-    dtype = DTYPE_BYTES[config.model.dtype]
-    trained = trained_parameters(config, shape)
-    adapters = trained * FLOAT if config.train_model.lora.enabled else 0
-    return (shape.parameters * dtype + adapters + trained * FLOAT * ADAM_STATES) / devices
+    """What the learner keeps on its fullest device between two steps: weights and optimizer state."""
+    return between_steps(config, shape, devices, shares_base=False).bytes
 
 
 def reference_bytes(config: Config, shape: ModelShape) -> float:
@@ -164,8 +324,8 @@ def kv_bytes_per_sequence(config: Config, shape: ModelShape, dtype: str) -> floa
 
 
 def checkpoint_bytes(config: Config, shape: ModelShape) -> float:
-    """One checkpoint: the trained weights (adapters under LoRA) and the optimizer's state."""
-    return trained_parameters(config, shape) * DTYPE_BYTES[config.model.dtype] * (1 + ADAM_STATES)
+    """One checkpoint: the trained weights (adapters under LoRA) with all their bits, and the optimizer's state."""
+    return trained_parameters(config, shape) * FLOAT + optimizer_state_bytes(config, shape)
 
 
 def checkpoints_kept(config: Config) -> int:

@@ -96,7 +96,8 @@ def _pass_mean(policy: PolicyConfig, mask: Tensor, totals: BatchTotals) -> Tenso
             "aggregation=pass_mean needs BatchTotals.pass_tokens of the rows at hand: "
             "take BatchTotals.of(policy, mask of the batch).select(rows)"
         )
-    return 1.0 / (totals.pass_tokens.clamp_min(1)[:, None].double() * max(totals.passes, 1))
+    tokens = totals.pass_tokens.to(mask.device).clamp_min(1)[:, None].double()
+    return 1.0 / (tokens * max(totals.passes, 1))
 
 
 def _uniform(weight: float, mask: Tensor) -> Tensor:

@@ -97,10 +97,11 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
+    """GPUs that were not there, or are gone, keep or lose their generators; the others go on where they were."""
     torch.set_rng_state(state["torch"])
     kind, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
-    if "cuda" in state:
-        torch.cuda.set_rng_state_all(state["cuda"])
+    for device, generator in zip(range(torch.cuda.device_count()), state.get("cuda", []), strict=False):
+        torch.cuda.set_rng_state(generator, device)

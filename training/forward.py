@@ -6,7 +6,6 @@ Sharing is exact: attention to a prompt does not depend on which response asks. 
 plain key/value cache, so models with sliding windows or recurrent state take the whole sequences instead.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
 from training.log_probs import selected_log_probs
+from training.minibatches import microbatches
 from training.model import causal_model
 
 
@@ -33,7 +33,7 @@ def can_share_prompt(model: PreTrainedModel) -> bool:
 
 
 class ResponseScorer:
-    """Scores batches of groups with `model`.
+    """Scores batches of groups with `model`. `together`: rows that must come side by side, a group or one.
 
     Args:
         repeats: completions per prompt; rows come group by group.
@@ -58,6 +58,7 @@ class ResponseScorer:
         self.model = model
         self.repeats = repeats
         self.share_prompt = share_prompt and can_share_prompt(causal_model(model))
+        self.together = repeats if self.share_prompt else 1
         self.chunk_size = chunk_size
         self.temperature = temperature
         self.top_p = top_p
@@ -65,24 +66,21 @@ class ResponseScorer:
         self.autocast_dtype = autocast_dtype
 
     def __call__(self, batch: TensorDictBase, with_entropy: bool = False) -> Scores:
-        """batch: whole groups, [N] rows with ("tokens", ...) as the environment and the engine wrote them."""
+        """batch: [N] rows, a multiple of `together`, with ("tokens", ...) as environment and engine wrote them."""
         causal = causal_model(self.model)
         device = causal.device
         tokens = trim(batch["tokens"]).to(device)
-        with torch.autocast(device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
+        mask = tokens["loss_mask"]
+        with torch.autocast(
+            device.type,
+            self.autocast_dtype,
+            enabled=self.autocast_dtype is not None,
+            cache_enabled=self.share_prompt,  # else every weight is used once, and its copy would only stay
+        ):
             hidden = self._shared(causal, tokens) if self.share_prompt else self._whole(causal, tokens)
-            mask = tokens["loss_mask"]
-            head = causal.get_output_embeddings()
-            picked = hidden[mask]
-            temperature: float | torch.Tensor | None = self.temperature
-            if temperature is None:
-                temperature = batch["temperature"].to(device).expand_as(mask)[mask].to(head.weight.device)
             log_prob, entropy = selected_log_probs(
-                picked.to(head.weight.device),
-                head.weight,
-                head.bias,
-                tokens["response"][mask],
-                temperature=temperature,
+                *self._at_the_head(causal, hidden, tokens["response"], mask),
+                temperature=self._temperature(batch, causal, mask),
                 chunk_size=self.chunk_size,
                 with_entropy=with_entropy,
                 top_p=self.top_p,
@@ -93,6 +91,29 @@ class ResponseScorer:
             _spread(log_prob, mask, width), None if entropy is None else _spread(entropy, mask, width)
         )
 
+    def _at_the_head(
+        self, causal: PreTrainedModel, hidden: torch.Tensor, response: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """hidden [M, D], weight, bias and targets [M] of the tokens in the loss, where the output head is.
+
+        A model's layers may lie on several devices: `response` and `mask` are where its first one is, `hidden`
+        [N, R, D] where its last one is. Under autocast `hidden` takes its dtype, as the input of every linear
+        layer does; the residual stream of float32 weights is float32.
+        """
+        head = causal.get_output_embeddings()
+        device = head.weight.device
+        picked = hidden[mask.to(hidden.device)].to(device, self.autocast_dtype)
+        return picked, head.weight, head.bias, response[mask].to(device)
+
+    def _temperature(
+        self, batch: TensorDictBase, causal: PreTrainedModel, mask: torch.Tensor
+    ) -> float | torch.Tensor:
+        """One for all tokens in the loss, or [M] with that of each one's row."""
+        if self.temperature is not None:
+            return self.temperature
+        picked = batch["temperature"].to(mask.device).expand_as(mask)[mask]
+        return picked.to(causal.get_output_embeddings().weight.device)
+
     def _shared(self, causal: PreTrainedModel, tokens: TensorDictBase) -> torch.Tensor:
         """Hidden states [N, R, D] that predict the response tokens."""
         once = tokens[:: self.repeats]
@@ -100,8 +121,9 @@ class ResponseScorer:
         lengths = mask.sum(-1)
         cache = DynamicCache()
         output = causal.base_model(prompt, past_key_values=cache, use_cache=True)
-        rows = torch.arange(len(prompt), device=prompt.device)
-        last = output.last_hidden_state[rows, lengths - 1].repeat_interleave(self.repeats, dim=0)[:, None]
+        states = output.last_hidden_state
+        rows = torch.arange(len(prompt), device=states.device)
+        last = states[rows, lengths.to(states.device) - 1].repeat_interleave(self.repeats, dim=0)[:, None]
         if tokens["response"].shape[1] == 1:
             return last
         cache.batch_repeat_interleave(self.repeats)
@@ -131,9 +153,14 @@ class ResponseScorer:
         return output[:, -width - 1 : -1]
 
 
-def portions(batch: TensorDictBase, rows: int) -> Iterable[TensorDictBase]:
-    """`batch` in pieces of `rows`; itself where that is all, since splitting a TensorDict costs a millisecond."""
-    return [batch] if batch.batch_size[0] <= rows else batch.split(rows)
+def score_all(scorer: ResponseScorer, batch: TensorDictBase, rows: int) -> torch.Tensor:
+    """Log-probs [N, R] of whole groups, `rows` rows at a time."""
+    parts = [(part.rows, scorer(part.batch).log_prob) for part in microbatches(batch, scorer.together, rows)]
+    if len(parts) == 1:
+        return parts[0][1]
+    together = torch.cat([log_prob for _, log_prob in parts])
+    order = torch.cat([places for places, _ in parts]).to(together.device)
+    return torch.empty_like(together).index_copy_(0, order, together)
 
 
 def trim(tokens: TensorDictBase) -> TensorDictBase:

@@ -24,9 +24,10 @@ from training.advantage import (
     reward_kl,
     rows_in_loss,
 )
-from training.forward import ResponseScorer, portions
+from training.forward import ResponseScorer, score_all
 from training.loss import BatchTotals, objective
 from training.loss_metrics import Metrics, finalize_metrics, merge_metrics
+from training.minibatches import microbatches
 from training.off_policy import effective_sample_size_by_age, gap_percentiles
 from training.optimizer import make_optimizer, make_scheduler
 from training.reference import AdapterOff, Reference
@@ -103,8 +104,7 @@ class Learner:
             batch["ref_log_prob"] = self.reference.log_prob(batch).to(batch["sample_log_prob"].device)
         several_steps = self.config.train.epochs > 1 or batch.batch_size[0] > self.config.optim_batch_size
         if policy.old_log_prob == "trainer" and several_steps:
-            rows = self._microbatch_rows(batch)
-            batch["old_log_prob"] = torch.cat([self.scorer(part).log_prob for part in portions(batch, rows)])
+            batch["old_log_prob"] = score_all(self.scorer, batch, self._microbatch_rows(batch))
         lengths = batch["tokens", "response_mask"].sum(-1)
         max_tokens = self.config.inference_model.max_tokens
         given = batch["next", "reward"][:, 0].double()
@@ -131,14 +131,12 @@ class Learner:
             NonFiniteError: after `train.max_nonfinite_steps` bad steps in a row.
         """
         totals = BatchTotals.of(self.config.policy, batch["mask"])
-        rows = self._microbatch_rows(batch)
         parts: list[Metrics] = []
         gaps: list[torch.Tensor] = []
-        microbatches = list(portions(batch, rows))
-        pending = [] if self._beside is None else self._beside.begin(microbatches)
-        for index, (part, scored) in enumerate(itertools.zip_longest(microbatches, pending)):
-            chosen = totals.select(slice(index * rows, (index + 1) * rows))
-            loss, metrics, gap = self._loss(part, chosen, scored)
+        pieces = microbatches(batch, self.scorer.together, self._microbatch_rows(batch))
+        pending = [] if self._beside is None else self._beside.begin([piece.batch for piece in pieces])
+        for piece, scored in itertools.zip_longest(pieces, pending):
+            loss, metrics, gap = self._loss(piece.batch, totals.select(piece.rows), scored)
             self.scaler.scale(loss).backward()
             parts.append(metrics)
             gaps.append(gap)
@@ -151,8 +149,9 @@ class Learner:
         return StepReport(report, skipped)
 
     def _microbatch_rows(self, batch: TensorDictBase) -> int:
-        groups = batch.batch_size[0] // self.config.env.repeats
-        return -(-groups // self.config.train.gradient_accumulation_steps) * self.config.env.repeats
+        together = self.scorer.together
+        pieces = batch.batch_size[0] // together
+        return -(-pieces // self.config.train.gradient_accumulation_steps) * together
 
     def _loss(
         self, batch: TensorDictBase, totals: BatchTotals, scored: Future[torch.Tensor] | None

@@ -103,6 +103,11 @@ def automatic_chunk_size(vocabulary: int, width: int, device: torch.device) -> i
     return max(1, CHUNK_ELEMENTS.get(device.type, 1 << 24) // vocabulary, width // 4)
 
 
+def _multiplies_half(device: torch.device) -> bool:
+    """Whether half-precision factors can be summed in float32."""
+    return device.type == "cuda"
+
+
 class _SelectedLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -155,20 +160,20 @@ class _SelectedLogProbs(torch.autograd.Function):
                 log_probs = head.logits(part, targets).sub_(log_normaliser[part, None])
             else:
                 log_probs, kept = kept[: len(hidden[part])], None
-            gradients.add_targets(part, targets[part], slope[part])
             if entropy_slope is None:
-                gradients.subtract(part, log_probs.exp_(), slope[part])
+                gradients.add(part, targets[part], slope[part], log_probs.exp_(), slope[part])
             else:
                 pull = head.entropy_pull(log_probs, slope[part], entropy_slope[part], entropy[part])
-                gradients.subtract(part, pull)
+                gradients.add(part, targets[part], slope[part], pull)
         return (*gradients.finished(), None, None, None, None, None)
 
 
 class _Head:
     """The output head over chunks of rows, float32 (float64 for float64) whatever the dtype of its inputs.
 
-    Half precision on a GPU multiplies as it is and sums in float32; on a CPU it is widened first. Two buffers
-    of one chunk's logits serve every chunk: fresh ones cost as much as the product on a CPU.
+    Half-precision rows meet a head that is rounded to their dtype. On a GPU these factors multiply as they are and
+    sum in float32; on a CPU they are widened first, which gives the same numbers. Two buffers of one chunk's
+    logits serve every chunk: fresh ones cost as much as the product on a CPU.
     """
 
     def __init__(
@@ -182,9 +187,10 @@ class _Head:
     ) -> None:
         self.dtype = torch.promote_types(hidden.dtype, torch.float32)
         half = hidden.dtype in (torch.float16, torch.bfloat16)
-        self.factor_dtype = hidden.dtype if half and hidden.is_cuda else self.dtype
+        self.rounds = half and _multiplies_half(hidden.device)
+        self.factor_dtype = hidden.dtype if self.rounds else self.dtype
         self.hidden = hidden
-        self.weight = weight.to(self.factor_dtype)
+        self.weight = (weight.to(hidden.dtype) if half else weight).to(self.factor_dtype)
         self.bias = None if bias is None else bias.to(self.dtype)
         self.sampling = sampling
         # The last chunk is a full one: it is the one that the backward pass need not compute again.
@@ -206,7 +212,7 @@ class _Head:
 
     def product(self, left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
         left, right = left.to(self.factor_dtype), right.to(self.factor_dtype)
-        if self.factor_dtype == self.dtype:
+        if not self.rounds:
             return torch.mm(left, right, out=out)
         return torch.mm(left, right, out_dtype=self.dtype, out=out)
 
@@ -253,19 +259,32 @@ class _Head:
 class _HeadGradients:
     """Gradients of the head's inputs: chunk by chunk for `hidden`, summed over chunks in float32 for the head.
 
-    Each chunk goes through `add_targets`, then `subtract`. A row's slope multiplies its [D] side of the products
-    where it can, never its [V] side.
+    A row's slope multiplies its [D] side of the products where it can, never its [V] side.
     """
 
     def __init__(self, head: _Head, needed: tuple[bool, ...]) -> None:
         self.head = head
         hidden, weight, bias = head.hidden, head.weight, head.bias
-        self.hidden = torch.empty_like(hidden, dtype=head.dtype) if needed[0] else None
+        self.hidden = torch.zeros_like(hidden, dtype=head.dtype) if needed[0] else None
         self.weight = torch.zeros_like(weight, dtype=head.dtype) if needed[1] else None
         self.bias = torch.zeros_like(bias) if bias is not None and needed[2] else None
 
-    def add_targets(self, part: slice, targets: Tensor, slope: Tensor) -> None:
-        """`slope` [C] at the targets' logits."""
+    def add(
+        self, part: slice, targets: Tensor, slope: Tensor, pull: Tensor, pull_slope: Tensor | None = None
+    ) -> None:
+        """The rows `part`: `slope` [C] at the targets' logits, minus `pull` [C, V], times `pull_slope` [C] if given.
+
+        Overwrites `pull` where factors are rounded. The two nearly cancel at a likely target, so there they meet
+        before the rounding, which is coarser than what remains.
+        """
+        if self.head.rounds:
+            own = slope if pull_slope is None else torch.ones_like(slope)
+            pull.scatter_add_(1, targets[:, None], -own[:, None])
+        else:
+            self._add_targets(part, targets, slope)
+        self._subtract(part, pull, pull_slope)
+
+    def _add_targets(self, part: slice, targets: Tensor, slope: Tensor) -> None:
         head = self.head
         if self.hidden is not None:
             torch.mul(head.weight[targets].to(head.dtype), slope[:, None], out=self.hidden[part])
@@ -274,18 +293,17 @@ class _HeadGradients:
         if self.bias is not None:
             self.bias.index_add_(0, targets, slope)
 
-    def subtract(self, part: slice, pull: Tensor, slope: Tensor | None = None) -> None:
-        """Minus `pull` [C, V], times `slope` [C] if given, at the logits of the rows `part`."""
+    def _subtract(self, part: slice, pull: Tensor, slope: Tensor | None) -> None:
         head = self.head
         inputs = head.hidden[part].to(head.dtype)
         if slope is not None:
             inputs = inputs * slope[:, None]
-        if self.hidden is not None and slope is None and head.factor_dtype == head.dtype:
+        if self.hidden is not None and slope is None and not head.rounds:
             self.hidden[part].addmm_(pull, head.weight, alpha=-1)
         elif self.hidden is not None:
             back = head.product(pull, head.weight)
             self.hidden[part] -= back if slope is None else back.mul_(slope[:, None])
-        if self.weight is not None and head.factor_dtype == head.dtype:
+        if self.weight is not None and not head.rounds:
             self.weight.addmm_(pull.T, inputs, alpha=-1)
         elif self.weight is not None:
             self.weight -= head.product(pull.T, inputs)

@@ -1,6 +1,7 @@
 """Loading the policy and its tokenizer, with one clear message for everything that can be wrong about a name."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -62,33 +63,59 @@ def _end_tokens(generation: GenerationConfig | None, tokenizer: PreTrainedTokeni
 
 
 def load_model(config: ModelConfig, devices: Sequence[torch.device]) -> PreTrainedModel:
-    """A causal language model on one device, or its layers spread evenly over several."""
-    path, dtype = model_path(config.name), getattr(torch, config.dtype)
-    placement: dict[str, object] = {}
-    if len(devices) > 1:
-        allowed = {device.index: torch.cuda.mem_get_info(device)[0] for device in devices}
-        placement = {"device_map": "balanced", "max_memory": allowed}
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation=config.attn_implementation, **placement
-        )
-    except (OSError, ValueError, ImportError) as error:
-        raise _cannot_load("the model", config.name, error) from error
-    if len(devices) == 1:
-        nn.Module.to(model, devices[0])
+    """The policy as it starts, in `model.dtype`: on one device, or its layers spread evenly over several.
+
+    Raises:
+        ConfigError: it cannot be loaded, or changes its logits after the head.
+    """
+    model = _load(AutoModelForCausalLM, config, getattr(torch, config.dtype), devices)
     check_head(model)
     return model
 
 
-def copy_model(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """The same architecture and weights in memory of its own."""
-    with torch.random.fork_rng():
-        copy = AutoModelForCausalLM.from_config(
-            model.config, dtype=dtype, attn_implementation=model.config._attn_implementation
+def load_frozen(
+    config: ModelConfig, devices: Sequence[torch.device], autocast: torch.dtype | None
+) -> PreTrainedModel:
+    """The same weights, to be scored with under `autocast` and never trained.
+
+    Autocast rounds the weights of linear layers to its dtype each time they multiply. Here they are kept that way:
+    the same numbers in half the memory. Embeddings, which may be the output head too, and norms keep float32.
+    """
+    dtype = getattr(torch, config.dtype)
+    if autocast is None or dtype != torch.float32:
+        return _load(AutoModelForCausalLM, config, dtype, devices)
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_path(config.name)))
+    architecture = type(skeleton)
+    wide = {"_keep_in_fp32_modules_strict": _outside_linear_layers(skeleton)}
+    return _load(type(architecture.__name__, (architecture,), wide), config, autocast, devices)
+
+
+def _outside_linear_layers(model: PreTrainedModel) -> set[str]:
+    """Names of the parameters that are not a linear layer's alone."""
+    others = (module for module in model.modules() if not isinstance(module, nn.Linear))
+    held = {id(parameter) for module in others for parameter in module.parameters(recurse=False)}
+    return {name for name, parameter in model.named_parameters() if id(parameter) in held}
+
+
+def _load(
+    loader: Any, config: ModelConfig, dtype: torch.dtype, devices: Sequence[torch.device]
+) -> PreTrainedModel:
+    """Weights go from the file to their device one by one; no random ones are drawn before."""
+    placement: dict[str, object] = {"device_map": {"": devices[0]}}
+    if len(devices) > 1:
+        allowed = {device.index: torch.cuda.mem_get_info(device)[0] for device in devices}
+        placement = {"device_map": "balanced", "max_memory": allowed}
+    try:
+        model: PreTrainedModel = loader.from_pretrained(
+            model_path(config.name),
+            dtype=dtype,
+            attn_implementation=config.attn_implementation,
+            **placement,
         )
-    copy.load_state_dict(model.state_dict())
-    copy.generation_config = model.generation_config
-    return copy.to(device)
+    except (OSError, ValueError, ImportError) as error:
+        raise _cannot_load("the model", config.name, error) from error
+    return model
 
 
 def add_lora(model: PreTrainedModel, lora: LoraConfig) -> nn.Module:

@@ -17,12 +17,13 @@ from transformers import PreTrainedModel
 
 from config.errors import ConfigError
 from config.optimizer import OptimizerConfig
+from training.master_weights import MasterWeights, is_half
 
 Group = dict[str, Any]
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """The optimizer of all parameters of `model` that require a gradient.
+    """The optimizer of all parameters of `model` that require a gradient; bfloat16 ones move as float32.
 
     Raises:
         ConfigError: nothing to train, or a pattern of `group_lr` that matches no parameter.
@@ -51,7 +52,8 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
         members.append(_adamw(others, config))
     if matrices:
         members.append(Muon(matrices, momentum=config.muon_momentum, adjust_lr_fn="match_rms_adamw"))
-    return members[0] if len(members) == 1 else JointOptimizer(members)
+    optimizer = members[0] if len(members) == 1 else JointOptimizer(members)
+    return MasterWeights(optimizer) if any(map(is_half, named.values())) else optimizer
 
 
 def _peak_rate(name: str, config: OptimizerConfig, default: float) -> float:

@@ -1,18 +1,90 @@
-"""The frozen reference model: log-probs for the KL, on a device of its own where there is one.
+"""The frozen reference model: log-probs for the KL, on devices of its own where there are some.
 
 learner's thread       forward 1 ─▶ loss 1 ─▶ backward 1 ─▶ forward 2 ─▶ loss 2 ─▶ ...
                                       ▲                                    ▲
 reference's thread     score 1 ───────┘ score 2 ───────────────────────────┘          with `beside`
 """
 
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from peft import PeftModel
 from tensordict import TensorDictBase
+from torch import Tensor, nn
 
-from training.forward import ResponseScorer, portions
+from training.forward import ResponseScorer, score_all
+
+ALIGNMENT = 256
+"""Bytes: weights begin at multiples of it, as those of separate tensors on a GPU do."""
+
+
+PORTABLE = 1
+"""Flag of cudaHostRegister: pinned for every GPU, not only for the current one."""
+
+
+class HostMemory:
+    """Weights of a frozen model that live in host memory and visit a device to work.
+
+    One buffer holds them all, so a visit is one copy and what it takes of the device one block. Where the device is
+    a GPU the buffer is pinned, which lets the copy run at the bus's full rate; registered and not allocated as
+    pinned, for torch rounds such allocations up to a power of two. Between visits the parameters are empty: nothing
+    can compute with them on the CPU by mistake.
+
+    Args:
+        model: on the CPU; its parameters are taken over. Its buffers, which are small, go to the device for good.
+        device: the one that it visits.
+    Raises:
+        RuntimeError: the buffer cannot be pinned.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.device = device
+        self._places: list[tuple[nn.Parameter, slice, torch.Size]] = []
+        end = 0
+        for parameter in model.parameters():
+            place = slice(end, end + parameter.nbytes)
+            self._places.append((parameter, place, parameter.shape))
+            end = -(-place.stop // ALIGNMENT) * ALIGNMENT
+        self._host = torch.empty(end, dtype=torch.uint8)
+        for parameter, place, shape in self._places:
+            _view(self._host, parameter, place, shape).copy_(parameter.data)
+            self._leave(parameter)
+        if device.type == "cuda":
+            self._pin()
+        model.to(device)
+
+    def _pin(self) -> None:
+        runtime, address = torch.cuda.cudart(), self._host.data_ptr()
+        error = int(runtime.cudaHostRegister(address, self._host.nbytes, PORTABLE))
+        if error:
+            raise RuntimeError(
+                f"{self._host.nbytes / 2**30:.1f} GiB of host memory for the reference model could not be pinned (CUDA "
+                f"error {error}): the machine or its container allows less. Give the reference a GPU "
+                "(ref_model.devices), train a LoRA adapter (train_model.lora.enabled=true), or set policy.kl_coef=0"
+            )
+        weakref.finalize(self, runtime.cudaHostUnregister, address)
+
+    @contextmanager
+    def visit(self) -> Iterator[None]:
+        """The weights are on the device inside, and their memory there is free again afterwards."""
+        there = self._host.to(self.device, non_blocking=True, copy=True)
+        for parameter, place, shape in self._places:
+            parameter.data = _view(there, parameter, place, shape)
+        try:
+            yield
+        finally:
+            for parameter, *_ in self._places:
+                self._leave(parameter)
+
+    def _leave(self, parameter: nn.Parameter) -> None:
+        parameter.data = torch.empty(0, dtype=parameter.dtype, device=self.device)
+
+
+def _view(buffer: Tensor, parameter: nn.Parameter, place: slice, shape: torch.Size) -> Tensor:
+    return buffer[place].view(parameter.dtype).view(shape)
 
 
 class Reference:
@@ -22,12 +94,20 @@ class Reference:
         scorer: over the frozen model, with the sampling distribution's temperature.
         rows: rows of one forward pass, whole groups.
         beside: on other devices than the learner's, so that both can work at a time.
+        visit: entered for every batch, such as `HostMemory.visit`.
     """
 
-    def __init__(self, scorer: ResponseScorer, rows: int, beside: bool = False) -> None:
+    def __init__(
+        self,
+        scorer: ResponseScorer,
+        rows: int,
+        beside: bool = False,
+        visit: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self.scorer = scorer
         self.rows = rows
         self.beside = beside
+        self.visit = visit
         self._thread = ThreadPoolExecutor(1, "reference")
         for parameter in scorer.model.parameters():
             parameter.requires_grad_(False)
@@ -36,7 +116,8 @@ class Reference:
     @torch.no_grad()
     def log_prob(self, batch: TensorDictBase) -> torch.Tensor:
         """[N, R] float32, zeros outside the loss mask."""
-        return torch.cat([self.scorer(part).log_prob for part in portions(batch, self.rows)])
+        with self.visit():
+            return score_all(self.scorer, batch, self.rows)
 
     def begin(self, parts: Iterable[TensorDictBase]) -> list[Future[torch.Tensor]]:
         """`log_prob` of each part, scored one after the other while the caller works on something else."""
@@ -61,4 +142,4 @@ class AdapterOff:
         policy = self.scorer.model
         assert isinstance(policy, PeftModel)
         with policy.disable_adapter():
-            return torch.cat([self.scorer(part).log_prob for part in portions(batch, self.rows)])
+            return score_all(self.scorer, batch, self.rows)

@@ -3,9 +3,11 @@
 import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from plan.machine import installed_vllm
@@ -40,6 +42,19 @@ def tiny_llama(tied: bool, seed: int = 0) -> LlamaForCausalLM:
             if parameter.ndim > 1:
                 parameter.mul_(4)
     return model
+
+
+def lora_policy(tied: bool = False, **how: Any) -> Any:
+    """A tiny Llama under adapters that change every output."""
+    policy = get_peft_model(
+        tiny_llama(tied), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], **how)
+    )
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.2)
+    return policy.eval()
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from rollout.collector import EnginePolicy, Rollouts, collate
 from rollout.engine import Sampling
 from rollout.transformers_engine import TransformersEngine
 from tests.tiny import EOS, LengthReward, LetterTokenizer, numbered_examples, tiny_llama
-from training.forward import ResponseScorer
+from training.forward import ResponseScorer, trim
 
 REPEATS = 4
 
@@ -71,3 +71,29 @@ def test_entropy_is_over_the_whole_vocabulary() -> None:
         logits = model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
     expected = torch.distributions.Categorical(logits=logits).entropy()
     torch.testing.assert_close(scores.entropy[row, : len(response)], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tied", [False, True])
+def test_under_autocast_the_head_multiplies_halves_and_sums_in_float32(
+    precision: torch.dtype, tied: bool
+) -> None:
+    """The residual stream of float32 weights is float32, so the head's input must be rounded as a linear layer's is."""
+    batch, model = collected(), tiny_llama(tied)
+    half = scorer(model, share_prompt=False)
+    half.autocast_dtype = precision
+    scores = half(batch)
+    tokens = trim(batch["tokens"])
+    with torch.no_grad(), torch.autocast("cpu", precision):
+        hidden = half._whole(model, tokens)[tokens["loss_mask"]]
+    assert hidden.dtype == torch.float32
+    logits = hidden.to(precision).double() @ model.lm_head.weight.to(precision).double().T
+    expected = logits.log_softmax(-1).gather(1, tokens["response"][tokens["loss_mask"]][:, None])[:, 0]
+    ours = scores.log_prob[batch["tokens", "loss_mask"]].double()
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+    full = hidden.double() @ model.lm_head.weight.double().T
+    unrounded = full.log_softmax(-1).gather(1, tokens["response"][tokens["loss_mask"]][:, None])[:, 0]
+    assert (ours - unrounded).abs().max() > 1e-4
+    scores.log_prob.sum().backward()
+    assert model.lm_head.weight.grad is not None
+    assert model.lm_head.weight.grad.dtype == torch.float32

@@ -3,11 +3,10 @@
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 from config.env import EnvConfig
 from config.optimizer import OptimizerConfig
@@ -15,7 +14,9 @@ from config.policy import PolicyConfig
 from config.schema import Config, ModelConfig, TrainConfig
 from tests.tiny import tiny_llama
 from tests.training.test_forward import REPEATS, collected, scorer
+from training.forward import ResponseScorer, Scores, score_all
 from training.learner import Learner, NonFiniteError
+from training.minibatches import microbatches
 from training.reference import Reference
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "constant_length", "pass_mean")
@@ -27,6 +28,8 @@ def make_learner(
     accumulation: int = 1,
     optimizer: OptimizerConfig | None = None,
     beside: bool = False,
+    dtype: torch.dtype = torch.float32,
+    share_prompt: bool = True,
     **train: object,
 ) -> Learner:
     config = Config(
@@ -36,9 +39,10 @@ def make_learner(
         policy=policy or PolicyConfig(),
         optimizer=optimizer or OptimizerConfig(lr=1e-3),
     )
-    model, frozen = tiny_llama(), tiny_llama()
-    reference = Reference(scorer(frozen, True), REPEATS, beside) if config.policy.uses_reference else None
-    return Learner(model, scorer(model, True), reference, config, tmp_path)
+    model, frozen = tiny_llama().to(dtype), tiny_llama().to(dtype)
+    scores = scorer(frozen, share_prompt)
+    reference = Reference(scores, REPEATS, beside) if config.policy.uses_reference else None
+    return Learner(model, scorer(model, share_prompt), reference, config, tmp_path)
 
 
 def gradient_of(learner: Learner, batch: TensorDict) -> torch.Tensor:
@@ -77,6 +81,21 @@ def test_microbatches_give_the_gradient_of_one_batch(
         assert (split - whole).norm() / whole.norm() < 1e-6
 
 
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_microbatches_of_less_than_a_group_give_it_too(
+    batch: TensorDict, aggregation: str, tmp_path: Path
+) -> None:
+    """Where no prompt is shared, as under gradient checkpointing: a long group need not fit at once."""
+    policy = PolicyConfig(aggregation=aggregation, kl_coef=0.1, entropy_coef=0.01)
+    if aggregation == "pass_mean":
+        policy = replace(policy, pass_size=REPEATS)
+    whole = gradient_of(make_learner(tmp_path, policy), batch.clone())
+    for accumulation in (8 * REPEATS // 2, 8 * REPEATS):
+        learner = make_learner(tmp_path, policy, accumulation, share_prompt=False)
+        split = gradient_of(learner, batch.clone())
+        assert (split - whole).norm() / whole.norm() < 1e-5
+
+
 def test_at_step_zero_the_reference_is_the_policy(batch: TensorDict, tmp_path: Path) -> None:
     learner = make_learner(tmp_path, PolicyConfig(kl_coef=0.1))
     report = learner.step(learner.prepare(batch.clone()))
@@ -97,13 +116,13 @@ def test_a_reference_beside_the_learner_gives_the_same_numbers(batch: TensorDict
     ]
     reference = learners[1].reference
     assert isinstance(reference, Reference)
-    plain = reference.scorer.__call__
 
-    def noting(*args: Any) -> Any:
-        threads.add(threading.current_thread().name)
-        return plain(*args)
+    class Noting(ResponseScorer):
+        def __call__(self, batch: TensorDictBase, with_entropy: bool = False) -> Scores:
+            threads.add(threading.current_thread().name)
+            return super().__call__(batch, with_entropy)
 
-    reference.scorer = noting  # type: ignore[assignment]
+    reference.scorer = Noting(reference.scorer.model, REPEATS, True, chunk_size=7)
     one, other = (
         [learner.step(learner.prepare(batch.clone())).metrics for _ in range(2)] for learner in learners
     )
@@ -136,12 +155,15 @@ def test_an_errored_completion_teaches_nothing(batch: TensorDict, tmp_path: Path
     assert not prepared["mask"][2].any()
 
 
-def test_state_round_trip_continues_bit_for_bit(batch: TensorDict, tmp_path: Path) -> None:
-    first = make_learner(tmp_path)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_state_round_trip_continues_bit_for_bit(
+    batch: TensorDict, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    first = make_learner(tmp_path, dtype=dtype)
     first.step(first.prepare(batch.clone()))
     state = {k: v for k, v in first.state_dict().items()}
     torch.save(state, tmp_path / "state.pt")
-    second = make_learner(tmp_path)
+    second = make_learner(tmp_path, dtype=dtype)
     second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     reports = [learner.step(learner.prepare(batch.clone())).metrics for learner in (first, second)]
     assert reports[0] == reports[1]
@@ -158,3 +180,43 @@ def test_mixed_precision_is_close_to_full(batch: TensorDict, precision: torch.dt
     assert half.dtype == torch.float32
     mask = batch["tokens", "response_mask"]
     assert (full - half)[mask].abs().mean() < 0.1
+
+
+def test_microbatches_are_of_like_length(tmp_path: Path) -> None:
+    """Positions of response that go through the model, with lengths spread as those of a real run are."""
+    groups, rows = 64, 4 * REPEATS
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.empty(groups * REPEATS).log_normal_(5.0, 0.8, generator=generator).clamp_(1, 1024).long()
+    mask = torch.arange(1024) < lengths[:, None]
+    many = TensorDict({"tokens": {"response_mask": mask}}, [groups * REPEATS])
+    pieces = microbatches(many, REPEATS, rows)
+    positions = sum(rows * int(piece.batch["tokens", "response_mask"].sum(-1).max()) for piece in pieces)
+    as_they_come = sum(rows * int(part.max()) for part in lengths.split(rows))
+    assert positions < 0.75 * as_they_come
+    assert torch.cat([piece.rows for piece in pieces]).sort().values.equal(torch.arange(groups * REPEATS))
+    alone = sum(
+        rows * int(piece.batch["tokens", "response_mask"].sum(-1).max())
+        for piece in microbatches(many, 1, rows)
+    )
+    assert alone < 0.8 * positions, "single rows go together better than groups"
+    for piece in pieces:
+        assert piece.rows.view(-1, REPEATS).diff().eq(1).all()
+        assert torch.equal(piece.batch["tokens", "response_mask"], mask[piece.rows])
+    assert microbatches(many, REPEATS, groups * REPEATS)[0].batch is many
+
+
+def test_scores_come_back_in_the_order_of_the_batch(batch: TensorDict) -> None:
+    scores = scorer(tiny_llama(), True)
+    with torch.no_grad():
+        whole, parts = score_all(scores, batch, 8 * REPEATS), score_all(scores, batch, REPEATS)
+    torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_scored_in_the_same_microbatches_the_reference_is_the_policy_exactly(
+    batch: TensorDict, accumulation: int, tmp_path: Path
+) -> None:
+    learner = make_learner(tmp_path, PolicyConfig(kl_coef=0.1), accumulation)
+    assert isinstance(learner.reference, Reference)
+    learner.reference.rows = batch.batch_size[0] // accumulation
+    assert learner.step(learner.prepare(batch.clone())).metrics["kl/ref"] == 0.0

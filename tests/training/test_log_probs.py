@@ -6,6 +6,7 @@ from torch import Tensor
 
 from rollout.engine import Sampling
 from rollout.sampler import Filter
+from training import log_probs
 from training.log_probs import selected_log_probs
 
 RESTRICTIONS = [(0, 1.0), (4, 1.0), (0, 0.8), (6, 0.9), (1, 1.0), (100, 0.999)]
@@ -206,3 +207,37 @@ def test_on_a_gpu(dtype: torch.dtype) -> None:
         assert ours.grad is not None
         assert theirs.grad is not None
         torch.testing.assert_close(ours.grad.cpu(), theirs.grad, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_rounded_factors_keep_the_gradient_of_likely_targets(
+    monkeypatch: pytest.MonkeyPatch, with_entropy: bool
+) -> None:
+    """On a GPU both factors of every product are half precision. Here they are rounded and multiplied as float32,
+    which is what the GPU computes but for the order of its sums."""
+
+    def product(self: log_probs._Head, left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+        half = (factor.to(self.factor_dtype).float() for factor in (left, right))
+        return torch.mm(*half, out=out)
+
+    monkeypatch.setattr(log_probs, "_multiplies_half", lambda device: True)
+    monkeypatch.setattr(log_probs._Head, "product", product)
+    rows = torch.Generator().manual_seed(1)
+    hidden, weight, _, targets = make(rows=128, width=64, vocabulary=600, dtype=torch.bfloat16)
+    with torch.no_grad():
+        weight /= 8
+        aim = weight[targets] / weight[targets].square().sum(1, keepdim=True)
+        hidden.copy_(torch.randn(128, 64, generator=rows) + torch.linspace(4, 16, 128)[:, None] * aim)
+    given = [tensor.detach().float().requires_grad_() for tensor in (hidden, weight)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
+    ours = selected_log_probs(given[0].bfloat16(), given[1], None, targets, 1.0, 50, with_entropy)
+    theirs = full(*exact, None, targets, 1.0)
+    assert (theirs[0] > -0.01).sum() > 20
+    torch.testing.assert_close(ours[0].double(), theirs[0], rtol=1e-5, atol=1e-5)
+    for log_prob, entropy in (ours, theirs):
+        (log_prob if entropy is None or not with_entropy else log_prob + 0.1 * entropy).sum().backward()
+    slopes = [(tensor.grad.double() if tensor.grad is not None else tensor) for tensor in (*given, *exact)]
+    for narrow, wide in zip(slopes[:2], slopes[2:], strict=True):
+        assert (narrow - wide).norm() / wide.norm() < 2**-8
+    errors = (slopes[0] - slopes[2]).norm(dim=1) / slopes[2].norm(dim=1)
+    assert errors.max() < 2**-5

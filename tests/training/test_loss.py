@@ -11,7 +11,7 @@ from torch import Tensor
 
 from config.policy import AGGREGATIONS, PRESETS, PolicyConfig, load_policy
 from tests.training.plain_objectives import PLAIN, Batch, gradient
-from training.aggregation import BatchTotals
+from training.aggregation import BatchTotals, aggregate
 from training.loss import objective
 from training.loss_metrics import all_reduce_metrics, finalize_metrics, merge_metrics
 
@@ -247,6 +247,15 @@ def test_missing_tensors_are_named() -> None:
     totals = BatchTotals.of(policy, torch.ones(4, 1).bool())
     with pytest.raises(ValueError, match=r"select\(rows\)"):
         objective(policy, now, now, None, None, now, now.bool(), totals=totals)
+
+
+def test_the_totals_of_the_passes_meet_values_on_another_device() -> None:
+    """The learner counts on the CPU and computes elsewhere: on the device that stores nothing, which mixes with the
+    CPU no more than a GPU does."""
+    policy, mask = PolicyConfig(aggregation="pass_mean", pass_size=2), torch.ones(4, 3, dtype=torch.bool)
+    totals = BatchTotals.of(policy, mask)
+    values = torch.zeros(4, 3, device="meta")
+    assert aggregate(policy, "pass_mean", values, mask.to("meta"), totals).device.type == "meta"
 
 
 def test_effective_sample_size_is_torchrls() -> None:

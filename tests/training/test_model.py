@@ -13,8 +13,8 @@ from training.model import (
     add_lora,
     causal_model,
     check_head,
-    copy_model,
     eos_token_ids,
+    load_frozen,
     load_model,
     load_tokenizer,
     model_path,
@@ -66,14 +66,30 @@ def test_end_tokens_are_known_without_the_weights(tmp_path: Path) -> None:
     assert saved_eos_token_ids(str(tmp_path / "model"), tokenizer) == [2]
 
 
-def test_a_copy_shares_no_memory_and_draws_no_random_numbers() -> None:
-    model = tiny_llama()
+def test_loading_draws_no_random_numbers_and_shares_no_memory() -> None:
     before = torch.get_rng_state()
-    copy = copy_model(model, torch.float32, CPU[0])
+    models = [
+        load_model(ModelConfig(name=QUICKSTART), CPU),
+        load_frozen(ModelConfig(name=QUICKSTART), CPU, None),
+    ]
     assert torch.equal(before, torch.get_rng_state())
-    for ours, theirs in zip(model.parameters(), copy.parameters(), strict=True):
+    for ours, theirs in zip(*(model.parameters() for model in models), strict=True):
         assert torch.equal(ours, theirs)
         assert ours.data_ptr() != theirs.data_ptr()
+
+
+def test_the_frozen_model_is_loaded_in_its_dtype() -> None:
+    """Half of the memory where autocast rounds anyway; embeddings and norms are not rounded by it."""
+    frozen = load_frozen(ModelConfig(name=QUICKSTART), CPU, torch.bfloat16)
+    exact = dict(load_model(ModelConfig(name=QUICKSTART), CPU).named_parameters())
+    dtypes = {name: parameter.dtype for name, parameter in frozen.named_parameters()}
+    assert {dtype for name, dtype in dtypes.items() if "proj" in name} == {torch.bfloat16}
+    assert {dtype for name, dtype in dtypes.items() if "norm" in name or "embed" in name} == {torch.float32}
+    for name, parameter in frozen.named_parameters():
+        assert torch.equal(parameter, exact[name].to(parameter.dtype))
+    assert type(frozen).__name__ == "LlamaForCausalLM"
+    half = load_frozen(ModelConfig(name=QUICKSTART, dtype="bfloat16"), CPU, torch.float16)
+    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
 
 
 def test_lora_trains_adapters_alone_and_starts_as_the_model() -> None:

@@ -1,0 +1,78 @@
+"""Where the reference lives, by the plan. No GPU is here: loading and moving are recorded instead."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import training.model
+import training.reference
+from config.schema import Config, ModelConfig, TrainConfig
+from grpo_utils import build_models
+from plan.machine import Machine
+from plan.plan import Plan, ReferencePlan, make_plan
+from tests.tiny import tiny_llama
+from training.reference import Reference
+
+CPU = torch.device("cpu")
+
+
+def gpu(*indices: int) -> list[torch.device]:
+    return [torch.device("cuda", index) for index in indices]
+
+
+@pytest.fixture
+def plan() -> Plan:
+    config = Config(model=ModelConfig(name="models/quickstart"), train=TrainConfig(mixed_precision="bf16"))
+    return make_plan(config, False, Machine(0, None, 16.0, 100.0, None), Path())
+
+
+@pytest.mark.parametrize(
+    ("home", "devices", "train", "loaded_on", "visits", "beside"),
+    [
+        ("own devices", (2, 3), (0, 1), gpu(2, 3), [], True),
+        ("training GPU", (), (1, 0), gpu(1), [], False),
+        ("host memory", (), (1, 0), [CPU], gpu(1), False),
+        ("host memory", (), (), [CPU], [], False),
+    ],
+)
+def test_the_reference_lives_where_the_plan_says(
+    plan: Plan,
+    monkeypatch: pytest.MonkeyPatch,
+    home: str,
+    devices: tuple[int, ...],
+    train: tuple[int, ...],
+    loaded_on: list[torch.device],
+    visits: list[torch.device],
+    beside: bool,
+) -> None:
+    loaded: list[tuple[list[torch.device], torch.dtype | None]] = []
+    visited: list[torch.device] = []
+
+    class Visitor:
+        def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
+            visited.append(device)
+
+        def visit(self) -> None:
+            raise AssertionError("nothing is scored here")
+
+    def load(
+        config: ModelConfig, places: list[torch.device], autocast: torch.dtype | None
+    ) -> torch.nn.Module:
+        assert config.name == "models/quickstart"
+        loaded.append((places, autocast))
+        return tiny_llama()
+
+    monkeypatch.setattr(training.model, "load_frozen", load)
+    monkeypatch.setattr(training.reference, "HostMemory", Visitor)
+    there = replace(plan, devices=replace(plan.devices, train=train), reference=ReferencePlan(home, devices))
+    policy, scorer, reference = build_models(plan.config, tiny_llama(), there)
+    assert loaded == [(loaded_on, torch.bfloat16)]
+    assert visited == visits
+    assert isinstance(reference, Reference)
+    assert reference.beside == beside
+    assert reference.scorer.model is not policy
+    assert scorer.autocast_dtype == reference.scorer.autocast_dtype == torch.bfloat16
+    assert all(parameter.requires_grad for parameter in policy.parameters())
+    assert not any(parameter.requires_grad for parameter in reference.scorer.model.parameters())

@@ -1,0 +1,154 @@
+"""bfloat16 parameters move as float32 ones: bit for bit, in any buckets, after a resume."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from config.optimizer import OptimizerConfig
+from training.master_weights import MasterWeights, is_half, join, split
+from training.optimizer import make_optimizer
+
+NAMES = ("adamw", "muon_adamw")
+
+
+def network(dtype: torch.dtype) -> nn.Sequential:
+    """Weights that bfloat16 represents, in `dtype`."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Embedding(7, 8), nn.Linear(8, 6), nn.LayerNorm(6), nn.Linear(6, 5, bias=False))
+    return layers.to(torch.bfloat16).to(dtype)
+
+
+def move(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    """Steps with gradients that bfloat16 represents, random but equal for every model."""
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        for parameter in model.parameters():
+            gradient = torch.randn(parameter.shape, generator=generator) + 0.3
+            parameter.grad = gradient.to(torch.bfloat16).to(parameter.dtype)
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * (1 + step % 3)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def optimizer_of(model: nn.Module, name: str = "adamw", lr: float = 1e-6) -> torch.optim.Optimizer:
+    config = OptimizerConfig(name=name, lr=lr, muon_lr=2 * lr, weight_decay=0.1)
+    optimizer = make_optimizer(model, config)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    return optimizer
+
+
+def masters(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    assert isinstance(optimizer, MasterWeights)
+    rest = optimizer._remainders
+    return [join(parameter.data, rest[parameter]) for parameter in model.parameters() if is_half(parameter)]
+
+
+def test_weight_and_remainder_are_the_float32_number() -> None:
+    generator = torch.Generator().manual_seed(0)
+    bits = torch.randint(-(2**31), 2**31, (100_000,), generator=generator).to(torch.int32)
+    halves = torch.tensor([0x3F808000, 0x3F818000, 0x3F807FFF, 0x3F808001, 0], dtype=torch.int32)
+    numbers = torch.cat([bits, halves, halves - 2**31]).view(torch.float32)
+    numbers = numbers[numbers.abs() < torch.finfo(torch.bfloat16).max]
+    weight, remainder = numbers.to(torch.bfloat16), torch.empty_like(numbers, dtype=torch.int16)
+    nearest = weight.clone()
+    split(numbers.clone(), weight, remainder)
+    assert torch.equal(join(weight, remainder).view(torch.int32), numbers.view(torch.int32))
+    distance = [(rounded.double() - numbers.double()).abs() for rounded in (weight, nearest)]
+    assert torch.equal(*distance)
+
+
+def test_what_is_not_a_number_stays_so() -> None:
+    """0x7fffffff is what a GPU makes of 0/0: adding to its bits would make a zero of it."""
+    bits = torch.tensor([0x7FFFFFFF, 0x7FC00000, 0x7F800000], dtype=torch.int32)
+    weight, remainder = torch.zeros(3, dtype=torch.bfloat16), torch.zeros(3, dtype=torch.int16)
+    split(bits.view(torch.float32), weight, remainder)
+    assert weight.isnan().tolist() == [True, True, False]
+    assert weight.isinf().tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bucket_elements", [1, 60, 1 << 20])
+def test_they_move_as_float32_does_bit_for_bit(name: str, bucket_elements: int) -> None:
+    wide, half = network(torch.float32), network(torch.bfloat16)
+    wide_optimizer, half_optimizer = optimizer_of(wide, name), optimizer_of(half, name)
+    assert isinstance(half_optimizer, MasterWeights)
+    half_optimizer.bucket_elements = bucket_elements
+    move(wide, wide_optimizer, range(40))
+    move(half, half_optimizer, range(40))
+    for master, expected, weight in zip(
+        masters(half, half_optimizer), wide.parameters(), half.parameters(), strict=True
+    ):
+        assert torch.equal(master, expected)
+        assert weight.dtype == torch.bfloat16
+        torch.testing.assert_close(weight.float(), expected.data, rtol=2**-8, atol=0)
+
+
+def test_small_updates_add_up() -> None:
+    """AdamW alone moves bfloat16 weights by a few percent of what float32 weights move."""
+    half, plain = network(torch.bfloat16), network(torch.bfloat16)
+    start = copy.deepcopy(half)
+    optimizer = optimizer_of(half)
+    alone = torch.optim.AdamW(plain.parameters(), lr=1e-6, weight_decay=0.1)
+    alone.param_groups[0]["initial_lr"] = 1e-6
+    move(half, optimizer, range(100))
+    move(plain, alone, range(100))
+    before = torch.cat([parameter.float().flatten() for parameter in start.parameters()])
+    moved = (torch.cat([master.flatten() for master in masters(half, optimizer)]) - before).abs().mean()
+    rounded = torch.cat([parameter.float().flatten() for parameter in plain.parameters()])
+    assert (rounded - before).abs().mean() < 0.3 * moved
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_resumes_bit_for_bit(name: str) -> None:
+    first = network(torch.bfloat16)
+    optimizer = optimizer_of(first, name)
+    move(first, optimizer, range(5))
+    file = io.BytesIO()
+    torch.save([first.state_dict(), optimizer.state_dict()], file)
+    file.seek(0)
+    weights, state = torch.load(file, weights_only=True)
+    second = network(torch.bfloat16)
+    resumed = optimizer_of(second, name)
+    second.load_state_dict(weights)
+    resumed.load_state_dict(state)
+    assert [group["lr"] for group in resumed.param_groups] == [
+        group["lr"] for group in optimizer.param_groups
+    ]
+    for model, its in ((first, optimizer), (second, resumed)):
+        move(model, its, range(5, 9))
+    assert all(map(torch.equal, first.parameters(), second.parameters()))
+    assert all(map(torch.equal, masters(first, optimizer), masters(second, resumed)))
+
+
+def test_states_are_float32_and_masters_take_no_memory_between_steps() -> None:
+    model = network(torch.bfloat16)
+    optimizer = optimizer_of(model)
+    assert isinstance(optimizer, MasterWeights)
+    pointers = [parameter.data_ptr() for parameter in model.parameters()]
+    move(model, optimizer, range(2))
+    assert [parameter.data_ptr() for parameter in model.parameters()] == pointers
+    for group in optimizer.inner.param_groups:
+        for shadow in group["params"]:
+            assert shadow.numel() == 0
+            state = optimizer.inner.state[shadow]
+            assert state["exp_avg"].dtype == state["exp_avg_sq"].dtype == torch.float32
+
+
+def test_float32_parameters_beside_them_pass_through() -> None:
+    mixed, wide = network(torch.bfloat16), network(torch.float32)
+    mixed[2].float()
+    optimizers = [optimizer_of(model) for model in (mixed, wide)]
+    for model, optimizer in zip((mixed, wide), optimizers, strict=True):
+        move(model, optimizer, range(10))
+    assert not is_half(mixed[2].weight)
+    assert torch.equal(mixed[2].weight, wide[2].weight)
+    assert torch.equal(masters(mixed, optimizers[0])[0], wide[0].weight)
+
+
+def test_float32_alone_needs_none_of_it() -> None:
+    assert not isinstance(optimizer_of(network(torch.float32)), MasterWeights)

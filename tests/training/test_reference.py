@@ -1,0 +1,140 @@
+"""The frozen reference: fewer bytes with the same numbers, and weights that visit a device only to score."""
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from config.schema import ModelConfig
+from tests.pretend_gpu import pretend_gpus
+from tests.tiny import tiny_llama
+from tests.training.test_forward import REPEATS, collected, scorer
+from training.forward import ResponseScorer, Scores
+from training.model import load_frozen, load_model
+from training.reference import HostMemory, Reference
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def batch() -> TensorDict:
+    return collected(num_groups=6)
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tied", [False, True])
+def test_linear_layers_kept_in_half_give_the_bits_of_float32_ones(
+    batch: TensorDict, tied: bool, precision: torch.dtype, tmp_path: Path
+) -> None:
+    tiny_llama(tied).save_pretrained(tmp_path)
+    config = ModelConfig(name=str(tmp_path))
+    wide = load_model(config, [CPU])
+    frozen = load_frozen(config, [CPU], precision)
+    assert any(parameter.dtype == precision for parameter in frozen.parameters())
+    for share_prompt in (True, False):
+        log_probs = []
+        for model in (wide, frozen):
+            scores = scorer(model, share_prompt)
+            scores.autocast_dtype = precision
+            log_probs.append(Reference(scores, REPEATS).log_prob(batch))
+        assert torch.equal(*log_probs)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_in_host_memory_visit_the_device_to_score(batch: TensorDict, tied: bool) -> None:
+    """The device is the CPU itself here: what is checked is that the weights are in memory of its own while the model
+    works, that they are nowhere but in the host's buffer before and after, and that the numbers are the same."""
+    expected = Reference(scorer(tiny_llama(tied), True), 2 * REPEATS).log_prob(batch)
+    model = tiny_llama(tied)
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    home = HostMemory(model, CPU)
+    assert size <= home._host.nbytes <= size + 256 * len(list(model.parameters()))
+    inside = range(home._host.data_ptr(), home._host.data_ptr() + home._host.nbytes)
+    seen: list[bool] = []
+
+    class Noting(ResponseScorer):
+        def __call__(self, part: TensorDictBase, with_entropy: bool = False) -> Scores:
+            seen.extend(parameter.data_ptr() in inside for parameter in model.parameters())
+            return super().__call__(part, with_entropy)
+
+    reference = Reference(Noting(model, REPEATS, True, chunk_size=7), 2 * REPEATS, visit=home.visit)
+    before = home._host.clone()
+    for _ in range(2):
+        assert not any(parameter.numel() for parameter in model.parameters())
+        assert torch.equal(reference.log_prob(batch), expected)
+    assert not any(parameter.numel() for parameter in model.parameters())
+    assert seen and not any(seen)
+    assert torch.equal(home._host, before)
+
+
+def test_the_weights_leave_after_a_failure(batch: TensorDict) -> None:
+    model = tiny_llama()
+    home = HostMemory(model, CPU)
+    with pytest.raises(KeyError), home.visit():
+        raise KeyError
+    assert not any(parameter.numel() for parameter in model.parameters())
+    with pytest.raises((RuntimeError, IndexError, AssertionError)):
+        scorer(model, True)(batch)
+
+
+class Runtime:
+    """CUDA's calls to pin memory, recorded."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.error = error
+        self.pinned: dict[int, int] = {}
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.pinned[address] = size
+        return self.error
+
+    def cudaHostUnregister(self, address: int) -> None:
+        del self.pinned[address]
+
+
+def test_on_a_gpu_the_weights_are_pinned_and_the_cpu_computes_nothing(
+    batch: TensorDict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a pretended GPU, which refuses operands of the CPU as CUDA does; pinning is recorded."""
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    expected = Reference(scorer(tiny_llama(), True), REPEATS).log_prob(batch)
+    model = tiny_llama()
+    with pretend_gpus(2):
+        device = torch.device("cuda", 1)
+        home = HostMemory(model, device)
+        assert runtime.pinned == {home._host.data_ptr(): home._host.nbytes}
+        assert home._host.device == CPU
+        with home.visit():
+            tensors = [*model.parameters(), *model.buffers()]
+            assert all(tensor.device == device for tensor in tensors)
+        log_prob = Reference(scorer(model, True), REPEATS, visit=home.visit).log_prob(batch)
+        assert log_prob.device == device
+        ours = log_prob.cpu()
+    assert torch.equal(ours, expected)
+    del home, log_prob
+    gc.collect()
+    assert not runtime.pinned
+
+
+def test_memory_that_cannot_be_pinned_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: Runtime(error=2))
+    with pretend_gpus(1), pytest.raises(RuntimeError, match=r"CUDA error 2.*ref_model\.devices"):
+        HostMemory(tiny_llama(), torch.device("cuda", 0))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_visit_to_a_gpu_gives_its_memory_back(batch: TensorDict) -> None:
+    device, model = torch.device("cuda", 0), tiny_llama()
+    expected = Reference(scorer(tiny_llama(), True), REPEATS).log_prob(batch)
+    home = HostMemory(model, device)
+    assert home._host.is_pinned()
+    held = torch.cuda.memory_allocated(device)
+    ours = Reference(scorer(model, True), REPEATS, visit=home.visit).log_prob(batch)
+    assert torch.cuda.max_memory_allocated(device) >= held + home._host.nbytes
+    torch.testing.assert_close(ours.cpu(), expected, rtol=1e-3, atol=1e-3)
+    del ours
+    assert torch.cuda.memory_allocated(device) == held

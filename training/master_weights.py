@@ -1,0 +1,132 @@
+"""Half-precision parameters that an optimizer moves as if they were float32.
+
+    weight bfloat16 + remainder int16 ──join──▶ float32 ──inner optimizer──▶ float32 ──split──▶ weight + remainder
+
+A bfloat16 weight cannot be moved by less than about 1/256 of itself: at the learning rates of reinforcement learning
+most updates would be rounded away. The 16 bits that rounding drops are kept instead, two bytes a parameter. Weight
+and remainder together are a float32 number, which exists only while the optimizer works on it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+BUCKET_ELEMENTS = 1 << 26
+"""Parameters that exist in float32 at one time; a larger one is alone. About ten bytes each, for the step only."""
+
+
+def join(weight: Tensor, remainder: Tensor) -> Tensor:
+    """The float32 number whose upper half is nearest to `weight` (bfloat16) and that `split` gave `remainder` for."""
+    bits = weight.view(torch.int16).to(torch.int32).bitwise_left_shift_(16)
+    return bits.add_(remainder).view(torch.float32)
+
+
+def split(master: Tensor, weight: Tensor, remainder: Tensor) -> None:
+    """Write the bfloat16 number nearest to `master` (float32) and the int16 difference of their bits.
+
+    Overwrites `master`. Halves go away from zero, not to even: int16 has no +32768.
+    """
+    weight.copy_(master)
+    upper = weight.view(torch.int16)
+    bits = master.view(torch.int32).sub_(upper.to(torch.int32).bitwise_left_shift_(16))
+    upper.add_(bits == 1 << 15)
+    remainder.copy_(bits)
+
+
+class MasterWeights(Optimizer):
+    """An optimizer whose bfloat16 parameters move exactly as float32 ones do.
+
+    Its `param_groups` hold the model's parameters, so clipping, scaling and schedules know nothing of it. `inner`
+    works on float32 shadows of them, which are empty between steps; its states are float32. Parameters of other
+    dtypes go to `inner` as they are.
+
+    Args:
+        inner: has not stepped yet; it takes each parameter alone, and passes over those without a gradient.
+    """
+
+    def __init__(self, inner: Optimizer, bucket_elements: int = BUCKET_ELEMENTS) -> None:
+        self.inner = inner
+        self.bucket_elements = bucket_elements
+        groups = [{**group, "params": list(group["params"])} for group in inner.param_groups]
+        self._parameters = [parameter for group in groups for parameter in group["params"]]
+        halves = [parameter for parameter in self._parameters if is_half(parameter)]
+        self._shadows = {parameter: _empty_shadow(parameter) for parameter in halves}
+        self._remainders = {parameter: torch.zeros_like(parameter, dtype=torch.int16) for parameter in halves}
+        for group in inner.param_groups:
+            group["params"] = [self._shadows.get(parameter, parameter) for parameter in group["params"]]
+        super().__init__(groups, {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        if closure is not None:
+            raise ValueError("MasterWeights.step takes no closure: every bucket would run it again")
+        _copy_settings(self.param_groups, self.inner.param_groups)
+        others = {
+            parameter: parameter.grad for parameter in self._parameters if parameter not in self._shadows
+        }
+        if others:
+            self.inner.step()
+        for parameter in others:
+            parameter.grad = None
+        for bucket in self._buckets():
+            self._step(bucket)
+        for parameter, gradient in others.items():
+            parameter.grad = gradient
+
+    def _buckets(self) -> Iterator[list[nn.Parameter]]:
+        bucket: list[nn.Parameter] = []
+        for parameter in self._shadows:
+            if parameter.grad is None:
+                continue
+            if bucket and _elements(bucket) + parameter.numel() > self.bucket_elements:
+                yield bucket
+                bucket = []
+            bucket.append(parameter)
+        if bucket:
+            yield bucket
+
+    def _step(self, bucket: Iterable[nn.Parameter]) -> None:
+        for parameter in bucket:
+            assert parameter.grad is not None
+            shadow = self._shadows[parameter]
+            shadow.data = join(parameter.data, self._remainders[parameter])
+            shadow.grad = parameter.grad.float()
+        self.inner.step()
+        for parameter in bucket:
+            shadow = self._shadows[parameter]
+            shadow.grad = None
+            split(shadow.data, parameter.data, self._remainders[parameter])
+            shadow.data = _empty_shadow(parameter).data
+
+    def state_dict(self) -> dict[str, Any]:
+        _copy_settings(self.param_groups, self.inner.param_groups)
+        return {"inner": self.inner.state_dict(), "remainders": list(self._remainders.values())}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state_dict["inner"])
+        _copy_settings(self.inner.param_groups, self.param_groups)
+        for mine, saved in zip(self._remainders.values(), state_dict["remainders"], strict=True):
+            mine.copy_(saved)
+
+
+def is_half(parameter: Tensor) -> bool:
+    return parameter.dtype == torch.bfloat16
+
+
+def _empty_shadow(parameter: nn.Parameter) -> nn.Parameter:
+    shape = [0] * parameter.ndim
+    return nn.Parameter(torch.empty(shape, dtype=torch.float32, device=parameter.device))
+
+
+def _elements(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def _copy_settings(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:
+    """Learning rates and all else that groups say, but for the parameters."""
+    for ours, theirs in zip(source, target, strict=True):
+        theirs |= {key: value for key, value in ours.items() if key != "params"}
