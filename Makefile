@@ -1,6 +1,8 @@
-# make run: the quickstart.  make vllm: installs vLLM for this machine.  make test: lint, types, tests.
+# make run: the quickstart.  make vllm: installs vLLM for this machine.  make test: lint, types, tests, files shared
+# between WORKERS processes (2 GiB each), as in  make test ARGS="tests/plan -x" WORKERS=1.
 # All of them create .venv on first use.
 PYTHON ?= python3
+WORKERS ?= 2
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet
 HAS_NVIDIA := $(shell command -v nvidia-smi 2>/dev/null)
@@ -27,7 +29,7 @@ run: .venv/run.done
 vllm: .venv/vllm.done
 
 test: .venv/test.done lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 lint: .venv/test.done
 	$(BIN)/ruff check .

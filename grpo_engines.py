@@ -4,6 +4,7 @@ One engine lives in this process, several (or `ray.enabled=true`, or a `ray.addr
 both speak the protocol of rollout/engine.py, so nothing above knows which it is.
 """
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,15 +20,17 @@ from config.schema import Config
 from envs.turns import Conversation, make_answerers
 from plan.model_shape import model_path
 from plan.plan import Plan
-from rollout.canary import TOLERANCE, Canary, canary_sequences
+from rollout.canary import Canary, Tolerance, canary_sequences
 from rollout.engine import Engine
 from rollout.pool import PoolSettings, RayPool
-from rollout.ray_runtime import EnginePlace
+from rollout.ray_runtime import EnginePlace, own_address
 from rollout.transformers_engine import TransformersEngine
-from rollout.transports import InProcess, NamedTensors, Transport, adapter_weights, named_weights
+from rollout.transports import InProcess, Transport
 from rollout.turns import TurnEngine
 from rollout.vllm_engine import VLLMEngine
 from rollout.vllm_settings import AdapterShape, VLLMSettings
+from rollout.weights import Outgoing, adapter_weights, named_weights
+from training.engine_arithmetic import learner_scores, rounding_error
 from training.model import (
     causal_model,
     eos_token_ids,
@@ -71,8 +74,19 @@ def build_engine(
         num_cpus_per_engine=config.ray.num_cpus_per_engine,
         address=config.ray.address,
     )
-    places = [EnginePlace(f"engine {index}", gpus) for index, gpus in enumerate(devices.engines)]
-    return RayPool(factory, places, settings)
+    return RayPool(factory, engine_places(plan), settings)
+
+
+def engine_places(plan: Plan) -> list[EnginePlace]:
+    """Where the engines of a pool live; on a cluster Ray chooses their GPUs."""
+    places = []
+    for index, gpus in enumerate(plan.devices.engines):
+        name = f"engine {index}"
+        if plan.devices.on_cluster:
+            places.append(EnginePlace(name, num_gpus=len(gpus)))
+        else:
+            places.append(EnginePlace(name, plan.machine.physical(gpus)))
+    return places
 
 
 def make_conversation(config: Config, tokenizer: PreTrainedTokenizerBase) -> Conversation[Any] | None:
@@ -109,6 +123,8 @@ def vllm_settings(
         gpu_memory_utilization=engine.gpu_memory_utilization,
         kv_cache_bytes=engine.kv_cache_bytes,
         max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        async_scheduling=engine.async_scheduling,
         enforce_eager=engine.enforce_eager,
         quantization=inference.quantization,
         update=inference.update,
@@ -148,7 +164,7 @@ class Weights:
         engine: Engine,
         canary: Canary,
         transport: Transport,
-        named: Callable[[nn.Module], NamedTensors] = named_weights,
+        named: Callable[[nn.Module], Outgoing] = named_weights,
         sleeper: Sleeper | None = None,
     ) -> None:
         self.model = model
@@ -201,6 +217,8 @@ class Weights:
 
     def _wake_engines(self) -> None:
         if self.sleeper is not None and self.asleep:
+            gc.collect()
+            torch.cuda.empty_cache()  # what the learner's allocator keeps, no other process can have
             self.sleeper.wake()
             self.asleep = False
 
@@ -212,25 +230,24 @@ def _received(engine: Engine) -> frozenset[str]:
 
 def build_weights(config: Config, model: nn.Module, engine: Engine, plan: Plan) -> Weights:
     causal = causal_model(model)
-    inference = config.inference_model
     plain = isinstance(engine, TransformersEngine)
     count, length = (PLAIN_CANARY_COUNT, PLAIN_CANARY_LENGTH) if plain else (CANARY_COUNT, CANARY_LENGTH)
-    longest = config.max_model_len
-    sequences = canary_sequences(causal.config.vocab_size, longest, count, length)
-    merged = inference.lora == "merge"
+    sequences = canary_sequences(causal.config.vocab_size, config.max_model_len, count, length)
+    merged = config.inference_model.lora == "merge"
     tied = "lm_head.weight" if causal.config.tie_word_embeddings and merged else None
-    tolerance = inference.canary_tolerance or TOLERANCE[plan.engine.dtype]
     canary = Canary(
         sequences,
         engine_scores(engine),
         partial(learner_scores, model),
-        tolerance,
+        partial(measure_tolerance, config, model, plan, sequences),
         tied,
         scores_anew=not plain and not plan.devices.colocated,
     )
-    sleeper = engine if plan.devices.colocated and isinstance(engine, RayPool | VLLMEngine) else None
-    named = named_weights if merged else adapter_weights
-    weights = Weights(model, engine, canary, _transport(config, engine, plan), named, sleeper)
+    sleeps = plan.devices.colocated and plan.engine.backend == "vllm"
+    sleeper = engine if sleeps and isinstance(engine, RayPool | VLLMEngine) else None
+    weights = Weights(
+        model, engine, canary, _transport(config, engine, plan), outgoing(plan, merged), sleeper
+    )
     if isinstance(engine, RayPool):
         # Beside a learner that runs, weights are changing: a replaced engine waits until it pushes, or waits too.
         push = weights.requested.set if plan.overlapped else weights.push_again
@@ -238,21 +255,41 @@ def build_weights(config: Config, model: nn.Module, engine: Engine, plan: Plan) 
     return weights
 
 
+def outgoing(plan: Plan, merged: bool) -> Callable[[nn.Module], Outgoing]:
+    """What a push carries: full weights in the engines' dtype, whatever the way; adapters as they are."""
+    if not merged:
+        return adapter_weights
+    dtype = getattr(torch, plan.weight_dtype)
+    return lambda model: named_weights(model).cast(dtype)
+
+
+def measure_tolerance(
+    config: Config, model: nn.Module, plan: Plan, sequences: Sequence[Sequence[int]]
+) -> Tolerance:
+    """What the dtypes of learner and engine explain; `inference_model.canary_tolerance` instead, where it is given."""
+    given = config.inference_model.canary_tolerance
+    if given is not None:
+        return Tolerance.within(given)
+    dtype, float8 = plan.engine.dtype, config.inference_model.quantization is not None
+    errors = rounding_error(model, sequences, getattr(torch, dtype), float8)
+    return Tolerance.measured(dtype, errors)
+
+
 def _transport(config: Config, engine: Engine, plan: Plan) -> Transport:
-    """The weights' way, by where learner and engines live."""
-    if not isinstance(engine, RayPool):
+    """The weights' way, as the plan says."""
+    if plan.transport == "in_process":
         return InProcess(engine)
+    assert isinstance(engine, RayPool)
     if plan.transport not in ("nccl", "ipc"):
         return engine.transport
-    from rollout.vllm_transfer import NativeTransfer
+    from rollout.vllm_transfer import LOOPBACK, NativeTransfer
 
-    inference = config.inference_model
     return NativeTransfer(
         plan.transport,
         engine,
-        inference.tensor_parallel_size,
-        getattr(torch, plan.weight_dtype),
-        timeout=inference.request_timeout_s,
+        config.inference_model.tensor_parallel_size,
+        own_address() if plan.devices.on_cluster else LOOPBACK,
+        timeout=config.inference_model.request_timeout_s,
     )
 
 
@@ -260,21 +297,3 @@ def engine_scores(engine: Engine) -> Callable[[Sequence[Sequence[int]]], Mapping
     if isinstance(engine, RayPool):
         return engine.score_all
     return lambda sequences: {"the engine": engine.score(sequences)}
-
-
-@torch.no_grad()
-def learner_scores(
-    model: nn.Module, sequences: Sequence[Sequence[int]], temperature: float
-) -> list[list[float]]:
-    """Log-probs of all tokens but the first under the learner's weights, [count][length - 1]."""
-    causal = causal_model(model)
-    was_training = causal.training
-    model.eval()
-    scores = []
-    for sequence in sequences:
-        ids = torch.tensor([list(sequence)], device=causal.device)
-        logits = causal(ids).logits[0, :-1].float() / temperature
-        picked: Any = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])
-        scores.append(picked[:, 0].tolist())
-    model.train(was_training)
-    return scores

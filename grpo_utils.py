@@ -255,6 +255,8 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     )
     eval_sets = load_sets(config, tokenizer)
     conversation = make_conversation(config, tokenizer)
+    if plan.devices.train:  # what works on "the" GPU of this process, as vLLM does, is to find the learner's
+        torch.cuda.set_device(plan.devices.train[0])
     model = load_model(config.model, torch_devices(plan.devices.train))
     engine = build_engine(config, model, tokenizer, plan)
     built.callback(engine.close)

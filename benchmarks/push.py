@@ -26,9 +26,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from rollout.pool import PoolSettings, RayPool
 from rollout.ray_runtime import EnginePlace
-from rollout.transports import InProcess, ObjectStore, Transport, named_weights
+from rollout.transports import InProcess, ObjectStore, Transport
 from rollout.vllm_engine import VLLMEngine
 from rollout.vllm_settings import VLLMSettings
+from rollout.weights import Outgoing, named_weights
 
 SIZES = {
     "tiny": LlamaConfig(vocab_size=320, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
@@ -86,7 +87,7 @@ def measure(name: str, folder: Path, repeats: int) -> None:
 
 
 def report(transport: Transport, weights: dict[str, torch.Tensor], repeats: int, copy: float) -> None:
-    seconds = median_seconds(lambda: transport.push(weights.items(), version=1), repeats)
+    seconds = median_seconds(lambda: transport.push(Outgoing.of(weights.items()), version=1), repeats)
     print(f"  {transport.name:14} {1e3 * seconds:9.1f} ms   {seconds / copy:4.2f} x copy", flush=True)
 
 

@@ -5,6 +5,7 @@ nothing is a DictConfig and nothing needs a default.
 """
 
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -365,6 +366,7 @@ def _check_evaluation(config: Config) -> None:
         chosen.env(f"eval.sets.{name}", config.env)
 
 
+@cache
 def register_schema() -> None:
     """Makes the dataclasses known to Hydra under the names that the YAML `defaults` lists use."""
     schema = OmegaConf.structured(Config)

@@ -27,6 +27,7 @@ from rollout.engine_host import Report, WeightHandle
 from rollout.pool_state import EngineLost, PoolSettings, Slot, stacks_of
 from rollout.ray_runtime import EnginePlace, begin_start, free_resources, start_host, start_ray
 from rollout.transports import ObjectStore, SharedMemory, Transport
+from rollout.weights import Outgoing
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class RayPool:
         self._weights: WeightHandle | None = None
         self._pushed = False
         self._slots: list[Slot] = []
+        self._closing = False
         self._owns_ray = start_ray(settings.address, len(places) * settings.num_cpus_per_engine)
         try:
             self._slots = [self._new_slot(place) for place in places]
@@ -98,7 +100,7 @@ class RayPool:
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         self._await_states("loading", self.settings.start_timeout_s)  # a new engine still reads the last push
-        self.transport.push(weights, version)
+        self.transport.push(Outgoing.of(weights), version)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         return next(iter(self.score_all(sequences).values()))
@@ -106,6 +108,7 @@ class RayPool:
     def close(self) -> None:
         import ray
 
+        self._closing = True
         if self._slots and ray.is_initialized():
             for end in ("close", "__ray_terminate__"):  # the engine, then its process, so that it cleans up
                 calls = [getattr(slot.host, end).remote() for slot in self._slots if slot.state == "live"]
@@ -271,7 +274,7 @@ class RayPool:
     # --- the life of an engine ------------------------------------------------------------------------------
 
     def _new_slot(self, place: EnginePlace) -> Slot:
-        host = start_host(place, self.settings.num_cpus_per_engine, self.settings.address is not None)
+        host = start_host(place, self.settings.num_cpus_per_engine)
         return Slot(next(self._numbers), place, host, begin_start(host, self._factory))
 
     def _arrived(self, slot: Slot, value: Any) -> None:
@@ -305,9 +308,15 @@ class RayPool:
         slot.pending = slot.host.load.remote(self._weights, self.policy_version)
 
     def _lost(self, slot: Slot, why: str) -> None:
-        """Queue the slot's groups anew and start another actor in its place."""
+        """Queue the slot's groups anew and start another actor in its place.
+
+        Raises EngineLost while the pool is being closed: a push that failed may have left a thread behind, whose
+        calls end with the actors, and nothing may start beside or after the end.
+        """
         import ray
 
+        if self._closing:
+            raise EngineLost(f"{slot.place} ended with its pool: {why}")
         groups = self._groups.lost(slot.number)
         log.warning("%s is lost with %d groups in flight: %s", slot.place, len(groups), why)
         ray.kill(slot.host)

@@ -26,14 +26,18 @@ PROJECT = Path(__file__).resolve().parents[1]
 class EnginePlace:
     """One engine of the pool.
 
-    devices: GPU indices of this machine; empty on a CPU. On a cluster Ray chooses as many as are listed.
+    devices: GPUs of this machine, named as CUDA_VISIBLE_DEVICES names them (a physical index, or a UUID).
+    num_gpus: that Ray shall choose instead, from its cluster. Without either the engine is on a CPU.
     """
 
     name: str
-    devices: tuple[int, ...] = ()
+    devices: tuple[str, ...] = ()
+    num_gpus: int = 0
 
     def __str__(self) -> str:
-        where = f"GPU {','.join(map(str, self.devices))}" if self.devices else "CPU"
+        if self.num_gpus:
+            return f"{self.name} ({self.num_gpus} GPUs of the cluster)"
+        where = f"GPU {','.join(self.devices)}" if self.devices else "CPU"
         return f"{self.name} ({where})"
 
 
@@ -121,19 +125,19 @@ def free_resources() -> str:
     return f"free in Ray: {', '.join(parts)}"
 
 
-def start_host(place: EnginePlace, num_cpus: int, cluster: bool) -> Any:
+def start_host(place: EnginePlace, num_cpus: int) -> Any:
     """A new actor for `place`; its engine is built by `start`."""
     import ray
 
     visible = {}
-    if place.devices and not cluster:  # the plan chose the devices, not Ray
-        visible["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, place.devices))
+    if place.devices:  # the plan chose them: Ray is asked for none, and must not hide any
+        visible["CUDA_VISIBLE_DEVICES"] = ",".join(place.devices)
         visible["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = "1"
     paths = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {"OMP_NUM_THREADS": str(num_cpus), "PYTHONPATH": os.pathsep.join(paths), **visible}
     options: dict[str, Any] = {
         "num_cpus": num_cpus,
-        "num_gpus": len(place.devices) if cluster else 0,
+        "num_gpus": place.num_gpus,
         "concurrency_groups": CONCURRENCY_GROUPS,
         "max_restarts": 0,
         "runtime_env": {"env_vars": environment},
@@ -144,3 +148,10 @@ def start_host(place: EnginePlace, num_cpus: int, cluster: bool) -> Any:
 def begin_start(host: Any, factory: Callable[[], Engine]) -> Any:
     """The reference of the call that builds the engine."""
     return host.start.remote(factory)
+
+
+def own_address() -> str:
+    """The address at which the other nodes of the cluster reach this one."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())

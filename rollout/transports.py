@@ -1,83 +1,37 @@
-"""How weights leave the learner: names, merged adapters, and the ways to the engines behind one `push`.
+"""The ways of weights from the learner to the engines, behind one `push`.
 
 InProcess      engine in this process     live tensors, copied by the engine
 SharedMemory   engines on this host       one copy into memory that all of them map
 ObjectStore    engines on other hosts     one copy into Ray's object store
 NativeTransfer engines on GPUs            vLLM's own API: nccl, or ipc on one device (vllm_transfer.py)
+
+What a push carries is an `Outgoing` (weights.py), whose tensors are made one at a time, as they are written.
 """
 
 import math
 import mmap
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-from config.errors import ConfigError
 from rollout.engine import Engine
 from rollout.engine_host import WeightHandle
+from rollout.weights import Outgoing, Part
 
-NamedTensors = Iterable[tuple[str, torch.Tensor]]
 Deliver = Callable[[WeightHandle, int], None]
 
 
 class Transport(Protocol):
     name: str
 
-    def push(self, weights: NamedTensors, version: int) -> None:
+    def push(self, weights: Outgoing, version: int) -> None:
         """Return when every live engine draws its tokens with these weights."""
         ...
 
     def close(self) -> None: ...
-
-
-def named_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a policy under its Hugging Face name: tied heads under both names, LoRA merged in.
-
-    The training weights are not touched. Raises ConfigError for LoRA variants without a plain merge (DoRA).
-    """
-    from peft import PeftModel
-
-    if not isinstance(model, PeftModel):
-        yield from ((name, tensor.detach()) for name, tensor in model.state_dict().items())
-        return
-    modules = dict(model.get_base_model().named_modules())
-    for name, tensor in model.get_base_model().state_dict().items():
-        if "lora_" in name or ".original_module." in name:
-            continue
-        owner = name.split(".base_layer.")[0] if ".base_layer." in name else None
-        yield _plain_name(name), _merged(modules[owner], tensor) if owner else tensor.detach()
-
-
-def adapter_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The LoRA tensors of a peft model alone, under peft's names (`inference_model.lora=adapter`)."""
-    from peft.utils import get_peft_model_state_dict
-
-    yield from ((name, tensor.detach()) for name, tensor in get_peft_model_state_dict(model).items())
-
-
-def _plain_name(name: str) -> str:
-    """The Hugging Face name of a tensor inside peft's wrappers."""
-    parts = name.replace(".base_layer.", ".").split(".")
-    if "modules_to_save" in parts:
-        at = parts.index("modules_to_save")
-        parts = parts[:at] + parts[at + 2 :]
-    return ".".join(parts)
-
-
-def _merged(layer: Any, tensor: torch.Tensor) -> torch.Tensor:
-    """weight + scale * B A of the active adapters; a layer's bias passes unchanged."""
-    if tensor.ndim < 2:
-        return tensor.detach()
-    if any(layer.use_dora.get(adapter, False) for adapter in layer.active_adapters):
-        raise ConfigError("a DoRA adapter cannot be pushed merged: train_model.lora supports plain LoRA")
-    with torch.no_grad():
-        merged = tensor.detach().clone()
-        for adapter in layer.active_adapters:
-            merged += layer.get_delta_weight(adapter).to(merged.dtype)
-    return merged
 
 
 @dataclass(frozen=True)
@@ -99,31 +53,33 @@ class Entry:
 
 @dataclass
 class Layout:
-    """The bytes of a set of named tensors, one after the other, each aligned to 64."""
+    """The bytes of a push, one tensor after the other, each aligned to 64.
+
+    stored: what is written; the second name of a tied tensor has an entry and no bytes of its own.
+    """
 
     entries: list[Entry] = field(default_factory=list)
-    sources: list[tuple[Entry, torch.Tensor]] = field(default_factory=list)
+    stored: list[tuple[Entry, Part]] = field(default_factory=list)
     size: int = 0
 
     @classmethod
-    def of(cls, weights: NamedTensors) -> "Layout":
+    def of(cls, weights: Outgoing) -> "Layout":
         layout = cls()
         places: dict[tuple[object, ...], int] = {}
-        for name, tensor in weights:
-            key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-            known = places.get(key) if tensor.numel() else None
-            entry = Entry(name, tensor.dtype, tuple(tensor.shape), layout.size if known is None else known)
+        for part in weights.parts:
+            known = places.get(part.identity) if part.nbytes else None
+            offset = layout.size if known is None else known
+            entry = Entry(part.name, part.dtype, tuple(part.source.shape), offset)
             layout.entries.append(entry)
             if known is None:
-                places[key] = layout.size
-                layout.sources.append((entry, tensor))
-                layout.size += -(-tensor.nbytes // 64) * 64
+                places[part.identity] = layout.size
+                layout.stored.append((entry, part))
+                layout.size += -(-part.nbytes // 64) * 64
         return layout
 
     def write(self, buffer: Any) -> None:
-        with torch.no_grad():
-            for entry, tensor in self.sources:
-                entry.view(buffer).copy_(tensor)
+        for entry, part in self.stored:
+            entry.view(buffer).copy_(part.make())
 
 
 @dataclass(frozen=True)
@@ -162,7 +118,7 @@ class InProcess:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def push(self, weights: NamedTensors, version: int) -> None:
+    def push(self, weights: Outgoing, version: int) -> None:
         self._engine.load_weights(weights, version)
 
     def close(self) -> None:
@@ -182,7 +138,7 @@ class SharedMemory:
         self._file: int | None = None
         self._mapped: mmap.mmap | None = None
 
-    def push(self, weights: NamedTensors, version: int) -> None:
+    def push(self, weights: Outgoing, version: int) -> None:
         layout = Layout.of(weights)
         if self._mapped is None or len(self._mapped) < layout.size:
             self.close()
@@ -207,7 +163,7 @@ class ObjectStore:
     def __init__(self, deliver: Deliver) -> None:
         self._deliver = deliver
 
-    def push(self, weights: NamedTensors, version: int) -> None:
+    def push(self, weights: Outgoing, version: int) -> None:
         import numpy as np
         import ray
 

@@ -1,15 +1,16 @@
-"""vLLM behind the engine protocol. Every call into vLLM is made here or in `vllm_worker.py`.
+"""vLLM behind the engine protocol. Every call into a running vLLM is made here or in `vllm_worker.py`.
 
 The engine core runs in this process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`) and draws one token for every
 running request in each `step`, so a weight push falls between two tokens and each token's version is exact.
-Asynchronous scheduling is off for the same reason: it draws a token before the last one is handed out.
-Log-probs are those of the distribution that is sampled from (`processed_logprobs`).
+Asynchronous scheduling draws a token before the last one is handed out: with it, requests in flight are finished
+before a push. Log-probs are those of the distribution that is sampled from (`processed_logprobs`), from float32
+logits whatever the dtype of the weights.
 """
 
 import hashlib
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -19,6 +20,7 @@ import torch
 from config.errors import ConfigError
 from rollout.engine import Completion, FinishReason, Request, Response, Sampling
 from rollout.transports import SharedMemory
+from rollout.vllm_arguments import engine_arguments
 from rollout.vllm_settings import (
     VLLMSettings,
     check_version,
@@ -27,15 +29,13 @@ from rollout.vllm_settings import (
     set_environment,
 )
 from rollout.vllm_worker import write_adapter
+from rollout.weights import Outgoing
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.outputs import CompletionOutput, RequestOutput
 
-_WORKER_EXTENSION = "rollout.vllm_worker.WeightReceiver"
 _PAUSE_S = 0.001
-_PREFILL_TOKENS = 4096
-_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM allocates
 
 
 @dataclass
@@ -87,7 +87,7 @@ class VLLMEngine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         try:
-            return LLMEngine.from_engine_args(self._arguments())
+            return LLMEngine.from_engine_args(engine_arguments(self.settings))
         except Exception as error:
             s = self.settings
             raise ConfigError(
@@ -96,45 +96,6 @@ class VLLMEngine:
                 "Remedies: inference_model.backend=transformers runs models that vLLM cannot; "
                 "inference_model.gpu_memory_utilization, kv_cache_gib and max_num_seqs bound its memory"
             ) from error
-
-    def _arguments(self) -> Any:
-        from vllm import EngineArgs
-        from vllm.config import WeightTransferConfig
-
-        s = self.settings
-        optional: dict[str, Any] = {}
-        if s.adapter is not None:
-            # Left unrestricted, vLLM wraps the head too and then fails on prompt log-probs of a batch.
-            modules = list(s.adapter.target_modules)
-            optional |= {"enable_lora": True, "max_loras": 1, "lora_target_modules": modules}
-            optional["max_lora_rank"] = next(rank for rank in _LORA_RANKS if rank >= s.adapter.rank)
-        if s.device == "cpu":  # a seeded request whose prompt is cut over two steps ends the engine on a CPU
-            optional["enable_chunked_prefill"] = False
-            optional["max_num_batched_tokens"] = max(_PREFILL_TOKENS, s.max_model_len)
-        if s.weight_transfer is not None:
-            optional["weight_transfer_config"] = WeightTransferConfig(backend=s.weight_transfer)
-        return EngineArgs(
-            model=s.model,
-            skip_tokenizer_init=True,
-            generation_config="vllm",
-            dtype=cast(Any, s.dtype),
-            quantization=s.quantization,
-            tensor_parallel_size=s.tensor_parallel_size,
-            distributed_executor_backend="mp" if s.tensor_parallel_size > 1 else "uni",
-            worker_extension_cls=_WORKER_EXTENSION,
-            max_model_len=s.max_model_len,
-            max_num_seqs=s.max_num_seqs,
-            gpu_memory_utilization=s.gpu_memory_utilization,
-            kv_cache_memory_bytes=s.kv_cache_bytes,
-            enforce_eager=s.enforce_eager,
-            enable_sleep_mode=s.sleep,
-            enable_prefix_caching=True,
-            async_scheduling=False,
-            logprobs_mode="processed_logprobs",
-            disable_log_stats=True,
-            seed=0,
-            **optional,
-        )
 
     @property
     def in_flight(self) -> int:
@@ -245,14 +206,14 @@ class VLLMEngine:
         """
         self._settle()
         if self.settings.adapter is None:
-            self._reload(weights, version)
+            self._reload(Outgoing.of(weights), version)
         else:
             self._load_adapter(weights)
         self._set_version(version)
 
     def _settle(self) -> None:
         """Requests in flight before a push: finish them (`wait`), or stop and queue them anew (`abort`)."""
-        if self.settings.update == "wait":
+        if self.settings.update == "wait" or self.settings.async_scheduling:
             deadline = time.monotonic() + self.settings.request_timeout_s
             while self._groups:
                 self._advance()
@@ -265,21 +226,21 @@ class VLLMEngine:
         if self.settings.update == "abort":
             self._llm.abort_request(list(self._internal))
             self._internal.clear()
+        self._drain()
 
-    def _reload(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        names: set[str] = set()
+    def _drain(self) -> None:
+        """Asynchronous scheduling runs a step ahead of what it hands out: after the last token of all, steps whose
+        outcome is nobody's are still under way, and must not meet memory that is written or taken away."""
+        while self._llm.engine_core.engine_core.batch_queue:
+            self._llm.step()
 
-        def noted() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, tensor in weights:
-                names.add(name)
-                yield name, tensor.detach()
-
+    def _reload(self, weights: Outgoing, version: int) -> None:
         if self.settings.tensor_parallel_size == 1:
             with torch.no_grad():
-                self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": noted()})
+                self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
         else:  # the workers are processes of their own: live tensors cannot reach them
-            self._shared.push(noted(), version)
-        self.received = frozenset(names)
+            self._shared.push(weights, version)
+        self.received = weights.names
 
     def _load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         from vllm.lora.request import LoRARequest
@@ -345,7 +306,8 @@ class VLLMEngine:
         """One call of vLLM's native weight-transfer API, as the trainer side of it asks for.
 
         Args:
-            call: init_weight_transfer_engine, start_weight_update, update_weights or finish_weight_update.
+            call: init_weight_transfer_engine, start_weight_update, update_weights, finish_weight_update or
+                shutdown_weight_transfer_engine.
         """
         if call == "start_weight_update":
             self._settle()
@@ -363,6 +325,7 @@ class VLLMEngine:
         adapter the base weights move to host memory."""
         if self._groups:
             raise RuntimeError(f"the engine cannot sleep: {len(self._groups)} requests are in flight")
+        self._drain()
         self._llm.sleep(level=2 if self.settings.adapter is None else 1)
 
     def wake(self) -> None:

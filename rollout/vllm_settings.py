@@ -38,6 +38,9 @@ class VLLMSettings:
     model: folder or hub name. eos_token_ids: any of these ends a completion.
     device: "cpu", or "cuda" for the first visible GPU(s).
     kv_cache_bytes: size of the KV cache; None takes what `gpu_memory_utilization` leaves (GPU only).
+    max_num_batched_tokens: that one step computes at most; None leaves it to vLLM. On a CPU the engine decides.
+    async_scheduling: the host prepares a step while the GPU computes the one before; requests in flight are then
+        finished before a push, whatever `update` says. vLLM ignores it on a CPU.
     update: what `load_weights` does with requests in flight.
     adapter: pushes carry this adapter instead of full weights.
     sleep: the engine can `sleep` (colocated GPUs).
@@ -53,6 +56,8 @@ class VLLMSettings:
     gpu_memory_utilization: float = 0.9
     kv_cache_bytes: int | None = None
     max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+    async_scheduling: bool = False
     enforce_eager: bool = True
     quantization: str | None = None
     update: str = "keep"
@@ -87,10 +92,11 @@ def set_environment() -> None:
 
 @contextmanager
 def process_state_kept() -> Iterator[None]:
-    """Undo what vLLM does to its process: seeded global generators, `torch.set_num_threads` disabled, variables
-    that would reach every process started later."""
+    """Undo what vLLM does to its process: seeded global generators, of GPUs too, one thread for torch and
+    `torch.set_num_threads` disabled, variables that would reach every process started later."""
     python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    set_num_threads = torch.set_num_threads
+    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     variables = {name: os.environ.get(name) for name in _INHERITED}
     try:
         yield
@@ -100,9 +106,12 @@ def process_state_kept() -> Iterator[None]:
             if value is not None:
                 os.environ[name] = value
         torch.set_num_threads = set_num_threads
+        torch.set_num_threads(num_threads)
         random.setstate(python_state)
         np.random.set_state(numpy_state)
         torch.set_rng_state(torch_state)
+        for device, state in enumerate(cuda_states):
+            torch.cuda.set_rng_state(state, device)
 
 
 def communication_files() -> set[Path]:

@@ -6,13 +6,15 @@
     broadcast of every tensor ═════════════▶ load           or CUDA IPC handles in the update itself
     finish(version) ───────────────────────▶ finish, drop the prefix cache, stamp the version
 
-The engines' side is `VLLMEngine.transfer`. Written from vLLM 0.32's source; on a CPU the tests run everything
-here but the two data planes, which need CUDA.
+Tensors are packed into buffers on the learner's first GPU, one after the other; those that lie on another of its
+GPUs are brought there first. The engines' side is `VLLMEngine.transfer`. Written from vLLM 0.32's source; on a CPU
+the tests run everything here but the two data planes, which need CUDA.
 """
 
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -22,8 +24,10 @@ from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from rollout.vllm_engine import VLLMEngine
+from rollout.weights import Outgoing
 
 LOOPBACK = "127.0.0.1"
+_LARGE_CARD, _BUFFER, _SMALL_BUFFER = 40 << 30, 1 << 30, 256 << 20  # bytes
 
 
 class Targets(Protocol):
@@ -62,35 +66,61 @@ class OneEngine:
         return ""
 
 
-def nccl_init(num_workers: int) -> TrainerInitInfo:
+@dataclass(frozen=True)
+class Endpoint:
+    """The learner's end of a transfer.
+
+    num_workers: of all engines together. address: at which they reach the learner. buffer_bytes: of one packed
+    buffer; the largest tensor must fit.
+    """
+
+    num_workers: int
+    address: str
+    buffer_bytes: int
+
+
+def nccl_init(end: Endpoint) -> TrainerInitInfo:
     with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
+        probe.bind((end.address, 0))
         port = probe.getsockname()[1]
-    return NCCLTrainerInitInfo(master_address=LOOPBACK, master_port=port, world_size=1 + num_workers, rank=0)
+    return NCCLTrainerInitInfo(
+        master_address=end.address,
+        master_port=port,
+        world_size=1 + end.num_workers,
+        rank=0,
+        packed_buffer_size_bytes=end.buffer_bytes,
+    )
 
 
-def ipc_init(num_workers: int) -> TrainerInitInfo:
-    return IPCTrainerInitInfo(rank=0)
+def ipc_init(end: Endpoint) -> TrainerInitInfo:
+    """Packed: one by one, vLLM keeps every tensor that was cast or merged until all have arrived."""
+    return IPCTrainerInitInfo(rank=0, packed=True, packed_buffer_size_bytes=end.buffer_bytes)
 
 
-INIT: dict[str, Callable[[int], TrainerInitInfo]] = {"nccl": nccl_init, "ipc": ipc_init}
+INIT: dict[str, Callable[[Endpoint], TrainerInitInfo]] = {"nccl": nccl_init, "ipc": ipc_init}
+
+
+def buffer_bytes(weights: Outgoing) -> int:
+    """Of one packed buffer: little where a GPU is small, and never less than the largest tensor."""
+    device = weights.devices[0]
+    card = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else _LARGE_CARD
+    usual = _BUFFER if card >= _LARGE_CARD else _SMALL_BUFFER
+    return max(usual, *(part.nbytes for part in weights.parts))
 
 
 class _Source(WeightSource):
-    """The tensors of one push, cast to the engines' dtype one at a time as they leave."""
+    """The tensors of one push, on one device."""
 
-    def __init__(self, dtype: torch.dtype | None) -> None:
-        self.weights: list[tuple[str, torch.Tensor]] = []
-        self._dtype = dtype
+    def __init__(self) -> None:
+        self.weights = Outgoing([])
 
     def metadata(self) -> list[ParamMeta]:
-        return [
-            ParamMeta(name, self._dtype or tensor.dtype, tuple(tensor.shape)) for name, tensor in self.weights
-        ]
+        return [ParamMeta(part.name, part.dtype, tuple(part.source.shape)) for part in self.weights.parts]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        device = self.weights.devices[0]
         for name, tensor in self.weights:
-            yield name, tensor if self._dtype is None else tensor.to(self._dtype)
+            yield name, tensor.to(device)
 
 
 class _Client:
@@ -124,6 +154,10 @@ class _Client:
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         self._all("finish_weight_update", version=self.version)
 
+    def release(self) -> None:
+        """The engines let go of what connected them to the learner, which vLLM would overwrite and keep."""
+        self._all("shutdown_weight_transfer_engine")
+
 
 class NativeTransfer:
     """A `rollout.transports.Transport` over vLLM's API.
@@ -132,7 +166,7 @@ class NativeTransfer:
         backend: "nccl", or "ipc" for engines on the learner's own GPU but in other processes.
         targets: the engines; started with `VLLMSettings.weight_transfer=backend`.
         workers_per_engine: `tensor_parallel_size`.
-        dtype: what travels; None sends the learner's own dtype.
+        address: at which the engines reach the learner; another than loopback where they are on other nodes.
         timeout: seconds that a push may take.
     """
 
@@ -141,44 +175,54 @@ class NativeTransfer:
         backend: str,
         targets: Targets,
         workers_per_engine: int = 1,
-        dtype: torch.dtype | None = None,
+        address: str = LOOPBACK,
         timeout: float = 600.0,
     ) -> None:
         self.name = backend
         self._targets = targets
         self._workers_per_engine = workers_per_engine
+        self._address = address
         self._timeout = timeout
-        self._source = _Source(dtype)
+        self._source = _Source()
         self._client = _Client(targets, workers_per_engine)
         self._members: tuple[int, ...] | None = None
         self._trainer: Any = None
 
-    def push(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+    def push(self, weights: Outgoing, version: int) -> None:
         """Raises TimeoutError when the engines do not take part; the process must then end."""
-        self._source.weights = [(name, tensor.detach()) for name, tensor in weights]
+        for device in weights.devices:
+            if device.type == "cuda":  # the sender reads on streams of its own, which wait for no optimizer
+                torch.cuda.synchronize(device)
+        self._source.weights = weights
         self._client.version = version
         self._in_time(self._send)
-        self._targets.note_push(version, frozenset(name for name, _ in self._source.weights))
-        self._source.weights = []
+        self._targets.note_push(version, weights.names)
+        self._source.weights = Outgoing([])
 
     def _send(self) -> None:
         if self._members != self._targets.members:  # at first, and after an engine was replaced
-            self.close()
-            init = INIT[self.name](len(self._targets.members) * self._workers_per_engine)
-            self._trainer = WeightTransferTrainerFactory.trainer_init(
-                init, client=self._client, source=self._source
-            )
-            self._members = self._targets.members
+            self._connect()
         self._trainer.send_weights()
+
+    def _connect(self) -> None:
+        if self._trainer is not None:
+            self._client.release()
+        self.close()
+        num_workers = len(self._targets.members) * self._workers_per_engine
+        end = Endpoint(num_workers, self._address, buffer_bytes(self._source.weights))
+        self._trainer = WeightTransferTrainerFactory.trainer_init(
+            INIT[self.name](end), client=self._client, source=self._source
+        )
+        self._members = self._targets.members
 
     def _in_time(self, action: Callable[[], None]) -> None:
         """A collective that lost its peer never returns, so it runs in a thread that may be left behind."""
         outcome: list[BaseException | None] = []
-        device = torch.cuda.current_device() if torch.cuda.is_available() else None
+        device = self._source.weights.devices[0]
 
         def run() -> None:
             try:
-                if device is not None:
+                if device.type == "cuda":  # a new thread would be on GPU 0
                     torch.cuda.set_device(device)
                 action()
                 outcome.append(None)

@@ -33,7 +33,7 @@ def can_share_prompt(model: PreTrainedModel) -> bool:
 
 
 class ResponseScorer:
-    """Scores batches of groups with `model`.
+    """Scores batches of groups with `model`. `together`: rows that must come side by side, a group or one.
 
     Args:
         repeats: completions per prompt; rows come group by group.
@@ -58,6 +58,7 @@ class ResponseScorer:
         self.model = model
         self.repeats = repeats
         self.share_prompt = share_prompt and can_share_prompt(causal_model(model))
+        self.together = repeats if self.share_prompt else 1
         self.chunk_size = chunk_size
         self.temperature = temperature
         self.top_p = top_p
@@ -65,7 +66,7 @@ class ResponseScorer:
         self.autocast_dtype = autocast_dtype
 
     def __call__(self, batch: TensorDictBase, with_entropy: bool = False) -> Scores:
-        """batch: whole groups, [N] rows with ("tokens", ...) as the environment and the engine wrote them."""
+        """batch: [N] rows, a multiple of `together`, with ("tokens", ...) as environment and engine wrote them."""
         causal = causal_model(self.model)
         device = causal.device
         tokens = trim(batch["tokens"]).to(device)
@@ -154,7 +155,7 @@ class ResponseScorer:
 
 def score_all(scorer: ResponseScorer, batch: TensorDictBase, rows: int) -> torch.Tensor:
     """Log-probs [N, R] of whole groups, `rows` rows at a time."""
-    parts = [(part.rows, scorer(part.batch).log_prob) for part in microbatches(batch, scorer.repeats, rows)]
+    parts = [(part.rows, scorer(part.batch).log_prob) for part in microbatches(batch, scorer.together, rows)]
     if len(parts) == 1:
         return parts[0][1]
     together = torch.cat([log_prob for _, log_prob in parts])

@@ -133,7 +133,7 @@ class Learner:
         totals = BatchTotals.of(self.config.policy, batch["mask"])
         parts: list[Metrics] = []
         gaps: list[torch.Tensor] = []
-        pieces = microbatches(batch, self.config.env.repeats, self._microbatch_rows(batch))
+        pieces = microbatches(batch, self.scorer.together, self._microbatch_rows(batch))
         pending = [] if self._beside is None else self._beside.begin([piece.batch for piece in pieces])
         for piece, scored in itertools.zip_longest(pieces, pending):
             loss, metrics, gap = self._loss(piece.batch, totals.select(piece.rows), scored)
@@ -149,8 +149,9 @@ class Learner:
         return StepReport(report, skipped)
 
     def _microbatch_rows(self, batch: TensorDictBase) -> int:
-        groups = batch.batch_size[0] // self.config.env.repeats
-        return -(-groups // self.config.train.gradient_accumulation_steps) * self.config.env.repeats
+        together = self.scorer.together
+        pieces = batch.batch_size[0] // together
+        return -(-pieces // self.config.train.gradient_accumulation_steps) * together
 
     def _loss(
         self, batch: TensorDictBase, totals: BatchTotals, scored: Future[torch.Tensor] | None

@@ -1,4 +1,4 @@
-"""An iteration's groups as optimizer-step batches, and those as microbatches: whole groups, each once per epoch."""
+"""An iteration's groups as optimizer-step batches, and those as microbatches: each group once per epoch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,23 +27,25 @@ def minibatches(
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Whole groups that go through the model together. `rows` [n] int64: their places in the batch."""
+    """Completions that go through the model together. `rows` [n] int64: their places in the batch."""
 
     rows: torch.Tensor
     batch: TensorDictBase
 
 
-def microbatches(batch: TensorDictBase, repeats: int, rows: int) -> list[Microbatch]:
-    """`batch` in pieces of `rows` rows, the groups with the longest responses first.
+def microbatches(batch: TensorDictBase, together: int, rows: int) -> list[Microbatch]:
+    """`batch` in pieces of `rows` rows, those with the longest responses first.
 
-    A piece is as wide as its longest response, so groups of like length together save most of the padding; the
+    A piece is as wide as its longest response, so responses of like length together save most of the padding; the
     largest piece comes first, which finds out at once whether the memory suffices. A batch that is one piece stays
     as it is.
+
+    together: rows that stay side by side, `ResponseScorer.together`; divides `rows` and the batch.
     """
     count = batch.batch_size[0]
     if count <= rows:
         return [Microbatch(torch.arange(count), batch)]
-    lengths = batch["tokens", "response_mask"].sum(-1).view(-1, repeats).amax(-1)
-    groups = lengths.argsort(descending=True, stable=True).cpu()
-    order = (groups[:, None] * repeats + torch.arange(repeats)).flatten()
+    lengths = batch["tokens", "response_mask"].sum(-1).view(-1, together).amax(-1)
+    first = lengths.argsort(descending=True, stable=True).cpu()
+    order = (first[:, None] * together + torch.arange(together)).flatten()
     return [Microbatch(places, batch[places]) for places in order.split(rows)]

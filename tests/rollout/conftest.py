@@ -1,11 +1,13 @@
-"""Tiny random Llama models, and one real vLLM engine for each, shared by all tests of a session."""
+"""Tiny random Llama models, and one real vLLM engine for each, shared by all tests of a module."""
 
 import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from plan.machine import installed_vllm
@@ -42,6 +44,19 @@ def tiny_llama(tied: bool, seed: int = 0) -> LlamaForCausalLM:
     return model
 
 
+def lora_policy(tied: bool = False, **how: Any) -> Any:
+    """A tiny Llama under adapters that change every output."""
+    policy = get_peft_model(
+        tiny_llama(tied), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], **how)
+    )
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.2)
+    return policy.eval()
+
+
 @pytest.fixture(scope="session")
 def tiny_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     """Hugging Face folders of the tiny model, keyed by whether its embeddings are tied."""
@@ -62,10 +77,10 @@ def tiny_settings(folder: Path, **changes: object) -> VLLMSettings:
 StartEngine = Callable[..., VLLMEngine]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def start_engine(tiny_folders: dict[bool, Path]) -> Iterator[StartEngine]:
     """Starts engines by `tied` and changed settings; they end together, since closing one ends vLLM's
-    process-wide state for all."""
+    process-wide state for all, and with the module, since others run whole scripts in this process."""
     if installed_vllm() is None:
         pytest.skip("vLLM is not installed")
     engines: list[VLLMEngine] = []
@@ -82,7 +97,7 @@ def start_engine(tiny_folders: dict[bool, Path]) -> Iterator[StartEngine]:
     assert not [file for engine in engines for file in engine._files if file.exists()]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def started_engines(start_engine: StartEngine) -> dict[bool, VLLMEngine]:
     return {tied: start_engine(tied) for tied in (False, True)}
 

@@ -51,6 +51,10 @@ class CountingEngine:
             self.policy_version = version
         return f"{call} done"
 
+    def visible_gpus(self) -> str | None:
+        """What CUDA would be shown in this process."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
     def close(self) -> None:
         self.requests.clear()
 
@@ -74,8 +78,11 @@ class HangingOnce(CountingEngine):
 
 class HangingAlways(CountingEngine):
     def step(self, timeout: float) -> list[Response]:
-        threading.Event().wait()
+        self.never_returns()
         return []
+
+    def never_returns(self) -> None:
+        threading.Event().wait()
 
 
 class FailingStep(CountingEngine):

@@ -6,9 +6,10 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from rollout.canary import TOLERANCE, Canary, CanaryError, canary_sequences
+from rollout.canary import Canary, CanaryError, Tolerance, canary_sequences
 from rollout.vllm_engine import VLLMEngine
 from tests.rollout.conftest import MAX_LEN, VOCAB, StartEngine, tiny_llama
+from training.engine_arithmetic import rounding_error
 
 HEAD = "lm_head.weight"
 Weights = dict[str, torch.Tensor]
@@ -36,15 +37,20 @@ def train_a_little(model: LlamaForCausalLM, step: int, scale: float) -> None:
 class Run:
     """A learner, an engine, and the canary between them."""
 
-    def __init__(self, engine: VLLMEngine, model: LlamaForCausalLM, tolerance: float = 1e-3) -> None:
+    def __init__(self, engine: VLLMEngine, model: LlamaForCausalLM) -> None:
         self.engine, self.model, self.version = engine, model, 0
         self.canary = Canary(
             canary_sequences(VOCAB, MAX_LEN),
             lambda sequences: {"the engine": engine.score(sequences)},
             scorer(model),
-            tolerance,
+            self.tolerance,
             HEAD if model.config.tie_word_embeddings else None,
         )
+
+    def tolerance(self) -> Tolerance:
+        dtype = self.engine.settings.dtype
+        errors = rounding_error(self.model, self.canary.sequences, getattr(torch, dtype))
+        return Tolerance.measured(dtype, errors)
 
     def push(self, change: Callable[[Weights], Weights] = lambda weights: weights) -> dict[str, float]:
         self.version += 1
@@ -181,15 +187,55 @@ def test_an_adapter_that_is_never_applied(start_engine: StartEngine, monkeypatch
         run.push(adapter)
 
 
-def test_bfloat16_passes_with_its_own_tolerance_and_still_shows_an_unchanged_engine(
-    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = Run(start_engine(dtype="bfloat16"), tiny_llama(False), TOLERANCE["bfloat16"])
-    for _ in range(2):
-        run.step_and_push()
-    monkeypatch.setattr(run.engine, "_reload", lambda weights, version: None)
+@pytest.fixture(scope="module")
+def half_engines(start_engine: StartEngine) -> dict[str, VLLMEngine]:
+    return {dtype: start_engine(dtype=dtype) for dtype in ("bfloat16", "float16")}
+
+
+@pytest.fixture(params=["bfloat16", "float16"])
+def half(request: pytest.FixtureRequest, half_engines: dict[str, VLLMEngine]) -> Run:
+    """An engine in half precision under a float32 learner, its tolerance measured on this model."""
+    run = Run(half_engines[request.param], tiny_llama(False))
+    run.push()
+    return run
+
+
+def test_an_engine_in_half_precision_keeps_far_from_its_tolerance(half: Run) -> None:
+    for _ in range(3):
+        train_a_little(half.model, half.version, 0.05)
+        assert half.push()["canary/max_abs_diff"] < half.canary.tolerance.largest / 2
+    assert half.canary.tolerance.largest < 0.2, "which a constant for all models could not be"
+
+
+def test_half_precision_shows_an_unchanged_engine(half: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(half.engine, "_reload", lambda weights, version: None)
     with pytest.raises(CanaryError, match="Cause: unchanged"):
-        run.step_and_push(scale=0.02)
+        half.step_and_push(scale=0.02)
+
+
+def test_half_precision_shows_a_stale_prefix_cache(half: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(half.engine._llm, "reset_prefix_cache", lambda **how: True)
+    with pytest.raises(CanaryError, match="Cause: stale prefix cache"):
+        half.step_and_push(scale=0.05)
+    monkeypatch.undo()
+    half.engine._llm.reset_prefix_cache(reset_running_requests=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        swap_halves("model.layers.0.self_attn.q_proj.weight"),
+        swap_halves("model.layers.1.mlp.down_proj.weight"),
+        swap_halves("model.embed_tokens.weight", HEAD),
+        rounded,
+        not_a_number,
+        hotter,
+    ],
+    ids=["query", "mlp", "embedding", "float8", "nan", "hotter"],
+)
+def test_half_precision_hides_no_fault(half: Run, change: Callable[[Weights], Weights]) -> None:
+    with pytest.raises(CanaryError, match=r"Cause: (shard or dtype garbage|temperature scaled)"):
+        half.step_and_push(change)
 
 
 def test_sequences_reach_past_a_cache_block_unless_the_engine_is_shorter() -> None:

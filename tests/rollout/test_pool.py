@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -240,6 +241,33 @@ def test_a_call_that_needs_every_engine_names_the_lost_one(open_pool: OpenPool) 
         EngineLost, match=r"engine 1 \(CPU\) was lost during transfer, which needs every engine"
     ):
         pool.call_each("transfer", [{"call": "sleep"}] * 2)
+
+
+def test_what_fails_while_the_pool_closes_starts_no_other_engine(
+    open_pool: OpenPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed push leaves a thread behind that still waits for an answer when the actors are ended."""
+    pool = open_pool(pool_engines.HangingAlways)
+    failures: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            pool.call_each("never_returns", [{}])
+        except BaseException as error:
+            failures.append(error)
+
+    left_behind = threading.Thread(target=wait)
+    left_behind.start()
+    while not re.search(r"never_returns", pool.stacks()):
+        time.sleep(0.05)
+    before = set(engine_processes())
+    monkeypatch.setattr("rollout.pool.start_host", lambda *_: pytest.fail("an engine beside the end"))
+    monkeypatch.setattr("rollout.pool._CLOSE_S", 0.2)
+    pool.close()
+    left_behind.join(60)
+    (failure,) = failures
+    assert "ended with its pool" in str(failure)
+    assert set(engine_processes()) <= before
 
 
 def test_a_hung_engine_is_found_by_deadline_and_replaced(

@@ -6,8 +6,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -40,15 +40,28 @@ finally:
 """
 
 
-def marked_processes(mark: str) -> list[str]:
-    found = []
+def marked_processes(mark: str) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.Error):
             if process.environ().get("GRPO_TEST_MARK") == mark:
-                found.append(f"{process.pid} {process.name()}")
-        except psutil.Error:
-            continue
+                yield process
+
+
+def names(processes: Iterable[psutil.Process]) -> list[str]:
+    found = []
+    for process in processes:
+        with suppress(psutil.Error):
+            found.append(f"{process.pid} {process.name()}")
     return found
+
+
+def shared_files(processes: Iterable[psutil.Process]) -> set[Path]:
+    """Files in shared memory that they have mapped. Others on this machine have theirs, which come and go."""
+    found: set[Path] = set()
+    for process in processes:
+        with suppress(psutil.Error):
+            found.update(Path(mapped.path) for mapped in process.memory_maps())
+    return {path for path in found if path.parent == Path("/dev/shm")}
 
 
 def listening_addresses(pid: int) -> list[str]:
@@ -84,11 +97,13 @@ def driving(end: str, mark: str) -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.parametrize("end", ["normal", "exception", "interrupt", "kill"])
 def test_nothing_remains(end: str) -> None:
     """Processes, actors, shared memory: gone after every kind of end; nothing listens beyond loopback."""
-    mark, memory = uuid.uuid4().hex, shared_files()
+    mark = uuid.uuid4().hex
     with driving(end, mark) as run:
         assert run.stdout is not None
         ready = run.stdout.readline() == "ready\n"
         assert ready, run.communicate(timeout=60)[1]
+        memory = shared_files(marked_processes(mark))
+        assert memory, "Ray's object store at least"
         if end in ("interrupt", "kill"):
             listening = listening_addresses(run.pid)
             assert listening
@@ -101,21 +116,6 @@ def test_nothing_remains(end: str) -> None:
     assert code == {"normal": 0, "exception": 1, "interrupt": -signal.SIGINT, "kill": -signal.SIGKILL}[end]
     # After SIGKILL, Ray's two agents may try for 60 s to report it to a server that is gone as well.
     deadline = time.monotonic() + 120
-    while (left := marked_processes(mark)) and time.monotonic() < deadline:
+    while (left := names(marked_processes(mark))) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert (left, abandoned(shared_files() - memory)) == ([], set())
-
-
-def shared_files() -> set[str]:
-    return {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")}
-
-
-def abandoned(files: set[str]) -> set[str]:
-    """Those that are still there and that no process has mapped: others may share memory on this machine too."""
-    held: set[str] = set()
-    for process in psutil.process_iter():
-        try:
-            held.update(mapped.path for mapped in process.memory_maps())
-        except psutil.Error:
-            continue
-    return files & shared_files() - held
+    assert (left, {file for file in memory if file.exists()}) == ([], set())

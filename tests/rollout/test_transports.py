@@ -1,10 +1,11 @@
-"""Weights on their way: names, merged adapters, bytes in shared memory, vLLM's native transfer API."""
+"""Weights on their way: bytes in shared memory, into a real engine, through vLLM's native transfer API."""
 
 import mmap
 import os
 import pickle
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,76 +14,16 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 
-from config.errors import ConfigError
 from plan.machine import installed_vllm
 from rollout.engine import Request, Response, Sampling
-from rollout.transports import InProcess, Layout, MappedWeights, SharedMemory, adapter_weights, named_weights
+from rollout.transports import InProcess, Layout, MappedWeights, SharedMemory
 from rollout.vllm_engine import VLLMEngine
-from tests.rollout.conftest import StartEngine, tiny_llama
+from rollout.weights import Outgoing, Part, named_weights
+from tests.rollout.conftest import StartEngine, lora_policy, tiny_llama
 
 PROJECT = Path(__file__).resolve().parents[2]
-IDS = torch.arange(3, 40)[None]
 needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
-
-
-def lora_policy(tied: bool = False, **how: Any) -> Any:
-    policy = get_peft_model(
-        tiny_llama(tied), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], **how)
-    )
-    torch.manual_seed(3)
-    with torch.no_grad():
-        for name, parameter in policy.named_parameters():
-            if "lora_" in name:
-                parameter.normal_(std=0.2)
-    return policy.eval()
-
-
-# --- names ------------------------------------------------------------------------------------------------
-
-
-def test_all_names_of_a_plain_model_with_its_tied_head(tied: bool) -> None:
-    model = tiny_llama(tied)
-    weights = dict(named_weights(model))
-    assert set(weights) == set(model.state_dict())
-    assert "lm_head.weight" in weights
-    assert all(not tensor.requires_grad for tensor in weights.values())
-
-
-def test_lora_is_merged_and_the_policy_left_alone(tied: bool) -> None:
-    policy, plain = lora_policy(tied), tiny_llama(tied)
-    before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
-    weights = dict(named_weights(policy))
-    assert set(weights) == set(plain.state_dict())
-    changed = {name for name, tensor in plain.state_dict().items() if not torch.equal(tensor, weights[name])}
-    assert changed == {
-        f"model.layers.{i}.{m}.weight" for i in (0, 1) for m in ("self_attn.q_proj", "mlp.down_proj")
-    }
-    plain.load_state_dict(weights)
-    with torch.no_grad():
-        torch.testing.assert_close(plain(IDS).logits, policy(IDS).logits, atol=1e-4, rtol=1e-4)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in policy.state_dict().items())
-
-
-def test_fully_trained_modules_beside_lora_travel_under_their_own_name() -> None:
-    policy, plain = lora_policy(modules_to_save=["lm_head"]), tiny_llama(False)
-    with torch.no_grad():
-        policy.get_base_model().lm_head.modules_to_save["default"].weight.mul_(2)
-    weights = dict(named_weights(policy))
-    assert set(weights) == set(plain.state_dict())
-    torch.testing.assert_close(weights["lm_head.weight"], 2 * plain.lm_head.weight)
-
-
-def test_dora_is_refused() -> None:
-    with pytest.raises(ConfigError, match="DoRA"):
-        list(named_weights(lora_policy(use_dora=True)))
-
-
-def test_adapter_weights_are_the_adapter_alone() -> None:
-    names = {name for name, _ in adapter_weights(lora_policy())}
-    assert len(names) == 8
-    assert all(".lora_A.weight" in name or ".lora_B.weight" in name for name in names)
 
 
 # --- bytes ------------------------------------------------------------------------------------------------
@@ -98,14 +39,50 @@ def test_a_layout_keeps_every_value_and_stores_tied_tensors_once() -> None:
         "count": torch.tensor(7),
         "none": torch.empty(0, 4),
     }
-    layout = Layout.of(weights.items())
-    assert len(layout.sources) == 5
+    layout = Layout.of(Outgoing.of(weights.items()))
+    assert len(layout.stored) == 5
     buffer = mmap.mmap(-1, layout.size)
     layout.write(buffer)
     for entry in layout.entries:
         assert entry.offset % 64 == 0
         assert torch.equal(entry.view(buffer), weights[entry.name])
         assert entry.view(buffer).dtype == weights[entry.name].dtype
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_a_push_holds_one_merged_tensor_at_a_time(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither while the bytes are laid out nor while they are written, also where tensors are cast on their way."""
+    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    most = made = 0
+    make = Part.make
+
+    def counted(part: Part) -> torch.Tensor:
+        nonlocal most, made
+        tensor = make(part)
+        if part.layer is not None:
+            alive.add(tensor)
+            most, made = max(most, len(alive)), made + 1
+        return tensor
+
+    monkeypatch.setattr(Part, "make", counted)
+    weights = named_weights(lora_policy(tied)).cast(torch.bfloat16)
+    transport = SharedMemory(lambda handle, version: None)
+    transport.push(weights, 1)
+    transport.close()
+    assert made == 4
+    assert most == 1
+
+
+def test_a_cast_push_has_two_bytes_a_parameter_and_what_is_tied_once() -> None:
+    policy = lora_policy(True)
+    layout = Layout.of(named_weights(policy).cast(torch.bfloat16))
+    buffer = mmap.mmap(-1, layout.size)
+    layout.write(buffer)
+    parameters = sum(parameter.numel() for parameter in tiny_llama(True).parameters())
+    assert 2 * parameters <= layout.size < 2 * parameters + 64 * len(layout.entries)
+    expected = dict(named_weights(policy))
+    for entry in layout.entries:
+        assert torch.equal(entry.view(buffer), expected[entry.name].to(torch.bfloat16))
 
 
 READ = """
@@ -134,8 +111,8 @@ def test_another_process_reads_each_push_and_nothing_stays() -> None:
         seen.append(f"{version} {run.stdout.decode().strip()}")
 
     transport = SharedMemory(deliver)
-    transport.push([("w", torch.full((4, 4), 2.0))], 1)
-    transport.push([("w", torch.full((64, 64), 0.5))], 2)
+    transport.push(Outgoing.of([("w", torch.full((4, 4), 2.0))]), 1)
+    transport.push(Outgoing.of([("w", torch.full((64, 64), 0.5))]), 2)
     assert seen == ["1 {'w': 32.0}", "2 {'w': 2048.0}"]
     assert open_weights() > before
     transport.close()
@@ -172,8 +149,8 @@ def test_shared_memory_into_an_engine(vllm_engine: VLLMEngine, tied: bool) -> No
     )
 
 
-@pytest.fixture(scope="session")
-def mapped_backend() -> Iterator[Callable[[int], Any]]:
+@pytest.fixture(scope="module")
+def mapped_backend() -> Iterator[Callable[[Any], Any]]:
     """A backend of vLLM's native API whose data plane is our shared memory, so that it runs on a CPU."""
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory, WeightTransferTrainerFactory
     from vllm.distributed.weight_transfer.base import (
@@ -235,19 +212,19 @@ def mapped_backend() -> Iterator[Callable[[int], Any]]:
 
             self.client.start_weight_update()
             memory = SharedMemory(deliver)
-            memory.push(self.source, 0)
+            memory.push(Outgoing.of(self.source), 0)
             memory.close()
             self.client.finish_weight_update()
 
     WeightTransferEngineFactory.register_engine("mapped", Worker)
     WeightTransferTrainerFactory.register_engine("mapped", Trainer)
-    yield lambda workers: TrainerInit(rank=0)
+    yield lambda end: TrainerInit(rank=0)
     del WeightTransferEngineFactory._registry["mapped"], WeightTransferTrainerFactory._registry["mapped"]
 
 
 @needs_vllm
 def test_the_native_api_with_requests_in_flight(
-    start_engine: StartEngine, mapped_backend: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch
+    start_engine: StartEngine, mapped_backend: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rollout import vllm_transfer
 
@@ -281,7 +258,7 @@ def test_a_native_push_that_nobody_takes_ends_by_deadline(monkeypatch: pytest.Mo
 
     from rollout import vllm_transfer
 
-    monkeypatch.setitem(vllm_transfer.INIT, "mapped", lambda workers: threading.Event().wait())
+    monkeypatch.setitem(vllm_transfer.INIT, "mapped", lambda end: threading.Event().wait())
 
     class Nobody:
         members = (1, 2)
@@ -291,7 +268,7 @@ def test_a_native_push_that_nobody_takes_ends_by_deadline(monkeypatch: pytest.Mo
 
     transfer = vllm_transfer.NativeTransfer("mapped", Nobody(), timeout=0.2)  # type: ignore[arg-type]
     with pytest.raises(TimeoutError, match=r"in ncclBroadcast\nthe learner waited 0 s for 2 engines to take"):
-        transfer.push([("w", torch.ones(1))], 1)
+        transfer.push(Outgoing.of([("w", torch.ones(1))]), 1)
 
 
 @needs_vllm
@@ -328,7 +305,7 @@ def test_native_transfer_between_gpus(backend: str, tiny_folders: dict[bool, Pat
     settings = tiny_settings(
         tiny_folders[True], device="cuda", weight_transfer=backend, kv_cache_bytes=64 << 20
     )
-    place = EnginePlace("engine 0", (needed - 1,))
+    place = EnginePlace("engine 0", (str(needed - 1),))
     pool = RayPool(partial(VLLMEngine, settings), [place], PoolSettings())
     model, sequence = tiny_llama(True, seed=4).cuda(), list(range(3, 203))
     transfer = NativeTransfer(backend, pool, timeout=120)

@@ -11,7 +11,7 @@ from config.errors import ConfigError
 from rollout import vllm_settings as settings_module
 from rollout.engine import Completion, Request, Response, Sampling, generate
 from rollout.vllm_engine import VLLMEngine
-from rollout.vllm_settings import AdapterShape, check_version
+from rollout.vllm_settings import AdapterShape, check_version, process_state_kept
 from tests.rollout.conftest import EOS, MAX_LEN, VOCAB, StartEngine, tiny_llama
 
 
@@ -128,7 +128,7 @@ def test_every_weight_arrives(vllm_engine: VLLMEngine, tied: bool) -> None:
     assert vllm_engine.received == set(other.state_dict())
 
 
-@pytest.fixture(scope="session", params=["keep", "wait", "abort"])
+@pytest.fixture(scope="module", params=["keep", "wait", "abort"])
 def updating(request: pytest.FixtureRequest, start_engine: StartEngine) -> VLLMEngine:
     return start_engine(update=request.param)
 
@@ -215,6 +215,23 @@ def test_the_process_keeps_its_generators_and_threads(start_engine: StartEngine)
     torch.set_num_threads(1)
 
 
+def test_what_vllm_changes_in_its_process_on_a_gpu_is_changed_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread for torch, and the seeds of every GPU's generator."""
+    states = {0: torch.tensor([1]), 1: torch.tensor([2])}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [state.clone() for state in states.values()])
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: states.__setitem__(device, state))
+    torch.set_num_threads(2)
+    with process_state_kept():
+        torch.set_num_threads(1)
+        torch.set_num_threads = lambda number: None
+        states[0], states[1] = torch.tensor([0]), torch.tensor([0])
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+    assert torch.get_num_threads() == 1
+    assert [int(state) for state in states.values()] == [1, 2]
+
+
 def test_too_long_and_repeated_requests_are_refused(vllm_engine: VLLMEngine) -> None:
     with pytest.raises(ValueError, match=f"exceed max_model_len={MAX_LEN}"):
         vllm_engine.submit(Request(1, tuple(tokens(MAX_LEN - 5, 1)), 1, Sampling(max_tokens=6), seed=0))
@@ -262,13 +279,21 @@ def test_an_adapter_push_acts_at_once_and_in_place(start_engine: StartEngine) ->
 def test_a_push_reaches_every_shard(start_engine: StartEngine) -> None:
     """Two tensor-parallel workers, each a process of its own."""
     engine, sequences = start_engine(True, tensor_parallel_size=2), [tokens(200, 1)]
-    assert len(engine._files) == 2, "which are gone when the engine is closed, says the fixture"
+    assert len(engine._files) == shared_memory_files(), "gone when the engine is closed, says the fixture"
     for version in (1, 2):
         model = tiny_llama(True, seed=version)
         engine.load_weights(model.state_dict().items(), version)
         assert far(model, engine, sequences) < 1e-4
     (response,) = generate(engine, [Request(1, (5, 6, 7), 2, Sampling(max_tokens=4), seed=0)])
     assert response.completions[0].policy_versions == [2] * 4
+
+
+def shared_memory_files() -> int:
+    """What two workers of vLLM's build for AVX-512 talk through; its build for other processors has no such kernel."""
+    from vllm.platforms import current_platform
+
+    current_platform.import_kernels()
+    return 2 if hasattr(torch.ops._C, "init_shm_manager") else 0
 
 
 def test_an_untested_version_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:

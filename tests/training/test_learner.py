@@ -29,6 +29,7 @@ def make_learner(
     optimizer: OptimizerConfig | None = None,
     beside: bool = False,
     dtype: torch.dtype = torch.float32,
+    share_prompt: bool = True,
     **train: object,
 ) -> Learner:
     config = Config(
@@ -39,8 +40,9 @@ def make_learner(
         optimizer=optimizer or OptimizerConfig(lr=1e-3),
     )
     model, frozen = tiny_llama().to(dtype), tiny_llama().to(dtype)
-    reference = Reference(scorer(frozen, True), REPEATS, beside) if config.policy.uses_reference else None
-    return Learner(model, scorer(model, True), reference, config, tmp_path)
+    scores = scorer(frozen, share_prompt)
+    reference = Reference(scores, REPEATS, beside) if config.policy.uses_reference else None
+    return Learner(model, scorer(model, share_prompt), reference, config, tmp_path)
 
 
 def gradient_of(learner: Learner, batch: TensorDict) -> torch.Tensor:
@@ -77,6 +79,21 @@ def test_microbatches_give_the_gradient_of_one_batch(
     for accumulation in (2, 4, 8):
         split = gradient_of(make_learner(tmp_path, policy, accumulation), one.clone())
         assert (split - whole).norm() / whole.norm() < 1e-6
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_microbatches_of_less_than_a_group_give_it_too(
+    batch: TensorDict, aggregation: str, tmp_path: Path
+) -> None:
+    """Where no prompt is shared, as under gradient checkpointing: a long group need not fit at once."""
+    policy = PolicyConfig(aggregation=aggregation, kl_coef=0.1, entropy_coef=0.01)
+    if aggregation == "pass_mean":
+        policy = replace(policy, pass_size=REPEATS)
+    whole = gradient_of(make_learner(tmp_path, policy), batch.clone())
+    for accumulation in (8 * REPEATS // 2, 8 * REPEATS):
+        learner = make_learner(tmp_path, policy, accumulation, share_prompt=False)
+        split = gradient_of(learner, batch.clone())
+        assert (split - whole).norm() / whole.norm() < 1e-5
 
 
 def test_at_step_zero_the_reference_is_the_policy(batch: TensorDict, tmp_path: Path) -> None:
@@ -177,6 +194,11 @@ def test_microbatches_are_of_like_length(tmp_path: Path) -> None:
     as_they_come = sum(rows * int(part.max()) for part in lengths.split(rows))
     assert positions < 0.75 * as_they_come
     assert torch.cat([piece.rows for piece in pieces]).sort().values.equal(torch.arange(groups * REPEATS))
+    alone = sum(
+        rows * int(piece.batch["tokens", "response_mask"].sum(-1).max())
+        for piece in microbatches(many, 1, rows)
+    )
+    assert alone < 0.8 * positions, "single rows go together better than groups"
     for piece in pieces:
         assert piece.rows.view(-1, REPEATS).diff().eq(1).all()
         assert torch.equal(piece.batch["tokens", "response_mask"], mask[piece.rows])

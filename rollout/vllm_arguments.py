@@ -1,0 +1,77 @@
+"""Our settings of a vLLM engine in vLLM's own terms."""
+
+from typing import Any, cast
+
+from rollout.vllm_settings import VLLMSettings
+
+_WORKER_EXTENSION = "rollout.vllm_worker.WeightReceiver"
+_PREFILL_TOKENS = 4096
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM allocates
+
+
+def engine_arguments(settings: VLLMSettings) -> Any:
+    """vLLM's `EngineArgs`; what no setting decides is the same for every engine."""
+    from vllm import EngineArgs
+
+    s = settings
+    return EngineArgs(
+        model=s.model,
+        skip_tokenizer_init=True,
+        generation_config="vllm",
+        dtype=cast(Any, s.dtype),
+        hf_overrides=_head(s),
+        quantization=s.quantization,
+        tensor_parallel_size=s.tensor_parallel_size,
+        distributed_executor_backend="mp" if s.tensor_parallel_size > 1 else "uni",
+        worker_extension_cls=_WORKER_EXTENSION,
+        max_model_len=s.max_model_len,
+        max_num_seqs=s.max_num_seqs,
+        gpu_memory_utilization=s.gpu_memory_utilization,
+        kv_cache_memory_bytes=s.kv_cache_bytes,
+        enforce_eager=s.enforce_eager,
+        enable_sleep_mode=s.sleep,
+        enable_prefix_caching=True,
+        async_scheduling=s.async_scheduling,
+        logprobs_mode="processed_logprobs",
+        disable_log_stats=True,
+        seed=0,
+        **_lora(s),
+        **_step_size(s),
+        **_weight_transfer(s),
+    )
+
+
+def _head(settings: VLLMSettings) -> dict[str, Any]:
+    """Logits in float32 under weights in half precision, as the learner has them: near 20 a step of bfloat16 is
+    0.125, which every log-prob would carry. vLLM refuses it for quantized heads; online quantization leaves the
+    head as it is."""
+    return {} if settings.dtype == "float32" else {"head_dtype": "float32"}
+
+
+def _lora(settings: VLLMSettings) -> dict[str, Any]:
+    adapter = settings.adapter
+    if adapter is None:
+        return {}
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": next(rank for rank in _LORA_RANKS if rank >= adapter.rank),
+        # Left unrestricted, vLLM wraps the head too and then fails on prompt log-probs of a batch.
+        "lora_target_modules": list(adapter.target_modules),
+    }
+
+
+def _step_size(settings: VLLMSettings) -> dict[str, Any]:
+    """Tokens of one step. On a CPU a seeded request whose prompt is cut over two steps ends the engine."""
+    if settings.device == "cpu":
+        longest = max(_PREFILL_TOKENS, settings.max_model_len)
+        return {"enable_chunked_prefill": False, "max_num_batched_tokens": longest}
+    return {"max_num_batched_tokens": settings.max_num_batched_tokens}
+
+
+def _weight_transfer(settings: VLLMSettings) -> dict[str, Any]:
+    from vllm.config import WeightTransferConfig
+
+    if settings.weight_transfer is None:
+        return {}
+    return {"weight_transfer_config": WeightTransferConfig(backend=settings.weight_transfer)}

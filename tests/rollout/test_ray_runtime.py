@@ -1,0 +1,35 @@
+"""Actors on the devices that were meant."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from rollout.pool import PoolSettings, RayPool
+from rollout.ray_runtime import EnginePlace, start_host
+from tests.rollout import pool_engines
+
+
+def test_engines_see_the_gpus_that_their_places_name(local_ray: None) -> None:
+    """As CUDA_VISIBLE_DEVICES named them to the learner: not the learner's own indices, and UUIDs too."""
+    names = [("4", "6"), ("GPU-8a9b2c1d-0000-1111-2222-333344445555",)]
+    places = [EnginePlace(f"engine {index}", gpus) for index, gpus in enumerate(names)]
+    pool = RayPool(pool_engines.CountingEngine, places, PoolSettings())
+    try:
+        assert pool.call_each("visible_gpus", [{}] * 2) == ["4,6", "GPU-8a9b2c1d-0000-1111-2222-333344445555"]
+    finally:
+        pool.close()
+
+
+def test_a_cluster_is_asked_for_the_gpus_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def remote(**options: Any) -> Any:
+        asked.append(options)
+        return lambda host: SimpleNamespace(remote=lambda environment: environment)
+
+    monkeypatch.setattr(ray, "remote", remote)
+    assert start_host(EnginePlace("engine 0", num_gpus=2), num_cpus=1) == {}
+    assert asked[0]["num_gpus"] == 2
+    assert "CUDA_VISIBLE_DEVICES" not in asked[0]["runtime_env"]["env_vars"], "Ray sets it"

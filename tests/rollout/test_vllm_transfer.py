@@ -1,0 +1,175 @@
+"""The learner's side of vLLM's native weight transfer where learner and engines have GPUs.
+
+No GPU is here. Tensors are torch's fake ones, which lie on cuda:N, compute shapes only, and raise where CUDA would
+on mixed devices; calls of torch.cuda and of vLLM's trainer are recorded.
+"""
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from plan.machine import installed_vllm
+from rollout.weights import Outgoing
+
+if installed_vllm() is None:
+    pytest.skip("vLLM is not installed", allow_module_level=True)
+
+from vllm.distributed.weight_transfer.packed_tensor import pack_tensors
+
+from rollout import vllm_transfer
+from rollout.vllm_transfer import Endpoint, NativeTransfer, _Source, buffer_bytes, ipc_init, nccl_init
+
+MIB = 1 << 20
+PRETENDING = FakeTensorMode()
+
+
+def on_two_gpus() -> Outgoing:
+    """As a learner has them whose layers are spread."""
+    with PRETENDING:
+        tensors = {f"layer {gpu}": torch.ones(8, 4, device=f"cuda:{gpu}") for gpu in (0, 1)}
+    return Outgoing.of(tensors.items())
+
+
+def test_tensors_of_several_gpus_are_packed_on_the_first() -> None:
+    source = _Source()
+    source.weights = on_two_gpus().cast(torch.bfloat16)
+    with PRETENDING:
+        packed = pack_tensors(iter(source), lambda pair: pair[1], MIB)
+    assert packed is not None
+    assert packed.packed_tensor.device == torch.device("cuda:0")
+    assert packed.packed_tensor.numel() == 2 * 2 * 8 * 4
+    assert [(one.name, one.dtype, one.shape) for one in source.metadata()] == list(
+        zip(packed.names, packed.dtypes, [tuple(shape) for shape in packed.shapes], strict=True)
+    )
+
+
+class Engines:
+    """Two of them, which note what they are called for."""
+
+    def __init__(self) -> None:
+        self.members: tuple[int, ...] = (10, 11)
+        self.calls: list[Any] = []
+
+    def call_each(self, method: str, arguments: Any) -> list[Any]:
+        assert len(arguments) == len(self.members)
+        self.calls.append(arguments[0]["call"])
+        return []
+
+    def note_push(self, version: int, received: frozenset[str]) -> None:
+        self.calls.append((version, sorted(received)))
+
+    def stacks(self) -> str:
+        return ""
+
+
+class Trainer:
+    """In the place of vLLM's, which would open an NCCL communicator."""
+
+    def __init__(self, client: Any, source: Any, calls: list[Any]) -> None:
+        self.client, self.calls = client, calls
+        client.init_weight_transfer_engine({"rank_offset": 1})
+
+    def send_weights(self) -> None:
+        self.calls.append("send")
+
+    def shutdown(self) -> None:
+        self.calls.append("trainer lets go")
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> Engines:
+    """And the calls of torch.cuda between those of vLLM."""
+    engines = Engines()
+    cuda = SimpleNamespace(total_memory=80 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: cuda)
+    monkeypatch.setattr(
+        torch.cuda, "synchronize", lambda device: engines.calls.append(f"synchronize {device}")
+    )
+
+    def set_device(device: torch.device) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        engines.calls.append(f"thread on {device}")
+
+    monkeypatch.setattr(torch.cuda, "set_device", set_device)
+    monkeypatch.setattr(
+        vllm_transfer.WeightTransferTrainerFactory,
+        "trainer_init",
+        lambda init, *, client, source: Trainer(client, source, engines.calls),
+    )
+    return engines
+
+
+def test_a_push_waits_for_the_learners_streams_on_every_gpu(engines: Engines) -> None:
+    NativeTransfer("ipc", engines).push(on_two_gpus(), 3)
+    assert engines.calls == [
+        "synchronize cuda:0",
+        "synchronize cuda:1",
+        "thread on cuda:0",
+        "init_weight_transfer_engine",
+        "send",
+        (3, ["layer 0", "layer 1"]),
+    ]
+
+
+def test_engines_let_go_of_the_old_connection_before_a_new_one(engines: Engines) -> None:
+    """vLLM would overwrite the communicator, whose memory on every GPU would stay."""
+    transfer = NativeTransfer("nccl", engines)
+    weights = Outgoing.of([("w", torch.ones(2))])
+    transfer.push(weights, 1)
+    transfer.push(weights, 2)
+    engines.members = (10, 12)
+    transfer.push(weights, 3)
+    assert [call for call in engines.calls if isinstance(call, str)] == [
+        "init_weight_transfer_engine",
+        "send",
+        "send",
+        "shutdown_weight_transfer_engine",
+        "trainer lets go",
+        "init_weight_transfer_engine",
+        "send",
+    ]
+
+
+def test_a_worker_lets_go_of_its_connection_without_ending() -> None:
+    """The call that survivors get exists, and is refused only in the middle of an update."""
+    from vllm.v1.worker.gpu_worker import Worker
+
+    released: list[str] = []
+    connection = SimpleNamespace(shutdown=lambda: released.append("connection"))
+    worker: Any = SimpleNamespace(_weight_update_active=False, weight_transfer_engine=connection)
+    Worker.shutdown_weight_transfer_engine(worker)
+    assert released == ["connection"]
+
+
+@pytest.mark.parametrize(("card_gib", "expected"), [(24, 256 * MIB), (80, 1024 * MIB)])
+def test_buffers_are_small_where_a_card_is(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, card_gib: int, expected: int
+) -> None:
+    card = SimpleNamespace(total_memory=card_gib << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    assert buffer_bytes(on_two_gpus()) == expected
+
+
+def test_a_buffer_holds_the_largest_tensor(engines: Engines) -> None:
+    """An embedding of 152,064 tokens; the ipc sender refuses what does not fit."""
+    with PRETENDING:
+        embedding = torch.empty(152_064, 8192, device="cuda:0")
+    weights = Outgoing.of([("embedding", embedding)]).cast(torch.bfloat16)
+    assert buffer_bytes(weights) == 2 * 152_064 * 8192
+
+
+def test_engines_on_other_nodes_are_given_this_nodes_address() -> None:
+    init = nccl_init(Endpoint(num_workers=4, address="127.0.0.2", buffer_bytes=5 * MIB))
+    assert (init.master_address, init.world_size, init.packed) == ("127.0.0.2", 5, True)  # type: ignore[attr-defined]
+    assert init.packed_buffer_size_bytes == 5 * MIB  # type: ignore[attr-defined]
+
+
+def test_an_ipc_push_is_packed() -> None:
+    """Unpacked, vLLM keeps every tensor that was cast or merged until the engine has read the last: a second copy
+    of the weights."""
+    init = ipc_init(Endpoint(num_workers=1, address="127.0.0.1", buffer_bytes=5 * MIB))
+    assert (init.packed, init.packed_buffer_size_bytes) == (True, 5 * MIB)  # type: ignore[attr-defined]

@@ -1,0 +1,102 @@
+"""The learner computing in an engine's dtype, against models that really are in that dtype."""
+
+import copy
+
+import pytest
+import torch
+
+from config.schema import LoraConfig
+from tests.tiny import VOCABULARY, tiny_llama
+from training.engine_arithmetic import _rounded, computing_in, learner_scores, rounding_error
+from training.model import add_lora
+
+SEQUENCES = [torch.randint(0, VOCABULARY, (40,), generator=torch.Generator().manual_seed(3)).tolist()]
+IDS = torch.tensor(SEQUENCES)
+DTYPES = [torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tied", [False, True])
+@torch.no_grad()
+def test_a_float32_model_computes_as_one_in_half_precision(dtype: torch.dtype, tied: bool) -> None:
+    """Bit for bit up to the head, whose logits stay float32."""
+    model = tiny_llama(tied)
+    half = copy.deepcopy(model).to(dtype)
+    half.model.rotary_emb = (
+        model.model.rotary_emb
+    )  # whose frequencies stay float32, as in any model that is loaded
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with computing_in(model, dtype):
+        hidden = model.base_model(IDS).last_hidden_state
+        logits = model(IDS).logits
+    expected = half.base_model(IDS).last_hidden_state
+    assert hidden.dtype == dtype
+    assert torch.equal(hidden, expected)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, expected.float() @ half.lm_head.weight.float().T)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert model(IDS).logits.dtype == torch.float32
+    assert not vars(model.lm_head).get("forward")
+    assert model.lm_head.weight is dict(model.named_parameters(remove_duplicate=False))["lm_head.weight"]
+
+
+@torch.no_grad()
+def test_a_model_in_half_precision_computes_in_float32() -> None:
+    half = tiny_llama().to(torch.bfloat16)
+    expected = copy.deepcopy(half).float()(IDS).logits
+    with computing_in(half, torch.float32):
+        logits = half(IDS).logits
+    torch.testing.assert_close(logits, expected)
+    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
+
+
+@torch.no_grad()
+def test_a_lora_policy_computes_in_half_precision() -> None:
+    policy = add_lora(tiny_llama(), LoraConfig(enabled=True, r=4))
+    for name, parameter in policy.named_parameters():
+        if "lora_B" in name:
+            parameter.normal_(std=0.1)
+    errors = torch.tensor(rounding_error(policy, SEQUENCES, torch.bfloat16))
+    plain = torch.tensor(rounding_error(tiny_llama(), SEQUENCES, torch.bfloat16))
+    assert plain.mean() / 3 < errors.mean() < 3 * plain.mean()
+
+
+@torch.no_grad()
+def test_the_model_is_itself_again_after_an_error() -> None:
+    model = tiny_llama()
+    expected = model(IDS).logits
+    with pytest.raises(IndexError), computing_in(model, torch.bfloat16):
+        model(torch.tensor([[VOCABULARY]]))
+    with pytest.raises(RuntimeError, match="shape"), computing_in(model, torch.bfloat16):
+        model.model.layers[0].mlp(torch.ones(1, 3))
+    assert torch.equal(model(IDS).logits, expected)
+
+
+def test_no_rounding_is_measured_where_there_is_none() -> None:
+    assert torch.tensor(rounding_error(tiny_llama(), SEQUENCES, torch.float32)).max() == 0
+
+
+def test_both_sides_in_half_precision_may_differ_by_both_roundings() -> None:
+    model = tiny_llama()
+    one = torch.tensor(rounding_error(model, SEQUENCES, torch.bfloat16))
+    both = torch.tensor(rounding_error(model.to(torch.bfloat16), SEQUENCES, torch.bfloat16))
+    assert both.mean() > 1.3 * one.mean()
+    assert learner_scores(model, SEQUENCES, 1.0) != learner_scores(model, SEQUENCES, 2.0)
+
+
+def test_float8_rounds_more_than_half_precision() -> None:
+    model = tiny_llama()
+    half = torch.tensor(rounding_error(model, SEQUENCES, torch.bfloat16))
+    float8 = torch.tensor(rounding_error(model, SEQUENCES, torch.bfloat16, float8=True))
+    assert float8.mean() > 4 * half.mean()
+
+
+def test_float8_keeps_the_largest_value_of_each_row() -> None:
+    """Three bits of mantissa: no value is off by more than a sixteenth, however small its row."""
+    values = (
+        torch.randn(5, 64, generator=torch.Generator().manual_seed(1)) * torch.logspace(-6, 6, 5)[:, None]
+    )
+    rounded = _rounded(values, True)
+    torch.testing.assert_close(rounded.abs().amax(-1), values.abs().amax(-1))
+    large = values.abs() > 0.02 * values.abs().amax(-1, keepdim=True)
+    assert ((rounded - values).abs() / values.abs())[large].max() < 1 / 16 + 1e-6

@@ -1,0 +1,145 @@
+"""The learner's model computing as an engine does, to see what the engine's dtype alone does to this very model.
+
+    float32 learner ──bfloat16 weights, bfloat16 residual stream──▶ the scores that a bfloat16 engine may give
+    bfloat16 learner ──float32 everywhere──▶ the scores without rounding
+
+One layer's weights exist in the other dtype at a time, so this fits beside whatever else is in memory.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+from transformers import PreTrainedModel
+
+from training.model import causal_model
+
+_HEAD_VALUES = 1 << 26  # of the output head that are converted at a time
+_FLOAT8 = torch.float8_e4m3fn
+
+
+@contextmanager
+def computing_in(model: PreTrainedModel, dtype: torch.dtype, float8: bool = False) -> Iterator[None]:
+    """Every layer computes in `dtype` and hands on `dtype`; the output head makes float32 logits from operands of
+    `dtype`, as vLLM's float32 head does. The weights themselves are not touched.
+
+    float8: matrices and what they multiply are rounded to float8 as well, as vLLM's online `fp8` does it: a weight
+    by one scale for each of its rows, an input by one for each token.
+    """
+    head = model.get_output_embeddings()
+    with ExitStack() as undo:
+        for module in model.modules():
+            if module is head:
+                undo.enter_context(_forward_replaced(head, partial(_head_logits, head, dtype=dtype)))
+            elif isinstance(module, nn.Embedding):
+                undo.callback(module.register_forward_hook(_output_in(dtype)).remove)
+            elif module._parameters:
+                for hook in _swaps(module, dtype, float8 and isinstance(module, nn.Linear)):
+                    undo.callback(hook.remove)
+        yield
+
+
+@contextmanager
+def _forward_replaced(module: nn.Module, forward: Any) -> Iterator[None]:
+    own = vars(module).get("forward")
+    vars(module)["forward"] = forward
+    try:
+        yield
+    finally:
+        del vars(module)["forward"]
+        if own is not None:
+            vars(module)["forward"] = own
+
+
+def _head_logits(head: Any, hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Float32 [..., V] from `hidden` and the head's weight in `dtype`, some rows of the weight at a time."""
+    hidden = hidden.to(head.weight.device, dtype).float()
+    rows = max(1, _HEAD_VALUES // head.weight.shape[1])
+    parts = [hidden @ part.to(dtype).float().T for part in head.weight.split(rows)]
+    logits = torch.cat(parts, -1)
+    return logits if head.bias is None else logits + head.bias.to(dtype).float()
+
+
+def _output_in(dtype: torch.dtype) -> Any:
+    """An embedding's rows in `dtype`: rounding commutes with picking them."""
+    return lambda module, arguments, output: output.to(dtype)
+
+
+def _swaps(module: nn.Module, dtype: torch.dtype, float8: bool) -> list[Any]:
+    """Hooks that put a module's own parameters in `dtype` for the time of its forward."""
+    own: dict[str, nn.Parameter | None] = {}
+
+    def before(module: nn.Module, arguments: Any, named: Any) -> Any:
+        own.update(module._parameters)
+        for name, parameter in own.items():
+            if parameter is not None:
+                swapped: Any = _rounded(parameter.detach().to(dtype), float8 and parameter.ndim > 1)
+                module._parameters[name] = swapped
+        return tree_map(partial(_input_in, dtype, float8), (arguments, named))
+
+    def after(module: nn.Module, arguments: Any, output: Any) -> None:
+        module._parameters.update(own)
+        own.clear()
+
+    return [
+        module.register_forward_pre_hook(before, with_kwargs=True),
+        module.register_forward_hook(after, always_call=True),
+    ]
+
+
+def _input_in(dtype: torch.dtype, float8: bool, value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    return _rounded(value.to(dtype), float8)
+
+
+def _rounded(values: torch.Tensor, float8: bool) -> torch.Tensor:
+    """To float8 with one scale for each vector along the last dimension; unchanged without `float8`."""
+    if not float8:
+        return values
+    scale = values.float().abs().amax(-1, keepdim=True).clamp(min=1e-12) / torch.finfo(_FLOAT8).max
+    return ((values.float() / scale).to(_FLOAT8).float() * scale).to(values.dtype)
+
+
+@torch.no_grad()
+def learner_scores(
+    model: nn.Module, sequences: Sequence[Sequence[int]], temperature: float
+) -> list[list[float]]:
+    """Log-probs of all tokens but the first under the learner's weights, [count][length - 1]."""
+    causal = causal_model(model)
+    was_training = causal.training
+    model.eval()
+    scores = []
+    for sequence in sequences:
+        ids = torch.tensor([list(sequence)], device=causal.device)
+        logits = causal(ids).logits[0, :-1].float() / temperature
+        picked: Any = logits.log_softmax(-1).gather(-1, ids[0, 1:, None].to(logits.device))
+        scores.append(picked[:, 0].tolist())
+    model.train(was_training)
+    return scores
+
+
+def rounding_error(
+    model: nn.Module, sequences: Sequence[Sequence[int]], dtype: torch.dtype, float8: bool = False
+) -> list[list[float]]:
+    """What the learner's own dtype and the engine's may do to each score together, [count][length - 1].
+
+    The distance of either from float32, where no rounding is left to speak of. Two computations in one dtype round
+    at different places, so they are not nearer to each other than that.
+    """
+    causal = causal_model(model)
+
+    def scores_in(other: torch.dtype, float8: bool = False) -> torch.Tensor:
+        with computing_in(causal, other, float8):
+            return torch.tensor(learner_scores(model, sequences, 1.0))
+
+    own = torch.tensor(learner_scores(model, sequences, 1.0))
+    rounded = any(parameter.dtype != torch.float32 for parameter in causal.parameters())
+    exact = scores_in(torch.float32) if rounded else own
+    engine = scores_in(dtype, float8) if float8 or dtype != torch.float32 else exact
+    error: list[list[float]] = ((own - exact).abs() + (engine - exact).abs()).tolist()
+    return error
