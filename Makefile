@@ -1,5 +1,6 @@
 # make run: the quickstart.  make vllm: installs vLLM for this machine.  make test: lint, types, tests, files shared
 # between WORKERS processes (2 GiB each), as in  make test ARGS="tests/plan -x" WORKERS=1.
+# make gpu-test: what needs GPUs, one test after the other.
 # All of them create .venv on first use.
 PYTHON ?= python3
 WORKERS ?= 2
@@ -21,7 +22,7 @@ INSTALL_TORCH = $(PIP) "$(TORCH)"
 INSTALL_VLLM = echo "no vLLM build for $$(uname -s): its tests are skipped"
 endif
 
-.PHONY: run vllm test lint clean
+.PHONY: run vllm test gpu-test lint clean
 
 run: .venv/run.done
 	$(BIN)/python grpo.py --config-name grpo_quickstart $(ARGS)
@@ -30,6 +31,9 @@ vllm: .venv/vllm.done
 
 test: .venv/test.done lint
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+
+gpu-test: .venv/test.done
+	$(BIN)/python -m pytest tests/gpu -m gpu -rs $(ARGS)
 
 lint: .venv/test.done
 	$(BIN)/ruff check .

@@ -152,10 +152,21 @@ def grade_samples(config: Config, run_dir: Path, overlapped: bool) -> RunOutcome
     return "finished"
 
 
+def run_selftest(config: Config, run_dir: Path, overlapped: bool) -> RunOutcome:
+    """`run=selftest`: what works on this machine, whatever the config says."""
+    from selftest.main import selftest
+
+    code = selftest(run_dir)
+    if code:
+        sys.exit(code)
+    return "finished"
+
+
 ALONE: dict[str, Callable[[Config, Path, bool], RunOutcome]] = {
     "plan": print_plan,
     "eval": run_evaluation,
     "rewards": grade_samples,
+    "selftest": run_selftest,
 }
 
 

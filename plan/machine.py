@@ -124,3 +124,9 @@ def _nvidia_smi(*arguments: str) -> list[str]:
         return []
     run = subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=30, check=False)
     return run.stdout.splitlines() if run.returncode == 0 else []
+
+
+def gpu_table() -> list[tuple[str, str, str]]:
+    """Name, memory and driver of every GPU of this machine, as the driver's tool says them; empty without one."""
+    rows = _nvidia_smi("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    return [(name, memory, driver) for name, memory, driver in (row.split(", ") for row in rows)]

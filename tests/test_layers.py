@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+ROOT_FILES = {"grpo_parts", "grpo_utils", "grpo_engines", "grpo_eval"}
+BELOW_THE_ROOT = {"rollout", "training", "monitoring", "envs", "plan", "config"}
 MAY_IMPORT = {
     "config": {"config"},
     "plan": {"plan", "config"},
@@ -13,14 +15,12 @@ MAY_IMPORT = {
     "rollout": {"rollout", "envs", "plan", "config"},
     "training": {"training", "envs", "plan", "config"},
     "monitoring": {"monitoring", "envs", "plan", "config"},
+    "selftest": {"selftest", "grpo", "grpo_async", *ROOT_FILES, *BELOW_THE_ROOT},
 }
 ROOMS = set(MAY_IMPORT) | {
     "grpo",
     "grpo_async",
-    "grpo_parts",
-    "grpo_utils",
-    "grpo_engines",
-    "grpo_eval",
+    *ROOT_FILES,
     "tests",
     "benchmarks",
 }
@@ -57,3 +57,14 @@ def test_the_scripts_know_only_the_composition_root_and_the_schema() -> None:
     for script in ("grpo.py", "grpo_async.py"):
         if (ROOT / script).exists():
             assert imported(ROOT / script) <= {"grpo_parts", "grpo_utils", "config"}
+
+
+def test_only_the_composition_root_starts_the_self_test() -> None:
+    files = [*ROOT.glob("*.py"), *(path for room in BELOW_THE_ROOT for path in (ROOT / room).rglob("*.py"))]
+    assert {path.name for path in files if "selftest" in imported(path)} == {"grpo_utils.py"}
+
+
+def test_the_self_test_tells_of_a_torch_that_does_not_load() -> None:
+    """What runs outside the processes of the checks imports none."""
+    for name in ("main", "check", "catalogue", "runner", "process", "report"):
+        assert not imported(ROOT / "selftest" / f"{name}.py") & {"torch", "transformers", "vllm", "ray"}, name

@@ -1,0 +1,74 @@
+"""What a check is, what it needs of the machine, and what became of it."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from plan.machine import Machine
+
+Status = Literal["works", "does not", "not here"]
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where a check works. folder: empty, its own. device: of the learner, and of engines beside it."""
+
+    folder: Path
+    device: Device = "cpu"
+
+
+Body = Callable[..., str]
+"""Takes a `Bench` and the check's options; says what was measured, in a few words. Raises when it does not work."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One path through the project, small enough to try in a minute.
+
+    name: as the table shows it. body: "module.function", the module in this package; a dotted path where it is not.
+    options: further arguments of the body. device: that it runs on. gpus: that it needs. vllm: whether it needs
+    vLLM, built for `device`. remedy: what a user can do where it does not work. seconds: after which it has hung.
+    """
+
+    name: str
+    body: str
+    options: dict[str, object] = field(default_factory=dict)
+    device: Device = "cpu"
+    gpus: int = 0
+    vllm: bool = False
+    remedy: str = ""
+    seconds: float = 60.0
+
+    @property
+    def function(self) -> Body:
+        module, _, name = self.body.rpartition(".")
+        found: Body = getattr(
+            importlib.import_module(module if "." in module else f"selftest.{module}"), name
+        )
+        return found
+
+    def missing(self, machine: Machine, vllm_build: Device | None) -> str | None:
+        """What this machine lacks for it; None where it can be tried. vllm_build: what the installed vLLM runs on."""
+        if self.gpus > machine.num_gpus:
+            return f"needs {self.gpus} GPU{'s' * (self.gpus > 1)}, this machine shows {machine.num_gpus}"
+        if not self.vllm or vllm_build == self.device:
+            return None
+        if vllm_build is None:
+            return "needs vLLM, which is not installed (`make vllm`)"
+        return f"needs the {self.device.upper()} build of vLLM, installed is the {vllm_build.upper()} build"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of a check. detail: what it measured, or why it does not work or cannot be tried. trace: the end of
+    what its process said, for a bug report."""
+
+    name: str
+    status: Status
+    seconds: float
+    detail: str
+    remedy: str = ""
+    trace: str = ""

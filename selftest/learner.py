@@ -1,0 +1,291 @@
+"""The learner on the device of the bench, against the same arithmetic on the CPU or in another layout."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from config.policy import PRESETS, load_policy
+from config.schema import Config
+from grpo_utils import build, build_models, torch_devices
+from plan.machine import this_machine
+from plan.plan import Plan, ReferencePlan, make_plan
+from selftest.check import Bench
+from selftest.tiny import configured, model_folder, moved, subfolder
+from training.forward import ResponseScorer
+from training.learner import Learner
+from training.log_probs import selected_log_probs
+from training.model import load_model
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+def collected(bench: Bench, **model: Any) -> TensorDictBase:
+    """Four groups of four completions drawn on the CPU, with random rewards, for a random model never is right."""
+    config = configured(Bench(bench.folder, "cpu"), **model)
+    parts = build(config, subfolder(bench, "rollouts"))
+    try:
+        batch = parts.collect()
+    finally:
+        parts.close("finished")
+    generator = torch.Generator().manual_seed(3)
+    batch["next", "reward"] = torch.rand(batch["next", "reward"].shape, generator=generator)
+    return batch
+
+
+def learner_plan(config: Config, bench: Bench) -> Plan:
+    """Where the learner is concerned: whether engines fit beside it is not asked."""
+    return make_plan(config, False, this_machine(bench.folder), bench.folder)
+
+
+def make_learner(config: Config, plan: Plan, folder: Path) -> Learner:
+    model = load_model(config.model, torch_devices(plan.devices.train))
+    return Learner(*build_models(config, model, plan), config, folder)
+
+
+def stepped(config: Config, bench: Bench, batch: TensorDictBase) -> tuple[dict[str, float], torch.Tensor]:
+    """Metrics of one optimizer step, and the gradient that it applied, float64 on the CPU."""
+    learner = make_learner(config, learner_plan(config, bench), bench.folder)
+    seen: list[torch.Tensor] = []
+
+    def read(*args: object) -> None:
+        seen.extend(p.grad.flatten().double().cpu() for p in learner.model.parameters() if p.grad is not None)
+
+    learner.optimizer.register_step_pre_hook(read)
+    report = learner.step(learner.prepare(batch.clone()))
+    return report.metrics, torch.cat(seen)
+
+
+def preset(config: Config, name: str) -> Config:
+    """The config with another objective."""
+    changed = replace(config, policy=load_policy(name))
+    changed.derive()
+    return changed
+
+
+def apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """|ours - theirs| / |theirs|; 0 where both are nothing."""
+    return float((ours - theirs).norm() / theirs.norm().clamp_min(1e-12))
+
+
+def presets(bench: Bench) -> str:
+    """Every preset's step: on a GPU as on the CPU; on the CPU with a shared prompt as with whole sequences."""
+    batch, cpu = collected(bench), Bench(bench.folder, "cpu")
+    here = configured(bench)
+    other = configured(cpu, "train.share_prompt=false", "train.gradient_accumulation_steps=2")
+    names, worst = sorted(path.stem for path in PRESETS.glob("*.yaml")), 0.0
+    for name in names:
+        ours, gradient = stepped(preset(here, name), bench, batch)
+        theirs, expected = stepped(preset(other, name), cpu, batch)
+        difference = max(apart(gradient, expected), abs(ours["loss/objective"] - theirs["loss/objective"]))
+        assert difference < 1e-3, f"policy={name}: gradient or loss differs by {difference:.2g}"
+        worst = max(worst, difference)
+    return f"{len(names)} presets, gradients within {worst:.1g}"
+
+
+def precision(bench: Bench, mixed: str, overrides: Sequence[str] = ()) -> str:
+    """Steps under `train.mixed_precision`: the weights move, and log-probs stay near those in float32."""
+    batch = collected(bench)
+    config = configured(bench, f"train.mixed_precision={mixed}", "optimizer.warmup_steps=0", *overrides)
+    learner = make_learner(config, learner_plan(config, bench), bench.folder)
+    learner.scorer.autocast_dtype, dtype = None, learner.scorer.autocast_dtype
+    mask = batch["tokens", "response_mask"]
+    full = learner.scorer(batch).log_prob.detach().cpu()[mask]
+    learner.scorer.autocast_dtype = dtype
+    gap = float((learner.scorer(batch).log_prob.detach().cpu()[mask] - full).abs().mean())
+    assert gap < 0.1, f"log-probs under {mixed} are {gap:.2g} from those in float32 in the mean"
+    before = [p.detach().clone() for p in learner.model.parameters() if p.requires_grad]
+    for _ in range(3):
+        report = learner.step(learner.prepare(batch.clone()))
+        assert math.isfinite(report.metrics["grad_norm"]) or report.skipped
+    after = [p.detach() for p in learner.model.parameters() if p.requires_grad]
+    assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True)), "no weight moved"
+    if learner.scaler.is_enabled():
+        overflow(learner, batch)
+    return f"log-probs within {gap:.2g} of float32 in the mean"
+
+
+def overflow(learner: Learner, batch: TensorDictBase) -> None:
+    """A gradient beyond float16 is skipped, and the scale halved."""
+    learner.scaler.scale(torch.zeros(1, device=learner.model.device))  # type: ignore[arg-type]  # there from then on
+    learner.scaler.update(2.0**100)
+    report = learner.step(learner.prepare(batch.clone()))
+    assert report.skipped, "an overflow was not skipped"
+    assert learner.scaler.get_scale() == 2.0**99, (
+        f"the scale is {learner.scaler.get_scale()} after an overflow"
+    )
+    assert learner.nonfinite_steps == 0, "an overflow counts as a fault"
+
+
+def head(bench: Bench) -> str:
+    """The chunked output head in three dtypes: values and gradients of a plain float64 softmax."""
+    generator, worst = torch.Generator().manual_seed(0), 0.0
+    for dtype in (torch.float32, *HALF):
+        hidden = torch.randn(64, 64, generator=generator).to(dtype)
+        weight = (torch.randn(512, 64, generator=generator) / 8).to(dtype)
+        targets = torch.randint(0, 512, (64,), generator=generator)
+        ours = [tensor.clone().to(bench.device).requires_grad_() for tensor in (hidden, weight)]
+        theirs = [tensor.double().requires_grad_() for tensor in (hidden, weight)]
+        log_prob, _ = selected_log_probs(ours[0], ours[1], None, targets.to(bench.device), chunk_size=9)
+        expected = (theirs[0] @ theirs[1].T).log_softmax(-1).gather(1, targets[:, None])[:, 0]
+        torch.testing.assert_close(log_prob.double().cpu(), expected, rtol=1e-3, atol=1e-3)
+        log_prob.sum().backward()
+        expected.sum().backward()
+        for mine, plain in zip(ours, theirs, strict=True):
+            assert mine.grad is not None and plain.grad is not None
+            difference = apart(mine.grad.double().cpu(), plain.grad)
+            assert difference < (1e-4 if dtype == torch.float32 else 3e-2), (
+                f"{dtype}: gradient {difference:.2g} off"
+            )
+            worst = max(worst, difference)
+    return f"float32, bfloat16, float16; gradients within {worst:.1g}"
+
+
+def references(bench: Bench, homes: Sequence[str]) -> str:
+    """The reference scores the same in every home, the same bits twice, and gives a visited GPU's memory back."""
+    batch = collected(bench)
+    mask = batch["tokens", "response_mask"]
+    expected = batch["sample_log_prob"][mask]
+    for home in homes:
+        lora = home == "base of the LoRA policy"
+        config = configured(bench, "policy.kl_coef=0.1", f"train_model.lora.enabled={str(lora).lower()}")
+        plan = learner_plan(config, bench)
+        devices = (1,) if home == "own devices" else ()
+        plan = replace(plan, reference=ReferencePlan(home, devices))  # type: ignore[arg-type]
+        learner = make_learner(config, plan, bench.folder)
+        assert learner.reference is not None
+        moved(learner.model, seed=1)
+        scores = [learner.reference.log_prob(batch).cpu() for _ in range(2)]
+        assert torch.equal(*scores), f"{home}: the same batch scored twice gives other bits"
+        gap = float((scores[0][mask] - expected).abs().max())
+        assert gap < 2e-3, f"{home}: log-probs differ from the frozen weights' by up to {gap:.2g}"
+        if home == "host memory" and bench.device == "cuda":
+            held = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            learner.reference.log_prob(batch)
+            assert torch.cuda.memory_allocated() <= held, "the visiting reference left something on the GPU"
+            assert torch.cuda.max_memory_allocated() > held, "the reference did not visit the GPU"
+    return ", ".join(homes)
+
+
+def resumes(bench: Bench) -> str:
+    """A learner's state through a file, on the same device and on the CPU: equal next steps."""
+    batch = collected(bench)
+    config = configured(bench)
+    first = make_learner(config, learner_plan(config, bench), bench.folder)
+    first.step(first.prepare(batch.clone()))
+    path = bench.folder / "learner.pt"
+    torch.save(first.state_dict(), path)
+    wanted = first.step(first.prepare(batch.clone())).metrics
+    for device, bound in ((bench.device, 1e-5), ("cpu", 1e-3)):
+        there = Bench(bench.folder, device)
+        config = configured(there)
+        again = make_learner(config, learner_plan(config, there), bench.folder)
+        again.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        found = again.step(again.prepare(batch.clone())).metrics
+        for name in ("loss/objective", "grad_norm", "kl/ref"):
+            assert abs(found[name] - wanted[name]) <= bound * (1 + abs(wanted[name])), (
+                f"resumed on {device}: {name} is {found[name]:.6g} and not {wanted[name]:.6g}"
+            )
+    return f"{bench.device}, CPU"
+
+
+def layouts(bench: Bench, overrides: Sequence[str] = ("train_model.num_devices=2",)) -> str:
+    """A learner whose layers lie on two GPUs has the CPU's gradient, with a head of its own and with a tied one."""
+    worst = 0.0
+    for tied in (False, True):
+        batch = collected(bench, tied=tied)
+        cpu = Bench(bench.folder, "cpu")
+        _, ours = stepped(configured(bench, *overrides, tied=tied), bench, batch)
+        _, theirs = stepped(configured(cpu, tied=tied), cpu, batch)
+        worst = max(worst, apart(ours, theirs))
+        assert worst < 1e-3, f"{'tied' if tied else 'untied'} head: the gradient is {worst:.2g} off"
+    return f"tied and untied head, gradients within {worst:.1g}"
+
+
+def synthetic_tokens(rows: int, width: int, vocabulary: int) -> TensorDictBase:
+    from tensordict import TensorDict
+
+    generator = torch.Generator().manual_seed(0)
+    everything, prompt = torch.ones(rows, width, dtype=torch.bool), torch.ones(rows, 8, dtype=torch.bool)
+    tokens = TensorDict(
+        prompt=torch.zeros(rows, 8, dtype=torch.int64),
+        prompt_mask=prompt,
+        response=torch.randint(0, vocabulary, (rows, width), generator=generator),
+        response_mask=everything,
+        loss_mask=everything.clone(),
+        batch_size=[rows],
+    )
+    return TensorDict(tokens=tokens, batch_size=[rows])
+
+
+def head_speed(
+    bench: Bench,
+    width: int = 2048,
+    vocabulary: int = 151_936,
+    rows: int = 16,
+    length: int = 300,
+    share: float = 0.3,
+) -> str:
+    """Under bfloat16 autocast the head of float32 weights reaches `share` of the rate of a plain bfloat16 product."""
+    with torch.device(bench.device):
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=vocabulary,
+                hidden_size=width,
+                intermediate_size=2 * width,
+                num_hidden_layers=1,
+                num_attention_heads=max(1, width // 128),
+            )
+        )
+    scorer = ResponseScorer(model, 4, share_prompt=True, autocast_dtype=torch.bfloat16)
+    batch = synthetic_tokens(rows, length, vocabulary)
+    left, right = (
+        torch.randn(shape, device=bench.device, dtype=torch.bfloat16)
+        for shape in ((rows * length // 4, width), (width, vocabulary))
+    )
+    product_s = _seconds(bench, lambda: left @ right)
+    step_s = _seconds(bench, lambda: scorer(batch).log_prob.sum().backward())
+    per_product = 2 * len(left) * width * vocabulary
+    rate, head_rate = per_product / product_s, 8 * rows * length * width * vocabulary / step_s
+    assert head_rate > share * rate, (
+        f"the head runs at {head_rate / 1e12:.0f} TFLOPS, a plain bfloat16 product at {rate / 1e12:.0f}"
+    )
+    return f"{head_rate / 1e12:.3g} of {rate / 1e12:.3g} TFLOPS"
+
+
+def _seconds(bench: Bench, work: Any) -> float:
+    """The second of two goes."""
+    import time
+
+    for _ in range(2):
+        if bench.device == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        work()
+        if bench.device == "cuda":
+            torch.cuda.synchronize()
+        took = time.perf_counter() - began
+    return took
+
+
+def memory(bench: Bench, width: int = 1024, layers: int = 8) -> str:
+    """What a step takes of a GPU at its peak, against the plan's estimate."""
+    name = f"model.name={model_folder(bench, width=width, layers=layers)}"
+    batch = collected(bench)
+    config = configured(bench, name, "policy.kl_coef=0")
+    plan = learner_plan(config, bench)
+    learner = make_learner(config, plan, bench.folder)
+    estimate = max(phase.bytes for phase in plan.phases)
+    for _ in range(2):
+        learner.step(learner.prepare(batch.clone()))
+    measured = torch.cuda.max_memory_allocated() if bench.device == "cuda" else 0
+    assert measured < 1.2 * estimate, (
+        f"a step took {measured / 2**20:.0f} MiB, estimated {estimate / 2**20:.0f}"
+    )
+    return f"{measured / 2**20:.0f} MiB, estimated {estimate / 2**20:.0f}"

@@ -1,0 +1,32 @@
+"""The command behind `run=selftest`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from plan.machine import this_machine
+from selftest.catalogue import CHECKS
+from selftest.check import Check
+from selftest.report import header, row_lines, table, vllm_build, write
+from selftest.runner import not_working, run_checks
+
+
+def selftest(run_dir: Path, checks: Sequence[Check] = CHECKS) -> int:
+    """Tries `checks`, prints a line for each as it ends and a table at the end; selftest.json lies in `run_dir`.
+
+    Returns:
+        The exit code: 0 where everything that this machine has works, else 1.
+    """
+    machine, width = this_machine(run_dir), max(len(check.name) for check in checks)
+    print(header(machine), flush=True)
+    rows = run_checks(
+        checks, machine, vllm_build(), lambda row: print("\n".join(row_lines(row, width)), flush=True)
+    )
+    path = write(run_dir, machine, rows)
+    wrong = list(not_working(rows))
+    counts = {
+        status: sum(row.status == status for row in rows) for status in ("works", "does not", "not here")
+    }
+    print("\n" + ", ".join(f"{status}: {count}" for status, count in counts.items()) + f"; {path}")
+    if wrong:
+        print(f"\n{table(wrong)}")
+    return 1 if wrong else 0

@@ -1,0 +1,151 @@
+"""Tries checks one after the other, each in a process of its own with a deadline.
+
+A crash, a hang, or GPU memory that is not given back ends with the process, and takes no other check down.
+"""
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from plan.machine import Machine
+from selftest.check import Check, Device, Row
+from selftest.process import OUTCOME, OUTPUT, work
+
+TOTAL_S = 300.0
+MANY_CORES = 8
+_LINES = 30  # of a trace
+
+
+def run_checks(
+    checks: Sequence[Check],
+    machine: Machine,
+    vllm_build: Device | None,
+    said: Callable[[Row], None],
+    total_s: float = TOTAL_S,
+) -> list[Row]:
+    """A row for each check, told to `said` as soon as it is known; within `total_s` seconds.
+
+    Where a machine has GPUs and cores to spare, the checks on the CPU run beside those on GPUs.
+    """
+    processes, deadline = Processes(), time.monotonic() + total_s
+
+    def tried(check: Check) -> Row:
+        row = _try(check, machine, vllm_build, processes, deadline)
+        said(row)
+        return row
+
+    beside = bool(machine.num_gpus) and len(os.sched_getaffinity(0)) >= MANY_CORES
+    lanes = {device: ThreadPoolExecutor(1) for device in ("cpu", "cuda")}
+    try:
+        futures = [lanes[check.device if beside else "cpu"].submit(tried, check) for check in checks]
+        return [future.result() for future in futures]
+    finally:
+        for lane in lanes.values():
+            lane.shutdown(cancel_futures=True)
+
+
+def _try(
+    check: Check, machine: Machine, vllm_build: Device | None, processes: "Processes", deadline: float
+) -> Row:
+    lacking = check.missing(machine, vllm_build)
+    if lacking is not None:
+        return Row(check.name, "not here", 0.0, lacking)
+    left = deadline - time.monotonic()
+    if left <= 0:
+        why = "not tried: the time of the whole self-test was over"
+        return Row(check.name, "does not", 0.0, why, "run it when the machine has less to do")
+    return run_check(check, processes, min(check.seconds, left))
+
+
+class Processes:
+    """Starts processes: forked from a server that has imported everything, or fresh ones where that does not start."""
+
+    def __init__(self) -> None:
+        self._context: Any = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["selftest.preload"])
+
+    def start(self, *arguments: Any) -> BaseProcess:
+        try:
+            return self._started(arguments)
+        except (OSError, EOFError):  # the server ended over its imports
+            self.use_fresh_ones()
+            return self._started(arguments)
+
+    def use_fresh_ones(self) -> None:
+        self._context = multiprocessing.get_context("spawn")
+
+    def _started(self, arguments: tuple[Any, ...]) -> BaseProcess:
+        process: BaseProcess = self._context.Process(target=work, args=arguments)
+        process.start()
+        return process
+
+
+def run_check(check: Check, processes: Processes, seconds: float) -> Row:
+    """The check in a process of its own, which is gone afterwards with all that it started."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="grpo_selftest_", ignore_cleanup_errors=True) as place:
+        folder = Path(place)
+        process = processes.start(check, folder, seconds)
+        try:
+            process.join(seconds)
+            ended = process.exitcode
+        finally:
+            _end(process)
+        return _row(check, folder, ended, time.monotonic() - began)
+
+
+def _end(process: BaseProcess) -> None:
+    """Kills the process, its group, and what left the group."""
+    pid = process.pid
+    assert pid is not None
+    others: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        others = psutil.Process(pid).children(recursive=True)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    for one in others:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    if process.exitcode is None:
+        process.kill()
+    process.join()
+
+
+def _row(check: Check, folder: Path, exit_code: int | None, seconds: float) -> Row:
+    output, outcome = folder / OUTPUT, folder / OUTCOME
+    lines = output.read_text(errors="replace").splitlines() if output.exists() else []
+    if outcome.exists() and exit_code == 0:
+        told = json.loads(outcome.read_text())
+        trace = "\n".join((told.get("trace") or "").splitlines()[-_LINES:])
+        return Row(check.name, told["status"], seconds, told["detail"], told.get("remedy", ""), trace)
+    why = f"not finished after {seconds:.0f} s{_place(lines)}" if exit_code is None else _death(exit_code)
+    return Row(check.name, "does not", seconds, why, check.remedy, "\n".join(lines[-_LINES:]))
+
+
+def _death(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"its process ended with exit code {exit_code} and said nothing"
+    return f"its process was ended by {signal.Signals(-exit_code).name}"
+
+
+def _place(lines: Sequence[str]) -> str:
+    """Where the main thread stood: its stack is the last that faulthandler writes, innermost frame first."""
+    starts = [number for number, line in enumerate(lines) if re.match(r"(Current thread|Thread) 0x", line)]
+    frames = lines[starts[-1] + 1 :] if starts else []
+    return f", in {frames[0].strip()}" if frames else ""
+
+
+def not_working(rows: Sequence[Row]) -> Iterator[Row]:
+    return (row for row in rows if row.status == "does not")

@@ -1,0 +1,70 @@
+"""Whole runs of the scripts, with the quickstart's model, which answers well enough to be taught."""
+
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from plan.machine import visible_gpus
+from selftest.check import Bench
+from selftest.tiny import TOKENIZER, train
+
+QUICKSTART = (f"model.name={TOKENIZER}", "env.num_envs=8", "env.repeats=8")
+CLOCKS = ("time/", "throughput/", "reward_latency/", "idle/", "canary/seconds")
+
+
+def schedule(
+    bench: Bench,
+    overrides: Sequence[str] = (),
+    overlapped: bool = False,
+    iterations: int = 2,
+    reverse_gpus: bool = False,
+) -> str:
+    """Iterations of grpo.py or grpo_async.py: weights move, arrive, and every number is finite.
+
+    reverse_gpus: the process sees the GPUs in the opposite order.
+    """
+    if reverse_gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(reversed(visible_gpus()))
+    rows = train(bench, *QUICKSTART, *overrides, overlapped=overlapped, iterations=iterations)
+    for row in rows:
+        strange = [key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
+        assert not strange, f"not finite: {', '.join(strange)}"
+        assert row["grad_norm"] > 0, "the gradient is zero"
+    assert rows[-1]["policy_version"] > rows[0]["policy_version"], "no new version was pushed"
+    canary, mismatch = rows[-1]["canary/max_abs_diff"], rows[-1]["mismatch/p99"]
+    return f"{len(rows)} steps, canary {canary:.1g}, mismatch p99 {mismatch:.1g}"
+
+
+def resume(bench: Bench, overrides: Sequence[str] = ()) -> str:
+    """A run that goes on from a checkpoint is the run that never stopped: to the bit on a CPU."""
+    usual = (*QUICKSTART, "train.checkpoint_frequency=1", "train.keep_checkpoints=0", *overrides)
+    whole = train(bench, *usual, iterations=4, name="whole")
+    path = bench.folder / "whole" / "checkpoints" / "checkpoint_000002.pt"
+    again = train(bench, *usual, f"train.resume={path}", iterations=4, name="again")
+    if bench.device == "cuda":
+        assert [row["policy_version"] for row in again] == [row["policy_version"] for row in whole]
+        return "goes on; kernels on GPUs promise no equal bits"
+    assert [unclocked(row) for row in again] == [unclocked(row) for row in whole], (
+        "metrics differ after the checkpoint"
+    )
+    last = [bench.folder / name / "checkpoints" / "checkpoint_000004.pt" for name in ("whole", "again")]
+    ours, theirs = (torch.load(one, weights_only=True)["learner"]["model"] for one in last)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours), "weights differ after the checkpoint"
+    return "equal bits"
+
+
+def unclocked(row: dict[str, Any]) -> dict[str, Any]:
+    """Less what depends on how fast the machine was."""
+    return {key: value for key, value in row.items() if not key.startswith(CLOCKS)}
+
+
+def learns(bench: Bench, overrides: Sequence[str] = (), iterations: int = 20) -> str:
+    """The quickstart's reward rises."""
+    usual = (*QUICKSTART, "env.num_envs=32", *overrides)
+    rewards = [row["reward/mean"] for row in train(bench, *usual, iterations=iterations)]
+    first, last = sum(rewards[:4]) / 4, sum(rewards[-4:]) / 4
+    assert last > first + 0.1, f"the reward went from {first:.2f} to {last:.2f} in {iterations} iterations"
+    return f"reward {first:.2f} to {last:.2f}"

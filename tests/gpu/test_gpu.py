@@ -1,0 +1,28 @@
+"""What needs GPUs: the bodies are those of `run=selftest`, and some longer ones. Each runs in a process of its own."""
+
+import pytest
+
+from plan.machine import this_machine
+from selftest.catalogue import CHECKS, EXTRA
+from selftest.check import Check
+from selftest.report import vllm_build
+from selftest.runner import Processes, run_check
+from tests.scripts import ROOT
+
+
+@pytest.fixture(scope="module")
+def processes() -> Processes:
+    return Processes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "check", [check for check in (*CHECKS, *EXTRA) if check.gpus], ids=lambda check: check.name
+)
+def test_on_gpus(check: Check, processes: Processes) -> None:
+    lacking = check.missing(this_machine(ROOT), vllm_build())
+    if lacking is not None:
+        pytest.skip(lacking)
+    row = run_check(check, processes, check.seconds)
+    assert row.status == "works", f"{row.detail}\n{row.trace}"
+    print(row.detail)

@@ -1,0 +1,298 @@
+"""`run=selftest`: the runner on checks that work, fail, hang and die, and the bodies that its GPU checks share with
+the CPU."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from config.errors import ConfigError
+from plan.machine import Machine, installed_vllm
+from selftest import engines, learner
+from selftest.catalogue import CHECKS, EXTRA
+from selftest.check import Bench, Check, Row
+from selftest.main import selftest
+from selftest.report import FILE, table
+from selftest.runner import Processes, run_check, run_checks
+from tests.processes import wait_until_gone
+
+HERE = "tests.test_selftest"
+LAPTOP = Machine(num_gpus=0, gpu_memory_gib=None, host_memory_gib=16.0, disk_gib=50.0, vllm=None)
+needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
+
+
+# --- made-up checks -----------------------------------------------------------------------------------------
+
+
+def works(bench: Bench, number: int = 0) -> str:
+    (bench.folder / "a file").touch()
+    print("not for the user")
+    return f"number {number}"
+
+
+def fails(bench: Bench) -> str:
+    raise ArithmeticError("the sum is wrong")
+
+
+def fails_in_silence(bench: Bench) -> str:
+    assert bench.device == "no such device"
+    return ""
+
+
+def refuses(bench: Bench) -> str:
+    raise ConfigError("ray.address=nowhere: no cluster; leave it unset")
+
+
+def dies(bench: Bench) -> str:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return "unreachable"
+
+
+def exits(bench: Bench) -> str:
+    os._exit(3)
+
+
+def hangs_with_a_child(bench: Bench, noted: str) -> str:
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    child = subprocess.Popen(command, start_new_session=True)
+    Path(noted).write_text(f"{os.getpid()} {child.pid}")
+    threading.Event().wait()
+    return "unreachable"
+
+
+def made_up(name: str, **options: object) -> Check:
+    return Check(name, f"{HERE}.{name}", options, remedy="try again", seconds=60)
+
+
+@pytest.fixture(scope="module")
+def processes() -> Processes:
+    """Without what the real checks import first."""
+    bare = Processes()
+    bare.use_fresh_ones()
+    return bare
+
+
+# --- the runner ---------------------------------------------------------------------------------------------
+
+
+def test_what_works_says_what_it_measured_and_leaves_nothing(processes: Processes) -> None:
+    before = set(Path("/tmp").glob("grpo_selftest_*"))
+    row = run_check(made_up("works", number=7), processes, 60)
+    assert (row.status, row.detail) == ("works", "number 7")
+    assert set(Path("/tmp").glob("grpo_selftest_*")) <= before
+
+
+def test_a_failure_is_the_exception_and_the_checks_remedy(processes: Processes) -> None:
+    row = run_check(made_up("fails"), processes, 60)
+    assert (row.status, row.detail, row.remedy) == (
+        "does not",
+        "ArithmeticError: the sum is wrong",
+        "try again",
+    )
+    assert "in fails" in row.trace
+
+
+def test_an_assertion_without_words_is_its_line(processes: Processes) -> None:
+    row = run_check(made_up("fails_in_silence"), processes, 60)
+    assert row.detail == 'AssertionError: assert bench.device == "no such device"'
+
+
+def test_bad_input_brings_its_own_remedy(processes: Processes) -> None:
+    row = run_check(made_up("refuses"), processes, 60)
+    assert (row.detail, row.remedy) == ("ray.address=nowhere: no cluster; leave it unset", "")
+
+
+@pytest.mark.parametrize(("name", "why"), [("dies", "ended by SIGSEGV"), ("exits", "exit code 3")])
+def test_a_process_that_dies_takes_only_its_own_row_down(name: str, why: str, processes: Processes) -> None:
+    row = run_check(made_up(name), processes, 60)
+    assert row.status == "does not"
+    assert why in row.detail
+
+
+def test_what_hangs_is_killed_with_all_that_it_started(tmp_path: Path, processes: Processes) -> None:
+    noted = tmp_path / "pids"
+    row = run_check(made_up("hangs_with_a_child", noted=str(noted)), processes, 12)
+    assert row.status == "does not"
+    assert "not finished after 12 s" in row.detail
+    assert "in wait" in row.detail, "where it stood"
+    for pid in map(int, noted.read_text().split()):
+        wait_until_gone(pid)
+
+
+def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
+    noted = tmp_path / "pids"
+    code = (
+        f"from {HERE} import made_up\nfrom selftest.runner import Processes, run_check\n"
+        f"processes = Processes()\nprocesses.use_fresh_ones()\n"
+        f"run_check(made_up('hangs_with_a_child', noted={str(noted)!r}), processes, 300)"
+    )
+    script = tmp_path / "interrupted.py"
+    script.write_text(f"if __name__ == '__main__':\n    exec({code!r})")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    process = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not noted.exists() or not noted.read_text():
+        assert time.monotonic() < deadline, "the check did not start within 60 s"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    process.wait(60)
+    for pid in map(int, noted.read_text().split()):
+        wait_until_gone(pid)
+
+
+def test_the_server_forks_checks_where_it_can(tmp_path: Path) -> None:
+    """Its processes have another parent than this one."""
+    row = run_check(Check("parent", f"{HERE}.parent"), Processes(), 120)
+    assert row.status == "works", row.trace
+    assert int(row.detail) != os.getpid()
+
+
+def parent(bench: Bench) -> str:
+    return str(os.getppid())
+
+
+def test_a_server_that_does_not_start_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = Processes()
+    monkeypatch.setattr(processes._context, "Process", broken)
+    assert run_check(made_up("works"), processes, 60).status == "works"
+
+
+def broken(*arguments: object, **named: object) -> None:
+    raise EOFError("the server is gone")
+
+
+def test_rows_say_what_is_not_here_and_what_was_not_tried() -> None:
+    gpu = replace(made_up("works"), gpus=2)
+    vllm = replace(made_up("works"), vllm=True)
+    said: list[Row] = []
+    rows = run_checks([gpu, vllm], LAPTOP, None, said.append)
+    assert [row.status for row in rows] == ["not here"] * 2
+    assert rows[0].detail == "needs 2 GPUs, this machine shows 0"
+    assert "make vllm" in rows[1].detail
+    assert said == rows
+    assert vllm.missing(LAPTOP, "cpu") is None
+    assert "needs the CPU build of vLLM, installed is the CUDA build" in str(vllm.missing(LAPTOP, "cuda"))
+    (row,) = run_checks([made_up("works")], LAPTOP, None, said.append, total_s=0.0)
+    assert row.status == "does not"
+    assert "not tried" in row.detail
+
+
+def test_the_table_shows_reason_and_remedy() -> None:
+    lines = table(
+        [Row("a", "works", 1.0, "fine"), Row("longer", "does not", 2.0, "it broke", "mend it")]
+    ).splitlines()
+    assert lines[0] == "a       works       1.0 s  fine"
+    assert lines[1:] == ["longer  does not    2.0 s", "    it broke", "    remedy: mend it"]
+
+
+@pytest.mark.parametrize(("name", "code"), [("works", 0), ("fails", 1)])
+def test_exit_code_and_file(
+    name: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert selftest(tmp_path, [made_up(name), replace(made_up("dies"), gpus=64)]) == code
+    told = json.loads((tmp_path / FILE).read_text())
+    assert [row["status"] for row in told["checks"]] == ["works" if code == 0 else "does not", "not here"]
+    assert told["packages"]["torch"]
+    assert told["machine"]["host_memory_gib"] > 0
+    printed = capsys.readouterr().out
+    assert ("ArithmeticError: the sum is wrong" in printed) == bool(code)
+    assert "not here: 1" in printed
+
+
+# --- the real checks ----------------------------------------------------------------------------------------
+
+
+def test_every_check_is_one_function_with_a_name_and_a_remedy_of_its_own() -> None:
+    every = (*CHECKS, *EXTRA)
+    assert len({check.name for check in every}) == len(every)
+    assert all(callable(check.function) and check.remedy for check in every)
+    assert all((check.device == "cuda") == (check.gpus > 0) for check in every)
+
+
+CPU_CHECKS = ["sandbox", "output head, CPU", "fp16, CPU", "resume, CPU"]
+
+
+def test_as_a_user_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of the real checks, forked from the server; `run=selftest` as a command is in the test below."""
+    chosen = [check for check in CHECKS if check.name in CPU_CHECKS or check.gpus]
+    assert selftest(tmp_path, chosen) == 0
+    rows = {row["name"]: row for row in json.loads((tmp_path / FILE).read_text())["checks"]}
+    assert all(rows[name]["status"] == "works" for name in CPU_CHECKS)
+    assert rows["resume, CPU"]["detail"] == "equal bits"
+
+
+def test_the_default_config_needs_neither_its_model_nor_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """grpo_gsm8k names a model on the hub and device=cuda."""
+    from config.schema import Config
+    from grpo_utils import ALONE, run
+    from tests.scripts import configured
+
+    monkeypatch.setattr("selftest.main.CHECKS", ())
+    seen: list[Path] = []
+    monkeypatch.setattr("selftest.main.selftest", lambda run_dir: seen.append(run_dir) or 1)
+    config: Config = configured("run=selftest", name="grpo_gsm8k")
+    with pytest.raises(SystemExit) as ended:
+        run(config, tmp_path, lambda config, parts: None)
+    assert ended.value.code == 1
+    assert seen == [tmp_path]
+    assert "selftest" in ALONE
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_objectives_in_another_layout(bench: Bench) -> None:
+    assert "15 presets" in learner.presets(bench)
+
+
+def test_a_fault_in_an_objective_is_seen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner that leaves a factor out where a prompt is shared."""
+    plain = learner.stepped
+
+    def off(config, bench, batch):  # type: ignore[no-untyped-def]
+        metrics, gradient = plain(config, bench, batch)
+        return metrics, gradient * (1.01 if config.train.share_prompt else 1)
+
+    monkeypatch.setattr(learner, "stepped", off)
+    with pytest.raises(AssertionError, match="gradient or loss differs"):
+        learner.presets(bench)
+
+
+def test_reference_resume_and_layouts(bench: Bench) -> None:
+    learner.references(bench, ["host memory", "base of the LoRA policy"])
+    learner.resumes(bench)
+    learner.layouts(bench, ["train.gradient_accumulation_steps=4", "train.share_prompt=false"])
+    learner.memory(bench, width=128, layers=2)
+
+
+def test_the_heads_rate_is_measured(bench: Bench) -> None:
+    """The sizes are small and the share is none: it is about running."""
+    assert "TFLOPS" in learner.head_speed(bench, width=128, vocabulary=512, rows=4, length=8, share=0.0)
+
+
+def test_iterations_in_turns(bench: Bench) -> None:
+    overrides = ["inference_model.backend=transformers"]
+    assert engines.turns(bench, overrides) == "no GPU memory to give back"
+
+
+@needs_vllm
+def test_pushes_in_mid_flight(bench: Bench) -> None:
+    assert engines.in_flight(bench) == "keep, wait, abort"
+
+
+def test_no_process_of_a_check_is_left() -> None:
+    """Of those above; the fork server ends with this process."""
+    names = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+    assert not [name for name in names if "sleep(600)" in name]
