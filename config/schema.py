@@ -45,7 +45,8 @@ class ModelConfig:
     name: str = MISSING
     """A Hugging Face hub name, or a local folder in Hugging Face format."""
     dtype: str = "float32"
-    """Master weights of the trained model: `float32` or `bfloat16`."""
+    """Weights of the trained model: `float32`, or `bfloat16`, beside which the optimizer keeps the bits that rounding
+    drops, so that they move as float32 ones do."""
     attn_implementation: str = "sdpa"
     """Attention kernel of the trained and reference models: `sdpa`, `eager`, `flash_attention_2`."""
 
