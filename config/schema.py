@@ -5,6 +5,7 @@ nothing is a DictConfig and nothing needs a default.
 """
 
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ class ModelConfig:
     name: str = MISSING
     """A Hugging Face hub name, or a local folder in Hugging Face format."""
     dtype: str = "float32"
-    """Master weights of the trained model: `float32` or `bfloat16`."""
+    """Weights of the trained model: `float32`, or `bfloat16`, beside which the optimizer keeps the bits that rounding
+    drops, so that they move as float32 ones do."""
     attn_implementation: str = "sdpa"
     """Attention kernel of the trained and reference models: `sdpa`, `eager`, `flash_attention_2`."""
 
@@ -365,6 +367,7 @@ def _check_evaluation(config: Config) -> None:
         chosen.env(f"eval.sets.{name}", config.env)
 
 
+@cache
 def register_schema() -> None:
     """Makes the dataclasses known to Hydra under the names that the YAML `defaults` lists use."""
     schema = OmegaConf.structured(Config)

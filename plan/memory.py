@@ -195,10 +195,14 @@ def _phases_on(
     gradients = _gradients(config, shape, share)
     temporary = _master_bucket_bytes(config, shape)
     step = Part("weights in float32, a part at a time", temporary, "model.dtype, train_model.lora.enabled")
+
+    def phase(name: str, *parts: Part) -> Phase:
+        return Phase(name, (*resident, *(part for part in parts if part.bytes)))
+
     return (
-        Phase("score", (*resident, *_scoring(config, shape, share, on_cpu))),
-        Phase("optimize", (*resident, *_peak(config, shape, share, on_cpu, gradients))),
-        Phase("optimizer step", (*resident, gradients, *([step] if temporary else []))),
+        phase("score", *_scoring(config, shape, share, on_cpu)),
+        phase("optimize", *_peak(config, shape, share, on_cpu, gradients)),
+        phase("optimizer step", gradients, step),
     )
 
 
@@ -263,9 +267,13 @@ def _peak(config: Config, shape: ModelShape, share: Share, on_cpu: bool, gradien
         ]
 
     backward = block_backward_bytes(shape, batch, widths) + (block if recomputes else 0.0)
-    backward += waiting_head_gradient_bytes(shape, widths) if share.head else 0.0
-    layer = Part("backward pass of one layer", backward, BATCH_KNOBS)
-    moments = [moment(layer), moment(layer, gradients.bytes, layers=1)]
+    waiting = waiting_head_gradient_bytes(shape, widths) if share.head else 0.0
+
+    def layer(beside: float) -> Part:
+        return Part("backward pass of one layer", backward + beside, BATCH_KNOBS)
+
+    # Among all gradients is that of a tied head, which waits until the end.
+    moments = [moment(layer(waiting)), moment(layer(0.0), gradients.bytes, layers=1)]
     if share.head:
         entropy = 2 if config.policy.entropy_coef else 1
         forward = head_forward_bytes(shape, batch, widths, 2)

@@ -11,6 +11,9 @@ import torch
 if TYPE_CHECKING:
     from tests.pretend_gpu import PretendedGPUs
 
+CARD_BYTES = 80 << 30
+"""Memory of a GPU, as it says."""
+
 
 def _group_by_device(gpus: "PretendedGPUs") -> Callable[..., Any]:
     """torch's grouping for optimizers and gradient clipping, which reads devices in C++."""
@@ -43,6 +46,16 @@ class _Stream:
     wait_stream = wait_event = record_event = record = wait = lambda self, *args: None
 
 
+class _Runtime:
+    """CUDA's own library, as far as pinning goes."""
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:
+        return 0
+
+
 def patches(gpus: "PretendedGPUs") -> list[Any]:
     """What asks torch about GPUs without a tensor."""
 
@@ -61,7 +74,7 @@ def patches(gpus: "PretendedGPUs") -> list[Any]:
     def properties(device: Any = None) -> Any:
         index = gpus.device("cuda" if device is None else device).index
         return SimpleNamespace(
-            name="pretended", uuid=f"pretended-{index}", total_memory=80 << 30, major=9, minor=0
+            name="pretended", uuid=f"pretended-{index}", total_memory=CARD_BYTES, major=9, minor=0
         )
 
     cuda = {
@@ -81,7 +94,7 @@ def patches(gpus: "PretendedGPUs") -> list[Any]:
         "manual_seed_all": lambda seed: None,
         "synchronize": synchronize,
         "empty_cache": lambda: None,
-        "mem_get_info": lambda device=None: (80 << 30, 80 << 30),
+        "mem_get_info": lambda device=None: (gpus.free_bytes, CARD_BYTES),
         "memory_allocated": lambda device=None: 0,
         "memory_reserved": lambda device=None: 0,
         "get_device_properties": properties,
@@ -91,6 +104,8 @@ def patches(gpus: "PretendedGPUs") -> list[Any]:
         "current_stream": lambda device=None: _Stream(device),
         "stream": lambda stream: nullcontext(),
         "Event": _Stream,
+        "cudart": _Runtime,
+        "check_error": lambda code: None,
         "ipc_collect": lambda: None,
     }
     patched = [mock.patch.object(torch.cuda, name, new) for name, new in cuda.items()]

@@ -9,7 +9,7 @@ A tensor stays the CPU tensor that it is; a table says which device its *storage
 optimizers and whole models therefore work unchanged, backward included. Three layers keep the table and the rules:
 
     calls from Python       `.device`, `.to`, factories with `device=`, `.numpy()`             _Calls
-    operations of ATen      one device for all operands; new storages get it                  _Operations
+    operations of ATen      one device for all operands (pretend_rules.py), and the results   _Operations
     torch.cuda and others   counts, current device, streams, memory, autocast                 pretend_cuda.py
 
 Where it is not the real thing: kernels are the CPU's, `torch.autocast("cuda")` is the CPU's autocast, memory has no
@@ -31,36 +31,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.pretend_cuda import patches
+from tests.pretend_rules import ANYWHERE, CPU, check_generator, common_device
 
 aten = torch.ops.aten
-CPU = torch.device("cpu")
-ANYWHERE = torch.device("meta", 99)
-"""Of a tensor that the backward pass made out of nothing: it joins the first device that it meets."""
-
 _true_device = torch._C.TensorBase.device.__get__
-
-COPIES = {aten.copy_, aten._foreach_copy_, aten._to_copy, aten._local_scalar_dense, aten.set_}
-"""They read one device and write another, or need none."""
-
-INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_}
-SCALAR_OPERANDS = {
-    aten.masked_fill,
-    aten.masked_fill_,
-    aten.fill_,
-    aten.where,
-    aten.index_put,
-    aten.index_put_,
-}
-"""Beside the pointwise operations, those that take a 0-dimensional CPU tensor among CUDA tensors."""
 
 CUDA_ONLY: dict[Any, Callable[..., Tensor]] = {
     aten.mm.dtype: lambda left, right, dtype: torch.mm(left.to(dtype), right.to(dtype)),
     aten.mm.dtype_out: lambda left, right, dtype, out: torch.mm(left.to(dtype), right.to(dtype), out=out),
 }
 """Operations without a kernel for the CPU, and the same in others."""
-
-TERNARY = {aten.addcmul, aten.addcdiv, aten.addcmul_, aten.addcdiv_, aten.clamp, aten.clamp_}
-"""Pointwise operations that do not."""
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -86,11 +66,11 @@ class PretendedGPUs:
     A storage's entry holds a weak reference, which keeps its address from being given to another one.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, free_bytes: int) -> None:
         self.count = count
+        self.free_bytes = free_bytes
         self.synchronized: list[torch.device] = []
         self._places: dict[int, tuple[StorageWeakRef, torch.device]] = {}
-        self._pinned: set[int] = set()
         self.thread = threading.local()
         self._purge_at = 10_000
 
@@ -175,12 +155,9 @@ class _Calls(TorchFunctionMode):
             tensor.numpy: self._host_only,
             tensor.__array__: self._host_only,
             tensor.pin_memory: self._pin,
-            tensor.is_pinned: lambda _, own, *rest: own.untyped_storage()._cdata in gpus._pinned,
             tensor.record_stream: lambda _, own, stream: None,
             tensor.__deepcopy__: self._copy_deeply,
-            torch.device: lambda made, *names: (
-                made("cuda", *names) if isinstance(names[0], int) else made(*names)
-            ),
+            torch.device: _named_device,
         }
 
     def __torch_function__(
@@ -203,9 +180,9 @@ class _Calls(TorchFunctionMode):
         device = self.gpus.device(kwargs["device"])
         if device.type == "meta":
             return func(*args, **kwargs)
-        _check_generator(kwargs.get("generator"), device)
+        check_generator(kwargs.get("generator"), device)
         others = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
-        made = func(*args, **others)
+        made = func(*args, **others, device="cpu")
         if not isinstance(made, Tensor):
             return made
         given = {value.untyped_storage()._cdata for value in tensors_in(args)}
@@ -220,6 +197,8 @@ class _Calls(TorchFunctionMode):
             asked, dtype = self.gpus.place(other), other.dtype
         else:
             args = tuple(torch.device("cuda", one) if type(one) is int else one for one in args)
+            if type(kwargs.get("device")) is int:
+                kwargs["device"] = torch.device("cuda", kwargs["device"])
             asked, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
         if asked is not None and asked.type == "meta":
             return own.to(*args, copy=copy, **kwargs)
@@ -251,9 +230,7 @@ class _Calls(TorchFunctionMode):
     def _pin(self, func: Any, own: Tensor, *args: Any) -> Tensor:
         if self.gpus.place(own).type != "cpu":
             raise RuntimeError(f"cannot pin '{self.gpus.place(own)}': only dense CPU tensors can be pinned")
-        pinned = own.clone()
-        self.gpus._pinned.add(pinned.untyped_storage()._cdata)
-        return pinned
+        return own.clone()
 
     def _set_grad(self, func: Any, own: Tensor, gradient: Tensor | None) -> None:
         if gradient is not None and self.gpus.place(gradient) != self.gpus.place(own):
@@ -266,6 +243,11 @@ class _Calls(TorchFunctionMode):
         return copied
 
 
+def _named_device(made: Any, *names: Any, **more: Any) -> Any:
+    """`torch.device`, which asks for an accelerator where it is given a number alone."""
+    return made("cuda", names[0]) if names and isinstance(names[0], int) else made(*names, **more)
+
+
 class _Operations(TorchDispatchMode):
     """Every operation of ATen, those of the backward pass too: one device, and its results lie there."""
 
@@ -273,6 +255,11 @@ class _Operations(TorchDispatchMode):
         super().__init__()
         self.gpus = gpus
         self.makes_on = CPU
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would wrap the handler for a compiler that nobody uses here: a tenth of all time."""
+        return False
 
     def making_tensors_on(self, device: torch.device) -> "_MakingOn":
         """Where a tensor lies that C++ makes from the options of another one."""
@@ -284,8 +271,8 @@ class _Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():
             operands = tensors_in(args) + tensors_in(kwargs)
-            device = self._common_device(func, args, operands)
-            _check_generator(kwargs.get("generator"), device)
+            device = common_device(self.gpus.place, func, args, operands) if operands else self.makes_on
+            check_generator(kwargs.get("generator"), device)
             result = (CUDA_ONLY.get(func, func) if device.type == "cuda" else func)(*args, **kwargs)
             if device.type == "cpu":
                 return result
@@ -301,36 +288,6 @@ class _Operations(TorchDispatchMode):
             if self.gpus.place(tensor) is ANYWHERE:
                 self.gpus.put(tensor, device)
 
-    def _common_device(self, func: Any, args: Sequence[Any], operands: list[Tensor]) -> torch.device:
-        """Where an operation runs.
-
-        Raises:
-            RuntimeError: its operands lie where CUDA could not take them together.
-        """
-        packet = func.overloadpacket
-        if not operands:
-            return self.makes_on
-        if packet in COPIES:
-            return self.gpus.place(operands[0])
-        if packet in INDEXING:
-            _check_indices(self.gpus, args)
-            operands = [args[0], *args[2:3]]
-        places = [self.gpus.place(tensor) for tensor in operands if isinstance(tensor, Tensor)]
-        devices = {place for place in places if place is not ANYWHERE}
-        if len(devices) < 2:
-            return devices.pop() if devices else ANYWHERE
-        if any(device.type == "meta" for device in devices):
-            return CPU
-        scalars = [tensor for tensor, place in zip(operands, places, strict=True) if place == CPU]
-        gpus = devices - {CPU}
-        if len(gpus) == 1 and len(scalars) == 1 and _may_be_on_the_host(func, scalars[0], args):
-            return gpus.pop()
-        first, second, *_ = dict.fromkeys(map(str, places))
-        raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, {first} and {second}! "
-            f"(pretended, in {func})"
-        )
-
 
 class _MakingOn:
     """A block with another `makes_on`; a class, since every call from Python goes through it."""
@@ -345,34 +302,13 @@ class _MakingOn:
         self.operations.makes_on = self.before
 
 
-def _may_be_on_the_host(func: Any, scalar: Tensor, args: Sequence[Any]) -> bool:
-    """One 0-dimensional CPU tensor that is only read may mix with CUDA tensors, in pointwise operations."""
-    packet = func.overloadpacket
-    pointwise = torch.Tag.pointwise in func.tags and packet not in TERNARY
-    written = bool(func._schema.is_mutable) and args[0] is scalar
-    chooses = packet is aten.where and args[0] is scalar
-    return scalar.dim() == 0 and not written and not chooses and (pointwise or packet in SCALAR_OPERANDS)
-
-
-def _check_indices(gpus: PretendedGPUs, args: Sequence[Any]) -> None:
-    own = gpus.place(args[0])
-    for index in args[1]:
-        if index is not None and gpus.place(index) not in (CPU, own, ANYWHERE) and own is not ANYWHERE:
-            raise RuntimeError(
-                f"indices should be either on cpu or on the same device as the indexed tensor ({own}), "
-                f"got {gpus.place(index)} (pretended)"
-            )
-
-
-def _check_generator(generator: torch.Generator | None, device: torch.device) -> None:
-    if generator is not None and device.type == "cuda" and generator.device.type != "cuda":
-        raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu' (pretended)")
-
-
 @contextmanager
-def pretend_gpus(count: int) -> Iterator[PretendedGPUs]:
-    """A machine with `count` GPUs for the code inside, and for the threads that it starts."""
-    gpus = PretendedGPUs(count)
+def pretend_gpus(count: int, free_bytes: int = 80 << 30) -> Iterator[PretendedGPUs]:
+    """A machine with `count` GPUs for the code inside, and for the threads that it starts.
+
+    free_bytes: what each GPU says is free; nothing is ever counted against it.
+    """
+    gpus = PretendedGPUs(count, free_bytes)
     run, run_backward = threading.Thread.run, torch.autograd._engine_run_backward
 
     @contextmanager

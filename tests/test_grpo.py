@@ -116,7 +116,7 @@ def test_killed_and_resumed_is_bit_identical_to_never_stopped(
     whole.mkdir()
     run(configured(*RESUMED), whole, grpo.train)
     run(configured(*RESUMED, "train.resume=auto"), broken, grpo.train)
-    assert "resumed from" in capsys.readouterr().out
+    assert "resumed from" in capsys.readouterr().err
     assert without_clocks(rows(broken)) == without_clocks(rows(whole))
     saved = [
         torch.load(path / "checkpoints" / "checkpoint_000010.pt", weights_only=True)

@@ -16,7 +16,7 @@ from config.schema import Config
 from grpo_parts import Parts
 from grpo_utils import build, run
 from rollout.pool import RayPool
-from rollout.transports import NamedTensors
+from rollout.weights import Outgoing
 from tests.processes import engine_processes
 from tests.scripts import configured, finish, rows, start, wait_for, without_clocks
 
@@ -136,7 +136,7 @@ class HandCarried:
     def __init__(self, pool: RayPool) -> None:
         self.pool = pool
 
-    def push(self, weights: NamedTensors, version: int) -> None:
+    def push(self, weights: Outgoing, version: int) -> None:
         named = [(name, tensor.clone()) for name, tensor in weights]
         arguments = {"weights": named, "version": version}
         self.pool.call_each("load_weights", [arguments] * len(self.pool.members))

@@ -115,7 +115,19 @@ def _load(
         )
     except (OSError, ValueError, ImportError) as error:
         raise _cannot_load("the model", config.name, error) from error
+    _check_placement(model, config.name, len(devices))
     return model
+
+
+def _check_placement(model: PreTrainedModel, name: str, devices: int) -> None:
+    """Layers that no GPU has room for would be left on the CPU or on disk, with a line in a log."""
+    placed: dict[str, object] = getattr(model, "hf_device_map", {})
+    outside = [layer for layer, place in placed.items() if place in ("cpu", "disk")]
+    if devices > 1 and outside:
+        raise ConfigError(
+            f"model.name={name}: {len(outside)} of its parts, {outside[0]} first, do not fit into what is free on "
+            f"{devices} GPUs; give it more (train_model.num_devices, ref_model.num_devices), or free these"
+        )
 
 
 def add_lora(model: PreTrainedModel, lora: LoraConfig) -> nn.Module:

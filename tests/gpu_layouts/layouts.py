@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import dispatch_model
-from config.plan import Plan, make_plan
 from tensordict import TensorDict
 from transformers import PreTrainedModel
 
@@ -16,6 +14,8 @@ from config.optimizer import OptimizerConfig
 from config.policy import PolicyConfig
 from config.schema import Config, LoraConfig, ModelConfig, RefModelConfig, TrainConfig, TrainModelConfig
 from grpo_utils import build_models, torch_devices
+from plan.machine import Machine
+from plan.plan import Plan, make_plan
 from tests.tiny import tiny_llama
 from tests.training.test_forward import REPEATS, collected
 from training.learner import Learner
@@ -25,12 +25,14 @@ GROUPS = 2
 
 @dataclass(frozen=True)
 class Layout:
-    """A machine and what is asked of it. gpus: 0 for a machine without."""
+    """A machine and what is asked of it. gpus: 0 for a machine without. train_devices: by hand."""
 
     gpus: int
     train: int = 1
     engines: int = 1
     reference: int = 1
+    train_devices: tuple[int, ...] | None = None
+    colocate: bool = False
 
 
 LAYOUTS = {
@@ -43,11 +45,16 @@ LAYOUTS = {
 }
 
 
+SPREADS = ("1 GPU, in turns", "3 GPUs, learner on 2", "8 GPUs, learner on 4")
+"""With the learner on 1, 2 and 4 GPUs."""
+
+
 @dataclass(frozen=True)
 class Case:
     """What else differs from run to run."""
 
     policy: PolicyConfig
+    folder: Path
     tied: bool = False
     lora: bool = False
     checkpointing: bool = True
@@ -58,7 +65,7 @@ def config_of(layout: Layout, case: Case) -> Config:
     """GPU configs have bf16 and checkpointing. Presets that read the trainer's old log-probs get two epochs."""
     config = Config(
         env=EnvConfig(dataset="arithmetic", num_envs=GROUPS, repeats=REPEATS),
-        model=ModelConfig(name="tiny"),
+        model=ModelConfig(name=str(case.folder)),
         train=TrainConfig(
             mixed_precision=case.precision,
             gradient_checkpointing=case.checkpointing,
@@ -66,37 +73,48 @@ def config_of(layout: Layout, case: Case) -> Config:
         ),
         policy=replace(case.policy),
         optimizer=OptimizerConfig(lr=1e-3),
-        train_model=TrainModelConfig(layout.train, lora=LoraConfig(enabled=case.lora)),
+        train_model=TrainModelConfig(layout.train, layout.train_devices, lora=LoraConfig(enabled=case.lora)),
         ref_model=RefModelConfig(layout.reference),
-        inference_model=InferenceModelConfig(num_devices=layout.engines, max_tokens=9),
+        inference_model=InferenceModelConfig(
+            num_devices=layout.engines, max_tokens=9, colocate=layout.colocate
+        ),
     )
     config.derive()
     return config
 
 
 def plan_of(layout: Layout, config: Config) -> Plan:
-    return make_plan(config, overlapped=False, vllm_version="0.32.0", num_gpus=layout.gpus)
+    gpus = tuple(str(index) for index in range(layout.gpus))
+    size = 80.0 if gpus else None
+    return make_plan(config, False, Machine(layout.gpus, size, 64.0, 100.0, "0.32.0", gpus), Path())
 
 
 def spread(model: PreTrainedModel, devices: list[torch.device]) -> PreTrainedModel:
-    """`model` over `devices` with accelerate's hooks, as `device_map` leaves it; a tied head stays with its twin."""
+    """`model` with accelerate's hooks, as `device_map` leaves it over several devices; a tied head stays with its
+    twin. By hand, since accelerate would not cut a model of two layers."""
     if len(devices) == 1:
         return model.to(devices[0])  # type: ignore[arg-type]
     parts = ["model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm"]
-    at = {part: devices[index * len(devices) // len(parts)].index for index, part in enumerate(parts)}
-    at["model.rotary_emb"] = devices[-1].index
-    at["lm_head"] = (devices[0] if model.config.tie_word_embeddings else devices[-1]).index
-    spread_model: Any = dispatch_model(model, device_map=at)
-    return spread_model
+    places = {part: devices[index * len(devices) // len(parts)].index for index, part in enumerate(parts)}
+    places["model.rotary_emb"] = devices[-1].index
+    places["lm_head"] = (devices[0] if model.config.tie_word_embeddings else devices[-1]).index
+    placed: PreTrainedModel = dispatch_model(model, device_map=places)
+    return placed
 
 
-def learner_on(layout: Layout, case: Case, run_dir: Path) -> Learner:
-    """What `build` makes of the config, but for the model, which is tiny and random."""
+def learner_on(layout: Layout, case: Case, run_dir: Path) -> tuple[Learner, Plan]:
+    """What `build` makes of the config."""
     config = config_of(layout, case)
     plan = plan_of(layout, config)
     model = spread(tiny_llama(case.tied), torch_devices(plan.devices.train))
+    torch.manual_seed(0)  # of fresh adapters
     policy, scorer, reference = build_models(config, model, plan)
-    return Learner(policy, scorer, reference, config, run_dir)
+    return Learner(policy, scorer, reference, config, run_dir), plan
+
+
+def save_tiny(folder: Path, tied: bool) -> Path:
+    tiny_llama(tied).save_pretrained(folder)
+    return folder
 
 
 def host_batch() -> TensorDict:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from tensordict import TensorDict
 
-from config.policy import PRESETS, PolicyConfig, load_policy
-from tests.gpu_layouts.layouts import LAYOUTS, Case, Layout, host_batch, learner_on
+from config.policy import PRESETS, load_policy
+from grpo_utils import torch_devices
+from tests.gpu_layouts.layouts import LAYOUTS, SPREADS, Case, Layout, host_batch, learner_on, save_tiny
 from tests.pretend_gpu import pretend_gpus
 
 HOST, ONE = Layout(0), Layout(1)
@@ -25,15 +26,16 @@ SWITCHES: list[Switches] = list(itertools.product([False, True], repeat=3))
 
 
 def presets_everywhere() -> Iterator[tuple[str, str, Switches]]:
-    """Every preset on every layout; the switches take turns, so that each preset and each layout meets them all."""
+    """Every preset with the learner on 1, 2 and 4 GPUs; the switches take turns among the presets."""
     for row, preset in enumerate(PRESET_NAMES):
-        for column, layout in enumerate(LAYOUTS):
-            yield layout, preset, SWITCHES[(3 * row + 5 * column) % len(SWITCHES)]
+        for layout in SPREADS:
+            yield layout, preset, SWITCHES[3 * row % len(SWITCHES)]
 
 
 def everything_of_grpo() -> Iterator[tuple[str, str, Switches]]:
-    """The default preset, which has a reference, with every combination of switches on every layout."""
-    for layout, switches in itertools.product(LAYOUTS, SWITCHES):
+    """The default preset on every layout, which has every home of a reference; each pair of two switches."""
+    pairs = [switches for switches in SWITCHES if sum(switches) % 2 == 0]
+    for layout, switches in itertools.product(LAYOUTS, pairs):
         yield layout, "grpo", switches
 
 
@@ -45,21 +47,29 @@ def batch() -> TensorDict:
     return host_batch()
 
 
+Folders = tuple[Path, Path]
+"""Of the tiny model without and with a tied head."""
+
+
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("run")
-
-
-def case_of(preset: str, switches: Switches, precision: str = "bf16") -> Case:
-    policy: PolicyConfig = load_policy(preset, overlong_cache=None, filter_range=None, dynamic_batching=False)
-    return Case(policy, *switches, precision)
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    untied, tied = (save_tiny(tmp_path_factory.mktemp("model"), tied) for tied in (False, True))
+    return untied, tied
 
 
 @cache
-def step(layout: Layout, preset: str, switches: Switches, precision: str, run_dir: Path) -> dict[str, float]:
+def step(
+    layout: Layout, preset: str, switches: Switches, precision: str, folders: Folders
+) -> dict[str, float]:
     """Metrics of one optimizer step, in a process that sees `layout.gpus` pretended GPUs."""
+    tied, lora, checkpointing = switches
+    policy = load_policy(preset, overlong_cache=None, filter_range=None, dynamic_batching=False)
+    case = Case(policy, folders[tied], tied, lora, checkpointing, precision)
     with pretend_gpus(layout.gpus) if layout.gpus else nullcontext():
-        learner = learner_on(layout, case_of(preset, switches, precision), run_dir)
+        learner, plan = learner_on(layout, case, folders[tied])
+        assert {parameter.device for parameter in learner.model.parameters()} == {
+            *torch_devices(plan.devices.train)
+        }
         report = learner.step(learner.prepare(batch().clone()))
     assert not report.skipped
     return report.metrics
@@ -67,14 +77,16 @@ def step(layout: Layout, preset: str, switches: Switches, precision: str, run_di
 
 @pytest.mark.parametrize(("layout", "preset", "switches"), CASES, ids=str)
 def test_every_layout_gives_the_numbers_of_one_gpu(
-    layout: str, preset: str, switches: Switches, run_dir: Path
+    layout: str, preset: str, switches: Switches, folders: Folders
 ) -> None:
-    expected = step(ONE, preset, switches, "bf16", run_dir)
-    assert step(LAYOUTS[layout], preset, switches, "bf16", run_dir) == expected
+    expected = step(ONE, preset, switches, "bf16", folders)
+    assert step(LAYOUTS[layout], preset, switches, "bf16", folders) == pytest.approx(
+        expected, rel=1e-3, abs=1e-6
+    )
 
 
-@pytest.mark.parametrize("preset", PRESET_NAMES)
-def test_one_gpu_gives_the_cpus_numbers(preset: str, run_dir: Path) -> None:
+@pytest.mark.parametrize("preset", ["grpo", "compat_nanochat", "compat_torchrl"])
+def test_one_gpu_gives_the_cpus_numbers(preset: str, folders: Folders) -> None:
     switches = (False, False, False)
-    expected = step(HOST, preset, switches, "fp32", run_dir)
-    assert step(ONE, preset, switches, "fp32", run_dir) == expected
+    expected = step(HOST, preset, switches, "fp32", folders)
+    assert step(ONE, preset, switches, "fp32", folders) == pytest.approx(expected, rel=1e-3, abs=1e-6)

@@ -15,7 +15,6 @@ from config.machine import MachineConfig
 from config.schema import Config, register_schema, to_config
 from plan.machine import Machine, imagined_machine
 from plan.memory import (
-    activation_bytes,
     checkpoints_kept,
     engine_weights,
     kv_bytes_per_sequence,
@@ -112,7 +111,7 @@ def test_the_report_of_the_quickstart() -> None:
         "32 prompts x 8 completions = 256 completions",
         "120 iterations, 120 optimizer steps",
         "1.0 million parameters",
-        "[train.log_prob_chunk_size]",
+        "[train.gradient_accumulation_steps, inference_model.max_tokens]",
         "KV cache         grows to",
         "free  [train.keep_checkpoints",
     ):
@@ -159,7 +158,8 @@ def test_the_knobs_that_are_named_do_change_the_estimate(qwen: str) -> None:
     def activations(*overrides: str) -> float:
         config = gpu_plan(qwen, *overrides).config
         assert usual.shape is not None
-        return activation_bytes(config, usual.shape)
+        optimize = train_phases(config, usual.shape, 1, on_cpu=False, shares_base=False)[1]
+        return next(part.bytes for part in optimize.parts if part.what.startswith("activations"))
 
     assert activations("train.gradient_accumulation_steps=4") == 2 * activations()
     assert activations("train.gradient_checkpointing=false", "train.share_prompt=false") > 10 * activations()

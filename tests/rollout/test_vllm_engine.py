@@ -11,7 +11,7 @@ from config.errors import ConfigError
 from rollout import vllm_settings as settings_module
 from rollout.engine import Completion, Request, Response, Sampling, generate
 from rollout.vllm_engine import VLLMEngine
-from rollout.vllm_settings import AdapterShape, check_version
+from rollout.vllm_settings import AdapterShape, check_version, process_state_kept
 from tests.rollout.conftest import EOS, MAX_LEN, VOCAB, StartEngine, tiny_llama
 
 
@@ -213,6 +213,23 @@ def test_the_process_keeps_its_generators_and_threads(start_engine: StartEngine)
     torch.set_num_threads(2)
     assert torch.get_num_threads() == 2
     torch.set_num_threads(1)
+
+
+def test_what_vllm_changes_in_its_process_on_a_gpu_is_changed_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread for torch, and the seeds of every GPU's generator."""
+    states = {0: torch.tensor([1]), 1: torch.tensor([2])}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [state.clone() for state in states.values()])
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: states.__setitem__(device, state))
+    torch.set_num_threads(2)
+    with process_state_kept():
+        torch.set_num_threads(1)
+        torch.set_num_threads = lambda number: None
+        states[0], states[1] = torch.tensor([0]), torch.tensor([0])
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+    assert torch.get_num_threads() == 1
+    assert [int(state) for state in states.values()] == [1, 2]
 
 
 def test_too_long_and_repeated_requests_are_refused(vllm_engine: VLLMEngine) -> None:

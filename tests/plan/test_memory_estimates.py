@@ -1,0 +1,103 @@
+"""Estimated memory of the learner against torch's memory tracker on the learner's own step, and between devices.
+
+No GPU is here: the tracker counts tensors that have a shape and no memory, as tests/plan/fake_learner.py says.
+`benchmarks/memory.py` compares every case at full depth.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.memory import CASES, SHAPES
+from plan.activations import FLOAT
+from plan.memory import (
+    CHUNK_BYTES,
+    MASTER_BUCKET,
+    Phase,
+    between_steps,
+    chunk_size,
+    resident_bytes,
+    shares,
+    train_phases,
+)
+from tests.plan.fake_learner import measured
+from tests.scripts import configured
+from training.log_probs import CHUNK_ELEMENTS
+from training.master_weights import BUCKET_ELEMENTS
+
+CLOSE = 0.15
+
+
+def estimated(name: str, layers: int | None = None, devices: int = 1, *overrides: str) -> dict[str, Phase]:
+    size, config, ours = CASES[name]
+    shape = SHAPES[size] if layers is None else replace(SHAPES[size], num_layers=layers)
+    phases = train_phases(
+        configured(*ours, *overrides, name=config), shape, devices, on_cpu=False, shares_base=False
+    )
+    return {phase.name: phase for phase in phases}
+
+
+@pytest.mark.parametrize("name", ["countdown 1.5B", "gsm8k 3B", "code 7B"])
+def test_the_peak_of_a_real_model(name: str) -> None:
+    size, config, overrides = CASES[name]
+    peaks = measured(configured(*overrides, name=config), SHAPES[size], ["optimize"])
+    assert estimated(name)["optimize"].bytes == pytest.approx(peaks["optimize"], rel=CLOSE)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["math 7B bf16", "countdown 1.5B LoRA", "countdown 1.5B kept", "countdown 1.5B one microbatch of 16"],
+)
+def test_every_phase_of_a_model_of_real_width(name: str) -> None:
+    """Two layers, all being alike, weigh less than the rest, which is to be right too."""
+    size, config, overrides = CASES[name]
+    peaks = measured(configured(*overrides, name=config), replace(SHAPES[size], num_layers=2))
+    phases = estimated(name, layers=2)
+    assert list(peaks) == list(phases)
+    for phase, peak in peaks.items():
+        assert phases[phase].bytes == pytest.approx(peak, rel=CLOSE), phase
+
+
+def test_numbers_that_are_the_learners_own() -> None:
+    assert {device: number // FLOAT for device, number in CHUNK_BYTES.items()} == CHUNK_ELEMENTS
+    assert MASTER_BUCKET == BUCKET_ELEMENTS
+    gsm8k, small = configured(name="grpo_gsm8k"), configured("train.log_prob_chunk_size=7", name="grpo_gsm8k")
+    assert chunk_size(gsm8k, SHAPES["7B"], on_cpu=False) == 896
+    assert chunk_size(gsm8k, SHAPES["1.5B"], on_cpu=False) == 883
+    assert chunk_size(small, SHAPES["7B"], on_cpu=False) == 7
+
+
+def test_what_stays_between_two_steps() -> None:
+    config, shape = configured(name="grpo_gsm8k"), SHAPES["3B"]
+    assert resident_bytes(config, shape, 1) == 12 * shape.parameters
+    half = configured("model.dtype=bfloat16", name="grpo_gsm8k")
+    assert resident_bytes(half, shape, 1) == 12 * shape.parameters, "with the rest of the float32 numbers"
+    lora = configured("train_model.lora.enabled=true", name="grpo_gsm8k")
+    assert resident_bytes(lora, shape, 1) == 4 * shape.parameters + 12 * shape.lora_parameters(8)
+    with_reference = between_steps(config, shape, 1, shares_base=True)
+    assert with_reference.bytes == resident_bytes(config, shape, 1) + 2 * shape.parameters
+
+
+def test_layers_over_several_gpus() -> None:
+    one, two, four = (estimated("math 7B", devices=devices) for devices in (1, 2, 4))
+    for phase in one:
+        assert one[phase].bytes / 2 < two[phase].bytes < 0.7 * one[phase].bytes
+        assert one[phase].bytes / 4 < four[phase].bytes < 0.45 * one[phase].bytes
+    tied, untied = SHAPES["3B"], SHAPES["7B"]
+    assert [share.head for share in shares(tied, 2)] == [True]
+    assert [share.head for share in shares(untied, 2)] == [False, True]
+    for shape in SHAPES.values():
+        for share in shares(shape, 64):
+            assert share.of_all * shape.parameters >= shape.head_parameters
+            assert share.layers < shape.num_layers
+
+
+def test_every_part_names_a_knob_that_exists() -> None:
+    sections = vars(configured(name="grpo_math"))
+    for name in ("code 7B bf16", "gsm8k 3B LoRA", "countdown 1.5B kept"):
+        for phase in estimated(name).values():
+            for part in phase.parts:
+                assert part.bytes >= 0
+                for knob in part.knobs.split(" ")[0].rstrip(",").split(", "):
+                    section, _, key = knob.partition(".")
+                    assert key.partition("=")[0].split(".")[0] in vars(sections[section]), part

@@ -1,0 +1,109 @@
+"""Asynchronous scheduling: the same tokens, log-probs and versions, and nothing under way when a push comes.
+
+vLLM switches it off on a CPU. Here it is switched on again: its own scheduler and its queue of steps run, and CUDA's
+streams, which have nothing to order here, are stand-ins that do nothing.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from rollout.engine import Request, Response, Sampling, generate
+from rollout.vllm_engine import VLLMEngine
+from tests.rollout.conftest import StartEngine, tiny_llama
+
+REQUESTS = [Request(i, tuple(range(3, 9 + i)), 4, Sampling(max_tokens=12 + i), seed=i) for i in range(6)]
+SEQUENCES = [list(range(3, 203))]
+
+
+class Nothing:
+    """A stream or an event."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def nothing(self, *_: Any) -> None: ...
+
+    record = synchronize = wait = wait_event = wait_stream = nothing
+
+
+@pytest.fixture(scope="module")
+def ahead(start_engine: StartEngine) -> Iterator[VLLMEngine]:
+    """An engine that schedules a step ahead."""
+    pytest.importorskip("vllm")
+    from vllm.platforms.cpu import CpuPlatform
+
+    usual = CpuPlatform.check_and_update_config.__func__
+
+    def switched_on(cls: Any, config: Any) -> None:
+        usual(cls, config)
+        config.scheduler_config.async_scheduling = True
+
+    with ExitStack() as patched:
+        how = {"Stream": Nothing, "Event": Nothing, "current_stream": Nothing, "stream": nullcontext}
+        patched.enter_context(mock.patch.multiple(torch.cuda, **how))
+        patched.enter_context(mock.patch.object(torch, "Event", Nothing))
+        patched.enter_context(
+            mock.patch.object(CpuPlatform, "check_and_update_config", classmethod(switched_on))
+        )
+        engine = start_engine(async_scheduling=True, max_num_seqs=8)
+        assert engine._llm.engine_core.engine_core.async_scheduling
+        assert engine._llm.engine_core.engine_core.batch_queue is not None
+        yield engine
+
+
+def drain(engine: VLLMEngine) -> list[Response]:
+    responses: list[Response] = []
+    while engine.in_flight:
+        responses += engine.step()
+    return sorted(responses, key=lambda response: response.request_id)
+
+
+def test_every_token_is_that_of_an_engine_that_waits(ahead: VLLMEngine, start_engine: StartEngine) -> None:
+    """Tokens, log-probs, versions, ends; with requests that wait for a place, and scores after them."""
+    plain = start_engine(max_num_seqs=8)
+    for version in (1, 2):
+        for engine in (plain, ahead):
+            engine.load_weights(tiny_llama(False, seed=version).state_dict().items(), version)
+        answers = generate(ahead, REQUESTS)
+        assert answers == generate(plain, REQUESTS)
+        versions = {one for r in answers for c in r.completions for one in c.policy_versions}
+        assert versions == {version}
+        assert ahead.score(SEQUENCES) == plain.score(SEQUENCES)
+
+
+def test_requests_in_flight_are_finished_under_the_weights_that_began_them(ahead: VLLMEngine) -> None:
+    """A push in lockstep falls between them; the one to a replaced engine need not."""
+    ahead.load_weights(tiny_llama(False, seed=1).state_dict().items(), 1)
+    expected = generate(ahead, REQUESTS)
+    for request in REQUESTS:
+        ahead.submit(request)
+    for _ in range(6):
+        ahead.step()
+    ahead.load_weights(tiny_llama(False, seed=2).state_dict().items(), 2)
+    assert drain(ahead) == expected
+
+
+def test_no_step_is_under_way_when_weights_arrive_or_memory_is_taken(
+    ahead: VLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the last answer one step more may be queued, whose outcome nobody reads."""
+    core = ahead._llm.engine_core.engine_core
+    under_way: list[int] = []
+    reload = ahead._reload
+
+    def noted(weights: Any, version: int) -> None:
+        under_way.append(len(core.batch_queue))
+        reload(weights, version)
+
+    monkeypatch.setattr(ahead, "_reload", noted)
+    monkeypatch.setattr(ahead._llm, "sleep", lambda level: under_way.append(len(core.batch_queue)))
+    generate(ahead, REQUESTS)
+    assert len(core.batch_queue) > 0
+    ahead.load_weights(tiny_llama(False).state_dict().items(), 3)
+    generate(ahead, REQUESTS)
+    ahead.sleep()
+    assert under_way == [0, 0]

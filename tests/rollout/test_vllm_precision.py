@@ -1,0 +1,50 @@
+"""Log-probs of a real vLLM engine (CPU build) in half precision: as exact as their logits."""
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from rollout import vllm_arguments
+from rollout.engine import Request, Sampling, generate
+from rollout.vllm_engine import VLLMEngine
+from tests.rollout.conftest import StartEngine, tiny_llama
+from training.engine_arithmetic import computing_in, learner_scores
+
+PROMPT = (5, 6, 7)
+
+
+def head_alone(dtype: torch.dtype) -> LlamaForCausalLM:
+    """Its layers pass their input on, so that all rounding is the head's; logits reach 20, as in large models."""
+    model = tiny_llama(False)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model.lm_head.weight.mul_(8)
+        model.model.embed_tokens.weight.copy_(model.model.embed_tokens.weight.to(dtype))
+        model.lm_head.weight.copy_(model.lm_head.weight.to(dtype))
+    return model
+
+
+def sampled_error(engine: VLLMEngine, model: LlamaForCausalLM, dtype: torch.dtype) -> float:
+    """Mean |difference| of the sampled log-probs from those of float32 logits."""
+    engine.load_weights(model.state_dict().items(), version=1)
+    (response,) = generate(engine, [Request(1, PROMPT, 8, Sampling(max_tokens=24), seed=3)])
+    with computing_in(model, dtype):
+        expected = learner_scores(model, [[*PROMPT, *one.token_ids] for one in response.completions], 1.0)
+    drawn = torch.tensor([one.log_probs for one in response.completions])
+    return float((drawn - torch.tensor(expected)[:, len(PROMPT) - 1 :]).abs().mean())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_log_probs_are_those_of_float32_logits(
+    start_engine: StartEngine, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's usual head rounds logits to the dtype of the weights, which shows a hundred times more."""
+    kind = getattr(torch, dtype)
+    model = head_alone(kind)
+    exact = sampled_error(start_engine(dtype=dtype), model, kind)
+    monkeypatch.setattr(vllm_arguments, "_head", lambda settings: {})
+    rounded = sampled_error(start_engine(dtype=dtype), model, kind)
+    assert exact < 1e-4
+    assert rounded > 20 * exact
