@@ -156,7 +156,10 @@ def run_selftest(config: Config, run_dir: Path, overlapped: bool) -> RunOutcome:
     """`run=selftest`: what works on this machine, whatever the config says."""
     from selftest.main import selftest
 
-    code = selftest(run_dir)
+    try:
+        code = selftest(run_dir)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
     if code:
         sys.exit(code)
     return "finished"

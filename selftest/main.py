@@ -1,16 +1,18 @@
 """The command behind `run=selftest`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from plan.machine import this_machine
 from selftest.catalogue import CHECKS
-from selftest.check import Check
+from selftest.check import Check, Row
 from selftest.report import header, row_lines, table, vllm_build, write
-from selftest.runner import not_working, run_checks
+from selftest.runner import Processes, forked, not_working, run_checks
 
 
-def selftest(run_dir: Path, checks: Sequence[Check] = CHECKS) -> int:
+def selftest(
+    run_dir: Path, checks: Sequence[Check] = CHECKS, processes: Callable[[], Processes] = forked
+) -> int:
     """Tries `checks`, prints a line for each as it ends and a table at the end; selftest.json lies in `run_dir`.
 
     Returns:
@@ -18,9 +20,11 @@ def selftest(run_dir: Path, checks: Sequence[Check] = CHECKS) -> int:
     """
     machine, width = this_machine(run_dir), max(len(check.name) for check in checks)
     print(header(machine), flush=True)
-    rows = run_checks(
-        checks, machine, vllm_build(), lambda row: print("\n".join(row_lines(row, width)), flush=True)
-    )
+
+    def said(row: Row) -> None:
+        print("\n".join(row_lines(row, width)), flush=True)
+
+    rows = run_checks(checks, machine, vllm_build(), said, processes())
     path = write(run_dir, machine, rows)
     wrong = list(not_working(rows))
     counts = {

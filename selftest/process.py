@@ -2,8 +2,12 @@
 
 import faulthandler
 import json
+import multiprocessing
+import multiprocessing.connection
 import os
+import signal
 import sys
+import threading
 import traceback
 from pathlib import Path
 
@@ -29,6 +33,7 @@ def work(check: Check, folder: Path, seconds: float) -> None:
     """
     quiet_environment()
     os.setsid()  # the process group that the runner ends with it
+    threading.Thread(target=_end_with_the_selftest, name="watch", daemon=True).start()
     with (folder / OUTPUT).open("w") as output:
         for number in (1, 2):
             os.dup2(output.fileno(), number)
@@ -38,6 +43,14 @@ def work(check: Check, folder: Path, seconds: float) -> None:
         faulthandler.cancel_dump_traceback_later()
         faulthandler.disable()
         sys.stdout.flush()
+
+
+def _end_with_the_selftest() -> None:
+    """Whatever ends it, this process group ends too."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
+    os.killpg(0, signal.SIGKILL)
 
 
 def _tried(check: Check, folder: Path) -> dict[str, str]:

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,18 +30,79 @@ PROJECT = Path(__file__).resolve().parents[1]
 _LINES = 30  # of a trace
 
 
+class Processes:
+    """Starts the processes of the checks by a context of multiprocessing; see `forked` and `fresh`."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._running: set[BaseProcess] = set()
+        self._closed = False
+
+    def end(self) -> None:
+        """Kills what runs, and starts nothing more."""
+        self._closed = True
+        for process in list(self._running):
+            _end(process)
+
+    @contextmanager
+    def running(self, *arguments: Any) -> Iterator[BaseProcess]:
+        """A process that does `work`; gone after the block, with all that it started."""
+        process = self.start(*arguments)
+        self._running.add(process)
+        try:
+            if self._closed:
+                raise KeyboardInterrupt
+            yield process
+        finally:
+            self._running.discard(process)
+            _end(process)
+
+    def start(self, *arguments: Any) -> BaseProcess:
+        try:
+            return self._started(arguments)
+        except (OSError, EOFError):  # the server ended over its imports
+            self._context = multiprocessing.get_context("spawn")
+            return self._started(arguments)
+
+    def _started(self, arguments: tuple[Any, ...]) -> BaseProcess:
+        process: BaseProcess = self._context.Process(target=work, args=arguments)
+        process.start()
+        return process
+
+
+def fresh() -> Processes:
+    """Each imports what it needs."""
+    return Processes(multiprocessing.get_context("spawn"))
+
+
+def forked() -> Processes:
+    """Forked from a server that has imported everything; fresh ones where that does not start."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["selftest.preload"])
+    outer = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(PROJECT), *filter(None, [outer])])
+    try:  # the server does not get our import path by other means
+        forkserver.ensure_running()
+    finally:
+        del os.environ["PYTHONPATH"]
+        if outer is not None:
+            os.environ["PYTHONPATH"] = outer
+    return Processes(context)
+
+
 def run_checks(
     checks: Sequence[Check],
     machine: Machine,
     vllm_build: Device | None,
     said: Callable[[Row], None],
+    processes: Processes,
     total_s: float = TOTAL_S,
 ) -> list[Row]:
     """A row for each check, told to `said` as soon as it is known; within `total_s` seconds.
 
     Where a machine has GPUs and cores to spare, the checks on the CPU run beside those on GPUs.
     """
-    processes, deadline = Processes(), time.monotonic() + total_s
+    deadline = time.monotonic() + total_s
 
     def tried(check: Check) -> Row:
         row = _try(check, machine, vllm_build, processes, deadline)
@@ -53,13 +114,16 @@ def run_checks(
     try:
         futures = [lanes[check.device if beside else "cpu"].submit(tried, check) for check in checks]
         return [future.result() for future in futures]
+    except BaseException:
+        processes.end()  # else a lane would wait for its check
+        raise
     finally:
         for lane in lanes.values():
             lane.shutdown(cancel_futures=True)
 
 
 def _try(
-    check: Check, machine: Machine, vllm_build: Device | None, processes: "Processes", deadline: float
+    check: Check, machine: Machine, vllm_build: Device | None, processes: Processes, deadline: float
 ) -> Row:
     lacking = check.missing(machine, vllm_build)
     if lacking is not None:
@@ -71,48 +135,14 @@ def _try(
     return run_check(check, processes, min(check.seconds, left))
 
 
-class Processes:
-    """Starts processes: forked from a server that has imported everything, or fresh ones where that does not start."""
-
-    def __init__(self) -> None:
-        self._context: Any = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["selftest.preload"])
-        outer = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(PROJECT), *filter(None, [outer])])
-        try:  # the server does not get our import path by other means
-            forkserver.ensure_running()
-        finally:
-            del os.environ["PYTHONPATH"]
-            if outer is not None:
-                os.environ["PYTHONPATH"] = outer
-
-    def start(self, *arguments: Any) -> BaseProcess:
-        try:
-            return self._started(arguments)
-        except (OSError, EOFError):  # the server ended over its imports
-            self.use_fresh_ones()
-            return self._started(arguments)
-
-    def use_fresh_ones(self) -> None:
-        self._context = multiprocessing.get_context("spawn")
-
-    def _started(self, arguments: tuple[Any, ...]) -> BaseProcess:
-        process: BaseProcess = self._context.Process(target=work, args=arguments)
-        process.start()
-        return process
-
-
 def run_check(check: Check, processes: Processes, seconds: float) -> Row:
     """The check in a process of its own, which is gone afterwards with all that it started."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="grpo_selftest_", ignore_cleanup_errors=True) as place:
         folder = Path(place)
-        process = processes.start(check, folder, seconds)
-        try:
+        with processes.running(check, folder, seconds) as process:
             process.join(seconds)
             ended = process.exitcode
-        finally:
-            _end(process)
         return _row(check, folder, ended, time.monotonic() - began)
 
 

@@ -1,11 +1,13 @@
 """A tiny random model with the quickstart's tokenizer, a config that trains it, and one run of a script."""
 
+import functools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
 from transformers import (
     AutoTokenizer,
     LlamaConfig,
@@ -79,9 +81,16 @@ def configured(bench: Bench, *overrides: str, tied: bool = False) -> Config:
     """The quickstart with the tiny model, on the bench's device; later overrides win."""
     usual = [f"model.name={model_folder(bench, tied)}", f"device={bench.device}", *SMALL]
     usual += ON_A_GPU if bench.device == "cuda" else ()
+    return to_config(
+        cast(DictConfig, OmegaConf.merge(_quickstart(), OmegaConf.from_dotlist([*usual, *overrides])))
+    )
+
+
+@functools.cache
+def _quickstart() -> DictConfig:
     register_schema()
     with initialize_config_dir(str(CONFIG_DIR), version_base=None):
-        return to_config(compose("grpo_quickstart", overrides=[*usual, *overrides]))
+        return compose("grpo_quickstart")
 
 
 def planned(config: Config, folder: Path, overlapped: bool = False) -> Plan:

@@ -8,8 +8,9 @@ import threading
 from pathlib import Path
 
 from config.errors import ConfigError
+from plan.machine import this_machine
 from selftest.check import Bench, Check
-from selftest.runner import Processes, run_check
+from selftest.runner import fresh, run_checks
 
 
 def works(bench: Bench, number: int = 0) -> str:
@@ -53,11 +54,9 @@ def parent(bench: Bench) -> str:
 
 
 def hang(noted: str) -> None:
-    """Runs a check that hangs, until this process is interrupted."""
-    processes = Processes()
-    processes.use_fresh_ones()
-    check = Check("hangs", "tests.made_up_checks.hangs_with_a_child", {"noted": noted})
-    run_check(check, processes, 300)
+    """Tries a check that hangs, until this process is interrupted."""
+    check = Check("hangs", "tests.made_up_checks.hangs_with_a_child", {"noted": noted}, seconds=300)
+    run_checks([check, check], this_machine(Path()), None, lambda row: None, fresh())
 
 
 if __name__ == "__main__":

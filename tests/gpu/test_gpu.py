@@ -6,13 +6,13 @@ from plan.machine import this_machine
 from selftest.catalogue import CHECKS, EXTRA
 from selftest.check import Check
 from selftest.report import vllm_build
-from selftest.runner import Processes, run_check
+from selftest.runner import Processes, forked, run_check
 from tests.scripts import ROOT
 
 
 @pytest.fixture(scope="module")
 def processes() -> Processes:
-    return Processes()
+    return forked()
 
 
 @pytest.mark.gpu

@@ -88,7 +88,7 @@ def test_the_names_are_those_of_the_catalogue() -> None:
 
 @pytest.mark.parametrize("name", [name for name in GPU_CHECKS if name not in AWAY])
 def test_every_gpu_check_has_a_plan_that_works(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     plan = plan_of(GPU_CHECKS[name], folder, monkeypatch)
