@@ -31,5 +31,8 @@ def test_layers_are_spread_and_the_head_is_checked_there(tied: bool, tmp_path: P
 
 def test_layers_that_no_gpu_has_room_for_are_told(tmp_path: Path) -> None:
     """Left alone, accelerate puts them on the disk with a line in its log, and the first forward pass dies of it."""
-    with pretend_gpus(2, LAYER_AND_HEAD), pytest.raises(ConfigError, match="do not fit into what is free on 2 GPUs"):
+    with (
+        pretend_gpus(2, LAYER_AND_HEAD),
+        pytest.raises(ConfigError, match="do not fit into what is free on 2 GPUs"),
+    ):
         load_model(ModelConfig(name=str(save_tiny(tmp_path, False))), torch_devices(range(2)))
