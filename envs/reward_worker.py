@@ -41,7 +41,7 @@ Verdict = tuple[
 ]  # index, score, parts, outcome, seconds, message
 CRASHED = "crashed"
 OUT_OF_MEMORY = "MemoryError"
-TIDY_SECONDS = 2.0
+TIDY_SECONDS = 5.0
 RETIRE_AFTER = 50_000
 """Verifications after which a worker makes room for a fresh one: a leak in a verifier never reaches the limit."""
 Batch = tuple[list[int], list[tuple[str, int, bool]], list[int], list[tuple[Any, ...]]]
