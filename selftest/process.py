@@ -57,15 +57,17 @@ def _tried(check: Check, folder: Path) -> dict[str, str]:
     bench_folder = folder / "bench"
     bench_folder.mkdir()
     try:
-        return {
-            "status": "works",
-            "detail": check.function(Bench(bench_folder, check.device), **check.options),
-        }
-    except ConfigError as error:  # which names its remedy
-        return {"status": "does not", "detail": str(error), "trace": traceback.format_exc(), "remedy": ""}
+        detail = check.function(Bench(bench_folder, check.device), **check.options)
+        return {"status": "works", "detail": detail, "trace": "", "remedy": ""}
     except BaseException as error:
-        said = f"{type(error).__name__}: {str(error) or traceback.extract_tb(error.__traceback__)[-1].line}"
-        return {"status": "does not", "detail": said, "trace": traceback.format_exc(), "remedy": check.remedy}
+        own = isinstance(error, ConfigError)  # it names its remedy
+        said = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
+        return {
+            "status": "does not",
+            "detail": str(error) if own else f"{type(error).__name__}: {said}",
+            "trace": traceback.format_exc(),
+            "remedy": "" if own else check.remedy,
+        }
 
 
 def _leave(folder: Path, outcome: dict[str, str]) -> None:

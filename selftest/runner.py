@@ -109,7 +109,7 @@ def run_checks(
         said(row)
         return row
 
-    beside = bool(machine.num_gpus) and len(os.sched_getaffinity(0)) >= MANY_CORES
+    beside = bool(machine.num_gpus) and (os.cpu_count() or 1) >= MANY_CORES
     lanes = {device: ThreadPoolExecutor(1) for device in ("cpu", "cuda")}
     try:
         futures = [lanes[check.device if beside else "cpu"].submit(tried, check) for check in checks]
@@ -166,17 +166,23 @@ def _end(process: BaseProcess) -> None:
 def _row(check: Check, folder: Path, exit_code: int | None, seconds: float) -> Row:
     output, outcome = folder / OUTPUT, folder / OUTCOME
     lines = output.read_text(errors="replace").splitlines() if output.exists() else []
-    if outcome.exists() and exit_code == 0:
-        told = json.loads(outcome.read_text())
-        trace = "\n".join((told.get("trace") or "").splitlines()[-_LINES:])
-        return Row(check.name, told["status"], seconds, told["detail"], told.get("remedy", ""), trace)
-    why = f"not finished after {seconds:.0f} s{_place(lines)}" if exit_code is None else _death(exit_code)
-    return Row(check.name, "does not", seconds, why, check.remedy, "\n".join(lines[-_LINES:]))
+    trace = "\n".join(lines[-_LINES:])
+    if not outcome.exists():
+        why = _ending(exit_code, seconds) + (_place(lines) if exit_code is None else "")
+        return Row(check.name, "does not", seconds, why, check.remedy, trace)
+    told = json.loads(outcome.read_text())
+    if told["status"] == "works" and exit_code != 0:
+        why = f"it worked, but {_ending(exit_code, seconds)} when it should have ended"
+        return Row(check.name, "does not", seconds, why, check.remedy, trace)
+    said = "\n".join(told["trace"].splitlines()[-_LINES:])
+    return Row(check.name, told["status"], seconds, told["detail"], told["remedy"], said)
 
 
-def _death(exit_code: int) -> str:
+def _ending(exit_code: int | None, seconds: float) -> str:
+    if exit_code is None:
+        return f"its process was not finished after {seconds:.0f} s"
     if exit_code >= 0:
-        return f"its process ended with exit code {exit_code} and said nothing"
+        return f"its process ended with exit code {exit_code}"
     return f"its process was ended by {signal.Signals(-exit_code).name}"
 
 

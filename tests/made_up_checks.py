@@ -41,6 +41,11 @@ def exits(bench: Bench) -> str:
     os._exit(3)
 
 
+def works_and_does_not_end(bench: Bench) -> str:
+    threading.Thread(target=threading.Event().wait).start()
+    return "done"
+
+
 def hangs_with_a_child(bench: Bench, noted: str) -> str:
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     child = subprocess.Popen(command, start_new_session=True)
