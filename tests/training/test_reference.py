@@ -99,10 +99,10 @@ def test_on_a_gpu_the_weights_are_pinned_and_the_cpu_computes_nothing(
 ) -> None:
     """On a pretended GPU, which refuses operands of the CPU as CUDA does; pinning is recorded."""
     runtime = Runtime()
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     expected = Reference(scorer(tiny_llama(), True), REPEATS).log_prob(batch)
     model = tiny_llama()
-    with pretend_gpus(2):
+    with pretend_gpus(2), monkeypatch.context() as within:
+        within.setattr(torch.cuda, "cudart", lambda: runtime)
         device = torch.device("cuda", 1)
         home = HostMemory(model, device)
         assert runtime.pinned == {home._host.data_ptr(): home._host.nbytes}
@@ -120,6 +120,7 @@ def test_on_a_gpu_the_weights_are_pinned_and_the_cpu_computes_nothing(
 
 
 def test_memory_that_cannot_be_pinned_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: Runtime(error=2))
-    with pretend_gpus(1), pytest.raises(RuntimeError, match=r"CUDA error 2.*ref_model\.devices"):
-        HostMemory(tiny_llama(), torch.device("cuda", 0))
+    with pretend_gpus(1), monkeypatch.context() as within:
+        within.setattr(torch.cuda, "cudart", lambda: Runtime(error=2))
+        with pytest.raises(RuntimeError, match=r"CUDA error 2.*ref_model\.devices"):
+            HostMemory(tiny_llama(), torch.device("cuda", 0))
