@@ -96,7 +96,8 @@ def test_what_hangs_is_killed_with_all_that_it_started(tmp_path: Path, processes
 def test_whatever_ends_the_self_test_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
     noted = tmp_path / "pids"
     command = [sys.executable, "-m", BODIES, str(noted)]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not noted.exists() or not noted.read_text():
         assert time.monotonic() < deadline, "the check did not start within 120 s"
