@@ -372,7 +372,7 @@ def build_models(config: Config, model: Any, plan: "Plan") -> tuple[Any, Any, An
             scored,
             config.env.repeats,
             share_prompt=plan.learner.share_prompt,
-            chunk_size=config.train.log_prob_chunk_size,
+            chunk_size=plan.learner.chunk_size,
             temperature=inference.temperature if inference.temperature_end is None else None,
             top_p=inference.top_p,
             top_k=inference.top_k,
