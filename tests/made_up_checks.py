@@ -65,4 +65,6 @@ def hang(noted: str) -> None:
 
 
 if __name__ == "__main__":
+    # A shell that starts the tests in the background has them ignore the interrupt, and this process with them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     hang(sys.argv[1])

@@ -103,7 +103,7 @@ def test_whatever_ends_the_self_test_leaves_no_process(number: signal.Signals, t
         assert time.monotonic() < deadline, "the check did not start within 120 s"
         time.sleep(0.05)
     process.send_signal(number)
-    process.wait(30)
+    process.wait(120)
     check, child = map(int, noted.read_text().split())
     wait_until_gone(check)
     if (
