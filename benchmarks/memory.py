@@ -64,7 +64,7 @@ def compare(name: str) -> list[tuple[str, float, float]]:
     size, config_name, overrides = CASES[name]
     config = configured(*overrides, name=config_name)
     peaks = measured(config, SHAPES[size])
-    phases = train_phases(config, SHAPES[size], devices=1, on_cpu=False, shares_base=False)
+    phases = train_phases(config, SHAPES[size], devices=1, on_cpu=False)
     return [(phase.name, peaks[phase.name], phase.bytes) for phase in phases]
 
 

@@ -6,6 +6,7 @@ logits, KV cache. What libraries and allocators add is not in them (about 1 GiB 
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from config.schema import Config
 from plan.activations import (
@@ -36,6 +37,10 @@ BATCH_KNOBS = "train.gradient_accumulation_steps, inference_model.max_tokens"
 CHECKPOINTING = "train.gradient_checkpointing"
 HEAD_KNOBS = "train.log_prob_chunk_size"
 CHUNK_BYTES = {"cpu": (1 << 24) * FLOAT, "cuda": (1 << 27) * FLOAT}
+
+
+ReferenceAt = Literal["elsewhere", "resident", "visiting"]
+"""Where the reference is as one of the learner's devices sees it: `visiting` while it scores, and gone again."""
 
 
 @dataclass(frozen=True)
@@ -138,16 +143,18 @@ def shares(shape: ModelShape, devices: int) -> tuple[Share, ...]:
     return (first, *(() if shape.tied else (last,)), *(() if devices == 2 else (middle,)))
 
 
-def between_steps(config: Config, shape: ModelShape, devices: int, shares_base: bool) -> Phase:
+def between_steps(
+    config: Config, shape: ModelShape, devices: int, reference: ReferenceAt = "elsewhere"
+) -> Phase:
     """What the learner keeps on its fullest GPU all the time, also while an engine generates there.
 
     Args: as those of `train_phases`.
     """
     fullest = max(shares(shape, devices), key=lambda share: share.of_all)
-    return Phase("generate", _resident(config, shape, fullest, shares_base))
+    return Phase("generate", _resident(config, shape, fullest, reference))
 
 
-def _resident(config: Config, shape: ModelShape, share: Share, shares_base: bool) -> tuple[Part, ...]:
+def _resident(config: Config, shape: ModelShape, share: Share, reference: ReferenceAt) -> tuple[Part, ...]:
     of_all, trained = share.of_all, trained_parameters(config, shape)
     width = DTYPE_BYTES[config.model.dtype]
     parts = [Part("weights", shape.parameters * width * of_all, "model.dtype, train_model.num_devices")]
@@ -156,13 +163,16 @@ def _resident(config: Config, shape: ModelShape, share: Share, shares_base: bool
     elif width < FLOAT:
         remainders = trained * (FLOAT - width) * of_all
         parts.append(Part("rest of the weights to float32", remainders, "train_model.lora.enabled"))
-    if shares_base:
-        parts.append(
-            Part("reference", reference_bytes(config, shape) * of_all, "policy.kl_coef=0 needs none")
-        )
+    if reference == "resident":
+        parts.append(_reference(config, shape))
     state = optimizer_state_bytes(config, shape) * of_all
     parts.append(Part("optimizer state", state, "train_model.lora.enabled, optimizer.name"))
     return tuple(parts)
+
+
+def _reference(config: Config, shape: ModelShape) -> Part:
+    """Whole on one device, whichever the layers of the learner are spread over."""
+    return Part("reference", reference_bytes(config, shape), "policy.kl_coef=0 needs none")
 
 
 def optimizer_state_bytes(config: Config, shape: ModelShape) -> float:
@@ -176,22 +186,22 @@ def optimizer_state_bytes(config: Config, shape: ModelShape) -> float:
 
 
 def train_phases(
-    config: Config, shape: ModelShape, devices: int, on_cpu: bool, shares_base: bool
+    config: Config, shape: ModelShape, devices: int, on_cpu: bool, reference: ReferenceAt = "elsewhere"
 ) -> list[Phase]:
     """The learner's peaks on the fullest of its devices: scoring without gradients, forward and backward pass of a
     microbatch, optimizer step.
 
     devices: GPUs that the layers are spread over (1 on a CPU).
-    shares_base: whether a frozen reference copy lies on the same devices.
+    reference: where the frozen reference is.
     """
-    found = [_phases_on(config, shape, share, on_cpu, shares_base) for share in shares(shape, devices)]
+    found = [_phases_on(config, shape, share, on_cpu, reference) for share in shares(shape, devices)]
     return [max(same, key=lambda phase: phase.bytes) for same in zip(*found, strict=True)]
 
 
 def _phases_on(
-    config: Config, shape: ModelShape, share: Share, on_cpu: bool, shares_base: bool
+    config: Config, shape: ModelShape, share: Share, on_cpu: bool, reference: ReferenceAt
 ) -> tuple[Phase, Phase, Phase]:
-    resident = _resident(config, shape, share, shares_base)
+    resident = _resident(config, shape, share, reference)
     gradients = _gradients(config, shape, share)
     temporary = _master_bucket_bytes(config, shape)
     step = Part("weights in float32, a part at a time", temporary, "model.dtype, train_model.lora.enabled")
@@ -199,8 +209,9 @@ def _phases_on(
     def phase(name: str, *parts: Part) -> Phase:
         return Phase(name, (*resident, *(part for part in parts if part.bytes)))
 
+    visitor = [_reference(config, shape)] if reference == "visiting" else []
     return (
-        phase("score", *_scoring(config, shape, share, on_cpu)),
+        phase("score", *visitor, *_scoring(config, shape, share, on_cpu)),
         phase("optimize", *_peak(config, shape, share, on_cpu, gradients)),
         phase("optimizer step", gradients, step),
     )
@@ -292,14 +303,12 @@ def chunk_size(config: Config, shape: ModelShape, on_cpu: bool) -> int:
     return max(1, rows, shape.hidden_size // 4)
 
 
-def resident_bytes(config: Config, shape: ModelShape, devices: int) -> float:
-    """What the learner keeps on its fullest device between two steps: weights and optimizer state."""
-    return between_steps(config, shape, devices, shares_base=False).bytes
-
-
 def reference_bytes(config: Config, shape: ModelShape) -> float:
-    """The frozen reference: its linear layers in the dtype that the learner computes in."""
-    return shape.parameters * MIXED_BYTES[config.train.mixed_precision]
+    """The frozen reference: its linear layers in the dtype that the learner computes in, its embedding, which may be
+    the head too, in that of the weights."""
+    width = DTYPE_BYTES[config.model.dtype]
+    linear = shape.parameters - shape.head_parameters
+    return linear * min(width, MIXED_BYTES[config.train.mixed_precision]) + shape.head_parameters * width
 
 
 def usable_bytes(gpu_memory_gib: float) -> float:

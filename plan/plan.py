@@ -20,13 +20,14 @@ from plan.machine import Machine
 from plan.memory import (
     CONTEXT_BYTES,
     Phase,
+    ReferenceAt,
+    between_steps,
     chunk_size,
     engine_weights,
     engine_work_bytes,
     kv_bytes_per_sequence,
     microbatch_rows,
     reference_bytes,
-    resident_bytes,
     train_phases,
     usable_bytes,
 )
@@ -278,19 +279,19 @@ def _share_gpu(plan: Plan) -> Plan:
 
 def resident(plan: Plan, shape: ModelShape) -> float:
     """Bytes that the learner keeps on its fullest GPU between two steps, a reference that stays there included."""
-    kept = resident_bytes(plan.config, shape, max(1, len(plan.devices.train)))
-    return kept + (reference_bytes(plan.config, shape) if plan.reference.home == "training GPU" else 0.0)
+    return between_steps(plan.config, shape, max(1, len(plan.devices.train)), _reference_at(plan)).bytes
 
 
 def learner_phases(plan: Plan, shape: ModelShape) -> list[Phase]:
-    shares = plan.devices.on_cpu and plan.reference.home == "host memory"
-    return train_phases(
-        plan.config,
-        shape,
-        max(1, len(plan.devices.train)),
-        plan.devices.on_cpu,
-        shares or plan.reference.home == "training GPU",
-    )
+    devices = plan.devices
+    return train_phases(plan.config, shape, max(1, len(devices.train)), devices.on_cpu, _reference_at(plan))
+
+
+def _reference_at(plan: Plan) -> ReferenceAt:
+    home = plan.reference.home
+    if home == "training GPU" or (home == "host memory" and plan.devices.on_cpu):
+        return "resident"
+    return "visiting" if home == "host memory" else "elsewhere"
 
 
 def cache_on_device(plan: Plan, shape: ModelShape) -> float | None:

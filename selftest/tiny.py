@@ -19,9 +19,6 @@ from transformers import (
 
 from config.schema import CONFIG_DIR, Config, register_schema, to_config
 from grpo_utils import run
-from plan.machine import this_machine
-from plan.plan import Plan, make_plan
-from plan.problems import check
 from selftest.check import Bench
 
 TOKENIZER = Path(__file__).resolve().parent.parent / "models" / "quickstart"
@@ -91,10 +88,6 @@ def _quickstart() -> DictConfig:
     register_schema()
     with initialize_config_dir(str(CONFIG_DIR), version_base=None):
         return compose("grpo_quickstart")
-
-
-def planned(config: Config, folder: Path, overlapped: bool = False) -> Plan:
-    return check(make_plan(config, overlapped, this_machine(folder), folder))
 
 
 def train(

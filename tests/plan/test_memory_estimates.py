@@ -16,7 +16,6 @@ from plan.memory import (
     Phase,
     between_steps,
     chunk_size,
-    resident_bytes,
     shares,
     train_phases,
 )
@@ -31,9 +30,7 @@ CLOSE = 0.15
 def estimated(name: str, layers: int | None = None, devices: int = 1, *overrides: str) -> dict[str, Phase]:
     size, config, ours = CASES[name]
     shape = SHAPES[size] if layers is None else replace(SHAPES[size], num_layers=layers)
-    phases = train_phases(
-        configured(*ours, *overrides, name=config), shape, devices, on_cpu=False, shares_base=False
-    )
+    phases = train_phases(configured(*ours, *overrides, name=config), shape, devices, on_cpu=False)
     return {phase.name: phase for phase in phases}
 
 
@@ -69,13 +66,17 @@ def test_numbers_that_are_the_learners_own() -> None:
 
 def test_what_stays_between_two_steps() -> None:
     config, shape = configured(name="grpo_gsm8k"), SHAPES["3B"]
-    assert resident_bytes(config, shape, 1) == 12 * shape.parameters
+    assert between_steps(config, shape, 1).bytes == 12 * shape.parameters
     half = configured("model.dtype=bfloat16", name="grpo_gsm8k")
-    assert resident_bytes(half, shape, 1) == 12 * shape.parameters, "with the rest of the float32 numbers"
+    assert between_steps(half, shape, 1).bytes == 12 * shape.parameters, (
+        "with the rest of the float32 numbers"
+    )
     lora = configured("train_model.lora.enabled=true", name="grpo_gsm8k")
-    assert resident_bytes(lora, shape, 1) == 4 * shape.parameters + 12 * shape.lora_parameters(8)
-    with_reference = between_steps(config, shape, 1, shares_base=True)
-    assert with_reference.bytes == resident_bytes(config, shape, 1) + 2 * shape.parameters
+    assert between_steps(lora, shape, 1).bytes == 4 * shape.parameters + 12 * shape.lora_parameters(8)
+    with_reference = between_steps(config, shape, 1, reference="resident")
+    assert with_reference.bytes == between_steps(config, shape, 1).bytes + 2 * (
+        shape.parameters + shape.head_parameters
+    ), "its embedding is float32"
 
 
 def test_layers_over_several_gpus() -> None:
