@@ -1,9 +1,18 @@
 """What a batch of rollouts says about itself. Every mean is over real tokens or completions, never padding."""
 
+from typing import Any
+
 import torch
 from tensordict import TensorDictBase
 
 from envs.token_env import LENGTH, OUTCOMES
+
+_CLOCKS = ("time/", "throughput/", "reward_latency/", "idle/", "canary/seconds")
+
+
+def without_clocks(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of metrics less what depends on how fast the machine was."""
+    return {key: value for key, value in row.items() if not key.startswith(_CLOCKS)}
 
 
 def rollout_metrics(batch: TensorDictBase, repeats: int, policy_version: int) -> dict[str, float]:

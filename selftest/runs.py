@@ -3,16 +3,15 @@
 import math
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from monitoring.metrics import without_clocks
 from plan.machine import visible_gpus
 from selftest.check import Bench
 from selftest.tiny import TOKENIZER, train
 
 QUICKSTART = (f"model.name={TOKENIZER}", "env.num_envs=8", "env.repeats=8")
-CLOCKS = ("time/", "throughput/", "reward_latency/", "idle/", "canary/seconds")
 
 
 def schedule(
@@ -47,18 +46,13 @@ def resume(bench: Bench, overrides: Sequence[str] = ()) -> str:
     if bench.device == "cuda":
         assert [row["policy_version"] for row in again] == [row["policy_version"] for row in whole]
         return "goes on; kernels on GPUs promise no equal bits"
-    assert [unclocked(row) for row in again] == [unclocked(row) for row in whole], (
+    assert [without_clocks(row) for row in again] == [without_clocks(row) for row in whole], (
         "metrics differ after the checkpoint"
     )
     last = [bench.folder / name / "checkpoints" / "checkpoint_000004.pt" for name in ("whole", "again")]
     ours, theirs = (torch.load(one, weights_only=True)["learner"]["model"] for one in last)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours), "weights differ after the checkpoint"
     return "equal bits"
-
-
-def unclocked(row: dict[str, Any]) -> dict[str, Any]:
-    """Less what depends on how fast the machine was."""
-    return {key: value for key, value in row.items() if not key.startswith(CLOCKS)}
 
 
 def learns(bench: Bench, overrides: Sequence[str] = (), iterations: int = 20) -> str:

@@ -57,8 +57,9 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
 
 def without_clocks(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows less what depends on how fast the machine was."""
-    clocks = ("time/", "throughput/", "reward_latency/", "idle/", "canary/seconds")
-    return [{key: value for key, value in row.items() if not key.startswith(clocks)} for row in metrics]
+    from monitoring import metrics as of_a_row
+
+    return [of_a_row.without_clocks(row) for row in metrics]
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], timeout: float = 120.0) -> None:

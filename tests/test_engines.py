@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import grpo_engines
 from config.schema import Config
 from grpo_engines import (
     Weights,
@@ -17,7 +18,7 @@ from grpo_engines import (
     outgoing,
     vllm_settings,
 )
-from plan.machine import Machine
+from plan.machine import Machine, installed_vllm
 from plan.plan import Plan, make_plan
 from rollout.canary import FLOOR, Tolerance, canary_sequences
 from rollout.pool import RayPool
@@ -195,6 +196,24 @@ def test_only_vllms_full_weights_travel_natively(change: str) -> None:
         else:
             assert vllm_settings(config, (2,), plan).weight_transfer is None
             assert (built.sleeper is pool) == plan.devices.colocated
+
+
+@pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
+def test_engines_on_a_cluster_reach_the_learner_at_its_nodes_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rollout import vllm_transfer
+
+    seen: list[str] = []
+    monkeypatch.setattr(
+        vllm_transfer, "NativeTransfer", lambda backend, pool, split, address, timeout: seen.append(address)
+    )
+    monkeypatch.setattr(grpo_engines, "own_address", lambda: "10.1.2.3")
+    for cluster in (None, "10.1.2.3:6379"):
+        config = a_config()
+        config.ray.address = cluster
+        plan = gpu_plan(config, ("0", "1"))
+        assert plan.transport == "nccl"
+        build_weights(config, tiny_llama(), Pool(), plan)
+    assert seen == [vllm_transfer.LOOPBACK, "10.1.2.3"]
 
 
 def test_the_tolerance_is_measured_unless_it_is_given() -> None:
