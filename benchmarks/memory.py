@@ -12,15 +12,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from plan.memory import train_phases
-from plan.model_shape import GIB, ModelShape
+from plan.model_shape import GIB, KNOWN
 from tests.plan.fake_learner import measured
 from tests.scripts import configured
 
-SHAPES = {
-    "1.5B": ModelShape(151936, 1536, 8960, 28, 12, 2, 128, tied=True, max_positions=32768),
-    "3B": ModelShape(151936, 2048, 11008, 36, 16, 2, 128, tied=True, max_positions=32768),
-    "7B": ModelShape(152064, 3584, 18944, 28, 28, 4, 128, tied=False, max_positions=32768),
-}
+SHAPES = {size: KNOWN[f"Qwen/Qwen2.5-{size}-Instruct"] for size in ("1.5B", "3B", "7B")}
 LORA, KEPT = "train_model.lora.enabled=true", "train.gradient_checkpointing=false"
 HALF, FULL = "model.dtype=bfloat16", "model.dtype=float32"
 SPLIT = "train.gradient_accumulation_steps=16"

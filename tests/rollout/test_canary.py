@@ -94,6 +94,15 @@ def without_head(weights: Weights) -> Weights:
     return {name: tensor for name, tensor in weights.items() if name != HEAD}
 
 
+GARBAGE: dict[str, Callable[[Weights], Weights]] = {
+    "query": swap_halves("model.layers.0.self_attn.q_proj.weight"),
+    "mlp": swap_halves("model.layers.1.mlp.down_proj.weight"),
+    "embedding": swap_halves("model.embed_tokens.weight", HEAD),
+    "float8": rounded,
+    "nan": not_a_number,
+}
+
+
 @pytest.mark.parametrize("scale", [0.05, 1e-3, 1e-6, 0.0])
 def test_good_pushes_pass(run: Run, scale: float) -> None:
     for _ in range(3):
@@ -123,17 +132,7 @@ def test_temperature_scaled(run: Run) -> None:
         run.step_and_push(hotter)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        swap_halves("model.layers.0.self_attn.q_proj.weight"),
-        swap_halves("model.layers.1.mlp.down_proj.weight"),
-        swap_halves("model.embed_tokens.weight", HEAD),
-        rounded,
-        not_a_number,
-    ],
-    ids=["query", "mlp", "embedding", "float8", "nan"],
-)
+@pytest.mark.parametrize("change", GARBAGE.values(), ids=GARBAGE)
 def test_garbage(run: Run, change: Callable[[Weights], Weights]) -> None:
     with pytest.raises(CanaryError, match="Cause: shard or dtype garbage"):
         run.step_and_push(change)
@@ -221,18 +220,7 @@ def test_half_precision_shows_a_stale_prefix_cache(half: Run, monkeypatch: pytes
     half.engine._llm.reset_prefix_cache(reset_running_requests=True)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        swap_halves("model.layers.0.self_attn.q_proj.weight"),
-        swap_halves("model.layers.1.mlp.down_proj.weight"),
-        swap_halves("model.embed_tokens.weight", HEAD),
-        rounded,
-        not_a_number,
-        hotter,
-    ],
-    ids=["query", "mlp", "embedding", "float8", "nan", "hotter"],
-)
+@pytest.mark.parametrize("change", [*GARBAGE.values(), hotter], ids=[*GARBAGE, "hotter"])
 def test_half_precision_hides_no_fault(half: Run, change: Callable[[Weights], Weights]) -> None:
     with pytest.raises(CanaryError, match=r"Cause: (shard or dtype garbage|temperature scaled)"):
         half.step_and_push(change)

@@ -66,13 +66,17 @@ def batch() -> TensorDict:
     return collected_batch
 
 
+def full_policy(aggregation: str) -> PolicyConfig:
+    """Every term of the loss, aggregated in this way."""
+    policy = PolicyConfig(aggregation=aggregation, kl_coef=0.1, entropy_coef=0.01)
+    return replace(policy, pass_size=REPEATS) if aggregation == "pass_mean" else policy
+
+
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_microbatches_give_the_gradient_of_one_batch(
     batch: TensorDict, aggregation: str, tmp_path: Path
 ) -> None:
-    policy = PolicyConfig(aggregation=aggregation, kl_coef=0.1, entropy_coef=0.01)
-    if aggregation == "pass_mean":
-        policy = replace(policy, pass_size=REPEATS)
+    policy = full_policy(aggregation)
     one = batch.clone()
     one["tokens", "loss_mask"][5] = False
     whole = gradient_of(make_learner(tmp_path, policy), one.clone())
@@ -86,9 +90,7 @@ def test_microbatches_of_less_than_a_group_give_it_too(
     batch: TensorDict, aggregation: str, tmp_path: Path
 ) -> None:
     """Where no prompt is shared, as under gradient checkpointing: a long group need not fit at once."""
-    policy = PolicyConfig(aggregation=aggregation, kl_coef=0.1, entropy_coef=0.01)
-    if aggregation == "pass_mean":
-        policy = replace(policy, pass_size=REPEATS)
+    policy = full_policy(aggregation)
     whole = gradient_of(make_learner(tmp_path, policy), batch.clone())
     for accumulation in (8 * REPEATS // 2, 8 * REPEATS):
         learner = make_learner(tmp_path, policy, accumulation, share_prompt=False)
