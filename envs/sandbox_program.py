@@ -2,6 +2,7 @@
 
 import atexit
 import json
+import marshal
 import os
 import resource
 import signal
@@ -9,6 +10,8 @@ import sys
 from typing import Any, NoReturn
 
 from envs import sandbox_filter, sandbox_isolation
+
+Settings = dict[str, Any]
 
 READY = b"R"
 VALUE_FD = 3
@@ -25,15 +28,17 @@ def write_all(fd: int, data: bytes) -> None:
 class Tested:
     """What a fork of the supervisor becomes."""
 
-    def __init__(self, settings: dict[str, Any], libraries: list[int]) -> None:
+    def __init__(self, settings: Settings, libraries: list[int]) -> None:
         self.settings, self.libraries = settings, libraries
 
-    def run(self, job: dict[str, Any], stdin: int, streams: tuple[int, ...]) -> NoReturn:
+    def run(self, files: list[int]) -> NoReturn:
+        """`files`: the job, standard input, and where output, errors and value go."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setsid()
-            self._take_streams(stdin, streams)
+            job = marshal.loads(os.pread(files[0], os.fstat(files[0]).st_size, 0))
+            self._take_streams(files[1:])
             os.chdir(self.settings["directory"])
             self._limit()
             self._confine()
@@ -44,8 +49,8 @@ class Tested:
             os._exit(SETUP_FAILED)
         run_program(job["source"], job["function"], job["arguments"])
 
-    def _take_streams(self, stdin: int, streams: tuple[int, ...]) -> None:
-        kept = [os.dup2(fd, 100 + place) for place, fd in enumerate((stdin, *streams, *self.libraries))]
+    def _take_streams(self, streams: list[int]) -> None:
+        kept = [os.dup2(fd, 100 + place) for place, fd in enumerate((*streams, *self.libraries))]
         for place, fd in enumerate(kept):
             os.dup2(fd, place)
         os.closerange(len(kept), 1 << 16)
@@ -73,7 +78,7 @@ class Tested:
         settings = self.settings
         readable = sandbox_isolation.readable_paths()
         if settings["landlock"]:
-            sandbox_isolation.confine_files(readable, ".")
+            sandbox_isolation.confine_files(readable, ".", settings["landlock"])
         sandbox_isolation.drop_privileges(settings["user"])
         if settings["level"] == "rlimits":
             sandbox_isolation.die_with_parent()

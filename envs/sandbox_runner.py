@@ -1,34 +1,36 @@
 """The sandbox's inside: a supervisor that forks one process per test (`envs.sandbox_program`).
 
-Started by `envs.sandbox` as a bare interpreter (no site-packages, empty environment). Requests come on standard
-input, answers leave on standard output. The supervisor never runs a line of the tested program and is never told
-what a test expects, so a fork of it holds nothing worth stealing. It ends when its standard input closes, and
-with it ends everything that it started.
+Started by `envs.sandbox_session` as a bare interpreter (no site-packages, empty environment), with a socket to the
+grader as standard input. A test's source, its input and what it prints pass between the grader and the test's
+process by files and pipes that the supervisor hands on and never reads. So a fork of the supervisor inherits no
+byte of what was judged before it. It ends when the socket closes, and with it ends everything that it started.
 
-Request: length (u32), then marshal of a dict (settings first, then jobs). Answer: `ANSWER`, then the three texts.
+The grader sends the settings (marshal of a dict), then for each test `JOB` with five file descriptors: marshal of
+the job, standard input, and the pipes for output, errors and value; `STOP` ends a test that printed too much. The
+supervisor answers `READY`, then `ANSWER` for each test. Each message is one packet.
 """
 
 import contextlib
-import fcntl
 import marshal
 import os
 import select
 import signal
+import socket
 import struct
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
 
 from envs import sandbox_isolation
-from envs.sandbox_program import READY, Tested, write_all
+from envs.sandbox_program import READY, Settings, Tested
 
-LENGTH = struct.Struct("<I")
-ANSWER = struct.Struct(
-    "<BiddIII"
-)  # status, exit code, CPU seconds, wall seconds, bytes of out, err and value
+JOB = struct.Struct("<d")  # seconds by the clock
+STOP = b"S"
+ANSWER = struct.Struct("<Bidd")  # status, exit code, CPU seconds, wall seconds
+FILES_PER_JOB = 5
+PACKET_BYTES = 1 << 16
 STATUS = ("finished", "time", "output", "disk", "broken")
 FINISHED, TIME, OUTPUT, DISK, BROKEN = range(5)
-ERROR_BYTES = 8192
 DISK_CHECK_SECONDS = 0.1
 LONGEST_PATH = 1000
 """Characters; whoever nests more deeply wants to hide something."""
@@ -49,51 +51,25 @@ PRELOADED = (
 """What most programs import: loaded once here, it costs a test nothing."""
 
 
-def read_exactly(fd: int, size: int) -> bytes:
-    """Raises EOFError when the other end closes."""
-    parts = []
-    while size:
-        part = os.read(fd, min(size, 1 << 20))
-        if not part:
-            raise EOFError
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
-def pack_request(request: dict[str, Any]) -> bytes:
-    body = marshal.dumps(request)
-    return LENGTH.pack(len(body)) + body
-
-
-def _receive(fd: int) -> dict[str, Any]:
-    (size,) = LENGTH.unpack(read_exactly(fd, LENGTH.size))
-    return marshal.loads(read_exactly(fd, size))
-
-
-def pack_answer(status: int, code: int, cpu: float, wall: float, texts: tuple[bytes, bytes, bytes]) -> bytes:
-    return ANSWER.pack(status, code, cpu, wall, *map(len, texts)) + b"".join(texts)
-
-
 def main() -> None:
-    """Reads the settings, enters the sandbox, serves until standard input closes."""
-    requests, answers = os.dup(0), os.dup(1)
+    """Reads the settings, enters the sandbox, serves until the grader's socket closes."""
+    grader = socket.socket(fileno=os.dup(0))
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
-    settings = _receive(requests)
+    settings = marshal.loads(grader.recv(PACKET_BYTES))
     for name in PRELOADED:
         __import__(name)
     if settings["level"] != "bubblewrap":
-        _become_child(settings["level"] == "namespaces", requests, answers)
+        _become_child(settings["level"] == "namespaces", grader)
     if settings["level"] == "namespaces":
         sandbox_isolation.die_with_parent()
         sandbox_isolation.build_root(settings["disk_bytes"])
     sandbox_isolation.hide_memory()
     if settings["level"] == "rlimits" and os.geteuid() == 0:
         os.chown(settings["directory"], settings["user"], settings["user"])
-    supervisor = Supervisor(settings, requests, answers)
-    write_all(answers, READY)
+    supervisor = Supervisor(settings, grader)
+    grader.send(READY)
     try:
         supervisor.serve()
     finally:
@@ -103,7 +79,7 @@ def main() -> None:
             os.rmdir(settings["directory"])
 
 
-def _become_child(in_namespaces: bool, requests: int, answers: int) -> None:
+def _become_child(in_namespaces: bool, grader: socket.socket) -> None:
     """Returns in a child; this process only waits for it. In new namespaces, the child is their process 1.
 
     At level rlimits the child outlives this process if that is killed as the orphan of a killed grader: then it
@@ -113,8 +89,7 @@ def _become_child(in_namespaces: bool, requests: int, answers: int) -> None:
         sandbox_isolation.unshare_namespaces()
     child = os.fork()
     if child:
-        os.close(requests)
-        os.close(answers)
+        grader.close()
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
 
 
@@ -142,8 +117,8 @@ def empty(directory: str) -> None:
 class Supervisor:
     """Runs one job at a time. As process 1 of its own process-number namespace it can end all others in it."""
 
-    def __init__(self, settings: dict[str, Any], requests: int, answers: int) -> None:
-        self.settings, self.requests, self.answers = settings, requests, answers
+    def __init__(self, settings: Settings, grader: socket.socket) -> None:
+        self.settings, self.grader = settings, grader
         self.first = os.getpid() == 1
         self.woken, wake = os.pipe()
         for fd in (self.woken, wake):
@@ -157,48 +132,39 @@ class Supervisor:
 
     def serve(self) -> None:
         while True:
-            try:
-                job = _receive(self.requests)
-            except EOFError:
+            request, files, _, _ = socket.recv_fds(self.grader, PACKET_BYTES, FILES_PER_JOB)
+            if not request:
                 return
-            write_all(self.answers, self._run(job))
-            self._tidy()
+            if request != STOP:  # which may come when the test has already ended
+                self.grader.send(self._run(*JOB.unpack(request), files))
+                if apart(self._tidy):
+                    raise OSError("the directory of a test could not be emptied")
 
-    def _tidy(self) -> None:
+    def _tidy(self) -> bool:
         directory = self.settings["directory"]
         os.chmod(directory, self.mode)
-        if os.listdir(directory):
-            empty(directory)
+        empty(directory)
+        return False
 
-    def _run(self, job: dict[str, Any]) -> bytes:
+    def _run(self, wall_seconds: float, files: list[int]) -> bytes:
         began = time.monotonic()
-        ours, theirs = zip(*(os.pipe() for _ in range(3)), strict=True)
-        stdin = _sealed(job["stdin"])
         try:
             pid = os.fork()
+            if pid == 0:
+                Tested(self.settings, self.libraries).run(files)
         except OSError as error:
-            return pack_answer(BROKEN, 0, 0.0, 0.0, (b"", f"fork: {error}".encode(), b""))
-        if pid == 0:
-            Tested(self.settings, self.libraries).run(job, stdin, theirs)
-        for fd in (stdin, *theirs):
-            os.close(fd)
-        watch = Watch(self, pid, ours, began + job["wall_seconds"])
+            os.write(files[3], f"fork: {error}".encode())
+            return ANSWER.pack(BROKEN, 0, 0.0, 0.0)
+        finally:
+            for fd in files:
+                os.close(fd)
+        watch = Watch(self, pid, began + wall_seconds)
         status = watch.until_end()
         self.end_all()
-        watch.drain()
-        for fd in ours:
-            os.close(fd)
-        wall = time.monotonic() - began
-        out, err, value = (bytes(text) for text in watch.texts)
-        if status == FINISHED and not value.startswith(READY):
-            status = BROKEN
-        if (
-            status == FINISHED
-            and watch.code < 0
-            and watch.cpu >= self.settings["cpu_seconds"] - CPU_SLACK_SECONDS
-        ):
+        used_up = watch.cpu >= self.settings["cpu_seconds"] - CPU_SLACK_SECONDS
+        if status == FINISHED and watch.code < 0 and used_up:
             status = TIME
-        return pack_answer(status, watch.code, watch.cpu, wall, (out, err, value[1:]))
+        return ANSWER.pack(status, watch.code, watch.cpu, time.monotonic() - began)
 
     def end_all(self) -> None:
         """Kills every other process in the sandbox and waits for their end.
@@ -222,43 +188,33 @@ class Supervisor:
 
 
 class Watch:
-    """Collects what a test prints until it ends, or has to be ended."""
+    """Waits until a test ends, or has to be ended."""
 
-    def __init__(self, supervisor: Supervisor, pid: int, fds: tuple[int, ...], deadline: float) -> None:
-        self.supervisor, self.pid = supervisor, pid
+    def __init__(self, supervisor: Supervisor, pid: int, deadline: float) -> None:
+        self.supervisor, self.pid, self.deadline = supervisor, pid, deadline
         self.settings = supervisor.settings
-        self.deadline = deadline
-        self.texts = (bytearray(), bytearray(), bytearray())
-        self.limits = (self.settings["output_bytes"], ERROR_BYTES, self.settings["output_bytes"])
-        self.open = dict(zip(fds, range(3), strict=True))
-        self.overflow = False
         self.code, self.cpu = 0, 0.0
-        for fd in fds:
-            os.set_blocking(fd, False)
 
     def until_end(self) -> int:
         """The status; afterwards the test's process is no more."""
         poll = select.poll()
-        for fd in (*self.open, self.supervisor.woken, self.supervisor.requests):
-            poll.register(fd, select.POLLIN)
+        grader, woken = self.supervisor.grader, self.supervisor.woken
+        poll.register(grader, select.POLLIN)
+        poll.register(woken, select.POLLIN)
         while not self._ended(os.WNOHANG):
             left = self.deadline - time.monotonic()
             if left <= 0:
                 return self._end(TIME)
-            events = poll.poll(
-                1000 * (min(left, DISK_CHECK_SECONDS) if self.settings["watch_disk"] else left)
-            )
-            for fd, _ in events:
-                if fd == self.supervisor.requests:
+            patience = min(left, DISK_CHECK_SECONDS) if self.settings["watch_disk"] else left
+            ready = [fd for fd, _ in poll.poll(1000 * patience)]
+            if woken in ready:
+                os.read(woken, 4096)
+            if grader.fileno() in ready:
+                if not grader.recv(PACKET_BYTES):
                     self._end(TIME)
                     raise EOFError("the grader is gone")
-                if fd == self.supervisor.woken:
-                    os.read(fd, 4096)
-                elif fd in self.open and not self._read(fd):
-                    poll.unregister(fd)
-            if self.overflow:
                 return self._end(OUTPUT)
-            if self.settings["watch_disk"] and self._disk_is_full():
+            if not ready and self.settings["watch_disk"] and apart(self._disk_is_full):
                 return self._end(DISK)
         return FINISHED
 
@@ -274,27 +230,6 @@ class Watch:
         os.kill(self.pid, signal.SIGKILL)
         self._ended(0)
         return status
-
-    def _read(self, fd: int) -> bool:
-        """False at the end of the stream."""
-        try:
-            data = os.read(fd, 1 << 16)
-        except BlockingIOError:
-            return True
-        if not data:
-            del self.open[fd]
-            return False
-        stream = self.open[fd]
-        room = self.limits[stream] - len(self.texts[stream])
-        self.texts[stream].extend(data[:room])
-        self.overflow |= len(data) > room and self.limits[stream] > ERROR_BYTES
-        return True
-
-    def drain(self) -> None:
-        """What was still in the pipes when the last process of the test ended."""
-        for fd in list(self.open):
-            while self._read(fd):
-                pass
 
     def _disk_is_full(self) -> bool:
         entries, used = 0, 0
@@ -315,11 +250,19 @@ class Watch:
         return entries > sandbox_isolation.DISK_ENTRIES or used > self.settings["disk_bytes"]
 
 
-def _sealed(data: bytes) -> int:
-    """A file in memory that nobody can write to, read from its beginning: a test's standard input."""
-    fd = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    write_all(fd, data)
-    os.lseek(fd, 0, os.SEEK_SET)
-    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-    return fd
+def apart(look: Callable[[], bool]) -> bool:
+    """What `look` returns, or True if it fails, found out in a process of its own.
+
+    For whatever reads names of files: a program chose them, and the supervisor must not hold them.
+    """
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
+    found = True
+    try:
+        found = look()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+    finally:
+        os._exit(found)

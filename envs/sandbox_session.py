@@ -1,19 +1,23 @@
 """One supervisor process as the grader sees it: started at a level, given jobs, held to deadlines, ended."""
 
+import fcntl
+import marshal
 import os
 import select
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from envs import sandbox_isolation
-from envs.sandbox_program import READY
-from envs.sandbox_runner import ANSWER, STATUS, pack_request
+from envs.sandbox_program import READY, write_all
+from envs.sandbox_runner import ANSWER, JOB, STATUS, STOP
 
 Status = Literal["finished", "time", "output", "disk"]
 
@@ -21,6 +25,7 @@ START_SECONDS = 30.0
 GRACE_SECONDS = 15.0
 STOP_SECONDS = 5.0
 RUNS_PER_SESSION = 500
+ERROR_BYTES = 8192
 INSIDE_DIRECTORY = "/tmp"
 
 
@@ -72,7 +77,7 @@ class Run:
 def make_job(
     source: str, wall_seconds: float, stdin: bytes = b"", function: str | None = None, arguments: str = ""
 ) -> dict[str, Any]:
-    """What a supervisor is asked to run. `arguments`: a JSON array, for a function."""
+    """What a test's process is asked to run. `arguments`: a JSON array, for a function."""
     return {
         "source": source.encode("utf-8", "replace"),
         "wall_seconds": float(wall_seconds),
@@ -83,7 +88,7 @@ def make_job(
 
 
 class Session:
-    """One supervisor process and the two pipes to it."""
+    """One supervisor process and the socket to it."""
 
     def __init__(self, level: str, limits: Limits, without: tuple[str, ...]) -> None:
         self.owner = os.getpid()
@@ -94,18 +99,21 @@ class Session:
         command = [*_interpreter(), f"sandbox of process {self.owner}"]
         if level == "bubblewrap":
             command = [*_bubblewrap(limits), *command]
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={"PYTHONHASHSEED": "0", "HOME": directory, "TMPDIR": directory},
-            bufsize=0,
-            start_new_session=True,
-        )
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = subprocess.Popen(
+                command,
+                stdin=theirs,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env={"PYTHONHASHSEED": "0", "HOME": directory, "TMPDIR": directory},
+                bufsize=0,
+                start_new_session=True,
+            )
         try:
-            self._send(_settings(level, limits, without, directory), START_SECONDS)
-            self._receive(len(READY), START_SECONDS, "start")
+            self._send(marshal.dumps(_settings(level, limits, without, directory)))
+            self._wait(time.monotonic() + START_SECONDS, f"waited {START_SECONDS:g} s for it to start")
+            self._receive("start")
         except SandboxError:
             self.close()
             raise
@@ -115,49 +123,71 @@ class Session:
 
     def job(self, job: dict[str, Any]) -> Run:
         self.runs += 1
-        patience = job["wall_seconds"] + GRACE_SECONDS
-        self._send(job, patience)
-        header = self._receive(ANSWER.size, patience, "answer")
-        status, code, cpu, wall, *sizes = ANSWER.unpack(header)
-        stdout, stderr, value = (self._receive(size, GRACE_SECONDS, "send a result") for size in sizes)
-        name = STATUS[status]
-        if name == "broken":
+        ends = [os.pipe() for _ in range(3)]
+        printed = Printed([reading for reading, _ in ends], self.limits.output_mib << 20)
+        inputs = [sealed(marshal.dumps(job)), sealed(job["stdin"])]
+        handed = [*inputs, *(writing for _, writing in ends)]
+        try:
+            try:
+                self._send(JOB.pack(job["wall_seconds"]), handed)
+            finally:
+                for fd in handed:
+                    os.close(fd)
+            answer = self._collect(printed, job["wall_seconds"] + GRACE_SECONDS)
+            printed.drain()
+        finally:
+            printed.close()
+        status, code, cpu, wall = ANSWER.unpack(answer)
+        name = "output" if printed.overflow else STATUS[status]
+        stdout, stderr, value = map(bytes, printed.texts)
+        if name == "broken" or (name == "finished" and not value.startswith(READY)):
             raise SandboxError(
                 f"a test could not be shut in: {stderr.decode(errors='replace').strip()[-500:]}"
             )
-        return Run(cast(Status, name), code, stdout, stderr, value, cpu, wall)
+        return Run(cast(Status, name), code, stdout, stderr, value[1:], cpu, wall)
 
-    def _send(self, request: dict[str, Any], seconds: float) -> None:
-        assert self.process.stdin is not None
-        fd = self.process.stdin.fileno()
-        os.set_blocking(fd, False)
-        data = memoryview(pack_request(request))
-        deadline = time.monotonic() + seconds
-        while data:
-            self._wait(fd, select.POLLOUT, deadline, f"waited {seconds:g} s for it to take a program")
-            try:
-                data = data[os.write(fd, data) :]
-            except BrokenPipeError:
-                raise self._failure("has ended") from None
-
-    def _receive(self, size: int, seconds: float, what: str) -> bytes:
-        assert self.process.stdout is not None
-        fd = self.process.stdout.fileno()
-        deadline = time.monotonic() + seconds
-        received = bytearray()
-        while len(received) < size:
-            self._wait(fd, select.POLLIN, deadline, f"waited {seconds:g} s for it to {what}")
-            part = os.read(fd, min(size - len(received), 1 << 20))
-            if not part:
-                raise self._failure(f"ended before it could {what}")
-            received += part
-        return bytes(received)
-
-    def _wait(self, fd: int, event: int, deadline: float, what: str) -> None:
+    def _collect(self, printed: "Printed", patience: float) -> bytes:
+        """The supervisor's answer; until it comes, what the test prints is read."""
+        deadline = time.monotonic() + patience
         poll = select.poll()
-        poll.register(fd, event)
-        if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+        for fd in (self.socket.fileno(), *printed.open):
+            poll.register(fd, select.POLLIN)
+        stopped = False
+        while True:
+            ready = self._wait(deadline, f"waited {patience:g} s for it to answer", poll)
+            if self.socket.fileno() in ready:
+                return self._receive("answer")
+            for fd in ready:
+                if not printed.read(fd):
+                    poll.unregister(fd)
+            if printed.overflow and not stopped:
+                self._send(STOP)
+                stopped = True
+
+    def _send(self, message: bytes, files: Sequence[int] = ()) -> None:
+        try:
+            socket.send_fds(self.socket, [message], files)
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._failure("has ended") from None
+
+    def _receive(self, what: str) -> bytes:
+        try:
+            message = self.socket.recv(ANSWER.size)
+        except ConnectionResetError:
+            message = b""
+        if not message:
+            raise self._failure(f"ended before it could {what}")
+        return message
+
+    def _wait(self, deadline: float, what: str, poll: "select.poll | None" = None) -> list[int]:
+        """The file descriptors that can be read, of the socket alone without a `poll`."""
+        if poll is None:
+            poll = select.poll()
+            poll.register(self.socket, select.POLLIN)
+        events = poll.poll(1000 * max(0.0, deadline - time.monotonic()))
+        if not events:
             raise self._failure(what)
+        return [fd for fd, _ in events]
 
     def _failure(self, what: str) -> SandboxError:
         """Ends the supervisor and says why."""
@@ -171,11 +201,8 @@ class Session:
         )
 
     def close(self) -> None:
-        """Closes its input, at which it ends all that it started; kills it when that takes too long."""
-        streams = [self.process.stdin, self.process.stdout, self.process.stderr]
-        for stream in streams[:2]:
-            if stream is not None:
-                stream.close()
+        """Closes the socket, at which it ends all that it started; kills it when that takes too long."""
+        self.socket.close()
         if self.owner != os.getpid():
             return
         try:
@@ -183,10 +210,59 @@ class Session:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        if streams[2] is not None:
-            streams[2].close()
+        if self.process.stderr is not None:
+            self.process.stderr.close()
         if self.directory is not None:
             shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class Printed:
+    """What a test prints: its output, its errors, and the value of its function, each up to a limit."""
+
+    def __init__(self, fds: list[int], longest: int) -> None:
+        self.fds = fds
+        self.open = {fd: stream for stream, fd in enumerate(fds)}
+        self.texts = (bytearray(), bytearray(), bytearray())
+        self.limits = (longest, ERROR_BYTES, longest)
+        self.overflow = False
+        """Output or value were longer; of errors the rest is dropped."""
+        for fd in fds:
+            os.set_blocking(fd, False)
+
+    def read(self, fd: int) -> bool:
+        """False at the end of the stream, and where there is nothing to read."""
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        if not data:
+            del self.open[fd]
+            return False
+        stream = self.open[fd]
+        room = self.limits[stream] - len(self.texts[stream])
+        self.texts[stream].extend(data[:room])
+        self.overflow |= len(data) > room and self.limits[stream] > ERROR_BYTES
+        return True
+
+    def drain(self) -> None:
+        """What is still in the pipes when the last process of the test has ended."""
+        for fd in list(self.open):
+            while self.read(fd):
+                pass
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+
+
+def sealed(data: bytes) -> int:
+    """A file in memory that nobody can write to, at its beginning."""
+    fd = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    write_all(fd, data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd
 
 
 def _interpreter() -> list[str]:
@@ -222,8 +298,9 @@ def _bubblewrap(limits: Limits) -> list[str]:
 
 
 def _settings(level: str, limits: Limits, without: tuple[str, ...], directory: str) -> dict[str, Any]:
-    landlock = level == "rlimits" and "landlock" not in without and sandbox_isolation.landlock_version() > 0
-    unwatched = level == "rlimits" and not landlock
+    wanted = level == "rlimits" and "landlock" not in without
+    landlock = sandbox_isolation.landlock_version() if wanted else 0
+    unwatched = level == "rlimits" and landlock == 0
     return {
         "level": level,
         "directory": directory,
@@ -231,7 +308,7 @@ def _settings(level: str, limits: Limits, without: tuple[str, ...], directory: s
         "landlock": landlock,
         "filter": "filter" not in without,
         "without_files": unwatched,
-        "watch_disk": landlock,
+        "watch_disk": landlock > 0,
         "cpu_seconds": limits.cpu_seconds,
         "memory_bytes": limits.memory_mib << 20,
         "threads": limits.threads,
