@@ -142,7 +142,8 @@ def _handled(version: int) -> int:
 def confine_files(readable: list[str], writable: str, version: int) -> None:
     """Landlock: from now on only `readable` can be read, and only the directory `writable` changed.
 
-    `version` is that of Landlock's interface to use. From version 4 on TCP is refused too, from version 6 on signals to, and abstract sockets of, processes outside.
+    `version` is that of Landlock's interface to use. From version 4 on TCP is refused too, from version 6 on
+    signals to, and abstract sockets of, processes outside.
 
     Raises:
         OSError: the kernel refuses.

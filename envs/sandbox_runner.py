@@ -136,7 +136,8 @@ class Supervisor:
             if not request:
                 return
             if request != STOP:  # which may come when the test has already ended
-                self.grader.send(self._run(*JOB.unpack(request), files))
+                (wall_seconds,) = JOB.unpack(request)
+                self.grader.send(self._run(wall_seconds, files))
                 if apart(self._tidy):
                     raise OSError("the directory of a test could not be emptied")
 

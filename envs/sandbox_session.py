@@ -103,7 +103,7 @@ class Session:
         with theirs:
             self.process = subprocess.Popen(
                 command,
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 env={"PYTHONHASHSEED": "0", "HOME": directory, "TMPDIR": directory},

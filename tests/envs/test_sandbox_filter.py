@@ -39,7 +39,7 @@ def test_the_filter_refuses_what_it_should(machine: str, column: int) -> None:
         return _verdict(machine, wanted, arguments, without_files)
 
     refuse, allow = sandbox_filter.REFUSE, sandbox_filter.ALLOW
-    for numbers in sandbox_filter.REFUSED.values():
+    for numbers in [*sandbox_filter.REFUSED.values(), *sandbox_filter.METADATA.values()]:
         assert numbers[column] is None or verdict(numbers) == refuse
     for numbers in sandbox_filter.FILE_CHANGES.values():
         if numbers[column] is not None:
@@ -49,13 +49,29 @@ def test_the_filter_refuses_what_it_should(machine: str, column: int) -> None:
     assert verdict(sandbox_filter.CLONE3) == sandbox_filter.UNKNOWN
     assert [verdict(sandbox_filter.KILL, pid) for pid in (77, 78, 0)] == [allow, refuse, refuse]
     assert [verdict(sandbox_filter.PRLIMIT, pid) for pid in (0, 77, 78)] == [allow, allow, refuse]
-    assert [verdict(sandbox_filter.FCNTL, 3, command) for command in (3, 8, 10, 15)] == [allow] + [refuse] * 3
-    assert [verdict(sandbox_filter.PRCTL, option) for option in (15, 1)] == [allow, refuse]
+    for command in (8, 10, 15, 1024, 1026, 1031):  # owners, signals, leases, notices, size of a pipe
+        assert verdict(sandbox_filter.FCNTL, 3, command) == refuse
+    assert [verdict(sandbox_filter.FCNTL, 3, command) for command in (0, 1, 2, 3, 1030)] == [allow] * 5
+    assert [verdict(sandbox_filter.FCNTL, 3, 4, flags) for flags in (0x800, 0x2800)] == [allow, refuse]
+    assert verdict(sandbox_filter.FCNTL, 3, 6, 0x2000) == allow
+    assert verdict(sandbox_filter.FCNTL, 3, 6, 0x2000, without_files=True) == refuse
+    for request in (0x8901, 0x8902, 0x5452, 0x5412, 0x40086602):  # owners, O_ASYNC, typed text, attributes
+        assert verdict(sandbox_filter.IOCTL, 0, request) == refuse
+    assert [verdict(sandbox_filter.IOCTL, 0, request) for request in (0x5401, 0x5421)] == [allow] * 2
+    assert [verdict(sandbox_filter.PRCTL, option) for option in (15, 1, 4, 62)] == [allow] + [refuse] * 3
+    pairs = [verdict(sandbox_filter.SOCKETPAIR, *kind) for kind in ((1, 0x80801), (1, 2), (1, 5), (30, 1))]
+    assert pairs == [allow] + [refuse] * 3
+    cut = [
+        verdict(sandbox_filter.OPENAT, 0, 0, flags)
+        for flags in (os.O_RDONLY, os.O_TRUNC | os.O_CREAT | os.O_WRONLY, os.O_TRUNC)
+    ]
+    assert cut == [allow, allow, refuse]
+    assert verdict(sandbox_filter.OPENAT2) == _verdict(machine, 470) == sandbox_filter.UNKNOWN
     opened = [
         verdict(sandbox_filter.OPENAT, 0, 0, flags, without_files=True)
         for flags in (os.O_RDONLY | os.O_CLOEXEC, os.O_WRONLY, os.O_RDWR, os.O_CREAT)
     ]
     assert opened == [allow, refuse, refuse, refuse]
-    assert _verdict(machine, 0) == allow
+    assert verdict((77, 46)) == allow  # ftruncate: of a file that is open for writing
     if machine == "x86_64":
         assert _verdict(machine, sandbox_filter.X32_BIT | 1) == refuse

@@ -46,6 +46,8 @@ threading.Thread(target=lambda: print(depth(50000))).start()
     imports = "import decimal, fractions, zoneinfo, hashlib, sqlite3, numbers, queue"
     run = strongest.run(imports + "\nprint(decimal.Decimal('0.1') * 3)")
     assert run.stdout == b"0.3\n", run
+    waited = "import asyncio\nasync def main(): await asyncio.sleep(0); print('waited')\nasyncio.run(main())"
+    assert strongest.run(waited).stdout == b"waited\n"
     kept = "with open('a', 'w') as f: f.write('1')\nprint(open('a').read(), __name__)"
     assert strongest.run(kept).stdout == b"1 __main__\n"
     assert strongest.run("print('\\u00e4\\U0001f600')").stdout == "ä😀\n".encode()

@@ -31,10 +31,10 @@ def around(address):
         high += 4096
     return low, high
 
-places = {around(id(thing)) for thing in (object(), bytearray(100), [0] * 5000, "x" * 1000000, os)}
+places = {around(id(thing)) for thing in (object(), bytearray(100), os, ctypes)}
 places |= {around(libc.malloc(size)) for size in (20, 600, 5000, 60000, 1000000)}
 for low, high in sorted(places):
-    text = ctypes.string_at(low, high - low)
+    text = b"".join(ctypes.string_at(page, 4096) for page in range(low, high, 4096) if mapped(page))
     for kind in (b"out" + b"put", b"sou" + b"rce", b"inp" + b"uts", b"nam" + b"ing"):
         found = text.find(b"hon" + b"est-" + kind + b"-" + b"0123")
         if found >= 0:
