@@ -341,8 +341,8 @@ def explanation(rows: Sequence[Row], config: Config) -> str:
         found.append("only the KL to the reference moved the weights")
     if mean("reward/zero_variance_groups") >= 1 and mean("reward/errors") < 0.5:
         helps += _other_prompts(_mean([_accuracy(row) for row in rows]))
-    text = f"{', '.join(found) or 'the gradient was zero'}. {'; '.join(helps) or 'Look at grad_norm and lr'}"
-    return f"{text[0].upper()}{text[1:]}"
+    why = ", ".join(found) or "the gradient was zero"
+    return f"{why[0].upper()}{why[1:]}. What helps: {'; '.join(helps) or 'look at grad_norm and lr'}"
 
 
 def _filters(config: Config) -> list[str]:
@@ -357,7 +357,7 @@ def _filters(config: Config) -> list[str]:
 
 def _other_prompts(accuracy: float) -> list[str]:
     if accuracy >= 1:
-        return ["every answer is right: take harder prompts"]
+        return ["nothing is left to learn from these prompts, take harder ones"]
     return [
         "compare the printed samples with what the reward asks for",
         "take easier prompts, a larger env.repeats, or a reward with more steps between 0 and 1",
