@@ -357,7 +357,7 @@ def _filters(config: Config) -> list[str]:
 
 def _other_prompts(accuracy: float) -> list[str]:
     if accuracy >= 1:
-        return ["nothing is left to learn from these prompts, take harder ones"]
+        return ["harder prompts: every answer is right"]
     return [
         "compare the printed samples with what the reward asks for",
         "take easier prompts, a larger env.repeats, or a reward with more steps between 0 and 1",

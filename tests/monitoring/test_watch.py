@@ -163,7 +163,7 @@ def test_four_idle_steps_in_a_row_are_not_said(config: Config) -> None:
         ({"reward/errors": 0.99, "sample_utilization": 0.0}, "99% of the answers could not be judged"),
         (
             {"reward/mean": 1.0},
-            "(mean 1.00). What helps: nothing is left to learn from these prompts, take harder prompts",
+            "(mean 1.00). What helps: harder prompts: every answer is right",
         ),
         ({"grad_norm": 0.3}, "only the KL to the reference moved the weights"),
         ({"reward/invalid": 0.9}, "90% of the answers were invalid"),
