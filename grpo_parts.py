@@ -290,6 +290,8 @@ class Parts:
         self.weights.version = state["policy_version"] - 1
         self.generator.set_state(state["generator"])
         restore_random_state(state["random"])
+        self.monitor.resumed()
+        self.watch.remember(self.monitor.rows())
 
     def close(self, outcome: RunOutcome) -> None:
         self.stop.uninstall()

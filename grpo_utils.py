@@ -307,9 +307,6 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     first_step = saved["learner"]["optimizer_steps"] if saved else 0
     live.resume(first_step)
     monitor = Monitor(run_dir, tracker, config.env.repeats, live, first_step)
-    watch = Watch(config, plan.overlapped)
-    if first_step:
-        watch.remember(monitor.rows())
     generator = torch.Generator().manual_seed(config.train.seed)
     parts = Parts(
         config,
@@ -320,7 +317,7 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
         prompts,
         rewards,
         monitor,
-        watch,
+        Watch(config, plan.overlapped),
         generator,
         plan,
     )

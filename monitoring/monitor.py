@@ -19,8 +19,8 @@ from monitoring.metrics import rollout_metrics
 from monitoring.progress import Progress
 from monitoring.trackers import MetricsFile, close_tracker
 
-SAID = logging.getLogger("monitoring")
-"""What a run says on standard error, also in its `grpo.log`."""
+log = logging.getLogger("grpo")
+"""Goes to `grpo.log` in the run's folder alone (config/base.yaml)."""
 
 
 class Monitor:
@@ -28,7 +28,7 @@ class Monitor:
 
     Args:
         live: the line that shows how far the run is.
-        first_step: steps already done by an earlier part of the run; their rows are in the run folder.
+        first_step: steps already done by an earlier part of the run.
     """
 
     def __init__(
@@ -50,7 +50,12 @@ class Monitor:
         self.evaluation: dict[str, float] = {}
         self.tokens = 0
         self.began = self.since = time.perf_counter()
-        last = self.rows()[-1] if first_step and self.rows() else {}
+        self.seconds_before = 0.0
+        self.tokens_before = 0
+
+    def resumed(self) -> None:
+        """The run folder holds the rows of an earlier part of the run: its seconds and tokens count."""
+        *_, last = [{}, *self.rows()]
         self.seconds_before = float(last.get("time/elapsed_s", 0.0))
         self.tokens_before = int(last.get("tokens/total", 0))
 
@@ -124,7 +129,7 @@ class Monitor:
     def say(self, text: str) -> None:
         """A line above the progress bar, and in `grpo.log`."""
         self.live.bar.write(text, file=sys.stderr)
-        SAID.info(text)
+        log.info(text)
 
     def close(self, outcome: RunOutcome) -> None:
         """Write `summary.json`, end the tracker."""

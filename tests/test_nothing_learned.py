@@ -88,7 +88,7 @@ def test_an_interrupted_run_is_not_blamed(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_is_judged_by_all_of_its_steps(tmp_path: Path) -> None:
-    """The first part learned; the second, which gets nothing, is fine. Without the first part's rows nothing is said."""
+    """The first part learned; that the second gets nothing is fine."""
     first = configured(*SMALL, "train.total_dialog_turns=32")
     run(first, tmp_path, grpo.train)
     checkpoint = next(tmp_path.glob("checkpoints/*.pt"))
