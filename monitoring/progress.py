@@ -74,6 +74,7 @@ class Progress:
         self.bar.update()
 
     def close(self) -> None:
-        """Leaves the numbers of the last step. May be called more than once."""
+        """Leaves the numbers of the last step, and no line of a run that made none. May be called more than once."""
+        self.bar.leave = bool(self._numbers)
         self.bar.set_postfix_str(self._numbers[:-2], refresh=False)
         self.bar.close()

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from config.env import EnvConfig
 from config.errors import ConfigError
+from envs.attempts import attempts
 from envs.control_tokens import ControlTokens, control_tokens
 from envs.reward_service import RewardService
 from envs.task import Completion, Example, Reward, Task
@@ -298,5 +299,7 @@ def test_control_tokens_are_never_cleaned_into_a_right_answer(
     )
     (text,) = environment.texts(scored)
     assert ("<" in text) == (outcome == "invalid")
+    (line,) = attempts(group.example, scored, environment)
+    assert (line["outcome"], line["correct"], line["completion"]) == (outcome, outcome == "scored", text)
     if outcome == "invalid":
         assert text == environment.tokenizer.decode(ids)

@@ -79,6 +79,12 @@ def test_nothing_is_shown_where_it_is_off(monkeypatch: pytest.MonkeyPatch) -> No
     assert stream.getvalue() == ""
 
 
+def test_a_run_that_never_began_leaves_no_line() -> None:
+    said = seen_on_a_terminal(SHOW.partition("live.resume")[0] + "live.close()", 80)
+    assert "starting engines" in said
+    assert said.rpartition("\r")[2].strip() == said.split("\r")[-2].strip() == ""
+
+
 @pytest.mark.parametrize("script", ["grpo.py", "grpo_async.py"])
 def test_stages_of_a_run(script: str, tmp_path: Path) -> None:
     """Every stage that it passes is said to the line, in this order, by both schedules."""
