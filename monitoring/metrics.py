@@ -7,7 +7,7 @@ from tensordict import TensorDictBase
 
 from envs.token_env import LENGTH, OUTCOMES
 
-_CLOCKS = ("timestamp", "time/", "throughput/", "reward_latency/", "idle/", "canary/seconds")
+_CLOCKS = ("time/", "throughput/", "reward_latency/", "idle/", "canary/seconds")
 
 
 def without_clocks(row: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +94,7 @@ class Monitor:
         """A row of its own for an evaluation; its seconds count in no optimizer step's throughput."""
         row: dict[str, Any] = {"optimizer_step": self.optimizer_step, "iteration": iteration, **metrics}
         row["policy_version"] = float(policy_version)
-        row["timestamp"] = _now()
+        row["time/unix_s"] = time.time()
         self.file.append(row)
         self._track(row)
         self.evaluation = metrics
@@ -106,7 +105,7 @@ class Monitor:
             numbers = {name: value for name, value in row.items() if isinstance(value, float)}
             self.tracker.log_metrics(numbers, step=self.optimizer_step)
 
-    def _throughput(self, batch: TensorDictBase) -> dict[str, float | str]:
+    def _throughput(self, batch: TensorDictBase) -> dict[str, float]:
         """Seconds per phase and per second figures since the last row; all phases start again at 0.
 
         `idle/learner` is the share of that time in which the learner had no batch to work on.
@@ -115,7 +114,7 @@ class Monitor:
         elapsed, self.since = now - self.since, now
         tokens = int(batch["tokens", "response_mask"].sum())
         self.tokens += tokens
-        row: dict[str, float | str] = {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}
+        row: dict[str, float] = {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}
         row["idle/learner"] = self.seconds["collect"] / elapsed
         self.seconds = dict.fromkeys(self.seconds, 0.0)
         return row | {
@@ -123,7 +122,7 @@ class Monitor:
             "throughput/completions_per_s": batch.batch_size[0] / elapsed,
             "time/elapsed_s": self.seconds_before + now - self.began,
             "tokens/total": float(self.tokens_before + self.tokens),
-            "timestamp": _now(),
+            "time/unix_s": time.time(),
         }
 
     def say(self, text: str) -> None:
@@ -154,7 +153,3 @@ class Monitor:
         self.say(f"{outcome}: {steps}{change} in {self.run_dir}")
         if self.tracker is not None:
             close_tracker(self.tracker, outcome)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
