@@ -57,7 +57,7 @@ import asyncio, fcntl, os, tempfile
 from concurrent.futures import ThreadPoolExecutor
 async def later(): await asyncio.sleep(0.001); return 6
 print(asyncio.run(later()), list(ThreadPoolExecutor(2).map(abs, [-7])))
-print(os.isatty(0), fcntl.fcntl(0, fcntl.F_GETFD), len(os.listdir(os.path.dirname(os.__file__))) > 100)
+print(os.isatty(0), fcntl.fcntl(0, fcntl.F_GETFD))
 with tempfile.TemporaryFile("w+") as file:
     file.write("abc")
     file.truncate(1)
@@ -69,7 +69,7 @@ with open("b", "r+") as file: fcntl.lockf(file, fcntl.LOCK_EX); print(file.read(
 os.mkdir("c"); os.rmdir("c"); os.unlink("b")
 """
     run = sandbox.run(program)
-    assert run.stdout == b"6 [7]\nFalse 0 True\na\n1\n", run
+    assert run.stdout == b"6 [7]\nFalse 0\na\n1\n", run
 
 
 def test_same_program_same_output(strongest: Sandbox) -> None:
