@@ -68,7 +68,7 @@ def _load_set(
     env = settings.env(place, config.env)
     try:
         task = make_task(env)
-        examples = with_instructions(distinct_examples(task, env.split), env.tools)
+        examples = with_instructions(distinct_examples(task, env.split), env)
     except ConfigError as error:  # it speaks of `env`, which is that of this set
         raise ConfigError(f"{place}: {error}") from error
     problems = choose_problems(

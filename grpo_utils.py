@@ -261,7 +261,7 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     limit = config.env.max_prompt_tokens
     prompts = PromptQueue(
         PromptSource(
-            with_instructions(distinct_examples(task, config.env.split), config.env.tools),
+            with_instructions(distinct_examples(task, config.env.split), config.env),
             seed=config.train.seed,
             keep=lambda example: prompt_fits(tokenizer, example, limit),
             difficulty=config.env.difficulty,

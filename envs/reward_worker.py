@@ -11,7 +11,6 @@ writes its index and the time into a page that it shares with the service, which
 import ctypes
 import gc
 import importlib
-import math
 import mmap
 import os
 import resource
@@ -22,13 +21,13 @@ import struct
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import IO, Any
+from typing import IO, Any, get_args
 
-from envs.rewards import make_judge
-from envs.task import Completion, Example, Reward, Task
+from envs.own import described
+from envs.rewards import make_judge, number
+from envs.task import Completion, Example, Outcome, Reward, Task
 
 PROGRESS = struct.Struct("<qd")  # index of the running verification or IDLE, time.monotonic() of its start
 IDLE = -1
@@ -44,6 +43,13 @@ OUT_OF_MEMORY = "MemoryError"
 TIDY_SECONDS = 5.0
 RETIRE_AFTER = 50_000
 """Verifications after which a worker makes room for a fresh one: a leak in a verifier never reaches the limit."""
+TAKEN = frozenset(
+    (
+        *("mean", "std", "zero_variance_groups", "errors", "invalid", "length"),
+        *("errors_total", "invalid_total", "workers_replaced"),
+    )
+)
+"""What `reward/...` means in the log, so that no part may be called so."""
 Batch = tuple[list[int], list[tuple[str, int, bool]], list[int], list[tuple[Any, ...]]]
 
 
@@ -79,7 +85,7 @@ def start_nursery(control_fd: int) -> None:
             each.warm_up()
         trouble = None
     except Exception as error:  # reported to the service, which raises it
-        trouble = _where(error)
+        trouble = described(error)
     try:
         greeting.send(trouble)
     except BrokenPipeError:
@@ -206,7 +212,7 @@ def pack(items: Sequence[tuple[int, Completion, Example]]) -> Batch:
     for _, _, example in items:
         if id(example) not in places:
             places[id(example)] = len(examples)
-            examples.append((example.messages, example.answer, example.row, example.source))
+            examples.append((example.messages, example.answer, example.row, example.source, example.row_data))
     return (
         [index for index, _, _ in items],
         [(each.text, each.num_tokens, each.truncated) for _, each, _ in items],
@@ -245,21 +251,38 @@ def judged_here(judge: Judge, index: int, completion: Completion, example: Examp
     began = time.perf_counter()
     try:
         reward = judge(completion, example)
-        parts = {name: float(value) for name, value in reward.parts.items()}
-        if not math.isfinite(reward.score):
-            raise ValueError(f"the reward's score is {reward.score}")
-        return index, float(reward.score), parts, reward.outcome, time.perf_counter() - began, ""
+        score, parts = checked(reward)
+        return index, score, parts, reward.outcome, time.perf_counter() - began, ""
     except MemoryError:
         return index, 0.0, {}, CRASHED, time.perf_counter() - began, OUT_OF_MEMORY
     except RecursionError:
         return index, 0.0, {}, CRASHED, time.perf_counter() - began, "RecursionError"
     except (Exception, SystemExit) as error:  # counted as an error and never scored
-        return index, 0.0, {}, "error", time.perf_counter() - began, _where(error)
+        return index, 0.0, {}, "error", time.perf_counter() - began, described(error)
 
 
-def _where(error: BaseException) -> str:
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({os.path.basename(last.filename)}:{last.lineno})"
+def checked(reward: Reward) -> tuple[float, dict[str, float]]:
+    """Score and parts in plain floats.
+
+    Raises:
+        TypeError, ValueError: what is no number, or none that is finite in float32; an outcome or a part whose name
+            means something else.
+    """
+    if reward.outcome == "error":
+        raise ValueError("the reward itself gave the outcome 'error'")
+    if reward.outcome not in get_args(Outcome):
+        raise ValueError(f"the reward's outcome is {reward.outcome!r}; known: {', '.join(get_args(Outcome))}")
+    if not isinstance(reward.parts, dict):
+        raise TypeError(f"the reward's parts are {reward.parts!r}; {{NAME: number}} is needed")
+    for name in reward.parts:
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"the reward has a part called {name!r}; a text is needed")
+        if name in TAKEN:
+            raise ValueError(
+                f"the reward has a part called {name!r}, but reward/{name} is a metric; rename the part"
+            )
+    parts = {name: number(value, f"the part {name}") for name, value in reward.parts.items()}
+    return number(reward.score, "the reward's score"), parts
 
 
 def describe(task: Any) -> tuple[str, str]:

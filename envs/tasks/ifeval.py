@@ -48,7 +48,7 @@ class IFEval(Task):
             _instructions(answer)
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{row.place}: {error}") from error
-        return Example(self.messages(row.text("prompt")), answer, row.index)
+        return Example(self.messages(row.text("prompt")), answer, row.index, row_data=self.row_data(row))
 
     def reward(self, completion: Completion, example: Example) -> Reward:
         followed = judge(completion.text, _instructions(example.answer))
