@@ -229,10 +229,11 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     import torch
 
     from envs.duplicates import distinct_examples
+    from envs.prompt_length import PromptLimit
     from envs.prompts import PromptSource
     from envs.reward_service import RewardService
     from envs.task import make_task
-    from envs.token_env import TokenEnv, prompt_fits
+    from envs.token_env import TokenEnv
     from envs.turns import with_instructions
     from grpo_engines import build_engine, build_weights, in_turns, make_conversation
     from grpo_eval import Evaluation, load_sets
@@ -258,13 +259,14 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     seed_everything(config, plan)
     task = make_task(config.env)
     tokenizer = load_tokenizer(config.model.name)
-    limit = config.env.max_prompt_tokens
+    limit = PromptLimit(tokenizer, config.env.max_prompt_tokens)
     prompts = PromptQueue(
         PromptSource(
             with_instructions(distinct_examples(task, config.env.split), config.env),
             seed=config.train.seed,
-            keep=lambda example: prompt_fits(tokenizer, example, limit),
+            keep=limit,
             difficulty=config.env.difficulty,
+            told=limit.told,
         )
     )
     eval_sets = load_sets(config, tokenizer)
@@ -281,7 +283,7 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     rewards = RewardService(task, config.env)
     built.callback(rewards.close)
     candidates = config.env.candidates
-    env = TokenEnv(prompts.draw, tokenizer, rewards, candidates, prompts.observe)
+    env = TokenEnv(prompts.draw, tokenizer, rewards, candidates, prompts.observe, members=tuple(task.members))
     generating = in_turns(engine, conversation)
     shared = SharedEngine(generating)
     own = shared.view() if eval_sets else generating
@@ -298,6 +300,7 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
         tracker,
         config.env.repeats,
         config.total_optimizer_steps,
+        members=tuple(task.members),
         first_step=saved["learner"]["optimizer_steps"] if saved else 0,
     )
     generator = torch.Generator().manual_seed(config.train.seed)

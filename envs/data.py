@@ -17,6 +17,7 @@ DEEPEST = 100
 """Levels of lists and objects in a column; what reads or sends rows may go through them one call a level."""
 LONGEST_SHOWN = 200
 """Characters of a value in a message."""
+REMEDY = "mend or remove the line; a JSONL file has one whole object in each"
 _NOT_TEXT = (
     (codecs.BOM_UTF16_LE, "UTF-16 text", "save it as UTF-8, as in iconv -f UTF-16 -t UTF-8"),
     (codecs.BOM_UTF16_BE, "UTF-16 text", "save it as UTF-8, as in iconv -f UTF-16 -t UTF-8"),
@@ -180,7 +181,7 @@ def _json_lines(path: Path, data: bytes) -> Iterator[tuple[dict[str, Any], str]]
     for number, line in enumerate(data.split(b"\n"), start=1):
         if line.strip():
             place = f"{path}:{number}"
-            yield checked_row(parse_json(decode(line, place), place, "mend or remove the line"), place), place
+            yield checked_row(parse_json(decode(line, place), place, REMEDY), place), place
 
 
 def _json_array(path: Path, data: bytes) -> Iterator[tuple[dict[str, Any], str]]:
@@ -214,8 +215,7 @@ def parse_json(text: str, place: str, remedy: str) -> Any:
         return json.loads(text, parse_constant=_no_number)
     except json.JSONDecodeError as error:
         where = f"{place}:{error.lineno}" if "\n" in text else place
-        kind = "" if "\n" in text else "; a JSONL file has one whole object in each line"
-        raise ConfigError(f"{where}: not valid JSON ({error.msg}); {remedy}{kind}") from error
+        raise ConfigError(f"{where}: not valid JSON ({error.msg}); {remedy}") from error
     except ValueError as error:
         raise ConfigError(f"{place}: {str(error).split(';')[0]}; {remedy}") from error
     except RecursionError as error:

@@ -179,8 +179,13 @@ def checked_examples(task: Task, split: str) -> Sequence[Example]:
             f"env.dataset={task.env.dataset}: examples() gave {type(examples).__name__}; a list of envs.task.Example "
             "is needed"
         )
+    places: dict[int, int] = {}
     for place, example in enumerate(examples):
         trouble = _trouble(example) if own or not _is_clean(example) else None
+        if own and not trouble and places.setdefault(example.row, place) != place:
+            trouble = (
+                f"has row={example.row}, as example {places[example.row]} has; give each a number of its own"
+            )
         if trouble:
             raise ConfigError(f"env.dataset={task.env.dataset}: example {place} {trouble}")
     return examples

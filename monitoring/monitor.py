@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ class Monitor:
 
     Args:
         total_steps: optimizer steps of the whole run.
+        members: of a mixture, its data sets, which have metrics of their own.
         first_step: steps already done by an earlier part of the run.
     """
 
@@ -34,12 +35,14 @@ class Monitor:
         tracker: Logger | None,
         repeats: int,
         total_steps: int,
+        members: Sequence[str] = (),
         first_step: int = 0,
     ) -> None:
         self.run_dir = run_dir
         self.logging = logging
         self.tracker = tracker
         self.repeats = repeats
+        self.members = members
         self.file = MetricsFile(run_dir / "metrics.jsonl")
         self.optimizer_step = first_step
         self.seconds = {"collect": 0.0, "optimize": 0.0, "push": 0.0}
@@ -89,7 +92,7 @@ class Monitor:
         """Write the row of one optimizer step. `policy_version` is that of the weights before the step."""
         self.optimizer_step += 1
         row: dict[str, Any] = {"optimizer_step": self.optimizer_step}
-        row |= rollout_metrics(batch, self.repeats, policy_version) | step | self.extra
+        row |= rollout_metrics(batch, self.repeats, policy_version, self.members) | step | self.extra
         row |= self._throughput(batch)
         self.extra = {}
         self.file.append(row)

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from envs.prompt_length import PromptLimit
 from envs.task import Example
-from envs.token_env import TokenEnv, prompt_fits
+from envs.token_env import TokenEnv
 from rollout.collector import EnginePolicy, Rollouts
 from rollout.engine import Sampling
 from rollout.transformers_engine import TransformersEngine
@@ -50,5 +51,5 @@ def test_a_prompt_is_tokenized_only_where_its_bytes_do_not_decide(
 ) -> None:
     tokenizer = _Counting()
     example = Example(({"role": "user", "content": "12+84="},), "96", 0)
-    assert prompt_fits(tokenizer, example, limit) is fits
+    assert PromptLimit(tokenizer, limit)(example) is fits
     assert tokenizer.calls == tokenized
