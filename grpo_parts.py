@@ -220,7 +220,8 @@ class Parts:
         if not judgeable.all():
             self.monitor.say(
                 f"{int((~judgeable).sum())} of {len(wanted)} groups hold no completion that could be judged, through "
-                f"no fault of the model; this batch was trained on without them. The last error: {self.rewards.last_error}"
+                f"no fault of the model; this batch was trained on without them. The last error: "
+                f"{self.rewards.last_error}"
             )
         if outside.any():
             self.monitor.say(

@@ -71,7 +71,7 @@ class EnvConfig:
     reward: Any = None
     """Judge in place of the task's own: a named reward (docs/rewards.md) or a function, `module:function`; or a list of
     them, of which each becomes a part by its name."""
-    reward_weights: Any = field(default_factory=dict)
+    reward_weights: Any = None
     """For a list of rewards, what each counts, such as `[1.0,0.2]`; unset: 1. Else PART: weight; the score is then the
     weighted sum of these parts of the reward. Unset: its own score."""
     reward_workers: int | None = None
@@ -129,7 +129,7 @@ class EnvConfig:
             raise ConfigError(
                 f"env.reward: {twice[0]} is there twice; name it once, with a weight of its own"
             )
-        values = list(weights.values()) if isinstance(weights, dict) else weights
+        values = list(weights.values()) if isinstance(weights, dict) else [] if weights is None else weights
         if not isinstance(values, list) or not all(_is_number(value) for value in values):
             raise ConfigError(
                 f"env.reward_weights={weights!r}: finite numbers, {{PART: weight}} or, for a list of rewards, a list"

@@ -31,7 +31,7 @@ def _problems(env: EnvConfig) -> list[str]:
 
 def _task(env: EnvConfig) -> None:
     task = make_task(env)
-    absent = sorted(set(env.reward_weights) - set(task.weights))
+    absent = sorted(set(env.reward_weights or ()) - set(task.weights))
     if env.reward is None and absent:
         raise ConfigError(
             f"env.reward_weights.{absent[0]}: the reward of {env.dataset} has no such part; it gives "

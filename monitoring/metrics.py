@@ -90,8 +90,8 @@ def generated_metrics(batch: TensorDictBase, repeats: int) -> dict[str, float]:
         "reward/invalid": float(sums["invalid"]) / completions,
         "sample_utilization": float(batch["mask"].any(-1).sum()) / completions,
     }
-    parts = sums["reward_parts"].items()
-    return metrics | {f"reward/{name}": float(part) / judged for name, part in parts}
+    parts = sums.get("reward_parts", {})
+    return metrics | {f"reward/{name}": float(part) / judged for name, part in parts.items()}
 
 
 def member_metrics(batch: TensorDictBase, repeats: int, members: Sequence[str]) -> dict[str, float]:

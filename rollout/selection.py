@@ -101,7 +101,13 @@ def in_place_of(refused: TensorDictBase, group: TensorDictBase) -> TensorDictBas
 
 
 def same_parts(scores: Sequence[TensorDictBase]) -> None:
-    """Gives all of them the same `reward_parts`: zeros for those that only others have."""
+    """Gives all of them the same `reward_parts`: zeros for those that only others have.
+
+    A TensorDict without any part, as of groups whose judging failed, does not survive all operations.
+    """
+    for score in scores:
+        if score.get("reward_parts", None) is None:
+            score["reward_parts"] = TensorDict({}, batch_size=score.batch_size)
     dtypes = {name: part.dtype for score in scores for name, part in score["reward_parts"].items()}
     for score in scores:
         for name in dtypes.keys() - set(score["reward_parts"].keys()):
