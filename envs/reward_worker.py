@@ -23,11 +23,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import IO, Any, get_args
+from typing import IO, Any
 
 from envs.own import described
-from envs.rewards import make_judge, number
-from envs.task import Completion, Example, Outcome, Reward, Task
+from envs.rewards import checked, make_judge
+from envs.task import Completion, Example, Reward, Task
 
 PROGRESS = struct.Struct("<qd")  # index of the running verification or IDLE, time.monotonic() of its start
 IDLE = -1
@@ -43,13 +43,6 @@ OUT_OF_MEMORY = "MemoryError"
 TIDY_SECONDS = 5.0
 RETIRE_AFTER = 50_000
 """Verifications after which a worker makes room for a fresh one: a leak in a verifier never reaches the limit."""
-TAKEN = frozenset(
-    (
-        *("mean", "std", "zero_variance_groups", "errors", "invalid", "length"),
-        *("errors_total", "invalid_total", "workers_replaced"),
-    )
-)
-"""What `reward/...` means in the log, so that no part may be called so."""
 Batch = tuple[list[int], list[tuple[str, int, bool]], list[int], list[tuple[Any, ...]]]
 
 
@@ -259,30 +252,6 @@ def judged_here(judge: Judge, index: int, completion: Completion, example: Examp
         return index, 0.0, {}, CRASHED, time.perf_counter() - began, "RecursionError"
     except (Exception, SystemExit) as error:  # counted as an error and never scored
         return index, 0.0, {}, "error", time.perf_counter() - began, described(error)
-
-
-def checked(reward: Reward) -> tuple[float, dict[str, float]]:
-    """Score and parts in plain floats.
-
-    Raises:
-        TypeError, ValueError: what is no number, or none that is finite in float32; an outcome or a part whose name
-            means something else.
-    """
-    if reward.outcome == "error":
-        raise ValueError("the reward itself gave the outcome 'error'")
-    if reward.outcome not in get_args(Outcome):
-        raise ValueError(f"the reward's outcome is {reward.outcome!r}; known: {', '.join(get_args(Outcome))}")
-    if not isinstance(reward.parts, dict):
-        raise TypeError(f"the reward's parts are {reward.parts!r}; {{NAME: number}} is needed")
-    for name in reward.parts:
-        if not isinstance(name, str) or not name:
-            raise TypeError(f"the reward has a part called {name!r}; a text is needed")
-        if name in TAKEN:
-            raise ValueError(
-                f"the reward has a part called {name!r}, but reward/{name} is a metric; rename the part"
-            )
-    parts = {name: number(value, f"the part {name}") for name, value in reward.parts.items()}
-    return number(reward.score, "the reward's score"), parts
 
 
 def describe(task: Any) -> tuple[str, str]:

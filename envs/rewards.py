@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, SupportsFloat
+from typing import Any, SupportsFloat, get_args
 
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.own import is_own, load_own
-from envs.task import Completion, Example, Reward, Task
+from envs.task import Completion, Example, Outcome, Reward, Task
 
 RewardFunction = Callable[[Completion, Example, EnvConfig], Reward]
 Judge = Callable[[Completion, Example], Reward]
@@ -199,24 +199,30 @@ def _combined(named: list[NamedReward], env: EnvConfig) -> Judge:
     judges_accuracy = names.index("accuracy") if "accuracy" in names else 0
 
     def judge(completion: Completion, example: Example) -> Reward:
-        verdicts = [each.function(completion, example, env) for each in named]
-        for name, verdict in zip(names, verdicts, strict=True):
-            if verdict.outcome not in ("scored", "invalid"):
-                raise ValueError(f"the reward {name} gave the outcome {verdict.outcome!r}")
-        scores = [
-            number(verdict.score, f"the score of {name}")
-            for name, verdict in zip(names, verdicts, strict=True)
-        ]
-        first = verdicts[judges_accuracy]
-        right = float(scores[judges_accuracy] >= 1.0)
-        parts = dict(zip(names, scores, strict=True)) | {"accuracy": first.parts.get("accuracy", right)}
-        invalid = any(verdict.outcome == "invalid" for verdict in verdicts)
-        score = sum(weight * score for weight, score in zip(weights, scores, strict=True))
-        return Reward(score, parts, "invalid" if invalid else "scored")
+        scores: dict[str, float] = {}
+        outcomes: list[str] = []
+        accuracy = 0.0
+        for place, (name, each) in enumerate(zip(names, named, strict=True)):
+            verdict = each.function(completion, example, env)
+            scores[name], parts = checked(verdict, f"reward {name}")
+            outcomes.append(verdict.outcome)
+            if place == judges_accuracy:
+                accuracy = parts.get("accuracy", float(scores[name] >= 1.0))
+        score = sum(weight * each for weight, each in zip(weights, scores.values(), strict=True))
+        return Reward(
+            score, scores | {"accuracy": accuracy}, "invalid" if "invalid" in outcomes else "scored"
+        )
 
     return judge
 
 
+TAKEN = frozenset(
+    (
+        *("mean", "std", "zero_variance_groups", "errors", "invalid", "length"),
+        *("errors_total", "invalid_total", "workers_replaced"),
+    )
+)
+"""What `reward/...` means in the log, so that no part may be called so."""
 LARGEST = 3.4028234663852886e38
 """The largest float32: rewards become tensors of those."""
 
@@ -234,6 +240,30 @@ def number(value: Any, what: str) -> float:
     if not abs(result) <= LARGEST:
         raise ValueError(f"{what} is {result}; a number that is finite in float32 is needed")
     return result
+
+
+def checked(reward: Reward, name: str = "reward") -> tuple[float, dict[str, float]]:
+    """Score and parts in plain floats. name: what a message calls the reward.
+
+    Raises:
+        TypeError, ValueError: what is no number, or none that is finite in float32; an outcome or a part whose name
+            means something else.
+    """
+    if reward.outcome == "error":
+        raise ValueError(f"the {name} itself gave the outcome 'error'")
+    if reward.outcome not in get_args(Outcome):
+        raise ValueError(f"the {name}'s outcome is {reward.outcome!r}; known: {', '.join(get_args(Outcome))}")
+    if not isinstance(reward.parts, dict):
+        raise TypeError(f"the {name}'s parts are {reward.parts!r}; {{NAME: number}} is needed")
+    for part in reward.parts:
+        if not isinstance(part, str) or not part:
+            raise TypeError(f"the {name} has a part called {part!r}; a text is needed")
+        if part in TAKEN:
+            raise ValueError(
+                f"the {name} has a part called {part!r}, but reward/{part} is a metric; rename the part"
+            )
+    parts = {part: number(value, f"the part {part}") for part, value in reward.parts.items()}
+    return number(reward.score, f"the {name}'s score"), parts
 
 
 def weighted(verdict: Reward, weights: dict[str, float]) -> Reward:
