@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from config.env import EnvConfig
 from config.errors import ConfigError
+from envs.mixed import Mixed
 from envs.task import Example
 from envs.tools import instructions, make_tools
 
@@ -84,8 +85,16 @@ class Instructed(Sequence[Example]):
 
 
 def with_instructions(examples: Sequence[Example], env: EnvConfig) -> Sequence[Example]:
-    """The examples as they are where no tool is offered."""
-    return Instructed(examples, instructions(env)) if env.tools else examples
+    """The examples as they are where no tool is offered; a mixture stays one, with the weights of its members."""
+    if not env.tools:
+        return examples
+    said = instructions(env)
+    if isinstance(examples, Mixed):
+        members: dict[str, Sequence[Example]] = {
+            name: Instructed(member, said) for name, member in examples.members.items()
+        }
+        return Mixed(members, examples.weights)
+    return Instructed(examples, said)
 
 
 class Conversation(Generic[Key]):
