@@ -1,6 +1,7 @@
 """What docs/rewards.md says, done: its rows are read, its task and its reward judge."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -182,18 +183,16 @@ def test_the_tool_of_the_text_answers(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_task_of_the_readme_trains_as_it_is_printed(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (tmp_path / "my_tasks.py").write_text(block("python", "class Reverse", text), encoding="utf-8")
-    (line,) = block("", "env.dataset=my_tasks:Reverse", text).strip().splitlines()
-    python, script, *rest = line.split()
-    assert (python, script) == ("python", "grpo.py")
+    (rest,) = re.findall(r"^python grpo\.py (.*my_tasks:Reverse.*)$", text, re.MULTILINE)
     command = [
         sys.executable,
-        str(ROOT / script),
-        *rest,
-        "hydra.run.dir=run",
+        "grpo.py",
+        *rest.split(),
+        f"hydra.run.dir={tmp_path / 'run'}",
         "env.num_envs=2",
-        "env.repeats=2",
     ]
-    command += ["train.total_dialog_turns=4", "logging.progress=false"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    command += ["env.repeats=2", "train.total_dialog_turns=4", "logging.progress=false"]
+    found = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=found, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "finished: 1 optimizer steps" in done.stderr
