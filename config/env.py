@@ -112,7 +112,7 @@ class EnvConfig:
         if not 0.0 <= self.holdout < 1.0:
             raise ConfigError(f"env.holdout={self.holdout}: a share, 0 to below 1")
         for key in ("reward_timeout_s", "reward_memory_gib", "tool_timeout_s"):
-            if vars(self)[key] <= 0:
+            if not vars(self)[key] > 0:
                 raise ConfigError(f"env.{key}={vars(self)[key]}: must be above 0")
         if not 0.0 <= self.max_error_rate <= 1.0:
             raise ConfigError(f"env.max_error_rate={self.max_error_rate}: a share, 0 to 1")

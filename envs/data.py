@@ -86,7 +86,7 @@ def data_files(env: EnvConfig) -> list[Path]:
     if isinstance(given, dict):
         if env.split not in given:
             raise ConfigError(
-                f"env.data_files has {', '.join(given)} and no file for env.split={env.split}: add one"
+                f"env.data_files has {', '.join(map(str, given))} and no file for env.split={env.split}: add one"
             )
         given = given[env.split]
     names = given if isinstance(given, list) else [given]

@@ -156,7 +156,7 @@ class Guarded:
         outcome: list[str | BaseException] = []
         thread = threading.Thread(target=self._call, args=(request, outcome), name=self.name, daemon=True)
         thread.start()
-        thread.join(self.seconds)
+        thread.join(min(self.seconds, threading.TIMEOUT_MAX))
         told = outcome[0] if outcome else TimeoutError(f"took longer than {self.seconds:g} s")
         with self._lock:
             self.calls += 1

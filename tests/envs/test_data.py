@@ -160,6 +160,7 @@ def test_text_in_parquet_that_is_none_is_named_by_its_row(tmp_path: Path) -> Non
         ("/", r"env\.data_files=/: a folder, not a file"),
         ([], r"env\.data_files=\[\]: no file"),
         ("", r"env\.data_files='': no file"),
+        ({1: "rows.jsonl"}, r"env\.data_files has 1 and no file for env\.split=train"),
         ({"train": 3}, r"env\.data_files=3: give the path of a file"),
         ({"train": None}, r"env\.data_files=None: give the path of a file"),
         ([None], r"env\.data_files=\[None\]: give the path"),
