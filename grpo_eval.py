@@ -27,9 +27,10 @@ from config.schema import Config
 from envs.attempts import attempts
 from envs.duplicates import distinct_examples
 from envs.problems import Problems, choose_problems
+from envs.prompt_length import PromptLimit
 from envs.reward_service import RewardService
 from envs.task import Task, make_task
-from envs.token_env import LENGTH, TokenEnv, prompt_fits
+from envs.token_env import LENGTH, TokenEnv
 from envs.turns import with_instructions
 from envs.verdicts import judged, success
 from grpo_engines import build_engine, in_turns, make_conversation
@@ -66,19 +67,20 @@ def load_sets(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[EvalSe
 def _load_set(
     config: Config, tokenizer: PreTrainedTokenizerBase, name: str, settings: EvalSetConfig
 ) -> EvalSet:
-    place, limit = f"eval.sets.{name}", config.env.max_prompt_tokens
+    place, limit = f"eval.sets.{name}", PromptLimit(tokenizer, config.env.max_prompt_tokens)
     env = settings.env(place, config.env)
     try:
         task = make_task(env)
-        examples = with_instructions(distinct_examples(task, env.split), env.tools)
+        examples = with_instructions(distinct_examples(task, env.split), env)
     except ConfigError as error:  # it speaks of `env`, which is that of this set
         raise ConfigError(f"{place}: {error}") from error
-    problems = choose_problems(
-        examples, settings.limit, lambda example: prompt_fits(tokenizer, example, limit)
-    )
+    if not examples:
+        raise ConfigError(f"{place}: the data set has no rows; check {place}.data_files and {place}.split")
+    problems = choose_problems(examples, settings.limit, limit)
     if not problems.examples:
         raise ConfigError(
-            f"{place}: all {problems.too_long} prompts are longer than env.max_prompt_tokens={limit}; raise it"
+            f"{place}: all {problems.too_long} prompts are longer than env.max_prompt_tokens={limit.limit} "
+            f"({limit.told(examples)}); raise it"
         )
     return EvalSet(name, settings, env, task, problems)
 

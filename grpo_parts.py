@@ -228,10 +228,20 @@ class Parts:
         self.monitor.say(sample_text(self.monitor.optimizer_step, example, found))
 
     def _tell_of_groups_unwanted(self, batch: "TensorDictBase") -> None:
+        from envs.verdicts import judged
+
         wanted, policy = self.learner.wants(batch), self.config.policy
-        if not wanted.all():
+        judgeable = judged(batch).view(len(wanted), -1).any(1)
+        outside = ~wanted & judgeable
+        if not judgeable.all():
             self.monitor.say(
-                f"dynamic sampling: {int((~wanted).sum())} of {len(wanted)} groups lie outside policy.filter_range="
+                f"{int((~judgeable).sum())} of {len(wanted)} groups hold no completion that could be judged, through "
+                f"no fault of the model; this batch was trained on without them. The last error: "
+                f"{self.rewards.last_error}"
+            )
+        if outside.any():
+            self.monitor.say(
+                f"dynamic sampling: {int(outside.sum())} of {len(wanted)} groups lie outside policy.filter_range="
                 f"{policy.filter_range} ({policy.filter_on}) even after policy.filter_attempts="
                 f"{policy.filter_attempts} replacements each; this batch was trained on without them. Prompts of a "
                 "fitting difficulty, a larger env.repeats, or env.oversample help"

@@ -236,10 +236,11 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     import torch
 
     from envs.duplicates import distinct_examples
+    from envs.prompt_length import PromptLimit
     from envs.prompts import PromptSource
     from envs.reward_service import RewardService
     from envs.task import make_task
-    from envs.token_env import TokenEnv, prompt_fits
+    from envs.token_env import TokenEnv
     from envs.turns import with_instructions
     from grpo_engines import build_engine, build_weights, in_turns, make_conversation
     from grpo_eval import Evaluation, load_sets
@@ -267,13 +268,14 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     live.begin("reading data")
     task = make_task(config.env)
     tokenizer = load_tokenizer(config.model.name)
-    limit = config.env.max_prompt_tokens
+    limit = PromptLimit(tokenizer, config.env.max_prompt_tokens)
     prompts = PromptQueue(
         PromptSource(
-            with_instructions(distinct_examples(task, config.env.split), config.env.tools),
+            with_instructions(distinct_examples(task, config.env.split), config.env),
             seed=config.train.seed,
-            keep=lambda example: prompt_fits(tokenizer, example, limit),
+            keep=limit,
             difficulty=config.env.difficulty,
+            told=limit.told,
         )
     )
     eval_sets = load_sets(config, tokenizer)
@@ -293,7 +295,8 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     rewards = RewardService(task, config.env)
     built.callback(rewards.close)
     candidates = config.env.candidates
-    env = TokenEnv(prompts.draw, tokenizer, rewards, candidates, prompts.observe, ends)
+    members = tuple(task.members)
+    env = TokenEnv(prompts.draw, tokenizer, rewards, candidates, prompts.observe, ends, members)
     generating = in_turns(engine, conversation)
     shared = SharedEngine(generating)
     own = shared.view() if eval_sets else generating
@@ -306,7 +309,7 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
         MetricsFile(run_dir / "metrics.jsonl").continue_from(earlier, saved["learner"]["optimizer_steps"])
     first_step = saved["learner"]["optimizer_steps"] if saved else 0
     live.resume(first_step)
-    monitor = Monitor(run_dir, tracker, config.env.repeats, live, first_step)
+    monitor = Monitor(run_dir, tracker, config.env.repeats, live, first_step, members)
     generator = torch.Generator().manual_seed(config.train.seed)
     parts = Parts(
         config,

@@ -29,7 +29,6 @@ from envs.task import Completion, Example
 OUTCOMES = ("scored", "invalid", "error")
 STOP, LENGTH, ABORT = range(3)
 FINISH_REASONS = ("stop", "length", "abort")
-_PREFIX_TOKENS = 8
 _REMEMBERED = 4096
 
 
@@ -101,16 +100,6 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Exampl
     return ids
 
 
-def prompt_fits(tokenizer: PreTrainedTokenizerBase, example: Example, limit: int) -> bool:
-    """Whether the prompt has at most `limit` tokens. Most are seen to fit by their length in bytes alone,
-    without being tokenized a second time: a token covers a byte or more, the prefix a tokenizer adds apart."""
-    chat = list(example.messages)
-    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    if len(str(text).encode()) + _PREFIX_TOKENS <= limit:
-        return True
-    return len(encode_prompts(tokenizer, [example])[0]) <= limit
-
-
 def pad(rows: Sequence[Sequence[int | float]], dtype: torch.dtype, left: bool = False) -> torch.Tensor:
     """[len(rows), longest] of `dtype`, zeros where a row is shorter; at least one column."""
     width = max(1, max(len(row) for row in rows))
@@ -158,6 +147,7 @@ class TokenEnv(EnvBase):
         repeats: completions per prompt, G.
         observe: told the success rate of every judged group, 0 to 1.
         ends: tokens that may end a turn of the model, the tokenizer's end token apart.
+        members: of a mixture, the values of `Example.source`; `member` then says of each row which one it is.
     """
 
     def __init__(
@@ -168,6 +158,7 @@ class TokenEnv(EnvBase):
         repeats: int,
         observe: Callable[[Example, float], None] | None = None,
         ends: Collection[int] = (),
+        members: Sequence[str] = (),
     ) -> None:
         super().__init__(device=torch.device("cpu"), batch_size=torch.Size([]), allow_done_after_reset=True)
         self._batch_locked = False
@@ -178,6 +169,7 @@ class TokenEnv(EnvBase):
         self.observe = observe
         self.control = control_tokens(tokenizer)
         self.ends = frozenset((tokenizer.eos_token_id, *ends))
+        self.members = tuple(members)
         self.next_group_id = 0
         self.in_flight: dict[int, Example] = {}
         self.judged_examples: dict[int, Example] = {}
@@ -211,7 +203,10 @@ class TokenEnv(EnvBase):
         return [Prompted(first + index, example, ids) for index, (example, ids) in enumerate(pairs)]
 
     def tensors(self, groups: Sequence[Prompted]) -> TensorDictBase:
-        """What a reset gives, [len(groups) * repeats], for prompts that were drawn before."""
+        """What a reset gives, [len(groups) * repeats], for prompts that were drawn before.
+
+        Of a mixture also `member` bool [N, members], true in the column of the one that the prompt comes from.
+        """
         prompts = [group.token_ids for group in groups]
         tokens = TensorDict(
             prompt=pad(prompts, torch.int64, left=True),
@@ -219,9 +214,11 @@ class TokenEnv(EnvBase):
             batch_size=[len(groups)],
         )
         ids = torch.tensor([[group.group_id] for group in groups])
-        repeated = TensorDict(tokens=tokens, group_id=ids, batch_size=[len(groups)]).repeat_interleave(
-            self.repeats, dim=0
-        )
+        prompted = TensorDict(tokens=tokens, group_id=ids, batch_size=[len(groups)])
+        if self.members:
+            sources = [group.example.source for group in groups]
+            prompted["member"] = torch.tensor([[name == each for each in self.members] for name in sources])
+        repeated = prompted.repeat_interleave(self.repeats, dim=0)
         repeated["done"] = torch.zeros(*repeated.batch_size, 1, dtype=torch.bool)
         repeated["terminated"] = torch.zeros(*repeated.batch_size, 1, dtype=torch.bool)
         return repeated

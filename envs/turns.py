@@ -6,7 +6,7 @@ and encoded again, so what is trained on is what was sampled. The message is a u
 template has those. The reward judges the last turn.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar, overload
@@ -15,9 +15,10 @@ from transformers import PreTrainedTokenizerBase
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.calculator import calculate
 from envs.control_tokens import control_tokens
+from envs.mixed import Mixed
 from envs.task import Example
+from envs.tools import instructions, make_tools
 
 Key = TypeVar("Key")
 _MARK = "the-answer-goes-here"
@@ -50,54 +51,10 @@ class ThinkAgain:
         pass
 
 
-class Tool:
-    """Answers a turn that ends in `<NAME>request</NAME>` with what `run` makes of the request."""
-
-    def __init__(self, name: str, run: Callable[[str], str], slow: bool, close: Callable[[], None]) -> None:
-        self.name = name
-        self.run = run
-        self.slow = slow
-        self.close = close
-
-    def answer(self, text: str) -> str | None:
-        request = tool_request(self.name, text)
-        return None if request is None else f"{self.name}: {self.run(request)}"
-
-
-def tool_request(name: str, text: str) -> str | None:
-    """What stands in the tags that end the text, or None where it does not end in them."""
-    closing = f"</{name}>"
-    if not text.rstrip().endswith(closing):
-        return None
-    _, opened, request = text.rstrip().removesuffix(closing).rpartition(f"<{name}>")
-    return request if opened else None
-
-
-def make_tool(name: str, env: EnvConfig) -> Tool:
-    """name: one of `config.env.TOOLS`."""
-    if name == "calculator":
-        return Tool(name, calculate, slow=False, close=lambda: None)
-    from envs.python_tool import PythonTool
-
-    python = PythonTool(env.sandbox)
-    return Tool(name, python.run, slow=True, close=python.close)
-
-
 def make_answerers(env: EnvConfig) -> list[Answerer]:
     """Those of `env.tools`, in their order, then the request to think again; the first that answers is heard."""
-    answerers: list[Answerer] = [make_tool(name, env) for name in env.tools]
+    answerers: list[Answerer] = [*make_tools(env)]
     return [*answerers, ThinkAgain(env.reasoning_prompt)] if env.reasoning else answerers
-
-
-def instructions(name: str) -> str:
-    """What the system prompt says of a tool."""
-    return f"{_USES[name]} To use it, end your message with <{name}>...</{name}>; the result comes in the next message."
-
-
-_USES = {
-    "calculator": "You have a calculator for + - * / and parentheses.",
-    "python": "You have a Python interpreter; what your program prints is its result.",
-}
 
 
 class Instructed(Sequence[Example]):
@@ -128,11 +85,17 @@ class Instructed(Sequence[Example]):
         return replace(example, messages=({"role": "system", "content": self._instructions}, head, *rest))
 
 
-def with_instructions(examples: Sequence[Example], tools: Sequence[str]) -> Sequence[Example]:
-    """The examples as they are where no tool is offered."""
-    if not tools:
+def with_instructions(examples: Sequence[Example], env: EnvConfig) -> Sequence[Example]:
+    """The examples as they are where no tool is offered; a mixture stays one, with the weights of its members."""
+    if not env.tools:
         return examples
-    return Instructed(examples, "\n".join(instructions(name) for name in tools))
+    said = instructions(env)
+    if isinstance(examples, Mixed):
+        members: dict[str, Sequence[Example]] = {
+            name: Instructed(member, said) for name, member in examples.members.items()
+        }
+        return Mixed(members, examples.weights)
+    return Instructed(examples, said)
 
 
 class Conversation(Generic[Key]):

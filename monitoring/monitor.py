@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ class Monitor:
     Args:
         live: the line that shows how far the run is.
         first_step: steps already done by an earlier part of the run.
+        members: of a mixture, its data sets, which have metrics of their own.
     """
 
     def __init__(
@@ -37,11 +38,13 @@ class Monitor:
         repeats: int,
         live: Progress,
         first_step: int = 0,
+        members: Sequence[str] = (),
     ) -> None:
         self.run_dir = run_dir
         self.tracker = tracker
         self.repeats = repeats
         self.live = live
+        self.members = members
         self.file = MetricsFile(run_dir / "metrics.jsonl")
         self.optimizer_step = first_step
         self.seconds = {"collect": 0.0, "optimize": 0.0, "push": 0.0}
@@ -80,7 +83,7 @@ class Monitor:
         """Write the row of one optimizer step. `policy_version` is that of the weights before the step."""
         self.optimizer_step += 1
         row: dict[str, Any] = {"optimizer_step": self.optimizer_step}
-        row |= rollout_metrics(batch, self.repeats, policy_version) | step | self.extra
+        row |= rollout_metrics(batch, self.repeats, policy_version, self.members) | step | self.extra
         row |= self._throughput(batch)
         self.extra = {}
         self.file.append(row)

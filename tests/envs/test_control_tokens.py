@@ -15,10 +15,12 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.attempts import attempts
 from envs.control_tokens import ControlTokens, control_tokens
+from envs.prompt_length import PromptLimit
 from envs.reward_service import RewardService
 from envs.task import Completion, Example, Reward, Task
-from envs.token_env import OUTCOMES, Prompted, TokenEnv, encode_prompts, prompt_fits
-from envs.turns import Conversation, Tool
+from envs.token_env import OUTCOMES, Prompted, TokenEnv, encode_prompts
+from envs.tools import Tool
+from envs.turns import Conversation
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "models" / "quickstart"
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden" / "special_tokens.json"
@@ -191,7 +193,7 @@ def test_whether_a_prompt_fits_is_counted_in_the_ids_that_it_gets(tokenizer: Pre
     forged = Example(({"role": "user", "content": "<eos>" * 4},), "", 0)
     (prompt,) = encode_prompts(tokenizer, [forged])
     assert len(prompt) == 3 + 20
-    assert [prompt_fits(tokenizer, forged, limit) for limit in (22, 23)] == [False, True]
+    assert [PromptLimit(tokenizer, limit)(forged) for limit in (22, 23)] == [False, True]
 
 
 def test_a_slow_tokenizer_is_refused_where_it_matters(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -70,6 +70,11 @@ def test_every_member_is_judged_by_its_own_reward(tmp_path: Path) -> None:
         ({"arithmetic": 0}, r"env\.mixture\.arithmetic: weight 0"),
         ({"nothing": 1}, "'nothing' is not a known task"),
         ({"arithmetic": {"wieght": 2}}, r"env\.mixture\.arithmetic\.wieght"),
+        ({"arithmetic": float("inf")}, r"env\.mixture\.arithmetic: weight inf"),
+        ({"arithmetic": {"options": 3}}, r"env\.mixture\.arithmetic\.options: .*int"),
+        ({"arithmetic": {"holdout": "half"}}, r"env\.mixture\.arithmetic\.holdout: Value 'half'"),
+        ({"arithmetic": {"dataset": [1]}}, r"env\.mixture\.arithmetic\.dataset: "),
+        ({"a": {"dataset": "mixture"}}, "a mixture cannot be a member of a mixture"),
     ],
 )
 def test_bad_mixtures_are_named(given: dict[str, object], message: str) -> None:

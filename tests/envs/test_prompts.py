@@ -49,3 +49,16 @@ def test_examples_put_back_come_first_and_survive_a_checkpoint() -> None:
     restored = PromptQueue(source())
     restored.load_state_dict(state)
     assert restored.draw(4) == [*drawn[2:5], *prompts.draw(1)]
+
+
+def test_how_long_prompts_are_that_are_all_too_long() -> None:
+    prompts = PromptSource(
+        numbered_examples(3),
+        0,
+        lambda example: False,
+        told=lambda examples: f"row {examples[0].row}: 61 tokens",
+    )
+    with pytest.raises(
+        ConfigError, match=r"all 3 prompts are longer than env\.max_prompt_tokens \(row 0: 61 tokens\): raise"
+    ):
+        prompts.draw(1)

@@ -10,7 +10,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.task import Example
-from envs.turns import Conversation, ThinkAgain, Tool, make_answerers, tool_request, with_instructions
+from envs.tools import Tool, tool_request
+from envs.turns import Conversation, ThinkAgain, make_answerers, with_instructions
 from tests.tiny import numbered_examples
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "models" / "quickstart"
@@ -138,7 +139,7 @@ def test_the_system_prompt_tells_of_the_tools() -> None:
     with_system = Example(
         ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}), "", 0
     )
-    examples = with_instructions([with_system, *numbered_examples(2)], ["calculator"])
+    examples = with_instructions([with_system, *numbered_examples(2)], calculator())
     assert len(examples) == 3
     first, second = examples[0].messages, examples[1].messages
     assert first[0]["content"].startswith("Be brief.\n\nYou have a calculator")
@@ -146,7 +147,7 @@ def test_the_system_prompt_tells_of_the_tools() -> None:
     assert [message["role"] for message in second] == ["system", "user"]
     assert [example.row for example in examples[1:]] == [0, 1]
     plain = numbered_examples(2)
-    assert with_instructions(plain, []) is plain
+    assert with_instructions(plain, EnvConfig(dataset="x")) is plain
 
 
 @pytest.mark.parametrize(
