@@ -12,6 +12,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from config.composition import check_composed
 from config.env import EnvConfig
 from config.errors import ConfigError
 from config.evaluation import EvalConfig
@@ -389,8 +390,9 @@ def to_config(composed: DictConfig) -> Config:
     """A composed Hydra config as a checked `Config`.
 
     Raises:
-        ConfigError: a missing value or a contradiction.
+        ConfigError: an unknown key, a missing value or a contradiction.
     """
+    check_composed(composed, Config)
     missing = sorted(key for key in OmegaConf.missing_keys(composed) if not key.startswith("hydra"))
     if missing:
         raise ConfigError(f"{', '.join(missing)}: no value; give it on the command line or in the YAML file")
