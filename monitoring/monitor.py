@@ -1,6 +1,7 @@
 """What a run tells: one row of metrics per optimizer step, a live line, a sample now and then, a summary."""
 
 import json
+import logging as python_logging
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ from config.outcome import RunOutcome
 from config.schema import LoggingConfig
 from monitoring.metrics import rollout_metrics
 from monitoring.trackers import MetricsFile, close_tracker
+
+log = python_logging.getLogger("grpo")
+"""Goes to `grpo.log` in the run's folder alone (config/base.yaml)."""
 
 
 class Monitor:
@@ -143,11 +147,13 @@ class Monitor:
     def say(self, text: str) -> None:
         """A line above the progress bar."""
         self.bar.write(text, file=sys.stderr)
+        log.info(text)
 
     def close(self, outcome: RunOutcome) -> None:
         """Write `summary.json`, end the tracker."""
         self.bar.close()
-        rewards = [row["reward/mean"] for row in self.file.rows() if "reward/mean" in row]
+        rows = self.file.rows()
+        rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
         summary = {
             "outcome": outcome,
             "optimizer_steps": self.optimizer_step,
@@ -162,7 +168,8 @@ class Monitor:
             file.write((json.dumps(summary, indent=2) + "\n").encode())
         steps = f"{self.optimizer_step} optimizer steps, " if rewards else ""
         change = f"reward {rewards[0]} -> {rewards[-1]}; metrics and checkpoints" if rewards else "metrics"
-        self.say(f"{outcome}: {steps}{change} in {self.run_dir}")
+        where = f"{steps}{change} in {self.run_dir}" if rows else "nothing was measured"
+        self.say(f"{outcome}: {where}")
         if self.tracker is not None:
             close_tracker(self.tracker, outcome)
 

@@ -97,7 +97,7 @@ def test_an_experiment_without_its_first_line_is_told_of_it(tmp_path: Path) -> N
         ("policy=gpro", r"policy=gpro: no such option; did you mean .*There are: .*dapo, dr_grpo, grpo, gspo"),
         ("optimizer=[a,b]", r"optimizer=b: no such option; There are: adamw, muon_adamw"),
         ("optimizer=4", r"take the name of a preset"),
-        ("+policy=dapo", r"policy policy: an option has been chosen already; leave the \+ out"),
+        ("+policy=dapo", r"^policy: an option has been chosen already; leave the \+ out"),
         ("policy", r"give a value, policy=VALUE"),
         ("env.options.a=[1", r"the list or the braces do not end"),
         ("hydra/launcher=joblib", r"not installed; pip install hydra-joblib-launcher"),
