@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from config.errors import ConfigError
-from config.messages import unknown_key
+from config.messages import NOT_ON_BASE, unknown_key
 
 
 def check_composed(composed: DictConfig, schema: type[Any]) -> None:
@@ -17,10 +17,7 @@ def check_composed(composed: DictConfig, schema: type[Any]) -> None:
         ConfigError: a key that no dataclass has, or a config that is not built on the schema.
     """
     if OmegaConf.get_type(composed) is not schema:
-        raise ConfigError(
-            "the config is not built on base; its file begins with\n  defaults: [base, _self_]\n"
-            "and then says what differs (config/grpo_quickstart.yaml is one)"
-        )
+        raise ConfigError(NOT_ON_BASE)
     unknown = list(unknown_keys(composed))
     if unknown:
         raise ConfigError("\n".join(unknown_key(key) for key in unknown))

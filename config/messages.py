@@ -28,6 +28,10 @@ PLUGINS = {
     "hydra/hydra_logging/colorlog": "hydra-colorlog",
 }
 """What to install for a plugin of Hydra's that is not there."""
+NOT_ON_BASE = (
+    "the config is not built on base; its file begins with\n  defaults: [base, _self_]\n"
+    "and then says what differs (config/grpo_quickstart.yaml is one)"
+)
 _NOT_A_NAME = "Config group override must be a string or a list"
 _REMEDIES = (
     ("is not a ListConfig", "give a list, {key}=[first,second]"),
@@ -89,6 +93,8 @@ def unknown_key(key: str) -> str:
     if key.startswith("hydra."):
         return f"{key}: no such key of Hydra's; --cfg hydra prints those that there are"
     known = known_keys(Config)
+    if key in known:
+        return f"{key}: {NOT_ON_BASE}"
     last = key.split(".")[-1]
     close = difflib.get_close_matches(key, known, n=3, cutoff=0.75)
     close += [other for other in known if other.split(".")[-1] == last and other not in close]

@@ -14,7 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.scripts import QUICK, ROOT, finish, rows, start, wait_for
+from config.command_line import ENDED
+from config.stop import ECHO_S
+from tests.scripts import ROOT, finish, rows, start, wait_for
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 ENDLESS = (*SMALL[:2], "train.total_dialog_turns=1600000", "train.checkpoint_frequency=0")
@@ -41,6 +43,7 @@ def is_one_message(result: subprocess.CompletedProcess[str]) -> bool:
 
 def test_a_config_of_ones_own_works_and_its_keys_are_checked(tmp_path: Path) -> None:
     text = "env: {dataset: arithmetic}\nmodel: {name: models/quickstart}\ndevice: cpu\n"
+    text += "inference_model: {max_tokens: 8}\n"
     (tmp_path / "mine.yaml").write_text(f"defaults: [base, _self_]\n{text}")
     (tmp_path / "alone.yaml").write_text(text)
     (tmp_path / "wrong.yaml").write_text(f"defaults: [base, _self_]\n{text}trian: {{epochs: 2}}\n")
@@ -181,20 +184,72 @@ def test_an_echo_of_ctrl_c_is_not_a_second_one(tmp_path: Path) -> None:
     assert len(list((tmp_path / "checkpoints").iterdir())) == 1
 
 
-LONG_ITERATIONS = ("env.num_envs=2000", "env.repeats=8", "train.total_dialog_turns=1600000")
+SLOW = """
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+def reward(completion, example):
+    if (HERE / "slow").exists():
+        (HERE / "begun").touch()
+        time.sleep(4)
+    return float(len(completion.text) % 2)
+"""
 
 
-def test_a_deliberate_second_ctrl_c_ends_at_once_in_one_line(tmp_path: Path) -> None:
-    process = start("grpo.py", tmp_path, *LONG_ITERATIONS, "train.checkpoint_frequency=0", "env.max_prompt_tokens=40")
-    wait_for(lambda: "env" in (tmp_path / ".hydra" / "config.yaml").read_text() if (tmp_path / ".hydra" / "config.yaml").exists() else False, process)
-    ready = tmp_path / "grpo.log"
-    wait_for(ready.exists, process)
-    output = ""
-    assert process.stdout is not None
-    os.set_blocking(process.stdout.fileno(), False)
+def test_a_deliberate_second_ctrl_c_ends_at_once_in_a_line(tmp_path: Path) -> None:
+    """In an iteration whose 16 rewards take a minute; the echo of the second one does not disturb the end."""
+    run_dir = tmp_path / "run"
+    (tmp_path / "slow_reward.py").write_text(SLOW)
+    own = ("env.reward=slow_reward:reward", "env.reward_workers=1")
+    process = start(
+        "grpo.py", run_dir, *ENDLESS, *own, environment={**os.environ, "PYTHONPATH": str(tmp_path)}
+    )
+    wait_for(lambda: (run_dir / "metrics.jsonl").exists(), process)
+    (tmp_path / "slow").touch()
+    wait_for(lambda: (tmp_path / "begun").exists(), process)
     process.send_signal(signal.SIGINT)
+    time.sleep(ECHO_S + 0.5)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     output = finish(process)
     assert process.returncode == 130, output
+    assert output.count("finishing this iteration") == 1
+    assert "Traceback" not in output
+    assert output.splitlines()[-1] == f"error: {ENDED}"
+    assert json.loads((run_dir / "summary.json").read_text())["outcome"] == "interrupted"
+    assert not (run_dir / "checkpoints").exists()
+
+
+LOADING = """
+import time
+from pathlib import Path
+
+from envs.task import Example, Task, register
+
+(Path(__file__).parent / "begun").touch()
+time.sleep(120)
+"""
+
+
+def test_ctrl_c_before_the_run_began_leaves_nothing(tmp_path: Path) -> None:
+    """While it loads: a reward whose module takes minutes to import."""
+    run_dir = tmp_path / "run"
+    (tmp_path / "slow_module.py").write_text(LOADING)
+    more = ("env.reward=slow_module:reward", "env.reward_workers=1")
+    process = start(
+        "grpo.py", run_dir, *SMALL, *more, environment={**os.environ, "PYTHONPATH": str(tmp_path)}
+    )
+    wait_for(lambda: (tmp_path / "begun").exists(), process)
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.01)
+    output = finish(process, timeout=100)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert f"error: {ENDED}" in output
+    assert not run_dir.exists()
 
 
 def test_the_command_that_is_shown_goes_on_exactly(tmp_path: Path) -> None:
