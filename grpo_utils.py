@@ -225,7 +225,7 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     if plan.devices.train:  # what works on "the" GPU of this process, as vLLM does, is to find the learner's
         torch.cuda.set_device(plan.devices.train[0])
     model = load_model(config.model, torch_devices(plan.devices.train))
-    engine = build_engine(config, model, tokenizer, plan)
+    engine = build_engine(config, model, tokenizer, plan, run_dir)
     built.callback(engine.close)
     model, scorer, reference = build_models(config, model, plan)
     learner = Learner(model, scorer, reference, config, run_dir)

@@ -1,8 +1,8 @@
 """The command line: Hydra composes, one job runs, and however it ends there is one message and an exit code.
 
-    2    bad input, or no room to write: nothing was begun, or what is there is whole
-    1    the run cannot go on (RunError), or a fault of ours, with its traceback
-    130  an interrupt left no result
+2    bad input, or no room to write: nothing was begun, or what is there is whole
+1    the run cannot go on (RunError), or a fault of ours, with its traceback
+130  an interrupt left no result
 """
 
 import json
@@ -36,9 +36,13 @@ DISK_FULL = (
     "no space is left to write {run_dir}, or a temporary file. What is there is whole. Make room and go on from the "
     "newest checkpoint with train.resume=auto, or write elsewhere with hydra.run.dir"
 )
-UNWRITABLE = "the run's folder cannot be written: {why}; make it writable, or choose another: hydra.run.dir=FOLDER"
+UNWRITABLE = (
+    "the run's folder cannot be written: {why}; make it writable, or choose another: hydra.run.dir=FOLDER"
+)
 ENDED = "interrupted: ended at once; what came after the newest checkpoint is lost"
-_OF_THE_START = re.compile(r"\+*(hydra\.(run|sweep|mode|sweeper|launcher)\b|hydra/(sweeper|launcher)=|train\.resume=)")
+_OF_THE_START = re.compile(
+    r"\+*(hydra\.(run|sweep|mode|sweeper|launcher)\b|hydra/(sweeper|launcher)=|train\.resume=)"
+)
 
 
 def command_line(job: Callable[[Config, Path], RunOutcome]) -> None:
@@ -134,7 +138,7 @@ def resume_command(run_dir: Path) -> str:
     if not HydraConfig.initialized():
         return " ".join(ours)
     chosen = HydraConfig.get()
-    words = ["python", sys.argv[0], "--config-name", chosen.job.config_name]
+    words = ["python", sys.argv[0], "--config-name", str(chosen.job.config_name)]
     for source in chosen.runtime.config_sources:
         if source.provider == "command-line":
             words += ["--config-dir", source.path]

@@ -32,7 +32,7 @@ def unknown_keys(section: DictConfig, prefix: str = "") -> Iterator[str]:
     """Dotted keys down to the values that no dataclass has. Plain dictionaries (`env.options`, ...) hold any key."""
     kind = OmegaConf.get_type(section)
     known = known_names(kind) if is_dataclass(kind) else None
-    for name in section:
+    for name in map(str, section):
         value = section._get_node(name)
         inner = value if isinstance(value, DictConfig) and _has_keys(value) else None
         if known is not None and name not in known:
@@ -45,10 +45,14 @@ def _leaves(section: DictConfig | None, key: str) -> Iterator[str]:
     if section is None:
         yield key
         return
-    for name in section:
+    for name in map(str, section):
         value = section._get_node(name)
-        yield from _leaves(value if isinstance(value, DictConfig) and _has_keys(value) else None, f"{key}.{name}")
+        yield from _leaves(
+            value if isinstance(value, DictConfig) and _has_keys(value) else None, f"{key}.{name}"
+        )
 
 
 def _has_keys(section: DictConfig) -> bool:
-    return not (section._is_none() or section._is_missing() or section._is_interpolation()) and len(section) > 0
+    return (
+        not (section._is_none() or section._is_missing() or section._is_interpolation()) and len(section) > 0
+    )

@@ -112,7 +112,7 @@ def _wrong_value(key: str, text: str, file: str) -> str:
     where = f" (in {file}.yaml)" if file else ""
     if file.partition("/")[0] == key and "/" in file:
         return (
-            f"{key}: no such configuration section{where}; what a file of the folder {key}/ says goes there, unless its "
+            f"{key}: no such configuration section{where}; what a file of {key}/ says goes there, unless its "
             "first line is\n  # @package _global_"
         )
     if re.match(r"Key '.*' not in '", text):
@@ -176,7 +176,7 @@ def _unreadable(error: OverrideParseException) -> str:
 
 def _unquoted(value: str) -> str:
     """Without quotes that were meant to enclose it, and lack their other end."""
-    return value.strip("\"'") if value.startswith(("\"", "'")) else value
+    return value.strip("\"'") if value.startswith(('"', "'")) else value
 
 
 def quoted(key: str, value: str) -> str:
@@ -192,17 +192,19 @@ def _of_hydra(text: str) -> str:
     if several:
         key, _, value = several.group(1).partition("=")
         return (
-            f"{key}={value}: several values. One run for each: add --multirun. A list: {shlex.quote(f'{key}=[{value}]')}"
-            f". A text: {quoted(key, value)}"
+            f"{key}={value}: several values. One run for each: add --multirun. A list: "
+            f"{shlex.quote(f'{key}=[{value}]')}. A text: {quoted(key, value)}"
         )
     if first.startswith(_NOT_A_NAME):
-        return "policy and optimizer take the name of a preset, such as policy=dapo; a field is set by policy.FIELD=value"
-    twice = re.match(r"Multiple values for (\S+)\. |(\S+) appears more than once in the final defaults list", first)
+        return "policy and optimizer take the name of a preset, such as policy=dapo; policy.FIELD=value sets a field"
+    twice = re.match(
+        r"Multiple values for (\S+)\. |(\S+) appears more than once in the final defaults list", first
+    )
     if twice:
         name = twice[1] or twice[2]
         return (
-            f"{name}: an option has been chosen already; leave the + out to choose another, and write `override {name}: "
-            "OPTION` in the defaults list of a file"
+            f"{name}: an option has been chosen already; leave the + out to choose another, and write `override "
+            f"{name}: OPTION` in the defaults list of a file"
         )
     return text if "config_path" in text else first
 

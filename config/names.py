@@ -163,8 +163,8 @@ HERE: dict[str, str] = {
 """Name, or the end of a dotted one: where it is here."""
 
 ELSEWHERE: dict[str, str] = {
-    "load_in_4bit": "4-bit weights are not supported; train_model.lora.enabled=true and model.dtype=bfloat16 save memory",
-    "load_in_8bit": "8-bit weights are not supported; train_model.lora.enabled=true and model.dtype=bfloat16 save memory",
+    "load_in_4bit": "4-bit weights are not supported; train_model.lora.enabled and model.dtype=bfloat16 save memory",
+    "load_in_8bit": "8-bit weights are not supported; train_model.lora.enabled and model.dtype=bfloat16 save memory",
     "bnb_4bit_compute_dtype": "4-bit weights are not supported; train_model.lora.enabled=true saves memory",
     "push_to_hub": "uploading is not part of a run",
     "deepspeed": "DeepSpeed is not used; run=plan says what fits",

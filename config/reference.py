@@ -1,7 +1,7 @@
 """docs/config.md from the dataclasses: every key with its type, its default and what is written beneath it.
 
-    python -m config.reference            prints the page
-    python -m config.reference --write    writes it
+python -m config.reference            prints the page
+python -m config.reference --write    writes it
 """
 
 import ast
@@ -28,7 +28,12 @@ meaning are those that a key takes. `null` is no value.
 
 def page() -> str:
     """The whole page, with one table for each section."""
-    parts = [HEAD, *_section(Config, ""), _heading("eval.sets.NAME.", EvalSetConfig), _table(EvalSetConfig, "eval.sets.NAME.")]
+    parts = [
+        HEAD,
+        *_section(Config, ""),
+        _heading("eval.sets.NAME.", EvalSetConfig),
+        _table(EvalSetConfig, "eval.sets.NAME."),
+    ]
     return "\n".join(parts)
 
 
@@ -51,7 +56,8 @@ def _heading(prefix: str, kind: type[Any]) -> str:
 def _table(kind: type[Any], prefix: str) -> str:
     told = meanings(kind)
     rows = [
-        f"| `{prefix}{field.name}` | {_escaped(type_name(field.type))} | {_default(field)} | {_escaped(told[field.name])} |"
+        f"| `{prefix}{field.name}` | {_escaped(type_name(field.type))} | {_default(field)} | "
+        f"{_escaped(told[field.name])} |"
         for field in fields(kind)
         if not is_dataclass(field.type)
     ]
@@ -65,14 +71,25 @@ def meanings(kind: type[Any]) -> dict[str, str]:
     told = {}
     for statement, after in zip(definition.body, [*definition.body[1:], None], strict=True):
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
+            text = (
+                after.value.value
+                if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                else ""
+            )
             told[statement.target.id] = " ".join(str(text).split())
     return told
 
 
 def type_name(kind: Any) -> str:
     """A field's type as YAML has it."""
-    names = {int: "whole number", float: "number", str: "text", bool: "true or false", Any: "any", type(None): "null"}
+    names = {
+        int: "whole number",
+        float: "number",
+        str: "text",
+        bool: "true or false",
+        Any: "any",
+        type(None): "null",
+    }
     if kind in names:
         return names[kind]
     inner = [type_name(part) for part in get_args(kind)]

@@ -63,11 +63,11 @@ def make_tracker(logging: LoggingConfig, run_dir: Path, config: dict[str, Any]) 
         except wandb.Error as error:
             reason = str(error).splitlines()[0]
             said = (
-                f"logging.mode=online: W&B cannot be used ({reason}), so the run is recorded offline. Send it later with "
-                f"`wandb sync {run_dir}/wandb/offline-run-*`; `wandb login` or WANDB_API_KEY gives a key"
+                f"logging.mode=online: W&B cannot be used ({reason}), so the run is recorded offline. Send it later "
+                f"with `wandb sync {run_dir}/wandb/offline-run-*`; `wandb login` or WANDB_API_KEY gives a key"
             )
             print(said, file=sys.stderr)
-            log.warning(said)
+            log.info(said)
     return _wandb(logging, run_dir, name, config, offline=True)
 
 
@@ -78,6 +78,9 @@ def _wandb(logging: LoggingConfig, run_dir: Path, name: str, config: dict[str, A
     options = {
         "project": logging.project,
         "offline": offline,
+        "mode": "offline"
+        if offline
+        else "online",  # what wandb read from the environment at its first start holds
         "config": config,
         "settings": wandb.Settings(init_timeout=REACH_S, login_timeout=REACH_S),
     }

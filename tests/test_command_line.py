@@ -52,7 +52,7 @@ def test_a_config_of_ones_own_works_and_its_keys_are_checked(tmp_path: Path) -> 
     for name, expected in (
         ("alone", "not built on base; its file begins with\n  defaults: [base, _self_]"),
         ("wrong", "trian: no such configuration key; did you mean"),
-        ("miner", "no such config; did you mean mine? There are: grpo_code"),
+        ("miner", "no such config; did you mean mine? There are: alone, grpo_code"),
     ):
         result = said(*own, name)
         assert result.returncode == 2
@@ -108,7 +108,9 @@ def test_what_prints_the_configuration_still_does() -> None:
 # --- what the system refuses --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("obstacle", ["full disk", "log that cannot be opened", "file in the way", "no such place"])
+@pytest.mark.parametrize(
+    "obstacle", ["full disk", "log that cannot be opened", "file in the way", "no such place"]
+)
 def test_a_folder_that_cannot_be_written_is_one_message(obstacle: str, tmp_path: Path) -> None:
     """Hydra writes into it before the job begins. /dev/full: every write says that no space is left."""
     run_dir = tmp_path / "run"
@@ -265,7 +267,12 @@ def test_the_command_that_is_shown_goes_on_exactly(tmp_path: Path) -> None:
     assert words[-1] == "train.resume=auto"
     total = f"train.total_dialog_turns={16 * (int(done) + 2)}"
     again = subprocess.run(
-        [sys.executable, *words[1:], total], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, *words[1:], total],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
     assert again.returncode == 0, again.stderr
     assert f"resumed from {run_dir}" in again.stderr

@@ -65,7 +65,9 @@ def of_a_folder(folder: Path, *overrides: str) -> Config:
     """The quickstart with a folder of the user's own beside the configs that ship."""
     register_schema()
     with initialize_config_dir(str(ROOT / "config"), version_base=None):
-        return to_config(compose("grpo_quickstart", overrides=[f"hydra.searchpath=[file://{folder}]", *overrides]))
+        return to_config(
+            compose("grpo_quickstart", overrides=[f"hydra.searchpath=[file://{folder}]", *overrides])
+        )
 
 
 def experiment(folder: Path, text: str) -> None:
@@ -94,7 +96,10 @@ def test_an_experiment_without_its_first_line_is_told_of_it(tmp_path: Path) -> N
     ("override", "expected"),
     [
         ("optimizer.lr=1e-5,1e-6", r"several values.*--multirun.*'optimizer\.lr=\[1e-5,1e-6\]'"),
-        ("policy=gpro", r"policy=gpro: no such option; did you mean .*There are: .*dapo, dr_grpo, grpo, gspo"),
+        (
+            "policy=gpro",
+            r"policy=gpro: no such option; did you mean .*There are: .*dapo, dr_grpo, grpo, gspo",
+        ),
         ("optimizer=[a,b]", r"optimizer=b: no such option; There are: adamw, muon_adamw"),
         ("optimizer=4", r"take the name of a preset"),
         ("+policy=dapo", r"^policy: an option has been chosen already; leave the \+ out"),
@@ -103,7 +108,10 @@ def test_an_experiment_without_its_first_line_is_told_of_it(tmp_path: Path) -> N
         ("hydra/launcher=joblib", r"not installed; pip install hydra-joblib-launcher"),
         ("hydra/sweeper=optuna", r"not installed; pip install hydra-optuna-sweeper"),
         ("hydra.run.dirr=x", r"--cfg hydra"),
-        ("logging.backend=[wandb,tensorboard]", r"^logging\.backend: .*\['wandb', 'tensorboard'\].*one value"),
+        (
+            "logging.backend=[wandb,tensorboard]",
+            r"^logging\.backend: .*\['wandb', 'tensorboard'\].*one value",
+        ),
         ("env.reward={a:1}", r"^env\.reward: .*\{'a': 1\}"),
         ("env.reward_weights={a:b}", r"^env\.reward_weights\.a: Value 'b'.*give a number"),
         ("train.epochs=1.5", r"^train\.epochs: Value '1\.5' of type 'float'.*give a whole number"),
@@ -143,21 +151,27 @@ def test_no_value_of_the_wrong_type_ends_in_anything_but_a_message(value: object
             assert key.split(".")[0] in text, text
 
 
-@pytest.mark.parametrize("value", ["Be brief, please: x=1", "it's \"so\"", "hello (world)", "a!b", "back\\slash", "\\\"", "end\\"])
+@pytest.mark.parametrize(
+    "value", ["Be brief, please: x=1", 'it\'s "so"', "hello (world)", "a!b", "back\\slash", '\\"', "end\\"]
+)
 def test_the_quoting_that_is_shown_is_the_one_that_works(value: str) -> None:
     (word,) = shlex.split(quoted("env.system_prompt", value))
     assert composed("grpo_quickstart", word).env.system_prompt == value
 
 
 def test_a_text_that_needs_quotes_is_shown_with_them() -> None:
-    assert "'env.system_prompt=\"Be brief, please: x=1\"'" in message("env.system_prompt=Be brief, please: x=1")
+    assert "'env.system_prompt=\"Be brief, please: x=1\"'" in message(
+        "env.system_prompt=Be brief, please: x=1"
+    )
 
 
 def test_the_configs_are_listed_where_one_is_not_there() -> None:
     register_schema()
-    with pytest.raises(Exception, match="primary config") as caught:
-        with initialize_config_dir(str(ROOT / "config"), version_base=None):
-            compose("quickstart")
+    with (
+        pytest.raises(Exception, match="primary config") as caught,
+        initialize_config_dir(str(ROOT / "config"), version_base=None),
+    ):
+        compose("quickstart")
     text = readable(caught.value)
     assert "did you mean grpo_quickstart?" in text
     assert ", ".join(EXPERIMENTS) in text
@@ -165,9 +179,11 @@ def test_the_configs_are_listed_where_one_is_not_there() -> None:
 
 def test_a_foreign_config_path_is_told_of_config_dir(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("defaults: [base, _self_]\n")
-    with pytest.raises(Exception, match="base") as caught:
-        with initialize_config_dir(str(tmp_path), version_base=None):
-            compose("mine")
+    with (
+        pytest.raises(Exception, match="base") as caught,
+        initialize_config_dir(str(tmp_path), version_base=None),
+    ):
+        compose("mine")
     text = readable(caught.value)
     assert "--config-dir FOLDER" in text
     assert f"hydra.searchpath=[file://{ROOT / 'config'}]" in text
@@ -186,7 +202,11 @@ def test_where_a_name_leads_to_exists(name: str) -> None:
     sets = {f"eval.sets.NAME.{field}" for field in known_keys(type(evaluation_set()))}
     for place in places(text):
         assert place in known | sets, f"{name} leads to {place}"
-    presets = {f"{group}={path.stem}" for group in ("policy", "optimizer") for path in (PRESETS.parent / group).iterdir()}
+    presets = {
+        f"{group}={path.stem}"
+        for group in ("policy", "optimizer")
+        for path in (PRESETS.parent / group).iterdir()
+    }
     for preset in re.findall(r"\b(?:policy|optimizer)=\w+", text):
         assert preset in presets, f"{name} leads to {preset}"
     assert unknown_key(name).startswith(f"{name}: no such configuration key; "), name

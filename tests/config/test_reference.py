@@ -33,12 +33,19 @@ def test_defaults_as_they_are_written_are_taken() -> None:
     rows = re.findall(r"^\| `([\w.]+)` \| [^|]+(?: \\\|[^|]+)* \| `([^`]+)` \|", page(), re.MULTILINE)
     assert len(rows) > 100
     plain = composed("grpo_quickstart")
-    typed = {key: value for key, value in rows if key.startswith(("policy.", "optimizer.")) and "'" not in value}
+    typed = {
+        key: value for key, value in rows if key.startswith(("policy.", "optimizer.")) and "'" not in value
+    }
     given = [f"{key}={value}" for key, value in typed.items()]
     config = composed("grpo_quickstart", "policy=grpo", *given)
     for key in typed:
         section, name = key.split(".")
-        if key not in ("optimizer.lr", "optimizer.warmup_steps", "optimizer.schedule", "optimizer.min_lr_fraction"):
+        if key not in (
+            "optimizer.lr",
+            "optimizer.warmup_steps",
+            "optimizer.schedule",
+            "optimizer.min_lr_fraction",
+        ):
             assert vars(getattr(config, section))[name] == vars(getattr(plain, section))[name], key
 
 
