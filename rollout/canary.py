@@ -195,7 +195,7 @@ class Canary:
 
         received: names that reached every engine with this push.
         Raises:
-            CanaryError: an engine disagrees, or did not change with the learner, or the learner's scores are not finite.
+            CanaryError: an engine disagrees, or did not move with the learner, or the learner's scores are not finite.
         """
         learner = _flat(self._learner_scores(self.sequences, 1.0))
         if not torch.isfinite(learner).all():

@@ -277,3 +277,48 @@ def test_the_command_that_is_shown_goes_on_exactly(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     assert f"resumed from {run_dir}" in again.stderr
     assert [row["optimizer_step"] for row in rows(run_dir)] == list(range(1, int(done) + 3))
+
+
+# --- what is left -------------------------------------------------------------------------------------------
+
+SEEN = """
+from pathlib import Path
+from hydra.experimental.callback import Callback
+
+class Seen(Callback):
+    def on_job_end(self, config, job_return, **_):
+        (Path(config.hydra.runtime.output_dir) / "returned").write_text(repr(job_return.return_value))
+"""
+
+
+def test_a_job_returns_its_last_reward_and_logs_what_it_prints(tmp_path: Path) -> None:
+    """What a sweeper gets, seen as Hydra hands it on."""
+    run_dir = tmp_path / "run"
+    (tmp_path / "seen.py").write_text(SEEN)
+    callback = "+hydra.callbacks.seen._target_=seen.Seen"
+    process = start(
+        "grpo.py", run_dir, *SMALL, callback, environment={**os.environ, "PYTHONPATH": str(tmp_path)}
+    )
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert (run_dir / "returned").read_text() == repr(rows(run_dir)[-1]["reward/mean"])
+    (last,) = [line for line in output.splitlines() if line.startswith("finished: ")]
+    assert last in (run_dir / "grpo.log").read_text()
+
+
+def test_no_metrics_are_promised_where_no_folder_is_left(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    (tmp_path / "broken.py").write_text("def reward(completion, example):\n    raise ValueError('no')\n")
+    process = start(
+        "grpo.py",
+        run_dir,
+        *SMALL,
+        "env.reward=broken:reward",
+        "env.reward_workers=1",
+        environment={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    output = finish(process)
+    assert process.returncode == 2, output
+    assert not run_dir.exists()
+    assert str(run_dir) not in output
+    assert "Traceback" not in output
