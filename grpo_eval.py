@@ -237,7 +237,7 @@ def evaluate_alone(config: Config, run_dir: Path, plan: Plan) -> RunOutcome:
     conversation = make_conversation(config, tokenizer)
     outcome: RunOutcome = "failed"
     with ExitStack() as ending:  # from the last to the first, each even where another one fails
-        engine = in_turns(build_engine(config, None, tokenizer, plan), conversation)
+        engine = in_turns(build_engine(config, None, tokenizer, plan, run_dir), conversation)
         ending.callback(engine.close)
         tracker = make_tracker(config.logging, run_dir, asdict(config))
         monitor = Monitor(run_dir, tracker, repeats=1, live=Progress(config.logging, total_steps=0))

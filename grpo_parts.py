@@ -5,17 +5,15 @@
 Built by `grpo_utils.build`, closed by `grpo_utils.run`.
 """
 
-import os
-import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from config.outcome import RunOutcome
 from config.schema import Config
+from config.stop import Stop
 
 if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line should not wait for
     import torch
@@ -30,33 +28,6 @@ if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line 
     from rollout.collector import Keep, Rollouts
     from rollout.streaming import PromptQueue, Stream
     from training.learner import Learner, StepReport
-
-
-@dataclass
-class Stop:
-    """Ctrl-C or SIGTERM asks the run to finish its iteration; a second one ends it at once."""
-
-    requested: bool = False
-
-    def install(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._handle)
-
-    def uninstall(self) -> None:
-        for number, handler in (
-            (signal.SIGINT, signal.default_int_handler),
-            (signal.SIGTERM, signal.SIG_DFL),
-        ):
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-        name = signal.Signals(number).name
-        said = f"\n{name}: finishing this iteration, then a checkpoint; once more ends at once\n"
-        with suppress(OSError):  # not print: the signal may have come in the middle of another one
-            os.write(2, said.encode())
 
 
 @dataclass

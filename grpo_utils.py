@@ -7,8 +7,6 @@ The only file that knows two rooms at once. The schedules themselves are grpo.py
 """
 
 import gc
-import os
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -16,73 +14,25 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from config.command_line import command_line, resume_command
 from config.errors import ConfigError
-from config.files import disk_full
-from config.messages import readable
+from config.files import remove_if_unused
 from config.outcome import INTERRUPTED, RunOutcome
-from config.schema import Config, register_schema, to_config
+from config.schema import Config
 from grpo_parts import Parts
 
 if TYPE_CHECKING:
     from plan.plan import Plan
 
 PROJECT = Path(__file__).resolve().parent
-DISK_FULL = (
-    "no space is left to write {run_dir}, or a temporary file. What is there is whole. Make room and go on from the "
-    "newest checkpoint with train.resume=auto, or write elsewhere with hydra.run.dir"
-)
 
 
 def launch(train: Callable[[Config, Parts], None], overlapped: bool = False) -> None:
-    """The command line: compose, check, build, train, close. Exits with 2 and one message on bad input.
+    """The command line: compose, check, build, train, close; config/command_line.py says how it ends.
 
     overlapped: the schedule generates while it trains, so engines need devices of their own.
     """
-    import hydra
-    from hydra.errors import HydraException
-    from omegaconf import DictConfig
-    from omegaconf.errors import OmegaConfBaseException
-
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # exceptions reach us; we print the one readable message
-    # Sums in the same order each time (train.deterministic); cuBLAS reads it when torch first uses a GPU.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    register_schema()
-
-    @hydra.main(version_base=None, config_path=str(PROJECT / "config"), config_name="grpo_gsm8k")
-    def main(composed: DictConfig) -> None:
-        from hydra.core.hydra_config import HydraConfig
-        from hydra.types import RunMode
-
-        hydra_config = HydraConfig.get()
-        run_dir = Path(hydra_config.runtime.output_dir)
-        try:
-            outcome = run(to_config(composed), run_dir, train, overlapped)
-        except (ConfigError, OmegaConfBaseException) as error:
-            _remove_if_unused(run_dir)
-            sys.exit(_complain(readable(error)))
-        except Exception as error:
-            if not disk_full(error):
-                raise
-            sys.exit(_complain(DISK_FULL.format(run_dir=run_dir)))
-        if outcome == "interrupted" and hydra_config.mode == RunMode.MULTIRUN:
-            print("the sweep ends here; its other runs have not begun", file=sys.stderr)
-            sys.exit(INTERRUPTED)
-
-    try:
-        main()
-    except (ConfigError, HydraException, OmegaConfBaseException) as error:
-        sys.exit(_complain(readable(error)))
-
-
-def _complain(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return 2
-
-
-def _remove_if_unused(run_dir: Path) -> None:
-    """A run that never began leaves no folder behind."""
-    if not (run_dir / "metrics.jsonl").exists() and not (run_dir / "checkpoints").exists():
-        shutil.rmtree(run_dir, ignore_errors=True)
+    command_line(lambda config, run_dir: run(config, run_dir, train, overlapped))
 
 
 def run(
@@ -98,6 +48,9 @@ def run(
         if not parts.stop.requested:
             parts.watch.check(parts.monitor.optimizer_step)
         outcome = "interrupted" if parts.stop.requested else "finished"
+    except KeyboardInterrupt:
+        outcome = "interrupted"
+        raise
     finally:
         parts.close(outcome)
     return outcome
@@ -115,7 +68,7 @@ def print_plan(config: Config, run_dir: Path, overlapped: bool) -> RunOutcome:
     plan, found = planned(config, overlapped, machine, run_dir)
     found += [Problem("", text) for text in option_problems(config)]
     print(report(plan, found), flush=True)
-    _remove_if_unused(run_dir)
+    remove_if_unused(run_dir)
     if found:
         print(advice(plan, found, machine), file=sys.stderr)
         sys.exit(2)
@@ -148,7 +101,7 @@ def grade_samples(config: Config, run_dir: Path, overlapped: bool) -> RunOutcome
     from envs.grade import grade
 
     code = grade(config.env)
-    _remove_if_unused(run_dir)
+    remove_if_unused(run_dir)
     if code:
         sys.exit(code)
     return "finished"
@@ -222,7 +175,7 @@ def build(config: Config, run_dir: Path, overlapped: bool = False) -> Parts:
     with ExitStack() as built:
         parts = _build(config, run_dir, overlapped, built)
         built.pop_all()
-    parts.stop.install()
+    parts.stop.install(resume_command(run_dir))
     return parts
 
 
@@ -286,7 +239,7 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     model = load_model(config.model, torch_devices(plan.devices.train))
     ends = eos_token_ids(model, tokenizer)
     live.begin("starting engines")
-    engine = build_engine(config, model, tokenizer, plan)
+    engine = build_engine(config, model, tokenizer, plan, run_dir)
     built.callback(engine.close)
     model, scorer, reference = build_models(config, model, plan)
     learner = Learner(model, scorer, reference, config, run_dir, live.stage)

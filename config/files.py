@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,3 +31,9 @@ def disk_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def remove_if_unused(run_dir: Path) -> None:
+    """A run that never began leaves no folder behind."""
+    if not (run_dir / "metrics.jsonl").exists() and not (run_dir / "checkpoints").exists():
+        shutil.rmtree(run_dir, ignore_errors=True)

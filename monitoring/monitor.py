@@ -153,6 +153,9 @@ class Monitor:
         change = "metrics"
         if rewards:
             change = f"reward {rewards[0]:.3f} -> {rewards[-1]:.3f}; metrics and checkpoints"
-        self.say(f"{outcome}: {steps}{change} in {self.run_dir}")
+        measured = self.file.path.exists()  # else the folder may not stay
+        self.say(
+            f"{outcome}: " + (f"{steps}{change} in {self.run_dir}" if measured else "nothing was measured")
+        )
         if self.tracker is not None:
             close_tracker(self.tracker, outcome)

@@ -15,6 +15,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
+from config.errors import RunError
 from config.schema import Config
 from envs.token_env import STOP
 from envs.verdicts import judged, success
@@ -34,7 +35,7 @@ from training.optimizer import make_optimizer, make_scheduler
 from training.reference import AdapterOff, Reference
 
 
-class NonFiniteError(RuntimeError):
+class NonFiniteError(RunError):
     """Too many optimizer steps in a row had a non-finite loss or gradient."""
 
 

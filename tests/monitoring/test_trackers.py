@@ -1,6 +1,8 @@
 """Every backend receives the numbers; metrics.jsonl survives a crash in mid-line."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from config.schema import LoggingConfig
+from monitoring import trackers
 from monitoring.monitor import Monitor
 from monitoring.progress import Progress
 from monitoring.trackers import MetricsFile, close_tracker, make_tracker
@@ -104,3 +107,53 @@ metrics.append({"optimizer_step": 2, "reward/mean": 0.625})
     )
     assert "OSError: [Errno 27] File too large" in run.stderr
     assert path.read_text() == json.dumps({"optimizer_step": 1, "reward/mean": 0.5}) + "\n"
+
+
+ONLINE = """
+import sys
+from pathlib import Path
+from config.schema import LoggingConfig
+from monitoring import trackers
+
+trackers.REACH_S = 1.0  # not the 12 of a run
+tracker = trackers.make_tracker(LoggingConfig(backend="wandb", mode="online"), Path(sys.argv[1]), {})
+tracker.log_scalar("reward/mean", 0.5, step=1)
+print("offline:", tracker.experiment.offline)
+trackers.close_tracker(tracker, "finished")
+"""
+
+
+@pytest.mark.parametrize("server", ["refuses", "never answers", "no key"])
+def test_wandb_goes_offline_where_it_cannot_be_reached(server: str, tmp_path: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        if server == "never answers":
+            listener.listen(50)
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+        environment = ours | {
+            "HOME": str(tmp_path),  # no key of the user's
+            "WANDB_BASE_URL": f"http://127.0.0.1:{listener.getsockname()[1]}",
+            "WANDB_API_KEY": "a" * 40,
+            "WANDB_ERROR_REPORTING": "false",
+        }
+        if server == "no key":
+            del environment["WANDB_API_KEY"]
+        result = subprocess.run(
+            [sys.executable, "-c", ONLINE, str(tmp_path)],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+    assert result.returncode == 0, result.stderr
+    assert "offline: True" in result.stdout
+    assert result.stderr.count("logging.mode=online: W&B cannot be used") == 1
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_wandb_is_waited_for_less_than_15_seconds() -> None:
+    assert trackers.REACH_S < 15
