@@ -29,6 +29,7 @@ LOCK = ".lock"
 _held: set[Path] = set()
 """What this process holds. Its lock on a file would end as soon as it closed the file a second time."""
 SETTINGS = ".hydra"
+LOG = "grpo.log"
 _ENDS_AT_THE_NODE = {
     "localflock",
     "noflock",
@@ -214,10 +215,8 @@ def remove_if_unused(folder: Path) -> None:
         (folder / name).exists() for name in ("metrics.jsonl", "checkpoints")
     ):
         return
-    for path in folder.glob("*.log"):
-        if path.stat().st_size == 0:
-            path.unlink()
-    with suppress(OSError):
-        (folder / LOCK).unlink()
+    for name in (LOG, LOCK):
+        with suppress(OSError):
+            (folder / name).unlink()
     with suppress(OSError):  # something else lies in it
         folder.rmdir()

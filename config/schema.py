@@ -43,7 +43,7 @@ class ModelConfig:
     """The policy that is trained, and that the engines and the reference start from."""
 
     name: str = MISSING
-    """A Hugging Face hub name, a local folder in Hugging Face format, or a checkpoint or run folder of these scripts."""
+    """A Hugging Face hub name, a local folder in Hugging Face format, a checkpoint, or the folder of a run."""
     dtype: str = "float32"
     """Weights of the trained model: `float32`, or `bfloat16`, beside which the optimizer keeps the bits that rounding
     drops, so that they move as float32 ones do."""

@@ -73,7 +73,14 @@ def test_on_vllm_in_ray_actors(trained: tuple[Path, str], tmp_path: Path) -> Non
     process = start(
         "grpo.py",
         tmp_path,
-        *("run=eval", f"train.resume={folder}", lora, *FAST, "inference_model.backend=vllm", "ray.enabled=true"),
+        *(
+            "run=eval",
+            f"train.resume={folder}",
+            lora,
+            *FAST,
+            "inference_model.backend=vllm",
+            "ray.enabled=true",
+        ),
         "eval.sets={held_out:{dataset:arithmetic,n:1,temperature:0,limit:20}}",
     )
     output = finish(process)
@@ -81,9 +88,7 @@ def test_on_vllm_in_ray_actors(trained: tuple[Path, str], tmp_path: Path) -> Non
     by_transformers = tmp_path / "transformers"
     greedy = "eval.sets={held_out:{dataset:arithmetic,n:1,temperature:0,limit:20}}"
     run(configured("run=eval", f"train.resume={folder}", lora, *FAST, greedy), by_transformers, grpo.train)
-    texts = [
-        [line["completion"] for line in completions(where, 4)] for where in (tmp_path, by_transformers)
-    ]
+    texts = [[line["completion"] for line in completions(where, 4)] for where in (tmp_path, by_transformers)]
     assert sum(a == b for a, b in zip(*texts, strict=True)) >= 19  # of 20: equal but for a tie
 
 

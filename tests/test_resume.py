@@ -62,7 +62,12 @@ def test_nothing_changed_says_nothing_and_is_the_same_run(
 def test_a_changed_learning_rate_and_schedule_take_effect_and_are_said(
     trained: Path, halfway: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changed = ("optimizer.lr=1e-3", "optimizer.weight_decay=0.1", "optimizer.betas=[0.8,0.9]", "policy.kl_coef=0")
+    changed = (
+        "optimizer.lr=1e-3",
+        "optimizer.weight_decay=0.1",
+        "optimizer.betas=[0.8,0.9]",
+        "policy.kl_coef=0",
+    )
     schedule = ("optimizer.schedule=linear", "optimizer.warmup_steps=0", "optimizer.min_lr_fraction=0")
     seen: list[dict[str, Any]] = []
 
@@ -70,7 +75,11 @@ def test_a_changed_learning_rate_and_schedule_take_effect_and_are_said(
         seen.extend({**group, "params": []} for group in parts.learner.optimizer.param_groups)
         grpo.train(config, parts)
 
-    run(configured(*SMALL, *changed, *schedule, "train.total_dialog_turns=128", "train.resume=auto"), halfway, train)
+    run(
+        configured(*SMALL, *changed, *schedule, "train.total_dialog_turns=128", "train.resume=auto"),
+        halfway,
+        train,
+    )
     told = capsys.readouterr().err
     for line in ("optimizer.lr: 0.0003 -> 0.001 applied", "optimizer.warmup_steps: 5 -> 0 applied"):
         assert line in told
@@ -80,7 +89,11 @@ def test_a_changed_learning_rate_and_schedule_take_effect_and_are_said(
     assert rates(halfway)[2:] == pytest.approx([1e-3 * (1 - step / 8) for step in range(2, 8)])
     saved = load_checkpoint(checkpoint_path(halfway, 8))["config"]
     assert saved["optimizer"]["lr"] == 1e-3 and saved["policy"]["kl_coef"] == 0
-    run(configured(*SMALL, *changed, *schedule, "train.total_dialog_turns=128", "train.resume=auto"), halfway, grpo.train)
+    run(
+        configured(*SMALL, *changed, *schedule, "train.total_dialog_turns=128", "train.resume=auto"),
+        halfway,
+        grpo.train,
+    )
     assert "applied" not in capsys.readouterr().err
 
 
@@ -89,7 +102,10 @@ def test_a_changed_learning_rate_and_schedule_take_effect_and_are_said(
     [
         ("train.seed=1", "train.seed: 0 -> 1"),
         ("env.repeats=8", "env.repeats: 4 -> 8"),
-        ("env.num_envs=8", "completions of an iteration (env.num_envs, train.dialog_turns_per_batch): 16 -> 32"),
+        (
+            "env.num_envs=8",
+            "completions of an iteration (env.num_envs, train.dialog_turns_per_batch): 16 -> 32",
+        ),
         ("train.optim_batch_size=8", "completions of an optimizer step (train.optim_batch_size): 16 -> 8"),
         ("train.epochs=2", "train.epochs: 1 -> 2"),
         ("env.options.max_operand=9", "env.options.max_operand: "),
@@ -137,7 +153,9 @@ def test_what_a_refused_run_would_have_saved_is_not_saved(tmp_path: Path) -> Non
 def test_of_two_pushes_a_batch_count_is_kept(tmp_path: Path) -> None:
     run(configured(*SMALL), tmp_path, grpo_async.train, overlapped=True)
     changed = configured(*SMALL, "train.weight_update_frequency=2", "train.resume=auto")
-    with pytest.raises(ConfigError, match=r"batches between two pushes \(train\.weight_update_frequency\): 1 -> 2"):
+    with pytest.raises(
+        ConfigError, match=r"batches between two pushes \(train\.weight_update_frequency\): 1 -> 2"
+    ):
         run(changed, tmp_path, grpo_async.train, overlapped=True)
 
 
@@ -178,9 +196,22 @@ def test_where_none_can_be_read_the_run_does_not_begin_again(trained: Path, tmp_
 def outside(folder: Path, script: str, *overrides: str) -> str:
     """A script started with its default folder names, from a working directory of the user's own."""
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, str(ROOT / script), "--config-name", "grpo_quickstart", *QUICK, *SMALL, *overrides]
+    command = [
+        sys.executable,
+        str(ROOT / script),
+        "--config-name",
+        "grpo_quickstart",
+        *QUICK,
+        *SMALL,
+        *overrides,
+    ]
     done = subprocess.run(
-        command, cwd=folder, env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, timeout=200
+        command,
+        cwd=folder,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     return done.stderr
@@ -202,7 +233,9 @@ def test_auto_looks_where_runs_land_outside_the_checkout_too(tmp_path: Path) -> 
 def test_auto_reads_where_runs_land_from_the_name_of_this_one(tmp_path: Path) -> None:
     names = ["outputs/2026-01-01/00-00-00", "outputs/2026-01-02/00-00-00-1", "multirun/2026-01-01/00-00-00/0"]
     found = [tmp_path / name for name in names]
-    by_hand = [tmp_path / "mine" / name for name in ("a", "b", "lr_2026-01-01_00-00-00", "lr_2026-01-01_00-00-01")]
+    by_hand = [
+        tmp_path / "mine" / name for name in ("a", "b", "lr_2026-01-01_00-00-00", "lr_2026-01-01_00-00-01")
+    ]
     for folder in (*found, *by_hand):
         folder.mkdir(parents=True)
     for folder in found:
@@ -232,7 +265,9 @@ def test_auto_leaves_a_run_that_is_at_work_alone(trained: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("script", ["grpo.py", "grpo_async.py"])
-def test_a_run_killed_before_its_first_checkpoint_starts_its_metrics_anew(script: str, tmp_path: Path) -> None:
+def test_a_run_killed_before_its_first_checkpoint_starts_its_metrics_anew(
+    script: str, tmp_path: Path
+) -> None:
     given = ("env.num_envs=4", "env.repeats=4", "train.checkpoint_frequency=0", "train.resume=auto")
     killed = start(script, tmp_path, *given, "train.total_dialog_turns=1600000")
     wait_for(lambda: (tmp_path / "metrics.jsonl").exists() and len(rows(tmp_path)) > 3, killed)
@@ -253,7 +288,7 @@ def test_one_bad_line_of_metrics_does_not_block_a_resume(
 ) -> None:
     path = halfway / "metrics.jsonl"
     first, *others = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([first, b'garbage}\n\xff\xfe}\n', bytes(100), b"\n", *others]))
+    path.write_bytes(b"".join([first, b"garbage}\n\xff\xfe}\n", bytes(100), b"\n", *others]))
     run(configured(*SMALL, "train.resume=auto"), halfway, grpo.train)
     told = capsys.readouterr().err
     assert f"{path}: 3 lines are no rows of metrics and are left out (line 2, 3, 4)" in told
@@ -273,7 +308,9 @@ def test_runs_begun_in_one_second_get_folders_of_their_own(tmp_path: Path) -> No
     given = [sys.executable, str(script), "--config-name", "grpo_quickstart", *QUICK, *SMALL]
     sweep = ("--multirun", "train.seed=3")
     processes = [
-        subprocess.Popen([*given, *more], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        subprocess.Popen(
+            [*given, *more], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         for more in (("train.seed=1",), ("train.seed=2",), sweep, sweep)
     ]
     for process in processes:

@@ -4,8 +4,10 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
+from tokenizers import AddedToken
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from envs.task import Completion, Example, Reward
@@ -39,12 +41,14 @@ def resized_quickstart(folder: Path, **settings: object) -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
-@dataclass
 class LetterTokenizer:
-    """One token a character."""
+    """One token a character, and one that ends a completion."""
 
-    chat_template: str = "letters"
-    name_or_path: str = "letters"
+    chat_template = "letters"
+    name_or_path = "letters"
+    eos_token_id = EOS
+    all_special_ids = (EOS,)
+    added_tokens_decoder = MappingProxyType({EOS: AddedToken("<eos>", special=True)})
 
     def apply_chat_template(self, chats: list[list[dict[str, str]]], **kwargs: object) -> list[list[int]]:
         return [[5 + ord(letter) % 30 for turn in chat for letter in turn["content"]] for chat in chats]

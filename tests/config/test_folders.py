@@ -47,7 +47,9 @@ def held_by_another(folder: Path, script: str = HOLD) -> Iterator[subprocess.Pop
 
 def test_a_second_process_is_refused_and_told_who_is_there(tmp_path: Path) -> None:
     with held_by_another(tmp_path) as process:
-        with pytest.raises(ConfigError, match=rf"another run works in this folder \(process {process.pid} on "):
+        with pytest.raises(
+            ConfigError, match=rf"another run works in this folder \(process {process.pid} on "
+        ):
             held(tmp_path).__enter__()
         owner = holder(tmp_path)
         assert owner is not None and owner.pid == process.pid
@@ -60,9 +62,9 @@ def test_a_second_process_is_refused_and_told_who_is_there(tmp_path: Path) -> No
 
 
 def test_what_a_killed_process_held_is_free_though_a_child_of_it_lives(tmp_path: Path) -> None:
-    script = HOLD.replace("    sys.stdin.read()", "    sys.stdout.flush()\n    EXTRA\n    sys.stdin.read()").replace(
-        "EXTRA", "import os; os.fork() or (os.setsid(), os.close(1), __import__('time').sleep(600))"
-    )
+    script = HOLD.replace(
+        "    sys.stdin.read()", "    sys.stdout.flush()\n    EXTRA\n    sys.stdin.read()"
+    ).replace("EXTRA", "import os; os.fork() or (os.setsid(), os.close(1), __import__('time').sleep(600))")
     with held_by_another(tmp_path, script) as process:
         while not (children := psutil.Process(process.pid).children()):
             pass
@@ -81,7 +83,11 @@ def test_one_process_holds_a_folder_once(tmp_path: Path) -> None:
         assert (tmp_path / LOCK).exists()
         script = HOLD.replace("sys.stdin.read()", "")
         refused = subprocess.run(
-            [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", script, str(tmp_path)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert f"process {os.getpid()} on " in refused.stderr
 
@@ -129,13 +135,20 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("options", "ends"),
-    [("rw,flock", False), ("rw,localflock", True), ("rw,local_lock=none", False), ("rw,local_lock=all", True)],
+    [
+        ("rw,flock", False),
+        ("rw,localflock", True),
+        ("rw,local_lock=none", False),
+        ("rw,local_lock=all", True),
+    ],
 )
 def test_mount_options_say_how_far_a_lock_reaches(options: str, ends: bool, tmp_path: Path) -> None:
     mounts, folder = tmp_path / "mounts", tmp_path / "a b"
     folder.mkdir()
     point = str(folder).replace(" ", "\\040")
-    mounts.write_text(f"/dev/x / ext4 rw,nolock 0 0\nserver:/x {point} lustre {options} 0 0\nproc /proc proc rw 0 0\n")
+    mounts.write_text(
+        f"/dev/x / ext4 rw,nolock 0 0\nserver:/x {point} lustre {options} 0 0\nproc /proc proc rw 0 0\n"
+    )
     assert folders._locks_end_at_the_node(folder, mounts) == ends
 
 
