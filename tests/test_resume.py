@@ -306,7 +306,7 @@ def test_runs_begun_in_one_second_get_folders_of_their_own(tmp_path: Path) -> No
         f"sys.argv[0] = {str(ROOT / 'grpo.py')!r}\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
     given = [sys.executable, str(script), "--config-name", "grpo_quickstart", *QUICK, *SMALL]
-    sweep = ("--multirun", "train.seed=3")
+    sweep = ("train.seed=3", "--multirun")
     processes = [
         subprocess.Popen(
             [*given, *more], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
