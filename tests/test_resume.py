@@ -300,9 +300,10 @@ def test_runs_begun_in_one_second_get_folders_of_their_own(tmp_path: Path) -> No
     script = tmp_path / "stopped.py"
     script.write_text(
         f"import runpy, sys\nsys.path.insert(0, {str(ROOT)!r})\n"
-        "from omegaconf import OmegaConf\nimport hydra.core.utils as utils\n"
-        "utils.setup_globals()\n"
-        "OmegaConf.register_new_resolver('now', lambda pattern: 'one-second', use_cache=True, replace=True)\n"
+        "import datetime\nimport hydra.core.utils as utils\n"
+        "class Stopped(datetime.datetime):\n"
+        "    now = classmethod(lambda cls: cls(2026, 1, 1))\n"
+        "utils.datetime = Stopped\n"
         f"sys.argv[0] = {str(ROOT / 'grpo.py')!r}\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
     given = [sys.executable, str(script), "--config-name", "grpo_quickstart", *QUICK, *SMALL]
@@ -316,9 +317,9 @@ def test_runs_begun_in_one_second_get_folders_of_their_own(tmp_path: Path) -> No
     for process in processes:
         assert (output := finish(process)) and process.returncode == 0, output
     landed = sorted(tmp_path.glob("outputs/*/*"))
-    assert [folder.name for folder in landed] == ["one-second", "one-second-1"]
+    assert [folder.name for folder in landed] == ["00-00-00", "00-00-00-1"]
     swept = sorted(tmp_path.glob("multirun/*/*/0"))
-    assert [folder.parent.name for folder in swept] == ["one-second", "one-second-1"]
+    assert [folder.parent.name for folder in swept] == ["00-00-00", "00-00-00-1"]
     seeds = set()
     for folder in (*landed, *swept):
         assert [row["optimizer_step"] for row in rows(folder)] == [1, 2, 3, 4]
