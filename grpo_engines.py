@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from config.folders import ENGINE_LOG
 from config.schema import Config
 from envs.turns import Conversation, make_answerers
 from plan.model_shape import model_path
@@ -63,7 +64,7 @@ def build_engine(
     factory: Callable[[], Engine]
     if plan.engine.backend == "vllm":
         settings = vllm_settings(config, eos, plan, adapter_shape(config, model))
-        log = None if run_dir is None else str(run_dir.resolve() / "engine.log")
+        log = None if run_dir is None else str(run_dir.resolve() / ENGINE_LOG)
         factory = partial(VLLMEngine, replace(settings, log=log))
     else:
         factory = partial(_transformers_engine, config, eos, plan)

@@ -90,6 +90,7 @@ class Evaluation:
 
     Args:
         engine: its own view of the engines.
+        first_version: of the weights that the engines started with, where nobody pushes others.
     """
 
     def __init__(
@@ -101,9 +102,11 @@ class Evaluation:
         engine: EngineView,
         monitor: Monitor,
         run_dir: Path,
+        first_version: int = 0,
     ) -> None:
         self.config = config
         self.plan = plan
+        self.first_version = first_version
         self.sets = sets
         self.tokenizer = tokenizer
         self.ends = saved_eos_token_ids(config.model.name, tokenizer)
@@ -145,7 +148,8 @@ class Evaluation:
             metrics |= {f"eval/{chosen.name}/{key}": value for key, value in found.items()}
             tables.append(table(chosen.name, found, chosen.settings.n))
         seconds = time.perf_counter() - began
-        self.monitor.evaluated(metrics, iteration, self.engine.policy_version, seconds)
+        version = self.first_version + self.engine.policy_version
+        self.monitor.evaluated(metrics, iteration, version, seconds)
         return tables
 
     def _one(
@@ -230,23 +234,39 @@ def tally(group: TensorDictBase) -> Tally:
     )
 
 
-def evaluate_alone(config: Config, run_dir: Path, plan: Plan) -> RunOutcome:
-    """`run=eval`: engines with the weights of `model.name`, a tokenizer, and nothing that learns."""
+def evaluate_alone(
+    config: Config,
+    run_dir: Path,
+    plan: Plan,
+    saved: dict[str, Any] | None,
+    begun: Callable[[], None],
+) -> RunOutcome:
+    """`run=eval`: engines with the weights of `model.name`, a tokenizer, and nothing that learns.
+
+    saved: the checkpoint that these weights are of; its iteration, optimizer step and version name the evaluation.
+    begun: called when everything is there.
+    """
     tokenizer = load_tokenizer(config.model.name)
     sets = load_sets(config, tokenizer)
     conversation = make_conversation(config, tokenizer)
+    iteration, version = (0, 0) if saved is None else (saved["iteration"], saved["policy_version"])
+    steps = 0 if saved is None else saved["learner"]["optimizer_steps"]
     outcome: RunOutcome = "failed"
     with ExitStack() as ending:  # from the last to the first, each even where another one fails
         engine = in_turns(build_engine(config, None, tokenizer, plan, run_dir), conversation)
         ending.callback(engine.close)
         tracker = make_tracker(config.logging, run_dir, asdict(config))
-        monitor = Monitor(run_dir, tracker, repeats=1, live=Progress(config.logging, total_steps=0))
+        monitor = Monitor(
+            run_dir, tracker, repeats=1, live=Progress(config.logging, total_steps=0), first_step=steps
+        )
         ending.callback(lambda: monitor.close(outcome))
+        begun()
+        monitor.file.begin()
         try:
             evaluation = Evaluation(
-                config, plan, sets, tokenizer, SharedEngine(engine).view(), monitor, run_dir
+                config, plan, sets, tokenizer, SharedEngine(engine).view(), monitor, run_dir, version
             )
-            tables = evaluation.run(0, lambda function: function(), lambda: False)
+            tables = evaluation.run(iteration, lambda function: function(), lambda: False)
             print("\n".join(tables), flush=True)
             outcome = "finished"
         except KeyboardInterrupt:

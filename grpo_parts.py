@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from config.errors import ConfigError
 from config.outcome import RunOutcome
 from config.schema import Config
 from config.stop import Stop
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line 
     from envs.reward_service import RewardService
     from grpo_engines import Weights
     from grpo_eval import Evaluation
+    from grpo_resume import Saved
     from monitoring.monitor import Monitor
     from monitoring.watch import Watch
     from plan.plan import Plan
@@ -260,19 +262,35 @@ class Parts:
             "next_group_id": self.rollouts.env.next_group_id,
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def begin(self) -> list[str]:
+        """Start from the beginning, whatever an attempt that left no checkpoint has written. Nothing to tell."""
+        self.monitor.file.begin()
+        return []
+
+    def restore(self, saved: "Saved") -> list[str]:
+        """Go on from a checkpoint; what the user should know of it.
+
+        Raises:
+            ConfigError: it is of another model or other data.
+        """
         from training.checkpoint import restore_random_state
 
+        state = saved.state
+        try:
+            self.learner.load_state_dict(state["learner"])
+            self.prompts.load_state_dict(state["prompts"])
+        except ConfigError as error:
+            raise ConfigError(f"train.resume={saved.path}: {error}") from error
         self.first_iteration = state["iteration"]
         self.evaluated = state["evaluated"]
-        self.learner.load_state_dict(state["learner"])
-        self.prompts.load_state_dict(state["prompts"])
         self.rollouts.env.next_group_id = state["next_group_id"]
         self.weights.version = state["policy_version"] - 1
         self.generator.set_state(state["generator"])
         restore_random_state(state["random"])
+        told = self.monitor.file.continue_from(saved.run_dir, self.learner.optimizer_steps)
         self.monitor.resumed()
         self.watch.remember(self.monitor.rows())
+        return [*told, f"resumed from {saved.path} at iteration {self.first_iteration}"]
 
     def close(self, outcome: RunOutcome) -> None:
         self.stop.uninstall()

@@ -15,16 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from config.command_line import command_line, resume_command
-from config.errors import ConfigError
-from config.files import remove_if_unused
+from config.folders import held, remove_if_unused
 from config.outcome import INTERRUPTED, RunOutcome
 from config.schema import Config
 from grpo_parts import Parts
+from grpo_resume import changed_settings, evaluated_model, find, with_model
 
 if TYPE_CHECKING:
     from plan.plan import Plan
-
-PROJECT = Path(__file__).resolve().parent
 
 
 def launch(train: Callable[[Config, Parts], None], overlapped: bool = False) -> None:
@@ -32,28 +30,42 @@ def launch(train: Callable[[Config, Parts], None], overlapped: bool = False) -> 
 
     overlapped: the schedule generates while it trains, so engines need devices of their own.
     """
-    command_line(lambda config, run_dir: run(config, run_dir, train, overlapped))
+    command_line(lambda config, run_dir, begun: run(config, run_dir, train, overlapped, begun))
 
 
 def run(
-    config: Config, run_dir: Path, train: Callable[[Config, Parts], None], overlapped: bool = False
+    config: Config,
+    run_dir: Path,
+    train: Callable[[Config, Parts], None],
+    overlapped: bool = False,
+    begun: Callable[[], None] = lambda: None,
 ) -> RunOutcome:
-    """One job: what `run=` says."""
+    """One job: what `run=` says.
+
+    begun: called when a run or an evaluation is sure to begin; before, what an earlier one left is as it was.
+    """
     if config.run in ALONE:
         return ALONE[config.run](config, run_dir, overlapped)
-    parts = build(config, run_dir, overlapped)
-    outcome: RunOutcome = "failed"
-    try:
-        train(config, parts)
-        if not parts.stop.requested:
-            parts.watch.check(parts.monitor.optimizer_step)
-        outcome = "interrupted" if parts.stop.requested else "finished"
-    except KeyboardInterrupt:
-        outcome = "interrupted"
-        raise
-    finally:
-        parts.close(outcome)
-    return outcome
+    with held(run_dir):
+        if config.run == "eval":
+            return run_evaluation(config, run_dir, overlapped, begun)
+        config, told = with_model(config)
+        parts = build(config, run_dir, overlapped)
+        outcome: RunOutcome = "failed"
+        try:
+            begun()
+            for line in told:
+                parts.monitor.say(line)
+            train(config, parts)
+            if not parts.stop.requested:
+                parts.watch.check(parts.monitor.optimizer_step)
+            outcome = "interrupted" if parts.stop.requested else "finished"
+        except KeyboardInterrupt:
+            outcome = "interrupted"
+            raise
+        finally:
+            parts.close(outcome)
+        return outcome
 
 
 def print_plan(config: Config, run_dir: Path, overlapped: bool) -> RunOutcome:
@@ -64,6 +76,7 @@ def print_plan(config: Config, run_dir: Path, overlapped: bool) -> RunOutcome:
     from plan.problems import Problem, planned
     from plan.report import advice, report
 
+    config, _ = with_model(config)
     machine = imagined_machine(config.plan, this_machine(run_dir))
     plan, found = planned(config, overlapped, machine, run_dir)
     found += [Problem("", text) for text in option_problems(config)]
@@ -84,13 +97,14 @@ def plan_run(config: Config, overlapped: bool, run_dir: Path) -> "Plan":
     return check(make_plan(config, overlapped, this_machine(run_dir), run_dir))
 
 
-def run_evaluation(config: Config, run_dir: Path, overlapped: bool) -> RunOutcome:
-    """`run=eval`: neither learner nor training data."""
+def run_evaluation(config: Config, run_dir: Path, overlapped: bool, begun: Callable[[], None]) -> RunOutcome:
+    """`run=eval`: neither learner nor training data; of `model.name`, or of the checkpoint of `train.resume`."""
     from grpo_eval import evaluate_alone
 
-    plan = plan_run(config, overlapped, run_dir)
-    seed_everything(config, plan)
-    outcome = evaluate_alone(config, run_dir, plan)
+    with evaluated_model(config, run_dir, overlapped) as (evaluated, saved):
+        plan = plan_run(evaluated, overlapped, run_dir)
+        seed_everything(evaluated, plan)
+        outcome = evaluate_alone(evaluated, run_dir, plan, None if saved is None else saved.state, begun)
     if outcome == "interrupted":
         sys.exit(INTERRUPTED)
     return outcome
@@ -122,52 +136,9 @@ def run_selftest(config: Config, run_dir: Path, overlapped: bool) -> RunOutcome:
 
 ALONE: dict[str, Callable[[Config, Path, bool], RunOutcome]] = {
     "plan": print_plan,
-    "eval": run_evaluation,
     "rewards": grade_samples,
     "selftest": run_selftest,
 }
-
-
-def find_checkpoint(config: Config, run_dir: Path, overlapped: bool) -> Path | None:
-    """What `train.resume` means: a path, or with `auto` the newest checkpoint of this very run.
-
-    `auto` looks in this run's own folder first (`hydra.run.dir=` names it), then in its sibling runs for the
-    newest one of the same script with the same config. None: start from the beginning.
-
-    Raises:
-        ConfigError: checkpoints are in the way of a run that starts from the beginning.
-    """
-    from training.checkpoint import newest_checkpoint
-
-    own = newest_checkpoint(run_dir)
-    if config.train.resume is None:
-        if own is not None:
-            raise ConfigError(
-                f"hydra.run.dir={run_dir} holds the checkpoints of an earlier run, which this one would replace; go "
-                "on from them with train.resume=auto, or take another folder"
-            )
-        return None
-    if config.train.resume != "auto":
-        return Path(config.train.resume)
-    if own is not None:
-        return own
-    others = sorted((PROJECT / "outputs").glob("*/*/checkpoints"), reverse=True)
-    candidates = (newest_checkpoint(folder.parent) for folder in others)
-    return next((path for path in candidates if path and _same_run(path, config, overlapped)), None)
-
-
-def _same_run(path: Path, config: Config, overlapped: bool) -> bool:
-    from training.checkpoint import origin
-
-    found = origin(path)
-    if found is None or found[1] != overlapped:
-        return False
-    saved, ours = found[0], asdict(config)
-    for either in (saved, ours):
-        either["train"].pop("resume")
-        either["train"].pop("total_dialog_turns")
-        either.pop("logging")
-    return bool(saved == ours)
 
 
 def build(config: Config, run_dir: Path, overlapped: bool = False) -> Parts:
@@ -198,24 +169,19 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     from grpo_engines import build_engine, build_weights, in_turns, make_conversation
     from grpo_eval import Evaluation, load_sets
     from monitoring.monitor import Monitor
-    from monitoring.trackers import MetricsFile, close_tracker, make_tracker
+    from monitoring.trackers import close_tracker, make_tracker
     from monitoring.watch import Watch
     from rollout.collector import EnginePolicy, Rollouts
     from rollout.engine import Sampling
     from rollout.engine_views import SharedEngine
     from rollout.streaming import PromptQueue
-    from training.checkpoint import load_checkpoint
     from training.learner import Learner
     from training.model import eos_token_ids, load_model, load_tokenizer
 
     _keep_imports()
-    found = find_checkpoint(config, run_dir, overlapped)
-    saved = load_checkpoint(found) if found else None
-    if saved is not None and saved["overlapped"] != overlapped:
-        ours, theirs = ("grpo_async.py", "grpo.py") if overlapped else ("grpo.py", "grpo_async.py")
-        raise ConfigError(
-            f"train.resume={found}: {theirs} wrote it, which counts other iterations than {ours}; go on with {theirs}"
-        )
+    saved, told = find(config, run_dir, overlapped)
+    if saved is not None:
+        told += changed_settings(saved, config, overlapped)
     plan = plan_run(config, overlapped, run_dir)
     seed_everything(config, plan)
     live.begin("reading data")
@@ -257,10 +223,7 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     tracker = make_tracker(config.logging, run_dir, asdict(config))
     if tracker is not None:
         built.callback(close_tracker, tracker, "failed")
-    if saved is not None and found is not None:
-        earlier = MetricsFile(found.parent.parent / "metrics.jsonl")
-        MetricsFile(run_dir / "metrics.jsonl").continue_from(earlier, saved["learner"]["optimizer_steps"])
-    first_step = saved["learner"]["optimizer_steps"] if saved else 0
+    first_step = saved.state["learner"]["optimizer_steps"] if saved else 0
     live.resume(first_step)
     monitor = Monitor(run_dir, tracker, config.env.repeats, live, first_step, members)
     generator = torch.Generator().manual_seed(config.train.seed)
@@ -279,11 +242,9 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     )
     if eval_sets:
         parts.evaluation = Evaluation(config, plan, eval_sets, tokenizer, shared.view(), monitor, run_dir)
-    if saved is not None:
-        parts.restore(saved)
-        monitor.say(f"resumed from {found} at iteration {saved['iteration']}")
-    elif config.train.resume == "auto":
-        monitor.say("train.resume=auto: no checkpoint of this run, starting from the beginning")
+    told += parts.restore(saved) if saved is not None else parts.begin()
+    for line in told:
+        monitor.say(line)
     return parts
 
 

@@ -12,6 +12,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import hydra
@@ -22,7 +23,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from config.errors import ConfigError, RunError
-from config.files import disk_full, remove_if_unused
+from config.files import disk_full
+from config.folders import register_unused_folder, remove_if_unused, save_settings
 from config.messages import is_readable, quoted, readable
 from config.outcome import INTERRUPTED, RunOutcome
 from config.schema import CONFIG_DIR, Config, register_schema, to_config
@@ -45,12 +47,17 @@ _OF_THE_START = re.compile(
 )
 
 
-def command_line(job: Callable[[Config, Path], RunOutcome]) -> None:
+Job = Callable[[Config, Path, Callable[[], None]], RunOutcome]
+"""Given the config, the run's folder, and what it calls once it is sure to begin."""
+
+
+def command_line(job: Job) -> None:
     """Run `job` with the composed and checked config in the run's folder, once for each run of a sweep."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # exceptions reach us; we print the one readable message
     # Sums in the same order each time (train.deterministic); cuBLAS reads it when torch first uses a GPU.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     register_schema()
+    register_unused_folder()
     logging.raiseExceptions = False  # a log on a full disk does not stand in the way of the message
     Stop().watch()
     began = False
@@ -80,10 +87,10 @@ def command_line(job: Callable[[Config, Path], RunOutcome]) -> None:
         sys.exit(_complain(UNWRITABLE.format(why=why) if why else readable(error)))
 
 
-def _outcome(job: Callable[[Config, Path], RunOutcome], composed: DictConfig, run_dir: Path) -> RunOutcome:
+def _outcome(job: Job, composed: DictConfig, run_dir: Path) -> RunOutcome:
     """How the job ended; the process ends here where it ended with a message."""
     try:
-        return job(to_config(composed), run_dir)
+        return job(to_config(composed), run_dir, partial(save_settings, run_dir, composed, HydraConfig.get()))
     except (ConfigError, OmegaConfBaseException) as error:
         code = _ended_with(readable(error))
         remove_if_unused(run_dir)

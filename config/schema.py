@@ -35,7 +35,7 @@ class ModelConfig:
     """The policy that is trained, and that the engines and the reference start from."""
 
     name: str = MISSING
-    """A Hugging Face hub name, or a local folder in Hugging Face format."""
+    """A Hugging Face hub name, a local folder in Hugging Face format, a checkpoint, or the folder of a run."""
     dtype: str = "float32"
     """Weights of the trained model: `float32`, or `bfloat16`, beside which the optimizer keeps the bits that rounding
     drops, so that they move as float32 ones do."""
@@ -77,7 +77,7 @@ class TrainConfig:
     """Newest checkpoints kept; older ones are removed. 0 keeps all. Later ones, of which a run that went back to an
     earlier one has taken leave, are removed in any case."""
     resume: str | None = None
-    """`auto` (the newest checkpoint under this run's folder) or the path of a checkpoint."""
+    """A checkpoint, the folder of a run (its newest one), or `auto`: of this run's folder or the newest run like it."""
     max_nonfinite_steps: int = 3
     """Optimizer steps with a non-finite loss or gradient in a row after which the run stops."""
     deterministic: bool = True

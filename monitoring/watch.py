@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
-from config.errors import ConfigError
+from config.errors import RunError
 from config.schema import Config
 
 Row = Mapping[str, float]
@@ -253,11 +253,11 @@ class Watch:
         optimizer_steps: of the whole run; where rows of earlier parts are lost, nothing can be said.
 
         Raises:
-            ConfigError: no step of the run taught anything.
+            RunError: no step of the run taught anything.
         """
         if self.taught or not self.seen or self.seen < optimizer_steps:
             return
-        raise ConfigError(
+        raise RunError(
             f"nothing was learned: none of {self.seen} optimizer steps had a gradient that came from rewards. "
             f"{explanation(list(self._idle), self.config)}"
         )

@@ -128,16 +128,22 @@ def test_killed_and_resumed_is_bit_identical_to_never_stopped(
 
 def test_a_full_disk_is_one_message_and_what_is_there_is_whole(tmp_path: Path) -> None:
     """/dev/full in the place of the second checkpoint: every write to it says that no space is left."""
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
+    run_dir, script = tmp_path / "run", tmp_path / "with_known_names.py"
+    folder = run_dir / "checkpoints"
+    folder.mkdir(parents=True)
     (folder / "checkpoint_000002.tmp").symlink_to("/dev/full")
-    process = start("grpo.py", tmp_path, *SMALL, "train.checkpoint_frequency=1")
+    script.write_text(
+        f"import runpy, sys\nsys.path.insert(0, {str(ROOT)!r})\nimport config.files\n"
+        "config.files.unfinished = lambda path: path.with_suffix('.tmp')\n"
+        "runpy.run_path('grpo.py', run_name='__main__')\n"
+    )
+    process = start(str(script), run_dir, *SMALL, "train.checkpoint_frequency=1")
     output = finish(process)
     assert process.returncode == 2, output
     assert "error: no space is left to write" in output
     assert "Traceback" not in output
     assert [path.name for path in folder.iterdir()] == ["checkpoint_000001.pt"]
-    assert json.loads((tmp_path / "summary.json").read_text())["outcome"] == "failed"
+    assert json.loads((run_dir / "summary.json").read_text())["outcome"] == "failed"
 
 
 def test_ctrl_c_finishes_the_iteration_and_leaves_a_checkpoint_and_no_process(tmp_path: Path) -> None:

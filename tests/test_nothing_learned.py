@@ -8,7 +8,7 @@ import pytest
 
 import grpo
 import grpo_async
-from config.errors import ConfigError
+from config.errors import RunError
 from config.schema import Config
 from envs.task import Completion, Example
 from grpo_parts import Parts
@@ -48,7 +48,7 @@ def test_it_says_so_after_five_steps_and_ends_with_2(tmp_path: Path) -> None:
 def test_its_exit_code(tmp_path: Path) -> None:
     process = start("grpo_async.py", tmp_path, *CUT, "train.total_dialog_turns=16")
     said = finish(process)
-    assert process.returncode == 2 and "error: nothing was learned: none of 1 optimizer steps" in said
+    assert process.returncode == 1 and "error: nothing was learned: none of 1 optimizer steps" in said
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_its_exit_code(tmp_path: Path) -> None:
 )
 def test_every_way_to_learn_nothing(more: tuple[str, ...], why: str, tmp_path: Path) -> None:
     config = configured(*SMALL, "train.total_dialog_turns=32", *more)
-    with pytest.raises(ConfigError, match=f"(?i)nothing was learned: none of 2 optimizer steps.*{why}"):
+    with pytest.raises(RunError, match=f"(?i)nothing was learned: none of 2 optimizer steps.*{why}"):
         run(config, tmp_path, grpo.train)
 
 
@@ -118,6 +118,6 @@ def test_the_schedule_beside_generation_says_it_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = configured(*CUT, "train.total_dialog_turns=96")
-    with pytest.raises(ConfigError, match="nothing was learned: none of 6 optimizer steps"):
+    with pytest.raises(RunError, match="nothing was learned: none of 6 optimizer steps"):
         run(config, tmp_path, grpo_async.train, overlapped=True)
     assert "warning: optimizer steps 1 to 5 taught nothing" in capsys.readouterr().err

@@ -1,12 +1,14 @@
 """A tiny random model and stand-ins for tokenizer and rewards, for tests that need shapes and not skill."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
 from tokenizers import AddedToken
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from envs.task import Completion, Example, Reward
 
@@ -29,6 +31,14 @@ def tiny_llama(tied: bool = False, seed: int = 0) -> LlamaForCausalLM:
         initializer_range=0.3,
     )
     return LlamaForCausalLM(config).float()
+
+
+def resized_quickstart(folder: Path, **settings: object) -> None:
+    """The quickstart's tokenizer and its model with other settings and fresh weights, as a Hugging Face folder."""
+    shutil.copytree(Path(__file__).resolve().parent.parent / "models" / "quickstart", folder)
+    config = AutoConfig.from_pretrained(folder, **settings)
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
 class LetterTokenizer:

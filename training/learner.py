@@ -31,8 +31,9 @@ from training.loss import BatchTotals, objective
 from training.loss_metrics import Metrics, finalize_metrics, merge_metrics
 from training.minibatches import microbatches
 from training.off_policy import effective_sample_size_by_age, gap_percentiles
-from training.optimizer import make_optimizer, make_scheduler
+from training.optimizer import go_to_step, load_optimizer, make_optimizer, make_scheduler
 from training.reference import AdapterOff, Reference
+from training.trained import base_digest, load_trained, trained_state
 
 
 class NonFiniteError(RunError):
@@ -72,6 +73,7 @@ class Learner:
         self.reference = reference
         self.config = config
         self.run_dir = run_dir
+        self.base = base_digest(model)
         self.tell = tell
         self.optimizer = make_optimizer(model, config.optimizer)
         self.scheduler = make_scheduler(self.optimizer, config.optimizer, config.total_optimizer_steps)
@@ -236,10 +238,11 @@ class Learner:
             )
 
     def state_dict(self) -> dict[str, Any]:
+        """What training has changed; what the config says is the config's."""
         return {
-            "model": self.model.state_dict(),
+            **trained_state(self.model, self.base),
             "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.scheduler.state_dict(),
+            "schedule_step": self.scheduler.last_epoch,
             "scaler": self.scaler.state_dict(),
             "optimizer_steps": self.optimizer_steps,
             "nonfinite_steps": self.nonfinite_steps,
@@ -247,10 +250,12 @@ class Learner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
-        self.scaler.load_state_dict(state["scaler"])
+        """Raises ConfigError where the state is of another model."""
+        load_trained(self.model, state, self.base)
+        load_optimizer(self.optimizer, state["optimizer"])
+        go_to_step(self.scheduler, state["schedule_step"])
+        if self.scaler.is_enabled() and state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
         self.optimizer_steps = state["optimizer_steps"]
         self.nonfinite_steps = state["nonfinite_steps"]
         self.nonfinite_in_a_row = state["nonfinite_in_a_row"]

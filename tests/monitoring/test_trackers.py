@@ -78,16 +78,50 @@ def test_no_backend_is_no_tracker(tmp_path: Path) -> None:
     assert make_tracker(LoggingConfig(backend="none"), tmp_path, {}) is None
 
 
-def test_a_torn_last_line_is_left_out_when_a_run_continues(tmp_path: Path) -> None:
-    earlier = MetricsFile(tmp_path / "earlier.jsonl")
-    for step in (1, 2, 3):
+BAD_LINES = {
+    "half a line": b'{"optimizer_step": 4, "rew',
+    "ends like a row": b'{"optimizer_step": 4, "x": {"y": 1}',
+    "no JSON": b"garbage}",
+    "no UTF-8": b'{"optimizer_step": 4, "x": "\xff\xfe"}',
+    "zeros": bytes(4096),
+    "nested without end": b"[" * 100_000 + b"}",
+    "no row": b'"}"',
+    "no step": b'{"step": 4}',
+}
+
+
+@pytest.mark.parametrize("line", BAD_LINES.values(), ids=BAD_LINES)
+@pytest.mark.parametrize("last", [True, False])
+def test_a_line_that_is_no_row_is_left_out_when_a_run_continues(
+    line: bytes, last: bool, tmp_path: Path
+) -> None:
+    """The last one, which a crash cut, without a word; one between others with a message that names it."""
+    folders = tmp_path / "earlier", tmp_path / "continued"
+    for folder in folders:
+        folder.mkdir()
+    earlier, continued = (MetricsFile(folder / "metrics.jsonl") for folder in folders)
+    for step in (1, 2):
         earlier.append({"optimizer_step": step, "reward/mean": step / 10})
-    with earlier.path.open("a") as file:
-        file.write('{"optimizer_step": 4, "rew')
-    continued = MetricsFile(tmp_path / "continued.jsonl")
-    continued.continue_from(earlier, optimizer_steps=2)
-    lines = [json.loads(line) for line in continued.path.read_text().splitlines()]
-    assert [line["optimizer_step"] for line in lines] == [1, 2]
+    with earlier.path.open("ab") as file:
+        file.write(line if last else line + b"\n")
+    if not last:
+        earlier.append({"optimizer_step": 3})
+    told = continued.continue_from(folders[0], optimizer_steps=2)
+    assert continued.rows() == [
+        {"optimizer_step": 1, "reward/mean": 0.1},
+        {"optimizer_step": 2, "reward/mean": 0.2},
+    ]
+    assert continued.path.read_bytes().endswith(b"}\n")
+    text = f"{earlier.path}: 1 lines are no rows of metrics and are left out (line 3)"
+    assert told == ([] if last else [text])
+
+
+def test_a_row_after_half_a_line_is_a_line_of_its_own(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.path.write_text('{"optimizer_step": 1, "rew')
+    assert metrics.continue_from(tmp_path, optimizer_steps=5) == []
+    metrics.append({"optimizer_step": 1})
+    assert metrics.path.read_text() == '{"optimizer_step": 1}\n'
 
 
 def test_a_row_that_does_not_fit_on_the_disk_leaves_no_half_of_it(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from config.errors import ConfigError
+from config.errors import RunError
 from config.schema import Config
 from monitoring.watch import BOUNDS, IDLE_STEPS, Watch
 from tests.scripts import configured
@@ -191,7 +191,7 @@ def checked(config: Config, rows: list[dict[str, Any]], steps: int | None = None
 
 def test_a_run_of_which_no_step_taught_anything_is_an_error(config: Config) -> None:
     idle = [row(step, NOTHING | {"reward/mean": 0.0}) for step in (1, 2, 3)]
-    with pytest.raises(ConfigError, match=r"nothing was learned: none of 3 optimizer steps.*All 32 groups"):
+    with pytest.raises(RunError, match=r"nothing was learned: none of 3 optimizer steps.*All 32 groups"):
         checked(config, idle)
     checked(config, [row(1, {}), *idle])  # one step is enough: the last ones may be a solved task
     checked(config, idle, steps=10)  # the rows of seven steps are lost: nothing is known of them
@@ -201,7 +201,7 @@ def test_a_run_of_which_no_step_taught_anything_is_an_error(config: Config) -> N
 def test_equal_rewards_teach_nothing_whatever_moves_the_weights(config: Config) -> None:
     """With policy.kl_placement=reward advantages differ by the KL alone."""
     only_kl = {"reward/zero_variance_groups": 1.0, "advantage/std": 0.9, "grad_norm": 0.5}
-    with pytest.raises(ConfigError, match="only the KL to the reference moved the weights"):
+    with pytest.raises(RunError, match="only the KL to the reference moved the weights"):
         checked(config, [row(1, only_kl)])
     checked(config, [row(1, only_kl | {"reward/length": -0.05})])  # lengths were punished differently
     alone = configured("policy.baseline=none", "policy.scale=none")
