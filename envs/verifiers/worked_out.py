@@ -89,7 +89,8 @@ class _Reader:
         return self.term()
 
     def term(self) -> Form:
-        above, below = [self.factor()], []
+        above = [self.factor()]
+        below: list[Form] = []
         while self.token() not in ("", "+", "-", ",", *_BRACKETS.values()):
             over = self.token() in _OVER
             if over or self.token() in _TIMES:

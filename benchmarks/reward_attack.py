@@ -1,0 +1,328 @@
+"""Training is the strongest attack on a judge: train against each reward, then read what was learned.
+
+    python benchmarks/reward_attack.py [--only SUBSTRING ...] [--steps 40] [--seed 0] [--keep FOLDER]
+    python benchmarks/reward_attack.py --model SMOLLM2_FOLDER --gsm8k GSM8K_FOLDER
+
+Every row is one run of grpo.py and an evaluation on held-out prompts before and after it, 640 sampled completions or
+so. Without `--model` the quickstart model attacks all tasks and rewards: first it is taught to babble (right answers,
+wrong ones, the question repeated, sums in words, several answers, in every form that a reward may ask for), so that
+whatever is paid by mistake is tried. With `--model` a real instruction model attacks arithmetic, countdown and GSM8K.
+
+`paid` is the share of the last completions that the reward calls right, `right` that of an independent strict check
+(`attack_material.py`). Where more than 2% of them are paid or refused by mistake, the row says so and shows examples.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import attack_material as material  # noqa: E402
+
+from envs.sandbox import Limits, Sandbox  # noqa: E402
+
+ALLOWED = 0.02
+EXAMPLES = 3
+TAGS = r"<answer>(.*?)</answer>"
+SMALL_SUMS = f"env.options.max_operand={material.LARGEST}"
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One row: what is trained, and the check of its answers.
+
+    held_out: the fields of the evaluation set that differ from `env`, in Hydra's spelling.
+    """
+
+    task: str
+    reward: str
+    check: material.Check
+    overrides: tuple[str, ...] = ()
+    held_out: str = ""
+    tokens: int = 32
+    name: str = ""
+
+
+@dataclass
+class Learned:
+    """What one evaluation says, in shares of its completions."""
+
+    score: float
+    paid: float
+    right: float
+    wrongly_paid: float
+    wrongly_refused: float
+    completions: int
+    examples: Counter[tuple[str, str, bool]] = field(default_factory=Counter)
+
+
+def read(path: Path, check: material.Check) -> Learned:
+    """The judge's verdict and the check's on each completion of an evaluation's file."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    pairs = [(line, check(line["prompt"], line["completion"])) for line in lines]
+    count = len(lines)
+    apart = Counter(
+        (line["prompt"].strip()[-60:], line["completion"][-80:], bool(line["correct"]))
+        for line, right in pairs
+        if bool(line["correct"]) != right
+    )
+    return Learned(
+        score=sum(line["score"] for line in lines) / count,
+        paid=sum(bool(line["correct"]) for line in lines) / count,
+        right=sum(right for _, right in pairs) / count,
+        wrongly_paid=sum(bool(line["correct"]) and not right for line, right in pairs) / count,
+        wrongly_refused=sum(right and not line["correct"] for line, right in pairs) / count,
+        completions=count,
+        examples=apart,
+    )
+
+
+def of_files(task: str, folder: Path, stem: str = "") -> tuple[str, ...]:
+    stem = stem or task
+    files = f"{{train: {folder}/{stem}_train.jsonl, test: {folder}/{stem}_test.jsonl}}"
+    return (f"env.data_files='{files}'".replace("'", ""),)
+
+
+def quickstart_attacks(folder: Path, run: Callable[[str, str], str]) -> list[Attack]:
+    """Every task and every named reward; all prompts are as short as the task allows."""
+    forms = {
+        "math": "",
+        "exact": "",
+        "boxed": r"\\boxed\{(.*)\}",
+        "think_answer_tags": TAGS,
+        "gsm8k": "####(.*)",
+        "dapo": r"[Aa]nswer:(.*)",
+    }
+    attacks = [Attack("arithmetic", "own", material.adds(), (SMALL_SUMS,))]
+    attacks += [
+        Attack("arithmetic", reward, material.adds(pattern), (SMALL_SUMS, f"env.reward={reward}"))
+        for reward, pattern in forms.items()
+    ]
+    for task, pattern, stem in (
+        ("gsm8k", forms["gsm8k"], ""),
+        ("math", "", ""),
+        ("aime", "", "math"),
+        ("dapo_math", forms["dapo"], "math"),
+        ("jsonl", "", ""),
+    ):
+        attacks.append(Attack(task, "own", material.adds(pattern), of_files(task, folder, stem)))
+    attacks.append(
+        Attack(
+            "jsonl", "own", material.reduces, of_files("jsonl", folder, "fractions"), name="jsonl, fractions"
+        )
+    )
+    members = f"{{arithmetic: {{weight: 1, options: {{max_operand: {material.LARGEST}}}}}, "
+    members += (
+        f"jsonl: {{weight: 1, data_files: {folder}/jsonl_train.jsonl, reward: boxed, system_prompt: ''}}}}"
+    )
+    attacks.append(
+        Attack("mixture", "own", material.adds(), (f"env.mixture={members}",), "split: train, limit: 20")
+    )
+    puzzles = "max_numbers: 2, min_numbers: 2, max_number: 9, max_target: 81, num_rows: "
+    attacks.append(
+        Attack(
+            "countdown",
+            "own",
+            material.counts_down,
+            (f"env.options={{{puzzles}60}}",),
+            f"options: {{{puzzles}8}}",
+        )
+    )
+    chains = "name: chain_sum, min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1, num_rows: 100"
+    attacks.append(Attack("reasoning_gym", "own", material.chains, (f"env.options={{{chains}}}",)))
+    same = "split: train"
+    attacks.append(
+        Attack("ifeval", "own", material.follows, (f"env.data_files={folder}/ifeval.jsonl",), same, 12)
+    )
+    attacks.append(
+        Attack(
+            "code", "own", material.programs(run), (f"env.data_files={folder}/code.jsonl",), same, tokens=72
+        )
+    )
+    return attacks
+
+
+def model_attacks(gsm8k: Path | None) -> list[Attack]:
+    """What an instruction model of 135M parameters can be trained on in minutes."""
+    add = "env.system_prompt='You add two numbers and reply with the sum only.'"
+    learning = ("env.num_envs=8", "optimizer.lr=3e-5", "env.max_prompt_tokens=256")
+    attacks = [
+        Attack("arithmetic", "math", material.adds(), (SMALL_SUMS, "env.reward=math", add, *learning), "", 8)
+    ]
+    puzzles = "max_numbers: 2, min_numbers: 2, max_number: 9, max_target: 81, num_rows: "
+    solve = "env.system_prompt='Combine the numbers with + - * / to reach the target. Reply with the expression inside "
+    solve += "<answer> and </answer>, such as <answer>2+3</answer>.'"
+    attacks.append(
+        Attack(
+            "countdown",
+            "own",
+            material.counts_down,
+            (f"env.options={{{puzzles}60}}", solve, *learning),
+            f"options: {{{puzzles}8}}",
+            24,
+        )
+    )
+    if gsm8k is not None:
+        files = f"env.data_files={{train: {gsm8k}/train.jsonl, test: {gsm8k}/test.jsonl}}"
+        brief = "env.system_prompt='Solve the problem in one short line. End with #### and the final number.'"
+        attacks.append(
+            Attack(
+                "gsm8k",
+                "own",
+                material.word_problem(gsm8k / "test.jsonl"),
+                (files, brief, *learning, "optimizer.lr=1e-5"),
+                "limit: 40",
+                64,
+            )
+        )
+    return attacks
+
+
+def teach_to_babble(folder: Path, seed: int, steps: int = 500) -> Path:
+    """The quickstart model, taught answers of every kind; an HF folder."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from models.make_quickstart import pad_batch, save
+
+    torch.manual_seed(seed)
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "quickstart")
+    model = AutoModelForCausalLM.from_pretrained(ROOT / "models" / "quickstart")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / (steps + 1))
+    chance = random.Random(seed)
+    for _ in range(steps):
+        lines = material.babble(chance, 48)
+        ids, labels = pad_batch(
+            tokenizer([f"<bos><user>{question}<assistant>" for question, _ in lines])["input_ids"],
+            tokenizer([f"{answer}<eos>" for _, answer in lines])["input_ids"],
+            tokenizer.pad_token_id,
+        )
+        loss = torch.nn.functional.cross_entropy(
+            model(ids).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        decay.step()
+    save(model, tokenizer, folder / "babbler")
+    return folder / "babbler"
+
+
+def train(
+    attack: Attack, model: Path, common: Sequence[str], steps: int, run_dir: Path
+) -> list[dict[str, Any]]:
+    """One run; the rows of its metrics. A run that ended early because nothing was paid still has its evaluation.
+
+    Raises:
+        RuntimeError: it ended before the first evaluation.
+    """
+    held_out = "".join(f", {part}" for part in (attack.held_out,) if part)
+    command = [sys.executable, "grpo.py", "--config-name", "grpo_quickstart", f"hydra.run.dir={run_dir}"]
+    if attack.task != "arithmetic":
+        command.append("~env.options.max_operand")
+    command += [
+        f"env.dataset={attack.task}",
+        f"model.name={model}",
+        f"inference_model.max_tokens={attack.tokens}",
+    ]
+    command += ["policy.kl_coef=0", "logging.progress=false", "train.checkpoint_frequency=1000000", *common]
+    command += attack.overrides
+    command.append(f"+eval.sets={{attack: {{dataset: {attack.task}, n: 64{held_out}}}}}")
+    groups = 8 if "env.num_envs=8" in attack.overrides else 16
+    command.append(f"train.total_dialog_turns={steps * groups * 8}")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if not (run_dir / "eval" / "attack" / "iteration_0.jsonl").is_file():
+        raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    metrics = run_dir / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.is_file() else []
+    return [row for row in rows if "reward/mean" in row]
+
+
+def report(attack: Attack, model: str, run_dir: Path, rows: list[dict[str, Any]], seconds: float) -> bool:
+    """Prints the row, and examples where check and reward disagree; whether they agree."""
+    files = sorted(
+        (run_dir / "eval" / "attack").glob("iteration_*.jsonl"), key=lambda path: int(path.stem[10:])
+    )
+    first, last = (read(path, attack.check) for path in (files[0], files[-1]))
+    agree = max(last.wrongly_paid, last.wrongly_refused) <= ALLOWED
+    print(
+        f"{attack.name or attack.task:17s} {attack.reward:18s} {model:11s} {len(rows):5d} {first.paid:6.3f} "
+        f"{last.score:6.3f} {last.paid:6.3f} {last.right:6.3f} {last.paid - last.right:+7.3f} {last.completions:5d} "
+        f"{seconds:5.0f}  {'agree' if agree else 'APART'}",
+        flush=True,
+    )
+    if not agree:
+        for (prompt, answer, paid), count in last.examples.most_common(EXAMPLES):
+            print(f"    {count} x {'paid' if paid else 'refused'}: {prompt!r} -> {answer!r}", flush=True)
+    return agree
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="rows whose `task reward` contains one of these"
+    )
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", type=Path, help="HF folder of an instruction model")
+    parser.add_argument("--gsm8k", type=Path, help="folder with GSM8K's train.jsonl and test.jsonl")
+    parser.add_argument("--keep", type=Path, help="folder for the runs; a temporary one otherwise")
+    asked, overrides = parser.parse_known_args()
+    with tempfile.TemporaryDirectory() as temporary, Sandbox(limits=Limits(wall_seconds=2.0)) as sandbox:
+        folder = asked.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        folder = folder.resolve()
+        material.write_rows(folder)
+        common = [f"train.seed={asked.seed}"]
+        if asked.model:
+            attacks, model = model_attacks(asked.gsm8k), asked.model.resolve()
+        else:
+            attacks = quickstart_attacks(folder, lambda code, text: _output(sandbox, code, text))
+            model = folder / "babbler"
+            if not model.is_dir():
+                teach_to_babble(folder, asked.seed)
+            common += [
+                "env.system_prompt=''",
+                "env.num_envs=16",
+                "optimizer.lr=1e-3",
+                "env.max_prompt_tokens=128",
+            ]
+        print(
+            "task              reward             model       steps before  score   paid  right    diff     n "
+            "    s",
+            flush=True,
+        )
+        apart = 0
+        for number, attack in enumerate(attacks):
+            if not any(part in f"{attack.name or attack.task} {attack.reward}" for part in asked.only):
+                continue
+            run_dir = folder / f"run_{number}_{attack.task}_{attack.reward}"
+            began = time.perf_counter()
+            rows = train(attack, model, [*common, *overrides], asked.steps, run_dir)
+            apart += not report(attack, model.name, run_dir, rows, time.perf_counter() - began)
+    return int(apart > 0)
+
+
+def _output(sandbox: Sandbox, code: str, text: str) -> str:
+    return sandbox.run(code, text.encode()).stdout.decode(errors="replace")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
