@@ -44,7 +44,7 @@ _ASSIGNED = re.compile(r"([a-zA-Z](?:_\w|\([a-z](?:,[a-z])*\))?(?:=|\\in))(.+)",
 _VARIABLE = re.compile(r"[a-df-hj-zA-Z]")
 _MATRIX = re.compile(r"\\begin\{pmatrix\}(.*)\\end\{pmatrix\}", re.DOTALL)
 _WORD = re.compile(r"[A-Za-z][A-Za-z .'-]+")
-_SIGNED_BRACKET = re.compile(r"[-+](?:\([^-+(){}]*\)|\{[^-+(){}]*\})")
+_SIGNED_BRACKET = re.compile(r"[-+](?:\([^-+()]*\)|\{[^-+{}]*\})")
 _OPEN, _CLOSE = "([", ")]"
 
 
