@@ -190,7 +190,7 @@ def model_attacks(gsm8k: Path | None) -> list[Attack]:
     return attacks
 
 
-def teach_to_babble(folder: Path, seed: int, steps: int = 500) -> Path:
+def teach_to_babble(folder: Path, seed: int, steps: int = 600) -> Path:
     """The quickstart model, taught answers of every kind; an HF folder."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -200,8 +200,8 @@ def teach_to_babble(folder: Path, seed: int, steps: int = 500) -> Path:
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "quickstart")
     model = AutoModelForCausalLM.from_pretrained(ROOT / "models" / "quickstart")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / (steps + 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=7e-4)
+    decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step / 30, 1 - step / (steps + 1)))
     chance = random.Random(seed)
     for _ in range(steps):
         lines = material.babble(chance, 48)

@@ -18,7 +18,6 @@ from envs.verifiers.bounds import is_bounded
 from envs.verifiers.equivalence import same_answer
 from envs.verifiers.latex import canonical, split_unit
 from envs.verifiers.numbers import final_number, is_worked_out, parse_number, same_number
-from envs.verifiers.words import number_in_words
 
 SHARED = Path(__file__).resolve().parents[2] / ".." / "shared"
 GOLDEN = SHARED / "golden" / "grading.jsonl.gz"
@@ -381,21 +380,6 @@ def test_numbers_in_every_spelling(top: int, bottom: int) -> None:
         low.denominator > 1 or bottom == 1 or not is_worked_out(f"{top}/{bottom}")
     )
     assert not same_answer(f"\\frac{{{3 * top}}}{{{3 * bottom}}}", str(low))
-
-
-def test_numbers_in_words() -> None:
-    assert number_in_words("two hundred and five thousand thirty-four") == 205_034
-    assert number_in_words("and") is None
-    assert number_in_words("Tuesday") is None
-    assert number_in_words("Nine hundred ninety-nine thousand nine hundred and ninety-nine") == 999_999
-    for text in (
-        "eight three",
-        "eight and three",
-        "twenty eleven",
-        "five hundred six hundred",
-        "two thousand thousand",
-    ):
-        assert number_in_words(text) is None, text
 
 
 def test_judging_numbers_imports_no_sympy() -> None:

@@ -1,6 +1,7 @@
 """A number must be worked out to be an answer: what an optimiser tries against each rule, and what stays right."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from envs.task import make_task
 from envs.verifiers import bounds, formulas
 from envs.verifiers.equivalence import MAX_PARTS, same_answer
 from envs.verifiers.numbers import is_worked_out
+from envs.verifiers.words import number_in_words
 from envs.verifiers.worked_out import read, worked_out
 
 SHARED = Path(__file__).resolve().parents[2] / ".." / "shared"
@@ -227,6 +229,21 @@ def test_what_is_left_to_be_done_is_counted_in_the_text() -> None:
     ] == []
 
 
+def test_numbers_in_words() -> None:
+    assert number_in_words("two hundred and five thousand thirty-four") == 205_034
+    assert number_in_words("and") is None
+    assert number_in_words("Tuesday") is None
+    assert number_in_words("Nine hundred ninety-nine thousand nine hundred and ninety-nine") == 999_999
+    for text in (
+        "eight three",
+        "eight and three",
+        "twenty eleven",
+        "five hundred six hundred",
+        "two thousand thousand",
+    ):
+        assert number_in_words(text) is None, text
+
+
 @pytest.mark.parametrize("text", ["-1E+9999999", "1E+99999999999999999999", "x+1E+9999999", "(1E9)^{300}"])
 def test_an_upper_case_exponent_never_reaches_sympy(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read_texts: list[str] = []
@@ -328,3 +345,15 @@ def test_every_gold_is_its_own_answer_however_it_is_wrapped(dataset: str, file: 
         and not ("$" in gold and "$" in form)
     ]
     assert refused == []
+
+
+def test_the_tables_of_the_docs_say_what_is_judged() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    table = text.partition("| the gold | right | wrong |")[2].partition("\n\n")[0]
+    rows = [re.findall(r"`([^`]*)`|( \| )", line) for line in table.splitlines()[2:]]
+    assert len(rows) == 9
+    for cells in rows:
+        gold, column = cells[0][0], 0
+        for code, bar in cells[1:]:
+            column += bool(bar)
+            assert bar or same_answer(code, gold) is (column == 1), (code, gold)
