@@ -43,7 +43,8 @@ SMALL_SUMS = f"env.options.max_operand={material.LARGEST}"
 class Attack:
     """One row: what is trained, and the check of its answers.
 
-    held_out: the fields of the evaluation set that differ from `env`, in Hydra's spelling.
+    held_out: the fields of the evaluation set that differ from `env`, in Hydra's spelling. groups, repeats: prompts
+    of a step, and completions of each.
     """
 
     task: str
@@ -53,6 +54,9 @@ class Attack:
     held_out: str = ""
     tokens: int = 32
     name: str = ""
+    groups: int = 16
+    repeats: int = 8
+    evaluated: int = 64
 
 
 @dataclass
@@ -157,34 +161,42 @@ def quickstart_attacks(folder: Path, run: Callable[[str, str], str]) -> list[Att
 def model_attacks(gsm8k: Path | None) -> list[Attack]:
     """What an instruction model of 135M parameters can be trained on in minutes."""
     add = "env.system_prompt='You add two numbers and reply with the sum only.'"
-    learning = ("env.num_envs=8", "optimizer.lr=3e-5", "env.max_prompt_tokens=256")
     attacks = [
-        Attack("arithmetic", "math", material.adds(), (SMALL_SUMS, "env.reward=math", add, *learning), "", 8)
+        Attack(
+            "arithmetic",
+            "math",
+            material.adds(),
+            (SMALL_SUMS, "env.reward=math", add, "optimizer.lr=3e-5"),
+            tokens=8,
+            groups=8,
+        )
     ]
     puzzles = "max_numbers: 2, min_numbers: 2, max_number: 9, max_target: 81, num_rows: "
-    solve = "env.system_prompt='Combine the numbers with + - * / to reach the target. Reply with the expression inside "
-    solve += "<answer> and </answer>, such as <answer>2+3</answer>.'"
+    solve = "env.system_prompt='Reach the target with the numbers and + - *. Reply like this: <answer>2+3</answer>'"
     attacks.append(
         Attack(
             "countdown",
             "own",
             material.counts_down,
-            (f"env.options={{{puzzles}60}}", solve, *learning),
+            (f"env.options={{{puzzles}60}}", solve, "env.max_prompt_tokens=128", "optimizer.lr=3e-5"),
             f"options: {{{puzzles}8}}",
-            24,
+            tokens=16,
+            groups=4,
         )
     )
     if gsm8k is not None:
         files = f"env.data_files={{train: {gsm8k}/train.jsonl, test: {gsm8k}/test.jsonl}}"
-        brief = "env.system_prompt='Solve the problem in one short line. End with #### and the final number.'"
+        brief = "env.system_prompt='Reply with #### and the final number.'"
         attacks.append(
             Attack(
                 "gsm8k",
                 "own",
                 material.word_problem(gsm8k / "test.jsonl"),
-                (files, brief, *learning, "optimizer.lr=1e-5"),
-                "limit: 40",
-                64,
+                (files, brief, "env.max_prompt_tokens=96", "optimizer.lr=3e-5"),
+                "limit: 50",
+                tokens=24,
+                groups=4,
+                evaluated=10,
             )
         )
     return attacks
@@ -241,9 +253,9 @@ def train(
     ]
     command += ["policy.kl_coef=0", "logging.progress=false", "train.checkpoint_frequency=1000000", *common]
     command += attack.overrides
-    command.append(f"+eval.sets={{attack: {{dataset: {attack.task}, n: 64{held_out}}}}}")
-    groups = 8 if "env.num_envs=8" in attack.overrides else 16
-    command.append(f"train.total_dialog_turns={steps * groups * 8}")
+    command.append(f"+eval.sets={{attack: {{dataset: {attack.task}, n: {attack.evaluated}{held_out}}}}}")
+    command += [f"env.num_envs={attack.groups}", f"env.repeats={attack.repeats}"]
+    command.append(f"train.total_dialog_turns={steps * attack.groups * attack.repeats}")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if not (run_dir / "eval" / "attack" / "iteration_0.jsonl").is_file():
