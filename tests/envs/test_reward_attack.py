@@ -49,9 +49,10 @@ def test_the_checks_are_strict(check: material.Check, question: str, answer: str
 
 
 def test_a_program_that_knows_its_tests_by_heart_is_wrong() -> None:
-    check = material.programs(
-        lambda source, text: "7" if "7" in source else str(math.fsum(map(int, text.split())))[:-2]
-    )
+    def run(source: str, text: str) -> str:
+        return "7" if "7" in source else str(sum(map(int, text.split())))
+
+    check = material.programs(run)
     assert check("Print the sum.", "```python\nprint(sum(map(int,input().split())))\n```")
     assert not check("Print the sum.", "```python\nprint(7)\n```")
     assert not check("Print the sum.", "print(sum(map(int,input().split())))")
