@@ -22,7 +22,8 @@ WORDS = re.findall(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
     "seventeen eighteen",
 )
-ANY_MARK = r"(?:\\boxed\{(.*)\}|<answer>(.*?)</answer>|####(.*)|[Aa]nswer:(.*))"
+BOXED = r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}"
+ANY_MARK = rf"(?:{BOXED}|<answer>(.*?)</answer>|####(.*)|[Aa]nswer:(.*))"
 LARGEST = 9
 SUM = re.compile(r"(\d+)\+(\d+)=")
 
@@ -242,10 +243,12 @@ MARKS = (
 )
 
 
-def babble(chance: random.Random, count: int) -> list[tuple[str, str]]:
-    """Questions of one task with answers: right in about one case out of six, else wrong, evasive or misleading."""
-    kinds = (_sum, _fraction, _countdown, _chain, _instruction, _program)
-    kind = chance.choices(kinds, (6, 1, 1, 1, 1, 1))[0]
+def babble(chance: random.Random, count: int, sums: bool) -> list[tuple[str, str]]:
+    """Questions of one task with answers: right in about one case out of six, else wrong, evasive or misleading.
+
+    sums: of additions; else of any other task.
+    """
+    kind = _sum if sums else chance.choice((_fraction, _countdown, _chain, _instruction, _program))
     return [kind(chance) for _ in range(count)]
 
 

@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +53,10 @@ class Attack:
     overrides: tuple[str, ...] = ()
     held_out: str = ""
     tokens: int = 32
-    name: str = ""
     groups: int = 16
     repeats: int = 8
     evaluated: int = 64
+    sums: bool = True
 
 
 @dataclass
@@ -93,10 +93,8 @@ def read(path: Path, check: material.Check) -> Learned:
     )
 
 
-def of_files(task: str, folder: Path, stem: str = "") -> tuple[str, ...]:
-    stem = stem or task
-    files = f"{{train: {folder}/{stem}_train.jsonl, test: {folder}/{stem}_test.jsonl}}"
-    return (f"env.data_files='{files}'".replace("'", ""),)
+def of_files(folder: Path, stem: str) -> tuple[str, ...]:
+    return (f"env.data_files={{train: {folder}/{stem}_train.jsonl, test: {folder}/{stem}_test.jsonl}}",)
 
 
 def quickstart_attacks(folder: Path, run: Callable[[str, str], str]) -> list[Attack]:
@@ -104,7 +102,7 @@ def quickstart_attacks(folder: Path, run: Callable[[str, str], str]) -> list[Att
     forms = {
         "math": "",
         "exact": "",
-        "boxed": r"\\boxed\{(.*)\}",
+        "boxed": material.BOXED,
         "think_answer_tags": TAGS,
         "gsm8k": "####(.*)",
         "dapo": r"[Aa]nswer:(.*)",
@@ -115,47 +113,38 @@ def quickstart_attacks(folder: Path, run: Callable[[str, str], str]) -> list[Att
         for reward, pattern in forms.items()
     ]
     for task, pattern, stem in (
-        ("gsm8k", forms["gsm8k"], ""),
-        ("math", "", ""),
+        ("gsm8k", forms["gsm8k"], "gsm8k"),
+        ("math", "", "math"),
         ("aime", "", "math"),
         ("dapo_math", forms["dapo"], "math"),
-        ("jsonl", "", ""),
+        ("jsonl", "", "jsonl"),
     ):
-        attacks.append(Attack(task, "own", material.adds(pattern), of_files(task, folder, stem)))
-    attacks.append(
-        Attack(
-            "jsonl", "own", material.reduces, of_files("jsonl", folder, "fractions"), name="jsonl, fractions"
-        )
-    )
+        attacks.append(Attack(task, "own", material.adds(pattern), of_files(folder, stem)))
     members = f"{{arithmetic: {{weight: 1, options: {{max_operand: {material.LARGEST}}}}}, "
-    members += (
-        f"jsonl: {{weight: 1, data_files: {folder}/jsonl_train.jsonl, reward: boxed, system_prompt: ''}}}}"
-    )
-    attacks.append(
-        Attack("mixture", "own", material.adds(), (f"env.mixture={members}",), "split: train, limit: 20")
-    )
+    members += f"jsonl: {{weight: 1, data_files: {folder}/jsonl_train.jsonl, system_prompt: ''}}}}"
+    mixed = (f"env.mixture={members}",)
+    attacks.append(Attack("mixture", "own", material.adds(), mixed, "split: train, limit: 20"))
+    return attacks + [replace(attack, sums=False) for attack in other_attacks(folder, run)]
+
+
+def other_attacks(folder: Path, run: Callable[[str, str], str]) -> list[Attack]:
+    """The tasks that are no additions. run(source, stdin) -> stdout, shut in."""
     puzzles = "max_numbers: 2, min_numbers: 2, max_number: 9, max_target: 81, num_rows: "
-    attacks.append(
+    chains = "{name: chain_sum, min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1, num_rows: 100}"
+    same = "split: train"
+    return [
+        Attack("jsonl", "fractions", material.reduces, of_files(folder, "fractions")),
         Attack(
             "countdown",
             "own",
             material.counts_down,
             (f"env.options={{{puzzles}60}}",),
             f"options: {{{puzzles}8}}",
-        )
-    )
-    chains = "name: chain_sum, min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1, num_rows: 100"
-    attacks.append(Attack("reasoning_gym", "own", material.chains, (f"env.options={{{chains}}}",)))
-    same = "split: train"
-    attacks.append(
-        Attack("ifeval", "own", material.follows, (f"env.data_files={folder}/ifeval.jsonl",), same, 12)
-    )
-    attacks.append(
-        Attack(
-            "code", "own", material.programs(run), (f"env.data_files={folder}/code.jsonl",), same, tokens=72
-        )
-    )
-    return attacks
+        ),
+        Attack("reasoning_gym", "own", material.chains, (f"env.options={chains}",)),
+        Attack("ifeval", "own", material.follows, (f"env.data_files={folder}/ifeval.jsonl",), same, 12),
+        Attack("code", "own", material.programs(run), (f"env.data_files={folder}/code.jsonl",), same, 72),
+    ]
 
 
 def model_attacks(gsm8k: Path | None) -> list[Attack]:
@@ -202,8 +191,11 @@ def model_attacks(gsm8k: Path | None) -> list[Attack]:
     return attacks
 
 
-def teach_to_babble(folder: Path, seed: int, steps: int = 600) -> Path:
-    """The quickstart model, taught answers of every kind; an HF folder."""
+def babbler(folder: Path, seed: int, sums: bool, steps: int = 400) -> Path:
+    """The quickstart model, taught answers of every kind to additions or to the other tasks; an HF folder."""
+    made = folder / ("babbler_of_sums" if sums else "babbler")
+    if made.is_dir():
+        return made
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -216,7 +208,7 @@ def teach_to_babble(folder: Path, seed: int, steps: int = 600) -> Path:
     decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step / 30, 1 - step / (steps + 1)))
     chance = random.Random(seed)
     for _ in range(steps):
-        lines = material.babble(chance, 48)
+        lines = material.babble(chance, 48, sums)
         ids, labels = pad_batch(
             tokenizer([f"<bos><user>{question}<assistant>" for question, _ in lines])["input_ids"],
             tokenizer([f"{answer}<eos>" for _, answer in lines])["input_ids"],
@@ -230,8 +222,8 @@ def teach_to_babble(folder: Path, seed: int, steps: int = 600) -> Path:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         decay.step()
-    save(model, tokenizer, folder / "babbler")
-    return folder / "babbler"
+    save(model, tokenizer, made)
+    return made
 
 
 def train(
@@ -273,7 +265,7 @@ def report(attack: Attack, model: str, run_dir: Path, rows: list[dict[str, Any]]
     first, last = (read(path, attack.check) for path in (files[0], files[-1]))
     agree = max(last.wrongly_paid, last.wrongly_refused) <= ALLOWED
     print(
-        f"{attack.name or attack.task:17s} {attack.reward:18s} {model:11s} {len(rows):5d} {first.paid:6.3f} "
+        f"{attack.task:17s} {attack.reward:18s} {model:11s} {len(rows):5d} {first.paid:6.3f} "
         f"{last.score:6.3f} {last.paid:6.3f} {last.right:6.3f} {last.paid - last.right:+7.3f} {last.completions:5d} "
         f"{seconds:5.0f}  {'agree' if agree else 'APART'}",
         flush=True,
@@ -304,12 +296,9 @@ def main() -> int:
         material.write_rows(folder)
         common = [f"train.seed={asked.seed}"]
         if asked.model:
-            attacks, model = model_attacks(asked.gsm8k), asked.model.resolve()
+            attacks = model_attacks(asked.gsm8k)
         else:
             attacks = quickstart_attacks(folder, lambda code, text: _output(sandbox, code, text))
-            model = folder / "babbler"
-            if not model.is_dir():
-                teach_to_babble(folder, asked.seed)
             common += [
                 "env.system_prompt=''",
                 "env.num_envs=16",
@@ -323,11 +312,12 @@ def main() -> int:
         )
         apart = 0
         for number, attack in enumerate(attacks):
-            if not any(part in f"{attack.name or attack.task} {attack.reward}" for part in asked.only):
+            if not any(part in f"{attack.task} {attack.reward}" for part in asked.only):
                 continue
             run_dir = folder / f"run_{number}_{attack.task}_{attack.reward}"
+            model = asked.model or babbler(folder, asked.seed, attack.sums)
             began = time.perf_counter()
-            rows = train(attack, model, [*common, *overrides], asked.steps, run_dir)
+            rows = train(attack, model.resolve(), [*common, *overrides], asked.steps, run_dir)
             apart += not report(attack, model.name, run_dir, rows, time.perf_counter() - began)
     return int(apart > 0)
 

@@ -13,8 +13,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import attack_material as material
 import reward_attack
 
-BOXED = r"\\boxed\{(.*)\}"
-
 
 @pytest.mark.parametrize(
     ("check", "question", "answer", "right"),
@@ -28,8 +26,8 @@ BOXED = r"\\boxed\{(.*)\}"
         (material.adds(), "8+3=", "\\sqrt{121}", False),
         (material.adds(), "8+3=", "11 or 12", False),
         (material.adds(), "8+3=", "--11", False),
-        (material.adds(BOXED), "8+3=", "\\boxed{11}", True),
-        (material.adds(BOXED), "8+3=", "11", False),
+        (material.adds(material.BOXED), "8+3=", "\\boxed{11}", True),
+        (material.adds(material.BOXED), "8+3=", "11", False),
         (material.reduces, "6/8=", "3/4", True),
         (material.reduces, "6/8=", "6/8", False),
         (material.reduces, "6/3=", "2", True),
@@ -78,8 +76,8 @@ def test_a_row_says_where_reward_and_check_disagree(
 
 def test_what_is_babbled_holds_right_answers_and_attacks() -> None:
     chance = random.Random(0)
-    lines = [line for _ in range(200) for line in material.babble(chance, 8)]
-    sums = [line for line in lines if material.SUM.fullmatch(line[0])]
+    sums = material.babble(chance, 1000, sums=True)
     right = sum(material.adds()(*line) for line in sums) / len(sums)
     assert 0.1 < right < 0.4
+    assert all(material.babble(chance, 4, sums=False) for _ in range(20))
     assert any(answer.startswith("The answer is ") and "+" in answer for _, answer in sums)
