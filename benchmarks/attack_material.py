@@ -33,7 +33,8 @@ SUM = re.compile(r"(\d+)\+(\d+)=")
 
 def written_number(said: str) -> Fraction | None:
     """The number that an answer ends in, if nothing is left to calculate: one number behind the last `=` or `is`."""
-    end = re.split(r"=|\bis\b|\bequals\b", said)[-1].strip(" .$*\\")
+    end = re.split(r"=|\bis\b|\bequals\b", said)[-1].strip(" .$*")
+    end = end.removeprefix("+")
     if end.lower() in WORDS:
         return Fraction(WORDS.index(end.lower()))
     numbers = re.findall(r"\d[\d,]*(?:\.\d+)?", end)

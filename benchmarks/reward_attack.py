@@ -52,7 +52,7 @@ class Attack:
     check: material.Check
     overrides: tuple[str, ...] = ()
     held_out: str = ""
-    tokens: int = 32
+    tokens: int = 44
     groups: int = 16
     repeats: int = 8
     evaluated: int = 64
