@@ -44,7 +44,8 @@ class Attack:
     """One row: what is trained, and the check of its answers.
 
     held_out: the fields of the evaluation set that differ from `env`, in Hydra's spelling. groups, repeats: prompts
-    of a step, and completions of each.
+    of a step, and completions of each. taught: whether the quickstart model first babbles of `sums` or `others`; as it
+    is, it answers sums and nothing else, which is enough where no form is asked for.
     """
 
     task: str
@@ -56,7 +57,7 @@ class Attack:
     groups: int = 16
     repeats: int = 8
     evaluated: int = 64
-    sums: bool = True
+    taught: str = "sums"
 
 
 @dataclass
@@ -107,9 +108,9 @@ def quickstart_attacks(folder: Path, run: Callable[[str, str], str]) -> list[Att
         "gsm8k": "####(.*)",
         "dapo": r"[Aa]nswer:(.*)",
     }
-    attacks = [Attack("arithmetic", "own", material.adds(), (SMALL_SUMS,))]
+    attacks = [Attack("arithmetic", "own", material.adds())]
     attacks += [
-        Attack("arithmetic", reward, material.adds(pattern), (SMALL_SUMS, f"env.reward={reward}"))
+        Attack("arithmetic", reward, material.adds(pattern), (f"env.reward={reward}",))
         for reward, pattern in forms.items()
     ]
     for task, pattern, stem in (
@@ -124,7 +125,18 @@ def quickstart_attacks(folder: Path, run: Callable[[str, str], str]) -> list[Att
     members += f"jsonl: {{weight: 1, data_files: {folder}/jsonl_train.jsonl, system_prompt: ''}}}}"
     mixed = (f"env.mixture={members}",)
     attacks.append(Attack("mixture", "own", material.adds(), mixed, "split: train, limit: 20"))
-    return attacks + [replace(attack, sums=False) for attack in other_attacks(folder, run)]
+    bare = {"own", "math", "exact"}
+    attacks = [
+        replace(attack, taught="", tokens=8)
+        if attack.reward in bare and attack.task not in ("gsm8k", "dapo_math")
+        else attack
+        for attack in attacks
+    ]
+    others = [replace(attack, taught="others") for attack in other_attacks(folder, run)]
+    return [
+        replace(attack, overrides=(*attack.overrides, SMALL_SUMS)) if attack.task == "arithmetic" else attack
+        for attack in attacks + others
+    ]
 
 
 def other_attacks(folder: Path, run: Callable[[str, str], str]) -> list[Attack]:
@@ -191,9 +203,9 @@ def model_attacks(gsm8k: Path | None) -> list[Attack]:
     return attacks
 
 
-def babbler(folder: Path, seed: int, sums: bool, steps: int = 400) -> Path:
+def babbler(folder: Path, seed: int, taught: str, steps: int = 400) -> Path:
     """The quickstart model, taught answers of every kind to additions or to the other tasks; an HF folder."""
-    made = folder / ("babbler_of_sums" if sums else "babbler")
+    made = folder / f"babbler_{taught}" if taught else ROOT / "models" / "quickstart"
     if made.is_dir():
         return made
     import torch
@@ -208,7 +220,7 @@ def babbler(folder: Path, seed: int, sums: bool, steps: int = 400) -> Path:
     decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step / 30, 1 - step / (steps + 1)))
     chance = random.Random(seed)
     for _ in range(steps):
-        lines = material.babble(chance, 48, sums)
+        lines = material.babble(chance, 48, taught == "sums")
         ids, labels = pad_batch(
             tokenizer([f"<bos><user>{question}<assistant>" for question, _ in lines])["input_ids"],
             tokenizer([f"{answer}<eos>" for _, answer in lines])["input_ids"],
@@ -315,7 +327,7 @@ def main() -> int:
             if not any(part in f"{attack.task} {attack.reward}" for part in asked.only):
                 continue
             run_dir = folder / f"run_{number}_{attack.task}_{attack.reward}"
-            model = asked.model or babbler(folder, asked.seed, attack.sums)
+            model = asked.model or babbler(folder, asked.seed, attack.taught)
             began = time.perf_counter()
             rows = train(attack, model.resolve(), [*common, *overrides], asked.steps, run_dir)
             apart += not report(attack, model.name, run_dir, rows, time.perf_counter() - began)
