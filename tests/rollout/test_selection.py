@@ -13,7 +13,7 @@ from rollout.selection import choose_balanced, totals
 from rollout.transformers_engine import TransformersEngine
 from tests.tiny import EOS, LengthReward, LetterTokenizer, numbered_examples, tiny_llama
 
-ERROR = 2
+INVALID, ERROR = 1, 2
 
 
 def scored(rewards: list[list[float]], errors: list[tuple[int, int]] = []) -> TensorDict:  # noqa: B006
@@ -80,6 +80,14 @@ def test_totals_count_what_was_judged() -> None:
     assert sums["reward_squared"][:, 0].tolist() == [2, 12]
     assert sums["zero_variance"][:, 0].tolist() == [0, 1]
     assert sums["reward_parts", "accuracy"][:, 0].tolist() == [2, 6]
+
+
+def test_totals_tell_what_was_invalid_from_what_failed() -> None:
+    batch = scored([[1, 0, 0], [0, 0, 0]], errors=[(0, 2)])
+    batch["next", "reward_status"][3:5] = INVALID
+    sums = totals(batch, 3)
+    assert sums["invalid"][:, 0].tolist() == [0, 2]
+    assert sums["judged"][:, 0].tolist() == [2, 3]
 
 
 def test_without_an_accuracy_part_a_reward_of_one_is_success() -> None:
