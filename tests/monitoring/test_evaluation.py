@@ -65,6 +65,28 @@ def test_a_summary_by_hand() -> None:
     assert "pass@4    0.667" in table("aime", metrics, 4)
 
 
+def test_a_table_for_a_person() -> None:
+    """pass@k for one, for the powers of two below n, and for n."""
+    problems = [tally(True, *[False] * 5), Tally((True,) * 6, (1.0,) * 6, (40,) * 6, (True,) * 6, errors=4)]
+    assert table("aime", summarize(problems, 6), 6).splitlines() == [
+        "aime: 2 problems, 6 completions each",
+        "  pass@1    0.583  [0.167, 1.000]",
+        "  pass@2    0.667  [0.333, 1.000]",
+        "  pass@4    0.833  [0.667, 1.000]",
+        "  pass@6    1.000  [1.000, 1.000]",
+        "  length 25.0, truncated 50.0%, errors 25.0%",
+    ]
+    few = table("aime", summarize([tally(True, True, errors=2)], 4), 4)
+    assert "pass@2" in few and "pass@4" not in few  # nobody judged four
+    assert table("aime", summarize([tally(errors=2)], 2), 2) == "aime: 0 problems, 2 completions each"
+
+
+def test_the_interval_of_one_problem_is_its_value() -> None:
+    metrics = summarize([tally(True, False)], 2)
+    for name in ("pass@1", "pass@2", "avg@2", "score"):
+        assert metrics[f"{name}_low"] == metrics[f"{name}_high"] == metrics[name]
+
+
 def test_errors_are_neither_right_nor_wrong() -> None:
     metrics = summarize([tally(True, False), tally(True, errors=1), tally(errors=2)], 2)
     assert metrics["problems"] == 2

@@ -155,6 +155,22 @@ def test_filter_range_is_open() -> None:
     assert not groups_in_range(PolicyConfig(), rewards, rewards, nothing).any()
 
 
+def test_a_member_that_errored_is_not_a_solved_one() -> None:
+    """Two failures and an error: nothing was solved. Two successes and an error: everything was."""
+    success = torch.tensor([[0.0, 0.0, 1.0], [1.0, 1.0, 0.0], [0.0, 1.0, 1.0]])
+    valid = torch.tensor([[True, True, False]] * 3)
+    inside = groups_in_range(PolicyConfig(filter_range=[0.0, 1.0]), success, success, valid)
+    assert inside.tolist() == [False, False, True]
+
+
+def test_the_range_of_deviations_is_of_the_group_as_it_is() -> None:
+    """Rewards 0 and 1 deviate by 0.5 (as a sample of something larger by 0.71)."""
+    rewards, valid = torch.tensor([[0.0, 1.0]]), torch.ones(1, 2, dtype=torch.bool)
+    for high, inside in ((0.49, False), (0.51, True)):
+        policy = PolicyConfig(filter_range=[0.1, high], filter_on="reward_std")
+        assert groups_in_range(policy, rewards, rewards, valid).tolist() == [inside]
+
+
 def test_reward_kl_is_the_sum_over_the_response() -> None:
     log_prob = torch.tensor([[-1.0, -2.0, math.nan]])
     ref = torch.tensor([[-1.5, -1.0, math.nan]])

@@ -190,6 +190,53 @@ def test_metrics_by_hand() -> None:
     assert numbers["entropy"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("bounds", "log_ratios"),
+    [
+        ({"log_ratio_max": 10.0}, [10.0, -30.0]),
+        ({"log_ratio_min": -10.0}, [30.0, -10.0]),
+        ({"log_ratio_min": -10.0, "log_ratio_max": 10.0}, [10.0, -10.0]),
+    ],
+)
+def test_log_ratios_are_bounded_on_either_side_alone(
+    bounds: dict[str, float], log_ratios: list[float]
+) -> None:
+    engine = torch.full((1, 2), -40.0, dtype=torch.float64)
+    now = engine + torch.tensor([[30.0, -30.0]])
+    policy = PolicyConfig(objective="none", kl_coef=0.0, **bounds)  # type: ignore[arg-type]
+    mask = torch.ones_like(engine, dtype=torch.bool)
+    loss, metrics = objective(policy, now, engine, None, None, torch.ones(1, 1), mask)
+    ratios = [math.exp(log_ratio) for log_ratio in log_ratios]
+    assert loss.item() == pytest.approx(-sum(ratios) / 2)
+    assert finalize_metrics(metrics)["ratio/max"] == pytest.approx(max(ratios))
+
+
+@pytest.mark.parametrize("term", ["clip", "geometric"])
+def test_where_the_advantage_is_zero_no_clip_binds(term: str) -> None:
+    engine = torch.full((1, 2), -1.0)
+    now = engine + torch.tensor([[1.0, -1.0]])
+    policy, mask = PolicyConfig(objective=term, kl_coef=0.0), torch.ones(1, 2, dtype=torch.bool)
+    for advantage, high, low in ((0.0, 0.0, 0.0), (1.0, 0.5, 0.0), (-1.0, 0.0, 0.5)):
+        _, metrics = objective(policy, now, engine, None, None, torch.tensor([[advantage]]), mask)
+        numbers = finalize_metrics(metrics)
+        assert (numbers["loss/clip_fraction_high"], numbers["loss/clip_fraction_low"]) == (high, low)
+
+
+def test_the_length_epsilon_is_added_to_the_length() -> None:
+    """Two tokens count as three: in the geometric mean of the ratios and in that of the advantages."""
+    engine = torch.full((1, 2), -1.0, dtype=torch.float64)
+    policy = PolicyConfig(
+        objective="geometric",
+        length_epsilon=1.0,
+        kl_coef=0.0,
+        aggregation="token_mean",
+        clip_epsilon_high=9.0,
+    )
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    loss, _ = objective(policy, engine + 0.3, engine, None, None, torch.tensor([[1.5]]), mask)
+    assert loss.item() == pytest.approx(-math.exp(0.6 / 3) * 3.0 / 3)
+
+
 def test_mismatch_metrics() -> None:
     mask = torch.tensor([[True, True, True, False]])
     engine = torch.tensor([[-1.0, -1.0, -1.0, 0.0]])
@@ -288,6 +335,7 @@ def test_effective_sample_size_is_torchrls() -> None:
 
 
 Outcome = tuple[float, list[list[float]], dict[str, float]]
+BY_WIDTH = ("constant_length", "constant_length_sum")
 
 
 def _process(rank: int, folder: str, queue: "torch.multiprocessing.SimpleQueue") -> None:
@@ -295,21 +343,22 @@ def _process(rank: int, folder: str, queue: "torch.multiprocessing.SimpleQueue")
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    outcomes = {aggregation: _together(rank, aggregation) for aggregation in AGGREGATIONS}
+    outcomes = {aggregation: _together(rank, aggregation, WIDTH) for aggregation in AGGREGATIONS}
+    outcomes |= {f"{how}, narrow": _together(rank, how, (7, WIDTH)[rank]) for how in BY_WIDTH}
     if rank == 0:
         queue.put(outcomes)
     dist.destroy_process_group()
 
 
-def _together(rank: int, aggregation: str) -> Outcome:
+def _together(rank: int, aggregation: str, width: int) -> Outcome:
     policy = PolicyConfig(aggregation=aggregation, pass_size=2, **VARIANTS["everything"])
     tensors = make(seed=4)
     rows = slice(0, 4) if rank == 0 else slice(4, 10)
-    mine = {name: value[rows] for name, value in tensors.items()}
+    mine = {name: value[rows, :width] for name, value in tensors.items()}
     totals = BatchTotals.of(policy, mine["mask"]).all_reduced(torch.device("cpu"))
     loss, slope, metrics = evaluate(policy, mine, totals)
     everything = torch.zeros_like(tensors["now"])
-    everything[rows] = slope
+    everything[rows, :width] = slope
     dist.all_reduce(everything)
     dist.all_reduce(loss)
     return loss.item(), everything.tolist(), finalize_metrics(all_reduce_metrics(metrics))
@@ -330,9 +379,11 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome
     return outcomes
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_two_processes_give_the_gradient_of_one(aggregation: str, two_processes: dict[str, Outcome]) -> None:
-    loss, slope, numbers = two_processes[aggregation]
+@pytest.mark.parametrize("kind", [*AGGREGATIONS, *(f"{how}, narrow" for how in BY_WIDTH)])
+def test_two_processes_give_the_gradient_of_one(kind: str, two_processes: dict[str, Outcome]) -> None:
+    """`narrow`: the longest response of one process is shorter than that of the other."""
+    loss, slope, numbers = two_processes[kind]
+    aggregation = kind.removesuffix(", narrow")
     policy = PolicyConfig(aggregation=aggregation, pass_size=2, **VARIANTS["everything"])
     whole_loss, whole_gradient, metrics = evaluate(policy, make(seed=4))
     assert loss == pytest.approx(whole_loss.item(), rel=1e-12)
