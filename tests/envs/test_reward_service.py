@@ -219,6 +219,30 @@ def test_who_dies_with_the_nursery_is_not_taken_for_its_killer() -> None:
         assert len(service._pool.workers) == 2  # type: ignore[union-attr]
 
 
+def test_of_two_that_die_together_each_is_judged_again_alone(tmp_path: Path) -> None:
+    """Beside each other one takes the other along every time: only alone can either be told from the other."""
+    note = tmp_path / "judging"
+    with serving("bomb", reward_timeout_s=30.0) as service:
+        ticket = service.submit([Completion(f"along {note}"), Completion(f"beside {note}")], examples(2))
+        deadline = time.monotonic() + 60.0
+        while (scored := service.poll(ticket, timeout=1.0)) is None:
+            assert time.monotonic() < deadline, "they were not told apart in 60 s"
+    assert [s.outcome for s in scored] == ["invalid", "scored"]
+
+
+def test_a_nursery_that_died_before_a_worker_was_missed_is_started_anew() -> None:
+    """A row that hangs whatever is said leaves one worker of two; then the nursery dies, and that worker with it."""
+    with serving("bad_row", reward_timeout_s=1.0) as service:
+        assert service.score([Completion("a")], [examples(2)[1]])[0].outcome == "error"
+        pool = service._pool
+        assert pool is not None
+        (worker,) = pool.workers
+        os.kill(pool.process.pid, signal.SIGKILL)
+        wait_until_gone(worker.pid)
+        scored = service.score([Completion("a")], examples(1))
+        assert [s.outcome for s in scored] == ["scored"]
+
+
 def test_no_process_outlives_a_killed_trainer_even_if_its_child_holds_the_socket() -> None:
     """A trainer with hanging verifications under way and a forked child of its own is SIGKILLed."""
     trainer = subprocess.Popen(
