@@ -14,7 +14,7 @@ import pytest
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.reward_pool import Worker
-from envs.reward_service import RewardService
+from envs.reward_service import RewardService, Ticket
 from envs.reward_worker import IDLE
 from envs.task import Completion, Example, make_task
 from tests.envs.sandboxes import WORKING
@@ -110,6 +110,15 @@ def test_a_safe_reward_needs_no_process() -> None:
         assert service.metrics()["reward_latency/p99_s"] >= 0.0
 
 
+@pytest.mark.parametrize(("cores", "workers"), [(8, 7), (1, 1), (None, 1)])
+def test_without_a_number_of_workers_one_core_is_left_to_the_trainer(
+    cores: int | None, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    with serving(None, reward_workers=None) as service:
+        assert service.num_workers == workers
+
+
 def test_a_reward_that_cannot_be_imported_is_named() -> None:
     with pytest.raises(ConfigError, match="no_such_module"), serving("no_such_module:f"):
         pass
@@ -136,21 +145,42 @@ def test_the_death_of_idle_workers_harms_no_verdict(by_their_nursery: bool) -> N
     assert [(s.outcome, s.score) for s in scored] == [("scored", 2.0)] * 8
 
 
+def busy_workers(service: RewardService, ticket: Ticket, count: int) -> list[Worker]:
+    """The service's workers, once there are so many, all alive, and each of them judges."""
+    pool = service._pool
+    assert pool is not None
+    deadline = time.monotonic() + 30.0
+    while len(pool.workers) != count or not all(
+        alive(worker.pid) and worker.running()[0] != IDLE for worker in pool.workers
+    ):
+        assert time.monotonic() < deadline, f"{count} workers are not busy after 30 s"
+        assert service.poll(ticket) is None
+    return pool.workers
+
+
 @pytest.mark.parametrize("by_their_nursery", [False, True])
 def test_the_death_of_busy_workers_harms_no_verdict(by_their_nursery: bool, tmp_path: Path) -> None:
     """All are found dead in the same look, and each while it judges."""
     with serving("bomb", reward_timeout_s=30.0) as service:
         ticket = service.submit([Completion(f"wait {tmp_path / 'on'}")] * 8, examples(8))
-        pool = service._pool
-        assert pool is not None
-        deadline = time.monotonic() + 30.0
-        while len(pool.workers) < 2 or any(worker.running()[0] == IDLE for worker in pool.workers):
-            assert time.monotonic() < deadline, "two workers are not busy after 30 s"
-            assert service.poll(ticket) is None
+        busy_workers(service, ticket, 2)
         kill_workers(service, by_their_nursery)
         (tmp_path / "on").touch()
         scored = service.wait(ticket)
     assert [s.outcome for s in scored] == ["scored"] * 8
+
+
+def test_a_death_in_company_is_not_counted_against_who_dies_once_more(tmp_path: Path) -> None:
+    """Two workers die with their nursery; then the one that judges alone is killed, which may be an accident."""
+    with serving("bomb", reward_timeout_s=30.0) as service:
+        ticket = service.submit([Completion(f"wait {tmp_path / 'on'}")] * 2, examples(2))
+        busy_workers(service, ticket, 2)
+        kill_workers(service, by_their_nursery=True)
+        (alone,) = busy_workers(service, ticket, 1)
+        os.kill(alone.pid, signal.SIGKILL)
+        (tmp_path / "on").touch()
+        scored = service.wait(ticket)
+    assert [s.outcome for s in scored] == ["scored"] * 2
 
 
 def test_a_verification_that_kills_the_nursery_is_invalid_and_the_service_goes_on() -> None:
