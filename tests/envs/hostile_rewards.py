@@ -22,6 +22,7 @@ def bomb(completion: Completion, example: Example) -> Reward:
         "regex": lambda: re.fullmatch(r"(a+)+b", "a" * 60),
         "sleep": lambda: time.sleep(600),
         "slow": lambda: time.sleep(0.5),
+        "late": lambda: time.sleep(4.0),
         "memory": lambda: bytearray(1 << 40),
         "recurse": lambda: _recurse(0),
         "die": lambda: os.kill(os.getpid(), signal.SIGKILL),

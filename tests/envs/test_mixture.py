@@ -75,7 +75,7 @@ def test_one_member_that_needs_a_deadline_gives_it_to_the_mixture(tmp_path: Path
     task = make_task(env)
     examples = task.examples("train")
     service = RewardService(task, env)
-    scored = service.score([Completion(examples[0].answer), Completion("sleep")], [examples[0], examples[-1]])
+    scored = service.score([Completion(examples[0].answer), Completion("late")], [examples[0], examples[-1]])
     service.close()
     assert [s.outcome for s in scored] == ["scored", "invalid"]
 

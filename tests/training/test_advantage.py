@@ -38,6 +38,15 @@ def test_first_advantage_of_one_right_in_four(preset: str, first: float) -> None
     assert group_advantage(load_policy(preset), ONE_RIGHT)[0, 0].item() == pytest.approx(first, rel=1e-12)
 
 
+def test_the_mean_of_the_others_is_of_those_that_were_judged() -> None:
+    """Three were judged, two, one: each against the mean of the others."""
+    rewards = torch.tensor([[4.0, 1.0, 2.0], [4.0, 1.0, 9.0], [4.0, 9.0, 9.0]])
+    valid = torch.tensor([[True, True, True], [True, True, False], [True, False, False]])
+    advantage = group_advantage(load_policy("rloo"), rewards, valid)
+    expected = [[2.5, -2.0, -0.5], [3.0, -3.0, 0.0], [0.0, 0.0, 0.0]]
+    assert advantage.flatten().tolist() == pytest.approx([value for row in expected for value in row])
+
+
 def test_against_plain_python() -> None:
     rewards = [[0.3, -1.2, 2.5, 0.0, 0.3], [7.0, 7.5, 6.0, 8.25, 7.0]]
     batch = statistics.stdev(rewards[0] + rewards[1])
