@@ -10,7 +10,7 @@ same in every evaluation of a run: differences between two of them are differenc
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,23 +24,25 @@ from config.errors import ConfigError
 from config.evaluation import EvalSetConfig
 from config.outcome import RunOutcome
 from config.schema import Config
+from envs.attempts import attempts
 from envs.duplicates import distinct_examples
 from envs.problems import Problems, choose_problems
 from envs.reward_service import RewardService
-from envs.task import Example, Task, make_task
-from envs.token_env import FINISH_REASONS, LENGTH, OUTCOMES, TokenEnv, prompt_fits
+from envs.task import Task, make_task
+from envs.token_env import LENGTH, TokenEnv, prompt_fits
 from envs.turns import with_instructions
 from envs.verdicts import judged, success
 from grpo_engines import build_engine, in_turns, make_conversation
 from monitoring.evaluation import Tally, summarize, table
 from monitoring.monitor import Monitor
+from monitoring.progress import Progress
 from monitoring.trackers import make_tracker
 from plan.plan import Plan
 from rollout.collector import EnginePolicy, Rollouts
 from rollout.engine import Sampling
 from rollout.engine_views import EngineView, SharedEngine
 from rollout.evaluator import Evaluator
-from training.model import load_tokenizer
+from training.model import load_tokenizer, saved_eos_token_ids
 
 _SLICE_S = 0.5  # generation between two returns to the learner's thread: progress, and a look at Ctrl-C
 
@@ -102,6 +104,7 @@ class Evaluation:
         self.plan = plan
         self.sets = sets
         self.tokenizer = tokenizer
+        self.ends = saved_eos_token_ids(config.model.name, tokenizer)
         self.engine = engine
         self.monitor = monitor
         self.folder = run_dir / "eval"
@@ -161,7 +164,7 @@ class Evaluation:
             evaluator = self._evaluator(chosen, rewards)
             with (
                 unfinished.open("w", encoding="utf-8") as file,
-                self.monitor.progress(len(examples), f"eval {chosen.name}", "problem") as bar,
+                self.monitor.live.second(len(examples), f"eval {chosen.name}", "problem") as bar,
             ):
                 while not evaluator.done:
                     if stopped():
@@ -181,7 +184,13 @@ class Evaluation:
     def _evaluator(self, chosen: EvalSet, rewards: RewardService) -> Evaluator:
         settings, inference = chosen.settings, self.config.inference_model
         left = iter(chosen.problems.examples)
-        env = TokenEnv(lambda count: [next(left) for _ in range(count)], self.tokenizer, rewards, settings.n)
+        env = TokenEnv(
+            lambda count: [next(left) for _ in range(count)],
+            self.tokenizer,
+            rewards,
+            settings.n,
+            ends=self.ends,
+        )
         sampling = Sampling(
             settings.temperature, settings.top_p, settings.top_k, settings.max_tokens or inference.max_tokens
         )
@@ -204,34 +213,6 @@ class Evaluation:
 def set_seed(seed: int, name: str) -> int:
     """24 bits; with a problem's group id they fix its draws, whatever other sets there are."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=3).digest(), "little")
-
-
-def attempts(example: Example, group: TensorDictBase, env: TokenEnv) -> Iterator[dict[str, Any]]:
-    """One JSON object for every completion of a scored group."""
-    prompt = env.prompt_texts(group[:1])[0]
-    parts = group["next", "reward_parts"]
-    rows = zip(
-        env.texts(group),
-        group["next", "reward"][:, 0].tolist(),
-        (success(group) >= 1).tolist(),
-        group["next", "reward_status"][:, 0].tolist(),
-        group["finish_reason"][:, 0].tolist(),
-        group["tokens", "loss_mask"].sum(-1).tolist(),
-        strict=True,
-    )
-    for sample, (text, score, correct, outcome, reason, tokens) in enumerate(rows):
-        yield {
-            "row": example.row,
-            "sample": sample,
-            "correct": correct,
-            "score": score,
-            "outcome": OUTCOMES[outcome],
-            "parts": {name: float(parts[name][sample, 0]) for name in parts.keys()},  # noqa: SIM118
-            "finish_reason": FINISH_REASONS[reason],
-            "tokens": tokens,
-            "prompt": prompt,
-            "completion": text,
-        }
 
 
 def tally(group: TensorDictBase) -> Tally:
@@ -257,7 +238,7 @@ def evaluate_alone(config: Config, run_dir: Path, plan: Plan) -> RunOutcome:
         engine = in_turns(build_engine(config, None, tokenizer, plan), conversation)
         ending.callback(engine.close)
         tracker = make_tracker(config.logging, run_dir, asdict(config))
-        monitor = Monitor(run_dir, config.logging, tracker, repeats=1, total_steps=0)
+        monitor = Monitor(run_dir, tracker, repeats=1, live=Progress(config.logging, total_steps=0))
         ending.callback(lambda: monitor.close(outcome))
         try:
             evaluation = Evaluation(

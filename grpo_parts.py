@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line 
     from grpo_engines import Weights
     from grpo_eval import Evaluation
     from monitoring.monitor import Monitor
+    from monitoring.watch import Watch
     from plan.plan import Plan
     from rollout.collector import Keep, Rollouts
     from rollout.streaming import PromptQueue, Stream
@@ -75,6 +76,7 @@ class Parts:
     prompts: "PromptQueue"
     rewards: "RewardService"
     monitor: "Monitor"
+    watch: "Watch"
     generator: "torch.Generator"
     plan: "Plan"
     stop: Stop = field(default_factory=Stop)
@@ -138,7 +140,7 @@ class Parts:
         """grpo_async.py: the next batch of finished groups, none too old; adds age int64 [N, R]."""
         assert self.stream is not None, "take() belongs inside streaming()"
         stream = self.stream
-        batch = stream.take(meanwhile=self._push_if_requested)
+        batch = stream.take(meanwhile=self._while_waiting)
         batch["age"] = self.weights.version - batch["policy_version"]
         self.monitor.note(
             {
@@ -149,6 +151,12 @@ class Parts:
             }
         )
         return batch
+
+    def _while_waiting(self) -> None:
+        self._push_if_requested()
+        assert self.stream is not None
+        buffer = self.stream.buffer
+        self.monitor.live.stage("collect", buffer.gathered, buffer.batch_groups)
 
     def push_due(self, optimizer_batch: int) -> bool:
         return optimizer_batch % self.config.batches_per_version == 0
@@ -190,7 +198,9 @@ class Parts:
     def optimized(self, batch: "TensorDictBase", report: "StepReport") -> None:
         """Log one optimizer step."""
         self.monitor.note({"prompts/left_out": float(self.prompts.source.left_out)})
-        self.monitor.optimized(batch, report.metrics | self.rewards.metrics(), self.weights.version)
+        row = self.monitor.optimized(batch, report.metrics | self.rewards.metrics(), self.weights.version)
+        for worry in self.watch.tell(row):
+            self.monitor.say(worry)
         if report.skipped:
             self.monitor.say(f"optimizer step {self.monitor.optimizer_step}: not finite, skipped")
 
@@ -206,10 +216,16 @@ class Parts:
         self._tell_of_groups_unwanted(batch)
         every = self.config.logging.sample_frequency
         if every and (iteration % every == 0 or iteration == 1):
-            group, env = batch[: self.config.env.repeats], self.rollouts.env
-            self.monitor.sample(
-                env.prompt_texts(group[:1])[0], env.texts(group), group["next", "reward"][:, 0].tolist()
-            )
+            self._show(batch[-self.config.env.repeats :])
+
+    def _show(self, group: "TensorDictBase") -> None:
+        from envs.attempts import attempts
+        from monitoring.samples import sample_text
+
+        env = self.rollouts.env
+        example = env.judged_examples[int(group["group_id"][0, 0])]
+        found = list(attempts(example, group, env))
+        self.monitor.say(sample_text(self.monitor.optimizer_step, example, found))
 
     def _tell_of_groups_unwanted(self, batch: "TensorDictBase") -> None:
         wanted, policy = self.learner.wants(batch), self.config.policy
@@ -242,6 +258,7 @@ class Parts:
     def checkpoint(self, iteration: int) -> None:
         from training.checkpoint import checkpoint_path, random_state, save_checkpoint
 
+        self.monitor.live.stage("checkpoint")
         state = {
             "iteration": iteration,
             "overlapped": self.plan.overlapped,
@@ -273,6 +290,8 @@ class Parts:
         self.weights.version = state["policy_version"] - 1
         self.generator.set_state(state["generator"])
         restore_random_state(state["random"])
+        self.monitor.resumed()
+        self.watch.remember(self.monitor.rows())
 
     def close(self, outcome: RunOutcome) -> None:
         self.stop.uninstall()

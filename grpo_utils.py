@@ -95,6 +95,8 @@ def run(
     outcome: RunOutcome = "failed"
     try:
         train(config, parts)
+        if not parts.stop.requested:
+            parts.watch.check(parts.monitor.optimizer_step)
         outcome = "interrupted" if parts.stop.requested else "finished"
     finally:
         parts.close(outcome)
@@ -226,6 +228,11 @@ def build(config: Config, run_dir: Path, overlapped: bool = False) -> Parts:
 
 def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) -> Parts:
     """Cheap checks first: data and tokenizer before weights, weights before engines."""
+    from monitoring.progress import Progress
+
+    live = Progress(config.logging, config.total_optimizer_steps)
+    built.callback(live.close)
+    live.begin("starting")
     import torch
 
     from envs.duplicates import distinct_examples
@@ -238,13 +245,14 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     from grpo_eval import Evaluation, load_sets
     from monitoring.monitor import Monitor
     from monitoring.trackers import MetricsFile, close_tracker, make_tracker
+    from monitoring.watch import Watch
     from rollout.collector import EnginePolicy, Rollouts
     from rollout.engine import Sampling
     from rollout.engine_views import SharedEngine
     from rollout.streaming import PromptQueue
     from training.checkpoint import load_checkpoint
     from training.learner import Learner
-    from training.model import load_model, load_tokenizer
+    from training.model import eos_token_ids, load_model, load_tokenizer
 
     _keep_imports()
     found = find_checkpoint(config, run_dir, overlapped)
@@ -256,6 +264,7 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
         )
     plan = plan_run(config, overlapped, run_dir)
     seed_everything(config, plan)
+    live.begin("reading data")
     task = make_task(config.env)
     tokenizer = load_tokenizer(config.model.name)
     limit = config.env.max_prompt_tokens
@@ -271,17 +280,20 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     conversation = make_conversation(config, tokenizer)
     if plan.devices.train:  # what works on "the" GPU of this process, as vLLM does, is to find the learner's
         torch.cuda.set_device(plan.devices.train[0])
+    live.begin("loading the model")
     model = load_model(config.model, torch_devices(plan.devices.train))
+    ends = eos_token_ids(model, tokenizer)
+    live.begin("starting engines")
     engine = build_engine(config, model, tokenizer, plan)
     built.callback(engine.close)
     model, scorer, reference = build_models(config, model, plan)
-    learner = Learner(model, scorer, reference, config, run_dir)
+    learner = Learner(model, scorer, reference, config, run_dir, live.stage)
     inference = config.inference_model
     sampling = Sampling(inference.temperature, inference.top_p, inference.top_k, inference.max_tokens)
     rewards = RewardService(task, config.env)
     built.callback(rewards.close)
     candidates = config.env.candidates
-    env = TokenEnv(prompts.draw, tokenizer, rewards, candidates, prompts.observe)
+    env = TokenEnv(prompts.draw, tokenizer, rewards, candidates, prompts.observe, ends)
     generating = in_turns(engine, conversation)
     shared = SharedEngine(generating)
     own = shared.view() if eval_sets else generating
@@ -292,24 +304,20 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     if saved is not None and found is not None:
         earlier = MetricsFile(found.parent.parent / "metrics.jsonl")
         MetricsFile(run_dir / "metrics.jsonl").continue_from(earlier, saved["learner"]["optimizer_steps"])
-    monitor = Monitor(
-        run_dir,
-        config.logging,
-        tracker,
-        config.env.repeats,
-        config.total_optimizer_steps,
-        first_step=saved["learner"]["optimizer_steps"] if saved else 0,
-    )
+    first_step = saved["learner"]["optimizer_steps"] if saved else 0
+    live.resume(first_step)
+    monitor = Monitor(run_dir, tracker, config.env.repeats, live, first_step)
     generator = torch.Generator().manual_seed(config.train.seed)
     parts = Parts(
         config,
         run_dir,
         learner,
-        Rollouts(env, policy, config.env.repeats, config.policy.filter_attempts),
+        Rollouts(env, policy, config.env.repeats, config.policy.filter_attempts, live.stage),
         build_weights(config, model, engine, plan),
         prompts,
         rewards,
         monitor,
+        Watch(config, plan.overlapped),
         generator,
         plan,
     )

@@ -2,7 +2,15 @@
 
 It refuses (EPERM) what a program that reads its input, computes and prints has no use for: new processes, other
 programs, sockets, signals to others, tracing, mounts, kernel keys, memory outside the address-space limit.
-Threads pass. `without_files` also refuses to make, change or remove files, for kernels without Landlock.
+Threads pass, and pairs of connected sockets (asyncio makes one). Of `ioctl` and `fcntl` only what is listed passes:
+both can make the kernel send signals to other processes.
+
+What becomes of files depends on what else protects them (`files`):
+
+- `root of its own`: nothing of the user's is there.
+- `landlock`: it knows nothing of owners, modes and times, and before its version 3 nothing of truncation, so these
+  are refused here, also in the private directory.
+- `none`: files can be read and nothing else.
 
 Numbers: Linux arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (aarch64).
 """
@@ -20,6 +28,13 @@ REFUSED = {  # name: (x86_64, aarch64); None: the machine has no such call
     "execve": (59, 221),
     "execveat": (322, 281),
     "socket": (41, 198),
+    "connect": (42, 203),
+    "bind": (49, 200),
+    "listen": (50, 201),
+    "accept": (43, 202),
+    "accept4": (288, 242),
+    "sendmsg": (46, 211),
+    "sendmmsg": (307, 269),
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -54,7 +69,9 @@ REFUSED = {  # name: (x86_64, aarch64); None: the machine has no such call
     "mount_setattr": (442, 442),
     "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265),
+    "fspick": (433, 433),
     "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
     "fanotify_init": (300, 262),
     "keyctl": (250, 219),
     "add_key": (248, 217),
@@ -75,7 +92,6 @@ REFUSED = {  # name: (x86_64, aarch64); None: the machine has no such call
 
 FILE_CHANGES = {
     "creat": (85, None),
-    "openat2": (437, 437),
     "unlink": (87, None),
     "unlinkat": (263, 35),
     "rmdir": (84, None),
@@ -88,6 +104,10 @@ FILE_CHANGES = {
     "linkat": (265, 37),
     "symlink": (88, None),
     "symlinkat": (266, 36),
+}
+
+KEPT = {
+    "openat2": (437, 437),
     "truncate": (76, 45),
     "chmod": (90, None),
     "fchmod": (91, 52),
@@ -107,7 +127,11 @@ FILE_CHANGES = {
     "removexattr": (197, 14),
     "lremovexattr": (198, 15),
     "fremovexattr": (199, 16),
+    "setxattrat": (463, 463),
+    "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
 }
+"""Changes of a file that Landlock does not see, and a call whose flags cannot be read here."""
 
 CLONE, CLONE3, KILL, TGKILL, PRLIMIT, FCNTL, PRCTL = (
     (56, 220),
@@ -118,19 +142,28 @@ CLONE, CLONE3, KILL, TGKILL, PRLIMIT, FCNTL, PRCTL = (
     (72, 25),
     (157, 167),
 )
-OPEN, OPENAT = (2, None), (257, 56)
+OPEN, OPENAT, IOCTL, SOCKETPAIR, SENDTO = (2, None), (257, 56), (16, 29), (53, 199), (44, 206)
 CLONE_THREAD = 0x10000
-FCNTL_SIGNALS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX
+IOCTL_ALLOWED = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
+F_SETFL = 4
+FCNTL_ALLOWED = (0, 1, 2, 3, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032, 1033, 1034)
+"""Descriptors and their flags, locks, sizes of pipes, seals; F_SETFL where it does not ask for signals (O_ASYNC)."""
+STREAM_BITS, ACCESS_BITS = 0xE, 3
+"""Bits that a socket's type has if it is no stream; the bits of `open` that say whether to read or write."""
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
 
 ALLOW, KILL_PROCESS = 0x7FFF0000, 0x80000000
 REFUSE, UNKNOWN = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
-LOAD, JUMP_EQUAL, JUMP_GREATER_EQUAL, JUMP_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+LOAD, AND, RETURN = 0x20, 0x54, 0x06
+JUMP_EQUAL, JUMP_GREATER_EQUAL, JUMP_ANY_BIT = 0x15, 0x35, 0x45
 OFFSET_NUMBER, OFFSET_MACHINE, OFFSET_ARGUMENTS = 0, 4, 16
 X32_BIT = 0x40000000
 
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
 Number = tuple[int, int | None]
+Files = str
+"""`root of its own`, `landlock` or `none`."""
 
 
 class _Filter(ctypes.Structure):
@@ -159,31 +192,72 @@ def _body(
     return [load, *jumps, _returns(otherwise), _returns(matched)]
 
 
-def _rules(pid: int, without_files: bool) -> list[tuple[Number, list[Instruction]]]:
-    refused = {**REFUSED, **(FILE_CHANGES if without_files else {})}
-    rules: list[tuple[Number, list[Instruction]]] = [
-        (number, [_returns(REFUSE)]) for number in refused.values()
+def _fcntl() -> list[Instruction]:
+    flags = _body(2, [(JUMP_ANY_BIT, os.O_ASYNC)])
+    allowed = _body(1, [(JUMP_EQUAL, command) for command in FCNTL_ALLOWED], ALLOW, REFUSE)
+    return [(LOAD, 0, 0, OFFSET_ARGUMENTS + 8), (JUMP_EQUAL, 0, len(flags), F_SETFL), *flags, *allowed]
+
+
+def _sendto() -> list[Instruction]:
+    """Only to the socket at the other end: no address, in neither half of the pointer."""
+    address = OFFSET_ARGUMENTS + 8 * 4
+    return [
+        (LOAD, 0, 0, address),
+        (JUMP_EQUAL, 0, 3, 0),
+        (LOAD, 0, 0, address + 4),
+        (JUMP_EQUAL, 0, 1, 0),
+        _returns(ALLOW),
+        _returns(REFUSE),
     ]
+
+
+def _truncating(argument: int) -> list[Instruction]:
+    """Landlock looks at what a file is opened for, and before its version 3 not at O_TRUNC."""
+    return [
+        (LOAD, 0, 0, OFFSET_ARGUMENTS + 8 * argument),
+        (JUMP_ANY_BIT, 0, 4, os.O_TRUNC),
+        (AND, 0, 0, ACCESS_BITS),
+        (JUMP_EQUAL, 2, 0, os.O_WRONLY),
+        (JUMP_EQUAL, 1, 0, os.O_RDWR),
+        _returns(REFUSE),
+        _returns(ALLOW),
+    ]
+
+
+def _file_rules(files: Files) -> list[tuple[Number, list[Instruction]]]:
+    if files == "root of its own":
+        return []
+    if files == "landlock":
+        return [(OPEN, _truncating(1)), (OPENAT, _truncating(2))]
+    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+    return [(OPEN, _body(1, [(JUMP_ANY_BIT, writing)])), (OPENAT, _body(2, [(JUMP_ANY_BIT, writing)]))]
+
+
+def refused(files: Files) -> dict[str, Number]:
+    """Calls that are refused whatever their arguments are."""
+    more = {"root of its own": {}, "landlock": KEPT, "none": {**KEPT, **FILE_CHANGES}}[files]
+    return {**REFUSED, **more}
+
+
+def _rules(pid: int, files: Files) -> list[tuple[Number, list[Instruction]]]:
     itself = [(JUMP_EQUAL, pid)]
-    rules += [
+    return [
+        *((number, [_returns(REFUSE)]) for number in refused(files).values()),
         (CLONE3, [_returns(UNKNOWN)]),  # the C library then makes threads by clone, whose flags can be read
         (CLONE, _body(0, [(JUMP_ANY_BIT, CLONE_THREAD)], ALLOW, REFUSE)),
         (KILL, _body(0, itself, ALLOW, REFUSE)),
         (TGKILL, _body(0, itself, ALLOW, REFUSE)),
         (PRLIMIT, _body(0, [(JUMP_EQUAL, 0), *itself], ALLOW, REFUSE)),
-        (FCNTL, _body(1, [(JUMP_EQUAL, command) for command in FCNTL_SIGNALS])),
         (PRCTL, _body(0, [(JUMP_EQUAL, PR_SET_PDEATHSIG)])),
+        (FCNTL, _fcntl()),
+        (IOCTL, _body(1, [(JUMP_EQUAL, command) for command in IOCTL_ALLOWED], ALLOW, REFUSE)),
+        (SOCKETPAIR, _body(1, [(JUMP_ANY_BIT, STREAM_BITS)])),
+        (SENDTO, _sendto()),
+        *_file_rules(files),
     ]
-    if without_files:
-        writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-        rules += [
-            (OPEN, _body(1, [(JUMP_ANY_BIT, writing)])),
-            (OPENAT, _body(2, [(JUMP_ANY_BIT, writing)])),
-        ]
-    return rules
 
 
-def assemble(machine: str, pid: int, without_files: bool) -> list[Instruction]:
+def assemble(machine: str, pid: int, files: Files) -> list[Instruction]:
     """The program for one process.
 
     Raises:
@@ -200,19 +274,19 @@ def assemble(machine: str, pid: int, without_files: bool) -> list[Instruction]:
     ]
     if machine == "x86_64":
         program += [(JUMP_GREATER_EQUAL, 0, 1, X32_BIT), _returns(REFUSE)]
-    for number, body in _rules(pid, without_files):
+    for number, body in _rules(pid, files):
         if number[column] is not None:
             program += [(JUMP_EQUAL, 0, len(body), int(number[column] or 0)), *body]
     return [*program, _returns(ALLOW)]
 
 
-def install(libc: ctypes.CDLL, without_files: bool) -> None:
+def install(libc: ctypes.CDLL, files: Files) -> None:
     """Filters this process and all it starts, for good.
 
     Raises:
         OSError: the kernel or the container refuses.
     """
-    program = assemble(os.uname().machine, os.getpid(), without_files)
+    program = assemble(os.uname().machine, os.getpid(), files)
     instructions = (_Filter * len(program))(*(_Filter(*instruction) for instruction in program))
     header = _Program(len(program), instructions)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:

@@ -5,7 +5,6 @@ site-packages, and imports little: every millisecond here is paid at each start.
 """
 
 import ctypes
-import errno
 import os
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -140,17 +139,15 @@ def _handled(version: int) -> int:
     return (1 << (13 + (version >= 2) + (version >= 3) + (version >= 5))) - 1
 
 
-def confine_files(readable: list[str], writable: str) -> None:
+def confine_files(readable: list[str], writable: str, version: int) -> None:
     """Landlock: from now on only `readable` can be read, and only the directory `writable` changed.
 
-    From version 4 on TCP is refused too, from version 6 on signals to, and abstract sockets of, processes outside.
+    version: of Landlock's interface. From 4 on TCP is refused too, from 6 on signals to, and abstract sockets of,
+    processes outside.
 
     Raises:
-        OSError: no Landlock here.
+        OSError: the kernel or the container refuses.
     """
-    version = landlock_version()
-    if version == 0:
-        raise OSError(errno.ENOSYS, "Landlock is not available")
     everything = _handled(version)
     attributes = (ctypes.c_uint64 * 3)(everything, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
     size = 8 * (1 + (version >= 4) + (version >= 6))

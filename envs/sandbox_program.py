@@ -2,6 +2,7 @@
 
 import atexit
 import json
+import marshal
 import os
 import resource
 import signal
@@ -28,12 +29,15 @@ class Tested:
     def __init__(self, settings: dict[str, Any], libraries: list[int]) -> None:
         self.settings, self.libraries = settings, libraries
 
-    def run(self, job: dict[str, Any], stdin: int, streams: tuple[int, ...]) -> NoReturn:
+    def run(self, given: list[int]) -> NoReturn:
+        """given: descriptors of the program, standard input, standard output, standard error, the function's value."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setsid()
-            self._take_streams(stdin, streams)
+            with open(given[0], "rb") as file:
+                source, function, arguments = marshal.load(file)
+            self._take_streams(given[1:])
             os.chdir(self.settings["directory"])
             self._limit()
             self._confine()
@@ -42,10 +46,10 @@ class Tested:
             sys.excepthook(*sys.exc_info())
             sys.stderr.flush()
             os._exit(SETUP_FAILED)
-        run_program(job["source"], job["function"], job["arguments"])
+        run_program(source, function, arguments)
 
-    def _take_streams(self, stdin: int, streams: tuple[int, ...]) -> None:
-        kept = [os.dup2(fd, 100 + place) for place, fd in enumerate((stdin, *streams, *self.libraries))]
+    def _take_streams(self, streams: list[int]) -> None:
+        kept = [os.dup2(fd, 100 + place) for place, fd in enumerate((*streams, *self.libraries))]
         for place, fd in enumerate(kept):
             os.dup2(fd, place)
         os.closerange(len(kept), 1 << 16)
@@ -72,15 +76,15 @@ class Tested:
     def _confine(self) -> None:
         settings = self.settings
         readable = sandbox_isolation.readable_paths()
-        if settings["landlock"]:
-            sandbox_isolation.confine_files(readable, ".")
+        if settings["files"] == "landlock":
+            sandbox_isolation.confine_files(readable, ".", settings["landlock"])
         sandbox_isolation.drop_privileges(settings["user"])
         if settings["level"] == "rlimits":
             sandbox_isolation.die_with_parent()
             if self.libraries and not os.access(os.__file__, os.R_OK):
                 _import_through_open_directories(VALUE_FD + 1)
         if settings["filter"]:
-            sandbox_filter.install(sandbox_isolation.libc, without_files=settings["without_files"])
+            sandbox_filter.install(sandbox_isolation.libc, settings["files"])
 
 
 def _import_through_open_directories(fd: int) -> None:

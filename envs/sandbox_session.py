@@ -1,25 +1,29 @@
 """One supervisor process as the grader sees it: started at a level, given jobs, held to deadlines, ended."""
 
+import fcntl
+import marshal
 import os
 import select
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 from envs import sandbox_isolation
-from envs.sandbox_program import READY
-from envs.sandbox_runner import ANSWER, STATUS, pack_request
-
-Status = Literal["finished", "time", "output", "disk"]
+from envs.sandbox_program import READY, write_all
+from envs.sandbox_runner import ANSWER, END, START, pack
+from envs.sandbox_watch import Status, Watch
 
 START_SECONDS = 30.0
 GRACE_SECONDS = 15.0
 STOP_SECONDS = 5.0
+CPU_SLACK_SECONDS = 0.1
 RUNS_PER_SESSION = 500
 INSIDE_DIRECTORY = "/tmp"
 
@@ -69,21 +73,23 @@ class Run:
         return self.status == "finished" and self.code == 0
 
 
-def make_job(
-    source: str, wall_seconds: float, stdin: bytes = b"", function: str | None = None, arguments: str = ""
-) -> dict[str, Any]:
-    """What a supervisor is asked to run. `arguments`: a JSON array, for a function."""
-    return {
-        "source": source.encode("utf-8", "replace"),
-        "wall_seconds": float(wall_seconds),
-        "stdin": stdin,
-        "function": function,
-        "arguments": arguments,
-    }
+@dataclass(frozen=True)
+class Job:
+    """A program and its input. arguments: a JSON array, where a function of the program is called."""
+
+    source: bytes
+    wall_seconds: float
+    stdin: bytes = b""
+    function: str | None = None
+    arguments: str = ""
 
 
 class Session:
-    """One supervisor process and the two pipes to it."""
+    """One supervisor process and the socket to it.
+
+    The supervisor is told to start a program and when to end it, and answers how it ended. The program itself, its
+    input and its output travel in descriptors that the supervisor hands on unread: it forks the next program too.
+    """
 
     def __init__(self, level: str, limits: Limits, without: tuple[str, ...]) -> None:
         self.owner = os.getpid()
@@ -91,20 +97,24 @@ class Session:
         self.runs = 0
         self.directory = tempfile.mkdtemp(prefix="sandbox-") if level == "rlimits" else None
         directory = self.directory or INSIDE_DIRECTORY
+        settings = _settings(level, limits, without, directory)
+        self.watched = self.directory if settings["files"] == "landlock" else None
         command = [*_interpreter(), f"sandbox of process {self.owner}"]
         if level == "bubblewrap":
             command = [*_bubblewrap(limits), *command]
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={"PYTHONHASHSEED": "0", "HOME": directory, "TMPDIR": directory},
-            bufsize=0,
-            start_new_session=True,
-        )
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                command,
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env={"PYTHONHASHSEED": "0", "HOME": directory, "TMPDIR": directory},
+                bufsize=0,
+                start_new_session=True,
+            )
         try:
-            self._send(_settings(level, limits, without, directory), START_SECONDS)
+            self._send(pack(settings))
             self._receive(len(READY), START_SECONDS, "start")
         except SandboxError:
             self.close()
@@ -113,51 +123,67 @@ class Session:
     def usable(self) -> bool:
         return self.owner == os.getpid() and self.runs < RUNS_PER_SESSION and self.process.poll() is None
 
-    def job(self, job: dict[str, Any]) -> Run:
+    def job(self, job: Job) -> Run:
+        """Raises SandboxError when it could not be run, through no fault of its own."""
         self.runs += 1
-        patience = job["wall_seconds"] + GRACE_SECONDS
-        self._send(job, patience)
-        header = self._receive(ANSWER.size, patience, "answer")
-        status, code, cpu, wall, *sizes = ANSWER.unpack(header)
-        stdout, stderr, value = (self._receive(size, GRACE_SECONDS, "send a result") for size in sizes)
-        name = STATUS[status]
-        if name == "broken":
+        began = time.monotonic()
+        limits = self.limits
+        with Watch(limits.output_mib << 20, self.watched, limits.disk_mib << 20) as watch:
+            self._start(job, watch)
+            status = watch.until(self.socket.fileno(), began + job.wall_seconds)
+            if status != "finished":
+                self._send(END)
+            answer = self._receive(ANSWER.size, GRACE_SECONDS, "end a program")
+            reason, code, cpu = ANSWER.unpack(answer)
+            stdout, stderr, value = watch.rest()
+        wall = time.monotonic() - began
+        if reason:
+            raise SandboxError(f"a test could not be started: {os.strerror(reason)}")
+        if status == "finished" and not value.startswith(READY):
             raise SandboxError(
                 f"a test could not be shut in: {stderr.decode(errors='replace').strip()[-500:]}"
             )
-        return Run(cast(Status, name), code, stdout, stderr, value, cpu, wall)
+        if status == "finished" and watch.overflow:
+            status = "output"
+        if status == "finished" and code < 0 and cpu >= limits.cpu_seconds - CPU_SLACK_SECONDS:
+            status = "time"
+        return Run(status, code, stdout, stderr, value[len(READY) :], cpu, wall)
 
-    def _send(self, request: dict[str, Any], seconds: float) -> None:
-        assert self.process.stdin is not None
-        fd = self.process.stdin.fileno()
-        os.set_blocking(fd, False)
-        data = memoryview(pack_request(request))
-        deadline = time.monotonic() + seconds
-        while data:
-            self._wait(fd, select.POLLOUT, deadline, f"waited {seconds:g} s for it to take a program")
-            try:
-                data = data[os.write(fd, data) :]
-            except BrokenPipeError:
-                raise self._failure("has ended") from None
+    def _start(self, job: Job, watch: Watch) -> None:
+        program = marshal.dumps((job.source, job.function, job.arguments))
+        files = [_in_memory("program", program), _in_memory("stdin", job.stdin)]
+        try:
+            self._send(START, [*files, *watch.theirs])
+        finally:
+            for fd in files:
+                os.close(fd)
+        watch.given()
+
+    def _send(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
+        try:
+            if descriptors:
+                socket.send_fds(self.socket, [data], descriptors)
+            else:
+                self.socket.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._failure("has ended") from None
 
     def _receive(self, size: int, seconds: float, what: str) -> bytes:
-        assert self.process.stdout is not None
-        fd = self.process.stdout.fileno()
         deadline = time.monotonic() + seconds
-        received = bytearray()
+        received = b""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
         while len(received) < size:
-            self._wait(fd, select.POLLIN, deadline, f"waited {seconds:g} s for it to {what}")
-            part = os.read(fd, min(size - len(received), 1 << 20))
+            if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+                raise self._failure(f"waited {seconds:g} s for it to {what}")
+            try:
+                part = self.socket.recv(size - len(received))
+            except ConnectionResetError:
+                part = b""
             if not part:
                 raise self._failure(f"ended before it could {what}")
             received += part
-        return bytes(received)
-
-    def _wait(self, fd: int, event: int, deadline: float, what: str) -> None:
-        poll = select.poll()
-        poll.register(fd, event)
-        if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
-            raise self._failure(what)
+        return received
 
     def _failure(self, what: str) -> SandboxError:
         """Ends the supervisor and says why."""
@@ -171,11 +197,8 @@ class Session:
         )
 
     def close(self) -> None:
-        """Closes its input, at which it ends all that it started; kills it when that takes too long."""
-        streams = [self.process.stdin, self.process.stdout, self.process.stderr]
-        for stream in streams[:2]:
-            if stream is not None:
-                stream.close()
+        """Closes its socket, at which it ends all that it started; kills it when that takes too long."""
+        self.socket.close()
         if self.owner != os.getpid():
             return
         try:
@@ -183,10 +206,20 @@ class Session:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        if streams[2] is not None:
-            streams[2].close()
+        if self.process.stderr is not None:
+            self.process.stderr.close()
         if self.directory is not None:
             shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _in_memory(name: str, data: bytes) -> int:
+    """A file in memory that nobody can write to, read from its beginning."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    write_all(fd, data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd
 
 
 def _interpreter() -> list[str]:
@@ -222,23 +255,25 @@ def _bubblewrap(limits: Limits) -> list[str]:
 
 
 def _settings(level: str, limits: Limits, without: tuple[str, ...], directory: str) -> dict[str, Any]:
-    landlock = level == "rlimits" and "landlock" not in without and sandbox_isolation.landlock_version() > 0
-    unwatched = level == "rlimits" and not landlock
+    """What the supervisor is told.
+
+    files: what keeps the user's files from the program: a `root of its own`, `landlock`, or that it may change none.
+    """
+    version = 0 if "landlock" in without else sandbox_isolation.landlock_version()
+    files = "root of its own" if level != "rlimits" else "landlock" if version else "none"
     return {
         "level": level,
         "directory": directory,
         "user": _unprivileged_user(),
-        "landlock": landlock,
+        "files": files,
+        "landlock": version,
         "filter": "filter" not in without,
-        "without_files": unwatched,
-        "watch_disk": landlock,
         "cpu_seconds": limits.cpu_seconds,
         "memory_bytes": limits.memory_mib << 20,
         "threads": limits.threads,
         "open_files": limits.open_files,
-        "file_bytes": 0 if unwatched else limits.file_mib << 20,
+        "file_bytes": 0 if files == "none" else limits.file_mib << 20,
         "disk_bytes": limits.disk_mib << 20,
-        "output_bytes": limits.output_mib << 20,
     }
 
 

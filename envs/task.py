@@ -35,11 +35,16 @@ class Example:
 
 @dataclass(frozen=True)
 class Completion:
-    """What a reward sees of a sampled answer: its text, how many tokens it has, and whether it was cut off."""
+    """What a reward sees of a sampled answer: its text, how many tokens it has, and whether it was cut off.
+
+    control_tokens: the model wrote control tokens where none belong, which the text does not show. No reward sees
+    such an answer: it is `invalid`.
+    """
 
     text: str
     num_tokens: int = 0
     truncated: bool = False
+    control_tokens: bool = False
 
 
 @dataclass(frozen=True)

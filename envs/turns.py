@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.calculator import calculate
+from envs.control_tokens import control_tokens
 from envs.task import Example
 
 Key = TypeVar("Key")
@@ -153,6 +154,7 @@ class Conversation(Generic[Key]):
         threads: int = 4,
     ) -> None:
         self.tokenizer = tokenizer
+        self.control = control_tokens(tokenizer)
         self.answerers = answerers
         self.max_steps = max_steps
         slow = any(answerer.slow for answerer in answerers)
@@ -188,29 +190,35 @@ class Conversation(Generic[Key]):
 
     def answer(self, token_ids: Sequence[int]) -> list[int]:
         """What is appended to a turn that ended in an end token: the rest of the template's end of the turn, the
-        message, and the beginning of the model's next turn."""
+        message, and the beginning of the model's next turn. Nothing where the turn holds control tokens before its
+        end: such a completion is `invalid`."""
+        if self.control.inside(token_ids, token_ids[-1:]):
+            return []
         (text,) = self.tokenizer.batch_decode([list(token_ids)], skip_special_tokens=True)
         said = next((said for by in self.answerers if (said := by.answer(text)) is not None), None)
         if said is None:
             return []
-        ids: list[int] = self.tokenizer.encode(self._after(said), add_special_tokens=False)
+        ids = self._after(said.encode("utf-8", "replace").decode())  # a lone surrogate has no encoding
         return ids[1:] if ids[:1] == list(token_ids[-1:]) else ids
 
-    def _after(self, message: str) -> str:
+    def _after(self, message: str) -> list[int]:
         """The chat from the end of an assistant message on, through a user message, to the next assistant's."""
         chat = [
             {"role": "user", "content": "question"},
             {"role": "assistant", "content": _MARK},
             {"role": "user", "content": message},
         ]
-        text = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-        _, found, rest = str(text).partition(_MARK)
+        text = str(self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
+        _, found, rest = text.partition(_MARK)
         if not found or message.strip() not in rest:
             raise ConfigError(
                 f"model.name={self.tokenizer.name_or_path}: its chat template does not render a user message after an "
                 "assistant's, so env.max_steps > 1 cannot work with it; take another model, or env.max_steps=1"
             )
-        return rest
+        if self.control.spelled_in(chat):
+            return self.control.encode(self.control.render(chat).partition(_MARK)[2])
+        ids: list[int] = self.tokenizer.encode(rest, add_special_tokens=False)
+        return ids
 
     def close(self) -> None:
         if self._threads is not None:

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
+from tokenizers import AddedToken
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from envs.task import Completion, Example, Reward
@@ -29,12 +31,14 @@ def tiny_llama(tied: bool = False, seed: int = 0) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).float()
 
 
-@dataclass
 class LetterTokenizer:
-    """One token a character."""
+    """One token a character, and one that ends a completion."""
 
-    chat_template: str = "letters"
-    name_or_path: str = "letters"
+    chat_template = "letters"
+    name_or_path = "letters"
+    eos_token_id = EOS
+    all_special_ids = (EOS,)
+    added_tokens_decoder = MappingProxyType({EOS: AddedToken("<eos>", special=True)})
 
     def apply_chat_template(self, chats: list[list[dict[str, str]]], **kwargs: object) -> list[list[int]]:
         return [[5 + ord(letter) % 30 for turn in chat for letter in turn["content"]] for chat in chats]

@@ -5,6 +5,7 @@ step:    microbatches -> loss over the global batch -> clip -> finite? -> optimi
 """
 
 import itertools
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,7 @@ class Learner:
         scorer: log-probs of the policy.
         reference: None when nothing reads its log-probs.
         run_dir: where an offending batch is saved.
+        tell: told which microbatch of how many a step is at.
     """
 
     def __init__(
@@ -62,12 +64,14 @@ class Learner:
         reference: Reference | AdapterOff | None,
         config: Config,
         run_dir: Path,
+        tell: Callable[[str, int, int], None] = lambda stage, done, total: None,
     ) -> None:
         self.model = model
         self.scorer = scorer
         self.reference = reference
         self.config = config
         self.run_dir = run_dir
+        self.tell = tell
         self.optimizer = make_optimizer(model, config.optimizer)
         self.scheduler = make_scheduler(self.optimizer, config.optimizer, config.total_optimizer_steps)
         self.scaler = torch.amp.GradScaler(enabled=config.train.mixed_precision == "fp16")
@@ -135,7 +139,8 @@ class Learner:
         gaps: list[torch.Tensor] = []
         pieces = microbatches(batch, self.scorer.together, self._microbatch_rows(batch))
         pending = [] if self._beside is None else self._beside.begin([piece.batch for piece in pieces])
-        for piece, scored in itertools.zip_longest(pieces, pending):
+        for number, (piece, scored) in enumerate(itertools.zip_longest(pieces, pending), 1):
+            self.tell("optimize", number, len(pieces))
             loss, metrics, gap = self._loss(piece.batch, totals.select(piece.rows), scored)
             self.scaler.scale(loss).backward()
             parts.append(metrics)

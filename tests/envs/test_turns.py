@@ -69,8 +69,8 @@ def test_an_end_token_that_the_template_does_not_use_stays_in_the_stream(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     conversation: Conversation[int] = Conversation(tokenizer, [ThinkAgain("?")], 2)
-    other = [5, 22, 7]  # ended by an end token other than the template's
-    assert conversation.answer(other) == [EOS, *conversation.answer([5, 22, EOS])]
+    other = [25, 22, 7]  # ended by an end token other than the template's
+    assert conversation.answer(other) == [EOS, *conversation.answer([25, 22, EOS])]
 
 
 def test_tools_are_heard_before_the_request_to_think_again(tokenizer: PreTrainedTokenizerBase) -> None:

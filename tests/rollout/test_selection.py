@@ -91,6 +91,14 @@ def test_totals_count_what_was_judged() -> None:
     assert sums["reward_parts", "accuracy"][:, 0].tolist() == [2, 6]
 
 
+def test_totals_tell_what_was_invalid_from_what_failed() -> None:
+    batch = scored([[1, 0, 0], [0, 0, 0]], errors=[(0, 2)])
+    batch["next", "reward_status"][3:5] = INVALID
+    sums = totals(batch, 3)
+    assert sums["invalid"][:, 0].tolist() == [0, 2]
+    assert sums["judged"][:, 0].tolist() == [2, 3]
+
+
 def test_without_an_accuracy_part_a_reward_of_one_is_success() -> None:
     batch = scored([[1.0, 0.9, 2.0, -1.0]])
     batch["next", "reward_parts"] = TensorDict(batch_size=[4])
