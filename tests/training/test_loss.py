@@ -211,6 +211,30 @@ def test_log_ratios_are_bounded_on_either_side_alone(
     assert finalize_metrics(metrics)["ratio/max"] == pytest.approx(max(ratios))
 
 
+@pytest.mark.parametrize(("advantage", "temperature"), [(2.0, 1.0), (-2.0, 1.5)])
+def test_the_soft_clip_by_hand(advantage: float, temperature: float) -> None:
+    """4 / T sigmoid(T (ratio - 1)): its slope is that of the ratio where the ratio is 1, and less on either side."""
+    ratios = torch.tensor([[1.0, 1.8, 0.3]], dtype=torch.float64)
+    engine = torch.full_like(ratios, -3.0)
+    now = (engine + ratios.log()).requires_grad_()
+    policy = PolicyConfig(
+        objective="soft_clip",
+        kl_coef=0.0,
+        aggregation="token_sum",
+        soft_clip_temperature_positive=1.0,
+        soft_clip_temperature_negative=1.5,
+    )
+    mask = torch.ones_like(ratios, dtype=torch.bool)
+    loss, _ = objective(policy, now, engine, None, None, torch.tensor([[advantage]]), mask)
+    (slope,) = torch.autograd.grad(loss, now)
+    gates = [1 / (1 + math.exp(-temperature * (ratio - 1))) for ratio in (1.0, 1.8, 0.3)]
+    assert loss.item() == pytest.approx(-advantage * sum(4 / temperature * gate for gate in gates))
+    shares = [4 * gate * (1 - gate) for gate in gates]
+    assert shares[0] == 1.0
+    expected = [-advantage * ratio * share for ratio, share in zip((1.0, 1.8, 0.3), shares, strict=True)]
+    assert slope[0].tolist() == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("term", ["clip", "geometric"])
 def test_where_the_advantage_is_zero_no_clip_binds(term: str) -> None:
     engine = torch.full((1, 2), -1.0)
