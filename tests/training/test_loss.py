@@ -211,6 +211,30 @@ def test_log_ratios_are_bounded_on_either_side_alone(
     assert finalize_metrics(metrics)["ratio/max"] == pytest.approx(max(ratios))
 
 
+@pytest.mark.parametrize(
+    ("advantage", "kept"),
+    [(2.0, [0.4, -0.9, 0.1]), (-2.0, [0.9, -0.2, 0.1])],  # the clip is pessimistic, as in `clip`
+)
+def test_the_geometric_mean_of_clipped_ratios_by_hand(advantage: float, kept: list[float]) -> None:
+    log_ratio = torch.tensor([[0.9, -0.9, 0.1, 9.0]], dtype=torch.float64)
+    engine = torch.full_like(log_ratio, -1.0)
+    now = (engine + log_ratio).requires_grad_()
+    policy = PolicyConfig(
+        objective="geometric",
+        kl_coef=0.0,
+        aggregation="token_mean",
+        clip_epsilon_low=0.2,
+        clip_epsilon_high=0.4,
+    )
+    mask = torch.tensor([[True, True, True, False]])
+    loss, _ = objective(policy, now, engine, None, None, torch.tensor([[advantage]]), mask)
+    expected = -math.exp(sum(kept) / 3) * advantage
+    assert loss.item() == pytest.approx(expected)
+    (slope,) = torch.autograd.grad(loss, now)
+    moved = [kept[place] == log_ratio[0, place] for place in range(3)]
+    assert slope[0].tolist() == pytest.approx([*(expected / 3 * float(free) for free in moved), 0.0])
+
+
 @pytest.mark.parametrize(("advantage", "temperature"), [(2.0, 1.0), (-2.0, 1.5)])
 def test_the_soft_clip_by_hand(advantage: float, temperature: float) -> None:
     """4 / T sigmoid(T (ratio - 1)): its slope is that of the ratio where the ratio is 1, and less on either side."""
