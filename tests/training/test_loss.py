@@ -76,8 +76,7 @@ def test_every_preset_has_a_plain_counterpart() -> None:
 @pytest.mark.parametrize("preset", sorted(PLAIN))
 def test_preset_against_plain_python(preset: str) -> None:
     policy = load_policy(preset, entropy_coef=0.0)
-    for seed in range(3):
-        tensors = make(seed)
+    for tensors in (make(0), make(1), make(2), make(3, lengths=[4]), make(4, lengths=[1])):
         loss, slope, _ = evaluate(policy, tensors)
         batch = plain_batch(tensors)
         assert loss.item() == pytest.approx(PLAIN[preset](batch), rel=1e-10)
@@ -160,6 +159,15 @@ def test_a_batch_without_tokens_is_zero(aggregation: str) -> None:
     assert loss == 0
     assert slope.eq(0).all()
     assert all(math.isfinite(value) for value in finalize_metrics(metrics).values())
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_a_batch_without_rows_is_zero(aggregation: str) -> None:
+    loss, slope, _ = evaluate(
+        PolicyConfig(aggregation=aggregation, **VARIANTS["everything"]), make(lengths=[])
+    )
+    assert loss == 0
+    assert slope.shape == (0, WIDTH)
 
 
 def test_parts_sum_to_the_loss() -> None:
