@@ -273,6 +273,14 @@ def test_a_nursery_that_died_before_a_worker_was_missed_is_started_anew() -> Non
         assert [s.outcome for s in scored] == ["scored"]
 
 
+def test_workers_that_end_before_they_begin_are_not_started_for_ever() -> None:
+    with (
+        serving("bomb", reward_memory_gib=0.01) as service,
+        pytest.raises(ChildProcessError, match=r"in a row .* is env\.reward_memory_gib=0\.01 enough"),
+    ):
+        service.score([Completion("a")], examples(1))
+
+
 def test_no_process_outlives_a_killed_trainer_even_if_its_child_holds_the_socket() -> None:
     """A trainer with hanging verifications under way and a forked child of its own is SIGKILLed."""
     trainer = subprocess.Popen(
