@@ -17,6 +17,7 @@ from envs.reward_pool import Worker
 from envs.reward_service import RewardService, Ticket
 from envs.reward_worker import IDLE
 from envs.task import Completion, Example, make_task
+from envs.tasks.arithmetic import Arithmetic
 from tests.envs.sandboxes import WORKING
 from tests.processes import alive, wait_until_gone
 
@@ -80,6 +81,15 @@ def test_the_run_stops_above_the_error_rate() -> None:
         pytest.raises(ConfigError, match=r"max_error_rate=0.05.*ZeroDivisionError.*hostile_rewards.py"),
     ):
         service.score([Completion("fail")] * 10, examples(10))
+
+
+def test_it_stops_as_well_where_the_reward_is_judged_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Arithmetic, "reward", lambda task, completion, example: 1 / 0)
+    with (
+        serving(None, max_error_rate=0.05) as service,
+        pytest.raises(ConfigError, match=r"max_error_rate=0.05.*ZeroDivisionError"),
+    ):
+        service.submit([Completion("1")] * 10, examples(10))
 
 
 def test_nothing_is_left_of_a_killed_worker_or_of_the_service(tmp_path: Path) -> None:

@@ -152,6 +152,44 @@ def test_padding_may_hold_anything(variant: str) -> None:
         assert finalize_metrics(dirty[2]) == finalize_metrics(clean[2])
 
 
+SUMS = (2.0, 7.0, 0.0)
+"""Of the values of three rows with 3, 1 and 0 tokens, 4 wide."""
+BY_HAND: dict[str, tuple[dict[str, float], float]] = {
+    "token_mean": ({}, 9 / 4),
+    "sequence_mean": ({}, (2 / 3 + 7 / 1) / 2),
+    "sequence_mean, empty rows too": ({"count_empty": True}, (2 / 3 + 7 / 1) / 3),
+    "sequence_mean, one token more": ({"length_epsilon": 1.0}, (2 / 4 + 7 / 2) / 2),
+    "sequence_sum": ({}, 9 / 2),
+    "constant_length": ({}, 9 / (2 * 4)),
+    "constant_length, of ten": ({"constant_length": 10}, 9 / (2 * 10)),
+    "constant_length_sum": ({}, 9 / 4),
+    "pass_mean": ({"pass_size": 1}, (2 / 3 + 7 / 1 + 0) / 3),
+    "pass_mean, of two rows": ({"pass_size": 2}, (9 / 4 + 0) / 2),
+    "length_weighted": ({}, (3 * 2 + 1 * 7) / 12),
+    "padded_mean": ({}, 9 / 12),
+    "token_sum": ({}, 9.0),
+}
+
+
+@pytest.mark.parametrize("case", BY_HAND)
+def test_every_aggregation_by_hand(case: str) -> None:
+    how, (fields, expected) = case.split(",")[0], BY_HAND[case]
+    policy = PolicyConfig(aggregation=how, **fields)  # type: ignore[arg-type]
+    mask = torch.arange(4)[None] < torch.tensor([3, 1, 0])[:, None]
+    values = torch.zeros(3, 4, dtype=torch.float64)
+    values[:, 0] = torch.tensor(SUMS)
+    totals = BatchTotals.of(policy, mask)
+    assert aggregate(policy, how, values, mask, totals).item() == pytest.approx(expected)
+    assert {name.split(",")[0] for name in BY_HAND} == set(AGGREGATIONS)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_every_aggregation_of_one_token_is_its_value(aggregation: str) -> None:
+    policy, mask = PolicyConfig(aggregation=aggregation), torch.ones(1, 1, dtype=torch.bool)
+    totals = BatchTotals.of(policy, mask)
+    assert aggregate(policy, aggregation, torch.tensor([[3.0]]), mask, totals) == 3.0
+
+
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_a_batch_without_tokens_is_zero(aggregation: str) -> None:
     policy = PolicyConfig(aggregation=aggregation, **VARIANTS["everything"])
