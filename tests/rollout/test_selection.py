@@ -1,6 +1,6 @@
 """Balanced choice, replaced groups and the totals they leave behind."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -16,12 +16,18 @@ from tests.tiny import EOS, LengthReward, LetterTokenizer, numbered_examples, ti
 INVALID, ERROR = 1, 2
 
 
-def scored(rewards: list[list[float]], errors: list[tuple[int, int]] = []) -> TensorDict:  # noqa: B006
-    """[P * C] completions; `errors`: (group, candidate) that could not be judged."""
+def scored(
+    rewards: list[list[float]],
+    errors: Sequence[tuple[int, int]] = (),
+    invalid: Sequence[tuple[int, int]] = (),
+) -> TensorDict:
+    """[P * C] completions; `errors`: (group, candidate) that could not be judged, `invalid`: that broke the judge."""
     groups, candidates = len(rewards), len(rewards[0])
     status = torch.zeros(groups, candidates, dtype=torch.int64)
     for place in errors:
         status[place] = ERROR
+    for place in invalid:
+        status[place] = INVALID
     rows = [groups * candidates]
     following = TensorDict(
         reward=torch.tensor(rewards).view(-1, 1),
@@ -74,7 +80,10 @@ def test_the_choice_depends_on_seed_and_group_and_on_nothing_else() -> None:
 
 
 def test_totals_count_what_was_judged() -> None:
-    sums = totals(scored([[1, 1, 0, 5], [2, 2, 2, 7]], errors=[(0, 3), (1, 3)]), 4)
+    sums = totals(scored([[1, 1, 0, 5], [2, 2, 2, 7]], errors=[(0, 3), (1, 3)], invalid=[(0, 2)]), 4)
+    assert sums["groups"][:, 0].tolist() == [1, 1]
+    assert sums["completions"][:, 0].tolist() == [4, 4]
+    assert sums["invalid"][:, 0].tolist() == [1, 0]
     assert sums["judged"][:, 0].tolist() == [3, 3]
     assert sums["reward"][:, 0].tolist() == [2, 6]
     assert sums["reward_squared"][:, 0].tolist() == [2, 12]

@@ -2,6 +2,7 @@
 tests/test_resume.py."""
 
 import io
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,39 @@ def test_the_newest_are_kept(keep: int, left: list[int], tmp_path: Path) -> None
     for iteration in (1, 2, 3, 4):
         save_checkpoint(checkpoint_path(tmp_path, iteration), WHOLE, keep=keep)
     assert [int(path.stem.split("_")[1]) for path in sorted((tmp_path / "checkpoints").iterdir())] == left
+
+
+def test_those_that_a_resumed_run_has_given_up_are_removed(tmp_path: Path) -> None:
+    """It goes on from 10 and saves 20: what was 30 and 40 belongs to the run that was."""
+    assert newest_checkpoint(tmp_path) is None
+    for iteration in (10, 30, 40, 20):
+        save_checkpoint(checkpoint_path(tmp_path, iteration), WHOLE, keep=0)
+    assert [int(path.stem.split("_")[1]) for path in sorted((tmp_path / "checkpoints").iterdir())] == [10, 20]
+
+
+def test_the_generators_of_gpus_are_saved_where_there_are_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "cuda" not in random_state()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [torch.tensor([7])])
+    assert random_state()["cuda"] == [torch.tensor([7])]
+
+
+class Hostile:
+    """Unpickling it would run a command."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_checkpoint_runs_no_code(tmp_path: Path) -> None:
+    torch.save({"iteration": Hostile(tmp_path / "made")}, tmp_path / "checkpoint.pt")
+    with pytest.raises(ConfigError, match="not a readable checkpoint"):
+        load_checkpoint(tmp_path / "checkpoint.pt")
+    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize("there", [0, 1, 3])
