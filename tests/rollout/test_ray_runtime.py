@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import ray
 
@@ -33,3 +34,14 @@ def test_a_cluster_is_asked_for_the_gpus_of_an_engine(monkeypatch: pytest.Monkey
     assert start_host(EnginePlace("engine 0", num_gpus=2), num_cpus=1) == {}
     assert asked[0]["num_gpus"] == 2
     assert "CUDA_VISIBLE_DEVICES" not in asked[0]["runtime_env"]["env_vars"], "Ray sets it"
+
+
+def test_a_local_ray_listens_on_loopback_only(local_ray: None) -> None:
+    listening = [
+        (process.name(), connection.laddr.ip)
+        for process in psutil.Process().children(recursive=True)
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert listening
+    assert {address.removeprefix("::ffff:") for _, address in listening} <= {"127.0.0.1", "::1"}, listening
