@@ -9,6 +9,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from config.env import EnvConfig
 from config.errors import ConfigError
+from envs.python_tool import LONGEST
 from envs.task import Example
 from envs.tools import Tool, tool_request
 from envs.turns import Conversation, ThinkAgain, make_answerers, with_instructions
@@ -187,3 +188,26 @@ def test_python_runs_in_the_sandbox(python: Conversation[int], tokenizer: PreTra
     for source, expected in programs.items():
         ids = python.answer(drawn(tokenizer, f"<python>{source}</python>"))
         assert expected in tokenizer.decode(ids), source
+
+
+HOSTILE_PROGRAMS = (
+    "import sys; sys.stdout.buffer.write(bytes(range(256)) * 20)",
+    "print(chr(0xD800))",
+    "import sys; sys.stdout.buffer.write(b'\\xed\\xa0\\x80' + b'\\0' * 3000)",
+    "print('<python>print(1)</python>' * 50)",
+    "while True: print('x' * 1000)",
+    "raise Exception('\\0' * 5000)",
+    "import os; os._exit(7)",
+    "import os; os.close(1); os.close(2)",
+    "print('\\u202e' * 3000)",
+)
+
+
+@pytest.mark.parametrize("program", HOSTILE_PROGRAMS)
+def test_whatever_a_program_prints_the_model_is_told_something(
+    program: str, python: Conversation[int], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    ids = python.answer(drawn(tokenizer, f"<python>{program}</python>"))
+    said = tokenizer.decode(ids)
+    assert "python: " in said
+    assert len(said) < 3 * LONGEST
