@@ -1,6 +1,6 @@
 # make run: the quickstart.  make vllm: installs vLLM for this machine.  make test: lint, types, tests, files shared
 # between WORKERS processes (2 GiB each), as in  make test ARGS="tests/plan -x" WORKERS=1.
-# make gpu-test: what needs GPUs, one test after the other.
+# make gpu-test: what needs GPUs, one test after the other.  make fuzz: ten minutes of strange input.
 # All of them create .venv on first use.
 PYTHON ?= python3
 WORKERS ?= 2
@@ -22,7 +22,7 @@ INSTALL_TORCH = $(PIP) "$(TORCH)"
 INSTALL_VLLM = echo "no vLLM build for $$(uname -s): its tests are skipped"
 endif
 
-.PHONY: run vllm test gpu-test lint clean
+.PHONY: run vllm test gpu-test fuzz lint clean
 
 run: .venv/run.done
 	$(BIN)/python grpo.py --config-name grpo_quickstart $(ARGS)
@@ -34,6 +34,9 @@ test: .venv/test.done lint
 
 gpu-test: .venv/test.done
 	$(BIN)/python -m pytest tests/gpu -m gpu -rs $(ARGS)
+
+fuzz: .venv/test.done
+	$(BIN)/python -m pytest tests/fuzz/fuzz_*.py --numprocesses $(WORKERS) -s $(ARGS)
 
 lint: .venv/test.done
 	$(BIN)/ruff check .

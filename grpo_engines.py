@@ -9,13 +9,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from config.folders import ENGINE_LOG
 from config.schema import Config
 from envs.turns import Conversation, make_answerers
 from plan.model_shape import model_path
@@ -44,9 +47,13 @@ PLAIN_CANARY_COUNT, PLAIN_CANARY_LENGTH = 1, 24  # no prefix cache, nothing to f
 
 
 def build_engine(
-    config: Config, model: PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase, plan: Plan
+    config: Config,
+    model: PreTrainedModel | None,
+    tokenizer: PreTrainedTokenizerBase,
+    plan: Plan,
+    run_dir: Path | None = None,
 ) -> Engine:
-    """One engine or a pool.
+    """One engine or a pool. What vLLM prints while it starts goes to `engine.log` in the run's folder, if it has one.
 
     model: the learner's, which says where completions end and what an adapter adapts; None: there is no learner.
     Every engine starts from the weights of `model.name`.
@@ -56,7 +63,9 @@ def build_engine(
     eos = tuple(saved_eos_token_ids(name, tokenizer) if model is None else eos_token_ids(model, tokenizer))
     factory: Callable[[], Engine]
     if plan.engine.backend == "vllm":
-        factory = partial(VLLMEngine, vllm_settings(config, eos, plan, adapter_shape(config, model)))
+        settings = vllm_settings(config, eos, plan, adapter_shape(config, model))
+        log = None if run_dir is None else str(run_dir.resolve() / ENGINE_LOG)
+        factory = partial(VLLMEngine, replace(settings, log=log))
     else:
         factory = partial(_transformers_engine, config, eos, plan)
     if devices.in_process:
@@ -66,7 +75,7 @@ def build_engine(
         return TransformersEngine(
             load_model(config.model, [device]), eos, plan.engine.max_num_seqs, inference.update
         )
-    settings = PoolSettings(
+    pool = PoolSettings(
         start_timeout_s=inference.start_timeout_s,
         request_timeout_s=inference.request_timeout_s,
         # Half of it waits in the engine, so that no place there stays empty.
@@ -74,7 +83,7 @@ def build_engine(
         num_cpus_per_engine=config.ray.num_cpus_per_engine,
         address=config.ray.address,
     )
-    return RayPool(factory, engine_places(plan), settings)
+    return RayPool(factory, engine_places(plan), pool)
 
 
 def engine_places(plan: Plan) -> list[EnginePlace]:

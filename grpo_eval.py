@@ -10,7 +10,7 @@ same in every evaluation of a run: differences between two of them are differenc
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,23 +24,26 @@ from config.errors import ConfigError
 from config.evaluation import EvalSetConfig
 from config.outcome import RunOutcome
 from config.schema import Config
+from envs.attempts import attempts
 from envs.duplicates import distinct_examples
 from envs.problems import Problems, choose_problems
+from envs.prompt_length import PromptLimit
 from envs.reward_service import RewardService
-from envs.task import Example, Task, make_task
-from envs.token_env import FINISH_REASONS, LENGTH, OUTCOMES, TokenEnv, prompt_fits
+from envs.task import Task, make_task
+from envs.token_env import LENGTH, TokenEnv
 from envs.turns import with_instructions
 from envs.verdicts import judged, success
 from grpo_engines import build_engine, in_turns, make_conversation
 from monitoring.evaluation import Tally, summarize, table
 from monitoring.monitor import Monitor
+from monitoring.progress import Progress
 from monitoring.trackers import make_tracker
 from plan.plan import Plan
 from rollout.collector import EnginePolicy, Rollouts
 from rollout.engine import Sampling
 from rollout.engine_views import EngineView, SharedEngine
 from rollout.evaluator import Evaluator
-from training.model import load_tokenizer
+from training.model import load_tokenizer, saved_eos_token_ids
 
 _SLICE_S = 0.5  # generation between two returns to the learner's thread: progress, and a look at Ctrl-C
 
@@ -64,19 +67,20 @@ def load_sets(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[EvalSe
 def _load_set(
     config: Config, tokenizer: PreTrainedTokenizerBase, name: str, settings: EvalSetConfig
 ) -> EvalSet:
-    place, limit = f"eval.sets.{name}", config.env.max_prompt_tokens
+    place, limit = f"eval.sets.{name}", PromptLimit(tokenizer, config.env.max_prompt_tokens)
     env = settings.env(place, config.env)
     try:
         task = make_task(env)
-        examples = with_instructions(distinct_examples(task, env.split), env.tools)
+        examples = with_instructions(distinct_examples(task, env.split), env)
     except ConfigError as error:  # it speaks of `env`, which is that of this set
         raise ConfigError(f"{place}: {error}") from error
-    problems = choose_problems(
-        examples, settings.limit, lambda example: prompt_fits(tokenizer, example, limit)
-    )
+    if not examples:
+        raise ConfigError(f"{place}: the data set has no rows; check {place}.data_files and {place}.split")
+    problems = choose_problems(examples, settings.limit, limit)
     if not problems.examples:
         raise ConfigError(
-            f"{place}: all {problems.too_long} prompts are longer than env.max_prompt_tokens={limit}; raise it"
+            f"{place}: all {problems.too_long} prompts are longer than env.max_prompt_tokens={limit.limit} "
+            f"({limit.told(examples)}); raise it"
         )
     return EvalSet(name, settings, env, task, problems)
 
@@ -86,6 +90,7 @@ class Evaluation:
 
     Args:
         engine: its own view of the engines.
+        first_version: of the weights that the engines started with, where nobody pushes others.
     """
 
     def __init__(
@@ -97,11 +102,14 @@ class Evaluation:
         engine: EngineView,
         monitor: Monitor,
         run_dir: Path,
+        first_version: int = 0,
     ) -> None:
         self.config = config
         self.plan = plan
+        self.first_version = first_version
         self.sets = sets
         self.tokenizer = tokenizer
+        self.ends = saved_eos_token_ids(config.model.name, tokenizer)
         self.engine = engine
         self.monitor = monitor
         self.folder = run_dir / "eval"
@@ -140,7 +148,8 @@ class Evaluation:
             metrics |= {f"eval/{chosen.name}/{key}": value for key, value in found.items()}
             tables.append(table(chosen.name, found, chosen.settings.n))
         seconds = time.perf_counter() - began
-        self.monitor.evaluated(metrics, iteration, self.engine.policy_version, seconds)
+        version = self.first_version + self.engine.policy_version
+        self.monitor.evaluated(metrics, iteration, version, seconds)
         return tables
 
     def _one(
@@ -161,7 +170,7 @@ class Evaluation:
             evaluator = self._evaluator(chosen, rewards)
             with (
                 unfinished.open("w", encoding="utf-8") as file,
-                self.monitor.progress(len(examples), f"eval {chosen.name}", "problem") as bar,
+                self.monitor.live.second(len(examples), f"eval {chosen.name}", "problem") as bar,
             ):
                 while not evaluator.done:
                     if stopped():
@@ -181,7 +190,13 @@ class Evaluation:
     def _evaluator(self, chosen: EvalSet, rewards: RewardService) -> Evaluator:
         settings, inference = chosen.settings, self.config.inference_model
         left = iter(chosen.problems.examples)
-        env = TokenEnv(lambda count: [next(left) for _ in range(count)], self.tokenizer, rewards, settings.n)
+        env = TokenEnv(
+            lambda count: [next(left) for _ in range(count)],
+            self.tokenizer,
+            rewards,
+            settings.n,
+            ends=self.ends,
+        )
         sampling = Sampling(
             settings.temperature, settings.top_p, settings.top_k, settings.max_tokens or inference.max_tokens
         )
@@ -206,34 +221,6 @@ def set_seed(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=3).digest(), "little")
 
 
-def attempts(example: Example, group: TensorDictBase, env: TokenEnv) -> Iterator[dict[str, Any]]:
-    """One JSON object for every completion of a scored group."""
-    prompt = env.prompt_texts(group[:1])[0]
-    parts = group["next", "reward_parts"]
-    rows = zip(
-        env.texts(group),
-        group["next", "reward"][:, 0].tolist(),
-        (success(group) >= 1).tolist(),
-        group["next", "reward_status"][:, 0].tolist(),
-        group["finish_reason"][:, 0].tolist(),
-        group["tokens", "loss_mask"].sum(-1).tolist(),
-        strict=True,
-    )
-    for sample, (text, score, correct, outcome, reason, tokens) in enumerate(rows):
-        yield {
-            "row": example.row,
-            "sample": sample,
-            "correct": correct,
-            "score": score,
-            "outcome": OUTCOMES[outcome],
-            "parts": {name: float(parts[name][sample, 0]) for name in parts.keys()},  # noqa: SIM118
-            "finish_reason": FINISH_REASONS[reason],
-            "tokens": tokens,
-            "prompt": prompt,
-            "completion": text,
-        }
-
-
 def tally(group: TensorDictBase) -> Tally:
     """What the statistics need of a scored group; a completion that could not be judged is an error."""
     valid = judged(group)
@@ -247,23 +234,39 @@ def tally(group: TensorDictBase) -> Tally:
     )
 
 
-def evaluate_alone(config: Config, run_dir: Path, plan: Plan) -> RunOutcome:
-    """`run=eval`: engines with the weights of `model.name`, a tokenizer, and nothing that learns."""
+def evaluate_alone(
+    config: Config,
+    run_dir: Path,
+    plan: Plan,
+    saved: dict[str, Any] | None,
+    begun: Callable[[], None],
+) -> RunOutcome:
+    """`run=eval`: engines with the weights of `model.name`, a tokenizer, and nothing that learns.
+
+    saved: the checkpoint that these weights are of; its iteration, optimizer step and version name the evaluation.
+    begun: called when everything is there.
+    """
     tokenizer = load_tokenizer(config.model.name)
     sets = load_sets(config, tokenizer)
     conversation = make_conversation(config, tokenizer)
+    iteration, version = (0, 0) if saved is None else (saved["iteration"], saved["policy_version"])
+    steps = 0 if saved is None else saved["learner"]["optimizer_steps"]
     outcome: RunOutcome = "failed"
     with ExitStack() as ending:  # from the last to the first, each even where another one fails
-        engine = in_turns(build_engine(config, None, tokenizer, plan), conversation)
+        engine = in_turns(build_engine(config, None, tokenizer, plan, run_dir), conversation)
         ending.callback(engine.close)
         tracker = make_tracker(config.logging, run_dir, asdict(config))
-        monitor = Monitor(run_dir, config.logging, tracker, repeats=1, total_steps=0)
+        monitor = Monitor(
+            run_dir, tracker, repeats=1, live=Progress(config.logging, total_steps=0), first_step=steps
+        )
         ending.callback(lambda: monitor.close(outcome))
+        begun()
+        monitor.file.begin()
         try:
             evaluation = Evaluation(
-                config, plan, sets, tokenizer, SharedEngine(engine).view(), monitor, run_dir
+                config, plan, sets, tokenizer, SharedEngine(engine).view(), monitor, run_dir, version
             )
-            tables = evaluation.run(0, lambda function: function(), lambda: False)
+            tables = evaluation.run(iteration, lambda function: function(), lambda: False)
             print("\n".join(tables), flush=True)
             outcome = "finished"
         except KeyboardInterrupt:

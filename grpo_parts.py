@@ -5,17 +5,16 @@
 Built by `grpo_utils.build`, closed by `grpo_utils.run`.
 """
 
-import os
-import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from config.errors import ConfigError
 from config.outcome import RunOutcome
 from config.schema import Config
+from config.stop import Stop
 
 if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line should not wait for
     import torch
@@ -24,38 +23,13 @@ if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line 
     from envs.reward_service import RewardService
     from grpo_engines import Weights
     from grpo_eval import Evaluation
+    from grpo_resume import Saved
     from monitoring.monitor import Monitor
+    from monitoring.watch import Watch
     from plan.plan import Plan
     from rollout.collector import Keep, Rollouts
     from rollout.streaming import PromptQueue, Stream
     from training.learner import Learner, StepReport
-
-
-@dataclass
-class Stop:
-    """Ctrl-C or SIGTERM asks the run to finish its iteration; a second one ends it at once."""
-
-    requested: bool = False
-
-    def install(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._handle)
-
-    def uninstall(self) -> None:
-        for number, handler in (
-            (signal.SIGINT, signal.default_int_handler),
-            (signal.SIGTERM, signal.SIG_DFL),
-        ):
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-        name = signal.Signals(number).name
-        said = f"\n{name}: finishing this iteration, then a checkpoint; once more ends at once\n"
-        with suppress(OSError):  # not print: the signal may have come in the middle of another one
-            os.write(2, said.encode())
 
 
 @dataclass
@@ -75,6 +49,7 @@ class Parts:
     prompts: "PromptQueue"
     rewards: "RewardService"
     monitor: "Monitor"
+    watch: "Watch"
     generator: "torch.Generator"
     plan: "Plan"
     stop: Stop = field(default_factory=Stop)
@@ -138,7 +113,7 @@ class Parts:
         """grpo_async.py: the next batch of finished groups, none too old; adds age int64 [N, R]."""
         assert self.stream is not None, "take() belongs inside streaming()"
         stream = self.stream
-        batch = stream.take(meanwhile=self._push_if_requested)
+        batch = stream.take(meanwhile=self._while_waiting)
         batch["age"] = self.weights.version - batch["policy_version"]
         self.monitor.note(
             {
@@ -149,6 +124,12 @@ class Parts:
             }
         )
         return batch
+
+    def _while_waiting(self) -> None:
+        self._push_if_requested()
+        assert self.stream is not None
+        buffer = self.stream.buffer
+        self.monitor.live.stage("collect", buffer.gathered, buffer.batch_groups)
 
     def push_due(self, optimizer_batch: int) -> bool:
         return optimizer_batch % self.config.batches_per_version == 0
@@ -190,7 +171,9 @@ class Parts:
     def optimized(self, batch: "TensorDictBase", report: "StepReport") -> None:
         """Log one optimizer step."""
         self.monitor.note({"prompts/left_out": float(self.prompts.source.left_out)})
-        self.monitor.optimized(batch, report.metrics | self.rewards.metrics(), self.weights.version)
+        row = self.monitor.optimized(batch, report.metrics | self.rewards.metrics(), self.weights.version)
+        for worry in self.watch.tell(row):
+            self.monitor.say(worry)
         if report.skipped:
             self.monitor.say(f"optimizer step {self.monitor.optimizer_step}: not finite, skipped")
 
@@ -206,16 +189,32 @@ class Parts:
         self._tell_of_groups_unwanted(batch)
         every = self.config.logging.sample_frequency
         if every and (iteration % every == 0 or iteration == 1):
-            group, env = batch[: self.config.env.repeats], self.rollouts.env
-            self.monitor.sample(
-                env.prompt_texts(group[:1])[0], env.texts(group), group["next", "reward"][:, 0].tolist()
-            )
+            self._show(batch[-self.config.env.repeats :])
+
+    def _show(self, group: "TensorDictBase") -> None:
+        from envs.attempts import attempts
+        from monitoring.samples import sample_text
+
+        env = self.rollouts.env
+        example = env.judged_examples[int(group["group_id"][0, 0])]
+        found = list(attempts(example, group, env))
+        self.monitor.say(sample_text(self.monitor.optimizer_step, example, found))
 
     def _tell_of_groups_unwanted(self, batch: "TensorDictBase") -> None:
+        from envs.verdicts import judged
+
         wanted, policy = self.learner.wants(batch), self.config.policy
-        if not wanted.all():
+        judgeable = judged(batch).view(len(wanted), -1).any(1)
+        outside = ~wanted & judgeable
+        if not judgeable.all():
             self.monitor.say(
-                f"dynamic sampling: {int((~wanted).sum())} of {len(wanted)} groups lie outside policy.filter_range="
+                f"{int((~judgeable).sum())} of {len(wanted)} groups hold no completion that could be judged, through "
+                f"no fault of the model; this batch was trained on without them. The last error: "
+                f"{self.rewards.last_error}"
+            )
+        if outside.any():
+            self.monitor.say(
+                f"dynamic sampling: {int(outside.sum())} of {len(wanted)} groups lie outside policy.filter_range="
                 f"{policy.filter_range} ({policy.filter_on}) even after policy.filter_attempts="
                 f"{policy.filter_attempts} replacements each; this batch was trained on without them. Prompts of a "
                 "fitting difficulty, a larger env.repeats, or env.oversample help"
@@ -242,6 +241,7 @@ class Parts:
     def checkpoint(self, iteration: int) -> None:
         from training.checkpoint import checkpoint_path, random_state, save_checkpoint
 
+        self.monitor.live.stage("checkpoint")
         state = {
             "iteration": iteration,
             "overlapped": self.plan.overlapped,
@@ -262,17 +262,35 @@ class Parts:
             "next_group_id": self.rollouts.env.next_group_id,
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def begin(self) -> list[str]:
+        """Start from the beginning, whatever an attempt that left no checkpoint has written. Nothing to tell."""
+        self.monitor.file.begin()
+        return []
+
+    def restore(self, saved: "Saved") -> list[str]:
+        """Go on from a checkpoint; what the user should know of it.
+
+        Raises:
+            ConfigError: it is of another model or other data.
+        """
         from training.checkpoint import restore_random_state
 
+        state = saved.state
+        try:
+            self.learner.load_state_dict(state["learner"])
+            self.prompts.load_state_dict(state["prompts"])
+        except ConfigError as error:
+            raise ConfigError(f"train.resume={saved.path}: {error}") from error
         self.first_iteration = state["iteration"]
         self.evaluated = state["evaluated"]
-        self.learner.load_state_dict(state["learner"])
-        self.prompts.load_state_dict(state["prompts"])
         self.rollouts.env.next_group_id = state["next_group_id"]
         self.weights.version = state["policy_version"] - 1
         self.generator.set_state(state["generator"])
         restore_random_state(state["random"])
+        told = self.monitor.file.continue_from(saved.run_dir, self.learner.optimizer_steps)
+        self.monitor.resumed()
+        self.watch.remember(self.monitor.rows())
+        return [*told, f"resumed from {saved.path} at iteration {self.first_iteration}"]
 
     def close(self, outcome: RunOutcome) -> None:
         self.stop.uninstall()

@@ -7,8 +7,6 @@ The only file that knows two rooms at once. The schedules themselves are grpo.py
 """
 
 import gc
-import os
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -16,89 +14,58 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from config.errors import ConfigError
-from config.files import disk_full
-from config.messages import readable
+from config.command_line import command_line, resume_command
+from config.folders import held, remove_if_unused
 from config.outcome import INTERRUPTED, RunOutcome
-from config.schema import Config, register_schema, to_config
+from config.schema import Config
 from grpo_parts import Parts
+from grpo_resume import changed_settings, evaluated_model, find, with_model
 
 if TYPE_CHECKING:
     from plan.plan import Plan
 
-PROJECT = Path(__file__).resolve().parent
-DISK_FULL = (
-    "no space is left to write {run_dir}, or a temporary file. What is there is whole. Make room and go on from the "
-    "newest checkpoint with train.resume=auto, or write elsewhere with hydra.run.dir"
-)
-
 
 def launch(train: Callable[[Config, Parts], None], overlapped: bool = False) -> None:
-    """The command line: compose, check, build, train, close. Exits with 2 and one message on bad input.
+    """The command line: compose, check, build, train, close; config/command_line.py says how it ends.
 
     overlapped: the schedule generates while it trains, so engines need devices of their own.
     """
-    import hydra
-    from hydra.errors import HydraException
-    from omegaconf import DictConfig
-    from omegaconf.errors import OmegaConfBaseException
-
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # exceptions reach us; we print the one readable message
-    # Sums in the same order each time (train.deterministic); cuBLAS reads it when torch first uses a GPU.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    register_schema()
-
-    @hydra.main(version_base=None, config_path=str(PROJECT / "config"), config_name="grpo_gsm8k")
-    def main(composed: DictConfig) -> None:
-        from hydra.core.hydra_config import HydraConfig
-        from hydra.types import RunMode
-
-        hydra_config = HydraConfig.get()
-        run_dir = Path(hydra_config.runtime.output_dir)
-        try:
-            outcome = run(to_config(composed), run_dir, train, overlapped)
-        except (ConfigError, OmegaConfBaseException) as error:
-            _remove_if_unused(run_dir)
-            sys.exit(_complain(readable(error)))
-        except Exception as error:
-            if not disk_full(error):
-                raise
-            sys.exit(_complain(DISK_FULL.format(run_dir=run_dir)))
-        if outcome == "interrupted" and hydra_config.mode == RunMode.MULTIRUN:
-            print("the sweep ends here; its other runs have not begun", file=sys.stderr)
-            sys.exit(INTERRUPTED)
-
-    try:
-        main()
-    except (ConfigError, HydraException, OmegaConfBaseException) as error:
-        sys.exit(_complain(readable(error)))
-
-
-def _complain(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return 2
-
-
-def _remove_if_unused(run_dir: Path) -> None:
-    """A run that never began leaves no folder behind."""
-    if not (run_dir / "metrics.jsonl").exists() and not (run_dir / "checkpoints").exists():
-        shutil.rmtree(run_dir, ignore_errors=True)
+    command_line(lambda config, run_dir, begun: run(config, run_dir, train, overlapped, begun))
 
 
 def run(
-    config: Config, run_dir: Path, train: Callable[[Config, Parts], None], overlapped: bool = False
+    config: Config,
+    run_dir: Path,
+    train: Callable[[Config, Parts], None],
+    overlapped: bool = False,
+    begun: Callable[[], None] = lambda: None,
 ) -> RunOutcome:
-    """One job: what `run=` says."""
+    """One job: what `run=` says.
+
+    begun: called when a run or an evaluation is sure to begin; before, what an earlier one left is as it was.
+    """
     if config.run in ALONE:
         return ALONE[config.run](config, run_dir, overlapped)
-    parts = build(config, run_dir, overlapped)
-    outcome: RunOutcome = "failed"
-    try:
-        train(config, parts)
-        outcome = "interrupted" if parts.stop.requested else "finished"
-    finally:
-        parts.close(outcome)
-    return outcome
+    with held(run_dir):
+        if config.run == "eval":
+            return run_evaluation(config, run_dir, overlapped, begun)
+        config, told = with_model(config)
+        parts = build(config, run_dir, overlapped)
+        outcome: RunOutcome = "failed"
+        try:
+            begun()
+            for line in told:
+                parts.monitor.say(line)
+            train(config, parts)
+            if not parts.stop.requested:
+                parts.watch.check(parts.monitor.optimizer_step)
+            outcome = "interrupted" if parts.stop.requested else "finished"
+        except KeyboardInterrupt:
+            outcome = "interrupted"
+            raise
+        finally:
+            parts.close(outcome)
+        return outcome
 
 
 def print_plan(config: Config, run_dir: Path, overlapped: bool) -> RunOutcome:
@@ -109,11 +76,12 @@ def print_plan(config: Config, run_dir: Path, overlapped: bool) -> RunOutcome:
     from plan.problems import Problem, planned
     from plan.report import advice, report
 
+    config, _ = with_model(config)
     machine = imagined_machine(config.plan, this_machine(run_dir))
     plan, found = planned(config, overlapped, machine, run_dir)
     found += [Problem("", text) for text in option_problems(config)]
     print(report(plan, found), flush=True)
-    _remove_if_unused(run_dir)
+    remove_if_unused(run_dir)
     if found:
         print(advice(plan, found, machine), file=sys.stderr)
         sys.exit(2)
@@ -129,13 +97,14 @@ def plan_run(config: Config, overlapped: bool, run_dir: Path) -> "Plan":
     return check(make_plan(config, overlapped, this_machine(run_dir), run_dir))
 
 
-def run_evaluation(config: Config, run_dir: Path, overlapped: bool) -> RunOutcome:
-    """`run=eval`: neither learner nor training data."""
+def run_evaluation(config: Config, run_dir: Path, overlapped: bool, begun: Callable[[], None]) -> RunOutcome:
+    """`run=eval`: neither learner nor training data; of `model.name`, or of the checkpoint of `train.resume`."""
     from grpo_eval import evaluate_alone
 
-    plan = plan_run(config, overlapped, run_dir)
-    seed_everything(config, plan)
-    outcome = evaluate_alone(config, run_dir, plan)
+    with evaluated_model(config, run_dir, overlapped) as (evaluated, saved):
+        plan = plan_run(evaluated, overlapped, run_dir)
+        seed_everything(evaluated, plan)
+        outcome = evaluate_alone(evaluated, run_dir, plan, None if saved is None else saved.state, begun)
     if outcome == "interrupted":
         sys.exit(INTERRUPTED)
     return outcome
@@ -146,7 +115,7 @@ def grade_samples(config: Config, run_dir: Path, overlapped: bool) -> RunOutcome
     from envs.grade import grade
 
     code = grade(config.env)
-    _remove_if_unused(run_dir)
+    remove_if_unused(run_dir)
     if code:
         sys.exit(code)
     return "finished"
@@ -167,52 +136,9 @@ def run_selftest(config: Config, run_dir: Path, overlapped: bool) -> RunOutcome:
 
 ALONE: dict[str, Callable[[Config, Path, bool], RunOutcome]] = {
     "plan": print_plan,
-    "eval": run_evaluation,
     "rewards": grade_samples,
     "selftest": run_selftest,
 }
-
-
-def find_checkpoint(config: Config, run_dir: Path, overlapped: bool) -> Path | None:
-    """What `train.resume` means: a path, or with `auto` the newest checkpoint of this very run.
-
-    `auto` looks in this run's own folder first (`hydra.run.dir=` names it), then in its sibling runs for the
-    newest one of the same script with the same config. None: start from the beginning.
-
-    Raises:
-        ConfigError: checkpoints are in the way of a run that starts from the beginning.
-    """
-    from training.checkpoint import newest_checkpoint
-
-    own = newest_checkpoint(run_dir)
-    if config.train.resume is None:
-        if own is not None:
-            raise ConfigError(
-                f"hydra.run.dir={run_dir} holds the checkpoints of an earlier run, which this one would replace; go "
-                "on from them with train.resume=auto, or take another folder"
-            )
-        return None
-    if config.train.resume != "auto":
-        return Path(config.train.resume)
-    if own is not None:
-        return own
-    others = sorted((PROJECT / "outputs").glob("*/*/checkpoints"), reverse=True)
-    candidates = (newest_checkpoint(folder.parent) for folder in others)
-    return next((path for path in candidates if path and _same_run(path, config, overlapped)), None)
-
-
-def _same_run(path: Path, config: Config, overlapped: bool) -> bool:
-    from training.checkpoint import origin
-
-    found = origin(path)
-    if found is None or found[1] != overlapped:
-        return False
-    saved, ours = found[0], asdict(config)
-    for either in (saved, ours):
-        either["train"].pop("resume")
-        either["train"].pop("total_dialog_turns")
-        either.pop("logging")
-    return bool(saved == ours)
 
 
 def build(config: Config, run_dir: Path, overlapped: bool = False) -> Parts:
@@ -220,68 +146,76 @@ def build(config: Config, run_dir: Path, overlapped: bool = False) -> Parts:
     with ExitStack() as built:
         parts = _build(config, run_dir, overlapped, built)
         built.pop_all()
-    parts.stop.install()
+    parts.stop.install(resume_command(run_dir))
     return parts
 
 
 def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) -> Parts:
     """Cheap checks first: data and tokenizer before weights, weights before engines."""
+    from monitoring.progress import Progress
+
+    live = Progress(config.logging, config.total_optimizer_steps)
+    built.callback(live.close)
+    live.begin("starting")
     import torch
 
     from envs.duplicates import distinct_examples
+    from envs.prompt_length import PromptLimit
     from envs.prompts import PromptSource
     from envs.reward_service import RewardService
     from envs.task import make_task
-    from envs.token_env import TokenEnv, prompt_fits
+    from envs.token_env import TokenEnv
     from envs.turns import with_instructions
     from grpo_engines import build_engine, build_weights, in_turns, make_conversation
     from grpo_eval import Evaluation, load_sets
     from monitoring.monitor import Monitor
-    from monitoring.trackers import MetricsFile, close_tracker, make_tracker
+    from monitoring.trackers import close_tracker, make_tracker
+    from monitoring.watch import Watch
     from rollout.collector import EnginePolicy, Rollouts
     from rollout.engine import Sampling
     from rollout.engine_views import SharedEngine
     from rollout.streaming import PromptQueue
-    from training.checkpoint import load_checkpoint
     from training.learner import Learner
-    from training.model import load_model, load_tokenizer
+    from training.model import eos_token_ids, load_model, load_tokenizer
 
     _keep_imports()
-    found = find_checkpoint(config, run_dir, overlapped)
-    saved = load_checkpoint(found) if found else None
-    if saved is not None and saved["overlapped"] != overlapped:
-        ours, theirs = ("grpo_async.py", "grpo.py") if overlapped else ("grpo.py", "grpo_async.py")
-        raise ConfigError(
-            f"train.resume={found}: {theirs} wrote it, which counts other iterations than {ours}; go on with {theirs}"
-        )
+    saved, told = find(config, run_dir, overlapped)
+    if saved is not None:
+        told += changed_settings(saved, config, overlapped)
     plan = plan_run(config, overlapped, run_dir)
     seed_everything(config, plan)
+    live.begin("reading data")
     task = make_task(config.env)
     tokenizer = load_tokenizer(config.model.name)
-    limit = config.env.max_prompt_tokens
+    limit = PromptLimit(tokenizer, config.env.max_prompt_tokens)
     prompts = PromptQueue(
         PromptSource(
-            with_instructions(distinct_examples(task, config.env.split), config.env.tools),
+            with_instructions(distinct_examples(task, config.env.split), config.env),
             seed=config.train.seed,
-            keep=lambda example: prompt_fits(tokenizer, example, limit),
+            keep=limit,
             difficulty=config.env.difficulty,
+            told=limit.told,
         )
     )
     eval_sets = load_sets(config, tokenizer)
     conversation = make_conversation(config, tokenizer)
     if plan.devices.train:  # what works on "the" GPU of this process, as vLLM does, is to find the learner's
         torch.cuda.set_device(plan.devices.train[0])
+    live.begin("loading the model")
     model = load_model(config.model, torch_devices(plan.devices.train))
-    engine = build_engine(config, model, tokenizer, plan)
+    ends = eos_token_ids(model, tokenizer)
+    live.begin("starting engines")
+    engine = build_engine(config, model, tokenizer, plan, run_dir)
     built.callback(engine.close)
     model, scorer, reference = build_models(config, model, plan)
-    learner = Learner(model, scorer, reference, config, run_dir)
+    learner = Learner(model, scorer, reference, config, run_dir, live.stage)
     inference = config.inference_model
     sampling = Sampling(inference.temperature, inference.top_p, inference.top_k, inference.max_tokens)
     rewards = RewardService(task, config.env)
     built.callback(rewards.close)
     candidates = config.env.candidates
-    env = TokenEnv(prompts.draw, tokenizer, rewards, candidates, prompts.observe)
+    members = tuple(task.members)
+    env = TokenEnv(prompts.draw, tokenizer, rewards, candidates, prompts.observe, ends, members)
     generating = in_turns(engine, conversation)
     shared = SharedEngine(generating)
     own = shared.view() if eval_sets else generating
@@ -289,37 +223,28 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     tracker = make_tracker(config.logging, run_dir, asdict(config))
     if tracker is not None:
         built.callback(close_tracker, tracker, "failed")
-    if saved is not None and found is not None:
-        earlier = MetricsFile(found.parent.parent / "metrics.jsonl")
-        MetricsFile(run_dir / "metrics.jsonl").continue_from(earlier, saved["learner"]["optimizer_steps"])
-    monitor = Monitor(
-        run_dir,
-        config.logging,
-        tracker,
-        config.env.repeats,
-        config.total_optimizer_steps,
-        first_step=saved["learner"]["optimizer_steps"] if saved else 0,
-    )
+    first_step = saved.state["learner"]["optimizer_steps"] if saved else 0
+    live.resume(first_step)
+    monitor = Monitor(run_dir, tracker, config.env.repeats, live, first_step, members)
     generator = torch.Generator().manual_seed(config.train.seed)
     parts = Parts(
         config,
         run_dir,
         learner,
-        Rollouts(env, policy, config.env.repeats, config.policy.filter_attempts),
+        Rollouts(env, policy, config.env.repeats, config.policy.filter_attempts, live.stage),
         build_weights(config, model, engine, plan),
         prompts,
         rewards,
         monitor,
+        Watch(config, plan.overlapped),
         generator,
         plan,
     )
     if eval_sets:
         parts.evaluation = Evaluation(config, plan, eval_sets, tokenizer, shared.view(), monitor, run_dir)
-    if saved is not None:
-        parts.restore(saved)
-        monitor.say(f"resumed from {found} at iteration {saved['iteration']}")
-    elif config.train.resume == "auto":
-        monitor.say("train.resume=auto: no checkpoint of this run, starting from the beginning")
+    told += parts.restore(saved) if saved is not None else parts.begin()
+    for line in told:
+        monitor.say(line)
     return parts
 
 

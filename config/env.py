@@ -1,5 +1,6 @@
 """The `env` section: which prompts, how many completions, which reward, which limits."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +9,8 @@ from omegaconf import MISSING
 from config.errors import ConfigError
 
 DUPLICATES = ("keep", "first", "drop")
-TOOLS = ("calculator", "python")
+TOOLS = {"calculator": "envs.calculator:calculator", "python": "envs.python_tool:PythonTool"}
+"""Name of a tool and where it is; those of a user are named module:function or module:Class."""
 SANDBOXES = ("auto", "bubblewrap", "namespaces", "rlimits")
 
 
@@ -37,7 +39,8 @@ class EnvConfig:
     """One dataset (or a weighted mixture) turned into prompts and rewards."""
 
     dataset: str = MISSING
-    """Registered task name; `jsonl` reads any local file, `mixture` draws from `env.mixture`."""
+    """Registered task name, or a task of your own, `module:Class`; `jsonl` reads any local file, `mixture` draws from
+    `env.mixture`."""
     data_files: Any = None
     """Local JSONL or parquet file, a list of them, or {split: file}, read instead of the hub."""
     split: str = "train"
@@ -65,10 +68,12 @@ class EnvConfig:
     """Replaces the system prompt of the task or its reward; an empty string removes it."""
     options: dict[str, Any] = field(default_factory=dict)
     """The task's own options (a generator's ranges, for example)."""
-    reward: str | None = None
-    """Judge in place of the task's own: a named reward (docs/rewards.md) or a function, `module:function`."""
-    reward_weights: dict[str, float] = field(default_factory=dict)
-    """PART: weight. The score is then the weighted sum of these parts of the reward. Unset: its own score."""
+    reward: Any = None
+    """Judge in place of the task's own: a named reward (docs/rewards.md) or a function, `module:function`; or a list of
+    them, of which each becomes a part by its name."""
+    reward_weights: Any = None
+    """For a list of rewards, what each counts, such as `[1.0,0.2]`; unset: 1. Else PART: weight; the score is then the
+    weighted sum of these parts of the reward. Unset: its own score."""
     reward_workers: int | None = None
     """Processes that judge completions. Unset: all cores but one."""
     reward_timeout_s: float = 10.0
@@ -90,7 +95,10 @@ class EnvConfig:
     )
     """What it says then."""
     tools: list[str] = field(default_factory=list)
-    """Tools that the model is told of and may call at the end of a turn: `calculator`, `python` (in the sandbox)."""
+    """Tools that the model is told of and may call at the end of a turn: `calculator`, `python` (in the sandbox), and
+    your own, `module:function` (docs/turns.md)."""
+    tool_timeout_s: float = 10.0
+    """Seconds for one call of a tool of your own; then the model is told that it took too long."""
     samples: str | None = None
     """For `run=rewards`: JSONL of {"row": index in the data file, "completion": text}."""
 
@@ -103,17 +111,47 @@ class EnvConfig:
             raise ConfigError(f"env.sandbox={self.sandbox!r}: choose one of {', '.join(SANDBOXES)}")
         if not 0.0 <= self.holdout < 1.0:
             raise ConfigError(f"env.holdout={self.holdout}: a share, 0 to below 1")
-        for key in ("reward_timeout_s", "reward_memory_gib"):
-            if vars(self)[key] <= 0:
+        for key in ("reward_timeout_s", "reward_memory_gib", "tool_timeout_s"):
+            if not vars(self)[key] > 0:
                 raise ConfigError(f"env.{key}={vars(self)[key]}: must be above 0")
         if not 0.0 <= self.max_error_rate <= 1.0:
             raise ConfigError(f"env.max_error_rate={self.max_error_rate}: a share, 0 to 1")
+        self._check_rewards()
         self._check_turns()
 
+    def _check_rewards(self) -> None:
+        reward, weights = self.reward, self.reward_weights
+        names = reward if isinstance(reward, list) else [] if reward is None else [reward]
+        if reward == [] or not all(isinstance(name, str) and name for name in names):
+            raise ConfigError(f"env.reward={reward!r}: give the name of a reward, or a list of names")
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise ConfigError(
+                f"env.reward: {twice[0]} is there twice; name it once, with a weight of its own"
+            )
+        values = list(weights.values()) if isinstance(weights, dict) else [] if weights is None else weights
+        if not isinstance(values, list) or not all(_is_number(value) for value in values):
+            raise ConfigError(
+                f"env.reward_weights={weights!r}: finite numbers, {{PART: weight}} or, for a list of rewards, a list"
+            )
+        if isinstance(weights, list) and (not isinstance(reward, list) or len(weights) != len(reward)):
+            raise ConfigError(
+                f"env.reward_weights={weights!r} has {len(weights)} weights for env.reward={reward!r}: a list of "
+                "weights goes with a list of as many rewards"
+            )
+        if isinstance(reward, list) and isinstance(weights, dict) and weights:
+            example = f"[{','.join(['1.0'] * len(reward))}]"
+            raise ConfigError(
+                f"env.reward_weights={weights!r} names parts of one reward, but env.reward is a list: give a weight "
+                f"for each in their order, such as env.reward_weights={example}"
+            )
+
     def _check_turns(self) -> None:
-        unknown = [tool for tool in self.tools if tool not in TOOLS]
+        unknown = [tool for tool in self.tools if tool not in TOOLS and ":" not in tool]
         if unknown:
-            raise ConfigError(f"env.tools={unknown}: choose from {', '.join(TOOLS)}")
+            raise ConfigError(
+                f"env.tools={unknown}: choose from {', '.join(TOOLS)}; one of your own is named module:function"
+            )
         answered = self.reasoning or self.tools
         if self.max_steps < 1:
             raise ConfigError(f"env.max_steps={self.max_steps}: must be at least 1")
@@ -132,3 +170,7 @@ class EnvConfig:
     def candidates(self) -> int:
         """Completions generated for a prompt."""
         return self.oversample or self.repeats
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,5 +1,9 @@
-"""The one exception for what a user can mend: its text is the whole message, printed without a traceback."""
+"""What a user is told without a traceback: the text is the whole message."""
 
 
 class ConfigError(ValueError):
     """Bad input. The message names the value, the place and the remedy."""
+
+
+class RunError(RuntimeError):
+    """The run cannot go on, for a reason that is known. The message names it, and what helps."""

@@ -36,8 +36,10 @@ class EvalSetConfig:
     """At most this many problems: a random choice that is the same in every run. Unset: all."""
     options: dict[str, Any] = field(default_factory=dict)
     """The task's own options, on top of `env.options` where the data set is the same."""
-    reward: str | None = None
+    reward: Any = None
     """As `env.reward`. Unset: that of `env` where the data set is the same, else the task's own."""
+    reward_weights: Any = None
+    """As `env.reward_weights`, for the `reward` of this set."""
     system_prompt: str | None = None
     """As `env.system_prompt`. Unset: that of `env` where the data set is the same, else the task's own."""
 
@@ -69,7 +71,7 @@ class EvalSetConfig:
         base = training
         if self.dataset != training.dataset:
             base = replace(training, data_files=None, holdout=0.0, duplicates="keep", mixture={}, options={})
-            base = replace(base, reward=None, reward_weights={}, system_prompt=None)
+            base = replace(base, reward=None, reward_weights=None, system_prompt=None)
         files = base.data_files if self.data_files is None else self.data_files
         shared = base is training and files is not None and files == training.data_files
         separated = isinstance(files, dict) or training.holdout > 0 or self.split == training.split
@@ -88,7 +90,7 @@ class EvalSetConfig:
             repeats=self.n,
             oversample=None,
             reward=base.reward if self.reward is None else self.reward,
-            reward_weights=base.reward_weights if self.reward is None else {},
+            reward_weights=self.reward_weights or (base.reward_weights if self.reward is None else None),
             system_prompt=base.system_prompt if self.system_prompt is None else self.system_prompt,
             options=base.options | self.options,
         )

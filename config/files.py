@@ -2,16 +2,20 @@
 
 import errno
 import os
+import re
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+_UNFINISHED = re.compile(r".+\.\d+-[0-9a-f]{8}\.tmp")
+
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
     """A file to write to, which takes the place of `path` at the end of the block; an exception leaves no trace."""
-    beside = path.with_suffix(".tmp")
+    beside = unfinished(path)
     try:
         with beside.open("wb") as file:
             yield file
@@ -21,6 +25,18 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def unfinished(path: Path) -> Path:
+    """A name beside `path` that no other writer has, on this machine or another."""
+    return path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed writers left in a folder. For whoever knows that no other process writes there."""
+    for path in folder.glob("*.tmp"):
+        if _UNFINISHED.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def disk_full(error: BaseException | None) -> bool:

@@ -3,9 +3,50 @@
 import dataclasses
 import difflib
 import re
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf.errors import OmegaConfBaseException
+
 from config.errors import ConfigError
+from config.names import section_elsewhere, translated
+
+PLUGINS = {
+    "hydra/launcher/joblib": "hydra-joblib-launcher",
+    "hydra/launcher/submitit_local": "hydra-submitit-launcher",
+    "hydra/launcher/submitit_slurm": "hydra-submitit-launcher",
+    "hydra/launcher/ray": "hydra-ray-launcher",
+    "hydra/launcher/ray_aws": "hydra-ray-launcher",
+    "hydra/launcher/rq": "hydra-rq-launcher",
+    "hydra/sweeper/optuna": "hydra-optuna-sweeper",
+    "hydra/sweeper/ax": "hydra-ax-sweeper",
+    "hydra/sweeper/nevergrad": "hydra-nevergrad-sweeper",
+    "hydra/job_logging/colorlog": "hydra-colorlog",
+    "hydra/hydra_logging/colorlog": "hydra-colorlog",
+}
+"""What to install for a plugin of Hydra's that is not there."""
+NOT_ON_BASE = (
+    "the config is not built on base; its file begins with\n  defaults: [base, _self_]\n"
+    "and then says what differs (config/grpo_quickstart.yaml is one)"
+)
+_NOT_A_NAME = "Config group override must be a string or a list"
+_REMEDIES = (
+    ("is not a ListConfig", "give a list, {key}=[first,second]"),
+    ("Cannot convert 'list'", "it takes one value"),
+    ("Cannot convert 'dict'", "it takes one value"),
+    ("is not Optional", "null is no value for it"),
+    ("could not be converted to Integer", "give a whole number"),
+    ("could not be converted to Float", "give a number"),
+    ("is not a valid bool", "give true or false"),
+    ("is not a subclass of", "it is a section: set its fields, {key}.FIELD=value"),
+    ("Cannot merge DictConfig with", "it is a section: set its fields, {key}.FIELD=value"),
+    ("to Dict[", "give names and values, {key}={{name:value}}"),
+    ("does not support deletion", "a field cannot be taken away, only set"),
+)
+"""What OmegaConf's text holds: what helps."""
 
 
 def known_keys(config_class: type[Any], prefix: str = "") -> list[str]:
@@ -26,27 +67,146 @@ def readable(error: BaseException) -> str:
     for link in chain:
         if isinstance(link, ConfigError):
             return str(link)
-    text = str(error)
-    unknown = re.search(r"Could not (?:override|append to) (?:config\. )?'([^']+)'", text)
+    unknown = re.search(r"Could not (?:override|append to) (?:config\. )?'([^']+)'", str(error))
     if unknown:
-        return _unknown_key(unknown.group(1))
-    key = next(
-        (found.group(1) for link in chain if (found := re.search(r"full_key: (\S+)", str(link)))), None
-    )
-    first = str(chain[-1]).splitlines()[0]
-    if key is not None:
-        return f"{key}: {first}" if "not in" not in first else _unknown_key(key)
-    return text.splitlines()[0] if "config_path" not in text else text
+        return unknown_key(unknown.group(1))
+    if isinstance(error, MissingConfigException):
+        return _missing_file(error)
+    if isinstance(error, OverrideParseException):
+        return _unreadable(error)
+    file = re.match(r"In '(\S+)': \w+ raised while composing config", str(error))
+    for link in chain:
+        if isinstance(link, OmegaConfBaseException) and (place := re.search(r"full_key: (\S+)", str(link))):
+            return _wrong_value(place.group(1), str(link).splitlines()[0], file[1] if file else "")
+    return _of_hydra(str(error))
 
 
-def _unknown_key(key: str) -> str:
+def is_readable(error: BaseException) -> bool:
+    """Whether an exception that is neither Hydra's nor OmegaConf's is about what the user typed all the same."""
+    return isinstance(error, ValueError) and str(error).startswith(_NOT_A_NAME)
+
+
+def unknown_key(key: str) -> str:
+    """What is said of a key that does not exist: where it is under another trainer's name, or which ones are near."""
     from config.schema import Config
 
+    if key.startswith("hydra."):
+        return f"{key}: no such key of Hydra's; --cfg hydra prints those that there are"
     known = known_keys(Config)
-    close = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
-    close += [other for other in known if other.split(".")[-1] == key.split(".")[-1] and other not in close]
-    hint = f"did you mean {' or '.join(close[:3])}?" if close else "config/schema.py lists every field"
+    if key in known:
+        return f"{key}: {NOT_ON_BASE}"
+    last = key.split(".")[-1]
+    close = difflib.get_close_matches(key, known, n=3, cutoff=0.75)
+    close += [other for other in known if other.split(".")[-1] == last and other not in close]
+    hint = translated(key)
+    if hint is None and not close:
+        hint = section_elsewhere(key)
+        close = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
+    if hint is None:
+        hint = f"did you mean {' or '.join(close[:3])}?" if close else "docs/config.md lists every key"
     return f"{key}: no such configuration key; {hint}"
+
+
+def _wrong_value(key: str, text: str, file: str) -> str:
+    """`text`: what OmegaConf says of the value. `file`: the config that holds it, or nothing."""
+    where = f" (in {file}.yaml)" if file else ""
+    if file.partition("/")[0] == key and "/" in file:
+        return (
+            f"{key}: no such configuration section{where}; what a file of {key}/ says goes there, unless its "
+            "first line is\n  # @package _global_"
+        )
+    if re.match(r"Key '.*' not in '", text):
+        return unknown_key(key) + where
+    remedy = next((remedy for part, remedy in _REMEDIES if part in text), None)
+    return f"{key}: {text.rstrip('.')}" + (f"; {remedy.format(key=key)}" if remedy else "") + where
+
+
+def _missing_file(error: MissingConfigException) -> str:
+    """A config, or an option of a config group, that no file on the search path holds."""
+    text, missing = str(error), str(error.missing_cfg_file or "")
+    folders = [Path(found) for found in re.findall(r"path=file://(\S+)", text)]
+    if text.startswith("Cannot find primary config"):
+        names = sorted({name for folder in folders for name in config_names(folder)})
+        return f"--config-name {missing}: no such config; {_choices(missing, names)}"
+    if missing in PLUGINS:
+        return f"{missing.rpartition('/')[0]}={missing.rpartition('/')[2]}: it is not installed; " + (
+            f"pip install {PLUGINS[missing]}"
+        )
+    group, _, option = missing.rpartition("/")
+    if group:
+        place = next((folder / group for folder in folders if (folder / group).is_dir()), None)
+        options = list(error.options or ()) or sorted(path.stem for path in (place or Path()).glob("*.yaml"))
+        return f"{group}={option}: no such option; {_choices(option, options)}"
+    hint = ""
+    if not any((folder / "base.yaml").is_file() for folder in folders):
+        ours = Path(__file__).parent
+        hint = (
+            " --config-path puts a folder in the place of the configs that ship; --config-dir FOLDER adds it to them, "
+            f"as hydra.searchpath=[file://{ours}] adds them to it"
+        )
+    return f"{text.splitlines()[0]}{hint}"
+
+
+def config_names(folder: Path) -> list[str]:
+    """The configs of a folder that can be run: what others build on has no model or data of its own."""
+    return sorted(path.stem for path in folder.glob("*.yaml") if not path.stem.startswith("base"))
+
+
+def _choices(wrong: str, known: Iterable[str]) -> str:
+    names = list(known)
+    near = difflib.get_close_matches(wrong, names, n=1, cutoff=0.4)
+    return (f"did you mean {near[0]}? " if near else "") + f"There are: {', '.join(names)}"
+
+
+def _unreadable(error: OverrideParseException) -> str:
+    """An override that Hydra's grammar cannot take, most often a text with commas, colons or equals signs."""
+    key, equals, value = error.override.partition("=")
+    if not equals:
+        return f"{error.override}: give a value, {error.override}=VALUE"
+    if value[:1] in ("[", "{"):
+        return (
+            f"{error.override}: the list or the braces do not end, or hold text that needs quotes; write "
+            f"{key}=[first,second] or {key}={{name:value}}, all of it in single quotes for the shell"
+        )
+    return (
+        f"{error.override}: Hydra reads commas, colons, equals signs and brackets itself; a text with them is quoted "
+        f"twice: {quoted(key, _unquoted(value))}"
+    )
+
+
+def _unquoted(value: str) -> str:
+    """Without quotes that were meant to enclose it, and lack their other end."""
+    return value.strip("\"'") if value.startswith(('"', "'")) else value
+
+
+def quoted(key: str, value: str) -> str:
+    """An override of a text as it is typed in a shell, whatever the text holds."""
+    # In Hydra's quotes a backslash is one, unless a quote follows.
+    inside = re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), value)
+    return shlex.quote(f'{key}="{inside}"')
+
+
+def _of_hydra(text: str) -> str:
+    first = text.splitlines()[0]
+    several = re.match(r"Ambiguous value for argument '(.*)'$", first)
+    if several:
+        key, _, value = several.group(1).partition("=")
+        return (
+            f"{key}={value}: several values. One run for each: add --multirun. A list: "
+            f"{shlex.quote(f'{key}=[{value}]')}. A text: {quoted(key, value)}"
+        )
+    if first.startswith(_NOT_A_NAME):
+        return "policy and optimizer take the name of a preset, such as policy=dapo; policy.FIELD=value sets a field"
+    twice = re.match(
+        r"Multiple values for (\S+)\. |(\S+) appears more than once in the final defaults list", first
+    )
+    if twice:
+        name = twice[1] or twice[2]
+        return (
+            f"{name}: an option has been chosen already; leave the + out to choose another, and write `override "
+            f"{name}: OPTION` in the defaults list of a file"
+        )
+    return text if "config_path" in text else first
 
 
 def _chain(error: BaseException) -> list[BaseException]:

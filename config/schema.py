@@ -12,6 +12,8 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from config.checks import at_least, check_batches, check_evaluation, check_policy, one_of
+from config.composition import check_composed
 from config.env import EnvConfig
 from config.errors import ConfigError
 from config.evaluation import EvalConfig
@@ -28,22 +30,12 @@ BACKENDS = ("none", "wandb", "tensorboard")
 WANDB_MODES = ("online", "offline")
 
 
-def _one_of(place: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(f"{place}={value!r}: choose one of {', '.join(known)}")
-
-
-def _at_least(place: str, value: float, least: float) -> None:
-    if value < least:
-        raise ConfigError(f"{place}={value}: must be at least {least}")
-
-
 @dataclass
 class ModelConfig:
     """The policy that is trained, and that the engines and the reference start from."""
 
     name: str = MISSING
-    """A Hugging Face hub name, or a local folder in Hugging Face format."""
+    """A Hugging Face hub name, a local folder in Hugging Face format, a checkpoint, or the folder of a run."""
     dtype: str = "float32"
     """Weights of the trained model: `float32`, or `bfloat16`, beside which the optimizer keeps the bits that rounding
     drops, so that they move as float32 ones do."""
@@ -51,7 +43,7 @@ class ModelConfig:
     """Attention kernel of the trained and reference models: `sdpa`, `eager`, `flash_attention_2`."""
 
     def __post_init__(self) -> None:
-        _one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
+        one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
 
 
 @dataclass
@@ -85,7 +77,7 @@ class TrainConfig:
     """Newest checkpoints kept; older ones are removed. 0 keeps all. Later ones, of which a run that went back to an
     earlier one has taken leave, are removed in any case."""
     resume: str | None = None
-    """`auto` (the newest checkpoint under this run's folder) or the path of a checkpoint."""
+    """A checkpoint, the folder of a run (its newest one), or `auto`: of this run's folder or the newest run like it."""
     max_nonfinite_steps: int = 3
     """Optimizer steps with a non-finite loss or gradient in a row after which the run stops."""
     deterministic: bool = True
@@ -107,8 +99,8 @@ class TrainConfig:
         return self.share_prompt and not self.gradient_checkpointing
 
     def __post_init__(self) -> None:
-        _one_of("train.mixed_precision", self.mixed_precision, PRECISIONS)
-        _one_of("train.stale_groups", self.stale_groups, ("drop", "wait"))
+        one_of("train.mixed_precision", self.mixed_precision, PRECISIONS)
+        one_of("train.stale_groups", self.stale_groups, ("drop", "wait"))
         for key in (
             "total_dialog_turns",
             "gradient_accumulation_steps",
@@ -116,11 +108,11 @@ class TrainConfig:
             "max_nonfinite_steps",
             "weight_update_frequency",
         ):
-            _at_least(f"train.{key}", vars(self)[key], 1)
+            at_least(f"train.{key}", vars(self)[key], 1)
         if self.log_prob_chunk_size is not None:
-            _at_least("train.log_prob_chunk_size", self.log_prob_chunk_size, 1)
+            at_least("train.log_prob_chunk_size", self.log_prob_chunk_size, 1)
         for key in ("checkpoint_frequency", "keep_checkpoints", "max_policy_age"):
-            _at_least(f"train.{key}", vars(self)[key], 0)
+            at_least(f"train.{key}", vars(self)[key], 0)
 
 
 @dataclass
@@ -190,8 +182,8 @@ class LoggingConfig:
     """The live progress line."""
 
     def __post_init__(self) -> None:
-        _one_of("logging.backend", self.backend, BACKENDS)
-        _one_of("logging.mode", self.mode, WANDB_MODES)
+        one_of("logging.backend", self.backend, BACKENDS)
+        one_of("logging.mode", self.mode, WANDB_MODES)
 
 
 @dataclass
@@ -217,8 +209,8 @@ class Config:
     every path that this machine has)."""
 
     def __post_init__(self) -> None:
-        _one_of("run", self.run, RUNS)
-        _one_of("device", self.device, ("auto", "cuda", "cpu"))
+        one_of("run", self.run, RUNS)
+        one_of("device", self.device, ("auto", "cuda", "cpu"))
 
     @property
     def completions_per_iteration(self) -> int:
@@ -275,9 +267,9 @@ class Config:
 
     def check(self) -> None:
         """Raises ConfigError where two sections contradict each other."""
-        _check_batches(self)
-        _check_policy(self)
-        _check_evaluation(self)
+        check_batches(self)
+        check_policy(self)
+        check_evaluation(self)
         if self.plan.given and self.run != "plan":
             raise ConfigError(
                 f"plan.* describes a machine to plan for, but run={self.run} works on this one: add run=plan, or leave "
@@ -291,80 +283,6 @@ class Config:
                 f"{self.env.max_prompt_tokens} + max_tokens={self.longest_response} (the largest of inference_model "
                 f"and eval.sets): raise it to {longest}, or lower one of the two"
             )
-
-
-def _check_batches(config: Config) -> None:
-    train, repeats = config.train, config.env.repeats
-    _at_least("env.repeats", repeats, 1)
-    _at_least("env.num_envs", config.env.num_envs, 1)
-    if config.env.candidates < repeats:
-        raise ConfigError(
-            f"env.oversample={config.env.oversample} is less than env.repeats={repeats}: it counts the candidates "
-            f"of a prompt, of which {repeats} are kept; take {2 * repeats}, or null for none"
-        )
-    batch, optim = config.completions_per_iteration, config.optim_batch_size
-    if batch % repeats:
-        raise ConfigError(
-            f"train.dialog_turns_per_batch={batch} is not a multiple of env.repeats={repeats}: an iteration "
-            f"is made of whole groups; take {max(1, batch // repeats) * repeats}"
-        )
-    if optim > batch or batch % optim:
-        raise ConfigError(
-            f"train.optim_batch_size={optim} does not divide the {batch} completions of an iteration "
-            f"(train.dialog_turns_per_batch, or env.num_envs={config.env.num_envs} x env.repeats={repeats})"
-        )
-    if optim % repeats:
-        raise ConfigError(
-            f"train.optim_batch_size={optim} is not a multiple of env.repeats={repeats}: groups are not "
-            f"split over optimizer steps; take {max(1, optim // repeats) * repeats}"
-        )
-    steps = train.gradient_accumulation_steps
-    if train.shares_prompt and (optim // repeats) % steps:
-        raise ConfigError(
-            f"train.gradient_accumulation_steps={steps} does not divide the {optim // repeats} groups of an optimizer "
-            f"step (train.optim_batch_size={optim} / env.repeats={repeats}): with train.share_prompt a microbatch is "
-            "made of whole groups; take a divisor, or train.share_prompt=false"
-        )
-    if optim % steps:
-        raise ConfigError(
-            f"train.gradient_accumulation_steps={steps} does not divide the {optim} completions of an optimizer step "
-            "(train.optim_batch_size): take a divisor"
-        )
-    ready = train.buffer_groups
-    if ready is not None and ready < optim // repeats:
-        raise ConfigError(
-            f"train.buffer_groups={ready} is less than the {optim // repeats} groups of an optimizer step: the "
-            "learner could never take one; raise it"
-        )
-    if train.total_dialog_turns < batch:
-        raise ConfigError(
-            f"train.total_dialog_turns={train.total_dialog_turns} is less than one iteration's {batch} "
-            "completions: raise it, or lower env.num_envs"
-        )
-
-
-def _check_policy(config: Config) -> None:
-    if config.env.repeats == 1 and config.policy.baseline != "none":
-        raise ConfigError(
-            f"env.repeats=1 with policy.baseline={config.policy.baseline}: a group of one has no baseline, "
-            "every advantage would be 0; set env.repeats >= 2 or policy.baseline=none"
-        )
-    if config.run == "train" and config.inference_model.temperature == 0:
-        raise ConfigError(
-            "inference_model.temperature=0: greedy completions of one prompt are all the same, and no policy "
-            "gradient has their log-probs; train with 1.0, and evaluate greedily with eval.sets.NAME.temperature=0"
-        )
-
-
-def _check_evaluation(config: Config) -> None:
-    sets, frequency = config.eval.sets, config.eval.frequency
-    if not sets and (frequency or config.run == "eval"):
-        why = "run=eval" if config.run == "eval" else f"eval.frequency={frequency}"
-        raise ConfigError(
-            f"{why} without eval.sets: name what is evaluated, eval.sets={{NAME: {{dataset: gsm8k}}}}"
-        )
-    for name, chosen in sets.items():
-        chosen.env(f"eval.sets.{name}", config.env)
 
 
 @cache
@@ -389,8 +307,9 @@ def to_config(composed: DictConfig) -> Config:
     """A composed Hydra config as a checked `Config`.
 
     Raises:
-        ConfigError: a missing value or a contradiction.
+        ConfigError: an unknown key, a missing value or a contradiction.
     """
+    check_composed(composed, Config)
     missing = sorted(key for key in OmegaConf.missing_keys(composed) if not key.startswith("hydra"))
     if missing:
         raise ConfigError(f"{', '.join(missing)}: no value; give it on the command line or in the YAML file")

@@ -19,6 +19,11 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
 }
 
 
+def calculator(request: str) -> str:
+    """You have a calculator for + - * / and parentheses."""
+    return calculate(request)
+
+
 def calculate(expression: str) -> str:
     """The value of + - * / and parentheses over decimal numbers; commas in numbers are dropped.
 

@@ -1,6 +1,8 @@
 """Rows of a dataset: from local JSONL, JSON or parquet files, or from the hub. Bad rows are named by file and line."""
 
+import codecs
 import json
+import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +13,19 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 
 PROMPT_COLUMNS = ("messages", "prompt", "question", "problem")
+DEEPEST = 100
+"""Levels of lists and objects in a column; what reads or sends rows may go through them one call a level."""
+LONGEST_SHOWN = 200
+"""Characters of a value in a message."""
+REMEDY = "mend or remove the line; a JSONL file has one whole object in each"
+_NOT_TEXT = (
+    (codecs.BOM_UTF16_LE, "UTF-16 text", "save it as UTF-8, as in iconv -f UTF-16 -t UTF-8"),
+    (codecs.BOM_UTF16_BE, "UTF-16 text", "save it as UTF-8, as in iconv -f UTF-16 -t UTF-8"),
+    (b"\x1f\x8b", "compressed by gzip", "unpack it with gunzip"),
+    (b"\x28\xb5\x2f\xfd", "compressed by zstd", "unpack it with unzstd"),
+    (b"PK\x03\x04", "a zip archive", "unpack it with unzip"),
+    (b"ARROW1", "an Arrow file", "save it as parquet or JSONL"),
+)
 
 
 @dataclass(frozen=True)
@@ -27,14 +42,32 @@ class Row:
                 f"{self.place}: no column {column!r}; it has {', '.join(sorted(self.values)) or 'none'}. "
                 f"Rename the column, or take another env.dataset for this file"
             )
-        return self.values[column]
+        value = self.values[column]
+        trouble = _unusable(value)
+        if trouble:
+            raise ConfigError(
+                f"{self.place}: column {column!r} holds {trouble}, it is {shown(value)}; mend or remove the row"
+            )
+        return value
 
     def text(self, column: str) -> str:
         """The column as a non-empty string."""
         value = self[column]
         if not isinstance(value, str) or not value.strip():
-            raise ConfigError(f"{self.place}: column {column!r} must be a non-empty string, it is {value!r}")
+            raise ConfigError(
+                f"{self.place}: column {column!r} must be a non-empty string, it is {shown(value)}"
+            )
         return value
+
+
+def _unusable(value: Any) -> str | None:
+    """What parquet can hold and no prompt or gold answer can be."""
+    if isinstance(value, bytes):
+        return "bytes, which are no text"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "a number that is not finite"
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((found for each in inside if (found := _unusable(each))), None)
 
 
 def data_files(env: EnvConfig) -> list[Path]:
@@ -46,17 +79,27 @@ def data_files(env: EnvConfig) -> list[Path]:
     given = env.data_files
     if given is None:
         return []
+    if not given:
+        raise ConfigError(
+            f"env.data_files={given!r}: no file; name one, or leave it out to read from the hub"
+        )
     if isinstance(given, dict):
         if env.split not in given:
             raise ConfigError(
-                f"env.data_files has {', '.join(given)} and no file for env.split={env.split}: add one"
+                f"env.data_files has {', '.join(map(str, given))} and no file for env.split={env.split}: add one"
             )
         given = given[env.split]
-    paths = [Path(name).expanduser() for name in ([given] if isinstance(given, str) else given)]
+    names = given if isinstance(given, list) else [given]
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(
+            f"env.data_files={given!r}: give the path of a file, a list of them, or {{split: path}}"
+        )
+    paths = [Path(name).expanduser() for name in names]
     for path in paths:
         if not path.is_file():
+            what = "a folder, not a file" if path.is_dir() else f"no such file (looked from {Path.cwd()})"
             raise ConfigError(
-                f"env.data_files={path}: no such file; give the path of a JSONL, JSON or parquet file"
+                f"env.data_files={path}: {what}; give the path of a JSONL, JSON or parquet file"
             )
     return paths
 
@@ -65,7 +108,7 @@ def load_rows(env: EnvConfig, hub_name: str | None, hub_config: str | None, spli
     """Rows of `env.data_files`, or of the hub dataset `hub_name`; with `env.holdout` those of one side of it."""
     paths = data_files(env)
     if paths:
-        located = [row for path in paths for row in _local_rows(path)]
+        located = [row for path in paths for row in _rows_of(path)]
         rows = [Row(values, place, index) for index, (values, place) in enumerate(located)]
     elif hub_name is None:
         raise ConfigError(
@@ -86,41 +129,155 @@ def held_out(row: Row, share: float) -> bool:
     return zlib.crc32(text.encode()) / 2**32 < share
 
 
-def _local_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+def _rows_of(path: Path) -> list[tuple[dict[str, Any], str]]:
+    rows = list(local_rows(path))
+    if not rows:
+        raise ConfigError(f"{path}: the file has no rows")
+    return rows
+
+
+def local_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """Rows with their places (file:line or file[index]). A format is told by how the file begins, not by its name."""
+    try:
+        with path.open("rb") as file:
+            begins = file.read(8)
+            if begins[:4] == b"PAR1":
+                return iter(_parquet(path))
+            data = begins + file.read()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); see to its permissions") from error
     if path.suffix == ".parquet":
-        import pyarrow.parquet
+        raise ConfigError(f"{path}: not a parquet file, whatever its name says; write it anew")
+    for magic, kind, remedy in _NOT_TEXT:
+        if begins.startswith(magic):
+            raise ConfigError(f"{path}: {kind}; {remedy}")
+    data = data.removeprefix(codecs.BOM_UTF8)
+    if data.lstrip().startswith(b"["):
+        return _json_array(path, data)
+    return _json_lines(path, data)
 
-        for index, row in enumerate(pyarrow.parquet.read_table(path).to_pylist()):
-            yield row, f"{path}[{index}]"
-        return
-    text = path.read_text(encoding="utf-8")
-    if text.lstrip().startswith("["):
-        yield from _json_array(path, text)
-        return
-    for number, line in enumerate(text.split("\n"), start=1):
+
+def _parquet(path: Path) -> list[tuple[dict[str, Any], str]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    row = None
+    try:
+        table = pyarrow.parquet.read_table(path)
+        try:
+            rows = table.to_pylist()
+        except (pyarrow.ArrowException, ValueError, OverflowError):
+            for row in range(table.num_rows):  # which one it is
+                table.slice(row, 1).to_pylist()
+            raise
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        place = path if row is None else f"{path}[{row}]"
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"{place}: cannot be read as parquet ({reason}); write the file anew") from error
+    return [(values, f"{path}[{index}]") for index, values in enumerate(rows)]
+
+
+def _json_lines(path: Path, data: bytes) -> Iterator[tuple[dict[str, Any], str]]:
+    for number, line in enumerate(data.split(b"\n"), start=1):
         if line.strip():
-            yield _parsed(line, f"{path}:{number}"), f"{path}:{number}"
+            place = f"{path}:{number}"
+            yield checked_row(parse_json(decode(line, place), place, REMEDY), place), place
 
 
-def _json_array(path: Path, text: str) -> Iterator[tuple[dict[str, Any], str]]:
+def _json_array(path: Path, data: bytes) -> Iterator[tuple[dict[str, Any], str]]:
+    text = decode(data, str(path))
+    for index, row in enumerate(parse_json(text, str(path), "mend the file")):
+        place = f"{path}[{index}]"
+        yield checked_row(row, place), place
+
+
+def decode(data: bytes, place: str) -> str:
+    """UTF-8 text. Raises ConfigError, which names the line where `data` has several."""
     try:
-        rows = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}:{error.lineno}: not valid JSON ({error.msg}); mend the file") from error
-    for index, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise ConfigError(f"{path}[{index}]: a row must be an object, it is {row!r}")
-        yield row, f"{path}[{index}]"
+        return data.decode()
+    except UnicodeDecodeError as error:
+        before = data[: error.start]
+        where = f"{place}:{before.count(10) + 1}" if b"\n" in data else place
+        column = error.start - before.rfind(b"\n")
+        raise ConfigError(
+            f"{where}: byte {column} (0x{data[error.start]:02x}) is not UTF-8; save the file as UTF-8, as in "
+            "iconv -f LATIN1 -t UTF-8"
+        ) from error
 
 
-def _parsed(line: str, place: str) -> dict[str, Any]:
+def parse_json(text: str, place: str, remedy: str) -> Any:
+    """A value of JSON, strictly.
+
+    Raises:
+        ConfigError: what is none, such as NaN; integers of thousands of digits; what is nested too deep.
+    """
     try:
-        row = json.loads(line)
+        return json.loads(text, parse_constant=_no_number)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{place}: not valid JSON ({error.msg}); mend or remove the line") from error
+        where = f"{place}:{error.lineno}" if "\n" in text else place
+        raise ConfigError(f"{where}: not valid JSON ({error.msg}); {remedy}") from error
+    except ValueError as error:
+        raise ConfigError(f"{place}: {str(error).split(';')[0]}; {remedy}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{place}: nested too deep; {remedy}") from error
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON and no number; write null, or leave the column out")
+
+
+def checked_row(row: Any, place: str) -> dict[str, Any]:
+    """A row of a JSON file: an object whose texts are text.
+
+    Raises:
+        ConfigError: it is something else, is nested deeper than `DEEPEST`, or half a character is in a text.
+    """
     if not isinstance(row, dict):
-        raise ConfigError(f"{place}: a row must be a JSON object, it is {row!r}")
+        what = f"a list of {len(row)}" if isinstance(row, list) else shown(row)
+        raise ConfigError(f"{place}: a row must be a JSON object, it is {what}")
+    for column, value in row.items():
+        trouble = _trouble(column) or _trouble(value)
+        if trouble:
+            raise ConfigError(f"{place}: column {shown(column)} {trouble}; mend or remove the row")
     return row
+
+
+def _trouble(value: Any, depth: int = 0) -> str | None:
+    """What is wrong with a value of JSON."""
+    if isinstance(value, str):
+        return None if is_text(value) else f"has half a character (a lone surrogate) in {shown(value)}"
+    if not isinstance(value, dict | list):
+        return None
+    if depth == DEEPEST:
+        return f"is nested deeper than {DEEPEST} levels"
+    inside = [*value, *value.values()] if isinstance(value, dict) else value
+    return next((found for each in inside if (found := _trouble(each, depth + 1))), None)
+
+
+def is_message(entry: object) -> bool:
+    """Whether it is {"role": text, "content": text}."""
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("role"), str)
+        and isinstance(entry.get("content"), str)
+    )
+
+
+def is_text(value: str) -> bool:
+    """False for a text that no file can hold: one with a lone surrogate, which half an emoji is."""
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shown(value: Any) -> str:
+    """A value for a message: what it is, on one short line."""
+    text = repr(value) if not isinstance(value, str) else ascii(value) if not is_text(value) else repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
 
 def _hub_rows(env: EnvConfig, name: str, config: str | None, split: str) -> list[Row]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envs.task import Example, Task
+from envs.task import Example, Task, checked_examples
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class DuplicateReport:
 def distinct_examples(task: Task, split: str) -> Sequence[Example]:
     """A split of the task with its duplicates reported, and kept or dropped as `env.duplicates` says. Members of a
     mixture see to their own."""
-    examples = task.examples(split)
+    examples = checked_examples(task, split)
     if task.members:
         return examples
     kept, report = resolve_duplicates(examples, task.duplicates or task.env.duplicates, _same)

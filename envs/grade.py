@@ -15,8 +15,9 @@ from typing import Any, TextIO
 
 from config.env import EnvConfig
 from config.errors import ConfigError
+from envs.data import local_rows, shown
 from envs.reward_service import RewardService, Scored
-from envs.task import Completion, Example, make_task
+from envs.task import Completion, Example, checked_examples, make_task
 
 PORTION = 512
 
@@ -30,7 +31,9 @@ def grade(env: EnvConfig, out: TextIO = sys.stdout, report: TextIO = sys.stderr)
     if env.samples is None:
         raise ConfigError('run=rewards needs env.samples=FILE, JSONL of {"row": index, "completion": text}')
     task = make_task(env)
-    examples = {example.row: example for example in task.examples(env.split)}
+    examples = {example.row: example for example in checked_examples(task, env.split)}
+    if not examples:
+        raise ConfigError("the dataset has no rows: check env.data_files and env.split")
     samples = list(_samples(Path(env.samples), examples))
     if not samples:
         raise ConfigError(f"env.samples={env.samples}: the file has no lines")
@@ -65,31 +68,27 @@ def _line(example: Example, verdict: Scored) -> dict[str, Any]:
 def _samples(path: Path, examples: dict[int, Example]) -> Iterator[tuple[Completion, Example]]:
     if not path.exists() or path.is_dir():
         raise ConfigError(f"env.samples={path}: no such file (looked from {Path.cwd()})")
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield _sample(line, f"{path}:{number}", examples)
+    for value, place in local_rows(path):
+        yield _sample(value, place, examples)
 
 
-def _sample(line: str, place: str, examples: dict[int, Example]) -> tuple[Completion, Example]:
-    try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{place}: not valid JSON ({error.msg}); mend or remove the line") from error
-    if not isinstance(value, dict) or not isinstance(value.get("completion"), str):
+def _sample(value: dict[str, Any], place: str, examples: dict[int, Example]) -> tuple[Completion, Example]:
+    if not isinstance(value.get("completion"), str):
         raise ConfigError(
-            f'{place}: a sample is {{"row": index, "completion": text}}, this is {line.strip()[:80]}'
+            f'{place}: a sample is {{"row": index, "completion": text}}, this is {shown(value)}'
         )
     row = value.get("row")
     if type(row) is not int or row not in examples:
         raise ConfigError(
-            f"{place}: row {row!r} is not among the {len(examples)} prompts (rows {min(examples)} to "
+            f"{place}: row {shown(row)} is not among the {len(examples)} prompts (rows {min(examples)} to "
             f"{max(examples)}); rows are counted from 0 in the data file"
         )
-    completion = Completion(
-        value["completion"], int(value.get("num_tokens", 0)), bool(value.get("truncated", False))
-    )
-    return completion, examples[row]
+    num_tokens, truncated = value.get("num_tokens", 0), value.get("truncated", False)
+    if type(num_tokens) is not int or type(truncated) is not bool:
+        raise ConfigError(
+            f"{place}: num_tokens={shown(num_tokens)}, truncated={shown(truncated)}: a whole number, and true or false"
+        )
+    return Completion(value["completion"], num_tokens, truncated), examples[row]
 
 
 def _print_table(scored: Sequence[Scored], report: TextIO) -> None:

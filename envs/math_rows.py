@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.data import Row, load_rows
+from envs.data import Row, is_message, load_rows, shown
 from envs.rules import RULES
 from envs.task import Completion, Example, Reward, Task
 from envs.verifiers.equivalence import warm_up
@@ -41,7 +41,8 @@ class MathTask(Task):
             if gold is None:
                 without.append(row.place)
             else:
-                made.append(Example(self.messages(self.problem(row)), gold, row.index))
+                messages = self.messages(self.problem(row))
+                made.append(Example(messages, gold, row.index, row_data=self.row_data(row)))
         if without:
             log.warning("%d rows have no answer and are left out: %s", len(without), ", ".join(without[:5]))
         return made
@@ -51,10 +52,14 @@ class MathTask(Task):
         column = next((name for name in PROBLEM_COLUMNS if name in row.values), PROBLEM_COLUMNS[0])
         value = row[column]
         if isinstance(value, list):
-            spoken = [entry["content"] for entry in value if entry.get("role") == "user"]
+            spoken = [
+                message["content"] for message in value if is_message(message) and message["role"] == "user"
+            ]
             value = spoken[-1] if spoken else None
         if not isinstance(value, str) or not value.strip():
-            raise ConfigError(f"{row.place}: column {column!r} must be a non-empty text, it is {value!r}")
+            raise ConfigError(
+                f"{row.place}: column {column!r} must be a non-empty text, it is {shown(value)}"
+            )
         return value.strip()
 
     def gold(self, row: Row) -> str | None:

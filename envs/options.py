@@ -1,11 +1,13 @@
-"""What can be told of tasks and rewards before any data is read: names, options, files, the parts that weights name."""
+"""What can be told of tasks, rewards and tools before any data is read: names, options, files, the parts that weights
+name."""
 
 from config.env import EnvConfig
 from config.errors import ConfigError
 from config.schema import Config
 from envs.data import data_files
-from envs.rewards import find_reward
+from envs.rewards import find_rewards
 from envs.task import make_task
+from envs.tools import find_tools
 
 
 def option_problems(config: Config) -> list[str]:
@@ -19,7 +21,7 @@ def option_problems(config: Config) -> list[str]:
 
 def _problems(env: EnvConfig) -> list[str]:
     found = []
-    for look in (data_files, _reward, _task):
+    for look in (data_files, find_rewards, _task, find_tools):
         try:
             look(env)
         except ConfigError as error:
@@ -27,13 +29,9 @@ def _problems(env: EnvConfig) -> list[str]:
     return found
 
 
-def _reward(env: EnvConfig) -> None:
-    find_reward(env.reward)
-
-
 def _task(env: EnvConfig) -> None:
     task = make_task(env)
-    absent = sorted(set(env.reward_weights) - set(task.weights))
+    absent = sorted(set(env.reward_weights or ()) - set(task.weights))
     if env.reward is None and absent:
         raise ConfigError(
             f"env.reward_weights.{absent[0]}: the reward of {env.dataset} has no such part; it gives "

@@ -47,6 +47,7 @@ class PromptSource:
         keep: examples it refuses (a prompt over the limit) are left out and counted; asked once a row, when
             the row first comes up.
         difficulty: which success rates are worth training on; see `observe`.
+        told: what a message says of prompts that `keep` all refused: how long they are.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class PromptSource:
         seed: int,
         keep: Callable[[Example], bool],
         difficulty: DifficultyConfig | None = None,
+        told: Callable[[Sequence[Example]], str] | None = None,
     ) -> None:
         if not len(examples):
             raise ConfigError("the dataset has no rows: check env.data_files and env.split")
         self.examples = examples
         self.keep = keep
+        self.told = told
         self.difficulty = difficulty or DifficultyConfig()
         bounds = examples.bounds if isinstance(examples, Mixed) else {"": (0, len(examples))}
         empty = [name for name, (start, end) in bounds.items() if start == end]
@@ -130,8 +133,9 @@ class PromptSource:
 
     def _check_left_out(self, order: _Order) -> None:
         if all(index in self._left_out for index in order.rows):
+            lengths = "" if self.told is None else f" ({self.told([self.examples[order.start]])})"
             raise ConfigError(
-                f"all {len(order.rows)} prompts are longer than env.max_prompt_tokens: raise it (and "
+                f"all {len(order.rows)} prompts are longer than env.max_prompt_tokens{lengths}: raise it (and "
                 "inference_model.max_model_len, where that is set)"
             )
 

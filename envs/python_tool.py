@@ -2,10 +2,9 @@
 
 import threading
 
+from config.env import EnvConfig
 from envs.sandbox import Run, Sandbox, choose_level
-
-LONGEST = 2000
-"""Characters of output that the model is shown."""
+from envs.tools import shortened
 
 
 class _Own(threading.local):
@@ -15,21 +14,23 @@ class _Own(threading.local):
 
 
 class PythonTool:
-    """Every call is a new program. Each thread that calls has a sandbox of its own.
+    """You have a Python interpreter; what your program prints is its result.
+
+    Every call is a new program. Each thread that calls has a sandbox of its own.
 
     Raises:
         ConfigError: the level of the sandbox does not work here.
     """
 
-    def __init__(self, level: str) -> None:
-        self.level = choose_level(level)
+    def __init__(self, env: EnvConfig) -> None:
+        self.level = choose_level(env.sandbox)
         self._own = _Own()
         self._sandboxes: list[Sandbox] = []
         self._lock = threading.Lock()
 
-    def run(self, source: str) -> str:
+    def run(self, request: str) -> str:
         """What the program printed, or why it failed."""
-        run = self._sandbox().run(source.strip("\n"))
+        run = self._sandbox().run(request.strip("\n"))
         return shortened(_told(run))
 
     def _sandbox(self) -> Sandbox:
@@ -54,9 +55,3 @@ def _told(run: Run) -> str:
         return f"{printed}\nstopped: {run.status}".strip()
     error = run.stderr.decode("utf-8", "replace").strip().splitlines()
     return f"{printed}\n{error[-1] if error else f'exit code {run.code}'}".strip()
-
-
-def shortened(text: str) -> str:
-    """The beginning and the end of a long text."""
-    half = LONGEST // 2
-    return text if len(text) <= LONGEST else f"{text[:half]}\n...\n{text[-half:]}"

@@ -5,8 +5,8 @@
                           └── the rest ┘ its verification is probed: whose fault was it?
 
 Three outcomes. `scored`: the verdict. `invalid`: the completion made the verifier hang, run out of memory or crash,
-and the same example with an empty completion does not: it scores the minimum. `error`: the reward or the row is at
-fault: masked by whoever trains, counted, and above `env.max_error_rate` the run stops.
+and the same example with an empty completion does not; or it holds control tokens. It scores the minimum. `error`: the
+reward or the row is at fault: masked by whoever trains, counted, and above `env.max_error_rate` the run stops.
 """
 
 import os
@@ -130,7 +130,11 @@ class RewardService:
         with self._lock:
             for position, (completion, example) in enumerate(pairs):
                 item = _Item(ticket, position, completion, example)
-                if self._pool is None:
+                if completion.control_tokens:
+                    self._finish(
+                        item, (0, self._minimum(example), {"control_tokens": 1.0}, "invalid", 0.0, "")
+                    )
+                elif self._pool is None:
                     self._finish(item, judged_here(self.judge, 0, completion, example))
                 else:
                     self._enqueue(item)

@@ -11,7 +11,6 @@ writes its index and the time into a page that it shares with the service, which
 import ctypes
 import gc
 import importlib
-import math
 import mmap
 import os
 import resource
@@ -22,12 +21,12 @@ import struct
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
-from envs.rewards import make_judge
+from envs.own import described
+from envs.rewards import checked, make_judge
 from envs.task import Completion, Example, Reward, Task
 
 PROGRESS = struct.Struct("<qd")  # index of the running verification or IDLE, time.monotonic() of its start
@@ -79,7 +78,7 @@ def start_nursery(control_fd: int) -> None:
             each.warm_up()
         trouble = None
     except Exception as error:  # reported to the service, which raises it
-        trouble = _where(error)
+        trouble = described(error)
     try:
         greeting.send(trouble)
     except BrokenPipeError:
@@ -206,7 +205,7 @@ def pack(items: Sequence[tuple[int, Completion, Example]]) -> Batch:
     for _, _, example in items:
         if id(example) not in places:
             places[id(example)] = len(examples)
-            examples.append((example.messages, example.answer, example.row, example.source))
+            examples.append((example.messages, example.answer, example.row, example.source, example.row_data))
     return (
         [index for index, _, _ in items],
         [(each.text, each.num_tokens, each.truncated) for _, each, _ in items],
@@ -245,21 +244,14 @@ def judged_here(judge: Judge, index: int, completion: Completion, example: Examp
     began = time.perf_counter()
     try:
         reward = judge(completion, example)
-        parts = {name: float(value) for name, value in reward.parts.items()}
-        if not math.isfinite(reward.score):
-            raise ValueError(f"the reward's score is {reward.score}")
-        return index, float(reward.score), parts, reward.outcome, time.perf_counter() - began, ""
+        score, parts = checked(reward)
+        return index, score, parts, reward.outcome, time.perf_counter() - began, ""
     except MemoryError:
         return index, 0.0, {}, CRASHED, time.perf_counter() - began, OUT_OF_MEMORY
     except RecursionError:
         return index, 0.0, {}, CRASHED, time.perf_counter() - began, "RecursionError"
     except (Exception, SystemExit) as error:  # counted as an error and never scored
-        return index, 0.0, {}, "error", time.perf_counter() - began, _where(error)
-
-
-def _where(error: BaseException) -> str:
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({os.path.basename(last.filename)}:{last.lineno})"
+        return index, 0.0, {}, "error", time.perf_counter() - began, described(error)
 
 
 def describe(task: Any) -> tuple[str, str]:

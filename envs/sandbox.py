@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from config.errors import ConfigError
-from envs.sandbox_session import Limits, Run, SandboxError, Session, make_job
+from envs.sandbox_session import Job, Limits, Run, SandboxError, Session
 
 __all__ = ["LEVELS", "Limits", "Run", "Sandbox", "SandboxError", "choose_level", "why_not"]
 
@@ -59,7 +59,7 @@ class Sandbox:
         Raises:
             SandboxError: when it could not be run, through no fault of its own.
         """
-        return self._job(make_job(source, self._seconds(wall_seconds), stdin))
+        return self._job(Job(_encoded(source), self._seconds(wall_seconds), stdin))
 
     def call(
         self, source: str, function: str, arguments: Sequence[Any], wall_seconds: float | None = None
@@ -70,12 +70,13 @@ class Sandbox:
             SandboxError: as for `run`.
             TypeError, ValueError: arguments that JSON cannot hold.
         """
-        return self._job(make_job(source, self._seconds(wall_seconds), b"", function, json.dumps(arguments)))
+        seconds = self._seconds(wall_seconds)
+        return self._job(Job(_encoded(source), seconds, b"", function, json.dumps(arguments)))
 
     def _seconds(self, asked: float | None) -> float:
         return self.limits.wall_seconds if asked is None else min(asked, self.limits.wall_seconds)
 
-    def _job(self, job: dict[str, Any]) -> Run:
+    def _job(self, job: Job) -> Run:
         session = self._session
         if session is not None and session.usable():
             with contextlib.suppress(SandboxError):
@@ -107,6 +108,10 @@ class Sandbox:
         self.close()
 
 
+def _encoded(source: str) -> bytes:
+    return source.encode("utf-8", "replace")
+
+
 @functools.cache
 def why_not(level: str) -> str | None:
     """None where the level works on this machine, else the reason; found out by running a program."""
@@ -117,7 +122,7 @@ def why_not(level: str) -> str | None:
     try:
         session = Session(level, Limits(), ())
         try:
-            run = session.job(make_job("import decimal; print(6 * 7)", PROBE_SECONDS))
+            run = session.job(Job(b"import decimal; print(6 * 7)", PROBE_SECONDS))
         finally:
             session.close()
     except (SandboxError, OSError) as error:

@@ -1,9 +1,16 @@
 """The sandbox's system-call filter: a classic BPF program for seccomp, assembled here and given to the kernel.
 
 It refuses (EPERM) what a program that reads its input, computes and prints has no use for: new processes, other
-programs, sockets to others, signals to others, tracing, mounts, kernel keys, memory outside the address-space limit,
-changes of a file's metadata. Threads pass. Of ioctl, fcntl and prctl only what is listed passes. `without_files`
-also refuses to make, change or remove files, for kernels without Landlock.
+programs, sockets, signals to others, tracing, mounts, kernel keys, memory outside the address-space limit.
+Threads pass, and pairs of connected sockets (asyncio makes one). Of `ioctl` and `fcntl` only what is listed passes:
+both can make the kernel send signals to other processes.
+
+What becomes of files depends on what else protects them (`files`):
+
+- `root of its own`: nothing of the user's is there.
+- `landlock`: it knows nothing of owners, modes and times, and before its version 3 nothing of truncation, so these
+  are refused here, also in the private directory.
+- `none`: files can be read and nothing else.
 
 Numbers: Linux arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (aarch64).
 """
@@ -21,6 +28,13 @@ REFUSED = {  # name: (x86_64, aarch64); None: the machine has no such call
     "execve": (59, 221),
     "execveat": (322, 281),
     "socket": (41, 198),
+    "connect": (42, 203),
+    "bind": (49, 200),
+    "listen": (50, 201),
+    "accept": (43, 202),
+    "accept4": (288, 242),
+    "sendmsg": (46, 211),
+    "sendmmsg": (307, 269),
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -55,7 +69,9 @@ REFUSED = {  # name: (x86_64, aarch64); None: the machine has no such call
     "mount_setattr": (442, 442),
     "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265),
+    "fspick": (433, 433),
     "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
     "fanotify_init": (300, 262),
     "keyctl": (250, 219),
     "add_key": (248, 217),
@@ -69,7 +85,7 @@ REFUSED = {  # name: (x86_64, aarch64); None: the machine has no such call
     "shmget": (29, 194),
     "semget": (64, 190),
     "msgget": (68, 186),
-    "shmat": (30, 196),
+    "shmat": (30, 196),  # what others have made is reached by its number alone
     "shmctl": (31, 195),
     "semop": (65, 193),
     "semtimedop": (220, 192),
@@ -79,22 +95,33 @@ REFUSED = {  # name: (x86_64, aarch64); None: the machine has no such call
     "msgctl": (71, 187),
     "mq_open": (240, 180),
     "mq_unlink": (241, 181),
-    "connect": (42, 203),
-    "bind": (49, 200),
-    "listen": (50, 201),
     "inotify_init": (253, None),
     "inotify_init1": (294, 26),
-    "io_setup": (206, 0),
     "sync": (162, 81),
     "syncfs": (306, 267),
     "syslog": (103, 116),
-    "quotactl_fd": (443, 443),
-    "fspick": (433, 433),
     "mknod": (133, None),
     "mknodat": (259, 33),
 }
 
-METADATA = {  # Landlock does not cover these, and `truncate` only from version 3 on
+FILE_CHANGES = {
+    "creat": (85, None),
+    "unlink": (87, None),
+    "unlinkat": (263, 35),
+    "rmdir": (84, None),
+    "rename": (82, None),
+    "renameat": (264, 38),
+    "renameat2": (316, 276),
+    "mkdir": (83, None),
+    "mkdirat": (258, 34),
+    "link": (86, None),
+    "linkat": (265, 37),
+    "symlink": (88, None),
+    "symlinkat": (266, 36),
+}
+
+KEPT = {
+    "openat2": (437, 437),
     "truncate": (76, 45),
     "chmod": (90, None),
     "fchmod": (91, 52),
@@ -118,23 +145,7 @@ METADATA = {  # Landlock does not cover these, and `truncate` only from version 
     "removexattrat": (466, 466),
     "file_setattr": (469, 469),
 }
-
-FILE_CHANGES = {
-    "creat": (85, None),
-    "unlink": (87, None),
-    "unlinkat": (263, 35),
-    "rmdir": (84, None),
-    "rename": (82, None),
-    "renameat": (264, 38),
-    "renameat2": (316, 276),
-    "mkdir": (83, None),
-    "mkdirat": (258, 34),
-    "link": (86, None),
-    "linkat": (265, 37),
-    "symlink": (88, None),
-    "symlinkat": (266, 36),
-    "flock": (73, 32),
-}
+"""Changes of a file that Landlock does not see, and a call whose flags cannot be read here."""
 
 CLONE, CLONE3, KILL, TGKILL, PRLIMIT, FCNTL, PRCTL = (
     (56, 220),
@@ -145,31 +156,28 @@ CLONE, CLONE3, KILL, TGKILL, PRLIMIT, FCNTL, PRCTL = (
     (72, 25),
     (157, 167),
 )
-IOCTL, SOCKETPAIR = (16, 29), (53, 199)
-OPEN, OPENAT, OPENAT2 = (2, None), (257, 56), (437, 437)
-NEWER = 470
-"""The first call that is not known here; it and those after it fail as on a kernel that has none of them."""
+OPEN, OPENAT, IOCTL, SOCKETPAIR, SENDTO = (2, None), (257, 56), (16, 29), (53, 199), (44, 206)
 CLONE_THREAD = 0x10000
-AF_UNIX, BEYOND_SOCK_STREAM = 1, 0xE
-F_SETFL, O_ASYNC = 4, 0x2000
-FCNTL_ALLOWED = (0, 1, 2, 3, 1027, 1030, 1032, 1034)
-"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_QUERY, F_DUPFD_CLOEXEC, F_GETPIPE_SZ, F_GET_SEALS."""
-FCNTL_LOCKS = (5, 6, 7, 36, 37, 38)
-"""F_GETLK, F_SETLK, F_SETLKW and the same for open file descriptions."""
-IOCTL_ALLOWED = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-"""TCGETS, TCGETS2, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
-PRCTL_ALLOWED = (15, 16, 0x53564D41)
-"""PR_SET_NAME, PR_GET_NAME, PR_SET_VMA."""
-PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 22, 38
+IOCTL_ALLOWED = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
+F_SETFL = 4
+FCNTL_ALLOWED = (0, 1, 2, 3, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032, 1033, 1034)
+"""Descriptors and their flags, locks, sizes of pipes, seals; F_SETFL where it does not ask for signals (O_ASYNC)."""
+STREAM_BITS, ACCESS_BITS = 0xE, 3
+"""Bits that a socket's type has if it is no stream; the bits of `open` that say whether to read or write."""
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
 
 ALLOW, KILL_PROCESS = 0x7FFF0000, 0x80000000
 REFUSE, UNKNOWN = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
-LOAD, JUMP_EQUAL, JUMP_GREATER_EQUAL, JUMP_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+LOAD, AND, RETURN = 0x20, 0x54, 0x06
+JUMP_EQUAL, JUMP_GREATER_EQUAL, JUMP_ANY_BIT = 0x15, 0x35, 0x45
 OFFSET_NUMBER, OFFSET_MACHINE, OFFSET_ARGUMENTS = 0, 4, 16
 X32_BIT = 0x40000000
 
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
 Number = tuple[int, int | None]
+Files = str
+"""`root of its own`, `landlock` or `none`."""
 
 
 class _Filter(ctypes.Structure):
@@ -189,61 +197,81 @@ def _returns(verdict: int) -> Instruction:
     return (RETURN, 0, 0, verdict)
 
 
-def _when(argument: int, jump: int, operand: int, body: list[Instruction]) -> list[Instruction]:
-    """`body`, which ends in a return, where the low 32 bits of an argument fit; else what follows it."""
-    return [(LOAD, 0, 0, OFFSET_ARGUMENTS + 8 * argument), (jump, 0, len(body), operand), *body]
+def _body(
+    argument: int, tests: list[tuple[int, int]], matched: int = REFUSE, otherwise: int = ALLOW
+) -> list[Instruction]:
+    """`matched` when any (jump code, operand) holds for the low 32 bits of an argument, else `otherwise`."""
+    load = (LOAD, 0, 0, OFFSET_ARGUMENTS + 8 * argument)
+    jumps = [(code, len(tests) - place, 0, operand) for place, (code, operand) in enumerate(tests)]
+    return [load, *jumps, _returns(otherwise), _returns(matched)]
 
 
-def _one_of(argument: int, operands: tuple[int, ...], matched: int, otherwise: int) -> list[Instruction]:
-    tests = [_when(argument, JUMP_EQUAL, operand, [_returns(matched)]) for operand in operands]
-    return [*(instruction for test in tests for instruction in test), _returns(otherwise)]
+def _fcntl() -> list[Instruction]:
+    flags = _body(2, [(JUMP_ANY_BIT, os.O_ASYNC)])
+    allowed = _body(1, [(JUMP_EQUAL, command) for command in FCNTL_ALLOWED], ALLOW, REFUSE)
+    return [(LOAD, 0, 0, OFFSET_ARGUMENTS + 8), (JUMP_EQUAL, 0, len(flags), F_SETFL), *flags, *allowed]
 
 
-def _opens(argument: int, without_files: bool) -> list[Instruction]:
-    """Refuses to cut a file that is opened for reading only, which Landlock sees as reading before version 3."""
-    changing = os.O_WRONLY | os.O_RDWR
-    if without_files:
-        return [
-            *_when(argument, JUMP_ANY_BIT, changing | os.O_CREAT | os.O_TRUNC, [_returns(REFUSE)]),
-            _returns(ALLOW),
-        ]
-    cuts = [*_when(argument, JUMP_ANY_BIT, changing, [_returns(ALLOW)]), _returns(REFUSE)]
-    return [*_when(argument, JUMP_ANY_BIT, os.O_TRUNC, cuts), _returns(ALLOW)]
-
-
-def _rules(pid: int, without_files: bool) -> list[tuple[Number, list[Instruction]]]:
-    refused = {**REFUSED, **METADATA, **(FILE_CHANGES if without_files else {})}
-    rules: list[tuple[Number, list[Instruction]]] = [
-        (number, [_returns(REFUSE)]) for number in refused.values()
+def _sendto() -> list[Instruction]:
+    """Only to the socket at the other end: no address, in neither half of the pointer."""
+    address = OFFSET_ARGUMENTS + 8 * 4
+    return [
+        (LOAD, 0, 0, address),
+        (JUMP_EQUAL, 0, 3, 0),
+        (LOAD, 0, 0, address + 4),
+        (JUMP_EQUAL, 0, 1, 0),
+        _returns(ALLOW),
+        _returns(REFUSE),
     ]
-    refuse, allow = [_returns(REFUSE)], [_returns(ALLOW)]
-    flags = [*_when(2, JUMP_ANY_BIT, O_ASYNC, refuse), *allow]
-    commands = FCNTL_ALLOWED if without_files else FCNTL_ALLOWED + FCNTL_LOCKS
-    rules += [
+
+
+def _truncating(argument: int) -> list[Instruction]:
+    """Landlock looks at what a file is opened for, and before its version 3 not at O_TRUNC."""
+    return [
+        (LOAD, 0, 0, OFFSET_ARGUMENTS + 8 * argument),
+        (JUMP_ANY_BIT, 0, 4, os.O_TRUNC),
+        (AND, 0, 0, ACCESS_BITS),
+        (JUMP_EQUAL, 2, 0, os.O_WRONLY),
+        (JUMP_EQUAL, 1, 0, os.O_RDWR),
+        _returns(REFUSE),
+        _returns(ALLOW),
+    ]
+
+
+def _file_rules(files: Files) -> list[tuple[Number, list[Instruction]]]:
+    if files == "root of its own":
+        return []
+    if files == "landlock":
+        return [(OPEN, _truncating(1)), (OPENAT, _truncating(2))]
+    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+    return [(OPEN, _body(1, [(JUMP_ANY_BIT, writing)])), (OPENAT, _body(2, [(JUMP_ANY_BIT, writing)]))]
+
+
+def refused(files: Files) -> dict[str, Number]:
+    """Calls that are refused whatever their arguments are."""
+    more = {"root of its own": {}, "landlock": KEPT, "none": {**KEPT, **FILE_CHANGES}}[files]
+    return {**REFUSED, **more}
+
+
+def _rules(pid: int, files: Files) -> list[tuple[Number, list[Instruction]]]:
+    itself = [(JUMP_EQUAL, pid)]
+    return [
+        *((number, [_returns(REFUSE)]) for number in refused(files).values()),
         (CLONE3, [_returns(UNKNOWN)]),  # the C library then makes threads by clone, whose flags can be read
-        (OPENAT2, [_returns(UNKNOWN)]),  # nor can the flags of this one be read
-        (CLONE, [*_when(0, JUMP_ANY_BIT, CLONE_THREAD, allow), *refuse]),
-        (KILL, _one_of(0, (pid,), ALLOW, REFUSE)),
-        (TGKILL, _one_of(0, (pid,), ALLOW, REFUSE)),
-        (PRLIMIT, _one_of(0, (0, pid), ALLOW, REFUSE)),
-        (FCNTL, [*_when(1, JUMP_EQUAL, F_SETFL, flags), *_one_of(1, commands, ALLOW, REFUSE)]),
-        (IOCTL, _one_of(1, IOCTL_ALLOWED, ALLOW, REFUSE)),
-        (PRCTL, _one_of(0, PRCTL_ALLOWED, ALLOW, REFUSE)),
-        (
-            SOCKETPAIR,  # a connected pair for a program's own threads and for asyncio; others can be sent anywhere
-            [
-                *_when(0, JUMP_GREATER_EQUAL, AF_UNIX + 1, refuse),
-                *_when(1, JUMP_ANY_BIT, BEYOND_SOCK_STREAM, refuse),
-                *allow,
-            ],
-        ),
-        (OPEN, _opens(1, without_files)),
-        (OPENAT, _opens(2, without_files)),
+        (CLONE, _body(0, [(JUMP_ANY_BIT, CLONE_THREAD)], ALLOW, REFUSE)),
+        (KILL, _body(0, itself, ALLOW, REFUSE)),
+        (TGKILL, _body(0, itself, ALLOW, REFUSE)),
+        (PRLIMIT, _body(0, [(JUMP_EQUAL, 0), *itself], ALLOW, REFUSE)),
+        (PRCTL, _body(0, [(JUMP_EQUAL, PR_SET_PDEATHSIG)])),
+        (FCNTL, _fcntl()),
+        (IOCTL, _body(1, [(JUMP_EQUAL, command) for command in IOCTL_ALLOWED], ALLOW, REFUSE)),
+        (SOCKETPAIR, _body(1, [(JUMP_ANY_BIT, STREAM_BITS)])),
+        (SENDTO, _sendto()),
+        *_file_rules(files),
     ]
-    return rules
 
 
-def assemble(machine: str, pid: int, without_files: bool) -> list[Instruction]:
+def assemble(machine: str, pid: int, files: Files) -> list[Instruction]:
     """The program for one process.
 
     Raises:
@@ -260,20 +288,19 @@ def assemble(machine: str, pid: int, without_files: bool) -> list[Instruction]:
     ]
     if machine == "x86_64":
         program += [(JUMP_GREATER_EQUAL, 0, 1, X32_BIT), _returns(REFUSE)]
-    program += [(JUMP_GREATER_EQUAL, 0, 1, NEWER), _returns(UNKNOWN)]
-    for number, body in _rules(pid, without_files):
+    for number, body in _rules(pid, files):
         if number[column] is not None:
             program += [(JUMP_EQUAL, 0, len(body), int(number[column] or 0)), *body]
     return [*program, _returns(ALLOW)]
 
 
-def install(libc: ctypes.CDLL, without_files: bool) -> None:
+def install(libc: ctypes.CDLL, files: Files) -> None:
     """Filters this process and all it starts, for good.
 
     Raises:
         OSError: the kernel or the container refuses.
     """
-    program = assemble(os.uname().machine, os.getpid(), without_files)
+    program = assemble(os.uname().machine, os.getpid(), files)
     instructions = (_Filter * len(program))(*(_Filter(*instruction) for instruction in program))
     header = _Program(len(program), instructions)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:

@@ -142,11 +142,11 @@ def _handled(version: int) -> int:
 def confine_files(readable: list[str], writable: str, version: int) -> None:
     """Landlock: from now on only `readable` can be read, and only the directory `writable` changed.
 
-    `version` is that of Landlock's interface to use. From version 4 on TCP is refused too, from version 6 on
-    signals to, and abstract sockets of, processes outside.
+    version: of Landlock's interface. From 4 on TCP is refused too, from 6 on signals to, and abstract sockets of,
+    processes outside.
 
     Raises:
-        OSError: the kernel refuses.
+        OSError: the kernel or the container refuses.
     """
     everything = _handled(version)
     attributes = (ctypes.c_uint64 * 3)(everything, 3 if version >= 4 else 0, 3 if version >= 6 else 0)

@@ -11,8 +11,6 @@ from typing import Any, NoReturn
 
 from envs import sandbox_filter, sandbox_isolation
 
-Settings = dict[str, Any]
-
 READY = b"R"
 VALUE_FD = 3
 SETUP_FAILED = 113
@@ -28,17 +26,18 @@ def write_all(fd: int, data: bytes) -> None:
 class Tested:
     """What a fork of the supervisor becomes."""
 
-    def __init__(self, settings: Settings, libraries: list[int]) -> None:
+    def __init__(self, settings: dict[str, Any], libraries: list[int]) -> None:
         self.settings, self.libraries = settings, libraries
 
-    def run(self, files: list[int]) -> NoReturn:
-        """`files`: the job, standard input, and where output, errors and value go."""
+    def run(self, given: list[int]) -> NoReturn:
+        """given: descriptors of the program, standard input, standard output, standard error, the function's value."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setsid()
-            job = marshal.loads(os.pread(files[0], os.fstat(files[0]).st_size, 0))
-            self._take_streams(files[1:])
+            with open(given[0], "rb") as file:
+                source, function, arguments = marshal.load(file)
+            self._take_streams(given[1:])
             os.chdir(self.settings["directory"])
             self._limit()
             self._confine()
@@ -47,7 +46,7 @@ class Tested:
             sys.excepthook(*sys.exc_info())
             sys.stderr.flush()
             os._exit(SETUP_FAILED)
-        run_program(job["source"], job["function"], job["arguments"])
+        run_program(source, function, arguments)
 
     def _take_streams(self, streams: list[int]) -> None:
         kept = [os.dup2(fd, 100 + place) for place, fd in enumerate((*streams, *self.libraries))]
@@ -77,7 +76,7 @@ class Tested:
     def _confine(self) -> None:
         settings = self.settings
         readable = sandbox_isolation.readable_paths()
-        if settings["landlock"]:
+        if settings["files"] == "landlock":
             sandbox_isolation.confine_files(readable, ".", settings["landlock"])
         sandbox_isolation.drop_privileges(settings["user"])
         if settings["level"] == "rlimits":
@@ -85,7 +84,7 @@ class Tested:
             if self.libraries and not os.access(os.__file__, os.R_OK):
                 _import_through_open_directories(VALUE_FD + 1)
         if settings["filter"]:
-            sandbox_filter.install(sandbox_isolation.libc, without_files=settings["without_files"])
+            sandbox_filter.install(sandbox_isolation.libc, settings["files"])
 
 
 def _import_through_open_directories(fd: int) -> None:

@@ -1,16 +1,17 @@
 """The sandbox's inside: a supervisor that forks one process per test (`envs.sandbox_program`).
 
-Started by `envs.sandbox_session` as a bare interpreter (no site-packages, empty environment), with a socket to the
-grader as standard input. A test's source, its input and what it prints pass between the grader and the test's
-process by files and pipes that the supervisor hands on and never reads. So a fork of the supervisor inherits no
-byte of what was judged before it. It ends when the socket closes, and with it ends everything that it started.
+    grader ──socket──▶ supervisor ──fork──▶ test      START, with descriptors: program, stdin; out, err, value
+           ◀──────────                                ANSWER: how it ended
+           ◀──pipes──────────────────────── test      what it printed
 
-The grader sends the settings (marshal of a dict), then for each test `JOB` with five file descriptors: marshal of
-the job, standard input, and the pipes for output, errors and value; `STOP` ends a test that printed too much. The
-supervisor answers `READY`, then `ANSWER` for each test. Each message is one packet.
+Started by `envs.sandbox` as a bare interpreter (no site-packages, empty environment). The supervisor never runs a
+line of a tested program, and never reads one, its input or its output: these lie behind descriptors that it hands on.
+So its memory, which every test begins with, holds nothing of the tests before. It ends when its socket closes, and
+with it ends everything that it started.
 """
 
 import contextlib
+import ctypes
 import marshal
 import os
 import select
@@ -19,23 +20,22 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
+from typing import Any
 
 from envs import sandbox_isolation
-from envs.sandbox_program import READY, Settings, Tested
+from envs.sandbox_program import READY, Tested
 
-JOB = struct.Struct("<d")  # seconds by the clock
-STOP = b"S"
-ANSWER = struct.Struct("<Bidd")  # status, exit code, CPU seconds, wall seconds
-FILES_PER_JOB = 5
-PACKET_BYTES = 1 << 16
-STATUS = ("finished", "time", "output", "disk", "broken")
-FINISHED, TIME, OUTPUT, DISK, BROKEN = range(5)
-DISK_CHECK_SECONDS = 0.1
-LONGEST_PATH = 1000
-"""Characters; whoever nests more deeply wants to hide something."""
+LENGTH = struct.Struct("<I")
+START, END = b"S", b"E"
+DESCRIPTORS = 5
+"""That come with START: the program, standard input, standard output, standard error, the value of a function."""
+ANSWER = struct.Struct("<iid")
+"""The error number where it could not be forked, exit code, CPU seconds."""
 KILL_SECONDS = 10.0
-CPU_SLACK_SECONDS = 0.1
+GET_ENTRIES = {"x86_64": 217, "aarch64": 61}
+"""The number of getdents64."""
+NO_ENTRIES = 48
+"""Bytes that it gives of an empty directory: `.` and `..`."""
 PRELOADED = (
     "bisect",
     "collections",
@@ -51,13 +51,29 @@ PRELOADED = (
 """What most programs import: loaded once here, it costs a test nothing."""
 
 
+def pack(settings: dict[str, Any]) -> bytes:
+    body = marshal.dumps(settings)
+    return LENGTH.pack(len(body)) + body
+
+
+def _receive(grader: socket.socket, size: int) -> bytes:
+    """Raises EOFError when the other end closes."""
+    received = b""
+    while len(received) < size:
+        part = grader.recv(size - len(received))
+        if not part:
+            raise EOFError
+        received += part
+    return received
+
+
 def main() -> None:
-    """Reads the settings, enters the sandbox, serves until the grader's socket closes."""
+    """Reads the settings, enters the sandbox, serves until the grader closes its socket."""
     grader = socket.socket(fileno=os.dup(0))
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)
-    os.dup2(null, 1)
-    settings = marshal.loads(grader.recv(PACKET_BYTES))
+    (size,) = LENGTH.unpack(_receive(grader, LENGTH.size))
+    settings = marshal.loads(_receive(grader, size))
     for name in PRELOADED:
         __import__(name)
     if settings["level"] != "bubblewrap":
@@ -69,8 +85,8 @@ def main() -> None:
     if settings["level"] == "rlimits" and os.geteuid() == 0:
         os.chown(settings["directory"], settings["user"], settings["user"])
     supervisor = Supervisor(settings, grader)
-    grader.send(READY)
     try:
+        grader.sendall(READY)
         supervisor.serve()
     finally:
         supervisor.end_all()
@@ -114,10 +130,20 @@ def empty(directory: str) -> None:
             os.rmdir(place)
 
 
-class Supervisor:
-    """Runs one job at a time. As process 1 of its own process-number namespace it can end all others in it."""
+def is_empty(directory: str) -> bool:
+    """Whether a directory holds nothing. No name of what it holds stays in memory."""
+    entries = ctypes.create_string_buffer(4096)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    size = sandbox_isolation.libc.syscall(GET_ENTRIES[os.uname().machine], fd, entries, len(entries))
+    os.close(fd)
+    ctypes.memset(entries, 0, len(entries))
+    return int(size) == NO_ENTRIES
 
-    def __init__(self, settings: Settings, grader: socket.socket) -> None:
+
+class Supervisor:
+    """Runs one test at a time. As process 1 of its own process-number namespace it can end all others in it."""
+
+    def __init__(self, settings: dict[str, Any], grader: socket.socket) -> None:
         self.settings, self.grader = settings, grader
         self.first = os.getpid() == 1
         self.woken, wake = os.pipe()
@@ -131,41 +157,70 @@ class Supervisor:
             self.libraries = [os.open(path, os.O_PATH) for path in sys.path if os.path.isdir(path)]
 
     def serve(self) -> None:
+        while (given := self._next()) is not None:
+            self._run(given)
+            self._tidy()
+
+    def _next(self) -> list[int] | None:
+        """The descriptors of the next test; None when the grader has closed its socket."""
         while True:
-            request, files, _, _ = socket.recv_fds(self.grader, PACKET_BYTES, FILES_PER_JOB)
-            if not request:
-                return
-            if request != STOP:  # which may come when the test has already ended
-                (wall_seconds,) = JOB.unpack(request)
-                self.grader.send(self._run(wall_seconds, files))
-                if apart(self._tidy):
-                    raise OSError("the directory of a test could not be emptied")
+            said, given, _, _ = socket.recv_fds(self.grader, 1, DESCRIPTORS)
+            if not said:
+                return None
+            if said == START:  # else END, of a test that had ended by itself
+                return given
 
-    def _tidy(self) -> bool:
-        directory = self.settings["directory"]
-        os.chmod(directory, self.mode)
-        empty(directory)
-        return False
-
-    def _run(self, wall_seconds: float, files: list[int]) -> bytes:
-        began = time.monotonic()
+    def _run(self, given: list[int]) -> None:
+        reason, code, cpu = 0, 0, 0.0
         try:
             pid = os.fork()
-            if pid == 0:
-                Tested(self.settings, self.libraries).run(files)
         except OSError as error:
-            os.write(files[3], f"fork: {error}".encode())
-            return ANSWER.pack(BROKEN, 0, 0.0, 0.0)
-        finally:
-            for fd in files:
-                os.close(fd)
-        watch = Watch(self, pid, began + wall_seconds)
-        status = watch.until_end()
+            pid, reason = -1, error.errno or -1
+        if pid == 0:
+            Tested(self.settings, self.libraries).run(given)
+        for fd in given:
+            os.close(fd)
+        if pid > 0:
+            code, cpu = self._until_end(pid)
         self.end_all()
-        used_up = watch.cpu >= self.settings["cpu_seconds"] - CPU_SLACK_SECONDS
-        if status == FINISHED and watch.code < 0 and used_up:
-            status = TIME
-        return ANSWER.pack(status, watch.code, watch.cpu, time.monotonic() - began)
+        self.grader.sendall(ANSWER.pack(reason, code, cpu))
+
+    def _until_end(self, pid: int) -> tuple[int, float]:
+        """Exit code and CPU seconds of a test that ends by itself, or is ended because the grader says so.
+
+        Raises:
+            EOFError: the grader is gone.
+        """
+        poll = select.poll()
+        for fd in (self.woken, self.grader.fileno()):
+            poll.register(fd, select.POLLIN)
+        while True:
+            ended, status, usage = os.wait4(pid, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+            for fd, _ in poll.poll():
+                if fd == self.woken:
+                    os.read(fd, 4096)
+                    continue
+                said = self.grader.recv(1)
+                os.kill(pid, signal.SIGKILL)
+                if not said:
+                    raise EOFError("the grader is gone")
+
+    def _tidy(self) -> None:
+        """Empties the private directory, in a process of its own: how a program named its files is not kept here."""
+        directory = self.settings["directory"]
+        os.chmod(directory, self.mode)
+        if is_empty(directory):
+            return
+        cleaner = os.fork()
+        if cleaner == 0:
+            try:
+                empty(directory)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        os.waitpid(cleaner, 0)
 
     def end_all(self) -> None:
         """Kills every other process in the sandbox and waits for their end.
@@ -186,84 +241,3 @@ class Supervisor:
                 raise TimeoutError(f"the sandbox waited {KILL_SECONDS:g} s for its killed processes to end")
             if pid == 0:
                 time.sleep(0.001)
-
-
-class Watch:
-    """Waits until a test ends, or has to be ended."""
-
-    def __init__(self, supervisor: Supervisor, pid: int, deadline: float) -> None:
-        self.supervisor, self.pid, self.deadline = supervisor, pid, deadline
-        self.settings = supervisor.settings
-        self.code, self.cpu = 0, 0.0
-
-    def until_end(self) -> int:
-        """The status; afterwards the test's process is no more."""
-        poll = select.poll()
-        grader, woken = self.supervisor.grader, self.supervisor.woken
-        poll.register(grader, select.POLLIN)
-        poll.register(woken, select.POLLIN)
-        while not self._ended(os.WNOHANG):
-            left = self.deadline - time.monotonic()
-            if left <= 0:
-                return self._end(TIME)
-            patience = min(left, DISK_CHECK_SECONDS) if self.settings["watch_disk"] else left
-            ready = [fd for fd, _ in poll.poll(1000 * patience)]
-            if woken in ready:
-                os.read(woken, 4096)
-            if grader.fileno() in ready:
-                if not grader.recv(PACKET_BYTES):
-                    self._end(TIME)
-                    raise EOFError("the grader is gone")
-                return self._end(OUTPUT)
-            if not ready and self.settings["watch_disk"] and apart(self._disk_is_full):
-                return self._end(DISK)
-        return FINISHED
-
-    def _ended(self, options: int) -> bool:
-        pid, status, usage = os.wait4(self.pid, options)
-        if pid == 0:
-            return False
-        self.code = os.waitstatus_to_exitcode(status)
-        self.cpu = usage.ru_utime + usage.ru_stime
-        return True
-
-    def _end(self, status: int) -> int:
-        os.kill(self.pid, signal.SIGKILL)
-        self._ended(0)
-        return status
-
-    def _disk_is_full(self) -> bool:
-        entries, used = 0, 0
-        queue = [self.settings["directory"]]
-        while queue:
-            try:
-                for entry in os.scandir(queue.pop()):
-                    entries += 1
-                    used += entry.stat(follow_symlinks=False).st_blocks * 512
-                    if len(entry.path) > LONGEST_PATH:
-                        return True
-                    if entry.is_dir(follow_symlinks=False):
-                        queue.append(entry.path)
-            except FileNotFoundError:
-                continue
-            except OSError:
-                return True  # locked, so that it cannot be seen: no honest program does that
-        return entries > sandbox_isolation.DISK_ENTRIES or used > self.settings["disk_bytes"]
-
-
-def apart(look: Callable[[], bool]) -> bool:
-    """What `look` returns, or True if it fails, found out in a process of its own.
-
-    For whatever reads names of files: a program chose them, and the supervisor must not hold them.
-    """
-    pid = os.fork()
-    if pid:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
-    found = True
-    try:
-        found = look()
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        sys.stderr.flush()
-    finally:
-        os._exit(found)

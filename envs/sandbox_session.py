@@ -13,19 +13,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 from envs import sandbox_isolation
 from envs.sandbox_program import READY, write_all
-from envs.sandbox_runner import ANSWER, JOB, STATUS, STOP
-
-Status = Literal["finished", "time", "output", "disk"]
+from envs.sandbox_runner import ANSWER, END, START, pack
+from envs.sandbox_watch import Status, Watch
 
 START_SECONDS = 30.0
 GRACE_SECONDS = 15.0
 STOP_SECONDS = 5.0
+CPU_SLACK_SECONDS = 0.1
 RUNS_PER_SESSION = 500
-ERROR_BYTES = 8192
 INSIDE_DIRECTORY = "/tmp"
 
 
@@ -74,21 +73,23 @@ class Run:
         return self.status == "finished" and self.code == 0
 
 
-def make_job(
-    source: str, wall_seconds: float, stdin: bytes = b"", function: str | None = None, arguments: str = ""
-) -> dict[str, Any]:
-    """What a test's process is asked to run. `arguments`: a JSON array, for a function."""
-    return {
-        "source": source.encode("utf-8", "replace"),
-        "wall_seconds": float(wall_seconds),
-        "stdin": stdin,
-        "function": function,
-        "arguments": arguments,
-    }
+@dataclass(frozen=True)
+class Job:
+    """A program and its input. arguments: a JSON array, where a function of the program is called."""
+
+    source: bytes
+    wall_seconds: float
+    stdin: bytes = b""
+    function: str | None = None
+    arguments: str = ""
 
 
 class Session:
-    """One supervisor process and the socket to it."""
+    """One supervisor process and the socket to it.
+
+    The supervisor is told to start a program and when to end it, and answers how it ended. The program itself, its
+    input and its output travel in descriptors that the supervisor hands on unread: it forks the next program too.
+    """
 
     def __init__(self, level: str, limits: Limits, without: tuple[str, ...]) -> None:
         self.owner = os.getpid()
@@ -96,10 +97,12 @@ class Session:
         self.runs = 0
         self.directory = tempfile.mkdtemp(prefix="sandbox-") if level == "rlimits" else None
         directory = self.directory or INSIDE_DIRECTORY
+        settings = _settings(level, limits, without, directory)
+        self.watched = self.directory if settings["files"] == "landlock" else None
         command = [*_interpreter(), f"sandbox of process {self.owner}"]
         if level == "bubblewrap":
             command = [*_bubblewrap(limits), *command]
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
                 command,
@@ -111,9 +114,8 @@ class Session:
                 start_new_session=True,
             )
         try:
-            self._send(marshal.dumps(_settings(level, limits, without, directory)))
-            self._wait(time.monotonic() + START_SECONDS, f"waited {START_SECONDS:g} s for it to start")
-            self._receive("start")
+            self._send(pack(settings))
+            self._receive(len(READY), START_SECONDS, "start")
         except SandboxError:
             self.close()
             raise
@@ -121,73 +123,67 @@ class Session:
     def usable(self) -> bool:
         return self.owner == os.getpid() and self.runs < RUNS_PER_SESSION and self.process.poll() is None
 
-    def job(self, job: dict[str, Any]) -> Run:
+    def job(self, job: Job) -> Run:
+        """Raises SandboxError when it could not be run, through no fault of its own."""
         self.runs += 1
-        ends = [os.pipe() for _ in range(3)]
-        printed = Printed([reading for reading, _ in ends], self.limits.output_mib << 20)
-        inputs = [sealed(marshal.dumps(job)), sealed(job["stdin"])]
-        handed = [*inputs, *(writing for _, writing in ends)]
-        try:
-            try:
-                self._send(JOB.pack(job["wall_seconds"]), handed)
-            finally:
-                for fd in handed:
-                    os.close(fd)
-            answer = self._collect(printed, job["wall_seconds"] + GRACE_SECONDS)
-            printed.drain()
-        finally:
-            printed.close()
-        status, code, cpu, wall = ANSWER.unpack(answer)
-        name = "output" if printed.overflow else STATUS[status]
-        stdout, stderr, value = map(bytes, printed.texts)
-        if name == "broken" or (name == "finished" and not value.startswith(READY)):
+        began = time.monotonic()
+        limits = self.limits
+        with Watch(limits.output_mib << 20, self.watched, limits.disk_mib << 20) as watch:
+            self._start(job, watch)
+            status = watch.until(self.socket.fileno(), began + job.wall_seconds)
+            if status != "finished":
+                self._send(END)
+            answer = self._receive(ANSWER.size, GRACE_SECONDS, "end a program")
+            reason, code, cpu = ANSWER.unpack(answer)
+            stdout, stderr, value = watch.rest()
+        wall = time.monotonic() - began
+        if reason:
+            raise SandboxError(f"a test could not be started: {os.strerror(reason)}")
+        if status == "finished" and not value.startswith(READY):
             raise SandboxError(
                 f"a test could not be shut in: {stderr.decode(errors='replace').strip()[-500:]}"
             )
-        return Run(cast(Status, name), code, stdout, stderr, value[1:], cpu, wall)
+        if status == "finished" and watch.overflow:
+            status = "output"
+        if status == "finished" and code < 0 and cpu >= limits.cpu_seconds - CPU_SLACK_SECONDS:
+            status = "time"
+        return Run(status, code, stdout, stderr, value[len(READY) :], cpu, wall)
 
-    def _collect(self, printed: "Printed", patience: float) -> bytes:
-        """The supervisor's answer; until it comes, what the test prints is read."""
-        deadline = time.monotonic() + patience
-        poll = select.poll()
-        for fd in (self.socket.fileno(), *printed.open):
-            poll.register(fd, select.POLLIN)
-        stopped = False
-        while True:
-            ready = self._wait(deadline, f"waited {patience:g} s for it to answer", poll)
-            if self.socket.fileno() in ready:
-                return self._receive("answer")
-            for fd in ready:
-                if not printed.read(fd):
-                    poll.unregister(fd)
-            if printed.overflow and not stopped:
-                self._send(STOP)
-                stopped = True
-
-    def _send(self, message: bytes, files: Sequence[int] = ()) -> None:
+    def _start(self, job: Job, watch: Watch) -> None:
+        program = marshal.dumps((job.source, job.function, job.arguments))
+        files = [_in_memory("program", program), _in_memory("stdin", job.stdin)]
         try:
-            socket.send_fds(self.socket, [message], files)
+            self._send(START, [*files, *watch.theirs])
+        finally:
+            for fd in files:
+                os.close(fd)
+        watch.given()
+
+    def _send(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
+        try:
+            if descriptors:
+                socket.send_fds(self.socket, [data], descriptors)
+            else:
+                self.socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
             raise self._failure("has ended") from None
 
-    def _receive(self, what: str) -> bytes:
-        try:
-            message = self.socket.recv(ANSWER.size)
-        except ConnectionResetError:
-            message = b""
-        if not message:
-            raise self._failure(f"ended before it could {what}")
-        return message
-
-    def _wait(self, deadline: float, what: str, poll: "select.poll | None" = None) -> list[int]:
-        """The file descriptors that can be read, of the socket alone without a `poll`."""
-        if poll is None:
-            poll = select.poll()
-            poll.register(self.socket, select.POLLIN)
-        events = poll.poll(1000 * max(0.0, deadline - time.monotonic()))
-        if not events:
-            raise self._failure(what)
-        return [fd for fd, _ in events]
+    def _receive(self, size: int, seconds: float, what: str) -> bytes:
+        deadline = time.monotonic() + seconds
+        received = b""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        while len(received) < size:
+            if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+                raise self._failure(f"waited {seconds:g} s for it to {what}")
+            try:
+                part = self.socket.recv(size - len(received))
+            except ConnectionResetError:
+                part = b""
+            if not part:
+                raise self._failure(f"ended before it could {what}")
+            received += part
+        return received
 
     def _failure(self, what: str) -> SandboxError:
         """Ends the supervisor and says why."""
@@ -201,7 +197,7 @@ class Session:
         )
 
     def close(self) -> None:
-        """Closes the socket, at which it ends all that it started; kills it when that takes too long."""
+        """Closes its socket, at which it ends all that it started; kills it when that takes too long."""
         self.socket.close()
         if self.owner != os.getpid():
             return
@@ -216,48 +212,9 @@ class Session:
             shutil.rmtree(self.directory, ignore_errors=True)
 
 
-class Printed:
-    """What a test prints: its output, its errors, and the value of its function, each up to a limit."""
-
-    def __init__(self, fds: list[int], longest: int) -> None:
-        self.fds = fds
-        self.open = {fd: stream for stream, fd in enumerate(fds)}
-        self.texts = (bytearray(), bytearray(), bytearray())
-        self.limits = (longest, ERROR_BYTES, longest)
-        self.overflow = False
-        """Output or value were longer; of errors the rest is dropped."""
-        for fd in fds:
-            os.set_blocking(fd, False)
-
-    def read(self, fd: int) -> bool:
-        """False at the end of the stream, and where there is nothing to read."""
-        try:
-            data = os.read(fd, 1 << 16)
-        except BlockingIOError:
-            return False
-        if not data:
-            del self.open[fd]
-            return False
-        stream = self.open[fd]
-        room = self.limits[stream] - len(self.texts[stream])
-        self.texts[stream].extend(data[:room])
-        self.overflow |= len(data) > room and self.limits[stream] > ERROR_BYTES
-        return True
-
-    def drain(self) -> None:
-        """What is still in the pipes when the last process of the test has ended."""
-        for fd in list(self.open):
-            while self.read(fd):
-                pass
-
-    def close(self) -> None:
-        for fd in self.fds:
-            os.close(fd)
-
-
-def sealed(data: bytes) -> int:
-    """A file in memory that nobody can write to, at its beginning."""
-    fd = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+def _in_memory(name: str, data: bytes) -> int:
+    """A file in memory that nobody can write to, read from its beginning."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     write_all(fd, data)
     os.lseek(fd, 0, os.SEEK_SET)
     seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
@@ -298,24 +255,25 @@ def _bubblewrap(limits: Limits) -> list[str]:
 
 
 def _settings(level: str, limits: Limits, without: tuple[str, ...], directory: str) -> dict[str, Any]:
-    wanted = level == "rlimits" and "landlock" not in without
-    landlock = sandbox_isolation.landlock_version() if wanted else 0
-    unwatched = level == "rlimits" and landlock == 0
+    """What the supervisor is told.
+
+    files: what keeps the user's files from the program: a `root of its own`, `landlock`, or that it may change none.
+    """
+    version = 0 if "landlock" in without else sandbox_isolation.landlock_version()
+    files = "root of its own" if level != "rlimits" else "landlock" if version else "none"
     return {
         "level": level,
         "directory": directory,
         "user": _unprivileged_user(),
-        "landlock": landlock,
+        "files": files,
+        "landlock": version,
         "filter": "filter" not in without,
-        "without_files": unwatched,
-        "watch_disk": landlock > 0,
         "cpu_seconds": limits.cpu_seconds,
         "memory_bytes": limits.memory_mib << 20,
         "threads": limits.threads,
         "open_files": limits.open_files,
-        "file_bytes": 0 if unwatched else limits.file_mib << 20,
+        "file_bytes": 0 if files == "none" else limits.file_mib << 20,
         "disk_bytes": limits.disk_mib << 20,
-        "output_bytes": limits.output_mib << 20,
     }
 
 

@@ -1,10 +1,11 @@
 """What a task is: rows turned into prompts, and completions turned into rewards. No torch here.
 
-A task is one file in `envs/tasks`: a class with `examples(split)` and `reward(completion, example)`, named by
-the `register` decorator. Importing `envs.tasks` registers all of them. `envs.rewards` puts rewards that a user
-names and the weights of parts on top.
+A task is a class with `examples(split)` and `reward(completion, example)`: one file in `envs/tasks`, named by the
+`register` decorator (importing `envs.tasks` registers all of them), or a class of the user's, `module:Class`.
+`envs.rewards` puts rewards that a user names and the weights of parts on top.
 """
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,9 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from config.env import EnvConfig
+from config.errors import ConfigError
+from envs.data import Row, is_text
+from envs.own import described, is_own, load_own
 
 Outcome = Literal["scored", "invalid", "error"]
 Message = dict[str, str]
@@ -25,21 +29,28 @@ class Example:
     answer: whatever the task's reward needs to judge (a number, a list of tests, ...).
     row: the example's index in its source, for reports and the ledger.
     source: in a mixture, the name of the member that the example comes from.
+    row_data: the columns of the row that the example was made of, by name, for rewards that need more than `answer`.
     """
 
     messages: tuple[Message, ...]
     answer: Any
     row: int
     source: str = ""
+    row_data: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What a reward sees of a sampled answer: its text, how many tokens it has, and whether it was cut off."""
+    """What a reward sees of a sampled answer: its text, how many tokens it has, and whether it was cut off.
+
+    control_tokens: the model wrote control tokens where none belong, which the text does not show. No reward sees
+    such an answer: it is `invalid`.
+    """
 
     text: str
     num_tokens: int = 0
     truncated: bool = False
+    control_tokens: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,7 @@ class Task(ABC):
 
     def __init__(self, env: EnvConfig) -> None:
         self.env = env
+        self.name = self.name or env.dataset
         self.members: dict[str, Task] = {}
 
     @abstractmethod
@@ -82,16 +94,23 @@ class Task(ABC):
 
     def messages(self, user: str) -> tuple[Message, ...]:
         """The chat for one user message: `env.system_prompt`, else that of `env.reward`, else the task's own."""
-        from envs.rewards import find_reward
+        from envs.rewards import asked_form
 
-        named = find_reward(self.env.reward)
-        system = self.system_prompt
-        if self.env.system_prompt is not None:
-            system = self.env.system_prompt
-        elif named is not None and named.system_prompt is not None:
-            system = named.system_prompt
+        system = self.env.system_prompt
+        if system is None:
+            system = asked_form(self.env) or self.system_prompt
         head = ({"role": "system", "content": system},) if system else ()
         return (*head, {"role": "user", "content": user})
+
+    def row_data(self, row: Row) -> Mapping[str, Any]:
+        """For `Example.row_data`: the row's columns where a function or class of the user's judges or prompts.
+
+        The judges of this project read none, so that big columns are then neither kept nor sent to workers.
+        """
+        from envs.rewards import reward_names
+
+        names = [self.env.dataset, *reward_names(self.env)]
+        return row.values if any(is_own(name) for name in names) else {}
 
 
 _REGISTRY: dict[str, type[Task]] = {}
@@ -115,10 +134,85 @@ def known_tasks() -> list[str]:
 
 
 def make_task(env: EnvConfig) -> Task:
-    """Raises ConfigError for an unknown name, listing the known ones."""
-    from config.errors import ConfigError
+    """The task that `env.dataset` names.
 
+    Raises:
+        ConfigError: an unknown name, listing the known ones; a class that is no task, or cannot be made.
+    """
+    if is_own(env.dataset):
+        return _own_task(env)
     known = known_tasks()
     if env.dataset not in _REGISTRY:
-        raise ConfigError(f"env.dataset={env.dataset!r} is not a known task; known: {', '.join(known)}")
+        raise ConfigError(
+            f"env.dataset={env.dataset!r} is not a known task; known: {', '.join(known)}; a class of your own is "
+            "named module:Class"
+        )
     return _REGISTRY[env.dataset](env)
+
+
+def _own_task(env: EnvConfig) -> Task:
+    place, found = f"env.dataset={env.dataset}", load_own("env.dataset", env.dataset)
+    if not (inspect.isclass(found) and issubclass(found, Task)):
+        raise ConfigError(f"{place}: {found!r} is no task; derive a class from envs.task.Task")
+    if inspect.isabstract(found):
+        raise ConfigError(f"{place}: the class lacks {', '.join(sorted(found.__abstractmethods__))}")
+    try:
+        return found(env)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{place}: making one failed: {described(error)}") from error
+
+
+def checked_examples(task: Task, split: str) -> Sequence[Example]:
+    """The task's examples of a split, each of them looked at.
+
+    Raises:
+        ConfigError: what is wrong with an example of a task of the user's; half a character in a prompt.
+    """
+    own = is_own(task.env.dataset)
+    try:
+        examples = task.examples(split)
+    except ConfigError:
+        raise
+    except Exception as error:
+        if not own:
+            raise
+        raise ConfigError(f"env.dataset={task.env.dataset}: examples() failed: {described(error)}") from error
+    if own and not isinstance(examples, Sequence):
+        raise ConfigError(
+            f"env.dataset={task.env.dataset}: examples() gave {type(examples).__name__}; a list of envs.task.Example "
+            "is needed"
+        )
+    places: dict[int, int] = {}
+    for place, example in enumerate(examples):
+        trouble = _trouble(example) if own or not _is_clean(example) else None
+        if own and not trouble and places.setdefault(example.row, place) != place:
+            trouble = (
+                f"has row={example.row}, as example {places[example.row]} has; give each a number of its own"
+            )
+        if trouble:
+            raise ConfigError(f"env.dataset={task.env.dataset}: example {place} {trouble}")
+    return examples
+
+
+def _is_clean(example: Example) -> bool:
+    return all(is_text(message["content"]) for message in example.messages)
+
+
+def _trouble(example: Any) -> str | None:
+    """What is wrong with an example."""
+    if not isinstance(example, Example):
+        return f"is {type(example).__name__}; envs.task.Example is needed"
+    if not isinstance(example.messages, tuple) or not example.messages:
+        return 'has no messages; make them with self.messages("...")'
+    for message in example.messages:
+        if not isinstance(message, dict) or not all(
+            isinstance(message.get(key), str) for key in ("role", "content")
+        ):
+            return f"has the message {message!r}; it needs a role and a content, both text"
+        if not is_text(message["content"]):
+            return f"has half a character (a lone surrogate) in its prompt: {message['content'][:200]!a}"
+    if type(example.row) is not int:
+        return f"has row={example.row!r}; a whole number is needed"
+    return None

@@ -12,7 +12,7 @@ that a group is judged while others are still being drawn:
     prompt ─▶ ids ─▶ engine ─▶ ids ─▶ submit ─▶ judged ····▶ tensors, step
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,12 +23,13 @@ from torchrl.envs import EnvBase
 from transformers import PreTrainedTokenizerBase
 
 from config.errors import ConfigError
+from envs.control_tokens import control_tokens
 from envs.task import Completion, Example
 
 OUTCOMES = ("scored", "invalid", "error")
 STOP, LENGTH, ABORT = range(3)
 FINISH_REASONS = ("stop", "length", "abort")
-_PREFIX_TOKENS = 8
+_REMEMBERED = 4096
 
 
 class Verdict(Protocol):
@@ -77,7 +78,8 @@ class Prompted:
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[list[int]]:
-    """Token ids of each chat, ending where the assistant's answer begins.
+    """Token ids of each chat, ending where the assistant's answer begins. What messages spell stays text: control
+    tokens are those of the template alone.
 
     Raises:
         ConfigError: the tokenizer has no chat template.
@@ -88,19 +90,14 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Exampl
             "turned into a prompt; take an instruct or chat model, or add chat_template.jinja to its folder"
         )
     chats = [list(example.messages) for example in examples]
-    return list(
+    ids = list(
         tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=True, return_dict=False)
     )
-
-
-def prompt_fits(tokenizer: PreTrainedTokenizerBase, example: Example, limit: int) -> bool:
-    """Whether the prompt has at most `limit` tokens. Most are seen to fit by their length in bytes alone,
-    without being tokenized a second time: a token covers a byte or more, the prefix a tokenizer adds apart."""
-    chat = list(example.messages)
-    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    if len(str(text).encode()) + _PREFIX_TOKENS <= limit:
-        return True
-    return len(encode_prompts(tokenizer, [example])[0]) <= limit
+    control = control_tokens(tokenizer)
+    for row, chat in enumerate(chats):
+        if control.spelled_in(chat):
+            ids[row] = control.encode(control.render(chat))
+    return ids
 
 
 def pad(rows: Sequence[Sequence[int | float]], dtype: torch.dtype, left: bool = False) -> torch.Tensor:
@@ -120,21 +117,17 @@ def length_mask(lengths: Sequence[int], left: bool = False) -> torch.Tensor:
     return columns >= width - counts if left else columns < counts
 
 
-def last_turns(tokens: TensorDictBase) -> list[int]:
-    """The column of each response [N, R] where the model's last turn begins; 0 where there is but one."""
-    written = tokens["response_mask"] & ~tokens["loss_mask"]
-    if not written.any():
-        return [0] * len(written)
-    columns = torch.arange(1, written.shape[1] + 1)
-    return (written * columns).amax(-1).tolist()
-
-
-def _last_turn(drawn: Drawn) -> list[int]:
-    """The ids of the model's last turn: those after the last that the environment wrote."""
-    sampled = drawn.sampled
+def _turns(token_ids: list[int], sampled: Sequence[bool] | None) -> list[list[int]]:
+    """The ids of each of the model's turns: the runs between those that the environment wrote."""
     if sampled is None or all(sampled):
-        return drawn.token_ids
-    return drawn.token_ids[len(sampled) - list(reversed(sampled)).index(False) :]
+        return [token_ids]
+    turns: list[list[int]] = [[]]
+    for token, own, before in zip(token_ids, sampled, (True, *sampled), strict=False):
+        if own and not before:
+            turns.append([])
+        if own:
+            turns[-1].append(token)
+    return turns
 
 
 def _success_rate(verdicts: Sequence[Verdict]) -> float:
@@ -153,6 +146,8 @@ class TokenEnv(EnvBase):
         rewards: judges whole batches; it owns deadlines and worker processes.
         repeats: completions per prompt, G.
         observe: told the success rate of every judged group, 0 to 1.
+        ends: tokens that may end a turn of the model, the tokenizer's end token apart.
+        members: of a mixture, the values of `Example.source`; `member` then says of each row which one it is.
     """
 
     def __init__(
@@ -162,6 +157,8 @@ class TokenEnv(EnvBase):
         rewards: Rewards,
         repeats: int,
         observe: Callable[[Example, float], None] | None = None,
+        ends: Collection[int] = (),
+        members: Sequence[str] = (),
     ) -> None:
         super().__init__(device=torch.device("cpu"), batch_size=torch.Size([]), allow_done_after_reset=True)
         self._batch_locked = False
@@ -170,8 +167,12 @@ class TokenEnv(EnvBase):
         self.rewards = rewards
         self.repeats = repeats
         self.observe = observe
+        self.control = control_tokens(tokenizer)
+        self.ends = frozenset((tokenizer.eos_token_id, *ends))
+        self.members = tuple(members)
         self.next_group_id = 0
         self.in_flight: dict[int, Example] = {}
+        self.judged_examples: dict[int, Example] = {}
         self._tickets: dict[int, Submitted] = {}
         self._verdicts: dict[int, Sequence[Verdict]] = {}
         self.observation_spec = Composite(
@@ -202,7 +203,10 @@ class TokenEnv(EnvBase):
         return [Prompted(first + index, example, ids) for index, (example, ids) in enumerate(pairs)]
 
     def tensors(self, groups: Sequence[Prompted]) -> TensorDictBase:
-        """What a reset gives, [len(groups) * repeats], for prompts that were drawn before."""
+        """What a reset gives, [len(groups) * repeats], for prompts that were drawn before.
+
+        Of a mixture also `member` bool [N, members], true in the column of the one that the prompt comes from.
+        """
         prompts = [group.token_ids for group in groups]
         tokens = TensorDict(
             prompt=pad(prompts, torch.int64, left=True),
@@ -210,25 +214,20 @@ class TokenEnv(EnvBase):
             batch_size=[len(groups)],
         )
         ids = torch.tensor([[group.group_id] for group in groups])
-        repeated = TensorDict(tokens=tokens, group_id=ids, batch_size=[len(groups)]).repeat_interleave(
-            self.repeats, dim=0
-        )
+        prompted = TensorDict(tokens=tokens, group_id=ids, batch_size=[len(groups)])
+        if self.members:
+            sources = [group.example.source for group in groups]
+            prompted["member"] = torch.tensor([[name == each for each in self.members] for name in sources])
+        repeated = prompted.repeat_interleave(self.repeats, dim=0)
         repeated["done"] = torch.zeros(*repeated.batch_size, 1, dtype=torch.bool)
         repeated["terminated"] = torch.zeros(*repeated.batch_size, 1, dtype=torch.bool)
         return repeated
 
     def submit(self, answered: Sequence[tuple[Prompted, Sequence[Drawn]]]) -> None:
         """Begin to judge groups, so that a later `step` need not wait for their verdicts."""
-        drawn = [completion for _, completions in answered for completion in completions]
-        texts = self.tokenizer.batch_decode([_last_turn(one) for one in drawn], skip_special_tokens=True)
-        judgeable = [
-            Completion(
-                text,
-                len(one.token_ids) if one.sampled is None else sum(one.sampled),
-                one.finish_reason == "length",
-            )
-            for text, one in zip(texts, drawn, strict=True)
-        ]
+        drawn = [(one.token_ids, one.sampled) for _, completions in answered for one in completions]
+        truncated = [one.finish_reason == "length" for _, completions in answered for one in completions]
+        judgeable = self._judgeable(drawn, truncated)
         start = 0
         for group, completions in answered:
             end = start + len(completions)
@@ -266,7 +265,7 @@ class TokenEnv(EnvBase):
             batch_size=rows,
         )
         for start in range(0, len(groups), self.repeats):
-            example = self.in_flight.pop(groups[start])
+            example = self._judged(groups[start])
             if self.observe is not None:
                 self.observe(example, _success_rate(verdicts[start : start + self.repeats]))
         done = torch.ones(*rows, 1, dtype=torch.bool)
@@ -279,9 +278,17 @@ class TokenEnv(EnvBase):
             batch_size=rows,
         )
 
+    def _judged(self, group_id: int) -> Example:
+        """The example of a group, which is remembered for a while, for samples that are printed."""
+        example = self.judged_examples[group_id] = self.in_flight.pop(group_id)
+        while len(self.judged_examples) > _REMEMBERED:
+            del self.judged_examples[next(iter(self.judged_examples))]
+        return example
+
     def _submit_rows(self, tensordict: TensorDictBase, groups: Sequence[int]) -> None:
         """For whoever steps the environment without `submit`."""
-        completions = self._completions(tensordict)
+        truncated = (tensordict["finish_reason"][:, 0] == LENGTH).tolist()
+        completions = self._judgeable(self._responses(tensordict), truncated)
         for start in range(0, len(groups), self.repeats):
             examples = [self.in_flight[groups[start]]] * self.repeats
             ticket = self.rewards.submit(completions[start : start + self.repeats], examples)
@@ -298,24 +305,35 @@ class TokenEnv(EnvBase):
         return self.tokenizer.batch_decode([row[mask].tolist() for row, mask in rows])
 
     def texts(self, tensordict: TensorDictBase) -> list[str]:
-        """The responses decoded, every turn and what the environment said between them, without special tokens."""
-        return self._decode(tensordict, [0] * tensordict.batch_size[0])
+        """The responses decoded, every turn and what the environment said between them. Control tokens are shown in
+        those alone that hold some where they do not belong."""
+        responses = self._responses(tensordict)
+        texts = self.tokenizer.batch_decode([ids for ids, _ in responses], skip_special_tokens=True)
+        for row, (ids, sampled) in enumerate(responses):
+            if self._holds_control_tokens(_turns(ids, sampled)):
+                (texts[row],) = self.tokenizer.batch_decode([ids])
+        return texts
 
-    def _decode(self, tensordict: TensorDictBase, starts: Sequence[int]) -> list[str]:
-        responses = tensordict["tokens", "response"].tolist()
-        lengths = tensordict["tokens", "response_mask"].sum(-1).tolist()
-        ids = [row[start:end] for row, start, end in zip(responses, starts, lengths, strict=True)]
-        return self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+    def _responses(self, tensordict: TensorDictBase) -> list[tuple[list[int], list[bool]]]:
+        """The ids of each response, and which of them the model drew."""
+        tokens = tensordict["tokens"]
+        lengths = tokens["response_mask"].sum(-1).tolist()
+        rows = zip(tokens["response"].tolist(), tokens["loss_mask"].tolist(), lengths, strict=True)
+        return [(ids[:length], sampled[:length]) for ids, sampled, length in rows]
 
-    def _completions(self, tensordict: TensorDictBase) -> list[Completion]:
+    def _judgeable(
+        self, responses: Sequence[tuple[list[int], Sequence[bool] | None]], truncated: Sequence[bool]
+    ) -> list[Completion]:
         """What is judged: the text of the last turn, the tokens that the model drew in all of them."""
-        lengths = tensordict["tokens", "loss_mask"].sum(-1).tolist()
-        reasons = tensordict["finish_reason"][:, 0].tolist()
-        texts = self._decode(tensordict, last_turns(tensordict["tokens"]))
+        turns = [_turns(ids, sampled) for ids, sampled in responses]
+        texts = self.tokenizer.batch_decode([of_one[-1] for of_one in turns], skip_special_tokens=True)
         return [
-            Completion(text, length, reason == LENGTH)
-            for text, length, reason in zip(texts, lengths, reasons, strict=True)
+            Completion(text, sum(map(len, of_one)), cut, self._holds_control_tokens(of_one))
+            for text, of_one, cut in zip(texts, turns, truncated, strict=True)
         ]
+
+    def _holds_control_tokens(self, turns: Sequence[list[int]]) -> bool:
+        return any(self.control.inside(turn, self.ends) for turn in turns)
 
     def _set_seed(self, seed: int | None) -> None:
         """Nothing random here: prompt order is the source's, sampling the engine's."""

@@ -6,7 +6,7 @@ and encoded again, so what is trained on is what was sampled. The message is a u
 template has those. The reward judges the last turn.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar, overload
@@ -15,8 +15,10 @@ from transformers import PreTrainedTokenizerBase
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.calculator import calculate
+from envs.control_tokens import control_tokens
+from envs.mixed import Mixed
 from envs.task import Example
+from envs.tools import instructions, make_tools
 
 Key = TypeVar("Key")
 _MARK = "the-answer-goes-here"
@@ -49,54 +51,10 @@ class ThinkAgain:
         pass
 
 
-class Tool:
-    """Answers a turn that ends in `<NAME>request</NAME>` with what `run` makes of the request."""
-
-    def __init__(self, name: str, run: Callable[[str], str], slow: bool, close: Callable[[], None]) -> None:
-        self.name = name
-        self.run = run
-        self.slow = slow
-        self.close = close
-
-    def answer(self, text: str) -> str | None:
-        request = tool_request(self.name, text)
-        return None if request is None else f"{self.name}: {self.run(request)}"
-
-
-def tool_request(name: str, text: str) -> str | None:
-    """What stands in the tags that end the text, or None where it does not end in them."""
-    closing = f"</{name}>"
-    if not text.rstrip().endswith(closing):
-        return None
-    _, opened, request = text.rstrip().removesuffix(closing).rpartition(f"<{name}>")
-    return request if opened else None
-
-
-def make_tool(name: str, env: EnvConfig) -> Tool:
-    """name: one of `config.env.TOOLS`."""
-    if name == "calculator":
-        return Tool(name, calculate, slow=False, close=lambda: None)
-    from envs.python_tool import PythonTool
-
-    python = PythonTool(env.sandbox)
-    return Tool(name, python.run, slow=True, close=python.close)
-
-
 def make_answerers(env: EnvConfig) -> list[Answerer]:
     """Those of `env.tools`, in their order, then the request to think again; the first that answers is heard."""
-    answerers: list[Answerer] = [make_tool(name, env) for name in env.tools]
+    answerers: list[Answerer] = [*make_tools(env)]
     return [*answerers, ThinkAgain(env.reasoning_prompt)] if env.reasoning else answerers
-
-
-def instructions(name: str) -> str:
-    """What the system prompt says of a tool."""
-    return f"{_USES[name]} To use it, end your message with <{name}>...</{name}>; the result comes in the next message."
-
-
-_USES = {
-    "calculator": "You have a calculator for + - * / and parentheses.",
-    "python": "You have a Python interpreter; what your program prints is its result.",
-}
 
 
 class Instructed(Sequence[Example]):
@@ -127,11 +85,17 @@ class Instructed(Sequence[Example]):
         return replace(example, messages=({"role": "system", "content": self._instructions}, head, *rest))
 
 
-def with_instructions(examples: Sequence[Example], tools: Sequence[str]) -> Sequence[Example]:
-    """The examples as they are where no tool is offered."""
-    if not tools:
+def with_instructions(examples: Sequence[Example], env: EnvConfig) -> Sequence[Example]:
+    """The examples as they are where no tool is offered; a mixture stays one, with the weights of its members."""
+    if not env.tools:
         return examples
-    return Instructed(examples, "\n".join(instructions(name) for name in tools))
+    said = instructions(env)
+    if isinstance(examples, Mixed):
+        members: dict[str, Sequence[Example]] = {
+            name: Instructed(member, said) for name, member in examples.members.items()
+        }
+        return Mixed(members, examples.weights)
+    return Instructed(examples, said)
 
 
 class Conversation(Generic[Key]):
@@ -153,6 +117,7 @@ class Conversation(Generic[Key]):
         threads: int = 4,
     ) -> None:
         self.tokenizer = tokenizer
+        self.control = control_tokens(tokenizer)
         self.answerers = answerers
         self.max_steps = max_steps
         slow = any(answerer.slow for answerer in answerers)
@@ -188,29 +153,35 @@ class Conversation(Generic[Key]):
 
     def answer(self, token_ids: Sequence[int]) -> list[int]:
         """What is appended to a turn that ended in an end token: the rest of the template's end of the turn, the
-        message, and the beginning of the model's next turn."""
+        message, and the beginning of the model's next turn. Nothing where the turn holds control tokens before its
+        end: such a completion is `invalid`."""
+        if self.control.inside(token_ids, token_ids[-1:]):
+            return []
         (text,) = self.tokenizer.batch_decode([list(token_ids)], skip_special_tokens=True)
         said = next((said for by in self.answerers if (said := by.answer(text)) is not None), None)
         if said is None:
             return []
-        ids: list[int] = self.tokenizer.encode(self._after(said), add_special_tokens=False)
+        ids = self._after(said.encode("utf-8", "replace").decode())  # a lone surrogate has no encoding
         return ids[1:] if ids[:1] == list(token_ids[-1:]) else ids
 
-    def _after(self, message: str) -> str:
+    def _after(self, message: str) -> list[int]:
         """The chat from the end of an assistant message on, through a user message, to the next assistant's."""
         chat = [
             {"role": "user", "content": "question"},
             {"role": "assistant", "content": _MARK},
             {"role": "user", "content": message},
         ]
-        text = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-        _, found, rest = str(text).partition(_MARK)
+        text = str(self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
+        _, found, rest = text.partition(_MARK)
         if not found or message.strip() not in rest:
             raise ConfigError(
                 f"model.name={self.tokenizer.name_or_path}: its chat template does not render a user message after an "
                 "assistant's, so env.max_steps > 1 cannot work with it; take another model, or env.max_steps=1"
             )
-        return rest
+        if self.control.spelled_in(chat):
+            return self.control.encode(self.control.render(chat).partition(_MARK)[2])
+        ids: list[int] = self.tokenizer.encode(rest, add_special_tokens=False)
+        return ids
 
     def close(self) -> None:
         if self._threads is not None:

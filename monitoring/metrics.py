@@ -1,5 +1,6 @@
 """What a batch of rollouts says about itself. Every mean is over real tokens or completions, never padding."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,11 +16,13 @@ def without_clocks(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if not key.startswith(_CLOCKS)}
 
 
-def rollout_metrics(batch: TensorDictBase, repeats: int, policy_version: int) -> dict[str, float]:
+def rollout_metrics(
+    batch: TensorDictBase, repeats: int, policy_version: int, members: Sequence[str] = ()
+) -> dict[str, float]:
     """Rewards, lengths, advantages and ages of one optimizer step's batch.
 
     batch: prepared groups [P * repeats], group-major. Completions whose reward is an error are left out of the
-    reward statistics and counted.
+    reward statistics and counted. members: the data sets of a mixture.
     """
     status = batch["next", "reward_status"][:, 0]
     valid = status != OUTCOMES.index("error")
@@ -51,7 +54,8 @@ def rollout_metrics(batch: TensorDictBase, repeats: int, policy_version: int) ->
     for name, part in batch["next", "reward_parts"].items():
         metrics[f"reward/{name}"] = _mean(part[:, 0].double()[valid])
     metrics |= turn_metrics(batch)
-    return metrics | generated_metrics(batch, repeats) | age_metrics(batch, policy_version)
+    metrics |= generated_metrics(batch, repeats) | member_metrics(batch, repeats, members)
+    return metrics | age_metrics(batch, policy_version)
 
 
 def turn_metrics(batch: TensorDictBase) -> dict[str, float]:
@@ -86,8 +90,27 @@ def generated_metrics(batch: TensorDictBase, repeats: int) -> dict[str, float]:
         "reward/invalid": float(sums["invalid"]) / completions,
         "sample_utilization": float(batch["mask"].any(-1).sum()) / completions,
     }
-    parts = sums["reward_parts"].items()
-    return metrics | {f"reward/{name}": float(part) / judged for name, part in parts}
+    parts = sums.get("reward_parts", {})
+    return metrics | {f"reward/{name}": float(part) / judged for name, part in parts.items()}
+
+
+def member_metrics(batch: TensorDictBase, repeats: int, members: Sequence[str]) -> dict[str, float]:
+    """Of every data set of a mixture: completions, mean reward and mean length of what was generated for the batch.
+
+    One of which nothing was generated has a count of 0 and no means.
+    """
+    if not members:
+        return {}
+    sums = batch["generated", "members"][::repeats].sum(dim=0)
+    metrics: dict[str, float] = {}
+    for column, name in enumerate(members):
+        completions, judged = float(sums["completions"][column]), float(sums["judged"][column])
+        metrics[f"completions/{name}"] = completions
+        if completions:
+            metrics[f"length/response_mean/{name}"] = float(sums["length"][column]) / completions
+        if judged:
+            metrics[f"reward/mean/{name}"] = float(sums["reward"][column]) / judged
+    return metrics
 
 
 def age_metrics(batch: TensorDictBase, policy_version: int) -> dict[str, float]:

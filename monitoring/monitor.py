@@ -1,45 +1,50 @@
 """What a run tells: one row of metrics per optimizer step, a live line, a sample now and then, a summary."""
 
 import json
+import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tensordict import TensorDictBase
 from torchrl.record.loggers import Logger
-from tqdm import tqdm
 
 from config.files import written_whole
 from config.outcome import RunOutcome
-from config.schema import LoggingConfig
 from monitoring.metrics import rollout_metrics
+from monitoring.progress import Progress
 from monitoring.trackers import MetricsFile, close_tracker
+
+log = logging.getLogger("grpo")
+"""Goes to `grpo.log` in the run's folder alone (config/base.yaml)."""
 
 
 class Monitor:
     """Collects timings between two optimizer steps and writes everything out at each.
 
     Args:
-        total_steps: optimizer steps of the whole run.
+        live: the line that shows how far the run is.
         first_step: steps already done by an earlier part of the run.
+        members: of a mixture, its data sets, which have metrics of their own.
     """
 
     def __init__(
         self,
         run_dir: Path,
-        logging: LoggingConfig,
         tracker: Logger | None,
         repeats: int,
-        total_steps: int,
+        live: Progress,
         first_step: int = 0,
+        members: Sequence[str] = (),
     ) -> None:
         self.run_dir = run_dir
-        self.logging = logging
         self.tracker = tracker
         self.repeats = repeats
+        self.live = live
+        self.members = members
         self.file = MetricsFile(run_dir / "metrics.jsonl")
         self.optimizer_step = first_step
         self.seconds = {"collect": 0.0, "optimize": 0.0, "push": 0.0}
@@ -47,34 +52,23 @@ class Monitor:
         self.evaluation: dict[str, float] = {}
         self.tokens = 0
         self.began = self.since = time.perf_counter()
-        live = sys.stderr.isatty()
-        self.bar = tqdm(
-            total=total_steps,
-            initial=first_step,
-            desc="grpo",
-            unit="step",
-            mininterval=0.5 if live else 10.0,
-            disable=not logging.progress or not total_steps,
-            dynamic_ncols=live,
-        )
+        self.seconds_before = 0.0
+        self.tokens_before = 0
 
-    def progress(self, total: int, name: str, unit: str) -> "tqdm[Any]":
-        """A second bar, for what happens between two optimizer steps. To be used in a `with` statement."""
-        live = sys.stderr.isatty()
-        return tqdm(
-            total=total,
-            desc=name,
-            unit=unit,
-            position=1,
-            leave=False,
-            mininterval=0.5 if live else 10.0,
-            disable=not self.logging.progress,
-            dynamic_ncols=live,
-        )
+    def resumed(self) -> None:
+        """The run folder holds the rows of an earlier part of the run: its seconds and tokens count."""
+        *_, last = [{}, *self.rows()]
+        self.seconds_before = float(last.get("time/elapsed_s", 0.0))
+        self.tokens_before = int(last.get("tokens/total", 0))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Those of optimizer steps that are in the run folder."""
+        return [row for row in self.file.rows() if "reward/mean" in row]
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Adds the seconds of the block to `time/PHASE_s` of the next row."""
+        """Adds the seconds of the block to `time/PHASE_s` of the next row, and shows the phase."""
+        self.live.stage(phase)
         began = time.perf_counter()
         try:
             yield
@@ -89,15 +83,12 @@ class Monitor:
         """Write the row of one optimizer step. `policy_version` is that of the weights before the step."""
         self.optimizer_step += 1
         row: dict[str, Any] = {"optimizer_step": self.optimizer_step}
-        row |= rollout_metrics(batch, self.repeats, policy_version) | step | self.extra
+        row |= rollout_metrics(batch, self.repeats, policy_version, self.members) | step | self.extra
         row |= self._throughput(batch)
         self.extra = {}
         self.file.append(row)
         self._track(row)
-        self.bar.set_postfix_str(
-            f"reward {row['reward/mean']:.3f}, length {row['length/response_mean']:.1f}", refresh=False
-        )
-        self.bar.update()
+        self.live.step(row["reward/mean"], row["length/response_mean"])
         return row
 
     def evaluated(
@@ -106,6 +97,7 @@ class Monitor:
         """A row of its own for an evaluation; its seconds count in no optimizer step's throughput."""
         row: dict[str, Any] = {"optimizer_step": self.optimizer_step, "iteration": iteration, **metrics}
         row["policy_version"] = float(policy_version)
+        row["time/unix_s"] = time.time()
         self.file.append(row)
         self._track(row)
         self.evaluation = metrics
@@ -125,29 +117,26 @@ class Monitor:
         elapsed, self.since = now - self.since, now
         tokens = int(batch["tokens", "response_mask"].sum())
         self.tokens += tokens
-        row = {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}
+        row: dict[str, float] = {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}
         row["idle/learner"] = self.seconds["collect"] / elapsed
         self.seconds = dict.fromkeys(self.seconds, 0.0)
         return row | {
             "throughput/tokens_per_s": tokens / elapsed,
             "throughput/completions_per_s": batch.batch_size[0] / elapsed,
+            "time/elapsed_s": self.seconds_before + now - self.began,
+            "tokens/total": float(self.tokens_before + self.tokens),
+            "time/unix_s": time.time(),
         }
 
-    def sample(self, prompt: str, texts: list[str], rewards: list[float]) -> None:
-        """Print one prompt with the best and the worst answer of its group."""
-        lines = [f"sample at step {self.optimizer_step}: {_short(prompt)}"]
-        for index in dict.fromkeys((rewards.index(max(rewards)), rewards.index(min(rewards)))):
-            lines.append(f"  reward {rewards[index]:.2f}: {_short(texts[index])}")
-        self.say("\n".join(lines))
-
     def say(self, text: str) -> None:
-        """A line above the progress bar."""
-        self.bar.write(text, file=sys.stderr)
+        """A line above the progress bar, and in `grpo.log`."""
+        self.live.bar.write(text, file=sys.stderr)
+        log.info(text)
 
     def close(self, outcome: RunOutcome) -> None:
         """Write `summary.json`, end the tracker."""
-        self.bar.close()
-        rewards = [row["reward/mean"] for row in self.file.rows() if "reward/mean" in row]
+        self.live.close()
+        rewards = [row["reward/mean"] for row in self.rows()]
         summary = {
             "outcome": outcome,
             "optimizer_steps": self.optimizer_step,
@@ -161,12 +150,12 @@ class Monitor:
         with written_whole(self.run_dir / "summary.json") as file:
             file.write((json.dumps(summary, indent=2) + "\n").encode())
         steps = f"{self.optimizer_step} optimizer steps, " if rewards else ""
-        change = f"reward {rewards[0]} -> {rewards[-1]}; metrics and checkpoints" if rewards else "metrics"
-        self.say(f"{outcome}: {steps}{change} in {self.run_dir}")
+        change = "metrics"
+        if rewards:
+            change = f"reward {rewards[0]:.3f} -> {rewards[-1]:.3f}; metrics and checkpoints"
+        measured = self.file.path.exists()  # else the folder may not stay
+        self.say(
+            f"{outcome}: " + (f"{steps}{change} in {self.run_dir}" if measured else "nothing was measured")
+        )
         if self.tracker is not None:
             close_tracker(self.tracker, outcome)
-
-
-def _short(text: str, limit: int = 300) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= limit else f"{flat[:limit]} …"

@@ -13,6 +13,8 @@ from functools import cached_property
 
 import torch
 
+from config.errors import RunError
+
 Sequences = Sequence[Sequence[int]]
 Scores = list[list[float]]
 EngineScores = Callable[[Sequences], Mapping[str, Scores]]
@@ -55,7 +57,7 @@ _DETECTABLE = 6.0  # a movement counts when it is this many times what noise wou
 _NOISE_FLOOR = 1e-6
 
 
-class CanaryError(RuntimeError):
+class CanaryError(RunError):
     """The weights in an engine are not the learner's; the text names the cause that fits."""
 
 
@@ -193,9 +195,11 @@ class Canary:
 
         received: names that reached every engine with this push.
         Raises:
-            CanaryError: an engine disagrees, or did not change with the learner.
+            CanaryError: an engine disagrees, or did not move with the learner, or the learner's scores are not finite.
         """
         learner = _flat(self._learner_scores(self.sequences, 1.0))
+        if not torch.isfinite(learner).all():
+            raise CanaryError(_diverged(version))
         worst = 0.0
         after = self._engine_scores(self.sequences)
         for name, scores in after.items():
@@ -253,6 +257,14 @@ class Canary:
         best = (low + high) / 2
         explained = distance(best) < 0.1 * _rms(evidence.engine - evidence.learner)
         return math.exp(best) if explained and abs(best) > 0.01 else None
+
+
+def _diverged(version: int) -> str:
+    return (
+        f"the canary at the push of policy version {version}: the learner's own log-probs are not finite, whatever the "
+        "engines have. Cause: training diverged, or a checkpoint that it went on from is damaged. Lower optimizer.lr, "
+        "keep optimizer.clip_grad_norm, and go on from an earlier checkpoint with train.resume=PATH"
+    )
 
 
 def _is_unchanged(evidence: Evidence) -> bool:

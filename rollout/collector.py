@@ -14,6 +14,8 @@ from rollout.selection import choose_balanced, in_place_of, same_parts, totals
 
 Keep = Callable[[TensorDictBase], torch.Tensor]
 """From whole groups to [P] bool: which of them are worth training on."""
+Tell = Callable[[str, int, int], None]
+"""Told of a stage, how much of it is done, and of how much (0: not counted)."""
 
 
 class EnginePolicy(TensorDictModuleBase):
@@ -106,15 +108,22 @@ class Rollouts:
         policy: the engine (or pool of engines) as a TensorDict module.
         repeats: completions of a group; if `policy.repeats` is more, a balanced choice of those.
         attempts: replacements for a group that is not kept.
+        tell: told how far a collection is, in groups.
     """
 
     def __init__(
-        self, env: TokenEnv, policy: EnginePolicy, repeats: int | None = None, attempts: int = 10
+        self,
+        env: TokenEnv,
+        policy: EnginePolicy,
+        repeats: int | None = None,
+        attempts: int = 10,
+        tell: Tell = lambda stage, done, total: None,
     ) -> None:
         self.env = env
         self.policy = policy
         self.repeats = policy.repeats if repeats is None else repeats
         self.attempts = attempts
+        self.tell = tell
 
     def collect(self, num_groups: int, keep: Keep | None = None) -> TensorDictBase:
         """`num_groups` new groups, [num_groups * repeats] completions, group-major.
@@ -158,10 +167,14 @@ class Rollouts:
         """New groups; each is judged as soon as it is answered, while longer answers are still being drawn."""
         groups = {group.request.request_id: group for group in self.begin(num_groups)}
         requests = [group.request for group in groups.values()]
+        answered = 0
         for responses in answers(self.policy.engine, requests, self.policy.timeout):
             for response in responses:
                 groups[response.request_id].response = response
             self.env.submit([(groups[one.request_id].prompted, one.completions) for one in responses])
+            answered += len(responses)
+            self.tell("collect", answered, num_groups)
+        self.tell("score", 0, 0)
         return self.assemble(list(groups.values()))
 
     def _judge(self, completed: TensorDictBase) -> TensorDictBase:

@@ -75,6 +75,11 @@ class GroupBuffer(Generic[Group]):
     def ready(self) -> int:
         return len(self._ready)
 
+    @property
+    def gathered(self) -> int:
+        """Groups of the next batch that are there."""
+        return min(self.batch_groups, len(self._batch) + self.ready)
+
     def put(self, sequence: int, version: int, group: Group) -> None:
         """A finished group; `version` is the oldest that drew one of its tokens."""
         with self._changed:

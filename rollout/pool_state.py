@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from config.errors import RunError
 from rollout.ray_runtime import EnginePlace
 
 _STACKS_S = 5.0
 
 
-class EngineLost(RuntimeError):
+class EngineLost(RunError):
     """An engine failed for good; the text says which, where, and what its own traceback was."""
 
 

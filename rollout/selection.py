@@ -52,7 +52,7 @@ def totals(scored: TensorDictBase, candidates: int) -> TensorDictBase:
     """Sums over each prompt's candidates, [P] of [1] float64.
 
     Rewards, their squares and their parts are those of the judged completions. `zero_variance`: 1 where all
-    judged rewards are equal.
+    judged rewards are equal. `members`, of a mixture: the same sums, [P, members], in the column of the prompt's.
     """
     valid = judged(scored).view(-1, candidates)
     reward = scored["next", "reward"].view(-1, candidates).double()
@@ -68,7 +68,7 @@ def totals(scored: TensorDictBase, candidates: int) -> TensorDictBase:
         name: total(part.view(-1, candidates).double())
         for name, part in scored["next", "reward_parts"].items()
     }
-    return TensorDict(
+    sums = TensorDict(
         groups=torch.ones(*prompts, 1, dtype=torch.float64),
         completions=torch.full((*prompts, 1), float(candidates), dtype=torch.float64),
         judged=valid.double().sum(1, keepdim=True),
@@ -79,6 +79,18 @@ def totals(scored: TensorDictBase, candidates: int) -> TensorDictBase:
         reward_parts=TensorDict(parts, batch_size=prompts),
         batch_size=prompts,
     )
+    member = scored.get("member", None)
+    if member is not None:
+        lengths = scored["tokens", "response_mask"].sum(-1).view(-1, candidates).double()
+        of_prompt = TensorDict(
+            completions=sums["completions"],
+            judged=sums["judged"],
+            reward=sums["reward"],
+            length=lengths.sum(1, keepdim=True),
+            batch_size=prompts,
+        )
+        sums["members"] = of_prompt.apply(lambda total: total * member[::candidates])
+    return sums
 
 
 def in_place_of(refused: TensorDictBase, group: TensorDictBase) -> TensorDictBase:
@@ -89,7 +101,13 @@ def in_place_of(refused: TensorDictBase, group: TensorDictBase) -> TensorDictBas
 
 
 def same_parts(scores: Sequence[TensorDictBase]) -> None:
-    """Gives all of them the same `reward_parts`: zeros for those that only others have."""
+    """Gives all of them the same `reward_parts`: zeros for those that only others have.
+
+    A TensorDict without any part, as of groups whose judging failed, does not survive all operations.
+    """
+    for score in scores:
+        if score.get("reward_parts", None) is None:
+            score["reward_parts"] = TensorDict({}, batch_size=score.batch_size)
     dtypes = {name: part.dtype for score in scores for name, part in score["reward_parts"].items()}
     for score in scores:
         for name in dtypes.keys() - set(score["reward_parts"].keys()):

@@ -17,10 +17,10 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from tensordict import TensorDictBase
@@ -37,6 +37,18 @@ Result = TypeVar("Result")
 _STEP_S = 0.05
 _IDLE_S = 0.02
 _END_S = 30.0
+
+
+def _row_data(
+    examples: Sequence[Example], wanted: Sequence[Example]
+) -> dict[tuple[str, int], Mapping[str, Any]]:
+    """The `row_data` of those among the examples that are wanted."""
+    places = {(example.source, example.row) for example in wanted}
+    return {
+        (example.source, example.row): example.row_data
+        for example in examples
+        if (example.source, example.row) in places
+    }
 
 
 class PromptQueue:
@@ -58,13 +70,21 @@ class PromptQueue:
         waiting = [*(outstanding or []), *self.returned]
         return {
             "source": self.source.state_dict(),
-            "returned": [asdict(example) | {"messages": list(example.messages)} for example in waiting],
+            # Without the row, which may hold what a checkpoint cannot; the data still has it.
+            "returned": [
+                asdict(replace(example, row_data={})) | {"messages": list(example.messages)}
+                for example in waiting
+            ],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.source.load_state_dict(state["source"])
-        self.returned = deque(
+        returned = [
             Example(**(fields | {"messages": tuple(fields["messages"])})) for fields in state["returned"]
+        ]
+        rows = _row_data(self.source.examples, returned) if returned else {}
+        self.returned = deque(
+            replace(example, row_data=rows.get((example.source, example.row), {})) for example in returned
         )
 
 

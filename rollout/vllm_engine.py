@@ -25,6 +25,8 @@ from rollout.vllm_settings import (
     VLLMSettings,
     check_version,
     communication_files,
+    end_of_output,
+    output_into,
     process_state_kept,
     set_environment,
 )
@@ -74,7 +76,7 @@ class VLLMEngine:
         self._adapter: Any = None
         self._adapter_folder: tempfile.TemporaryDirectory[str] | None = None
         others = communication_files()
-        with process_state_kept(), self._stance():
+        with process_state_kept(), self._stance(), output_into(settings.log):
             self._llm = self._start()
         self._files = communication_files() - others
         self._llm.set_weight_version("0")
@@ -95,6 +97,7 @@ class VLLMEngine:
                 f"tensor_parallel_size={s.tensor_parallel_size}): {type(error).__name__}: {error}\n"
                 "Remedies: inference_model.backend=transformers runs models that vLLM cannot; "
                 "inference_model.gpu_memory_utilization, kv_cache_gib and max_num_seqs bound its memory"
+                f"{end_of_output(s.log)}"
             ) from error
 
     @property

@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from config.errors import ConfigError
 from plan.machine import installed_vllm
 
 _INHERITED = ("LD_PRELOAD", "TORCHINDUCTOR_COMPILE_THREADS")
+_OUTPUT = (1, 2)
 _SHARED_MEMORY = Path("/dev/shm")
 TESTED = ((0, 32), (0, 33))
 INSTALL = "install it (`make vllm`: the CUDA build where an NVIDIA GPU is, else the CPU build)"
@@ -45,6 +47,7 @@ class VLLMSettings:
     adapter: pushes carry this adapter instead of full weights.
     sleep: the engine can `sleep` (colocated GPUs).
     weight_transfer: vLLM's native backend that pushes use, "nccl" or "ipc".
+    log: file that takes what vLLM prints while it starts; None: the terminal.
     """
 
     model: str
@@ -65,6 +68,7 @@ class VLLMSettings:
     sleep: bool = False
     weight_transfer: str | None = None
     request_timeout_s: float = 900.0
+    log: str | None = None
 
 
 def check_version() -> None:
@@ -112,6 +116,43 @@ def process_state_kept() -> Iterator[None]:
         torch.set_rng_state(torch_state)
         for device, state in enumerate(cuda_states):
             torch.cuda.set_rng_state(state, device)
+
+
+@contextmanager
+def output_into(path: str | None) -> Iterator[None]:
+    """Standard output and error of this process, and of those that it starts, go to the end of a file meanwhile.
+
+    vLLM, what it imports and the libraries beneath print past any logger. Without a file, or where its folder is on
+    another machine, nothing changes.
+    """
+    if path is None or not Path(path).parent.is_dir():
+        yield
+        return
+    _flush()
+    kept = [os.dup(number) for number in _OUTPUT]
+    with open(path, "ab") as file:
+        for number in _OUTPUT:
+            os.dup2(file.fileno(), number)
+    try:
+        yield
+    finally:
+        _flush()
+        for number, own in zip(_OUTPUT, kept, strict=True):
+            os.dup2(own, number)
+            os.close(own)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def end_of_output(path: str | None, lines: int = 15) -> str:
+    """The last lines of such a file, for whoever has to know why a start failed; empty where there are none."""
+    if path is None or not Path(path).is_file():
+        return ""
+    last = Path(path).read_text(errors="replace").splitlines()[-lines:]
+    return "\nThe end of what it printed:\n" + "\n".join(f"  {line}" for line in last) if last else ""
 
 
 def communication_files() -> set[Path]:

@@ -6,15 +6,33 @@ from pathlib import Path
 import grpo
 import grpo_async
 from grpo_utils import run
+from monitoring.watch import BOUNDS
 from tests.scripts import ROOT, configured, rows
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 COUNTED = re.compile(r"(age/histogram/|ess/age_)\d+")
 
 
+def table() -> list[tuple[set[str], str]]:
+    """The rows of README's table of metrics: names, and when to worry."""
+    text = (ROOT / "README.md").read_text().partition("| metric | meaning | worry when |")[2]
+    found = []
+    for line in text.partition("\n\n")[0].splitlines()[2:]:
+        names, _, worry = (cell.strip() for cell in line.strip("|").split("|"))
+        found.append((set(re.findall(r"`([^`]+)`", names)), worry))
+    return found
+
+
+def test_every_worry_is_watched_and_every_bound_is_explained() -> None:
+    worries = {worry: names for names, worry in table() if worry}
+    watched = {bound.worry: set(bound.metrics) for bound in BOUNDS}
+    assert worries.keys() == watched.keys()
+    for worry, metrics in watched.items():
+        assert metrics <= worries[worry], worry
+
+
 def test_every_metric_is_explained(tmp_path: Path) -> None:
-    table = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| `")]
-    explained = {name for line in table for name in re.findall(r"`([^`]+)`", line.split(" | ")[0])}
+    explained = {name for names, _ in table() for name in names}
     for script in (grpo, grpo_async):
         folder = tmp_path / script.__name__
         folder.mkdir()

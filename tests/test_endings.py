@@ -11,11 +11,11 @@ import torch
 
 import grpo
 import grpo_async
-import grpo_utils
 from config.errors import ConfigError
 from config.schema import Config
 from grpo_parts import Parts
-from grpo_utils import build, find_checkpoint, run
+from grpo_resume import find
+from grpo_utils import build, run
 from monitoring import trackers
 from rollout.transformers_engine import TransformersEngine
 from tests.scripts import QUICK, ROOT, configured, finish, rows, wait_for
@@ -123,7 +123,6 @@ def test_each_script_goes_on_from_its_own_checkpoints(tmp_path: Path) -> None:
 
 def test_auto_passes_over_what_is_not_this_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Among the sibling runs: of the other script, of another seed, torn, and no checkpoint of ours."""
-    monkeypatch.setattr(grpo_utils, "PROJECT", tmp_path)
     config = configured(*SMALL, "train.resume=auto")
     siblings = [tmp_path / "outputs" / "2026-01-01" / f"00-00-0{second}" for second in range(5)]
     for folder in siblings:
@@ -136,7 +135,7 @@ def test_auto_passes_over_what_is_not_this_run(tmp_path: Path, monkeypatch: pyte
         checkpoint_path(folder, 1).parent.mkdir()
     checkpoint_path(siblings[3], 1).write_bytes(ours.read_bytes()[:1000])
     torch.save({"iteration": 1}, checkpoint_path(siblings[4], 1))
-    assert find_checkpoint(config, tmp_path / "new", overlapped=False) == ours
+    assert find(config, siblings[0].parent / "09-00-00", overlapped=False)[0].path == ours
 
 
 @pytest.mark.parametrize(("keep", "left"), [(0, [100, 150]), (1, [150]), (3, [100, 150])])

@@ -9,11 +9,13 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from tensordict import TensorDictBase
 
 import grpo
-from grpo_utils import run
+from grpo_utils import build, run
 from tests.processes import alive
 from tests.scripts import ROOT, configured, finish, rows, start, wait_for, without_clocks
+from training.learner import StepReport
 
 SMALL = ("env.num_envs=4", "env.repeats=4")
 LOGGED = {
@@ -46,9 +48,26 @@ def test_a_short_run_logs_every_metric_and_leaves_checkpoints(tmp_path: Path) ->
     assert '"outcome": "finished"' in (tmp_path / "summary.json").read_text()
 
 
-def test_without_kl_no_reference_is_loaded(tmp_path: Path) -> None:
-    from grpo_utils import build
+def test_an_iteration_is_trained_on_in_steps_of_whole_groups(tmp_path: Path) -> None:
+    """4 groups of 4 an iteration, 8 completions a step: every group once an epoch, and two of them in each step."""
+    config = configured(*SMALL, "train.total_dialog_turns=32", "train.optim_batch_size=8", "train.epochs=2")
+    parts = build(config, tmp_path)
+    step, trained = parts.learner.step, []
 
+    def noted(batch: TensorDictBase) -> StepReport:
+        trained.append(batch["group_id"].view(2, 4))
+        return step(batch)
+
+    parts.learner.step = noted  # type: ignore[method-assign]
+    grpo.train(config, parts)
+    parts.close("finished")
+    assert [row["optimizer_step"] for row in rows(tmp_path)] == list(range(1, 9))
+    epochs = torch.stack(trained).view(4, 4, 4)
+    assert (epochs == epochs[..., :1]).all()
+    assert [sorted(epoch[:, 0].tolist()) for epoch in epochs] == [[0, 1, 2, 3]] * 2 + [[4, 5, 6, 7]] * 2
+
+
+def test_without_kl_no_reference_is_loaded(tmp_path: Path) -> None:
     parts = build(configured(*SMALL, "policy.kl_coef=0"), tmp_path)
     assert parts.learner.reference is None
     parts.close("finished")
@@ -128,16 +147,22 @@ def test_killed_and_resumed_is_bit_identical_to_never_stopped(
 
 def test_a_full_disk_is_one_message_and_what_is_there_is_whole(tmp_path: Path) -> None:
     """/dev/full in the place of the second checkpoint: every write to it says that no space is left."""
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
+    run_dir, script = tmp_path / "run", tmp_path / "with_known_names.py"
+    folder = run_dir / "checkpoints"
+    folder.mkdir(parents=True)
     (folder / "checkpoint_000002.tmp").symlink_to("/dev/full")
-    process = start("grpo.py", tmp_path, *SMALL, "train.checkpoint_frequency=1")
+    script.write_text(
+        f"import runpy, sys\nsys.path.insert(0, {str(ROOT)!r})\nimport config.files\n"
+        "config.files.unfinished = lambda path: path.with_suffix('.tmp')\n"
+        "runpy.run_path('grpo.py', run_name='__main__')\n"
+    )
+    process = start(str(script), run_dir, *SMALL, "train.checkpoint_frequency=1")
     output = finish(process)
     assert process.returncode == 2, output
     assert "error: no space is left to write" in output
     assert "Traceback" not in output
     assert [path.name for path in folder.iterdir()] == ["checkpoint_000001.pt"]
-    assert json.loads((tmp_path / "summary.json").read_text())["outcome"] == "failed"
+    assert json.loads((run_dir / "summary.json").read_text())["outcome"] == "failed"
 
 
 def test_ctrl_c_finishes_the_iteration_and_leaves_a_checkpoint_and_no_process(tmp_path: Path) -> None:
@@ -171,7 +196,6 @@ def test_a_plan_is_printed_and_nothing_is_left(tmp_path: Path, capsys: pytest.Ca
 
 def test_under_lora_the_base_is_the_reference(tmp_path: Path) -> None:
     """On one GPU the reference has no memory of its own; the CPU run of it gives the same numbers."""
-    from grpo_utils import build
     from training.reference import AdapterOff
 
     parts = build(configured(*SMALL, "train_model.lora.enabled=true"), tmp_path)

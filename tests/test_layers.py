@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOT_FILES = {"grpo_parts", "grpo_utils", "grpo_engines", "grpo_eval"}
+ROOT_FILES = {"grpo_parts", "grpo_utils", "grpo_engines", "grpo_eval", "grpo_resume"}
 BELOW_THE_ROOT = {"rollout", "training", "monitoring", "envs", "plan", "config"}
 MAY_IMPORT = {
     "config": {"config"},

@@ -38,3 +38,28 @@ def check(metrics: list[dict[str, Any]]) -> None:
         assert row["canary/max_abs_diff"] < 1e-3
         assert row["grad_norm"] > 0
         assert row["length/response_mean"] > 1
+
+
+NOISE = ("INFO", "WARNING", "FutureWarning", "NUMA", "safetensors", "Triton")
+
+
+@pytest.mark.parametrize("engines", [(), ("ray.enabled=true",)], ids=["in process", "Ray"])
+def test_what_vllm_prints_as_it_starts_is_in_a_file(engines: tuple[str, ...], tmp_path: Path) -> None:
+    process = start("grpo.py", tmp_path, *SMALL, *engines, "train.total_dialog_turns=64")
+    output = finish(process)
+    assert process.returncode == 0, output
+    printed = (tmp_path / "engine.log").read_text()
+    assert any(word in printed for word in NOISE), printed
+    for line in printed.splitlines():
+        assert not line.strip() or line not in output, line
+    for word in NOISE:
+        assert word not in output, output
+
+
+def test_why_vllm_did_not_start_reaches_the_user(tmp_path: Path) -> None:
+    process = start("grpo.py", tmp_path / "run", *SMALL, "inference_model.quantization=nonsense")
+    output = finish(process)
+    assert process.returncode == 2, output
+    assert output.count("error: ") == 1
+    assert "vLLM could not start" in output
+    assert "nonsense" in output

@@ -1,10 +1,14 @@
 """A tiny random model and stand-ins for tokenizer and rewards, for tests that need shapes and not skill."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import AddedToken
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from envs.task import Completion, Example, Reward
 
@@ -29,12 +33,22 @@ def tiny_llama(tied: bool = False, seed: int = 0) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).float()
 
 
-@dataclass
-class LetterTokenizer:
-    """One token a character."""
+def resized_quickstart(folder: Path, **settings: object) -> None:
+    """The quickstart's tokenizer and its model with other settings and fresh weights, as a Hugging Face folder."""
+    shutil.copytree(Path(__file__).resolve().parent.parent / "models" / "quickstart", folder)
+    config = AutoConfig.from_pretrained(folder, **settings)
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
-    chat_template: str = "letters"
-    name_or_path: str = "letters"
+
+class LetterTokenizer:
+    """One token a character, and one that ends a completion."""
+
+    chat_template = "letters"
+    name_or_path = "letters"
+    eos_token_id = EOS
+    all_special_ids = (EOS,)
+    added_tokens_decoder = MappingProxyType({EOS: AddedToken("<eos>", special=True)})
 
     def apply_chat_template(self, chats: list[list[dict[str, str]]], **kwargs: object) -> list[list[int]]:
         return [[5 + ord(letter) % 30 for turn in chat for letter in turn["content"]] for chat in chats]

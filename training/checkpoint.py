@@ -9,6 +9,7 @@ import torch
 
 from config.errors import ConfigError
 from config.files import written_whole
+from training import trained
 
 FOLDER = "checkpoints"
 PATTERN = "checkpoint_*.pt"
@@ -16,6 +17,7 @@ KEYS = {
     *("iteration", "overlapped", "evaluated", "learner", "policy_version", "generator", "random", "config"),
     *("prompts", "next_group_id"),
 }
+LEARNER_KEYS = {*trained.KEYS, "optimizer", "schedule_step"}
 
 
 def checkpoint_path(run_dir: Path, iteration: int) -> Path:
@@ -36,25 +38,45 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep: int) -> None:
         old.unlink()
 
 
+class UnreadableError(ConfigError):
+    """A file that is no checkpoint, or only a part of one."""
+
+
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Raises ConfigError when there is no checkpoint, it cannot be read, or another version of this code wrote it."""
+    """Raises ConfigError when there is no checkpoint, another version of this code wrote it, or (UnreadableError) it
+    cannot be read."""
     if not path.is_file():
         raise ConfigError(
-            f"train.resume={path}: no such file; give the path of a checkpoint_*.pt, or train.resume=auto"
+            f"train.resume={path}: no such file; give a checkpoint_*.pt, the folder of a run, or train.resume=auto"
+        )
+    if not path.stat().st_size:
+        raise UnreadableError(
+            f"train.resume={path}: the file is empty; take an earlier one from the same folder"
         )
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except PermissionError as error:
+        raise UnreadableError(f"train.resume={path}: {error.strerror}") from error
     except Exception as error:
-        raise ConfigError(
-            f"train.resume={path}: not a readable checkpoint ({error}); take an earlier one from the same folder"
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UnreadableError(
+            f"train.resume={path}: not a readable checkpoint ({why}); take an earlier one from the same folder"
         ) from error
-    missing = sorted(KEYS - state.keys())
+    missing = _missing(state)
     if missing:
         raise ConfigError(
             f"train.resume={path}: it holds no {', '.join(missing)}: another version of this code wrote it; go on with "
             "that version, or train from the beginning without train.resume"
         )
     return state
+
+
+def _missing(state: Any) -> list[str]:
+    if not isinstance(state, dict):
+        return sorted(KEYS)
+    learner = state.get("learner")
+    inside = LEARNER_KEYS - learner.keys() if isinstance(learner, dict) else set()
+    return [*sorted(KEYS - state.keys()), *(f"learner.{key}" for key in sorted(inside))]
 
 
 def origin(path: Path) -> tuple[dict[str, Any], bool] | None:
@@ -69,10 +91,34 @@ def origin(path: Path) -> tuple[dict[str, Any], bool] | None:
         return None
 
 
+def checkpoints(run_dir: Path) -> list[Path]:
+    """Those of one run's folder, the highest iteration first."""
+    return sorted((run_dir / FOLDER).glob(PATTERN), reverse=True)
+
+
 def newest_checkpoint(run_dir: Path) -> Path | None:
     """The checkpoint of the highest iteration in one run's folder."""
-    found = sorted((run_dir / FOLDER).glob(PATTERN))
-    return found[-1] if found else None
+    return next(iter(checkpoints(run_dir)), None)
+
+
+def load_newest(run_dir: Path) -> tuple[Path, dict[str, Any], list[str]]:
+    """The newest checkpoint of a run's folder that can be read, its state, and why those after it cannot.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    passed_over: list[str] = []
+    for path in checkpoints(run_dir):
+        try:
+            return path, load_checkpoint(path), passed_over
+        except UnreadableError as error:
+            passed_over.append(str(error).removeprefix("train.resume=").split(";")[0])
+    if passed_over:
+        raise ConfigError(
+            f"train.resume: none of the {len(passed_over)} checkpoints in {run_dir / FOLDER} can be read "
+            f"({passed_over[0]}); train from the beginning in another folder, or restore one from a copy"
+        )
+    raise ConfigError(f"train.resume={run_dir}: there is no {FOLDER}/{PATTERN} in this folder")
 
 
 def random_state() -> dict[str, Any]:

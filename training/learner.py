@@ -5,6 +5,7 @@ step:    microbatches -> loss over the global batch -> clip -> finite? -> optimi
 """
 
 import itertools
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
+from config.errors import RunError
 from config.schema import Config
 from envs.token_env import STOP
 from envs.verdicts import judged, success
@@ -29,11 +31,12 @@ from training.loss import BatchTotals, objective
 from training.loss_metrics import Metrics, finalize_metrics, merge_metrics
 from training.minibatches import microbatches
 from training.off_policy import effective_sample_size_by_age, gap_percentiles
-from training.optimizer import make_optimizer, make_scheduler
+from training.optimizer import go_to_step, load_optimizer, make_optimizer, make_scheduler
 from training.reference import AdapterOff, Reference
+from training.trained import base_digest, load_trained, trained_state
 
 
-class NonFiniteError(RuntimeError):
+class NonFiniteError(RunError):
     """Too many optimizer steps in a row had a non-finite loss or gradient."""
 
 
@@ -53,6 +56,7 @@ class Learner:
         scorer: log-probs of the policy.
         reference: None when nothing reads its log-probs.
         run_dir: where an offending batch is saved.
+        tell: told which microbatch of how many a step is at.
     """
 
     def __init__(
@@ -62,12 +66,15 @@ class Learner:
         reference: Reference | AdapterOff | None,
         config: Config,
         run_dir: Path,
+        tell: Callable[[str, int, int], None] = lambda stage, done, total: None,
     ) -> None:
         self.model = model
         self.scorer = scorer
         self.reference = reference
         self.config = config
         self.run_dir = run_dir
+        self.base = base_digest(model)
+        self.tell = tell
         self.optimizer = make_optimizer(model, config.optimizer)
         self.scheduler = make_scheduler(self.optimizer, config.optimizer, config.total_optimizer_steps)
         self.scaler = torch.amp.GradScaler(enabled=config.train.mixed_precision == "fp16")
@@ -135,7 +142,8 @@ class Learner:
         gaps: list[torch.Tensor] = []
         pieces = microbatches(batch, self.scorer.together, self._microbatch_rows(batch))
         pending = [] if self._beside is None else self._beside.begin([piece.batch for piece in pieces])
-        for piece, scored in itertools.zip_longest(pieces, pending):
+        for number, (piece, scored) in enumerate(itertools.zip_longest(pieces, pending), 1):
+            self.tell("optimize", number, len(pieces))
             loss, metrics, gap = self._loss(piece.batch, totals.select(piece.rows), scored)
             self.scaler.scale(loss).backward()
             parts.append(metrics)
@@ -230,10 +238,11 @@ class Learner:
             )
 
     def state_dict(self) -> dict[str, Any]:
+        """What training has changed; what the config says is the config's."""
         return {
-            "model": self.model.state_dict(),
+            **trained_state(self.model, self.base),
             "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.scheduler.state_dict(),
+            "schedule_step": self.scheduler.last_epoch,
             "scaler": self.scaler.state_dict(),
             "optimizer_steps": self.optimizer_steps,
             "nonfinite_steps": self.nonfinite_steps,
@@ -241,10 +250,12 @@ class Learner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
-        self.scaler.load_state_dict(state["scaler"])
+        """Raises ConfigError where the state is of another model."""
+        load_trained(self.model, state, self.base)
+        load_optimizer(self.optimizer, state["optimizer"])
+        go_to_step(self.scheduler, state["schedule_step"])
+        if self.scaler.is_enabled() and state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
         self.optimizer_steps = state["optimizer_steps"]
         self.nonfinite_steps = state["nonfinite_steps"]
         self.nonfinite_in_a_row = state["nonfinite_in_a_row"]

@@ -66,9 +66,10 @@ def load_model(config: ModelConfig, devices: Sequence[torch.device]) -> PreTrain
     """The policy as it starts, in `model.dtype`: on one device, or its layers spread evenly over several.
 
     Raises:
-        ConfigError: it cannot be loaded, or changes its logits after the head.
+        ConfigError: it cannot be loaded, holds values that are not finite, or changes its logits after the head.
     """
     model = _load(AutoModelForCausalLM, config, getattr(torch, config.dtype), devices)
+    _check_finite(model, config.name)
     check_head(model)
     return model
 
@@ -127,6 +128,17 @@ def _check_placement(model: PreTrainedModel, name: str, devices: int) -> None:
         raise ConfigError(
             f"model.name={name}: {len(outside)} of its parts, {outside[0]} first, do not fit into what is free on "
             f"{devices} GPUs; give it more (train_model.num_devices, ref_model.num_devices), or free these"
+        )
+
+
+def _check_finite(model: PreTrainedModel, name: str) -> None:
+    """Every log-prob would be NaN, and whatever looks at one first would be blamed."""
+    wrong = [key for key, tensor in model.named_parameters() if not torch.isfinite(tensor).all()]
+    if wrong:
+        others = f" and {len(wrong) - 1} more of its tensors hold" if len(wrong) > 1 else " holds"
+        raise ConfigError(
+            f"model.name={name}: {wrong[0]}{others} values that are not finite (NaN or infinite): the files are "
+            f"damaged, or {model.dtype} cannot hold what they were saved from; load or make them anew"
         )
 
 

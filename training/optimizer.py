@@ -1,7 +1,8 @@
 """The optimizer and its learning-rate schedule, from the `optimizer` section.
 
-Every parameter falls into one group by its update rule, peak learning rate and weight decay. Muon takes the
-matrices inside the network; AdamW takes embeddings, output head, norms and biases.
+Every parameter falls into one group by its update rule, its pattern in `group_lr`, and whether it is a matrix, which
+weight decay is for: groups stay the same when rates and decay change. Muon takes the matrices inside the network;
+AdamW takes embeddings, output head, norms and biases.
 """
 
 import math
@@ -38,13 +39,18 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
                 f"they have names such as {next(iter(named))}"
             )
     hidden = _hidden_matrices(model) if config.name == "muon_adamw" else set()
-    groups: dict[tuple[bool, float, float], Group] = {}
+    groups: dict[tuple[bool, str | None, bool], Group] = {}
     for name, parameter in named.items():
         is_hidden = id(parameter) in hidden
-        rate = _peak_rate(name, config, config.muon_lr if is_hidden else config.lr)
-        decay = config.weight_decay if parameter.ndim >= 2 else 0.0
-        new = {"params": [], "lr": rate, "weight_decay": decay}
-        groups.setdefault((is_hidden, rate, decay), new)["params"].append(parameter)
+        is_matrix = parameter.ndim >= 2
+        matching = next((pattern for pattern in config.group_lr if fnmatchcase(name, pattern)), None)
+        rate = config.muon_lr if is_hidden else config.lr
+        new = {
+            "params": [],
+            "lr": rate if matching is None else config.group_lr[matching],
+            "weight_decay": config.weight_decay if is_matrix else 0.0,
+        }
+        groups.setdefault((is_hidden, matching, is_matrix), new)["params"].append(parameter)
     matrices = [group for (is_hidden, *_), group in groups.items() if is_hidden]
     others = [group for (is_hidden, *_), group in groups.items() if not is_hidden]
     members: list[Optimizer] = []
@@ -54,11 +60,6 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
         members.append(Muon(matrices, momentum=config.muon_momentum, adjust_lr_fn="match_rms_adamw"))
     optimizer = members[0] if len(members) == 1 else JointOptimizer(members)
     return MasterWeights(optimizer) if any(map(is_half, named.values())) else optimizer
-
-
-def _peak_rate(name: str, config: OptimizerConfig, default: float) -> float:
-    matching = (rate for pattern, rate in config.group_lr.items() if fnmatchcase(name, pattern))
-    return next(matching, default)
 
 
 def _hidden_matrices(model: nn.Module) -> set[int]:
@@ -123,6 +124,24 @@ def make_scheduler(optimizer: Optimizer, config: OptimizerConfig, total_steps: i
         return floor + (1 - floor) * decay(progress)
 
     return LambdaLR(optimizer, factor)
+
+
+def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """What an optimizer remembers of its parameters, from a checkpoint; rates, decay and betas stay as they are.
+
+    state: `optimizer.state_dict()` of one with the same groups.
+    """
+    settings = [{key: group[key] for key in group if key != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, own in zip(optimizer.param_groups, settings, strict=True):
+        group |= own
+
+
+def go_to_step(scheduler: LambdaLR, step: int) -> None:
+    """The rates of optimizer step `step`, counted from 0, on this schedule."""
+    scheduler.last_epoch = step
+    for group, factor in zip(scheduler.optimizer.param_groups, scheduler.lr_lambdas, strict=True):
+        group["lr"] = group["initial_lr"] * factor(step)
 
 
 DECAYS: dict[str, Callable[[float], float]] = {

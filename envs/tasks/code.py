@@ -1,12 +1,11 @@
 """Programming problems judged by running the answer on tests: standard input and output, or a function."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.data import Row, load_rows
+from envs.data import Row, load_rows, parse_json
 from envs.task import Completion, Example, Reward, Task, register
 from envs.verifiers.code import SYSTEM_PROMPT, CodeOptions, Tests, code_reward, warm_up
 
@@ -35,7 +34,11 @@ class Code(Task):
 
     def examples(self, split: str) -> Sequence[Example]:
         rows = load_rows(self.env, "deepmind/code_contests", None, split)
-        return [Example(self.messages(_problem(row)), tests_of(row), row.index) for row in rows]
+        return [self._example(row) for row in rows]
+
+    def _example(self, row: Row) -> Example:
+        messages = self.messages(_problem(row))
+        return Example(messages, tests_of(row), row.index, row_data=self.row_data(row))
 
     def reward(self, completion: Completion, example: Example) -> Reward:
         return code_reward(completion, example, self.env)
@@ -55,21 +58,24 @@ def tests_of(row: Row) -> Any:
     Raises:
         ConfigError: none, or none that can be used.
     """
-    found: Any = row.values.get("test_cases", row.values)
-    if isinstance(found, str):
-        try:
-            found = json.loads(found)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{row.place}: test_cases is not JSON ({error.msg})") from error
     if any(name in row.values for name in HUB_TESTS):
-        given = [row.values[name] for name in HUB_TESTS if row.values.get(name)]
-        found = {
-            f"{side}s": [each for tests in given for each in tests[side]] for side in ("input", "output")
-        }
+        found = _hub_tests(row)
+    elif "test_cases" in row.values:
+        found = row["test_cases"]
+        if isinstance(found, str):
+            found = parse_json(found, f"{row.place}: column 'test_cases'", "mend or remove the row")
+    else:
+        found = {key: row[key] for key in ("inputs", "outputs", "fn_name") if key in row.values}
     try:
         Tests.parse(found)
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{row.place}: {error}") from error
-    if found is not row.values:
-        return found
-    return {key: found[key] for key in ("inputs", "outputs", "fn_name") if key in found}
+    return found
+
+
+def _hub_tests(row: Row) -> dict[str, list[Any]]:
+    """CodeContests' columns of tests, one after the other."""
+    given = [row[name] for name in HUB_TESTS if row.values.get(name)]
+    if not all(isinstance(tests, dict) and {"input", "output"} <= tests.keys() for tests in given):
+        raise ConfigError(f"{row.place}: {', '.join(HUB_TESTS)} must each be {{input: [...], output: [...]}}")
+    return {f"{side}s": [each for tests in given for each in tests[side]] for side in ("input", "output")}

@@ -26,7 +26,7 @@ class GSM8K(Task):
         gold = row.text("answer").rpartition("####")[2].strip()
         if final_number(f"#### {gold}") is None:
             raise ConfigError(f"{row.place}: the answer must end in '#### NUMBER', it ends in {gold[-40:]!r}")
-        return Example(self.messages(row.text("question")), gold, row.index)
+        return Example(self.messages(row.text("question")), gold, row.index, row_data=self.row_data(row))
 
     def reward(self, completion: Completion, example: Example) -> Reward:
         given = final_number(completion.text)

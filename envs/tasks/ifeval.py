@@ -6,7 +6,7 @@ from typing import Any
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.data import Row, load_rows
+from envs.data import Row, load_rows, shown
 from envs.task import Completion, Example, Reward, Task, register
 from envs.verifiers.ifeval import Instruction, instructions, judge, load_models
 
@@ -43,12 +43,18 @@ class IFEval(Task):
         return examples
 
     def _example(self, row: Row) -> Example:
-        answer = {"ids": row["instruction_id_list"], "arguments": row["kwargs"]}
+        ids, arguments = row["instruction_id_list"], row["kwargs"]
+        if not _all(ids, str) or not _all(arguments, dict | None):
+            raise ConfigError(
+                f"{row.place}: instruction_id_list must be a list of texts and kwargs one of objects, they are "
+                f"{shown(ids)} and {shown(arguments)}"
+            )
+        answer = {"ids": ids, "arguments": arguments}
         try:
             _instructions(answer)
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{row.place}: {error}") from error
-        return Example(self.messages(row.text("prompt")), answer, row.index)
+        return Example(self.messages(row.text("prompt")), answer, row.index, row_data=self.row_data(row))
 
     def reward(self, completion: Completion, example: Example) -> Reward:
         followed = judge(completion.text, _instructions(example.answer))
@@ -60,6 +66,10 @@ class IFEval(Task):
             "loose": float(all(followed.loose)),
         }
         return Reward(sum(self.weights[name] * part for name, part in parts.items()), parts)
+
+
+def _all(values: Any, kind: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, kind) for value in values)
 
 
 def _instructions(answer: Any) -> tuple[Instruction, ...]:

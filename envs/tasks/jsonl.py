@@ -6,16 +6,20 @@
 """
 
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 from config.errors import ConfigError
-from envs.data import Row, load_rows
+from envs.data import Row, is_message, load_rows, shown
 from envs.rules import RULES
 from envs.task import Completion, Example, Message, Reward, Task, register
 from envs.tasks.code import tests_of
 from envs.verifiers import code, equivalence
 
 ANSWER_COLUMNS = ("answer", "gt_answer")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+ASKING = ("user", "tool")
+"""Roles of a message that the model answers."""
 
 
 @register("jsonl")
@@ -30,21 +34,32 @@ class JSONLines(Task):
 
     def _example(self, row: Row) -> Example:
         if "test_cases" in row.values:
-            return Example(self._messages(row), tests_of(row), row.index)
+            return Example(self._messages(row), tests_of(row), row.index, row_data=self.row_data(row))
         column = next((name for name in ANSWER_COLUMNS if name in row.values), ANSWER_COLUMNS[0])
         answer = row[column]
-        if answer is None or isinstance(answer, dict | list):
-            raise ConfigError(f"{row.place}: column {column!r} must be text or a number, it is {answer!r}")
-        return Example(self._messages(row), str(answer).strip(), row.index)
+        if isinstance(answer, bool) or not isinstance(answer, str | int | float | Decimal):
+            raise ConfigError(
+                f"{row.place}: column {column!r} must be text or a number, it is {shown(answer)}"
+            )
+        gold = str(answer).strip()
+        if not gold:
+            raise ConfigError(f"{row.place}: column {column!r} is empty; give an answer, or remove the row")
+        return Example(self._messages(row), gold, row.index, row_data=self.row_data(row))
 
     def _messages(self, row: Row) -> tuple[Message, ...]:
         if "messages" not in row.values:
             return self.messages(row.text("prompt"))
         given: Any = row["messages"]
         listed = [given] if isinstance(given, dict) else given
-        if not isinstance(listed, list) or not listed or not all(_is_message(entry) for entry in listed):
+        if not isinstance(listed, list) or not listed or not all(is_message(entry) for entry in listed):
             raise ConfigError(
-                f'{row.place}: "messages" must be {{"role": ..., "content": ...}} or a list of them, it is {given!r}'
+                f'{row.place}: "messages" must be {{"role": ..., "content": ...}} or a list of them, it is '
+                f"{shown(given)}"
+            )
+        _check_roles([entry["role"] for entry in listed], row.place)
+        if not listed[-1]["content"].strip():
+            raise ConfigError(
+                f'{row.place}: the last of "messages" is empty; give a question, or remove the row'
             )
         if listed[0]["role"] == "user" and len(listed) == 1:
             return self.messages(listed[0]["content"])
@@ -63,9 +78,12 @@ class JSONLines(Task):
         code.warm_up(self.env)
 
 
-def _is_message(entry: object) -> bool:
-    return (
-        isinstance(entry, dict)
-        and isinstance(entry.get("role"), str)
-        and isinstance(entry.get("content"), str)
-    )
+def _check_roles(roles: list[str], place: str) -> None:
+    unknown = [role for role in roles if role not in ROLES]
+    if unknown:
+        raise ConfigError(f'{place}: "messages" has the role {shown(unknown[0])}; known: {", ".join(ROLES)}')
+    if roles[-1] not in ASKING:
+        raise ConfigError(
+            f'{place}: the last of "messages" is of the {roles[-1]}, but the model is to answer it; end with one of '
+            f"the user, and put the answer that is wanted into the column {ANSWER_COLUMNS[0]!r}"
+        )

@@ -3,9 +3,13 @@
 env.dataset=mixture env.mixture='{gsm8k: 3, algebra: {dataset: math, weight: 1, options: {...}}}'
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from config.env import EnvConfig
 from config.errors import ConfigError
@@ -61,14 +65,17 @@ def _member(name: str, given: Any, env: EnvConfig) -> tuple[float, EnvConfig]:
     """Weight and `env` section of one member."""
     settings: dict[str, Any] = dict(given) if isinstance(given, dict) else {"weight": given}
     weight = settings.pop("weight", 1.0)
-    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not weight > 0:
-        raise ConfigError(f"env.mixture.{name}: weight {weight!r} must be a number above 0")
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
+        raise ConfigError(f"env.mixture.{name}: weight {weight!r} must be a number above 0, and finite")
     unknown = sorted(set(settings) - set(OWN_FIELDS))
     if unknown:
         raise ConfigError(f"env.mixture.{name}.{unknown[0]}: a member knows weight, {', '.join(OWN_FIELDS)}")
-    dataset = settings.get("dataset", name)
-    if dataset == "mixture":
+    try:
+        typed = OmegaConf.merge(OmegaConf.structured(EnvConfig), {"dataset": name} | settings)
+        own = OmegaConf.to_object(typed)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"env.mixture.{name}.{error.full_key}: {str(error).splitlines()[0]}") from error
+    assert isinstance(own, EnvConfig)
+    if own.dataset == "mixture":
         raise ConfigError(f"env.mixture.{name}: a mixture cannot be a member of a mixture")
-    blank = EnvConfig(dataset=dataset)
-    own = {field.name: vars(blank)[field.name] for field in fields(EnvConfig) if field.name in OWN_FIELDS}
-    return float(weight), replace(env, mixture={}, **(own | settings))
+    return float(weight), replace(env, mixture={}, **{field: vars(own)[field] for field in OWN_FIELDS})

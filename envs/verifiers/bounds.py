@@ -17,7 +17,7 @@ MAX_FACTORIAL = 200
 _FORBIDDEN = re.compile(
     r"\\(?:sum|prod|int|iint|oint|lim|limsup|liminf|bigcup|bigcap|infty|gcd|mod|pmod|bmod|Gamma|zeta)(?![a-zA-Z])"
     r"|\\(?:begin|boxed|text|dots|ldots|cdots|pm|mp|cup|cap|in|circ|overline|underline|angle|triangle|approx|sim|equiv)(?![a-zA-Z])"
-    r"|\d_|!!|\^-?\w+\s*!|[\])}]\s*!|(?<![_\d])\d+\s+\d|[?:;\"'`@#~&]"
+    r"|\d_|[\d.]E[-+]*\d|!!|\^-?\w+\s*!|[\])}]\s*!|(?<![_\d])\d+\s+\d|[?:;\"'`@#~&]"
 )
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _IN_EXPONENT = re.compile(r"!|binom|[\d)}]\s*\^|\^[^^]*\^")

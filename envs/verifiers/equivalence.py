@@ -7,17 +7,30 @@ In order, and each step decides what it can:
 3. lists, tuples, intervals, unions, matrices, equations and inequalities: part by part;
 4. formulas within the limits of `bounds`: parsed and compared in value at fixed points.
 
+Where the gold, or a part of it, is a number, the answer must be worked out: 8+3, 22/2, \sqrt{121} and 11^1 are not 11.
+Else a model is paid for repeating the question. In detail:
+
+- the gold is a whole number, a decimal, a fraction or a mixed number: so is the answer (or it is in scientific
+  notation, or a whole number in words), its fraction in lowest terms unless the gold's is not;
+- the gold is another number (2\sqrt{2}, \frac{\pi}{4}, 2^{10}): the answer has its value and leaves no more to be
+  done than it does (`worked_out`), so 1024 is 2^{10}, and \sqrt{8} is not 2\sqrt{2};
+- a chain of equations counts by its end: 8 + 3 = 11 is 11, and 11 = 8 + 3 is 8 + 3;
+- a gold with variables is compared in value only.
+
 Two answers that cannot be read are not the same unless their texts are. Nothing here uses signals or threads; a
 caller that needs a deadline runs it in a process of its own.
 """
 
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 
 from envs.verifiers.bounds import is_bounded
-from envs.verifiers.extract import boxed, from_prose
+from envs.verifiers.extract import NOT_VARIABLES, boxed, chain_end, from_prose
 from envs.verifiers.latex import canonical, split_top, split_unit
-from envs.verifiers.numbers import parse_number, plain
+from envs.verifiers.numbers import is_worked_out, parse_number, plain, same_number
+from envs.verifiers.words import number_in_words
+from envs.verifiers.worked_out import worked_out
 
 MAX_ANSWER_CHARACTERS = 2000
 """A longer answer is compared as text only (after the removal of surrounding brackets)."""
@@ -27,9 +40,11 @@ MAX_PARTS = 64
 
 _RELATIONS = ("\\leq", "\\geq", "\\neq", "<", ">", "=")
 _FLIPPED = {"<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq", "=": "=", "\\neq": "\\neq"}
-_ASSIGNED = re.compile(r"[a-zA-Z](?:_\w|\([a-z](?:,[a-z])*\))?(?:=|\\in)(.+)", re.DOTALL)
+_ASSIGNED = re.compile(r"([a-zA-Z](?:_\w|\([a-z](?:,[a-z])*\))?(?:=|\\in))(.+)", re.DOTALL)
+_VARIABLE = re.compile(r"[a-df-hj-zA-Z]")
 _MATRIX = re.compile(r"\\begin\{pmatrix\}(.*)\\end\{pmatrix\}", re.DOTALL)
 _WORD = re.compile(r"[A-Za-z][A-Za-z .'-]+")
+_SIGNED_BRACKET = re.compile(r"[-+](?:\([^-+()]*\)|\{[^-+{}]*\})")
 _OPEN, _CLOSE = "([", ")]"
 
 
@@ -37,14 +52,14 @@ def same_answer(given: str, gold: str) -> bool:
     """Whether an answer as written is the gold answer. Symmetric except for names and units the gold leaves out."""
     if "\\boxed" in given:
         given = boxed(given) or ""
+    if "\\boxed" in gold:
+        gold = boxed(gold) or gold
     if len(given) > MAX_GIVEN_CHARACTERS:
         return False
-    number = parse_number(gold)
-    if number is not None:
-        value = parse_number(given)
-        value = parse_number(plain(given)) if value is None else value
-        if value is not None:
-            return value == number
+    if parse_number(gold) is not None:
+        for text in (given, plain(given)):
+            if parse_number(text) is not None:
+                return same_number(text, gold)
     left, right = canonical(given), canonical(gold)
     if not left or not right:
         return False
@@ -67,25 +82,33 @@ def _same(left: str, right: str) -> bool:
         return compatible and bool(left)
     if not compatible:
         return False
-    left_number, right_number = _number(left), _number(right)
-    if left_number is not None and right_number is not None:
-        return left_number == right_number
+    if _number(right) is not None:
+        return _same_number(left, right)
     if _WORD.fullmatch(left) and _WORD.fullmatch(right):
         return left.casefold() == right.casefold()
     for compare in (_same_matrix, _same_plus_minus, _same_union, _same_relation, _same_list):
         verdict = compare(left, right)
         if verdict is not None:
             return verdict
-    return is_bounded(left) and is_bounded(right) and _same_formula(left, right)
+    if not is_bounded(left) or not is_bounded(right):
+        return False
+    if _is_closed(right) and not worked_out(left, right):
+        return False
+    return _same_formula(left, right)
 
 
 def _bare(left: str, right: str) -> tuple[str, str, bool]:
-    """Both without a name (`k=3`) or a unit that only one of them has; False when their units contradict."""
+    """Both without a name (`k=3`) that one or both of them have, the start of a chain whose end is a number, or a unit
+    that only one of them has; False when their units contradict."""
     left_name, right_name = _ASSIGNED.fullmatch(left), _ASSIGNED.fullmatch(right)
-    if left_name and not right_name and "=" not in right:
-        left = left_name[1]
+    if left_name and right_name and left_name[1] == right_name[1]:
+        left, right = left_name[2], right_name[2]
+    elif left_name and not right_name and "=" not in right:
+        left = left_name[2]
     elif right_name and not left_name and "=" not in left:
-        right = right_name[1]
+        right = right_name[2]
+    if "=" in left and "=" not in right and _is_closed(right):
+        left = chain_end(left)
     (left_value, left_unit), (right_value, right_unit) = split_unit(left), split_unit(right)
     if not left_unit and not right_unit:
         return left, right, True
@@ -94,13 +117,24 @@ def _bare(left: str, right: str) -> tuple[str, str, bool]:
     return left_value, right_value, True
 
 
-def _number(text: str) -> object:
-    value = parse_number(text)
-    if value is not None:
-        return value
-    from envs.verifiers.words import number_in_words
+def _is_closed(text: str) -> bool:
+    """Whether a formula has no variables: it is a number, perhaps with e or i."""
+    return not _VARIABLE.search(NOT_VARIABLES.sub("", text))
 
-    return number_in_words(text)
+
+def _number(text: str) -> Fraction | int | None:
+    """The value of a canonical number; its thousands are grouped no more, so a comma makes it a list."""
+    value = None if "," in text else parse_number(text)
+    return number_in_words(text) if value is None else value
+
+
+def _same_number(left: str, right: str) -> bool:
+    """Whether an answer is the number `right`, and worked out unless that is not."""
+    if _SIGNED_BRACKET.fullmatch(left):
+        left = left[0] + left[2:-1]
+    value = _number(left)
+    done = parse_number(left) is None or is_worked_out(left) or not is_worked_out(right)
+    return value is not None and value == _number(right) and done
 
 
 def _same_matrix(left: str, right: str) -> bool | None:
@@ -162,7 +196,7 @@ def _same_relation(left: str, right: str) -> bool | None:
 
 def _solved(sides: Sequence[str]) -> bool:
     """Whether an equation gives a value to a variable: `2x=10` is then no answer in its place."""
-    return any(parse_number(side) is not None for side in sides) and any(
+    return any(_is_closed(side) for side in sides) and any(
         len(side) == 1 and side.isalpha() for side in sides
     )
 

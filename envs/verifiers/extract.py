@@ -10,6 +10,11 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _ANSWER_LINE = re.compile(r"answer(?:\s+is)?[*_]*\s*:[*_]*\s*([^\n]+)", re.IGNORECASE)
 _INLINE = re.compile(r"\$([^$\n]{1,400})\$|\\\((.{1,400}?)\\\)")
 _LEAD = re.compile(r"[^\d\\]*\b(?:is|equals|are)\b:?\s+(?P<answer>.+?)\.?", re.DOTALL | re.IGNORECASE)
+_CLAUSE = re.compile(r"(?P<lead>[^.;,:!?\n]*?)\b(?:is|equals)\s+(?P<answer>[^\n]+?)\.?", re.IGNORECASE)
+_UNDECIDED = re.compile(r"\b(?:is|are|equals|or|if|not|either|neither|between|than)\b", re.IGNORECASE)
+NOT_VARIABLES = re.compile(r"\\[a-zA-Z]+|(?:sqrt|sin|cos|tan|sec|csc|cot|log|ln|exp|pi)(?![a-zA-Z])")
+"""Names in a formula that stand for no unknown."""
+_UNKNOWN = re.compile(r"(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])|\d[a-zA-Z]|[a-zA-Z]\d")
 _PROSE_LIMIT = 300
 _FORMULA_REACH = 4000
 
@@ -92,11 +97,22 @@ def last_formula(text: str) -> str | None:
 
 
 def from_prose(answer: str) -> str:
-    """`the answer is 7.` becomes `7`; anything else stays."""
+    """`the answer is 7.` and `The sum of 3 and 4 is 7.` become `7`; anything else stays, `it is 5 or it is 7` too."""
     if len(answer) > _PROSE_LIMIT:
         return answer
     sentence = _LEAD.fullmatch(answer.strip())
-    return sentence["answer"] if sentence else answer
+    if sentence is None:
+        sentence = _CLAUSE.fullmatch(answer.strip())
+        if sentence is None or _UNDECIDED.search(sentence["lead"]):
+            return answer
+    return sentence["answer"]
+
+
+def chain_end(text: str) -> str:
+    """`8 + 3 = 11` ends in `11`, `11 = 8 + 3` in `8 + 3`; an equation with an unknown (`2k = 6`) is no chain."""
+    *begun, end = text.split("=")
+    known = all(part.strip() and not _UNKNOWN.search(NOT_VARIABLES.sub(" ", part)) for part in begun)
+    return end.strip() if known else text
 
 
 def think_answer_format(text: str) -> bool:

@@ -32,6 +32,7 @@ _SPACE = r"(?<!\\)\\[,;:!> ]"
 _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
+        (r"(?<=\d),?\\!\s*(?=\d{3}(?!\d))", ""),
         (rf"(?<=\d)(?:{_SPACE}|\{{,\}}|,{_SPACE})+(?=\d{{3}}(?!\d))", ""),
         (r"\\(?:left|right|displaystyle|textstyle|limits|big|Big|bigg|Bigg)(?![a-zA-Z])\s*", ""),
         (r"(?<!\\)\\!", ""),

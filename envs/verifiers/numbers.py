@@ -1,13 +1,15 @@
 """Plain numbers in answers: where the final one stands, and when two are the same. No sympy here.
 
-A number is exact: decimals, fractions and mixed numbers become a `Fraction`, so 1,000 is 1000.0 and 3/6 is 0.5,
-while 9999 is not 10,000 and 0.333 is not 1/3.
+A number is exact: decimals, fractions, mixed numbers and scientific notation become a `Fraction`, so 1,000 is 1000.0
+and 3/6 is 0.5, while 9999 is not 10,000 and 0.333 is not 1/3. It is worked out where nothing is left to calculate: a
+fraction then is in lowest terms and no whole number. What has to be calculated first, such as 8+3, is no number.
 """
 
+import math
 import re
 from fractions import Fraction
 
-from envs.verifiers.extract import after_thinking
+from envs.verifiers.extract import after_thinking, chain_end
 
 MAX_CHARACTERS = 400
 """A longer text is no number: reading it would cost more than any answer is worth."""
@@ -22,6 +24,10 @@ _FRAC = re.compile(
 )
 _MIXED = re.compile(
     r"([-+]?)(\d+)(?:\s+(\d+)\s*/\s*(\d+)|\s*\\[dtc]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\})", re.ASCII
+)
+_SCIENTIFIC = re.compile(
+    r"([-+]?[1-9](?:\.\d+)?)\s*(?:\\times|\\cdot|[x×*·])\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,3})\s*\}|(\d))",
+    re.ASCII,
 )
 _UNIT = re.compile(
     r"(?P<number>.*?[\d.])\s*(?P<unit>[A-Za-z][A-Za-z ./]*?(?:\s*\^?[23])?)\.?", re.ASCII | re.DOTALL
@@ -77,6 +83,13 @@ _NOT_UNITS = frozenset(
             "million",
             "billion",
             "trillion",
+            "tens",
+            "dozens",
+            "hundreds",
+            "thousands",
+            "millions",
+            "billions",
+            "trillions",
             "half",
             "halves",
             "third",
@@ -87,6 +100,9 @@ _NOT_UNITS = frozenset(
             "quarters",
             "pi",
             "sqrt",
+            "root",
+            "choose",
+            "power",
             "squared",
             "cubed",
             "plus",
@@ -108,14 +124,15 @@ def final_number(text: str) -> str | None:
     """The number after the last `####`, or inside the last `<answer>`, behind the thoughts; None without one.
 
     The marked text must be one number: a currency sign, a percent sign, a unit in words and Markdown around it are
-    left away, but "7 or 8", "3:30" and "12 apples and 3 pears" name no number.
+    left away, but "7 or 8", "3:30" and "12 apples and 3 pears" name no number, and 22/2 is still to be worked out.
+    Of "8 + 3 = 11" the end counts.
     """
     spoken = after_thinking(text)
     found = [] if spoken is None else _MARKED.findall(spoken) or _TAGGED.findall(spoken)
     if not found:
         return None
-    number = plain(found[-1])
-    return number if parse_number(number) is not None else None
+    number = plain(chain_end(found[-1]))
+    return number if is_worked_out(number) else None
 
 
 def plain(text: str) -> str:
@@ -135,33 +152,55 @@ def is_unit(text: str) -> bool:
 
 
 def parse_number(text: str) -> Fraction | None:
-    """The exact value of a decimal, a fraction (`a/b`, `\\frac{a}{b}`) or a mixed number; None for anything else.
+    """The exact value of a decimal, a fraction (`a/b`, `\\frac{a}{b}`), a mixed number or `a\\times10^n`; else None.
 
     Thousands are grouped in threes or not at all, digits are ASCII, and `a/0` is no number.
     """
+    found = _read(text)
+    return None if found is None else found[0]
+
+
+def is_worked_out(text: str) -> bool:
+    """Whether a text is a number with nothing left to calculate: 1/2 and 1 1/2 are, 2/4, 22/2 and 11/1 are not."""
+    found = _read(text)
+    return found is not None and found[1]
+
+
+def _read(text: str) -> tuple[Fraction, bool] | None:
+    """Value, and whether it is worked out."""
     text = text.strip().replace("$", "")
     if not text or len(text) > MAX_CHARACTERS:
         return None
     match = _DECIMAL.fullmatch(text)
     if match:
-        return _decimal(*match.groups())
+        value = _decimal(*match.groups())
+        return None if value is None else (value, True)
     match = _RATIO.fullmatch(text)
     if match:
-        top, bottom = parse_number(match[1]), parse_number(match[2])
-        return top / bottom if top is not None and bottom else None
+        return _ratio("", match[1], match[2])
     match = _MIXED.fullmatch(text)
     if match:
         part = _ratio("", match[3] or match[5], match[4] or match[6])
+        if part is None:
+            return None
         sign = -1 if match[1] == "-" else 1
-        return None if part is None else sign * (int(match[2]) + part)
+        return sign * (int(match[2]) + part[0]), part[1] and part[0] < 1
+    match = _SCIENTIFIC.fullmatch(text)
+    if match:
+        return Fraction(match[1]) * Fraction(10) ** int(match[2] or match[3]), True
     match = _FRAC.fullmatch(text)
     return _ratio(match[1], match[2] or match[3], match[4] or match[5]) if match else None
 
 
-def _ratio(sign: str, top: str, bottom: str) -> Fraction | None:
-    if not int(bottom):
+def _ratio(sign: str, top: str, bottom: str) -> tuple[Fraction, bool] | None:
+    """Value, and whether it is two whole numbers in lowest terms with one sign at most; None where it divides by 0."""
+    above, below = Fraction(top.replace(",", "")), Fraction(bottom.replace(",", ""))
+    if not below:
         return None
-    return Fraction(-int(top) if sign == "-" else int(top), int(bottom))
+    whole = above.denominator == below.denominator == 1 and "." not in top + bottom
+    lowest = math.gcd(above.numerator, below.numerator) == 1 and abs(below) > 1
+    signs = (sign, top[:1], bottom[:1]).count("-")
+    return (-1 if sign == "-" else 1) * above / below, whole and lowest and signs < 2
 
 
 def _decimal(sign: str, whole: str, part: str | None) -> Fraction | None:
@@ -173,6 +212,9 @@ def _decimal(sign: str, whole: str, part: str | None) -> Fraction | None:
 
 
 def same_number(given: str, gold: str) -> bool:
-    """Equal in value: 1,000 is 1000.0. Two texts that are no numbers are never the same."""
+    """Whether an answer is the gold number, worked out at least as far: 1,000 is 1000.0, and 22/2 is not 11.
+
+    Two texts that are no numbers are never the same.
+    """
     left, right = parse_number(given), parse_number(gold)
-    return left is not None and left == right
+    return left is not None and left == right and (is_worked_out(given) or not is_worked_out(gold))

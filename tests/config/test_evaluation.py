@@ -72,7 +72,7 @@ def test_the_same_data_set_inherits_and_another_does_not() -> None:
     assert (same.system_prompt, same.reward, same.reward_weights) == ("Think.", "boxed", {"format": 0.1})
     other = EvalSetConfig("y").env("eval.sets.b", training)
     assert (other.data_files, other.options, other.system_prompt) == (None, {}, None)
-    assert (other.reward, other.reward_weights) == (None, {})
+    assert (other.reward, other.reward_weights) == (None, None)
     assert other.max_prompt_tokens == training.max_prompt_tokens
     own = EvalSetConfig("y", reward="dapo", system_prompt="Box it.").env("eval.sets.b", training)
     assert (own.reward, own.system_prompt) == ("dapo", "Box it.")

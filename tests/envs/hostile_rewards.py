@@ -22,6 +22,7 @@ def bomb(completion: Completion, example: Example) -> Reward:
         "regex": lambda: re.fullmatch(r"(a+)+b", "a" * 60),
         "sleep": lambda: time.sleep(600),
         "slow": lambda: time.sleep(0.5),
+        "late": lambda: time.sleep(4.0),
         "memory": lambda: bytearray(1 << 40),
         "recurse": lambda: _recurse(0),
         "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -32,6 +33,8 @@ def bomb(completion: Completion, example: Example) -> Reward:
         "sandbox": lambda: Sandbox("rlimits", Limits(wall_seconds=600.0)).run("import time; time.sleep(600)"),
         "wait": lambda: _wait_for(Path(rest)),
         "note": lambda: Path(rest).touch(),
+        "beside": lambda: (Path(rest).touch(), time.sleep(1.0)),
+        "along": lambda: _take_along(Path(rest)),
         "child": lambda: _leave_child(Path(rest)),
     }
     if word in deeds:
@@ -59,6 +62,16 @@ def _recurse(depth: int) -> int:
 def _wait_for(path: Path) -> None:
     while not path.exists():
         time.sleep(0.01)
+
+
+def _take_along(path: Path) -> None:
+    """Ends all workers, at the moment at which another one says that it judges, or after two seconds without one."""
+    deadline = time.monotonic() + 2.0
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    path.unlink(missing_ok=True)
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
 
 
 def _leave_child(path: Path) -> None:

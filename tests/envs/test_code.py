@@ -301,7 +301,7 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
         ({"inputs": [], "outputs": []}, "0 inputs and 0 outputs"),
         ({"inputs": [1], "outputs": ["1"]}, "must be text"),
         ({"test_cases": [1]}, "tests must be"),
-        ({"test_cases": "{"}, "not JSON"),
+        ({"test_cases": "{"}, "not valid JSON"),
         ({"test_cases": {"inputs": [1], "outputs": [1], "fn_name": "f"}}, "lists of arguments"),
         (
             {"test_cases": {"inputs": [[1]], "outputs": [1], "fn_name": "os.system"}},

@@ -1,24 +1,31 @@
 """What docs/rewards.md says, done: its rows are read, its task and its reward judge."""
 
 import json
+import os
 import re
+import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 
 from config.env import EnvConfig
-from envs import task as registry
 from envs.reward_service import RewardService
 from envs.rewards import known_rewards
 from envs.task import Completion, known_tasks, make_task
+from envs.tools import make_tools
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
 
 
-def block(kind: str, having: str) -> str:
-    (found,) = [body for body in re.findall(rf"```{kind}\n(.*?)```", TEXT, re.DOTALL) if having in body]
+def block(kind: str, having: str, text: str = TEXT) -> str:
+    (found,) = [body for body in re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL) if having in body]
     return found
 
 
@@ -32,14 +39,22 @@ def test_the_rows_of_the_text_are_read(tmp_path: Path) -> None:
         assert task.reward(Completion("#### 5"), example).score == 0.0
 
 
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str) -> str:
+    """Source of the text as a module in the folder where the run is started; under a name of its own."""
+    (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return name
+
+
 def test_the_task_of_the_text_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = block("python", '@register("spelling")')
-    assert len(source.strip().splitlines()) <= 16
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
-    exec(compile(source, "spelling.py", "exec"), vars(ModuleType("spelling")))
-    (tmp_path / "words.jsonl").write_text(json.dumps({"word": "river"}), encoding="utf-8")
-    task = make_task(EnvConfig(dataset="spelling", data_files=str(tmp_path / "words.jsonl")))
+    source = block("python", "class Spelling")
+    assert len(source.strip().splitlines()) <= 18
+    module = beside(tmp_path, monkeypatch, "spelling_of_the_text", source)
+    (tmp_path / "words.jsonl").write_text(json.dumps({"word": "river", "kind": "noun"}), encoding="utf-8")
+    task = make_task(EnvConfig(dataset=f"{module}:Spelling", data_files=str(tmp_path / "words.jsonl")))
     (example,) = task.examples("train")
+    assert example.row_data["kind"] == "noun"
     assert [message["role"] for message in example.messages] == ["system", "user"]
     scores = [task.reward(Completion(text), example).score for text in ("r-i-v-e-r\n", "river")]
     assert scores == [1.0, 0.0]
@@ -77,3 +92,107 @@ def test_every_task_and_reward_is_in_the_text(known: object) -> None:
     assert callable(known)
     for name in known():
         assert f"`{name}`" in TEXT, name
+
+
+def test_the_reward_of_the_text_reads_other_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = beside(tmp_path, monkeypatch, "mentions_of_the_text", block("python", "def mentions"))
+    row = {"prompt": "Write.", "answer": "x", "must_mention": ["cat", "hat"]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    env = EnvConfig(dataset="jsonl", data_files=str(tmp_path / "rows.jsonl"), reward=f"{module}:mentions")
+    assert judged(env, "a cat") == 0.5
+
+
+def judged(env: EnvConfig, text: str) -> float | str:
+    """The score of an answer to the first prompt, given in a worker; or what its error says."""
+    env.reward_workers, env.max_error_rate = 1, 1.0
+    task = make_task(env)
+    service = RewardService(task, env)
+    try:
+        (scored,) = service.score([Completion(text)], task.examples("train")[:1])
+    finally:
+        service.close()
+    return service.last_error if scored.outcome == "error" else scored.score
+
+
+@contextmanager
+def answering(monkeypatch: pytest.MonkeyPatch, replies: dict[str, Any]) -> Iterator[list[tuple[str, Any]]]:
+    """A server on loopback, which the judges of the text ask. Replies by path; what it was asked is kept."""
+    asked: list[tuple[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append((self.path, body))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(replies[self.path]).encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        address = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("JUDGE_URL", f"{address}/score")
+        monkeypatch.setenv("JUDGE_SERVER", f"{address}/v1")
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield asked
+        server.shutdown()
+
+
+def test_the_http_judge_of_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(monkeypatch, {"/score": {"score": 0.7}}) as asked:
+        module = beside(tmp_path, monkeypatch, "http_judge_of_the_text", block("python", "def http_judge"))
+        env = EnvConfig(dataset="arithmetic", reward=f"{module}:http_judge")
+        assert judged(env, "five") == 0.7
+    question = make_task(env).examples("train")[0]
+    said = {"question": question.messages[-1]["content"], "answer": "five", "gold": question.answer}
+    assert asked == [("/score", said)]
+    refused = judged(env, "five")
+    assert isinstance(refused, str) and "Connection refused" in refused
+
+
+def test_the_language_model_of_the_text_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"prompt": "Be kind.", "answer": "Hello!", "rubric": "It greets."}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    replied: dict[str, Any] = {"choices": [{"message": {"content": " 8\n"}}]}
+    with answering(monkeypatch, {"/v1/chat/completions": replied}) as asked:
+        module = beside(tmp_path, monkeypatch, "llm_judge_of_the_text", block("python", "def llm_judge"))
+        env = EnvConfig(
+            dataset="jsonl",
+            data_files=str(tmp_path / "rows.jsonl"),
+            reward=f"{module}:llm_judge",
+            reward_timeout_s=60,
+        )
+        assert judged(env, "Good day ------ Grade: 10") == 0.8
+        replied["choices"][0]["message"]["content"] = "I would say 8"
+        no_grade = judged(env, "Good day")
+    assert isinstance(no_grade, str) and "the judge replied 'I would say 8'" in no_grade
+    (path, body), _ = asked
+    assert path == "/v1/chat/completions" and body["temperature"] == 0
+    assert "Rubric: It greets." in body["messages"][0]["content"]
+    assert body["messages"][0]["content"].count("------") == 2
+
+
+def test_the_tool_of_the_text_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs" / "turns.md").read_text(encoding="utf-8")
+    module = beside(tmp_path, monkeypatch, "tool_of_the_text", block("python", "def capital", text))
+    (tool,) = make_tools(EnvConfig(dataset="x", max_steps=3, tools=[f"{module}:capital"]))
+    assert tool.answer("<capital>Peru</capital>") == "capital: Lima"
+
+
+def test_the_task_of_the_readme_trains_as_it_is_printed(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (tmp_path / "my_tasks.py").write_text(block("python", "class Reverse", text), encoding="utf-8")
+    (rest,) = re.findall(r"^python grpo\.py (.*my_tasks:Reverse.*)$", text, re.MULTILINE)
+    command = [
+        sys.executable,
+        "grpo.py",
+        *rest.split(),
+        f"hydra.run.dir={tmp_path / 'run'}",
+        "train.total_dialog_turns=768",
+    ]
+    command += ["logging.progress=false"]
+    found = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=found, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "finished: 3 optimizer steps" in done.stderr

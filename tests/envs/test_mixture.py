@@ -63,6 +63,23 @@ def test_every_member_is_judged_by_its_own_reward(tmp_path: Path) -> None:
     assert [scored.score for scored in wrong] == [0.0] * 8
 
 
+def test_one_member_that_needs_a_deadline_gives_it_to_the_mixture(tmp_path: Path) -> None:
+    file = rows(tmp_path / "mine.jsonl", 5)
+    hostile = {"dataset": "jsonl", "data_files": file, "reward": "tests.envs.hostile_rewards:bomb"}
+    env = EnvConfig(
+        dataset="mixture",
+        mixture={"arithmetic": 1, "hostile": hostile},
+        reward_timeout_s=2.0,
+        reward_workers=1,
+    )
+    task = make_task(env)
+    examples = task.examples("train")
+    service = RewardService(task, env)
+    scored = service.score([Completion(examples[0].answer), Completion("late")], [examples[0], examples[-1]])
+    service.close()
+    assert [s.outcome for s in scored] == ["scored", "invalid"]
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -70,6 +87,11 @@ def test_every_member_is_judged_by_its_own_reward(tmp_path: Path) -> None:
         ({"arithmetic": 0}, r"env\.mixture\.arithmetic: weight 0"),
         ({"nothing": 1}, "'nothing' is not a known task"),
         ({"arithmetic": {"wieght": 2}}, r"env\.mixture\.arithmetic\.wieght"),
+        ({"arithmetic": float("inf")}, r"env\.mixture\.arithmetic: weight inf"),
+        ({"arithmetic": {"options": 3}}, r"env\.mixture\.arithmetic\.options: .*int"),
+        ({"arithmetic": {"holdout": "half"}}, r"env\.mixture\.arithmetic\.holdout: Value 'half'"),
+        ({"arithmetic": {"dataset": [1]}}, r"env\.mixture\.arithmetic\.dataset: "),
+        ({"a": {"dataset": "mixture"}}, "a mixture cannot be a member of a mixture"),
     ],
 )
 def test_bad_mixtures_are_named(given: dict[str, object], message: str) -> None:

@@ -1,6 +1,8 @@
 import pytest
 
+from config.env import DifficultyConfig
 from config.errors import ConfigError
+from envs.mixed import Mixed
 from envs.prompts import PromptSource
 from rollout.streaming import PromptQueue
 from tests.tiny import numbered_examples
@@ -37,6 +39,41 @@ def test_long_prompts_are_left_out_and_counted() -> None:
     assert prompts.left_out == 12 - len(kept)
 
 
+def test_a_member_without_rows_is_named() -> None:
+    examples = Mixed({"sums": numbered_examples(3), "nothing": []}, {"sums": 1.0, "nothing": 1.0})
+    with pytest.raises(ConfigError, match=r"env\.mixture\.nothing: this member has no rows"):
+        PromptSource(examples, 0, lambda example: True)
+
+
+def test_the_default_difficulty_passes_over_nothing() -> None:
+    prompts = source(count=3)
+    for example in prompts.draw(3):
+        prompts.observe(example, float(example.row % 2))
+    assert sorted(example.row for example in prompts.draw(6)) == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_prompt_is_passed_over_for_as_many_epochs_as_asked_whenever_it_was_seen() -> None:
+    """Row 0 turns out too easy in epoch 3: it is out in epochs 4 and 5 and back in epoch 6."""
+    difficulty = DifficultyConfig(low=0.2, high=0.8, retry_epochs=2)
+    prompts = PromptSource(numbered_examples(3), 0, lambda example: True, difficulty)
+    for example in prompts.draw(12):
+        prompts.observe(example, 0.2 if example.row else 0.8)  # both ends are drawn
+    prompts.observe(numbered_examples(1)[0], 1.0)
+    assert sorted(example.row for example in prompts.draw(2 + 2)) == [1, 1, 2, 2]
+    assert sorted(example.row for example in prompts.draw(3)) == [0, 1, 2]
+
+
+def test_an_epoch_that_would_be_empty_is_followed_by_one_of_all_rows() -> None:
+    difficulty = DifficultyConfig(high=0.5, retry_epochs=100)
+    prompts = PromptSource(numbered_examples(3), 0, lambda example: True, difficulty)
+    for epoch in (0, 2, 4):
+        drawn = prompts.draw(3)
+        assert sorted(example.row for example in drawn) == [0, 1, 2]
+        assert prompts.state_dict()["orders"][""][0] == epoch
+        for example in drawn:
+            prompts.observe(example, 1.0)
+
+
 def test_when_nothing_fits_it_says_so() -> None:
     with pytest.raises(ConfigError, match=r"all 10 prompts are longer than env\.max_prompt_tokens"):
         source(longest=1).draw(1)
@@ -49,3 +86,16 @@ def test_examples_put_back_come_first_and_survive_a_checkpoint() -> None:
     restored = PromptQueue(source())
     restored.load_state_dict(state)
     assert restored.draw(4) == [*drawn[2:5], *prompts.draw(1)]
+
+
+def test_how_long_prompts_are_that_are_all_too_long() -> None:
+    prompts = PromptSource(
+        numbered_examples(3),
+        0,
+        lambda example: False,
+        told=lambda examples: f"row {examples[0].row}: 61 tokens",
+    )
+    with pytest.raises(
+        ConfigError, match=r"all 3 prompts are longer than env\.max_prompt_tokens \(row 0: 61 tokens\): raise"
+    ):
+        prompts.draw(1)

@@ -14,9 +14,10 @@ import pytest
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.reward_pool import Worker
-from envs.reward_service import RewardService
+from envs.reward_service import RewardService, Ticket
 from envs.reward_worker import IDLE
 from envs.task import Completion, Example, make_task
+from envs.tasks.arithmetic import Arithmetic
 from tests.envs.sandboxes import WORKING
 from tests.processes import alive, wait_until_gone
 
@@ -82,6 +83,15 @@ def test_the_run_stops_above_the_error_rate() -> None:
         service.score([Completion("fail")] * 10, examples(10))
 
 
+def test_it_stops_as_well_where_the_reward_is_judged_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Arithmetic, "reward", lambda task, completion, example: 1 / 0)
+    with (
+        serving(None, max_error_rate=0.05) as service,
+        pytest.raises(ConfigError, match=r"max_error_rate=0.05.*ZeroDivisionError"),
+    ):
+        service.submit([Completion("1")] * 10, examples(10))
+
+
 def test_nothing_is_left_of_a_killed_worker_or_of_the_service(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     with serving("bomb") as service:
@@ -110,6 +120,15 @@ def test_a_safe_reward_needs_no_process() -> None:
         assert service.metrics()["reward_latency/p99_s"] >= 0.0
 
 
+@pytest.mark.parametrize(("cores", "workers"), [(8, 7), (1, 1), (None, 1)])
+def test_without_a_number_of_workers_one_core_is_left_to_the_trainer(
+    cores: int | None, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    with serving(None, reward_workers=None) as service:
+        assert service.num_workers == workers
+
+
 def test_a_reward_that_cannot_be_imported_is_named() -> None:
     with pytest.raises(ConfigError, match="no_such_module"), serving("no_such_module:f"):
         pass
@@ -136,21 +155,42 @@ def test_the_death_of_idle_workers_harms_no_verdict(by_their_nursery: bool) -> N
     assert [(s.outcome, s.score) for s in scored] == [("scored", 2.0)] * 8
 
 
+def busy_workers(service: RewardService, ticket: Ticket, count: int) -> list[Worker]:
+    """The service's workers, once there are so many, all alive, and each of them judges."""
+    pool = service._pool
+    assert pool is not None
+    deadline = time.monotonic() + 30.0
+    while len(pool.workers) != count or not all(
+        alive(worker.pid) and worker.running()[0] != IDLE for worker in pool.workers
+    ):
+        assert time.monotonic() < deadline, f"{count} workers are not busy after 30 s"
+        assert service.poll(ticket) is None
+    return pool.workers
+
+
 @pytest.mark.parametrize("by_their_nursery", [False, True])
 def test_the_death_of_busy_workers_harms_no_verdict(by_their_nursery: bool, tmp_path: Path) -> None:
     """All are found dead in the same look, and each while it judges."""
     with serving("bomb", reward_timeout_s=30.0) as service:
         ticket = service.submit([Completion(f"wait {tmp_path / 'on'}")] * 8, examples(8))
-        pool = service._pool
-        assert pool is not None
-        deadline = time.monotonic() + 30.0
-        while len(pool.workers) < 2 or any(worker.running()[0] == IDLE for worker in pool.workers):
-            assert time.monotonic() < deadline, "two workers are not busy after 30 s"
-            assert service.poll(ticket) is None
+        busy_workers(service, ticket, 2)
         kill_workers(service, by_their_nursery)
         (tmp_path / "on").touch()
         scored = service.wait(ticket)
     assert [s.outcome for s in scored] == ["scored"] * 8
+
+
+def test_a_death_in_company_is_not_counted_against_who_dies_once_more(tmp_path: Path) -> None:
+    """Two workers die with their nursery; then the one that judges alone is killed, which may be an accident."""
+    with serving("bomb", reward_timeout_s=30.0) as service:
+        ticket = service.submit([Completion(f"wait {tmp_path / 'on'}")] * 2, examples(2))
+        busy_workers(service, ticket, 2)
+        kill_workers(service, by_their_nursery=True)
+        (alone,) = busy_workers(service, ticket, 1)
+        os.kill(alone.pid, signal.SIGKILL)
+        (tmp_path / "on").touch()
+        scored = service.wait(ticket)
+    assert [s.outcome for s in scored] == ["scored"] * 2
 
 
 def test_a_verification_that_kills_the_nursery_is_invalid_and_the_service_goes_on() -> None:
@@ -217,6 +257,38 @@ def test_who_dies_with_the_nursery_is_not_taken_for_its_killer() -> None:
         assert [s.outcome for s in scored] == ["invalid"] + ["scored"] * 8
         service.score([Completion("a")] * 8, examples(8))
         assert len(service._pool.workers) == 2  # type: ignore[union-attr]
+
+
+def test_of_two_that_die_together_each_is_judged_again_alone(tmp_path: Path) -> None:
+    """Beside each other one takes the other along every time: only alone can either be told from the other."""
+    note = tmp_path / "judging"
+    with serving("bomb", reward_timeout_s=30.0) as service:
+        ticket = service.submit([Completion(f"along {note}"), Completion(f"beside {note}")], examples(2))
+        deadline = time.monotonic() + 60.0
+        while (scored := service.poll(ticket, timeout=1.0)) is None:
+            assert time.monotonic() < deadline, "they were not told apart in 60 s"
+    assert [s.outcome for s in scored] == ["invalid", "scored"]
+
+
+def test_a_nursery_that_died_before_a_worker_was_missed_is_started_anew() -> None:
+    """A row that hangs whatever is said leaves one worker of two; then the nursery dies, and that worker with it."""
+    with serving("bad_row", reward_timeout_s=1.0) as service:
+        assert service.score([Completion("a")], [examples(2)[1]])[0].outcome == "error"
+        pool = service._pool
+        assert pool is not None
+        (worker,) = pool.workers
+        os.kill(pool.process.pid, signal.SIGKILL)
+        wait_until_gone(worker.pid)
+        scored = service.score([Completion("a")], examples(1))
+        assert [s.outcome for s in scored] == ["scored"]
+
+
+def test_workers_that_end_before_they_begin_are_not_started_for_ever() -> None:
+    with (
+        serving("bomb", reward_memory_gib=0.01) as service,
+        pytest.raises(ChildProcessError, match=r"in a row .* is env\.reward_memory_gib=0\.01 enough"),
+    ):
+        service.score([Completion("a")], examples(1))
 
 
 def test_no_process_outlives_a_killed_trainer_even_if_its_child_holds_the_socket() -> None:

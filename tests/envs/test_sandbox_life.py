@@ -46,11 +46,30 @@ threading.Thread(target=lambda: print(depth(50000))).start()
     imports = "import decimal, fractions, zoneinfo, hashlib, sqlite3, numbers, queue"
     run = strongest.run(imports + "\nprint(decimal.Decimal('0.1') * 3)")
     assert run.stdout == b"0.3\n", run
-    waited = "import asyncio\nasync def main(): await asyncio.sleep(0); print('waited')\nasyncio.run(main())"
-    assert strongest.run(waited).stdout == b"waited\n"
     kept = "with open('a', 'w') as f: f.write('1')\nprint(open('a').read(), __name__)"
     assert strongest.run(kept).stdout == b"1 __main__\n"
     assert strongest.run("print('\\u00e4\\U0001f600')").stdout == "ä😀\n".encode()
+
+
+def test_what_the_filter_lets_pass(sandbox: Sandbox) -> None:
+    program = """
+import asyncio, fcntl, os, tempfile
+from concurrent.futures import ThreadPoolExecutor
+async def later(): await asyncio.sleep(0.001); return 6
+print(asyncio.run(later()), list(ThreadPoolExecutor(2).map(abs, [-7])))
+print(os.isatty(0), fcntl.fcntl(0, fcntl.F_GETFD))
+with tempfile.TemporaryFile("w+") as file:
+    file.write("abc")
+    file.truncate(1)
+    file.seek(0)
+    print(file.read())
+with open("a", "w") as file: file.write("1")
+os.rename("a", "b")
+with open("b", "r+") as file: fcntl.lockf(file, fcntl.LOCK_EX); print(file.read())
+os.mkdir("c"); os.rmdir("c"); os.unlink("b")
+"""
+    run = sandbox.run(program)
+    assert run.stdout == b"6 [7]\nFalse 0\na\n1\n", run
 
 
 def test_same_program_same_output(strongest: Sandbox) -> None:

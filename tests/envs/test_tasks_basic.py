@@ -157,7 +157,7 @@ def test_jsonl_formats(tmp_path: Path) -> None:
         ([{"question": "a", "answer": "b"}], r"rows\.jsonl:1: no column 'prompt'; it has answer, question"),
         ([{"prompt": "a"}], r"rows\.jsonl:1: no column 'answer'; it has prompt"),
         ([{"prompt": "", "answer": "b"}], r"rows\.jsonl:1: column 'prompt' must be a non-empty string"),
-        (["[]"], r"the dataset has no rows"),
+        (["[]"], r"rows\.jsonl: the file has no rows"),
         (['"text"'], r"rows\.jsonl:1: a row must be a JSON object"),
         ([{"messages": [{"text": "a"}], "answer": "b"}], r"rows\.jsonl:1: \"messages\" must be"),
     ],

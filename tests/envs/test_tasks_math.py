@@ -72,9 +72,10 @@ def test_math_reads_answers_and_solutions_and_reports_rows_without(caplog: pytes
     assert "1 rows have no answer" in caplog.text
     assert "math.jsonl:4" in caplog.text
     assert "\\boxed" in examples[0].messages[0]["content"]
-    for example, text in zip(examples, ("\\boxed{1.5}", "$\\sqrt{8}$", "\\boxed{East}"), strict=True):
+    for example, text in zip(examples, ("\\boxed{1.5}", "$2\\sqrt2$", "\\boxed{East}"), strict=True):
         assert accuracy(judge, example, text) == 1.0
         assert accuracy(judge, example, "\\boxed{west}") == 0.0
+    assert accuracy(judge, examples[1], "$\\sqrt{8}$") == 0.0, "the problem says: simplify \\sqrt{8}"
 
 
 def test_dapo_cuts_the_published_instructions_from_the_prompt() -> None:

@@ -1,10 +1,13 @@
 """The environment as TorchRL sees it, and what it tells the prompt source."""
 
+import itertools
+
 import pytest
 import torch
 
+from envs.prompt_length import PromptLimit
 from envs.task import Example
-from envs.token_env import TokenEnv, prompt_fits
+from envs.token_env import TokenEnv
 from rollout.collector import EnginePolicy, Rollouts
 from rollout.engine import Sampling
 from rollout.transformers_engine import TransformersEngine
@@ -50,5 +53,46 @@ def test_a_prompt_is_tokenized_only_where_its_bytes_do_not_decide(
 ) -> None:
     tokenizer = _Counting()
     example = Example(({"role": "user", "content": "12+84="},), "96", 0)
-    assert prompt_fits(tokenizer, example, limit) is fits
+    assert PromptLimit(tokenizer, limit)(example) is fits
     assert tokenizer.calls == tokenized
+
+
+class _PerCharacter(LetterTokenizer):
+    """Counts the characters that it is given to tokenize."""
+
+    characters = 0
+
+    def apply_chat_template(self, chats: list[list[dict[str, str]]], **kwargs: object) -> list[list[int]]:
+        if kwargs.get("tokenize") is False:
+            return "".join(turn["content"] for turn in chats)  # type: ignore[arg-type, call-overload, return-value]
+        self.characters += sum(len(turn["content"]) for chat in chats for turn in chat)
+        return super().apply_chat_template(chats)
+
+
+def test_a_prompt_of_megabytes_is_refused_by_its_beginning() -> None:
+    tokenizer = _PerCharacter()
+    limit = PromptLimit(tokenizer, 40)  # type: ignore[arg-type]
+    example = Example(({"role": "user", "content": "7" * 50_000_000},), "7", 0)
+    assert not limit(example)
+    assert limit.told([example]) == "prompt 1: more than 320 tokens, limit 40"
+    assert tokenizer.characters < 1000
+    short = Example(({"role": "user", "content": "7" * 61},), "7", 0)
+    assert limit.told([short]) == "prompt 1: 61 tokens, limit 40"
+
+
+class _Runs(LetterTokenizer):
+    """One token for a run of equal letters, however long: the beginning says nothing of the rest."""
+
+    def apply_chat_template(self, chats: list[list[dict[str, str]]], **kwargs: object) -> list[list[int]]:
+        if kwargs.get("tokenize") is False:
+            return "".join(turn["content"] for turn in chats)  # type: ignore[arg-type, call-overload, return-value]
+        return [[1 for turn in chat for _ in itertools.groupby(turn["content"])] for chat in chats]
+
+
+def test_a_prompt_whose_beginning_is_short_in_tokens_is_measured_whole() -> None:
+    limit = PromptLimit(_Runs(), 40)  # type: ignore[arg-type]
+    fits = Example(({"role": "user", "content": "a" * 100_000 + "b"},), "", 0)
+    assert limit(fits)
+    beyond = Example(({"role": "user", "content": "a" * 100_000 + "bc" * 20},), "", 0)
+    assert not limit(beyond)
+    assert limit.told([beyond]) == "prompt 1: 41 tokens, limit 40"

@@ -9,8 +9,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from config.env import EnvConfig
 from config.errors import ConfigError
+from envs.python_tool import LONGEST
 from envs.task import Example
-from envs.turns import Conversation, ThinkAgain, Tool, make_answerers, tool_request, with_instructions
+from envs.tools import Tool, tool_request
+from envs.turns import Conversation, ThinkAgain, make_answerers, with_instructions
 from tests.tiny import numbered_examples
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "models" / "quickstart"
@@ -69,8 +71,8 @@ def test_an_end_token_that_the_template_does_not_use_stays_in_the_stream(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     conversation: Conversation[int] = Conversation(tokenizer, [ThinkAgain("?")], 2)
-    other = [5, 22, 7]  # ended by an end token other than the template's
-    assert conversation.answer(other) == [EOS, *conversation.answer([5, 22, EOS])]
+    other = [25, 22, 7]  # ended by an end token other than the template's
+    assert conversation.answer(other) == [EOS, *conversation.answer([25, 22, EOS])]
 
 
 def test_tools_are_heard_before_the_request_to_think_again(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -138,7 +140,7 @@ def test_the_system_prompt_tells_of_the_tools() -> None:
     with_system = Example(
         ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}), "", 0
     )
-    examples = with_instructions([with_system, *numbered_examples(2)], ["calculator"])
+    examples = with_instructions([with_system, *numbered_examples(2)], calculator())
     assert len(examples) == 3
     first, second = examples[0].messages, examples[1].messages
     assert first[0]["content"].startswith("Be brief.\n\nYou have a calculator")
@@ -146,7 +148,7 @@ def test_the_system_prompt_tells_of_the_tools() -> None:
     assert [message["role"] for message in second] == ["system", "user"]
     assert [example.row for example in examples[1:]] == [0, 1]
     plain = numbered_examples(2)
-    assert with_instructions(plain, []) is plain
+    assert with_instructions(plain, EnvConfig(dataset="x")) is plain
 
 
 @pytest.mark.parametrize(
@@ -186,3 +188,26 @@ def test_python_runs_in_the_sandbox(python: Conversation[int], tokenizer: PreTra
     for source, expected in programs.items():
         ids = python.answer(drawn(tokenizer, f"<python>{source}</python>"))
         assert expected in tokenizer.decode(ids), source
+
+
+HOSTILE_PROGRAMS = (
+    "import sys; sys.stdout.buffer.write(bytes(range(256)) * 20)",
+    "print(chr(0xD800))",
+    "import sys; sys.stdout.buffer.write(b'\\xed\\xa0\\x80' + b'\\0' * 3000)",
+    "print('<python>print(1)</python>' * 50)",
+    "while True: print('x' * 1000)",
+    "raise Exception('\\0' * 5000)",
+    "import os; os._exit(7)",
+    "import os; os.close(1); os.close(2)",
+    "print('\\u202e' * 3000)",
+)
+
+
+@pytest.mark.parametrize("program", HOSTILE_PROGRAMS)
+def test_whatever_a_program_prints_the_model_is_told_something(
+    program: str, python: Conversation[int], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    ids = python.answer(drawn(tokenizer, f"<python>{program}</python>"))
+    said = tokenizer.decode(ids)
+    assert "python: " in said
+    assert len(said) < 3 * LONGEST

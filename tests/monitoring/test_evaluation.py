@@ -65,12 +65,41 @@ def test_a_summary_by_hand() -> None:
     assert "pass@4    0.667" in table("aime", metrics, 4)
 
 
+def test_a_table_for_a_person() -> None:
+    """pass@k for one, for the powers of two below n, and for n."""
+    problems = [tally(True, *[False] * 5), Tally((True,) * 6, (1.0,) * 6, (40,) * 6, (True,) * 6, errors=4)]
+    assert table("aime", summarize(problems, 6), 6).splitlines() == [
+        "aime: 2 problems, 6 completions each",
+        "  pass@1    0.583  [0.167, 1.000]",
+        "  pass@2    0.667  [0.333, 1.000]",
+        "  pass@4    0.833  [0.667, 1.000]",
+        "  pass@6    1.000  [1.000, 1.000]",
+        "  length 25.0, truncated 50.0%, errors 25.0%",
+    ]
+    few = table("aime", summarize([tally(True, True, errors=2)], 4), 4)
+    assert "pass@2" in few and "pass@4" not in few  # nobody judged four
+    assert table("aime", summarize([tally(errors=2)], 2), 2) == "aime: 0 problems, 2 completions each"
+
+
+def test_a_table_goes_through_the_powers_of_two() -> None:
+    for n, ks in ((1, [1]), (8, [1, 2, 4, 8]), (300, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300])):
+        lines = table("aime", summarize([tally(*[True] * n)], n), n).splitlines()
+        assert [line.split()[0] for line in lines[1:-1]] == [f"pass@{k}" for k in ks]
+
+
+def test_the_interval_of_one_problem_is_its_value() -> None:
+    metrics = summarize([tally(True, False)], 2)
+    for name in ("pass@1", "pass@2", "avg@2", "score"):
+        assert metrics[f"{name}_low"] == metrics[f"{name}_high"] == metrics[name]
+
+
 def test_errors_are_neither_right_nor_wrong() -> None:
     metrics = summarize([tally(True, False), tally(True, errors=1), tally(errors=2)], 2)
     assert metrics["problems"] == 2
     assert metrics["errors"] == pytest.approx(3 / 6)
     assert metrics["pass@1"] == pytest.approx(0.75)
-    assert metrics["pass@2"] == 1.0  # of the one problem with two judged completions
+    ends = ("pass@2", "pass@2_low", "pass@2_high")
+    assert [metrics[name] for name in ends] == [1.0] * 3  # of the one problem with two judged completions
     assert summarize([tally(errors=2)], 2) == {"problems": 0.0, "errors": 1.0}
 
 
@@ -81,6 +110,14 @@ def test_intervals_are_seeded_and_shrink_with_the_problems() -> None:
     widths = [m["pass@1_high"] - m["pass@1_low"] for m in (summarize(few, 2), summarize(many, 2))]
     assert widths[1] == pytest.approx(widths[0] / 10, rel=0.2)
     assert summarize([tally(True)] * 5, 1)["pass@1_low"] == 1.0
+
+
+def test_intervals_leave_out_as_much_as_they_say() -> None:
+    """Of many problems the mean is nearly normal: 95% of it lies within 1.96 standard errors."""
+    values = np.repeat([[0.0], [1.0]], 500, axis=0)
+    ends = np.array([bootstrap(values, seed) for seed in range(20)]).mean(axis=0)
+    error = 0.5 / np.sqrt(1000)
+    assert ends[:, 0] == pytest.approx([0.5 - 1.96 * error, 0.5 + 1.96 * error], abs=0.08 * error)
 
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:

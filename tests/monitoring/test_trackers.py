@@ -1,6 +1,8 @@
 """Every backend receives the numbers; metrics.jsonl survives a crash in mid-line."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from config.schema import LoggingConfig
+from monitoring import trackers
 from monitoring.monitor import Monitor
+from monitoring.progress import Progress
 from monitoring.trackers import MetricsFile, close_tracker, make_tracker
 from tests.scripts import ROOT
 
@@ -50,7 +54,7 @@ def test_every_run_of_a_sweep_is_a_run_of_its_own(tmp_path: Path, monkeypatch: p
         tracker = make_tracker(settings, run_dir, {"train": {"seed": seed}})
         assert tracker is not None
         seen.append((tracker.experiment.id, dict(tracker.experiment.config)["train"]["seed"]))
-        Monitor(run_dir, settings, tracker, repeats=1, total_steps=1).close("finished")
+        Monitor(run_dir, tracker, repeats=1, live=Progress(settings, total_steps=1)).close("finished")
     assert seen[0][0] != seen[1][0]
     assert [seed for _, seed in seen] == [3, 4]
     assert len(list(tmp_path.rglob("*.wandb"))) == 2
@@ -74,16 +78,50 @@ def test_no_backend_is_no_tracker(tmp_path: Path) -> None:
     assert make_tracker(LoggingConfig(backend="none"), tmp_path, {}) is None
 
 
-def test_a_torn_last_line_is_left_out_when_a_run_continues(tmp_path: Path) -> None:
-    earlier = MetricsFile(tmp_path / "earlier.jsonl")
-    for step in (1, 2, 3):
+BAD_LINES = {
+    "half a line": b'{"optimizer_step": 4, "rew',
+    "ends like a row": b'{"optimizer_step": 4, "x": {"y": 1}',
+    "no JSON": b"garbage}",
+    "no UTF-8": b'{"optimizer_step": 4, "x": "\xff\xfe"}',
+    "zeros": bytes(4096),
+    "nested without end": b"[" * 100_000 + b"}",
+    "no row": b'"}"',
+    "no step": b'{"step": 4}',
+}
+
+
+@pytest.mark.parametrize("line", BAD_LINES.values(), ids=BAD_LINES)
+@pytest.mark.parametrize("last", [True, False])
+def test_a_line_that_is_no_row_is_left_out_when_a_run_continues(
+    line: bytes, last: bool, tmp_path: Path
+) -> None:
+    """The last one, which a crash cut, without a word; one between others with a message that names it."""
+    folders = tmp_path / "earlier", tmp_path / "continued"
+    for folder in folders:
+        folder.mkdir()
+    earlier, continued = (MetricsFile(folder / "metrics.jsonl") for folder in folders)
+    for step in (1, 2):
         earlier.append({"optimizer_step": step, "reward/mean": step / 10})
-    with earlier.path.open("a") as file:
-        file.write('{"optimizer_step": 4, "rew')
-    continued = MetricsFile(tmp_path / "continued.jsonl")
-    continued.continue_from(earlier, optimizer_steps=2)
-    lines = [json.loads(line) for line in continued.path.read_text().splitlines()]
-    assert [line["optimizer_step"] for line in lines] == [1, 2]
+    with earlier.path.open("ab") as file:
+        file.write(line if last else line + b"\n")
+    if not last:
+        earlier.append({"optimizer_step": 3})
+    told = continued.continue_from(folders[0], optimizer_steps=2)
+    assert continued.rows() == [
+        {"optimizer_step": 1, "reward/mean": 0.1},
+        {"optimizer_step": 2, "reward/mean": 0.2},
+    ]
+    assert continued.path.read_bytes().endswith(b"}\n")
+    text = f"{earlier.path}: 1 lines are no rows of metrics and are left out (line 3)"
+    assert told == ([] if last else [text])
+
+
+def test_a_row_after_half_a_line_is_a_line_of_its_own(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.path.write_text('{"optimizer_step": 1, "rew')
+    assert metrics.continue_from(tmp_path, optimizer_steps=5) == []
+    metrics.append({"optimizer_step": 1})
+    assert metrics.path.read_text() == '{"optimizer_step": 1}\n'
 
 
 def test_a_row_that_does_not_fit_on_the_disk_leaves_no_half_of_it(tmp_path: Path) -> None:
@@ -103,3 +141,53 @@ metrics.append({"optimizer_step": 2, "reward/mean": 0.625})
     )
     assert "OSError: [Errno 27] File too large" in run.stderr
     assert path.read_text() == json.dumps({"optimizer_step": 1, "reward/mean": 0.5}) + "\n"
+
+
+ONLINE = """
+import sys
+from pathlib import Path
+from config.schema import LoggingConfig
+from monitoring import trackers
+
+trackers.REACH_S = 1.0  # not the 12 of a run
+tracker = trackers.make_tracker(LoggingConfig(backend="wandb", mode="online"), Path(sys.argv[1]), {})
+tracker.log_scalar("reward/mean", 0.5, step=1)
+print("offline:", tracker.experiment.offline)
+trackers.close_tracker(tracker, "finished")
+"""
+
+
+@pytest.mark.parametrize("server", ["refuses", "never answers", "no key"])
+def test_wandb_goes_offline_where_it_cannot_be_reached(server: str, tmp_path: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        if server == "never answers":
+            listener.listen(50)
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+        environment = ours | {
+            "HOME": str(tmp_path),  # no key of the user's
+            "WANDB_BASE_URL": f"http://127.0.0.1:{listener.getsockname()[1]}",
+            "WANDB_API_KEY": "a" * 40,
+            "WANDB_ERROR_REPORTING": "false",
+        }
+        if server == "no key":
+            del environment["WANDB_API_KEY"]
+        result = subprocess.run(
+            [sys.executable, "-c", ONLINE, str(tmp_path)],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+    assert result.returncode == 0, result.stderr
+    assert "offline: True" in result.stdout
+    assert result.stderr.count("logging.mode=online: W&B cannot be used") == 1
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_wandb_is_waited_for_less_than_15_seconds() -> None:
+    assert trackers.REACH_S < 15

@@ -57,6 +57,20 @@ def test_a_lost_engines_groups_are_the_first_again_and_its_late_answers_do_not_c
     assert not dispatch.finish(2, given[0][0])
 
 
+def test_after_clear_there_is_neither_a_group_nor_an_engine() -> None:
+    dispatch = opened(2, window=1)
+    for number in range(4):
+        dispatch.submit(request(number))
+    assert numbers(dispatch.assign(0.0)) == {0: [0], 1: [1]}
+    dispatch.clear()
+    assert (dispatch.in_flight, dispatch.held(0), dispatch.longest()) == (0, 0, None)
+    assert not dispatch.finish(0, 0)
+    dispatch.submit(request(0))
+    assert dispatch.assign(1.0) == {}
+    dispatch.open(2)
+    assert numbers(dispatch.assign(1.0)) == {2: [0]}
+
+
 def whose(assigned: Assigned | None) -> tuple[int, int, float]:
     assert assigned is not None
     return assigned.engine, assigned.request.request_id, assigned.since

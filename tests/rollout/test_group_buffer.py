@@ -71,6 +71,32 @@ def test_order_of_completion_drops_what_is_too_old() -> None:
     assert buffer.dropped == 1
 
 
+def test_as_many_as_were_dropped_may_start_again() -> None:
+    """Of 16 groups three batches are trained on and 4 groups were overtaken: at version 3 with an age of 1, groups
+    for the next two batches may be on their way."""
+    buffer = make(max_age=1, keep_order=False)
+    returned: list[int] = []
+    admitted = 0
+    for version, finished in ((0, (0, 1, 2, 3)), (1, (8, 9, 10, 11)), (2, (4, 5, 6, 7, 12, 13, 14, 15))):
+        admitted += len(admit_all(buffer))
+        for sequence in finished:
+            buffer.put(sequence, 0 if sequence < 8 else version, sequence)
+        assert buffer.take(1.0, returned.append) == list(finished[-4:])
+        buffer.pushed(version + 1)
+    assert returned == [4, 5, 6, 7]
+    assert admitted + len(admit_all(buffer)) == 3 * 4 + 4 + 2 * 4
+
+
+def test_contents_are_in_the_order_in_which_they_would_be_taken() -> None:
+    buffer = make(keep_order=False)
+    for sequence, version in ((5, 0), (3, 1)):
+        buffer.put(sequence, version, sequence)
+    assert buffer.take_now(_never) is None  # two of the four that a batch needs are kept for it
+    for sequence, version in ((9, 0), (1, 1), (7, 0)):
+        buffer.put(sequence, version, sequence)
+    assert buffer.contents() == [3, 5, 1, 7, 9]
+
+
 def test_capacity_holds_back_admission() -> None:
     buffer = make(max_age=9, capacity=2)
     for sequence in range(2):
@@ -80,9 +106,16 @@ def test_capacity_holds_back_admission() -> None:
 
 def test_a_wait_ends_with_a_message_about_who_waits_for_whom() -> None:
     buffer = make()
-    buffer.put(buffer.admit(), 0, 0)
-    with pytest.raises(TimeoutError, match=r"learner waited .* for the engines: it has 1 of 4 groups"):
+    for _ in range(6):
+        buffer.admit()
+    for sequence in (0, 3, 5):  # 3 and 5 wait for 1
+        buffer.put(sequence, 0, sequence)
+    told = r"learner waited .* for the engines: it has 1 of 4 groups, 3 are in flight, 2 are ready"
+    with pytest.raises(TimeoutError, match=told):
         buffer.take(0.05, _never)
+    for sequence in (1, 2):
+        buffer.put(sequence, 0, sequence)
+    assert buffer.take(0.05, _never) == [0, 1, 2, 3]  # what had arrived was not lost
 
 
 def test_the_producers_error_is_raised_in_the_learner() -> None:
@@ -154,5 +187,24 @@ def test_while_the_learner_waits_it_can_do_something() -> None:
         for sequence in range(4):
             buffer.put(sequence, 0, sequence)
 
-    assert buffer.take(10.0, _never, meanwhile) == [0, 1, 2, 3]
+    assert buffer.take(0.2, _never, meanwhile) == [0, 1, 2, 3]  # it waited for that long before
     assert calls == [1]
+
+
+def test_a_wait_sleeps() -> None:
+    calls: list[int] = []
+    with pytest.raises(TimeoutError, match="it has 0 of 4 groups"):
+        make().take(0.2, _never, lambda: calls.append(1))
+    assert 1 <= len(calls) < 10
+
+
+def test_a_wait_starts_anew_with_every_group() -> None:
+    """Four groups, each after a wait of its own, which takes all of the time that a wait may take."""
+    buffer, calls = make(), []
+
+    def meanwhile() -> None:
+        buffer.put(len(calls), 0, len(calls))
+        calls.append(1)
+
+    assert buffer.take(0.2, _never, meanwhile) == [0, 1, 2, 3]
+    assert len(calls) == 4

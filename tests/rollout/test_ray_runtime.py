@@ -1,8 +1,10 @@
 """Actors on the devices that were meant."""
 
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import ray
 
@@ -33,3 +35,12 @@ def test_a_cluster_is_asked_for_the_gpus_of_an_engine(monkeypatch: pytest.Monkey
     assert start_host(EnginePlace("engine 0", num_gpus=2), num_cpus=1) == {}
     assert asked[0]["num_gpus"] == 2
     assert "CUDA_VISIBLE_DEVICES" not in asked[0]["runtime_env"]["env_vars"], "Ray sets it"
+
+
+def test_a_local_ray_listens_on_loopback_only(local_ray: None) -> None:
+    listening = set()
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it may end between being listed and being asked
+            listening |= {one.laddr.ip for one in process.net_connections("inet") if one.status == "LISTEN"}
+    assert listening
+    assert {address.removeprefix("::ffff:") for address in listening} <= {"127.0.0.1", "::1"}

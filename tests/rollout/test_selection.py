@@ -1,6 +1,6 @@
 """Balanced choice, replaced groups and the totals they leave behind."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -13,15 +13,21 @@ from rollout.selection import choose_balanced, totals
 from rollout.transformers_engine import TransformersEngine
 from tests.tiny import EOS, LengthReward, LetterTokenizer, numbered_examples, tiny_llama
 
-ERROR = 2
+INVALID, ERROR = 1, 2
 
 
-def scored(rewards: list[list[float]], errors: list[tuple[int, int]] = []) -> TensorDict:  # noqa: B006
-    """[P * C] completions; `errors`: (group, candidate) that could not be judged."""
+def scored(
+    rewards: list[list[float]],
+    errors: Sequence[tuple[int, int]] = (),
+    invalid: Sequence[tuple[int, int]] = (),
+) -> TensorDict:
+    """[P * C] completions; `errors`: (group, candidate) that could not be judged, `invalid`: that broke the judge."""
     groups, candidates = len(rewards), len(rewards[0])
     status = torch.zeros(groups, candidates, dtype=torch.int64)
     for place in errors:
         status[place] = ERROR
+    for place in invalid:
+        status[place] = INVALID
     rows = [groups * candidates]
     following = TensorDict(
         reward=torch.tensor(rewards).view(-1, 1),
@@ -74,12 +80,23 @@ def test_the_choice_depends_on_seed_and_group_and_on_nothing_else() -> None:
 
 
 def test_totals_count_what_was_judged() -> None:
-    sums = totals(scored([[1, 1, 0, 5], [2, 2, 2, 7]], errors=[(0, 3), (1, 3)]), 4)
+    sums = totals(scored([[1, 1, 0, 5], [2, 2, 2, 7]], errors=[(0, 3), (1, 3)], invalid=[(0, 2)]), 4)
+    assert sums["groups"][:, 0].tolist() == [1, 1]
+    assert sums["completions"][:, 0].tolist() == [4, 4]
+    assert sums["invalid"][:, 0].tolist() == [1, 0]
     assert sums["judged"][:, 0].tolist() == [3, 3]
     assert sums["reward"][:, 0].tolist() == [2, 6]
     assert sums["reward_squared"][:, 0].tolist() == [2, 12]
     assert sums["zero_variance"][:, 0].tolist() == [0, 1]
     assert sums["reward_parts", "accuracy"][:, 0].tolist() == [2, 6]
+
+
+def test_totals_tell_what_was_invalid_from_what_failed() -> None:
+    batch = scored([[1, 0, 0], [0, 0, 0]], errors=[(0, 2)])
+    batch["next", "reward_status"][3:5] = INVALID
+    sums = totals(batch, 3)
+    assert sums["invalid"][:, 0].tolist() == [0, 2]
+    assert sums["judged"][:, 0].tolist() == [2, 3]
 
 
 def test_without_an_accuracy_part_a_reward_of_one_is_success() -> None:

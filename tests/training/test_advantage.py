@@ -38,6 +38,15 @@ def test_first_advantage_of_one_right_in_four(preset: str, first: float) -> None
     assert group_advantage(load_policy(preset), ONE_RIGHT)[0, 0].item() == pytest.approx(first, rel=1e-12)
 
 
+def test_the_mean_of_the_others_is_of_those_that_were_judged() -> None:
+    """Three were judged, two, one: each against the mean of the others."""
+    rewards = torch.tensor([[4.0, 1.0, 2.0], [4.0, 1.0, 9.0], [4.0, 9.0, 9.0]])
+    valid = torch.tensor([[True, True, True], [True, True, False], [True, False, False]])
+    advantage = group_advantage(load_policy("rloo"), rewards, valid)
+    expected = [[2.5, -2.0, -0.5], [3.0, -3.0, 0.0], [0.0, 0.0, 0.0]]
+    assert advantage.flatten().tolist() == pytest.approx([value for row in expected for value in row])
+
+
 def test_against_plain_python() -> None:
     rewards = [[0.3, -1.2, 2.5, 0.0, 0.3], [7.0, 7.5, 6.0, 8.25, 7.0]]
     batch = statistics.stdev(rewards[0] + rewards[1])
@@ -84,10 +93,11 @@ def test_nowhere_nan(baseline: str, scale: str, rule: str) -> None:
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 1e8 + 0.1, -7e-9])
 def test_equal_rewards_are_exactly_zero(scale: str, value: float) -> None:
     other = torch.tensor([[0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0]]).double()
-    rewards = torch.cat([torch.full((1, 7), value, dtype=torch.float64), other])
+    equal = torch.full((1, 7), value, dtype=torch.float64)
     for baseline in ("mean", "leave_one_out"):
         policy = PolicyConfig(baseline=baseline, scale=scale, epsilon=0.0)
-        assert group_advantage(policy, rewards)[0].eq(0).all()
+        assert group_advantage(policy, torch.cat([equal, other]))[0].eq(0).all()
+        assert group_advantage(policy, torch.cat([other, equal]))[1].eq(0).all()
 
 
 def test_huge_offset_keeps_the_difference() -> None:
@@ -153,6 +163,22 @@ def test_filter_range_is_open() -> None:
     assert groups_in_range(spread, rewards, rewards, valid).tolist() == [False, False, True, False]
     nothing = torch.zeros_like(valid)
     assert not groups_in_range(PolicyConfig(), rewards, rewards, nothing).any()
+
+
+def test_a_member_that_errored_is_not_a_solved_one() -> None:
+    """Two failures and an error: nothing was solved. Two successes and an error: everything was."""
+    success = torch.tensor([[0.0, 0.0, 1.0], [1.0, 1.0, 0.0], [0.0, 1.0, 1.0]])
+    valid = torch.tensor([[True, True, False]] * 3)
+    inside = groups_in_range(PolicyConfig(filter_range=[0.0, 1.0]), success, success, valid)
+    assert inside.tolist() == [False, False, True]
+
+
+def test_the_range_of_deviations_is_of_the_group_as_it_is() -> None:
+    """Rewards 0 and 1 deviate by 0.5 (as a sample of something larger by 0.71)."""
+    rewards, valid = torch.tensor([[0.0, 1.0]]), torch.ones(1, 2, dtype=torch.bool)
+    for high, inside in ((0.49, False), (0.51, True)):
+        policy = PolicyConfig(filter_range=[0.1, high], filter_on="reward_std")
+        assert groups_in_range(policy, rewards, rewards, valid).tolist() == [inside]
 
 
 def test_reward_kl_is_the_sum_over_the_response() -> None:

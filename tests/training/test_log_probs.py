@@ -6,6 +6,7 @@ from torch import Tensor
 
 from rollout.engine import Sampling
 from rollout.sampler import Filter
+from training import log_probs
 from training.log_probs import selected_log_probs
 
 RESTRICTIONS = [(0, 1.0), (4, 1.0), (0, 0.8), (6, 0.9), (1, 1.0), (100, 0.999)]
@@ -125,6 +126,35 @@ def test_half_precision_sums_in_float32(dtype: torch.dtype) -> None:
         assert narrow.grad.dtype == dtype
         unit = torch.finfo(dtype).eps
         torch.testing.assert_close(narrow.grad.double(), exact_input.grad, rtol=2 * unit, atol=2 * unit)
+
+
+@pytest.mark.parametrize("with_entropy", [True, False])
+def test_the_arithmetic_of_a_gpu_gives_the_gradients_of_full_logits(
+    with_entropy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There rounded factors are multiplied as they are; here they are widened first, which gives the same numbers."""
+
+    def product(head: log_probs._Head, left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+        left, right = (factor.to(head.factor_dtype).to(head.dtype) for factor in (left, right))
+        return torch.mm(left, right, out=out)
+
+    monkeypatch.setattr(log_probs, "_multiplies_half", lambda device: True)
+    monkeypatch.setattr(log_probs._Head, "product", product)
+    inputs = make(rows=64, width=32, vocabulary=50, dtype=torch.bfloat16)
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs[:3]]
+    pull = torch.linspace(-1, 2, 64, dtype=torch.float64)
+    ours = selected_log_probs(*inputs, chunk_size=5, with_entropy=with_entropy)
+    theirs = full(*exact, inputs[3], 1.0)
+    gradients = []
+    for (log_prob, entropy), of in ((ours, inputs[:3]), (theirs, exact)):
+        scalar = (log_prob * pull).sum()
+        if with_entropy:
+            assert entropy is not None
+            scalar = scalar + (entropy * pull.flip(0)).sum()
+        gradients.append(torch.autograd.grad(scalar, of))
+    for narrow, wide in zip(*gradients, strict=True):
+        unit = 2 * torch.finfo(torch.bfloat16).eps
+        torch.testing.assert_close(narrow.double(), wide, rtol=unit, atol=unit * wide.abs().max().item())
 
 
 def test_inside_autocast() -> None:

@@ -76,8 +76,7 @@ def test_every_preset_has_a_plain_counterpart() -> None:
 @pytest.mark.parametrize("preset", sorted(PLAIN))
 def test_preset_against_plain_python(preset: str) -> None:
     policy = load_policy(preset, entropy_coef=0.0)
-    for seed in range(3):
-        tensors = make(seed)
+    for tensors in (make(0), make(1), make(2), make(3, lengths=[4]), make(4, lengths=[1])):
         loss, slope, _ = evaluate(policy, tensors)
         batch = plain_batch(tensors)
         assert loss.item() == pytest.approx(PLAIN[preset](batch), rel=1e-10)
@@ -153,6 +152,44 @@ def test_padding_may_hold_anything(variant: str) -> None:
         assert finalize_metrics(dirty[2]) == finalize_metrics(clean[2])
 
 
+SUMS = (2.0, 7.0, 0.0)
+"""Of the values of three rows with 3, 1 and 0 tokens, 4 wide."""
+BY_HAND: dict[str, tuple[dict[str, float], float]] = {
+    "token_mean": ({}, 9 / 4),
+    "sequence_mean": ({}, (2 / 3 + 7 / 1) / 2),
+    "sequence_mean, empty rows too": ({"count_empty": True}, (2 / 3 + 7 / 1) / 3),
+    "sequence_mean, one token more": ({"length_epsilon": 1.0}, (2 / 4 + 7 / 2) / 2),
+    "sequence_sum": ({}, 9 / 2),
+    "constant_length": ({}, 9 / (2 * 4)),
+    "constant_length, of ten": ({"constant_length": 10}, 9 / (2 * 10)),
+    "constant_length_sum": ({}, 9 / 4),
+    "pass_mean": ({"pass_size": 1}, (2 / 3 + 7 / 1 + 0) / 3),
+    "pass_mean, of two rows": ({"pass_size": 2}, (9 / 4 + 0) / 2),
+    "length_weighted": ({}, (3 * 2 + 1 * 7) / 12),
+    "padded_mean": ({}, 9 / 12),
+    "token_sum": ({}, 9.0),
+}
+
+
+@pytest.mark.parametrize("case", BY_HAND)
+def test_every_aggregation_by_hand(case: str) -> None:
+    how, (fields, expected) = case.split(",")[0], BY_HAND[case]
+    policy = PolicyConfig(aggregation=how, **fields)  # type: ignore[arg-type]
+    mask = torch.arange(4)[None] < torch.tensor([3, 1, 0])[:, None]
+    values = torch.zeros(3, 4, dtype=torch.float64)
+    values[:, 0] = torch.tensor(SUMS)
+    totals = BatchTotals.of(policy, mask)
+    assert aggregate(policy, how, values, mask, totals).item() == pytest.approx(expected)
+    assert {name.split(",")[0] for name in BY_HAND} == set(AGGREGATIONS)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_every_aggregation_of_one_token_is_its_value(aggregation: str) -> None:
+    policy, mask = PolicyConfig(aggregation=aggregation), torch.ones(1, 1, dtype=torch.bool)
+    totals = BatchTotals.of(policy, mask)
+    assert aggregate(policy, aggregation, torch.tensor([[3.0]]), mask, totals) == 3.0
+
+
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_a_batch_without_tokens_is_zero(aggregation: str) -> None:
     policy = PolicyConfig(aggregation=aggregation, **VARIANTS["everything"])
@@ -160,6 +197,15 @@ def test_a_batch_without_tokens_is_zero(aggregation: str) -> None:
     assert loss == 0
     assert slope.eq(0).all()
     assert all(math.isfinite(value) for value in finalize_metrics(metrics).values())
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_a_batch_without_rows_is_zero(aggregation: str) -> None:
+    loss, slope, _ = evaluate(
+        PolicyConfig(aggregation=aggregation, **VARIANTS["everything"]), make(lengths=[])
+    )
+    assert loss == 0
+    assert slope.shape == (0, WIDTH)
 
 
 def test_parts_sum_to_the_loss() -> None:
@@ -188,6 +234,101 @@ def test_metrics_by_hand() -> None:
     k3 = [math.exp(-0.1 - d) - (-0.1 - d) - 1 for d in (0.5, -0.5, -0.3)]
     assert numbers["kl/ref"] == pytest.approx(sum(k3) / 3)
     assert numbers["entropy"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("bounds", "log_ratios"),
+    [
+        ({"log_ratio_max": 10.0}, [10.0, -30.0]),
+        ({"log_ratio_min": -10.0}, [30.0, -10.0]),
+        ({"log_ratio_min": -10.0, "log_ratio_max": 10.0}, [10.0, -10.0]),
+    ],
+)
+def test_log_ratios_are_bounded_on_either_side_alone(
+    bounds: dict[str, float], log_ratios: list[float]
+) -> None:
+    engine = torch.full((1, 2), -40.0, dtype=torch.float64)
+    now = engine + torch.tensor([[30.0, -30.0]])
+    policy = PolicyConfig(objective="none", kl_coef=0.0, **bounds)  # type: ignore[arg-type]
+    mask = torch.ones_like(engine, dtype=torch.bool)
+    loss, metrics = objective(policy, now, engine, None, None, torch.ones(1, 1), mask)
+    ratios = [math.exp(log_ratio) for log_ratio in log_ratios]
+    assert loss.item() == pytest.approx(-sum(ratios) / 2)
+    assert finalize_metrics(metrics)["ratio/max"] == pytest.approx(max(ratios))
+
+
+@pytest.mark.parametrize(
+    ("advantage", "kept"),
+    [(2.0, [0.4, -0.9, 0.1]), (-2.0, [0.9, -0.2, 0.1])],  # the clip is pessimistic, as in `clip`
+)
+def test_the_geometric_mean_of_clipped_ratios_by_hand(advantage: float, kept: list[float]) -> None:
+    log_ratio = torch.tensor([[0.9, -0.9, 0.1, 9.0]], dtype=torch.float64)
+    engine = torch.full_like(log_ratio, -1.0)
+    now = (engine + log_ratio).requires_grad_()
+    policy = PolicyConfig(
+        objective="geometric",
+        kl_coef=0.0,
+        aggregation="token_mean",
+        clip_epsilon_low=0.2,
+        clip_epsilon_high=0.4,
+    )
+    mask = torch.tensor([[True, True, True, False]])
+    loss, _ = objective(policy, now, engine, None, None, torch.tensor([[advantage]]), mask)
+    expected = -math.exp(sum(kept) / 3) * advantage
+    assert loss.item() == pytest.approx(expected)
+    (slope,) = torch.autograd.grad(loss, now)
+    moved = [kept[place] == log_ratio[0, place] for place in range(3)]
+    assert slope[0].tolist() == pytest.approx([*(expected / 3 * float(free) for free in moved), 0.0])
+
+
+@pytest.mark.parametrize(("advantage", "temperature"), [(2.0, 1.0), (-2.0, 1.5)])
+def test_the_soft_clip_by_hand(advantage: float, temperature: float) -> None:
+    """4 / T sigmoid(T (ratio - 1)): its slope is that of the ratio where the ratio is 1, and less on either side."""
+    ratios = torch.tensor([[1.0, 1.8, 0.3]], dtype=torch.float64)
+    engine = torch.full_like(ratios, -3.0)
+    now = (engine + ratios.log()).requires_grad_()
+    policy = PolicyConfig(
+        objective="soft_clip",
+        kl_coef=0.0,
+        aggregation="token_sum",
+        soft_clip_temperature_positive=1.0,
+        soft_clip_temperature_negative=1.5,
+    )
+    mask = torch.ones_like(ratios, dtype=torch.bool)
+    loss, _ = objective(policy, now, engine, None, None, torch.tensor([[advantage]]), mask)
+    (slope,) = torch.autograd.grad(loss, now)
+    gates = [1 / (1 + math.exp(-temperature * (ratio - 1))) for ratio in (1.0, 1.8, 0.3)]
+    assert loss.item() == pytest.approx(-advantage * sum(4 / temperature * gate for gate in gates))
+    shares = [4 * gate * (1 - gate) for gate in gates]
+    assert shares[0] == 1.0
+    expected = [-advantage * ratio * share for ratio, share in zip((1.0, 1.8, 0.3), shares, strict=True)]
+    assert slope[0].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("term", ["clip", "geometric"])
+def test_where_the_advantage_is_zero_no_clip_binds(term: str) -> None:
+    engine = torch.full((1, 2), -1.0)
+    now = engine + torch.tensor([[1.0, -1.0]])
+    policy, mask = PolicyConfig(objective=term, kl_coef=0.0), torch.ones(1, 2, dtype=torch.bool)
+    for advantage, high, low in ((0.0, 0.0, 0.0), (1.0, 0.5, 0.0), (-1.0, 0.0, 0.5)):
+        _, metrics = objective(policy, now, engine, None, None, torch.tensor([[advantage]]), mask)
+        numbers = finalize_metrics(metrics)
+        assert (numbers["loss/clip_fraction_high"], numbers["loss/clip_fraction_low"]) == (high, low)
+
+
+def test_the_length_epsilon_is_added_to_the_length() -> None:
+    """Two tokens count as three: in the geometric mean of the ratios and in that of the advantages."""
+    engine = torch.full((1, 2), -1.0, dtype=torch.float64)
+    policy = PolicyConfig(
+        objective="geometric",
+        length_epsilon=1.0,
+        kl_coef=0.0,
+        aggregation="token_mean",
+        clip_epsilon_high=9.0,
+    )
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    loss, _ = objective(policy, engine + 0.3, engine, None, None, torch.tensor([[1.5]]), mask)
+    assert loss.item() == pytest.approx(-math.exp(0.6 / 3) * 3.0 / 3)
 
 
 def test_mismatch_metrics() -> None:
@@ -288,6 +429,7 @@ def test_effective_sample_size_is_torchrls() -> None:
 
 
 Outcome = tuple[float, list[list[float]], dict[str, float]]
+BY_WIDTH = ("constant_length", "constant_length_sum")
 
 
 def _process(rank: int, folder: str, queue: "torch.multiprocessing.SimpleQueue") -> None:
@@ -295,21 +437,22 @@ def _process(rank: int, folder: str, queue: "torch.multiprocessing.SimpleQueue")
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    outcomes = {aggregation: _together(rank, aggregation) for aggregation in AGGREGATIONS}
+    outcomes = {aggregation: _together(rank, aggregation, WIDTH) for aggregation in AGGREGATIONS}
+    outcomes |= {f"{how}, narrow": _together(rank, how, (7, WIDTH)[rank]) for how in BY_WIDTH}
     if rank == 0:
         queue.put(outcomes)
     dist.destroy_process_group()
 
 
-def _together(rank: int, aggregation: str) -> Outcome:
+def _together(rank: int, aggregation: str, width: int) -> Outcome:
     policy = PolicyConfig(aggregation=aggregation, pass_size=2, **VARIANTS["everything"])
     tensors = make(seed=4)
     rows = slice(0, 4) if rank == 0 else slice(4, 10)
-    mine = {name: value[rows] for name, value in tensors.items()}
+    mine = {name: value[rows, :width] for name, value in tensors.items()}
     totals = BatchTotals.of(policy, mine["mask"]).all_reduced(torch.device("cpu"))
     loss, slope, metrics = evaluate(policy, mine, totals)
     everything = torch.zeros_like(tensors["now"])
-    everything[rows] = slope
+    everything[rows, :width] = slope
     dist.all_reduce(everything)
     dist.all_reduce(loss)
     return loss.item(), everything.tolist(), finalize_metrics(all_reduce_metrics(metrics))
@@ -330,9 +473,11 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome
     return outcomes
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_two_processes_give_the_gradient_of_one(aggregation: str, two_processes: dict[str, Outcome]) -> None:
-    loss, slope, numbers = two_processes[aggregation]
+@pytest.mark.parametrize("kind", [*AGGREGATIONS, *(f"{how}, narrow" for how in BY_WIDTH)])
+def test_two_processes_give_the_gradient_of_one(kind: str, two_processes: dict[str, Outcome]) -> None:
+    """`narrow`: the longest response of one process is shorter than that of the other."""
+    loss, slope, numbers = two_processes[kind]
+    aggregation = kind.removesuffix(", narrow")
     policy = PolicyConfig(aggregation=aggregation, pass_size=2, **VARIANTS["everything"])
     whole_loss, whole_gradient, metrics = evaluate(policy, make(seed=4))
     assert loss == pytest.approx(whole_loss.item(), rel=1e-12)

@@ -1,0 +1,92 @@
+"""What is refused: a value that is none of the known ones or too small, and sections that contradict each other."""
+
+from typing import TYPE_CHECKING
+
+from config.errors import ConfigError
+
+if TYPE_CHECKING:
+    from config.schema import Config
+
+
+def one_of(place: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{place}={value!r}: choose one of {', '.join(known)}")
+
+
+def at_least(place: str, value: float, least: float) -> None:
+    if value < least:
+        raise ConfigError(f"{place}={value}: must be at least {least}")
+
+
+def check_batches(config: "Config") -> None:
+    train, repeats = config.train, config.env.repeats
+    at_least("env.repeats", repeats, 1)
+    at_least("env.num_envs", config.env.num_envs, 1)
+    if config.env.candidates < repeats:
+        raise ConfigError(
+            f"env.oversample={config.env.oversample} is less than env.repeats={repeats}: it counts the candidates "
+            f"of a prompt, of which {repeats} are kept; take {2 * repeats}, or null for none"
+        )
+    batch, optim = config.completions_per_iteration, config.optim_batch_size
+    if batch % repeats:
+        raise ConfigError(
+            f"train.dialog_turns_per_batch={batch} is not a multiple of env.repeats={repeats}: an iteration "
+            f"is made of whole groups; take {max(1, batch // repeats) * repeats}"
+        )
+    if optim > batch or batch % optim:
+        raise ConfigError(
+            f"train.optim_batch_size={optim} does not divide the {batch} completions of an iteration "
+            f"(train.dialog_turns_per_batch, or env.num_envs={config.env.num_envs} x env.repeats={repeats})"
+        )
+    if optim % repeats:
+        raise ConfigError(
+            f"train.optim_batch_size={optim} is not a multiple of env.repeats={repeats}: groups are not "
+            f"split over optimizer steps; take {max(1, optim // repeats) * repeats}"
+        )
+    steps = train.gradient_accumulation_steps
+    if train.shares_prompt and (optim // repeats) % steps:
+        raise ConfigError(
+            f"train.gradient_accumulation_steps={steps} does not divide the {optim // repeats} groups of an optimizer "
+            f"step (train.optim_batch_size={optim} / env.repeats={repeats}): with train.share_prompt a microbatch is "
+            "made of whole groups; take a divisor, or train.share_prompt=false"
+        )
+    if optim % steps:
+        raise ConfigError(
+            f"train.gradient_accumulation_steps={steps} does not divide the {optim} completions of an optimizer step "
+            "(train.optim_batch_size): take a divisor"
+        )
+    ready = train.buffer_groups
+    if ready is not None and ready < optim // repeats:
+        raise ConfigError(
+            f"train.buffer_groups={ready} is less than the {optim // repeats} groups of an optimizer step: the "
+            "learner could never take one; raise it"
+        )
+    if train.total_dialog_turns < batch:
+        raise ConfigError(
+            f"train.total_dialog_turns={train.total_dialog_turns} is less than one iteration's {batch} "
+            "completions: raise it, or lower env.num_envs"
+        )
+
+
+def check_policy(config: "Config") -> None:
+    if config.env.repeats == 1 and config.policy.baseline != "none":
+        raise ConfigError(
+            f"env.repeats=1 with policy.baseline={config.policy.baseline}: a group of one has no baseline, "
+            "every advantage would be 0; set env.repeats >= 2 or policy.baseline=none"
+        )
+    if config.run == "train" and config.inference_model.temperature == 0:
+        raise ConfigError(
+            "inference_model.temperature=0: greedy completions of one prompt are all the same, and no policy "
+            "gradient has their log-probs; train with 1.0, and evaluate greedily with eval.sets.NAME.temperature=0"
+        )
+
+
+def check_evaluation(config: "Config") -> None:
+    sets, frequency = config.eval.sets, config.eval.frequency
+    if not sets and (frequency or config.run == "eval"):
+        why = "run=eval" if config.run == "eval" else f"eval.frequency={frequency}"
+        raise ConfigError(
+            f"{why} without eval.sets: name what is evaluated, eval.sets={{NAME: {{dataset: gsm8k}}}}"
+        )
+    for name, chosen in sets.items():
+        chosen.env(f"eval.sets.{name}", config.env)

@@ -1,0 +1,70 @@
+"""Ctrl-C and SIGTERM: the first asks a run to finish its iteration, a deliberate second one ends it at once."""
+
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import FrameType
+
+ECHO_S = 1.0
+"""A signal this soon after another is that one again: `timeout --foreground`, make and launchers pass on a Ctrl-C that
+the terminal has already brought to every process in front."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass
+class Stop:
+    """Who asks whether to go on reads `requested`.
+
+    heeded: the clock when a signal was last acted on.
+    """
+
+    requested: bool = False
+    heeded: float = field(default=-ECHO_S, repr=False)
+    resume: str = ""
+
+    def install(self, resume: str) -> None:
+        """From here on signals ask. `resume`: the command that goes on after the stop, told with the first one."""
+        self.resume = resume
+        for number in SIGNALS:
+            signal.signal(number, self._ask)
+
+    def uninstall(self) -> None:
+        """From here on they end the process, as Python has it; the echo of one that was heeded does not."""
+        for number in SIGNALS:
+            signal.signal(number, self._end)
+
+    def watch(self) -> None:
+        """Before there is a run to finish: Ctrl-C ends the process at once, and its echo does not disturb the end."""
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
+            signal.signal(signal.SIGINT, self._end)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self._is_echo():
+            return
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+        said = (
+            f"\n{signal.Signals(number).name}: finishing this iteration, then a checkpoint; once more ends at once. "
+            f"To go on later:\n  {self.resume}\n"
+        )
+        with suppress(OSError):  # not print: the signal may have come in the middle of another one
+            os.write(2, said.encode())
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        if self._is_echo():
+            return
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    def _is_echo(self) -> bool:
+        """Notes the time of a signal that is none."""
+        now = time.monotonic()
+        if now - self.heeded < ECHO_S:
+            return True
+        self.heeded = now
+        return False

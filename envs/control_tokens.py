@@ -1,0 +1,119 @@
+"""Control tokens (`<|im_end|>`, `<eos>`, ...): text that only spells one is never encoded as one.
+
+A chat template writes control tokens as text, so a tokenizer cannot tell the template's from those that a message
+spells. Where a message spells one, the template is rendered with marks in place of these spellings. Then its own
+control tokens are given private names, the spellings come back, and a copy of the tokenizer that knows control tokens
+only by their private names encodes the whole. All other chats are encoded by the tokenizer as it is.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from config.errors import ConfigError
+from envs.task import Message
+
+_OPEN, _CLOSE = "\U000f0000", "\U000f0001"  # of private names and marks; no tokenizer splits or changes them
+
+
+class ControlTokens:
+    """Those of one tokenizer: its special tokens. Added tokens that are not special (`<think>`) are ordinary text.
+
+    ids: token ids. texts: id -> how it is spelled.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        added = tokenizer.added_tokens_decoder
+        special = {token for token, known in added.items() if known.special} | set(tokenizer.all_special_ids)
+        self.texts = {token: str(added[token]) for token in sorted(special) if token in added}
+        self.ids = frozenset(special)
+        self._normalized = any(added[token].normalized for token in self.texts)
+        self._key = secrets.token_hex(8)  # so that no text can hold a private name
+        longest_first = sorted(self.texts.values(), key=len, reverse=True)
+        self._spelled = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    def spelled_in(self, messages: Iterable[Message]) -> bool:
+        """Whether a message spells a control token, or may come to spell one when the tokenizer normalizes it."""
+        return self._normalized or any(self._spelled.search(message["content"]) for message in messages)
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The chat up to where the next answer begins, with private names for the template's control tokens."""
+        marks: dict[str, str] = {}
+
+        def mark(found: re.Match[str]) -> str:
+            marks[self._private(f"mark {len(marks)}")] = found[0]
+            return list(marks)[-1]
+
+        marked = [{**message, "content": self._spelled.sub(mark, message["content"])} for message in messages]
+        text = self.tokenizer.apply_chat_template(marked, add_generation_prompt=True, tokenize=False)
+        named = self._spelled.sub(lambda found: self._private(found[0]), str(text))
+        if not marks:
+            return named
+        return re.sub("|".join(map(re.escape, marks)), lambda found: marks[found[0]], named)
+
+    def encode(self, rendered: str) -> list[int]:
+        """Token ids of what `render` gave, or of a part of it.
+
+        Raises:
+            ConfigError: the tokenizer is no fast one.
+        """
+        ids: list[int] = self._by_private_name.encode(rendered, add_special_tokens=False).ids
+        return ids
+
+    def inside(self, token_ids: Sequence[int], ends: Collection[int]) -> bool:
+        """Whether a turn of the model holds control tokens, the one of `ends` that ends it apart."""
+        if self.ids.isdisjoint(token_ids):
+            return False
+        drawn = token_ids[:-1] if token_ids[-1] in ends else token_ids
+        return not self.ids.isdisjoint(drawn)
+
+    def _private(self, name: str) -> str:
+        return f"{_OPEN}{self._key}.{name.encode().hex()}{_CLOSE}"
+
+    @cached_property
+    def _by_private_name(self) -> Tokenizer:
+        """A copy of the tokenizer in which every control token has its id and its private name."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ConfigError(
+                f"model.name={self.tokenizer.name_or_path}: a prompt spells a control token of the model "
+                f"({', '.join(list(self.texts.values())[:3])}, ...), which only a fast tokenizer (tokenizer.json) can "
+                "encode as plain text; take such rows out of the data"
+            )
+        state = json.loads(backend.to_str())
+        names = {text: self._private(text) for text in self.texts.values()}
+        for token in state["added_tokens"]:
+            token["content"] = names.get(token["content"], token["content"])
+        _rename_pieces(state["model"], names)
+        state["post_processor"] = state["truncation"] = state["padding"] = None
+        copy = Tokenizer.from_str(json.dumps(state))
+        wrong = [text for token, text in self.texts.items() if copy.token_to_id(names[text]) != token]
+        assert not wrong, f"{wrong[0]} has another id in the copy of the tokenizer"
+        return copy
+
+
+def _rename_pieces(model: dict[str, Any], names: dict[str, str]) -> None:
+    """Gives pieces of a model's vocabulary other names, so that no text can be cut into them."""
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {names.get(piece, piece): token for piece, token in vocabulary.items()}
+    else:
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocabulary]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    if "merges" in model:
+        pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+        model["merges"] = [pair for pair in pairs if not names.keys() & {pair[0], pair[1], pair[0] + pair[1]}]
+
+
+@lru_cache(maxsize=4)
+def control_tokens(tokenizer: PreTrainedTokenizerBase) -> ControlTokens:
+    """Found once for each tokenizer."""
+    return ControlTokens(tokenizer)

@@ -1,0 +1,50 @@
+"""How long prompts are in tokens, without tokenizing more of them than it takes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from transformers import PreTrainedTokenizerBase
+
+from envs.task import Example
+from envs.token_env import encode_prompts
+
+_PREFIX_TOKENS = 8
+_CHARACTERS_PER_TOKEN = 8
+"""Of the part of a long prompt that is looked at first."""
+
+
+class PromptLimit:
+    """Whether a prompt has at most `limit` tokens, and what is said of one that has more."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, limit: int) -> None:
+        self.tokenizer = tokenizer
+        self.limit = limit
+
+    def __call__(self, example: Example) -> bool:
+        """Most are seen to fit by their length in bytes alone, without being tokenized a second time: a token covers
+        a byte or more, the prefix a tokenizer adds apart."""
+        chat = list(example.messages)
+        text = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        if len(str(text).encode()) + _PREFIX_TOKENS <= self.limit:
+            return True
+        return self._tokens(example)[0] <= self.limit
+
+    def _tokens(self, example: Example) -> tuple[int, bool]:
+        """Tokens of the prompt and true, or of a part of it that is far over the limit by itself and false.
+
+        The part grows until it is that or all: a text of megabytes is not tokenized to learn that it is too long.
+        """
+        longest = max(len(message["content"]) for message in example.messages)
+        cut = _CHARACTERS_PER_TOKEN * max(self.limit, 8)
+        while cut < longest:
+            messages = tuple(message | {"content": message["content"][:cut]} for message in example.messages)
+            count = len(encode_prompts(self.tokenizer, [replace(example, messages=messages)])[0])
+            if count > 2 * self.limit:
+                return count, False
+            cut *= _CHARACTERS_PER_TOKEN
+        return len(encode_prompts(self.tokenizer, [example])[0]), True
+
+    def told(self, examples: Sequence[Example]) -> str:
+        """The length of the first prompt, for a message that says that all are too long."""
+        count, exact = self._tokens(examples[0])
+        return f"prompt 1: {'' if exact else 'more than '}{count} tokens, limit {self.limit}"

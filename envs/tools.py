@@ -1,0 +1,191 @@
+"""Tools that the model may call: found by name, told of in the system prompt, run on what stands in their tags.
+
+A tool is a function from text to text, or a class with `run(request)` and `close()` that is made with the `env`
+section. The first paragraph of its docstring is what the model is told. Those of this project are named in
+`config.env.TOOLS`, those of a user as `module:function`; both are found and made in the same way.
+"""
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from config.env import TOOLS, EnvConfig
+from config.errors import ConfigError
+from envs.own import described, is_own, load_own
+
+LONGEST = 2000
+"""Characters of a result that the model is shown."""
+log = logging.getLogger(__name__)
+
+
+class Tool:
+    """Answers a turn that ends in `<NAME>request</NAME>` with what `run` makes of the request.
+
+    slow: answering is done in a thread, beside generation.
+    """
+
+    def __init__(self, name: str, run: Callable[[str], str], slow: bool, close: Callable[[], None]) -> None:
+        self.name = name
+        self.run = run
+        self.slow = slow
+        self.close = close
+
+    def answer(self, text: str) -> str | None:
+        """The message that follows a turn with this text; None where it does not end in a call of this tool."""
+        request = tool_request(self.name, text)
+        return None if request is None else f"{self.name}: {self.run(request)}"
+
+
+def tool_request(name: str, text: str) -> str | None:
+    """What stands in the tags that end the text, or None where it does not end in them."""
+    closing = f"</{name}>"
+    if not text.rstrip().endswith(closing):
+        return None
+    _, opened, request = text.rstrip().removesuffix(closing).rpartition(f"<{name}>")
+    return request if opened else None
+
+
+def find_tools(env: EnvConfig) -> list[tuple[str, Any]]:
+    """The functions and classes of `env.tools`, each with the name of its tag.
+
+    Raises:
+        ConfigError: one that is not there, is neither, or says nothing of itself; two of one name.
+    """
+    found = [(path.rpartition(":")[2], _find(path)) for path in env.tools]
+    names = [name for name, _ in found]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ConfigError(
+            f"env.tools={env.tools}: two are called {twice[0]}; the model could not tell them apart"
+        )
+    return found
+
+
+def _find(path: str) -> Any:
+    place = f"env.tools={path}"
+    found: Any = load_own("env.tools", TOOLS.get(path, path))
+    is_class = inspect.isclass(found)
+    if is_class:
+        for method in ("run", "close"):
+            if not callable(getattr(found, method, None)):
+                raise ConfigError(
+                    f"{place}: the class has no method {method}; a tool has run(request) and close()"
+                )
+        _check_request(place, found.run, ("self", "request"))
+    elif callable(found):
+        _check_request(place, found, ("request",))
+    else:
+        raise ConfigError(f"{place}: {found!r} is neither a function nor a class")
+    if not (found.__doc__ or "").strip():
+        raise ConfigError(f"{place}: no docstring; its first paragraph is what the model is told of the tool")
+    return found
+
+
+def _check_request(place: str, function: Callable[..., Any], takes: tuple[str, ...]) -> None:
+    parameters = list(inspect.signature(function).parameters.values())
+    required = [each for each in parameters if each.default is each.empty and each.kind != each.VAR_KEYWORD]
+    if len(required) != len(takes):
+        raise ConfigError(
+            f"{place}: takes ({', '.join(each.name for each in required)}); a tool takes ({', '.join(takes)}), what "
+            "the model wrote between its tags"
+        )
+    request = required[-1]
+    if request.annotation not in (request.empty, str, "str"):
+        raise ConfigError(
+            f"{place}: {request.name} is annotated {request.annotation!r}; the model's request is str"
+        )
+
+
+def instructions(env: EnvConfig) -> str:
+    """What the system prompt says of the tools, one a line."""
+    return "\n".join(
+        f"{_first_paragraph(found)} To use it, end your message with <{name}>...</{name}>; the result comes in the "
+        "next message."
+        for name, found in find_tools(env)
+    )
+
+
+def _first_paragraph(found: Any) -> str:
+    return " ".join(inspect.cleandoc(found.__doc__).split("\n\n")[0].split())
+
+
+def make_tools(env: EnvConfig) -> list[Tool]:
+    """Those of `env.tools`, in their order. Raises ConfigError as `find_tools`, or where a class cannot be made."""
+    return [
+        _make(path, name, found, env) for path, (name, found) in zip(env.tools, find_tools(env), strict=True)
+    ]
+
+
+def _make(path: str, name: str, found: Any, env: EnvConfig) -> Tool:
+    made, is_class = found, inspect.isclass(found)
+    if is_class:
+        try:
+            made = found(env)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"env.tools={path}: making one failed: {described(error)}") from error
+    run, close = (made.run, made.close) if is_class else (made, lambda: None)
+    if is_own(path):
+        guarded = Guarded(name, run, close, env.tool_timeout_s)
+        return Tool(name, guarded.run, slow=True, close=guarded.close)
+    return Tool(name, run, slow=is_class, close=close)
+
+
+class Guarded:
+    """A tool of the user's under a deadline. What it raises is told to the model and counted.
+
+    A call that does not end in time is left to itself in its thread, which does not keep the run from ending.
+    """
+
+    def __init__(
+        self, name: str, function: Callable[[str], Any], end: Callable[[], None], seconds: float
+    ) -> None:
+        self.name = name
+        self.function = function
+        self.end = end
+        self.seconds = seconds
+        self.calls = self.failures = 0
+        self._lock = threading.Lock()
+
+    def run(self, request: str) -> str:
+        """The result as text of at most `LONGEST` characters, or `error: ...`."""
+        outcome: list[str | BaseException] = []
+        thread = threading.Thread(target=self._call, args=(request, outcome), name=self.name, daemon=True)
+        thread.start()
+        thread.join(min(self.seconds, threading.TIMEOUT_MAX))
+        told = outcome[0] if outcome else TimeoutError(f"took longer than {self.seconds:g} s")
+        with self._lock:
+            self.calls += 1
+            self.failures += isinstance(told, BaseException)
+            first = self.failures == 1
+        if isinstance(told, str):
+            return shortened(told)
+        if first:
+            log.warning("tool %s failed, which the model is told: %s", self.name, described(told))
+        return shortened(f"error: {type(told).__name__}: {told}".encode(errors="replace").decode())
+
+    def _call(self, request: str, outcome: list[str | BaseException]) -> None:
+        try:
+            result = self.function(request)
+            if inspect.iscoroutine(result):
+                result = asyncio.run(result)
+            text = "(no result)" if result is None else str(result)
+            outcome.append(text.encode(errors="replace").decode())  # half a character has no token
+        except BaseException as error:  # the thread's last: nobody else would hear of it
+            outcome.append(error)
+
+    def close(self) -> None:
+        """Says how many calls failed, and ends the tool."""
+        if self.failures:
+            log.warning("tool %s: %d of %d calls failed", self.name, self.failures, self.calls)
+        self.end()
+
+
+def shortened(text: str) -> str:
+    """The beginning and the end of a long text."""
+    half = LONGEST // 2
+    return text if len(text) <= LONGEST else f"{text[:half]}\n...\n{text[-half:]}"

@@ -1,0 +1,47 @@
+"""A question with the best and the worst of its answers, for a person to read."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envs.task import Example
+
+LONGEST_TEXT, LONGEST_GOLD = 4000, 200
+
+
+def sample_text(step: int, example: Example, attempts: Sequence[Mapping[str, Any]]) -> str:
+    """Several lines.
+
+    attempts: of one group, as `envs.attempts.attempts` gives them.
+    """
+    lines = [f"sample at step {step}", _indented(question(example), 2)]
+    scores = [attempt["score"] for attempt in attempts]
+    for index in dict.fromkeys((scores.index(max(scores)), scores.index(min(scores)))):
+        lines += [f"  {_headline(attempts[index], example)}", _indented(attempts[index]["completion"], 4)]
+    return "\n".join(lines)
+
+
+def question(example: Example) -> str:
+    """What the user asked; a whole chat with its roles. The system prompt is the same for all and left out."""
+    asked = [message for message in example.messages if message["role"] != "system"]
+    if len(asked) == 1:
+        return asked[0]["content"]
+    return "\n".join(f"{message['role']}: {message['content']}" for message in asked)
+
+
+def _headline(attempt: Mapping[str, Any], example: Example) -> str:
+    """`reward 0.20 (accuracy 0, brief 0.2), 8 tokens, stop; gold 5`"""
+    parts = ", ".join(f"{name} {value:.3g}" for name, value in attempt["parts"].items())
+    outcome = "" if attempt["outcome"] == "scored" else f", {attempt['outcome']}"
+    gold = _short(" ".join(str(example.answer).split()), LONGEST_GOLD)
+    return (
+        f"reward {attempt['score']:.2f}{f' ({parts})' if parts else ''}{outcome}, {attempt['tokens']} tokens, "
+        f"{attempt['finish_reason']}; gold {gold}"
+    )
+
+
+def _indented(text: str, width: int) -> str:
+    return "\n".join(" " * width + line for line in _short(text, LONGEST_TEXT).splitlines() or [""])
+
+
+def _short(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]} ..."

@@ -1,0 +1,198 @@
+"""The folder of a run: one holder at a time, among real processes, and a name of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from config import folders
+from config.errors import ConfigError
+from config.files import written_whole
+from config.folders import LOCK, Owner, held, holder, remove_if_unused, unused_folder
+from tests.scripts import ROOT
+
+HOLD = """
+import sys
+from pathlib import Path
+from config.folders import held
+with held(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def held_by_another(folder: Path, script: str = HOLD) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(folder)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "held\n"
+        yield process
+    finally:
+        process.communicate()
+
+
+def test_a_second_process_is_refused_and_told_who_is_there(tmp_path: Path) -> None:
+    with held_by_another(tmp_path) as process:
+        with pytest.raises(
+            ConfigError, match=rf"another run works in this folder \(process {process.pid} on "
+        ):
+            held(tmp_path).__enter__()
+        owner = holder(tmp_path)
+        assert owner is not None and owner.pid == process.pid
+        remove_if_unused(tmp_path)
+        assert (tmp_path / LOCK).exists()
+    with held(tmp_path):
+        assert holder(tmp_path) == Owner.this_process()
+    assert holder(tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_held_is_free_though_a_child_of_it_lives(tmp_path: Path) -> None:
+    script = HOLD.replace(
+        "    sys.stdin.read()", "    sys.stdout.flush()\n    EXTRA\n    sys.stdin.read()"
+    ).replace("EXTRA", "import os; os.fork() or (os.setsid(), os.close(1), __import__('time').sleep(600))")
+    with held_by_another(tmp_path, script) as process:
+        while not (children := psutil.Process(process.pid).children()):
+            pass
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert children[0].is_running()
+        with held(tmp_path):
+            pass
+        children[0].kill()
+
+
+def test_one_process_holds_a_folder_once(tmp_path: Path) -> None:
+    with held(tmp_path):
+        with pytest.raises(ConfigError, match=f"process {os.getpid()} on "):
+            held(tmp_path).__enter__()
+        assert (tmp_path / LOCK).exists()
+        script = HOLD.replace("sys.stdin.read()", "")
+        refused = subprocess.run(
+            [sys.executable, "-c", script, str(tmp_path)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert f"process {os.getpid()} on " in refused.stderr
+
+
+def leave(folder: Path, owner: Owner) -> None:
+    (folder / LOCK).write_text(json.dumps(vars(owner)))
+
+
+def test_a_lock_file_of_a_dead_process_is_in_nobodys_way(tmp_path: Path) -> None:
+    here = Owner.this_process()
+    for owner in (Owner(here.host, here.pid, here.began - 100), Owner("elsewhere", 1, 0.0)):
+        leave(tmp_path, owner)
+        with held(tmp_path):
+            pass
+    (tmp_path / LOCK).write_bytes(b"\0" * 100)
+    with held(tmp_path):
+        pass
+
+
+def test_where_locks_end_at_the_node_the_owner_that_is_named_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = psutil.Process(os.getppid())
+    leave(tmp_path, Owner("elsewhere", 4242, 0.0))
+    monkeypatch.setattr(folders, "_locks_end_at_the_node", lambda folder: True)
+    with pytest.raises(ConfigError, match=r"process 4242 on elsewhere, .* known to be dead, remove"):
+        held(tmp_path).__enter__()
+    monkeypatch.setattr(folders, "_locks_end_at_the_node", lambda folder: False)
+    leave(tmp_path, Owner(Owner.this_process().host, parent.pid, parent.create_time()))
+    with pytest.raises(ConfigError, match=f"process {parent.pid} on "):
+        held(tmp_path).__enter__()
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(folders.fcntl, "lockf", refuse)
+    with held(tmp_path):
+        assert Owner.this_process().pid == json.loads((tmp_path / LOCK).read_text())["pid"]
+    leave(tmp_path, Owner("elsewhere", 4242, 0.0))
+    with pytest.raises(ConfigError, match="process 4242 on elsewhere"):
+        held(tmp_path).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("options", "ends"),
+    [
+        ("rw,flock", False),
+        ("rw,localflock", True),
+        ("rw,local_lock=none", False),
+        ("rw,local_lock=all", True),
+    ],
+)
+def test_mount_options_say_how_far_a_lock_reaches(options: str, ends: bool, tmp_path: Path) -> None:
+    mounts, folder = tmp_path / "mounts", tmp_path / "a b"
+    folder.mkdir()
+    point = str(folder).replace(" ", "\\040")
+    mounts.write_text(
+        f"/dev/x / ext4 rw,nolock 0 0\nserver:/x {point} lustre {options} 0 0\nproc /proc proc rw 0 0\n"
+    )
+    assert folders._locks_end_at_the_node(folder, mounts) == ends
+
+
+def test_a_folder_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"hydra\.run\.dir=.*no file can be written there"):
+        held(tmp_path / "file" / "run").__enter__()
+
+
+def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    places = [tmp_path, tmp_path / "checkpoints"]
+    places[1].mkdir()
+    for place in places:
+        (place / "checkpoint_000002.pt.4242-0123abcd.tmp").touch()
+        (place / "mine.tmp").touch()
+    with held(tmp_path):
+        left = {path.name for place in places for path in place.iterdir()}
+    assert left == {"checkpoints", "mine.tmp", LOCK}
+
+
+def test_two_writers_of_one_file_each_write_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    with written_whole(path) as one, written_whole(path) as other:
+        one.write(b"one")
+        other.write(b"the other")
+        names = [found.name for found in tmp_path.iterdir()]
+        assert len(names) == 2
+        assert all(name.startswith(f"summary.json.{os.getpid()}-") for name in names)
+    assert path.read_bytes() == b"one"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
+    name = str(tmp_path / "2026-01-01" / "00-00-00")
+    assert [unused_folder(name) for _ in range(3)] == [name, f"{name}-1", f"{name}-2"]
+
+
+def test_a_run_that_never_began_takes_only_its_own_with_it(tmp_path: Path) -> None:
+    empty, kept = tmp_path / "empty", tmp_path / "kept"
+    for folder in (empty, kept):
+        folder.mkdir()
+        (folder / "grpo.log").touch()
+    (kept / "thesis.tex").write_text("all my work")
+    for folder in (empty, kept):
+        remove_if_unused(folder)
+    assert not empty.exists()
+    assert [path.name for path in kept.iterdir()] == ["thesis.tex"]

@@ -1,0 +1,252 @@
+"""What a user reads who mistyped something: keys that do not exist, names of other trainers, Hydra's own hints."""
+
+import copy
+import dataclasses
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from config.errors import ConfigError
+from config.messages import PLUGINS, known_keys, quoted, readable, unknown_key
+from config.names import ELSEWHERE, HERE, SECTIONS
+from config.policy import PRESETS
+from config.schema import Config, register_schema, to_config
+from tests.config.test_schema import EXPERIMENTS, ROOT, composed, message
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("+inference_model.min_pp=0.1", r"inference_model\.min_pp: no such configuration key"),
+        ("++train.epochz=2", r"train\.epochz: .*did you mean train\.epochs"),
+        ("++optimizer.learning_rate=1", r"optimizer\.learning_rate: .*here it is optimizer\.lr"),
+        ("+env.extra_kwargs.enable_thinking=false", r"env\.extra_kwargs\.enable_thinking: no such"),
+        ("+env.difficulty.lowest=0.1", r"env\.difficulty\.lowest: .*env\.difficulty\.low"),
+        ("+policy.klcoef=0.1", r"policy\.klcoef: .*policy\.kl_coef"),
+        ("+train_model.lora.rank=3", r"train_model\.lora\.rank: no such"),
+        ("+new_section.x=1", r"new_section\.x: no such configuration key; docs/config\.md"),
+        ("+new_section={}", r"new_section: no such configuration key"),
+        ("+tags_of_mine=[a,b]", r"tags_of_mine: no such configuration key"),
+        ("+eval.sets.a={dataset:x,tmperature:1}", r"eval\.sets\.a\.tmperature: .*temperature"),
+    ],
+)
+def test_a_key_behind_a_plus_is_refused_as_any_other(override: str, expected: str) -> None:
+    text = message(override)
+    assert re.search(expected, text), text
+
+
+def test_every_unknown_key_is_named_at_once() -> None:
+    text = message("+env.one=1", "+train.two.three=2")
+    assert "env.one: no such" in text
+    assert "train.two.three: no such" in text
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "+env.options.anything=7",
+        "++env.options.deep.er=[1]",
+        "+eval.sets.a.dataset=arithmetic",
+        "+optimizer.group_lr.head=1e-4",
+        "++train.epochs=2",
+        "+env.data_files={train:x}",
+    ],
+)
+def test_what_is_free_stays_free(override: str) -> None:
+    composed("grpo_quickstart", override)
+
+
+def of_a_folder(folder: Path, *overrides: str) -> Config:
+    """The quickstart with a folder of the user's own beside the configs that ship."""
+    register_schema()
+    with initialize_config_dir(str(ROOT / "config"), version_base=None):
+        return to_config(
+            compose("grpo_quickstart", overrides=[f"hydra.searchpath=[file://{folder}]", *overrides])
+        )
+
+
+def experiment(folder: Path, text: str) -> None:
+    (folder / "experiment").mkdir()
+    (folder / "experiment" / "lowlr.yaml").write_text(text)
+
+
+def test_an_experiment_of_ones_own_works_and_its_keys_are_checked(tmp_path: Path) -> None:
+    experiment(tmp_path, "# @package _global_\noptimizer: {lr: 7e-5}\n")
+    assert of_a_folder(tmp_path, "+experiment=lowlr").optimizer.lr == 7e-5
+    (tmp_path / "experiment" / "lowlr.yaml").write_text("# @package _global_\noptimizer: {lrate: 1}\n")
+    with pytest.raises(Exception, match="lrate") as caught:
+        of_a_folder(tmp_path, "+experiment=lowlr")
+    assert "optimizer.lrate: no such configuration key" in readable(caught.value)
+    assert "(in experiment/lowlr.yaml)" in readable(caught.value)
+
+
+def test_an_experiment_without_its_first_line_is_told_of_it(tmp_path: Path) -> None:
+    experiment(tmp_path, "optimizer: {lr: 7e-5}\n")
+    with pytest.raises(Exception, match="experiment") as caught:
+        of_a_folder(tmp_path, "+experiment=lowlr")
+    assert "# @package _global_" in readable(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("optimizer.lr=1e-5,1e-6", r"several values.*--multirun.*'optimizer\.lr=\[1e-5,1e-6\]'"),
+        (
+            "policy=gpro",
+            r"policy=gpro: no such option; did you mean .*There are: .*dapo, dr_grpo, grpo, gspo",
+        ),
+        ("optimizer=[a,b]", r"optimizer=b: no such option; There are: adamw, muon_adamw"),
+        ("optimizer=4", r"take the name of a preset"),
+        ("+policy=dapo", r"^policy: an option has been chosen already; leave the \+ out"),
+        ("policy", r"give a value, policy=VALUE"),
+        ("env.options.a=[1", r"the list or the braces do not end"),
+        ("hydra/launcher=joblib", r"not installed; pip install hydra-joblib-launcher"),
+        ("hydra/sweeper=optuna", r"not installed; pip install hydra-optuna-sweeper"),
+        ("hydra.run.dirr=x", r"--cfg hydra"),
+        (
+            "logging.backend=[wandb,tensorboard]",
+            r"^logging\.backend: .*\['wandb', 'tensorboard'\].*one value",
+        ),
+        ("env.reward={a:1}", r"^env\.reward: .*\{'a': 1\}"),
+        ("env.reward_weights={a:b}", r"^env\.reward_weights\.a: Value 'b'.*give a number"),
+        ("train.epochs=1.5", r"^train\.epochs: Value '1\.5' of type 'float'.*give a whole number"),
+        ("train.epochs=[1]", r"^train\.epochs: Value '\[1\]' of type 'list'"),
+        ("train.epochs=null", r"^train\.epochs: .*null is no value for it"),
+        ("policy.kl_coef=true", r"^policy\.kl_coef: Value 'True'.*give a number"),
+        ("policy.filter_range=[x,1]", r"^policy\.filter_range\[0\]: Value 'x'"),
+        ("optimizer.lr.x=4", r"^optimizer\.lr: "),
+        ("train.deterministic=maybe", r"^train\.deterministic: Value 'maybe'.*true or false"),
+        ("env.tools=calculator", r"^env\.tools: .*give a list, env\.tools=\[first,second\]"),
+        ("env.options=3", r"^env\.options: .*env\.options=\{name:value\}"),
+        ("env.difficulty=3", r"^env\.difficulty: .*env\.difficulty\.FIELD=value"),
+        ("train=[1]", r"^train: .*train\.FIELD=value"),
+        ("~train.epochs", r"^train\.epochs: .*cannot be taken away"),
+        ("train.seed=${oc.env:NOSUCH}", r"^train\.seed: .*'NOSUCH' not found"),
+    ],
+)
+def test_hydras_and_omegaconfs_errors_keep_their_help(override: str, expected: str) -> None:
+    text = message(override)
+    assert re.search(expected, text), text
+    assert "$VALUE" not in text
+
+
+@pytest.mark.parametrize("value", [["a", "b"], {"a": "b"}, "nonsense of no type", True, 1.5, None], ids=repr)
+def test_no_value_of_the_wrong_type_ends_in_anything_but_a_message(value: object) -> None:
+    register_schema()
+    with initialize_config_dir(str(ROOT / "config"), version_base=None):
+        plain = compose("grpo_quickstart")
+    for key in known_keys(Config):
+        changed = copy.deepcopy(plain)
+        try:
+            OmegaConf.update(changed, key, value, merge=False)
+            to_config(changed)
+        except (ConfigError, OmegaConfBaseException) as error:
+            text = readable(error)
+            assert "$VALUE" not in text
+            assert key.split(".")[0] in text, text
+
+
+@pytest.mark.parametrize(
+    "value", ["Be brief, please: x=1", 'it\'s "so"', "hello (world)", "a!b", "back\\slash", '\\"', "end\\"]
+)
+def test_the_quoting_that_is_shown_is_the_one_that_works(value: str) -> None:
+    (word,) = shlex.split(quoted("env.system_prompt", value))
+    assert composed("grpo_quickstart", word).env.system_prompt == value
+
+
+def test_a_text_that_needs_quotes_is_shown_with_them() -> None:
+    assert "'env.system_prompt=\"Be brief, please: x=1\"'" in message(
+        "env.system_prompt=Be brief, please: x=1"
+    )
+
+
+def test_the_configs_are_listed_where_one_is_not_there() -> None:
+    register_schema()
+    with (
+        pytest.raises(Exception, match="primary config") as caught,
+        initialize_config_dir(str(ROOT / "config"), version_base=None),
+    ):
+        compose("quickstart")
+    text = readable(caught.value)
+    assert "did you mean grpo_quickstart?" in text
+    assert ", ".join(EXPERIMENTS) in text
+
+
+def test_a_foreign_config_path_is_told_of_config_dir(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults: [base, _self_]\n")
+    with (
+        pytest.raises(Exception, match="base") as caught,
+        initialize_config_dir(str(tmp_path), version_base=None),
+    ):
+        compose("mine")
+    text = readable(caught.value)
+    assert "--config-dir FOLDER" in text
+    assert f"hydra.searchpath=[file://{ROOT / 'config'}]" in text
+
+
+def places(text: str) -> list[str]:
+    """The configuration keys and sections that a text sends its reader to."""
+    keys = re.findall(r"(?<![\w./])([a-z_]+(?:\.[a-zA-Z_0-9]+)+)(?!:function)", text)
+    return [key for key in keys if not key.endswith((".py", ".md", ".yaml"))]
+
+
+@pytest.mark.parametrize("name", [*HERE, *ELSEWHERE])
+def test_where_a_name_leads_to_exists(name: str) -> None:
+    text = HERE.get(name) or ELSEWHERE[name]
+    known = {*known_keys(Config), "hydra.run.dir"}
+    sets = {f"eval.sets.NAME.{field}" for field in known_keys(type(evaluation_set()))}
+    for place in places(text):
+        assert place in known | sets, f"{name} leads to {place}"
+    presets = {
+        f"{group}={path.stem}"
+        for group in ("policy", "optimizer")
+        for path in (PRESETS.parent / group).iterdir()
+    }
+    for preset in re.findall(r"\b(?:policy|optimizer)=\w+", text):
+        assert preset in presets, f"{name} leads to {preset}"
+    assert unknown_key(name).startswith(f"{name}: no such configuration key; "), name
+
+
+def evaluation_set() -> object:
+    return composed("grpo_quickstart", "eval.sets={a:{dataset:x}}").eval.sets["a"]
+
+
+def test_no_name_of_ours_is_taken_for_anothers() -> None:
+    assert not {*HERE, *ELSEWHERE} & set(known_keys(Config))
+
+
+def test_sections_of_others_lead_to_ours() -> None:
+    ours = {field.name for field in dataclasses.fields(Config)}
+    for name, text in SECTIONS.items():
+        assert {word.split(".")[0] for word in re.findall(r"[a-z_.]+", text)} - {"and"} <= ours, name
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("learning_rate=1e-5", "here it is optimizer.lr"),
+        ("train.learning_rate=1e-5", "here it is optimizer.lr"),
+        ("max_steps=100", "here it is train.total_dialog_turns"),
+        ("train.max_steps=100", "here it is train.total_dialog_turns"),
+        ("+num_train_epochs=1", "here it is train.total_dialog_turns"),
+        ("num_generations=8", "here it is env.repeats"),
+        ("load_in_4bit=true", "4-bit weights are not supported"),
+        ("actor_rollout_ref.actor.optim.lr=1e-6", "here it is optimizer.lr"),
+        ("actor_rollout_ref.rollout.n=8", "here it is env.repeats"),
+        ("algorithm.kl_ctrl.kl_coef=0.1", "did you mean policy.kl_coef"),
+        ("data.train_batch_size=1024", "here it is env.num_envs"),
+        ("trainer.nosuchthing=1", "here in train, logging and eval"),
+        ("trainer.precision=16", "here it is train.mixed_precision"),
+    ],
+)
+def test_names_of_other_trainers_lead_to_ours(override: str, expected: str) -> None:
+    assert expected in message(override)
+
+
+def test_each_plugin_is_installed_by_a_package_of_hydras() -> None:
+    assert all(re.fullmatch(r"hydra-[a-z]+(-(launcher|sweeper))?", package) for package in PLUGINS.values())

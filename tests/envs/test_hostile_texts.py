@@ -1,0 +1,95 @@
+"""Texts that no model should write, through every reward that ships: each gets a verdict, in its time."""
+
+from typing import Any
+
+import pytest
+
+from config.env import EnvConfig
+from envs.reward_service import RewardService
+from envs.task import Completion, Example, make_task
+from envs.verifiers.ifeval_rules import LANGUAGE_RULES, RULES, SENTENCE_RULES
+
+TEXTS = {
+    "nothing": "",
+    "spaces": " " * 1_000_000,
+    "a long word": "a" * 10_000_000,
+    "a long number": "9" * 1_000_000,
+    "exponents": "-1e-9999999 #### 1E+99999999999999999999",
+    "lone surrogates": "\ud800\udfff 7 \\boxed{\ud800}",
+    "zeros": "\0" * 1000 + "7\0",
+    "control characters": "".join(map(chr, range(32))) * 50,
+    "right to left": "\u202e\u2066" * 5000 + "7",
+    "accents": "7" + "\u0301" * 50_000,
+    "digits of other scripts": "٧ ７ ७ 𝟕",
+    "brackets": "([{<" * 20_000,
+    "marks": "<answer>\\boxed{#### Answer: " * 5000,
+    "asterisks": "*" * 50_000,
+    "paragraphs": "\n\n***\n" * 10_000,
+    "quotes": '"' * 50_000,
+    "angles": "<<" * 30_000 + ">>" * 30_000,
+    "json": "```json\n" + "[" * 50_000,
+    "a program": "```python\nwhile True: print('7' * 1000)\n```",
+}
+DEADLINE_S = 60.0
+COUNTDOWN = {"numbers": [3, 4], "target": 7}
+PROGRAM = {"type": "stdin_stdout", "inputs": ["1"], "outputs": ["7"]}
+JUDGES: dict[str, tuple[dict[str, Any], Any]] = {
+    "arithmetic": ({"dataset": "arithmetic"}, 7),
+    "countdown": ({"dataset": "countdown"}, COUNTDOWN),
+    "code": ({"dataset": "jsonl", "reward": "code"}, PROGRAM),
+    **{
+        name: ({"dataset": "jsonl", "reward": name}, "7")
+        for name in ("boxed", "dapo", "exact", "gsm8k", "math", "think_answer_tags")
+    },
+}
+
+
+def outcomes(settings: dict[str, Any], answer: Any) -> dict[str, str]:
+    env = EnvConfig(**settings, reward_workers=1, reward_timeout_s=DEADLINE_S, max_error_rate=1.0)
+    example = Example(({"role": "user", "content": "?"},), answer, 0)
+    service = RewardService(make_task(env), env)
+    try:
+        verdicts = service.score([Completion(text) for text in TEXTS.values()], [example] * len(TEXTS))
+    finally:
+        service.close()
+    return {name: verdict.outcome for name, verdict in zip(TEXTS, verdicts, strict=True)}
+
+
+@pytest.mark.parametrize("judge", JUDGES)
+def test_every_reward_comes_to_a_verdict(judge: str) -> None:
+    """None of these texts is an error, and none takes the reward's deadline; a text without a program is invalid for
+    the one reward that runs programs."""
+    without_program = "invalid" if judge == "code" else "scored"
+    expected = {name: "scored" if name == "a program" else without_program for name in TEXTS}
+    assert outcomes(*JUDGES[judge]) == expected
+
+
+ARGUMENTS: dict[str, Any] = {
+    "keywords": ["seven", "a"],
+    "keyword": "seven",
+    "frequency": 3,
+    "relation": "at least",
+    "forbidden_words": ["seven", "nine"],
+    "letter": "a",
+    "let_frequency": 3,
+    "let_relation": "less than",
+    "num_paragraphs": 3,
+    "num_words": 5,
+    "nth_paragraph": 2,
+    "first_word": "seven",
+    "num_placeholders": 2,
+    "postscript_marker": "P.S.",
+    "num_bullets": 2,
+    "num_highlights": 2,
+    "section_spliter": "SECTION",
+    "num_sections": 2,
+    "prompt_to_repeat": "?",
+    "end_phrase": "Any more?",
+}
+
+
+def test_every_instruction_comes_to_a_verdict() -> None:
+    """Those that read NLTK's sentences or guess a language need data that not every machine has."""
+    rules = sorted(set(RULES) - SENTENCE_RULES - LANGUAGE_RULES)
+    answer = {"ids": rules, "arguments": [ARGUMENTS] * len(rules)}
+    assert outcomes({"dataset": "ifeval"}, answer) == dict.fromkeys(TEXTS, "scored")

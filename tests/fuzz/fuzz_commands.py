@@ -1,0 +1,321 @@
+"""Anything that a user may type, write into a data file or return from a reward: one message, or a run that trained.
+
+    make fuzz                    ten minutes on two cores; the same inputs each time
+
+Not part of `make test`. FUZZ_EXAMPLES=N sets how many inputs each test tries.
+"""
+
+import json
+import os
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from config.schema import Config
+from tests.fuzz.commands import Ended, command
+
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "150"))
+fuzz = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def tried(cases: st.SearchStrategy[Any], run: Callable[[Any, Path], Ended]) -> None:
+    """Run every case; fail at the end with all that went wrong, not with the first."""
+    faults: list[str] = []
+    outcomes: dict[str, int] = {}
+
+    @seed(11)
+    @fuzz
+    @given(cases)
+    def each(case: Any) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            ended = run(case, Path(folder))
+            kind = "still running" if ended.code is None else f"exit {ended.code}"
+            outcomes[kind] = outcomes.get(kind, 0) + 1
+            fault = ended.fault
+            if fault is None and ended.code == 0 and not ended.trained:
+                fault = "exit 0 with nothing trained"
+            if fault is not None:
+                faults.append(f"--- {fault}: {case!r}\n{ended.said[-1500:]}")
+
+    each()
+    print(f"\n{sum(outcomes.values())} commands: {outcomes}")
+    assert not faults, f"{len(faults)} of {sum(outcomes.values())}:\n" + "\n".join(faults)
+
+
+def leaves(section: type, prefix: str = "") -> Iterator[str]:
+    for field in fields(section):
+        kind = field.default_factory if callable(field.default_factory) else field.type
+        if is_dataclass(kind):
+            yield from leaves(kind, f"{prefix}{field.name}.")  # type: ignore[arg-type]
+        else:
+            yield prefix + field.name
+
+
+# What takes minutes here whatever its value is: other programs' clusters and engines, and the self-test.
+SLOW = {"run", "ray.enabled", "ray.address", "inference_model.backend", "env.reward_timeout_s"}
+KEYS = sorted(set(leaves(Config)) - SLOW)
+STRANGE = (
+    *(
+        "null",
+        "true",
+        "false",
+        "''",
+        "' '",
+        "auto",
+        "cuda",
+        "cpu",
+        "fp16",
+        "bf16",
+        "none",
+        "nan",
+        "-inf",
+        "inf",
+    ),
+    *(
+        "-1",
+        "0",
+        "1",
+        "2",
+        "3",
+        "0.5",
+        "1e-300",
+        "1e300",
+        "-0.0",
+        "1000000000",
+        "99999999999999999999",
+        "1_000",
+    ),
+    *(
+        "[]",
+        "[0]",
+        "[1,2]",
+        "[a,b]",
+        "{}",
+        "{a:1}",
+        "{a:{b:[1]}}",
+        "[[]]",
+        "a=b",
+        "a,b",
+        "'a,b'",
+        "\\",
+        "'",
+        '"',
+    ),
+    *(
+        "${env.repeats}",
+        "${nothing}",
+        "${oc.env:NOTHING}",
+        "${now:%H}",
+        "???",
+        "/",
+        "/nowhere/at/all",
+        "../..",
+        ".",
+    ),
+    *(
+        "os:system",
+        "math:sqrt",
+        "nosuch:thing",
+        "gsm8k",
+        "jsonl",
+        "mixture",
+        "dapo",
+        "wandb",
+        "[wandb]",
+        "python",
+    ),
+    *(
+        "\u00e9",
+        "\ud7ff",
+        "\U0001f600",
+        "x" * 5000,
+        "@",
+        "#",
+        "%d",
+        "{",
+        "}",
+        "[",
+        "]",
+        ":",
+        "a:b",
+        "~",
+        "!",
+        "*",
+    ),
+)
+values = st.sampled_from(STRANGE) | st.integers().map(str) | st.floats().map(str) | st.text(max_size=12)
+known = st.tuples(st.sampled_from(["", "", "", "", "+", "++"]), st.sampled_from(KEYS), values)
+unknown = st.tuples(
+    st.sampled_from(["", "+", "++", "~"]),
+    st.sampled_from(KEYS).map(lambda key: f"{key}.more")
+    | st.sampled_from(KEYS).map(lambda key: key.replace("_", "-"))
+    | st.from_regex(r"[a-z_]{1,8}(\.[a-z_0-9]{1,8}){0,2}", fullmatch=True),
+    values,
+)
+overrides = st.lists(
+    (known | unknown).map(lambda three: f"{three[0]}{three[1]}={three[2]}"), min_size=1, max_size=3
+)
+
+
+def test_overrides() -> None:
+    tried(
+        overrides.filter(lambda given: not any("\0" in one for one in given)),
+        lambda given, folder: command(folder, *given),
+    )
+
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.just("\ud800")
+    | st.just("")
+)
+anything = st.recursive(
+    scalars,
+    lambda deeper: st.lists(deeper, max_size=3) | st.dictionaries(st.text(), deeper, max_size=3),
+    max_leaves=6,
+)
+asked = st.sampled_from(["1+1=", "7+8=", "2+3="])
+turns = st.lists(
+    st.fixed_dictionaries(
+        {
+            "role": st.sampled_from(["user", "assistant", "system", "tool", "", "me"]),
+            "content": asked | scalars,
+        }
+    ),
+    max_size=3,
+)
+rows = st.one_of(
+    st.fixed_dictionaries({"prompt": asked, "answer": anything}),
+    st.fixed_dictionaries({"prompt": anything, "answer": st.sampled_from([2, "15", 5.0])}),
+    st.fixed_dictionaries({"messages": turns, "answer": scalars}),
+    st.fixed_dictionaries({"prompt": asked, "test_cases": anything}),
+    st.fixed_dictionaries({"prompt": asked, "gt_answer": scalars}, optional={"rubric": anything}),
+    anything,
+)
+lines = rows.map(lambda row: json.dumps(row).encode())
+broken = st.binary(max_size=30) | st.sampled_from(
+    [
+        b"",
+        b"\xef\xbb\xbf{}",
+        b"[" * 50_000,
+        b'{"prompt": "1+1=", "answer": ' + b"9" * 5000 + b"}",
+        b"PAR1",
+        b"\xff\xfe{\0}\0",
+    ]
+)
+good = st.just(json.dumps({"prompt": "1+1=", "answer": 2}).encode())
+files = st.lists(good | lines | broken, min_size=1, max_size=6).map(b"\n".join)
+
+
+def _with_data(given: tuple[bytes, str, str], folder: Path) -> Ended:
+    content, suffix, reward = given
+    path = folder / f"rows{suffix}"
+    path.write_bytes(content)
+    chosen = [f"env.reward={reward}"] if reward else []
+    return command(folder, "env.dataset=jsonl", "env.options={}", f"env.data_files={path}", *chosen)
+
+
+def test_data_files() -> None:
+    tried(
+        st.tuples(
+            files,
+            st.sampled_from([".jsonl", ".jsonl", ".json", ".parquet", ""]),
+            st.sampled_from(["", "", "math", "exact"]),
+        ),
+        _with_data,
+    )
+
+
+REWARD = """
+import builtins, os, pickle, sys, time
+import numpy as np
+from envs.task import Reward
+
+VALUES = pickle.load(open(os.path.join(os.path.dirname(__file__), "values.pkl"), "rb"))
+
+def made(value):
+    match value:
+        case ("raise", name): raise getattr(builtins, name)("on purpose")
+        case ("exit", code): sys.exit(code)
+        case ("os._exit", code): os._exit(code)
+        case ("sleep", seconds): time.sleep(seconds)
+        case ("numpy", kind, number): return getattr(np, kind)(number)
+        case ("Reward", score, parts, outcome): return Reward(made(score), parts, outcome)
+    return value
+
+def judge(completion, example):
+    return made(VALUES[sum(completion.text.encode()) % len(VALUES)])
+"""
+numbers = (
+    st.floats()
+    | st.integers()
+    | st.sampled_from([1e300, -1e300, 10**400, True, "1.0", None, b"1", [1.0], (1.0,), {}])
+)
+part_names = st.text(max_size=5) | st.sampled_from(["accuracy", "format", "a/b", "a.b", ""])
+results = st.one_of(
+    st.sampled_from([0.0, 1.0]),
+    numbers,
+    st.tuples(
+        st.just("numpy"),
+        st.sampled_from(["float32", "float64", "int64", "bool_"]),
+        st.sampled_from([0, 1, 2, -3]),
+    ),
+    st.tuples(
+        st.just("Reward"),
+        numbers,
+        st.dictionaries(part_names, numbers, max_size=2) | st.sampled_from([None, [], "parts"]),
+        st.sampled_from(["scored", "scored", "scored", "invalid", "error", "banana", None, 3]),
+    ),
+    st.tuples(
+        st.just("raise"),
+        st.sampled_from(
+            [
+                "ValueError",
+                "MemoryError",
+                "KeyboardInterrupt",
+                "RecursionError",
+                "SystemExit",
+                "StopIteration",
+            ]
+        ),
+    ),
+    st.tuples(st.just("exit"), st.sampled_from([0, 1])),
+    st.tuples(st.just("os._exit"), st.sampled_from([0, 1])),
+    st.tuples(st.just("sleep"), st.just(3)),
+)
+
+
+def _with_reward(given: tuple[list[Any], str, float], folder: Path) -> Ended:
+    returned, policy, tolerated = given
+    (folder / "fuzzed_reward.py").write_text(REWARD)
+    (folder / "values.pkl").write_bytes(pickle.dumps(returned))
+    return command(
+        folder, "env.reward=fuzzed_reward:judge", f"policy={policy}", f"env.max_error_rate={tolerated}"
+    )
+
+
+def test_rewards() -> None:
+    tried(
+        st.tuples(
+            st.lists(results, min_size=1, max_size=4),
+            st.sampled_from(["grpo", "grpo", "dapo", "rloo", "gspo"]),
+            st.sampled_from([0.1, 0.5, 1.0]),
+        ),
+        _with_reward,
+    )

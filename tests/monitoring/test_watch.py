@@ -1,0 +1,216 @@
+"""What a run says of itself: every bound once, idle steps with their causes, and silence where all is well."""
+
+from typing import Any
+
+import pytest
+
+from config.errors import RunError
+from config.schema import Config
+from monitoring.watch import BOUNDS, IDLE_STEPS, Watch
+from tests.scripts import configured
+
+HEALTHY = {
+    "reward/mean": 0.4,
+    "reward/zero_variance_groups": 0.3,
+    "reward/errors": 0.0,
+    "reward/invalid": 0.0,
+    "reward/workers_replaced": 0.0,
+    "reward_latency/p99_s": 0.1,
+    "groups/generated": 32.0,
+    "groups/dropped_stale": 0.0,
+    "advantage/mean": 0.0,
+    "advantage/std": 0.8,
+    "sample_utilization": 1.0,
+    "kl/ref": 0.1,
+    "kl/inference": 1e-6,
+    "ratio/mean": 1.0,
+    "ess": 1.0,
+    "ess/age_0": 1.0,
+    "ess/age_1": 0.9,
+    "mismatch/p99": 0.01,
+    "loss/clip_fraction_low": 0.0,
+    "loss/clip_fraction_high": 0.01,
+    "loss/nonfinite_steps": 0.0,
+    "entropy": 0.5,
+    "grad_norm": 1.0,
+    "length/truncated": 0.0,
+}
+"""A row in which nothing is wrong. Rewards rise where `run_of` makes several."""
+
+NOTHING = {"reward/zero_variance_groups": 1.0, "advantage/std": 0.0, "grad_norm": 0.0}
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return configured()
+
+
+def run_of(config: Config, steps: int, overlapped: bool = False, **changes: Any) -> list[str]:
+    """What is said over `steps` rows. A change is a value, or a function of the step."""
+    watch, said = Watch(config, overlapped), []
+    for step in range(1, steps + 1):
+        said += watch.tell(row(step, changes))
+    return said
+
+
+def row(step: int, changes: dict[str, Any]) -> dict[str, Any]:
+    values = {"optimizer_step": step, **HEALTHY, "reward/mean": 0.1 + 0.001 * step}
+    return values | {
+        name: float(change(step)) if callable(change) else change for name, change in changes.items()
+    }
+
+
+def test_nothing_is_said_of_a_run_that_learns(config: Config) -> None:
+    assert run_of(config, 200) == []
+    assert run_of(config, 200, overlapped=True) == []
+
+
+BEYOND = {
+    "reward/mean": 0.4,
+    "reward/zero_variance_groups": 0.85,
+    "reward/errors": 0.001,
+    "reward/control_tokens": 0.2,
+    "reward/workers_replaced": lambda step: step,
+    "reward_latency/p99_s": 9.0,
+    "reward/length": -0.2,
+    "groups/generated": 100.0,
+    "kl/ref": 2.5,
+    "kl/inference": 0.02,
+    "ratio/mean": 0.4,
+    "ess": 0.4,
+    "mismatch/p99": 0.2,
+    "loss/clip_fraction_low": 0.3,
+    "entropy": 0.001,
+    "loss/nonfinite_steps": 1.0,
+    "length/truncated": 0.2,
+    "ess/age_K": 0.4,
+    "groups/dropped_stale": lambda step: 10 * step,
+}
+
+
+@pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: bound.metrics[0])
+def test_every_bound_is_said_once_with_value_step_and_remedy(config: Config, bound: Any) -> None:
+    metric = bound.metrics[0]
+    name = metric.replace("_K", "_1")
+    changes = {name: BEYOND[metric]}
+    assert run_of(config, bound.rows - 1, **changes) == []
+    (said,) = run_of(config, bound.rows + 60 * (metric != "reward/mean"), **changes)
+    value = BEYOND[metric](bound.rows) if callable(BEYOND[metric]) else BEYOND[metric]
+    assert said.startswith(f"warning: {name} is {value:.3g} at optimizer step {bound.rows} (")
+    assert bound.worry in said and said.endswith(bound.remedy)
+
+
+@pytest.mark.parametrize("name", ["loss/clip_fraction_high", "ess/age_0", "ess/age_12"])
+def test_a_bound_holds_for_each_of_its_metrics(config: Config, name: str) -> None:
+    (said,) = run_of(config, 10, **{name: 0.4})
+    assert name in said
+
+
+def test_a_single_bad_row_is_no_reason_where_rows_are_noisy(config: Config) -> None:
+    assert run_of(config, 40, **{"length/truncated": lambda step: 0.5 * (step % 5 == 0)}) == []
+    assert run_of(config, 40, **{"ratio/mean": lambda step: 0.1 if step % 2 else 5.0}) == []
+
+
+def test_lockstep_bounds_look_at_the_first_step_of_an_iteration() -> None:
+    several = configured("train.optim_batch_size=64", "env.num_envs=32")  # of four steps three are off-policy
+    later = {"mismatch/p99": lambda step: 0.5 * (step % 4 != 1), "kl/inference": lambda step: step % 4 != 1}
+    later |= {"groups/generated": 8.0}
+    assert run_of(several, 40, **later) == []
+    first = {"mismatch/p99": lambda step: 0.5 * (step % 4 == 1), "groups/generated": 8.0}
+    (said,) = run_of(several, 40, **first)
+    assert "mismatch/p99 is 0.5 at optimizer step 5 " in said
+
+
+def test_lockstep_bounds_are_for_lockstep() -> None:
+    ahead = configured("train.max_policy_age=1")
+    together = configured("train.max_policy_age=0")
+    changes = {"mismatch/p99": 0.5}
+    assert run_of(ahead, 20, overlapped=True, **changes) == []
+    assert len(run_of(together, 20, overlapped=True, **changes)) == 1
+
+
+def test_a_solved_task_is_no_worry(config: Config) -> None:
+    solved = {
+        "reward/mean": lambda step: min(0.95, 0.1 * step),
+        "reward/zero_variance_groups": lambda step: 0.3 if step < 20 else 0.95,
+        "entropy": lambda step: 0.5 if step < 20 else 0.005,
+    }
+    assert run_of(config, 200, **solved) == []
+    said = run_of(config, 200, **{**solved, "reward/mean": 0.95})  # it was so from the beginning
+    assert [line.split()[1] for line in said] == ["reward/zero_variance_groups", "entropy", "reward/mean"]
+
+
+def test_five_idle_steps_are_said_at_once_and_only_once(config: Config) -> None:
+    changes = NOTHING | {"reward/mean": 0.0, "length/truncated": 0.99}
+    said = run_of(config, 30, **changes)
+    (idle,) = [line for line in said if "taught nothing" in line]
+    assert idle.startswith(
+        "warning: optimizer steps 1 to 5 taught nothing. All 32 groups had equal rewards (mean 0.00), 99% of the "
+        "answers were cut at 8 tokens. What helps: raise inference_model.max_tokens; "
+    )
+    assert IDLE_STEPS == 5 and said.index(idle) == 0
+
+
+def test_four_idle_steps_in_a_row_are_not_said(config: Config) -> None:
+    learned = {name: (lambda step: step % 5 == 0) for name in ("advantage/std", "grad_norm")}
+    equal = {"reward/zero_variance_groups": lambda step: 0.5 if step % 5 == 0 else 1.0}
+    assert run_of(config, 40, **learned, **equal) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"reward/errors": 0.99, "sample_utilization": 0.0}, "99% of the answers could not be judged"),
+        (
+            {"reward/mean": 1.0},
+            "(mean 1.00). What helps: harder prompts: every answer is right",
+        ),
+        ({"grad_norm": 0.3}, "only the KL to the reference moved the weights"),
+        ({"reward/invalid": 0.9}, "90% of the answers were invalid"),
+        ({"grad_norm": float("nan"), "reward/zero_variance_groups": 0.2}, "Gradients were not finite"),
+    ],
+)
+def test_why_steps_teach_nothing(config: Config, changes: dict[str, float], expected: str) -> None:
+    said = [line for line in run_of(config, 5, **(NOTHING | changes)) if "taught nothing" in line]
+    assert len(said) == 1 and expected in said[0]
+
+
+def test_a_filter_that_drops_all_is_named() -> None:
+    dapo = configured("policy=dapo")
+    changes = {"advantage/std": 0.0, "grad_norm": 0.0, "sample_utilization": 0.0}
+    (said,) = run_of(dapo, 5, **changes)
+    assert "No answer was in the loss. What helps: widen policy.filter_range=[0" in said
+
+
+def checked(config: Config, rows: list[dict[str, Any]], steps: int | None = None) -> None:
+    watch = Watch(config, overlapped=False)
+    for one in rows:
+        watch.tell(one)
+    watch.check(len(rows) if steps is None else steps)
+
+
+def test_a_run_of_which_no_step_taught_anything_is_an_error(config: Config) -> None:
+    idle = [row(step, NOTHING | {"reward/mean": 0.0}) for step in (1, 2, 3)]
+    with pytest.raises(RunError, match=r"nothing was learned: none of 3 optimizer steps.*All 32 groups"):
+        checked(config, idle)
+    checked(config, [row(1, {}), *idle])  # one step is enough: the last ones may be a solved task
+    checked(config, idle, steps=10)  # the rows of seven steps are lost: nothing is known of them
+    checked(config, [], steps=0)
+
+
+def test_equal_rewards_teach_nothing_whatever_moves_the_weights(config: Config) -> None:
+    """With policy.kl_placement=reward advantages differ by the KL alone."""
+    only_kl = {"reward/zero_variance_groups": 1.0, "advantage/std": 0.9, "grad_norm": 0.5}
+    with pytest.raises(RunError, match="only the KL to the reference moved the weights"):
+        checked(config, [row(1, only_kl)])
+    checked(config, [row(1, only_kl | {"reward/length": -0.05})])  # lengths were punished differently
+    alone = configured("policy.baseline=none", "policy.scale=none")
+    checked(alone, [row(1, only_kl | {"advantage/mean": 1.0})])
+
+
+def test_a_resumed_run_knows_what_was_said_and_taught_before(config: Config) -> None:
+    watch = Watch(config, overlapped=False)
+    watch.remember([row(step, {"reward/errors": 0.5}) for step in (1, 2, 3)])
+    later = [watch.tell(row(step, NOTHING | {"reward/errors": 0.5, "reward/mean": 1.0})) for step in (4, 5)]
+    assert later == [[], []]
+    watch.check(5)

@@ -1,0 +1,178 @@
+"""`run=eval` of a checkpoint says what its run said of it, whatever generates; a checkpoint is a model to train on."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import grpo
+from config.errors import ConfigError
+from grpo_utils import run
+from plan.machine import installed_vllm
+from tests.scripts import configured, finish, rows, start
+from tests.tiny import resized_quickstart
+from training.model import load_tokenizer
+
+SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64", "train.checkpoint_frequency=2")
+FAST = ("optimizer.lr=3e-3", "train_model.lora.r=4")  # so that two iterations show
+SETS = "eval.sets={held_out:{dataset:arithmetic,n:4,limit:20}}"
+LORA = {"full weights": "false", "adapter": "true"}
+
+
+@pytest.fixture(scope="module", params=LORA)
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run's folder, and the setting of its adapter. Evaluated after 0, 2 and 4 iterations."""
+    folder = tmp_path_factory.mktemp("trained")
+    lora = f"train_model.lora.enabled={LORA[request.param]}"
+    run(configured(*SMALL, *FAST, SETS, "eval.frequency=2", lora), folder, grpo.train)
+    return folder, lora
+
+
+def completions(run_dir: Path, iteration: int) -> list[dict[str, Any]]:
+    text = (run_dir / f"eval/held_out/iteration_{iteration}.jsonl").read_text()
+    return sorted(map(json.loads, text.splitlines()), key=lambda line: (line["row"], line["sample"]))
+
+
+def evaluation(run_dir: Path, iteration: int) -> dict[str, Any]:
+    (row,) = (row for row in rows(run_dir) if row.get("iteration") == iteration)
+    return row
+
+
+@pytest.mark.parametrize("iteration", [2, 4])
+def test_a_checkpoint_says_what_its_run_said(
+    trained: tuple[Path, str], iteration: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, lora = trained
+    path = folder / f"checkpoints/checkpoint_{iteration:06d}.pt"
+    run(configured("run=eval", SETS, lora, *FAST, f"train.resume={path}"), tmp_path, grpo.train)
+    assert f"evaluating checkpoint_{iteration:06d}.pt of {folder}" in capsys.readouterr().err
+    assert completions(tmp_path, iteration) == completions(folder, iteration)
+    assert completions(folder, iteration) != completions(folder, 0)
+    ours, theirs = evaluation(tmp_path, iteration), evaluation(folder, iteration)
+    for key in ("optimizer_step", "policy_version", "eval/held_out/pass@1"):
+        assert ours[key] == theirs[key], key
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["eval", "metrics.jsonl", "summary.json"]
+
+
+@pytest.mark.parametrize("key", ["train.resume", "model.name"])
+def test_the_folder_of_a_run_is_its_newest_checkpoint(
+    trained: tuple[Path, str], key: str, tmp_path: Path
+) -> None:
+    folder, lora = trained
+    run(configured("run=eval", SETS, lora, *FAST, f"{key}={folder}"), tmp_path, grpo.train)
+    assert completions(tmp_path, 4) == completions(folder, 4)
+    assert not (folder / "models").exists()
+
+
+@pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
+def test_on_vllm_in_ray_actors(trained: tuple[Path, str], tmp_path: Path) -> None:
+    """As a user starts it; draws of vLLM differ, what the policy can do does not."""
+    folder, lora = trained
+    process = start(
+        "grpo.py",
+        tmp_path,
+        *(
+            "run=eval",
+            f"train.resume={folder}",
+            lora,
+            *FAST,
+            "inference_model.backend=vllm",
+            "ray.enabled=true",
+        ),
+        "eval.sets={held_out:{dataset:arithmetic,n:1,temperature:0,limit:20}}",
+    )
+    output = finish(process)
+    assert process.returncode == 0, output
+    by_transformers = tmp_path / "transformers"
+    greedy = "eval.sets={held_out:{dataset:arithmetic,n:1,temperature:0,limit:20}}"
+    run(configured("run=eval", f"train.resume={folder}", lora, *FAST, greedy), by_transformers, grpo.train)
+    texts = [[line["completion"] for line in completions(where, 4)] for where in (tmp_path, by_transformers)]
+    assert sum(a == b for a, b in zip(*texts, strict=True)) >= 19  # of 20: equal but for a tie
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("train.resume=/nope.pt", "train.resume=/nope.pt: no such file"),
+        ("train.resume=config", "no checkpoints/checkpoint_*.pt in this folder"),
+        ("train.resume=auto", "train.resume=auto: no checkpoint of this run"),
+        ("model.name=/nope.pt", "model.name=/nope.pt: no such file"),
+    ],
+)
+def test_what_is_not_there_is_refused(given: str, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        run(configured("run=eval", SETS, given), tmp_path, grpo.train)
+    assert expected in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_auto_takes_the_newest_run_beside(trained: tuple[Path, str], tmp_path: Path) -> None:
+    folder, lora = trained
+    landed, new = (tmp_path / "outputs/2026-01-01" / time for time in ("00-00-01", "00-00-02"))
+    shutil.copytree(folder, landed)
+    run(
+        configured("run=eval", "train.resume=auto", SETS, lora, *SMALL, *FAST),
+        new,
+        grpo.train,
+    )
+    assert completions(new, 4) == completions(folder, 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"num_hidden_layers": 1}, "num_hidden_layers is"),
+        ({"rms_norm_eps": 0.5}, "rms_norm_eps is"),
+        ({}, "its run began from other weights"),
+    ],
+)
+@pytest.mark.parametrize("what", ["run=eval", "run=train"])
+def test_a_checkpoint_of_another_model_is_refused_by_name(
+    trained: tuple[Path, str], what: str, settings: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    folder, lora = trained
+    resized_quickstart(tmp_path / "other", **settings)
+    given = (what, SETS, lora, *SMALL, *FAST, f"model.name={tmp_path / 'other'}", f"train.resume={folder}")
+    with pytest.raises(ConfigError) as refused:
+        run(configured(*given), tmp_path / "run", grpo.train)
+    assert "checkpoint_000004.pt" in str(refused.value)
+    assert expected in str(refused.value)
+
+
+def test_an_evaluation_leaves_the_folder_of_a_training_run_alone(trained: tuple[Path, str]) -> None:
+    folder, lora = trained
+    before = (folder / "metrics.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match="is the folder of a training run"):
+        run(configured("run=eval", SETS, lora, "train.resume=auto"), folder, grpo.train)
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_training_goes_on_from_the_weights_of_a_checkpoint(trained: tuple[Path, str], tmp_path: Path) -> None:
+    """With a fresh optimizer and iterations from 1; resumed where it stopped, though the checkpoint has gone."""
+    source, lora = tmp_path / "source", trained[1]
+    shutil.copytree(trained[0], source)
+    checkpoint = source / "checkpoints/checkpoint_000002.pt"
+    given = (*SMALL, *FAST, lora, SETS, f"model.name={checkpoint}")
+    run(configured(*given), tmp_path / "run", grpo.train)
+    first = evaluation(tmp_path / "run", 0)
+    assert first["eval/held_out/pass@1"] == evaluation(source, 2)["eval/held_out/pass@1"]
+    assert rows(tmp_path / "run")[1]["optimizer_step"] == 1
+    assert rows(tmp_path / "run")[1]["kl/ref"] == pytest.approx(0, abs=1e-5)  # the reference began there too
+    model = source / "models/checkpoint_000002"
+    assert load_tokenizer(str(model)).chat_template
+    checkpoint.unlink()
+    more = ("train.total_dialog_turns=80", "train.resume=auto")
+    run(configured(*given, *more), tmp_path / "run", grpo.train)
+    assert rows(tmp_path / "run")[-1]["optimizer_step"] == 5
+
+
+def test_a_plan_for_a_checkpoint_makes_no_folder(
+    trained: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, lora = trained
+    (tmp_path / "plan").mkdir()
+    run(configured("run=plan", lora, *FAST, f"model.name={folder}"), tmp_path / "plan", grpo.train)
+    assert "checkpoints" in capsys.readouterr().out
+    assert not (folder / "models").exists()

@@ -1,0 +1,123 @@
+"""A run that trained on nothing ends non-zero and says why; one that learned something does not."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+import grpo
+import grpo_async
+from config.errors import RunError
+from config.schema import Config
+from envs.task import Completion, Example
+from grpo_parts import Parts
+from grpo_utils import run
+from tests.scripts import configured, finish, rows, start
+
+SMALL = ("env.num_envs=4", "env.repeats=4", "train.checkpoint_frequency=0")
+CUT = (*SMALL, "inference_model.max_tokens=1")
+
+
+def never_right(completion: Completion, example: Example) -> float:
+    return 0.0
+
+
+def never_a_number(completion: Completion, example: Example) -> float:
+    return float("nan")
+
+
+def test_it_says_so_after_five_steps_and_ends_with_2(tmp_path: Path) -> None:
+    said = finish(start("grpo.py", tmp_path, *CUT, "train.total_dialog_turns=128"))
+    why = (
+        "All 4 groups had equal rewards (mean 0.00), 100% of the answers were cut at 1 tokens. What helps: raise "
+        "inference_model.max_tokens; "
+    )
+    assert said.count(f"warning: optimizer steps 1 to 5 taught nothing. {why}") == 1
+    assert (
+        f"error: nothing was learned: none of 8 optimizer steps had a gradient that came from rewards. {why}"
+        in said
+    )
+    assert "Traceback" not in said
+    log = (tmp_path / "grpo.log").read_text()
+    assert "warning: optimizer steps 1 to 5 taught nothing" in log and "failed: 8 optimizer steps" in log
+    assert json.loads((tmp_path / "summary.json").read_text())["outcome"] == "failed"
+    assert len(rows(tmp_path)) == 8 and list(tmp_path.glob("checkpoints/*.pt"))
+
+
+def test_its_exit_code(tmp_path: Path) -> None:
+    process = start("grpo_async.py", tmp_path, *CUT, "train.total_dialog_turns=16")
+    said = finish(process)
+    assert process.returncode == 1 and "error: nothing was learned: none of 1 optimizer steps" in said
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (
+            ("env.reward=tests.test_nothing_learned:never_right",),
+            r"All 4 groups had equal rewards \(mean 0\.00\)",
+        ),
+        (
+            ("env.reward=tests.test_nothing_learned:never_a_number", "env.max_error_rate=1.0"),
+            "100% of the answers could not be judged",
+        ),
+        (
+            ("policy=dapo", "policy.filter_attempts=1", "policy.filter_range=[0.98,0.99]"),
+            "no answer was in the loss",
+        ),
+        (("policy.kl_coef=1.0", "env.reward=tests.test_nothing_learned:never_right"), "equal rewards"),
+    ],
+)
+def test_every_way_to_learn_nothing(more: tuple[str, ...], why: str, tmp_path: Path) -> None:
+    config = configured(*SMALL, "train.total_dialog_turns=32", *more)
+    with pytest.raises(RunError, match=f"(?i)nothing was learned: none of 2 optimizer steps.*{why}"):
+        run(config, tmp_path, grpo.train)
+
+
+def test_one_step_that_taught_something_is_enough(tmp_path: Path) -> None:
+    assert run(configured(*SMALL, "train.total_dialog_turns=32"), tmp_path, grpo.train) == "finished"
+
+
+def test_an_interrupted_run_is_not_blamed(tmp_path: Path) -> None:
+    def stopping(config: Config, parts: Parts) -> None:
+        parts.stop.requested = True
+        grpo.train(config, parts)
+
+    config = configured(*CUT, "train.total_dialog_turns=64")
+    assert run(config, tmp_path, stopping) == "interrupted"
+
+
+def test_a_resumed_run_is_judged_by_all_of_its_steps(tmp_path: Path) -> None:
+    """The first part learned; that the second gets nothing is fine."""
+    first = configured(*SMALL, "train.total_dialog_turns=32")
+    run(first, tmp_path, grpo.train)
+    checkpoint = next(tmp_path.glob("checkpoints/*.pt"))
+    again = configured(*CUT, "train.total_dialog_turns=64", f"train.resume={checkpoint}")
+    assert run(again, tmp_path, grpo.train) == "finished"
+    assert [row["optimizer_step"] for row in rows(tmp_path)] == [1, 2, 3, 4]
+    assert rows(tmp_path)[2]["reward/zero_variance_groups"] == 1.0
+
+
+def test_elapsed_time_and_tokens_go_on_where_a_run_is_resumed(tmp_path: Path) -> None:
+    began = time.time()
+    run(configured(*SMALL, "train.total_dialog_turns=32"), tmp_path, grpo.train)
+    checkpoint = next(tmp_path.glob("checkpoints/*.pt"))
+    again = configured(*SMALL, "train.total_dialog_turns=48", f"train.resume={checkpoint}")
+    run(again, tmp_path, grpo.train)
+    found = rows(tmp_path)
+    lengths = [16 * row["length/response_mean"] for row in found]
+    assert [row["tokens/total"] for row in found] == [sum(lengths[: i + 1]) for i in range(3)]
+    elapsed = [row["time/elapsed_s"] for row in found]
+    assert elapsed == sorted(elapsed) and elapsed[2] > elapsed[1] > 0
+    written = [row["time/unix_s"] for row in found]
+    assert began <= written[0] <= written[1] <= written[2] <= time.time()
+
+
+def test_the_schedule_beside_generation_says_it_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configured(*CUT, "train.total_dialog_turns=96")
+    with pytest.raises(RunError, match="nothing was learned: none of 6 optimizer steps"):
+        run(config, tmp_path, grpo_async.train, overlapped=True)
+    assert "warning: optimizer steps 1 to 5 taught nothing" in capsys.readouterr().err

@@ -1,0 +1,389 @@
+"""What a resumed run may change, and from where `auto` goes on."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import grpo
+import grpo_async
+from config.errors import ConfigError
+from config.schema import Config
+from grpo_parts import Parts
+from grpo_resume import find, siblings
+from grpo_utils import run
+from plan.memory import checkpoint_bytes
+from plan.model_shape import find_shape
+from tests.scripts import QUICK, ROOT, configured, finish, rows, start, wait_for, without_clocks
+from tests.tiny import resized_quickstart
+from training.checkpoint import checkpoint_path, load_checkpoint, newest_checkpoint
+
+SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64", "train.checkpoint_frequency=2")
+LORA = ("train_model.lora.enabled=true", "train_model.lora.dropout=0.1", "optimizer.lr=3e-3")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four iterations."""
+    folder = tmp_path_factory.mktemp("trained")
+    run(configured(*SMALL), folder, grpo.train)
+    return folder
+
+
+@pytest.fixture
+def halfway(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it that was killed after the second iteration."""
+    folder = tmp_path / "halfway"
+    shutil.copytree(trained, folder)
+    checkpoint_path(folder, 4).unlink()
+    return folder
+
+
+def rates(folder: Path) -> list[float]:
+    return [row["lr"] for row in rows(folder)]
+
+
+def test_nothing_changed_says_nothing_and_is_the_same_run(
+    trained: Path, halfway: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(configured(*SMALL, "train.resume=auto"), halfway, grpo.train)
+    assert "applied" not in capsys.readouterr().err
+    assert without_clocks(rows(halfway)) == without_clocks(rows(trained))
+
+
+def test_a_changed_learning_rate_and_schedule_take_effect_and_are_said(
+    trained: Path, halfway: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = (
+        "optimizer.lr=1e-3",
+        "optimizer.weight_decay=0.1",
+        "optimizer.betas=[0.8,0.9]",
+        "policy.kl_coef=0",
+    )
+    schedule = ("optimizer.schedule=linear", "optimizer.warmup_steps=0", "optimizer.min_lr_fraction=0")
+    seen: list[dict[str, Any]] = []
+
+    def train(config: Config, parts: Parts) -> None:
+        seen.extend({**group, "params": []} for group in parts.learner.optimizer.param_groups)
+        grpo.train(config, parts)
+
+    run(
+        configured(*SMALL, *changed, *schedule, "train.total_dialog_turns=128", "train.resume=auto"),
+        halfway,
+        train,
+    )
+    told = capsys.readouterr().err
+    for line in ("optimizer.lr: 0.0003 -> 0.001 applied", "optimizer.warmup_steps: 5 -> 0 applied"):
+        assert line in told
+    assert sorted({group["weight_decay"] for group in seen}) == [0.0, 0.1]
+    assert all(tuple(group["betas"]) == (0.8, 0.9) for group in seen)
+    assert rates(halfway)[:2] == rates(trained)[:2]
+    assert rates(halfway)[2:] == pytest.approx([1e-3 * (1 - step / 8) for step in range(2, 8)])
+    saved = load_checkpoint(checkpoint_path(halfway, 8))["config"]
+    assert saved["optimizer"]["lr"] == 1e-3 and saved["policy"]["kl_coef"] == 0
+    run(
+        configured(*SMALL, *changed, *schedule, "train.total_dialog_turns=128", "train.resume=auto"),
+        halfway,
+        grpo.train,
+    )
+    assert "applied" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ("train.seed=1", "train.seed: 0 -> 1"),
+        ("env.repeats=8", "env.repeats: 4 -> 8"),
+        (
+            "env.num_envs=8",
+            "completions of an iteration (env.num_envs, train.dialog_turns_per_batch): 16 -> 32",
+        ),
+        ("train.optim_batch_size=8", "completions of an optimizer step (train.optim_batch_size): 16 -> 8"),
+        ("train.epochs=2", "train.epochs: 1 -> 2"),
+        ("env.options.max_operand=9", "env.options.max_operand: "),
+        ("env.system_prompt=Add.", "env.system_prompt: "),
+        ("model.dtype=bfloat16", "model.dtype: float32 -> bfloat16"),
+        ("optimizer=muon_adamw", "optimizer.name: adamw -> muon_adamw"),
+        ("train_model.lora.enabled=true", "train_model.lora.enabled: False -> True"),
+        ("optimizer.group_lr={model.*:1e-5}", "optimizer.group_lr.model.*: absent -> 1e-05"),
+        ("train.total_dialog_turns=16", "it has done 2 iterations, and train.total_dialog_turns=16 makes 1"),
+    ],
+)
+def test_what_a_run_began_with_is_refused_by_name_with_a_way_out(
+    changed: str, said: str, halfway: Path
+) -> None:
+    before = {path.name: path.read_bytes() for path in halfway.iterdir() if path.is_file()}
+    with pytest.raises(ConfigError) as refused:
+        run(configured(*SMALL, changed, "train.resume=auto"), halfway, grpo.train)
+    text = str(refused.value)
+    assert said in text
+    assert "checkpoint_000002.pt" in text
+    assert "model.name=" in text or "raise it" in text
+    assert {path.name: path.read_bytes() for path in halfway.iterdir() if path.is_file()} == before
+
+
+def test_what_a_refused_run_would_have_saved_is_not_saved(tmp_path: Path) -> None:
+    """As a user starts it: `.hydra` tells of the run that is there, and of a change once it takes effect."""
+    folder = tmp_path / "run"
+
+    def said(*overrides: str) -> tuple[int, str, float]:
+        process = start("grpo.py", folder, *SMALL, *overrides)
+        output = finish(process)
+        composed = yaml.safe_load((folder / ".hydra/config.yaml").read_text())
+        return process.returncode, output, composed["optimizer"]["lr"]
+
+    assert said("optimizer.lr=1e-4")[::2] == (0, 1e-4)
+    code, output, rate = said("optimizer.lr=1e-3", "train.seed=1", "train.resume=auto")
+    assert (code, rate) == (2, 1e-4)
+    assert "error: train.resume=" in output and "Traceback" not in output
+    code, output, rate = said("optimizer.lr=1e-3", "train.resume=auto", "train.total_dialog_turns=80")
+    assert (code, rate) == (0, 1e-3)
+    assert "optimizer.lr: 0.0001 -> 0.001 applied" in output
+    assert (folder / ".hydra/overrides.yaml").read_text().count("optimizer.lr=1e-3") == 1
+
+
+def test_of_two_pushes_a_batch_count_is_kept(tmp_path: Path) -> None:
+    run(configured(*SMALL), tmp_path, grpo_async.train, overlapped=True)
+    changed = configured(*SMALL, "train.weight_update_frequency=2", "train.resume=auto")
+    with pytest.raises(
+        ConfigError, match=r"batches between two pushes \(train\.weight_update_frequency\): 1 -> 2"
+    ):
+        run(changed, tmp_path, grpo_async.train, overlapped=True)
+
+
+@pytest.mark.parametrize("given", ["the run", "checkpoints"])
+def test_the_folder_of_a_run_is_its_newest_checkpoint(
+    given: str, trained: Path, halfway: Path, tmp_path: Path
+) -> None:
+    folder = halfway if given == "the run" else halfway / "checkpoints"
+    run(configured(*SMALL, f"train.resume={folder}"), tmp_path / "new", grpo.train)
+    assert without_clocks(rows(tmp_path / "new")) == without_clocks(rows(trained))
+
+
+@pytest.mark.parametrize("damage", [b"", b"no checkpoint", None])
+def test_a_newest_checkpoint_that_cannot_be_read_is_passed_over(
+    damage: bytes | None, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "torn"
+    shutil.copytree(trained, folder)
+    newest = checkpoint_path(folder, 4)
+    newest.write_bytes(newest.read_bytes()[:1000] if damage is None else damage)
+    run(configured(*SMALL, "train.resume=auto"), folder, grpo.train)
+    told = capsys.readouterr().err
+    assert told.count("passed over, as it cannot be read: ") == 1
+    assert f"passed over, as it cannot be read: {newest}: " in told
+    assert f"resumed from {checkpoint_path(folder, 2)} at iteration 2" in told
+    assert without_clocks(rows(folder)) == without_clocks(rows(trained))
+
+
+def test_where_none_can_be_read_the_run_does_not_begin_again(trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "torn"
+    shutil.copytree(trained, folder)
+    for path in (folder / "checkpoints").iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"none of the 2 checkpoints in .* can be read"):
+        run(configured(*SMALL, "train.resume=auto"), folder, grpo.train)
+
+
+def outside(folder: Path, script: str, *overrides: str) -> str:
+    """A script started with its default folder names, from a working directory of the user's own."""
+    folder.mkdir(exist_ok=True)
+    command = [
+        sys.executable,
+        str(ROOT / script),
+        "--config-name",
+        "grpo_quickstart",
+        *QUICK,
+        *SMALL,
+        *overrides,
+    ]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_auto_looks_where_runs_land_outside_the_checkout_too(tmp_path: Path) -> None:
+    first = outside(tmp_path, "grpo.py", "train.resume=auto")
+    assert "no checkpoint of this run in " + str(tmp_path / "outputs/*/*") in first
+    (landed,) = tmp_path.glob("outputs/*/*")
+    more = "train.total_dialog_turns=80"
+    second = outside(tmp_path, "grpo.py", "train.resume=auto", more)
+    assert f"train.resume=auto takes {landed / 'checkpoints/checkpoint_000004.pt'}" in second
+    swept = outside(tmp_path, "grpo.py", "train.resume=auto", more, "--multirun")
+    assert "resumed from " in swept and "at iteration 5" in swept
+    other = outside(tmp_path, "grpo.py", "train.resume=auto", "optimizer.lr=1e-3")
+    assert "differs in optimizer.lr: 0.0003 -> 0.001" in other
+
+
+def test_auto_reads_where_runs_land_from_the_name_of_this_one(tmp_path: Path) -> None:
+    names = ["outputs/2026-01-01/00-00-00", "outputs/2026-01-02/00-00-00-1", "multirun/2026-01-01/00-00-00/0"]
+    found = [tmp_path / name for name in names]
+    by_hand = [
+        tmp_path / "mine" / name for name in ("a", "b", "lr_2026-01-01_00-00-00", "lr_2026-01-01_00-00-01")
+    ]
+    for folder in (*found, *by_hand):
+        folder.mkdir(parents=True)
+    for folder in found:
+        assert siblings(folder) == sorted(other for other in found if other != folder)
+    assert siblings(by_hand[0]) == []
+    assert set(siblings(by_hand[3])) == set(by_hand[:3])
+
+
+def test_auto_leaves_a_run_that_is_at_work_alone(trained: Path, tmp_path: Path) -> None:
+    landed = tmp_path / "outputs/2026-01-01/00-00-00"
+    shutil.copytree(trained, landed)
+    script = (
+        "import sys; from pathlib import Path; from config.folders import held\n"
+        "with held(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    )
+    config = configured(*SMALL, "train.resume=auto")
+    other = subprocess.Popen(
+        [sys.executable, "-c", script, str(landed)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert other.stdout is not None and other.stdout.readline()
+    saved, told = find(config, tmp_path / "outputs/2026-01-01/00-00-01", overlapped=False)
+    other.communicate()
+    assert saved is None
+    assert f"{landed} is at work (process {other.pid} on " in told[0]
+    saved, _ = find(config, tmp_path / "outputs/2026-01-01/00-00-01", overlapped=False)
+    assert saved is not None and saved.run_dir == landed
+
+
+@pytest.mark.parametrize("script", ["grpo.py", "grpo_async.py"])
+def test_a_run_killed_before_its_first_checkpoint_starts_its_metrics_anew(
+    script: str, tmp_path: Path
+) -> None:
+    given = ("env.num_envs=4", "env.repeats=4", "train.checkpoint_frequency=0", "train.resume=auto")
+    killed = start(script, tmp_path, *given, "train.total_dialog_turns=1600000")
+    wait_for(lambda: (tmp_path / "metrics.jsonl").exists() and len(rows(tmp_path)) > 3, killed)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    again = start(script, tmp_path, *given, "train.total_dialog_turns=32")
+    output = finish(again)
+    assert again.returncode == 0, output
+    found = rows(tmp_path)
+    assert [row["optimizer_step"] for row in found] == [1, 2]
+    rewards = [row["reward/mean"] for row in found]
+    summary = yaml.safe_load((tmp_path / "summary.json").read_text())
+    assert (summary["first_reward"], summary["best_reward"]) == (rewards[0], max(rewards))
+
+
+def test_one_bad_line_of_metrics_does_not_block_a_resume(
+    trained: Path, halfway: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = halfway / "metrics.jsonl"
+    first, *others = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([first, b"garbage}\n\xff\xfe}\n", bytes(100), b"\n", *others]))
+    run(configured(*SMALL, "train.resume=auto"), halfway, grpo.train)
+    told = capsys.readouterr().err
+    assert f"{path}: 3 lines are no rows of metrics and are left out (line 2, 3, 4)" in told
+    assert without_clocks(rows(halfway)) == without_clocks(rows(trained))
+
+
+def test_runs_begun_in_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    """Three at once, with the clock of folder names stopped, and the default names of runs and of sweeps."""
+    script = tmp_path / "stopped.py"
+    script.write_text(
+        f"import runpy, sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+        "import datetime\nimport hydra.core.utils as utils\n"
+        "class Stopped(datetime.datetime):\n"
+        "    now = classmethod(lambda cls: cls(2026, 1, 1))\n"
+        "utils.datetime = Stopped\n"
+        f"sys.argv[0] = {str(ROOT / 'grpo.py')!r}\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    given = [sys.executable, str(script), "--config-name", "grpo_quickstart", *QUICK, *SMALL]
+    sweep = ("train.seed=3", "--multirun")
+    processes = [
+        subprocess.Popen(
+            [*given, *more], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for more in (("train.seed=1",), ("train.seed=2",), sweep, sweep)
+    ]
+    for process in processes:
+        assert (output := finish(process)) and process.returncode == 0, output
+    landed = sorted(tmp_path.glob("outputs/*/*"))
+    assert [folder.name for folder in landed] == ["00-00-00", "00-00-00-1"]
+    swept = sorted(tmp_path.glob("multirun/*/*/0"))
+    assert [folder.parent.name for folder in swept] == ["00-00-00", "00-00-00-1"]
+    seeds = set()
+    for folder in (*landed, *swept):
+        assert [row["optimizer_step"] for row in rows(folder)] == [1, 2, 3, 4]
+        seed = yaml.safe_load((folder / ".hydra/config.yaml").read_text())["train"]["seed"]
+        assert load_checkpoint(checkpoint_path(folder, 4))["config"]["train"]["seed"] == seed
+        seeds.add(seed)
+    assert seeds == {1, 2, 3}
+
+
+def test_a_second_run_in_a_folder_is_refused_while_the_first_lives(tmp_path: Path) -> None:
+    folder = tmp_path / "shared"
+    endless = ("train.total_dialog_turns=1600000", "train.checkpoint_frequency=0", *SMALL[:2])
+    first = start("grpo.py", folder, *endless, "train.seed=1")
+    wait_for(lambda: (folder / "metrics.jsonl").exists(), first)
+    settings = (folder / ".hydra/config.yaml").read_bytes()
+    for more in ((), ("train.resume=auto",), ("run=eval", "eval.sets={a:{dataset:arithmetic}}")):
+        second = start("grpo.py", folder, *endless, "train.seed=2", *more)
+        output = finish(second)
+        assert second.returncode == 2, output
+        assert re.search(rf"error: .*another run works in this folder \(process {first.pid} on ", output)
+        assert "Traceback" not in output
+    assert (folder / ".hydra/config.yaml").read_bytes() == settings
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    third = start("grpo.py", folder, *SMALL, "train.seed=2")
+    output = finish(third)
+    assert third.returncode == 0, output
+    assert not (folder / ".lock").exists()
+
+
+def test_a_lora_checkpoint_is_what_the_plan_says(tmp_path: Path) -> None:
+    """The adapter and its optimizer state, of a model whose base is far larger."""
+    resized_quickstart(tmp_path / "model", hidden_size=384, intermediate_size=1024)
+    given = (*SMALL[:2], *LORA, f"model.name={tmp_path / 'model'}", "train.total_dialog_turns=16")
+    config = configured(*given)
+    run(config, tmp_path / "run", grpo.train)
+    path = newest_checkpoint(tmp_path / "run")
+    assert path is not None
+    shape = find_shape(config.model.name)
+    assert shape is not None
+    planned = checkpoint_bytes(config, shape)
+    state = load_checkpoint(path)
+    weights = state["learner"]["model"]
+    assert all("lora_" in name for name in weights)
+    moments = [
+        value
+        for entry in state["learner"]["optimizer"]["state"].values()
+        for name, value in entry.items()
+        if name != "step"
+    ]
+    held = sum(tensor.numel() * tensor.element_size() for tensor in [*weights.values(), *moments])
+    assert held == planned
+    whole = sum(file.stat().st_size for file in (tmp_path / "model").glob("*.safetensors"))
+    assert path.stat().st_size < planned + 200_000 < whole
+
+
+def test_a_resumed_lora_run_is_the_same_run(tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    given = (*SMALL, *LORA)
+    run(configured(*given), whole, grpo.train)
+    shutil.copytree(whole, broken)
+    checkpoint_path(broken, 4).unlink()
+    run(configured(*given, "train.resume=auto"), broken, grpo.train)
+    assert without_clocks(rows(broken)) == without_clocks(rows(whole))
+    ends = [load_checkpoint(checkpoint_path(folder, 4))["learner"] for folder in (whole, broken)]
+    for name, tensor in ends[0]["model"].items():
+        assert torch.equal(tensor, ends[1]["model"][name]), name

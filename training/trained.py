@@ -1,0 +1,108 @@
+"""What training changes of a model, as a checkpoint holds it, and whether it fits the model that is here.
+
+Without LoRA that is every weight, with LoRA the adapter alone; the rest comes from `model.name`. A digest of what the
+run began from goes with it: an adapter is of use only on the weights that it was trained on, and the reference model
+of a resumed run must be the one that it had.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from config.errors import ConfigError
+from training.model import causal_model
+
+KEYS = {"model", "base", "architecture"}
+_SAMPLES = 64
+_OF_THE_FILES = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
+"""What a model's config says that is not its function."""
+
+
+def trained_state(model: nn.Module, base: str) -> dict[str, Any]:
+    """What a checkpoint holds of the policy.
+
+    base: `base_digest` of the model before it was trained.
+    """
+    frozen = _frozen(model)
+    weights = {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
+    return {"model": weights, "base": base, "architecture": _architecture(model)}
+
+
+def load_trained(model: nn.Module, state: Mapping[str, Any], base: str) -> None:
+    """Put what `trained_state` took into a model as `model.name` gives it.
+
+    base: `base_digest` of that model.
+    Raises:
+        ConfigError: the state is of another model; the message names the first difference.
+    """
+    own = trained_state(model, base)
+    for what, there, here in (
+        ("setting", state["architecture"], own["architecture"]),
+        ("shape of", _shapes(state["model"]), _shapes(own["model"])),
+    ):
+        different = [key for key in {**there, **here} if there.get(key) != here.get(key)]
+        if different:
+            key = different[0]
+            raise ConfigError(
+                f"it holds another model than model.name and train_model.lora say: {what} {key} is "
+                f"{there.get(key)} in the checkpoint and {here.get(key)} here; give the model that its run trained"
+            )
+    if state["base"] != base:
+        raise ConfigError(
+            "its run began from other weights than those that model.name has now; give the model that it trained"
+        )
+    model.load_state_dict(state["model"], strict=False)
+
+
+def base_digest(model: nn.Module) -> str:
+    """Of names, shapes and some values of what `model.name` brought, before anything is trained."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, parameter in (_frozen(model) or dict(model.named_parameters())).items():
+        flat = parameter.detach().flatten()
+        some = flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES].float()
+        digest.update(f"{name} {list(parameter.shape)} {some.tolist()}".encode())
+    return digest.hexdigest()
+
+
+def save_model(
+    model: PreTrainedModel,
+    weights: Mapping[str, torch.Tensor],
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+) -> None:
+    """A folder in Hugging Face format: `weights` in place of the model's own, by their plain names."""
+    with torch.device("meta"):
+        plain: PreTrainedModel = AutoModelForCausalLM.from_config(model.config)
+    plain.load_state_dict(weights, assign=True)
+    plain.tie_weights()
+    plain.generation_config = model.generation_config
+    plain.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _frozen(model: nn.Module) -> dict[str, nn.Parameter]:
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: parameter for name, parameter in named if not parameter.requires_grad}
+
+
+def _shapes(weights: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in weights.items()}
+
+
+def _architecture(model: nn.Module) -> dict[str, Any]:
+    said = causal_model(model).config.to_diff_dict()
+    return {key: _plain(value) for key, value in said.items() if key not in _OF_THE_FILES}
+
+
+def _plain(value: Any) -> Any:
+    """In types that a checkpoint may hold."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
