@@ -30,7 +30,7 @@ _held: set[Path] = set()
 """What this process holds. Its lock on a file would end as soon as it closed the file a second time."""
 SETTINGS = ".hydra"
 SETTINGS_FILES = ("config.yaml", "hydra.yaml", "overrides.yaml")
-LOG, ENGINE_LOG = "grpo.log", "engine.log"
+LOG, ENGINE_LOG, SUMMARY = "grpo.log", "engine.log", "summary.json"
 _ENDS_AT_THE_NODE = {
     "localflock",
     "noflock",
@@ -212,7 +212,8 @@ def remove_if_unused(folder: Path) -> None:
         (folder / name).exists() for name in ("metrics.jsonl", "checkpoints")
     ):
         return
-    for name in (LOG, ENGINE_LOG, LOCK, *(f"{SETTINGS}/{name}" for name in SETTINGS_FILES)):
+    written = (LOG, ENGINE_LOG, SUMMARY, LOCK, *(f"{SETTINGS}/{name}" for name in SETTINGS_FILES))
+    for name in written:
         with suppress(OSError):
             (folder / name).unlink()
     for emptied in (folder / SETTINGS, folder):
