@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from config.errors import ConfigError, RunError
 from config.files import disk_full
-from config.folders import register_unused_folder, remove_if_unused, save_settings
+from config.folders import SUMMARY, register_unused_folder, remove_if_unused, save_settings
 from config.messages import is_readable, quoted, readable
 from config.outcome import INTERRUPTED, RunOutcome
 from config.schema import CONFIG_DIR, Config, register_schema, to_config
@@ -129,7 +129,7 @@ def _from_the_system(error: BaseException | None) -> str | None:
 
 def last_reward(run_dir: Path) -> float | None:
     """What a sweeper such as Optuna's maximises; None where nothing was trained."""
-    summary = run_dir / "summary.json"
+    summary = run_dir / SUMMARY
     if not summary.is_file():
         return None
     reward: float | None = json.loads(summary.read_text()).get("last_reward")

@@ -29,7 +29,8 @@ LOCK = ".lock"
 _held: set[Path] = set()
 """What this process holds. Its lock on a file would end as soon as it closed the file a second time."""
 SETTINGS = ".hydra"
-LOG, ENGINE_LOG = "grpo.log", "engine.log"
+SETTINGS_FILES = ("config.yaml", "hydra.yaml", "overrides.yaml")
+LOG, ENGINE_LOG, SUMMARY = "grpo.log", "engine.log", "summary.json"
 _ENDS_AT_THE_NODE = {
     "localflock",
     "noflock",
@@ -199,13 +200,9 @@ def unused_folder(name: str) -> str:
 
 def save_settings(folder: Path, composed: DictConfig, hydra: Any) -> None:
     """Write `.hydra/` as Hydra would: the config as it was composed, Hydra's own, the command line."""
-    saved = {
-        "config.yaml": composed,
-        "hydra.yaml": OmegaConf.create({"hydra": hydra}),
-        "overrides.yaml": hydra.overrides.task,
-    }
+    saved = (composed, OmegaConf.create({"hydra": hydra}), hydra.overrides.task)
     (folder / SETTINGS).mkdir(exist_ok=True)
-    for name, content in saved.items():
+    for name, content in zip(SETTINGS_FILES, saved, strict=True):
         (folder / SETTINGS / name).write_text(OmegaConf.to_yaml(content), encoding="utf-8")
 
 
@@ -215,8 +212,10 @@ def remove_if_unused(folder: Path) -> None:
         (folder / name).exists() for name in ("metrics.jsonl", "checkpoints")
     ):
         return
-    for name in (LOG, ENGINE_LOG, LOCK):
+    written = (LOG, ENGINE_LOG, SUMMARY, LOCK, *(f"{SETTINGS}/{name}" for name in SETTINGS_FILES))
+    for name in written:
         with suppress(OSError):
             (folder / name).unlink()
-    with suppress(OSError):  # something else lies in it
-        folder.rmdir()
+    for emptied in (folder / SETTINGS, folder):
+        with suppress(OSError):  # something else lies in it
+            emptied.rmdir()

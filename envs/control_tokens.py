@@ -13,12 +13,14 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
+from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from config.errors import ConfigError
 from envs.task import Message
 
+_ANSWER = "the-answer-goes-here"
 _OPEN, _CLOSE = "\U000f0000", "\U000f0001"  # of private names and marks; no tokenizer splits or changes them
 
 
@@ -117,3 +119,17 @@ def _rename_pieces(model: dict[str, Any], names: dict[str, str]) -> None:
 def control_tokens(tokenizer: PreTrainedTokenizerBase) -> ControlTokens:
     """Found once for each tokenizer."""
     return ControlTokens(tokenizer)
+
+
+def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The control token with which the chat template ends an answer; None where it writes none.
+
+    The tokenizer's own end token may be another one: that of a base model ends a document.
+    """
+    chat = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _ANSWER}]
+    try:
+        text = str(tokenizer.apply_chat_template(chat, tokenize=False))
+    except TemplateError:  # it has no answers of its own
+        return None
+    ids: list[int] = tokenizer.encode(text.partition(_ANSWER)[2].lstrip(), add_special_tokens=False)
+    return ids[0] if ids and ids[0] in control_tokens(tokenizer).ids else None

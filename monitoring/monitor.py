@@ -13,6 +13,7 @@ from tensordict import TensorDictBase
 from torchrl.record.loggers import Logger
 
 from config.files import written_whole
+from config.folders import SUMMARY
 from config.outcome import RunOutcome
 from monitoring.metrics import rollout_metrics
 from monitoring.progress import Progress
@@ -147,7 +148,7 @@ class Monitor:
             "response_tokens": self.tokens,
             "evaluation": self.evaluation,
         }
-        with written_whole(self.run_dir / "summary.json") as file:
+        with written_whole(self.run_dir / SUMMARY) as file:
             file.write((json.dumps(summary, indent=2) + "\n").encode())
         steps = f"{self.optimizer_step} optimizer steps, " if rewards else ""
         change = "metrics"

@@ -21,6 +21,7 @@ import grpo_async
 from config.schema import Config
 from envs.task import make_task
 from grpo_parts import Parts
+from grpo_resume import Saved
 from grpo_utils import run
 from plan.machine import installed_vllm
 from plan.model_shape import KNOWN
@@ -161,7 +162,7 @@ def run_script(config: Config, script: str, run_dir: Path) -> Seen:
 
         parts.optimized = noted  # type: ignore[method-assign]
         SCRIPTS[script].train(config, parts)
-        parts.restore(checkpoint(run_dir))
+        parts.restore(saved(run_dir))
         dtype = next(parts.learner.model.parameters()).dtype
         largest, steps = parts.weights.canary.tolerance.largest, parts.learner.optimizer_steps
         seen.append(Seen(parts.plan.engine.dtype, largest, dtype, steps, scores))
@@ -186,7 +187,7 @@ def test_a_shipped_config(name: str, script: str, folders: Callable[[Shipped], P
     assert (seen.engine_dtype, seen.learner_dtype) == ("bfloat16", getattr(torch, config.model.dtype))
     assert seen.optimizer_steps == config.total_optimizer_steps == 4
     assert seen.reference_scores == [config.policy.uses_reference] * 4
-    trained = checkpoint(tmp_path)["learner"]["model"]
+    trained = saved(tmp_path).state["learner"]["model"]
     before = load_file(folder / "model.safetensors")
     assert all(not torch.equal(trained[key].float(), before[key].float()) for key in before)
     evaluated = {path.parent.name for path in tmp_path.glob("eval/*/iteration_*.jsonl")}
@@ -204,15 +205,15 @@ def test_a_shipped_config_with_an_adapter(
     seen = run_script(config, script, tmp_path)
     check_rows(script, seen.tolerance, tmp_path)
     assert seen.reference_scores == [True] * 4, "the base of the policy"
-    trained = checkpoint(tmp_path)["learner"]["model"]
+    trained = saved(tmp_path).state["learner"]["model"]
     moved = [weight.any().item() for key, weight in trained.items() if "lora_B" in key]
     assert moved and all(moved)
 
 
-def checkpoint(run_dir: Path) -> dict[str, Any]:
+def saved(run_dir: Path) -> Saved:
     newest = newest_checkpoint(run_dir)
     assert newest is not None
-    return load_checkpoint(newest)
+    return Saved(newest, load_checkpoint(newest))
 
 
 def check_rows(script: str, tolerance: float, run_dir: Path) -> None:

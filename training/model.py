@@ -16,6 +16,7 @@ from transformers import (
 
 from config.errors import ConfigError
 from config.schema import LoraConfig, ModelConfig
+from envs.control_tokens import turn_end
 from plan.model_shape import model_path
 
 
@@ -42,7 +43,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Every token that ends a completion: the generation config's and the tokenizer's."""
+    """Every token that ends a completion: the generation config's, the tokenizer's, and the chat template's."""
     return _end_tokens(model.generation_config, tokenizer)
 
 
@@ -59,7 +60,8 @@ def saved_eos_token_ids(name: str, tokenizer: PreTrainedTokenizerBase) -> list[i
 def _end_tokens(generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     configured = generation.eos_token_id if generation else None
     ids = configured if isinstance(configured, list) else [configured]
-    return sorted({token for token in (*ids, tokenizer.eos_token_id) if token is not None})
+    ends = (*ids, tokenizer.eos_token_id, turn_end(tokenizer))
+    return sorted({token for token in ends if token is not None})
 
 
 def load_model(config: ModelConfig, devices: Sequence[torch.device]) -> PreTrainedModel:

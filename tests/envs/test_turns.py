@@ -9,9 +9,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.python_tool import LONGEST
 from envs.task import Example
-from envs.tools import Tool, tool_request
+from envs.tools import LONGEST, Tool, tool_request
 from envs.turns import Conversation, ThinkAgain, make_answerers, with_instructions
 from tests.tiny import numbered_examples
 

@@ -154,3 +154,16 @@ def test_generators_of_gpus_that_are_gone_are_passed_over(
     restore_random_state(saved)
     assert restored == {device: 7 + device for device in range(min(there, 2))}
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_file_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read everything: the refusal is made here."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    path = checkpoint_path(tmp_path, 1)
+    save_checkpoint(path, WHOLE, keep=0)
+    monkeypatch.setattr(torch, "load", refuse)
+    with pytest.raises(UnreadableError, match=rf"^train\.resume={path}: Permission denied$"):
+        load_checkpoint(path)

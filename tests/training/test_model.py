@@ -55,6 +55,22 @@ def test_every_end_token_counts() -> None:
     assert eos_token_ids(model, tokenizer) == [2, 5]
 
 
+def test_the_chat_templates_own_end_of_an_answer_ends_a_completion(tmp_path: Path) -> None:
+    """As with a base model, whose own end token ends a document: `<|endoftext|>` beside `<|im_end|>`."""
+    shutil.copytree(model_path(QUICKSTART), tmp_path / "base")
+    template = tmp_path / "base" / "chat_template.jinja"
+    template.write_text(
+        "{% for m in messages %}{{ '<user>' if m.role == 'user' else '<assistant>' }}{{ m.content }}\n<pad>\n"
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    tokenizer = load_tokenizer(str(tmp_path / "base"))
+    assert saved_eos_token_ids(str(tmp_path / "base"), tokenizer) == [tokenizer.pad_token_id, 2]
+    template.write_text("{{ messages[-1].content }}!")
+    assert saved_eos_token_ids(str(tmp_path / "base"), load_tokenizer(str(tmp_path / "base"))) == [2]
+    template.write_text("{% if messages[-1].role != 'user' %}{{ raise_exception('no answers') }}{% endif %}")
+    assert saved_eos_token_ids(str(tmp_path / "base"), load_tokenizer(str(tmp_path / "base"))) == [2]
+
+
 def test_end_tokens_are_known_without_the_weights(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(QUICKSTART)
     assert saved_eos_token_ids(QUICKSTART, tokenizer) == [2]
