@@ -7,3 +7,7 @@ class ConfigError(ValueError):
 
 class RunError(RuntimeError):
     """The run cannot go on, for a reason that is known. The message names it, and what helps."""
+
+
+class DeadlineError(RunError, TimeoutError):
+    """A wait was over before that came which it waited for. The message says who waited for whom."""

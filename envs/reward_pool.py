@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection
 
-from config.errors import ConfigError
+from config.errors import ConfigError, DeadlineError
 from envs.reward_worker import FORK, IDLE, KILL, PROGRESS, Verdict, describe, pack
 from envs.task import Completion, Example, Task
 
@@ -115,7 +115,7 @@ class Pool:
         if self._greeted:
             return
         if not self._greeting.poll(START_SECONDS):
-            raise TimeoutError(
+            raise DeadlineError(
                 f"the reward service waited {START_SECONDS:.0f} s for its first process to start"
             )
         try:

@@ -20,7 +20,7 @@ from multiprocessing.connection import wait
 import numpy as np
 
 from config.env import EnvConfig
-from config.errors import ConfigError
+from config.errors import ConfigError, DeadlineError
 from envs.reward_pool import NurseryDied, Pool, Worker
 from envs.reward_worker import CRASHED, IDLE, Judge, Verdict, judged_here
 from envs.rewards import judges_in_process, least_score
@@ -268,7 +268,7 @@ class RewardService:
         if now.running != IDLE and self._is_late(now.seconds):
             self._replace(pool, worker, now)
         elif worker.batches and time.monotonic() - self._progressed > patience:
-            raise TimeoutError(
+            raise DeadlineError(
                 f"the reward service waited {time.monotonic() - self._progressed:.0f} s for any of "
                 f"{len(pool.workers)} workers to judge one of {len(self._items)} completions"
             )
@@ -294,7 +294,7 @@ class RewardService:
         running = [self._items[loss.running] for loss in lost if loss.running != IDLE]
         self._early_deaths += not running
         if self._early_deaths > MOST_EARLY_DEATHS:
-            raise ChildProcessError(
+            raise ConfigError(
                 f"{self._early_deaths} times in a row reward workers ended before they judged anything; is "
                 f"env.reward_memory_gib={self.env.reward_memory_gib:g} enough for the reward's imports and its rows?"
             )

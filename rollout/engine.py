@@ -15,6 +15,8 @@ from typing import Literal, Protocol
 
 import torch
 
+from config.errors import DeadlineError
+
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -107,7 +109,7 @@ def answers(engine: Engine, requests: Sequence[Request], timeout: float = 600.0)
     timeout: seconds that the engine may work without finishing any.
 
     Raises:
-        TimeoutError: it did.
+        DeadlineError: it did.
     """
     for request in requests:
         engine.submit(request)
@@ -120,7 +122,7 @@ def answers(engine: Engine, requests: Sequence[Request], timeout: float = 600.0)
             deadline = time.monotonic() + timeout
             yield responses
         elif time.monotonic() > deadline:
-            raise TimeoutError(
+            raise DeadlineError(
                 f"the rollout waited {timeout:.0f} s for the engine to finish any of {missing} of "
                 f"{len(requests)} requests"
             )

@@ -4,6 +4,7 @@ import time
 
 from tensordict import TensorDictBase
 
+from config.errors import DeadlineError
 from rollout.collector import Rollouts, StreamedGroup
 
 FIRST_GROUP_ID = 1 << 39  # above every id that training uses; with the set's seed it fixes a problem's draws
@@ -41,7 +42,7 @@ class Evaluator:
             (index of the problem, its scored group) of those that finished, in any order.
 
         Raises:
-            TimeoutError: the engines finished no group in time.
+            DeadlineError: the engines finished no group in time.
         """
         finished: list[tuple[int, TensorDictBase]] = []
         until = time.monotonic() + seconds
@@ -65,7 +66,7 @@ class Evaluator:
         """One engine step; what it finishes goes to the graders."""
         responses = self.rollouts.policy.engine.step(_STEP_S)
         if not responses and time.monotonic() > self._deadline:
-            raise TimeoutError(
+            raise DeadlineError(
                 f"the evaluation waited {self.timeout:.0f} s (inference_model.request_timeout_s) for the engine "
                 f"to finish any of {len(self._generating)} groups"
             )

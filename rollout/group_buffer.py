@@ -22,6 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from config.errors import DeadlineError
+
 Group = TypeVar("Group")
 
 
@@ -97,7 +99,7 @@ class GroupBuffer(Generic[Group]):
         While it waits, `meanwhile` is called about once a second.
 
         Raises:
-            TimeoutError: nothing arrived for `timeout` seconds. What did arrive stays for the next call.
+            DeadlineError: nothing arrived for `timeout` seconds. What did arrive stays for the next call.
             BaseException: what the producing thread failed with.
         """
         deadline, had = time.monotonic() + timeout, self.taken
@@ -132,7 +134,7 @@ class GroupBuffer(Generic[Group]):
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             have, flying = len(self._batch), self.admitted - self.taken - self.ready
-            raise TimeoutError(
+            raise DeadlineError(
                 f"the learner waited {timeout:.0f} s (train.wait_timeout_s) for the engines: it has {have} of "
                 f"{self.batch_groups} groups, {flying} are in flight, {self.ready} are ready"
             )

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from tensordict import TensorDictBase
 
+from config.errors import DeadlineError
 from envs.task import Example
 from rollout.collector import Keep, Rollouts, StreamedGroup
 from rollout.controller import Controller
@@ -124,7 +125,7 @@ class Stream:
         """Ends the thread after its current step; groups that no batch has taken are abandoned.
 
         Raises:
-            TimeoutError: the thread goes on, and no other exception is on its way.
+            DeadlineError: the thread goes on, and no other exception is on its way.
         """
         self._ending.set()
         self._thread.join(_END_S)
@@ -132,7 +133,7 @@ class Stream:
             for group in self.controller.outstanding():
                 self._source.abandon(group)
         elif exception[0] is None:
-            raise TimeoutError(
+            raise DeadlineError(
                 f"the run waited {_END_S:.0f} s for the rollout thread to end: an engine step hangs"
             )
 
@@ -148,7 +149,7 @@ class Stream:
         """Run `function` in the rollout thread, between two engine steps, and return what it returns.
 
         Raises:
-            TimeoutError: the thread did not come to it in time.
+            DeadlineError: the thread did not come to it in time.
         """
         future: Future[Result] = Future()
         self._commands.put((function, future))
@@ -156,7 +157,7 @@ class Stream:
         while not future.done():
             self.buffer.check()
             if time.monotonic() > deadline:
-                raise TimeoutError(
+                raise DeadlineError(
                     f"the learner waited {self.timeout:.0f} s (train.wait_timeout_s) for the rollout thread, which "
                     f"is in an engine step or a reward with {self.groups_in_flight} groups in flight"
                 )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from config.errors import ConfigError
+from config.errors import ConfigError, DeadlineError
 from rollout.engine import Completion, FinishReason, Request, Response, Sampling
 from rollout.transports import SharedMemory
 from rollout.vllm_arguments import engine_arguments
@@ -221,7 +221,7 @@ class VLLMEngine:
             while self._groups:
                 self._advance()
                 if time.monotonic() > deadline:
-                    raise TimeoutError(
+                    raise DeadlineError(
                         f"the push waited {self.settings.request_timeout_s:.0f} s for {len(self._groups)} "
                         "requests in flight to finish (inference_model.update=wait); raise "
                         "inference_model.request_timeout_s or take update=keep"

@@ -23,6 +23,7 @@ from vllm.distributed.weight_transfer.base import TrainerInitInfo
 from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
+from config.errors import DeadlineError
 from rollout.vllm_engine import VLLMEngine
 from rollout.weights import Outgoing
 
@@ -233,7 +234,7 @@ class NativeTransfer:
         thread.start()
         thread.join(self._timeout)
         if not outcome:
-            raise TimeoutError(
+            raise DeadlineError(
                 f"{self._targets.stacks()}\nthe learner waited {self._timeout:.0f} s for "
                 f"{len(self._targets.members)} engines to take the {self.name} push"
             )

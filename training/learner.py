@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from config.errors import RunError
+from config.errors import DeadlineError, RunError
 from config.schema import Config
 from envs.token_env import STOP
 from envs.verdicts import judged, success
@@ -196,7 +196,7 @@ class Learner:
         try:
             return scored.result(timeout=limit)
         except TimeoutError:
-            raise TimeoutError(
+            raise DeadlineError(
                 f"the learner waited {limit:.0f} s (train.wait_timeout_s) for the reference model to score a microbatch"
             ) from None
 

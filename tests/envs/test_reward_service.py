@@ -286,7 +286,7 @@ def test_a_nursery_that_died_before_a_worker_was_missed_is_started_anew() -> Non
 def test_workers_that_end_before_they_begin_are_not_started_for_ever() -> None:
     with (
         serving("bomb", reward_memory_gib=0.01) as service,
-        pytest.raises(ChildProcessError, match=r"in a row .* is env\.reward_memory_gib=0\.01 enough"),
+        pytest.raises(ConfigError, match=r"in a row .* is env\.reward_memory_gib=0\.01 enough"),
     ):
         service.score([Completion("a")], examples(1))
 
