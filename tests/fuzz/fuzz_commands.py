@@ -20,9 +20,10 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from config.schema import Config
 from tests.fuzz.commands import Ended, command
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))
+SLOWER = 4
+"""Rewards that sleep or die take this much longer than bad input, so that fewer are tried."""
 fuzz = settings(
-    max_examples=EXAMPLES,
     deadline=None,
     database=None,
     phases=[Phase.generate],
@@ -30,13 +31,13 @@ fuzz = settings(
 )
 
 
-def tried(cases: st.SearchStrategy[Any], run: Callable[[Any, Path], Ended]) -> None:
-    """Run every case; fail at the end with all that went wrong, not with the first."""
+def tried(cases: st.SearchStrategy[Any], run: Callable[[Any, Path], Ended], examples: int = EXAMPLES) -> None:
+    """Run that many cases; fail at the end with all that went wrong, not with the first."""
     faults: list[str] = []
     outcomes: dict[str, int] = {}
 
     @seed(11)
-    @fuzz
+    @settings(fuzz, max_examples=examples)
     @given(cases)
     def each(case: Any) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -297,7 +298,7 @@ results = st.one_of(
     ),
     st.tuples(st.just("exit"), st.sampled_from([0, 1])),
     st.tuples(st.just("os._exit"), st.sampled_from([0, 1])),
-    st.tuples(st.just("sleep"), st.just(3)),
+    st.tuples(st.just("sleep"), st.just(1)),
 )
 
 
@@ -306,7 +307,11 @@ def _with_reward(given: tuple[list[Any], str, float], folder: Path) -> Ended:
     (folder / "fuzzed_reward.py").write_text(REWARD)
     (folder / "values.pkl").write_bytes(pickle.dumps(returned))
     return command(
-        folder, "env.reward=fuzzed_reward:judge", f"policy={policy}", f"env.max_error_rate={tolerated}"
+        folder,
+        "env.reward=fuzzed_reward:judge",
+        "env.reward_timeout_s=0.3",
+        f"policy={policy}",
+        f"env.max_error_rate={tolerated}",
     )
 
 
@@ -318,4 +323,5 @@ def test_rewards() -> None:
             st.sampled_from([0.1, 0.5, 1.0]),
         ),
         _with_reward,
+        EXAMPLES // SLOWER,
     )

@@ -47,6 +47,13 @@ def test_the_mean_of_the_others_is_of_those_that_were_judged() -> None:
     assert advantage.flatten().tolist() == pytest.approx([value for row in expected for value in row])
 
 
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_batch_of_which_one_completion_was_judged_teaches_nothing(scale: str) -> None:
+    rewards, valid = torch.tensor([[3.0, 1.0], [5.0, 2.0]]), torch.tensor([[True, False], [False, False]])
+    advantage = group_advantage(PolicyConfig(scale=scale, epsilon=0.0), rewards, valid)
+    assert advantage.flatten().tolist() == [0.0] * 4
+
+
 def test_against_plain_python() -> None:
     rewards = [[0.3, -1.2, 2.5, 0.0, 0.3], [7.0, 7.5, 6.0, 8.25, 7.0]]
     batch = statistics.stdev(rewards[0] + rewards[1])

@@ -343,6 +343,16 @@ def test_mismatch_metrics() -> None:
     assert numbers["loss/objective"] == pytest.approx(-1 / 3)
 
 
+def test_a_truncated_mismatch_weighs_at_most_the_cap() -> None:
+    engine, trainer = torch.tensor([[-3.0, -1.0, -1.0]]), torch.tensor([[-1.0, -2.0, -1.0]])
+    policy = PolicyConfig(
+        old_log_prob="trainer", mismatch="truncate", mismatch_cap=2.0, kl_coef=0.0, aggregation="token_mean"
+    )
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    loss, _ = objective(policy, trainer, engine, trainer, None, torch.ones(1, 1), mask)
+    assert loss.item() == pytest.approx(-(2.0 + math.exp(-1.0) + 1.0) / 3)
+
+
 def test_skipped_sequence_stays_in_the_denominator() -> None:
     engine = torch.full((2, 2), -1.0)
     now = engine + torch.tensor([[2.0, 2.0], [0.0, 0.0]])
