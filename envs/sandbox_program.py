@@ -15,6 +15,8 @@ READY = b"R"
 VALUE_FD = 3
 SETUP_FAILED = 113
 MAIN_STACK_BYTES = 64 << 20
+CPU_GRACE_SECONDS = 1
+"""From SIGXCPU, which says why a program ended, to SIGKILL, for those that ignore it."""
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -57,7 +59,6 @@ class Tested:
     def _limit(self) -> None:
         settings = self.settings
         limits = {
-            resource.RLIMIT_CPU: settings["cpu_seconds"],
             resource.RLIMIT_AS: settings["memory_bytes"],
             resource.RLIMIT_STACK: MAIN_STACK_BYTES,
             resource.RLIMIT_NOFILE: settings["open_files"],
@@ -72,6 +73,10 @@ class Tested:
             allowed = resource.getrlimit(kind)[1]
             value = wanted if allowed == resource.RLIM_INFINITY else min(wanted, allowed)
             resource.setrlimit(kind, (value, value))
+        allowed = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        killed = settings["cpu_seconds"] + CPU_GRACE_SECONDS
+        most = killed if allowed == resource.RLIM_INFINITY else min(killed, allowed)
+        resource.setrlimit(resource.RLIMIT_CPU, (min(settings["cpu_seconds"], most), most))
 
     def _confine(self) -> None:
         settings = self.settings

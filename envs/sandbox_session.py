@@ -5,6 +5,7 @@ import marshal
 import os
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ START_SECONDS = 30.0
 GRACE_SECONDS = 15.0
 STOP_SECONDS = 5.0
 CPU_SLACK_SECONDS = 0.1
+"""The kernel counts CPU time in ticks where it holds a program to its limit, and more finely where it reports it."""
 RUNS_PER_SESSION = 500
 INSIDE_DIRECTORY = "/tmp"
 
@@ -145,7 +147,7 @@ class Session:
             )
         if status == "finished" and watch.overflow:
             status = "output"
-        if status == "finished" and code < 0 and cpu >= limits.cpu_seconds - CPU_SLACK_SECONDS:
+        if status == "finished" and (code == -signal.SIGXCPU or cpu > limits.cpu_seconds + CPU_SLACK_SECONDS):
             status = "time"
         return Run(status, code, stdout, stderr, value[len(READY) :], cpu, wall)
 
