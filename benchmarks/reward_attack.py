@@ -203,7 +203,7 @@ def model_attacks(gsm8k: Path | None) -> list[Attack]:
     return attacks
 
 
-def babbler(folder: Path, seed: int, taught: str, steps: int = 400) -> Path:
+def babbler(folder: Path, seed: int, taught: str, steps: int = 1200) -> Path:
     """The quickstart model, taught answers of every kind to additions or to the other tasks; an HF folder."""
     made = folder / f"babbler_{taught}" if taught else ROOT / "models" / "quickstart"
     if made.is_dir():
