@@ -1,0 +1,77 @@
+"""Batches that the objective is tested on, and its variants. Not a test file."""
+
+import torch
+from torch import Tensor
+
+from config.policy import PolicyConfig
+from training.aggregation import BatchTotals
+from training.loss import objective
+
+LENGTHS = [5, 1, 0, 7, 3, 7, 2, 4, 6, 1]
+WIDTH = 8
+NAMES = ("now", "engine", "trainer", "ref", "entropy")
+Tensors = dict[str, Tensor]
+
+
+def make(seed: int = 0, spread: float = 0.4, lengths: list[int] = LENGTHS, padding: float = 0.0) -> Tensors:
+    """A batch in float64 whose padding holds `padding`; one row has no token at all."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = len(lengths)
+    mask = torch.arange(WIDTH)[None] < torch.tensor(lengths)[:, None]
+    base = -torch.rand(rows, WIDTH, generator=generator, dtype=torch.float64) * 3
+    tensors = {"now": base, "mask": mask}
+    for name in NAMES[1:]:
+        tensors[name] = base + spread * torch.randn(rows, WIDTH, generator=generator, dtype=torch.float64)
+    tensors["entropy"] = tensors["entropy"].abs()
+    tensors["advantage"] = torch.randn(rows, 1, generator=generator, dtype=torch.float64)
+    for name in NAMES:
+        tensors[name] = torch.where(mask, tensors[name], padding)
+    return tensors
+
+
+def evaluate(
+    policy: PolicyConfig, tensors: Tensors, totals: BatchTotals | None = None
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    log_prob = tensors["now"].clone().requires_grad_()
+    entropy = tensors["entropy"] - log_prob if policy.entropy_coef else None
+    loss, metrics = objective(
+        policy,
+        log_prob,
+        tensors["engine"],
+        tensors["trainer"],
+        tensors["ref"],
+        tensors["advantage"],
+        tensors["mask"],
+        entropy=entropy,
+        totals=totals,
+    )
+    loss.backward()
+    assert log_prob.grad is not None
+    return loss.detach(), log_prob.grad, metrics
+
+
+VARIANTS = {
+    "grpo": {},
+    "everything": {
+        "old_log_prob": "trainer",
+        "mismatch": "truncate",
+        "kl_inference_coef": 0.1,
+        "kl_coef": 0.1,
+        "entropy_coef": 0.1,
+        "dual_clip": 2.0,
+        "skip_threshold": 1.2,
+    },
+    "sequence": {"ratio": "sequence", "kl_aggregation": "padded_mean"},
+    "sequence_token": {"ratio": "sequence_token", "old_log_prob": "trainer", "mismatch": "mask"},
+    "cispo": {"objective": "cispo"},
+    "soft_clip": {"objective": "soft_clip"},
+    "geometric": {"objective": "geometric", "old_log_prob": "trainer", "mismatch": "truncate"},
+    "no_ratio": {"objective": "none", "ratio": "none"},
+    "sampled_entropy": {"entropy_form": "sampled", "entropy_coef": 0.1},
+    "sequence_mismatch": {
+        "old_log_prob": "trainer",
+        "mismatch": "mask",
+        "mismatch_level": "sequence",
+        "mismatch_cap": 1.5,
+    },
+}
