@@ -7,8 +7,8 @@ What the parts are is in grpo_utils.py; the overlapped schedule is grpo_async.py
 """
 
 from config.schema import Config
-from grpo_parts import Parts
 from grpo_utils import launch
+from run.parts import Parts
 
 
 def train(config: Config, parts: Parts) -> None:

@@ -7,8 +7,8 @@ there, and the weights go back while requests run on. train.max_policy_age=0 is 
 """
 
 from config.schema import Config
-from grpo_parts import Parts
 from grpo_utils import launch
+from run.parts import Parts
 
 
 def train(config: Config, parts: Parts) -> None:

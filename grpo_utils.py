@@ -18,8 +18,8 @@ from config.command_line import command_line, resume_command
 from config.folders import held, remove_if_unused
 from config.outcome import INTERRUPTED, RunOutcome
 from config.schema import Config
-from grpo_parts import Parts
-from grpo_resume import changed_settings, evaluated_model, find, with_model
+from run.parts import Parts
+from run.resume import changed_settings, evaluated_model, find, with_model
 
 if TYPE_CHECKING:
     from plan.plan import Plan
@@ -99,7 +99,7 @@ def plan_run(config: Config, overlapped: bool, run_dir: Path) -> "Plan":
 
 def run_evaluation(config: Config, run_dir: Path, overlapped: bool, begun: Callable[[], None]) -> RunOutcome:
     """`run=eval`: neither learner nor training data; of `model.name`, or of the checkpoint of `train.resume`."""
-    from grpo_eval import evaluate_alone
+    from run.evaluation import evaluate_alone
 
     with evaluated_model(config, run_dir, overlapped) as (evaluated, saved):
         plan = plan_run(evaluated, overlapped, run_dir)
@@ -112,7 +112,7 @@ def run_evaluation(config: Config, run_dir: Path, overlapped: bool, begun: Calla
 
 def grade_samples(config: Config, run_dir: Path, overlapped: bool) -> RunOutcome:
     """`run=rewards`: judges saved completions; no model."""
-    from envs.grade import grade
+    from run.grade import grade
 
     code = grade(config.env)
     remove_if_unused(run_dir)
@@ -160,21 +160,21 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     import torch
 
     from envs.duplicates import distinct_examples
+    from envs.judging.service import RewardService
     from envs.prompt_length import PromptLimit
     from envs.prompts import PromptSource
-    from envs.reward_service import RewardService
     from envs.task import make_task
     from envs.token_env import TokenEnv
     from envs.turns import with_instructions
-    from grpo_engines import build_engine, build_weights, in_turns, make_conversation
-    from grpo_eval import Evaluation, load_sets
     from monitoring.monitor import Monitor
     from monitoring.trackers import close_tracker, make_tracker
     from monitoring.watch import Watch
     from rollout.collector import EnginePolicy, Rollouts
-    from rollout.engine import Sampling
     from rollout.engine_views import SharedEngine
+    from rollout.engines.sampler import Sampling
     from rollout.streaming import PromptQueue
+    from run.engines import build_engine, build_weights, in_turns, make_conversation
+    from run.evaluation import Evaluation, load_sets
     from training.learner import Learner
     from training.model import eos_token_ids, load_model, load_tokenizer
 

@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from config.env import EnvConfig  # noqa: E402
-from envs.rules import RULES  # noqa: E402
 from envs.task import Completion, Example, Reward  # noqa: E402
+from envs.verifiers.rules import RULES  # noqa: E402
 
 ONE_IN = 20
 BOMBS = (

@@ -24,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from rollout.pool import PoolSettings, RayPool
-from rollout.ray_runtime import EnginePlace
-from rollout.transports import InProcess, ObjectStore, Transport
-from rollout.vllm_engine import VLLMEngine
-from rollout.vllm_settings import VLLMSettings
-from rollout.weights import Outgoing, named_weights
+from rollout.engines.pool import PoolSettings, RayPool
+from rollout.engines.ray_runtime import EnginePlace
+from rollout.engines.vllm_engine import VLLMEngine
+from rollout.engines.vllm_settings import VLLMSettings
+from rollout.weights.outgoing import Outgoing, named_weights
+from rollout.weights.transports import InProcess, ObjectStore, Transport
 
 SIZES = {
     "tiny": LlamaConfig(vocab_size=320, hidden_size=64, intermediate_size=128, num_hidden_layers=2,

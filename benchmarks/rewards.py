@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from config.env import EnvConfig  # noqa: E402
-from envs.reward_service import RewardService  # noqa: E402
+from envs.judging.service import RewardService  # noqa: E402
 from envs.rewards import find_reward, make_judge  # noqa: E402
 from envs.task import Completion, Example, Reward, make_task  # noqa: E402
 

@@ -5,7 +5,7 @@
     python benchmarks/rollout.py --engines 2         two actors
 
 `bare` drives vLLM's LLMEngine with add_request and step and looks at nothing but the number of tokens; `engine`
-is `rollout/vllm_engine.py` around the same LLMEngine; `pool` is the same engine in each actor. The three take
+is `rollout/engines/vllm_engine.py` around the same LLMEngine; `pool` is the same engine in each actor. The three take
 turns, every completion runs to its limit; medians of `--rounds` after a warm-up. A ratio is the median over the
 rounds of this variant's rate to that of `bare` in the same round; `engine` and a pool of one should reach 0.95.
 The second ratio does the same with CPU seconds of all processes, which other work on the machine disturbs less.
@@ -28,11 +28,11 @@ import psutil  # noqa: E402
 import torch  # noqa: E402
 
 from plan.model_shape import find_config, kv_cache_bytes, read_shape  # noqa: E402
-from rollout.engine import Engine, Request, Sampling, generate  # noqa: E402
-from rollout.pool import PoolSettings, RayPool  # noqa: E402
-from rollout.ray_runtime import EnginePlace  # noqa: E402
-from rollout.vllm_engine import VLLMEngine  # noqa: E402
-from rollout.vllm_settings import VLLMSettings  # noqa: E402
+from rollout.engines.pool import PoolSettings, RayPool  # noqa: E402
+from rollout.engines.ray_runtime import EnginePlace  # noqa: E402
+from rollout.engines.sampler import Engine, Request, Sampling, generate  # noqa: E402
+from rollout.engines.vllm_engine import VLLMEngine  # noqa: E402
+from rollout.engines.vllm_settings import VLLMSettings  # noqa: E402
 
 
 def parse() -> argparse.Namespace:

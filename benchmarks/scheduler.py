@@ -27,8 +27,8 @@ sys.path.insert(0, str(ROOT))
 import psutil  # noqa: E402
 
 from rollout.controller import Controller  # noqa: E402
-from rollout.dispatch import Dispatch  # noqa: E402
-from rollout.engine import Completion, Request, Response, Sampling  # noqa: E402
+from rollout.engines.dispatch import Dispatch  # noqa: E402
+from rollout.engines.sampler import Completion, Request, Response, Sampling  # noqa: E402
 from rollout.group_buffer import GroupBuffer  # noqa: E402
 
 GROUPS_PER_WORKER = 4

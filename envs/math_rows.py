@@ -1,4 +1,4 @@
-"""What the tasks of competition mathematics share: problems with a gold answer, judged by a rule of `envs.rules`."""
+"""What competition mathematics tasks share: problems with a gold answer, judged by a rule of `envs.verifiers.rules`."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.data import Row, is_message, load_rows, shown
-from envs.rules import RULES
 from envs.task import Completion, Example, Reward, Task
 from envs.verifiers.equivalence import warm_up
+from envs.verifiers.rules import RULES
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ class MathTask(Task):
     """Problems whose answer is compared in value. A row without an answer is left out and reported."""
 
     rule: ClassVar[str] = "math"
-    """The rule of `envs.rules` that judges and whose system prompt is used."""
+    """The rule of `envs.verifiers.rules` that judges and whose system prompt is used."""
     hub: ClassVar[tuple[str, str | None]]
     """Hub name and configuration."""
     hub_splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}

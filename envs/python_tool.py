@@ -3,7 +3,7 @@
 import threading
 
 from config.env import EnvConfig
-from envs.sandbox import Run, Sandbox, choose_level
+from envs.sandbox.sandbox import Run, Sandbox, choose_level
 from envs.tools import shortened
 
 

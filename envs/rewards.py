@@ -59,7 +59,6 @@ def reward(
 
 
 def known_rewards() -> list[str]:
-    import envs.rules
     import envs.verifiers
 
     for module in iter_modules(envs.verifiers.__path__):

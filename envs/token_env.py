@@ -50,7 +50,7 @@ class Submitted(Protocol):
 
 
 class Rewards(Protocol):
-    """See `envs.reward_service.RewardService`."""
+    """See `envs.judging.service.RewardService`."""
 
     def submit(self, completions: Sequence[Completion], examples: Sequence[Example]) -> Any: ...
     def poll(self, ticket: Any, timeout: float = 0.0) -> Sequence[Verdict] | None: ...
@@ -58,7 +58,7 @@ class Rewards(Protocol):
 
 
 class Drawn(Protocol):
-    """An engine's completion; see `rollout.engine.Completion`."""
+    """An engine's completion; see `rollout.engines.sampler.Completion`."""
 
     @property
     def token_ids(self) -> list[int]: ...

@@ -9,7 +9,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
 from envs.token_env import FINISH_REASONS, Prompted, TokenEnv, length_mask, pad
-from rollout.engine import Completion, Engine, Request, Response, Sampling, answers, generate
+from rollout.engines.sampler import Completion, Engine, Request, Response, Sampling, answers, generate
 from rollout.selection import choose_balanced, in_place_of, same_parts, totals
 
 Keep = Callable[[TensorDictBase], torch.Tensor]

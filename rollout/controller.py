@@ -12,14 +12,14 @@ on a virtual clock. Every operation is O(1) a group, whatever the number of engi
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from rollout.engine import Request, Response
+from rollout.engines.sampler import Request, Response
 from rollout.group_buffer import GroupBuffer
 
 Group = TypeVar("Group")
 
 
 class Generator(Protocol):
-    """The part of `rollout.engine.Engine` that the controller drives."""
+    """The part of `rollout.engines.sampler.Engine` that the controller drives."""
 
     def submit(self, request: Request) -> None: ...
     def step(self, timeout: float) -> list[Response]: ...

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from rollout.engine import Engine, Request, Response
+from rollout.engines.sampler import Engine, Request, Response
 
 
 class SharedEngine:
@@ -46,7 +46,7 @@ class SharedEngine:
 
 
 class EngineView:
-    """One user's side of a shared engine (see `rollout.engine.Engine` for the protocol)."""
+    """One user's side of a shared engine (see `rollout.engines.sampler.Engine` for the protocol)."""
 
     def __init__(self, shared: SharedEngine) -> None:
         self.shared = shared

@@ -29,7 +29,7 @@ from config.errors import DeadlineError
 from envs.task import Example
 from rollout.collector import Keep, Rollouts, StreamedGroup
 from rollout.controller import Controller
-from rollout.engine import Request, Response
+from rollout.engines.sampler import Request, Response
 from rollout.group_buffer import GroupBuffer
 from rollout.idle import IdleClock
 from rollout.selection import in_place_of

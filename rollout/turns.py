@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from rollout.engine import Completion, Engine, Request, Response
+from rollout.engines.sampler import Completion, Engine, Request, Response
 
 
 class Answers(Protocol):
@@ -64,7 +64,7 @@ class _Row:
 
 
 class TurnEngine:
-    """See the head of this file, and `rollout.engine.Engine` for the protocol. It closes both engine and answers."""
+    """Speaks the protocol of `rollout.engines.sampler.Engine`. It closes both engine and answers."""
 
     def __init__(self, engine: Engine, answers: Answers) -> None:
         self.engine = engine

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from grpo_engines import build_engine, learner_scores
-from grpo_parts import Parts
 from grpo_utils import build, torch_devices
 from plan.machine import this_machine
 from plan.plan import make_plan
-from rollout.engine import Completion, Engine, Request, Sampling, generate
-from rollout.pool import RayPool
-from rollout.vllm_engine import VLLMEngine
+from rollout.engines.pool import RayPool
+from rollout.engines.sampler import Completion, Engine, Request, Sampling, generate
+from rollout.engines.vllm_engine import VLLMEngine
+from run.engines import build_engine, learner_scores
+from run.parts import Parts
 from selftest.check import Bench
 from selftest.tiny import configured, model_folder, moved, subfolder
 from training.model import load_model, load_tokenizer

@@ -10,7 +10,7 @@ from selftest.check import Bench
 
 def sandbox(bench: Bench) -> str:
     """The strongest level that works here, and a program run in it."""
-    from envs.sandbox import Sandbox
+    from envs.sandbox.sandbox import Sandbox
 
     with Sandbox("auto") as box:
         done = box.run("print(int(input()) + 1)", b"41\n")
@@ -40,7 +40,7 @@ def ray_runtime(bench: Bench) -> str:
 
     import ray
 
-    from rollout.ray_runtime import start_ray
+    from rollout.engines.ray_runtime import start_ray
 
     start_ray(None, num_cpus=1)
     try:

@@ -18,7 +18,7 @@ from selftest.process import quiet_environment
 
 MODULES = (
     *("selftest.machine", "selftest.learner", "selftest.engines", "selftest.runs", "grpo", "grpo_async"),
-    *("training.checkpoint", "training.learner", "envs.token_env", "envs.reward_service"),
+    *("training.checkpoint", "training.learner", "envs.token_env", "envs.judging.service"),
     *("rollout.collector", "rollout.streaming", "monitoring.monitor", "peft", "ray"),
     *("vllm", "vllm.v1.engine.llm_engine"),
 )
@@ -26,7 +26,7 @@ LONGEST_S = 90  # an import that hangs ends the server too
 
 signal.alarm(LONGEST_S)
 quiet_environment()  # before anything imports torch
-importlib.import_module("rollout.vllm_settings").set_environment()
+importlib.import_module("rollout.engines.vllm_settings").set_environment()
 for _name in MODULES:
     with contextlib.suppress(Exception):  # what cannot be imported is for the checks to tell
         importlib.import_module(_name)

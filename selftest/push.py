@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from rollout.weights import Outgoing
+from rollout.weights.outgoing import Outgoing
 from selftest.check import Bench
 
 CYCLES = 2_000_000_000  # of the GPU's clock: about a second
@@ -46,7 +46,7 @@ def race(bench: Bench) -> str:
     from vllm.distributed.weight_transfer.base import TrainerInitInfo
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
 
-    from rollout.vllm_transfer import INIT, NativeTransfer
+    from rollout.weights.transfer import INIT, NativeTransfer
 
     kept: Any = Kept()
 

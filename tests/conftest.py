@@ -18,7 +18,7 @@ settings.load_profile("suite")
 def local_ray() -> Iterator[None]:
     import ray
 
-    from rollout.ray_runtime import start_ray
+    from rollout.engines.ray_runtime import start_ray
 
     start_ray(None, num_cpus=8)
     yield

@@ -12,13 +12,13 @@ import torch
 import transformers.models.llama.modeling_llama  # noqa: F401
 
 import grpo_async
-import grpo_engines  # noqa: F401
-import grpo_eval  # noqa: F401
 import rollout.streaming  # noqa: F401
+import run.engines
+import run.evaluation
 import training.learner  # noqa: F401
 from config.schema import Config
-from grpo_parts import Parts
 from grpo_utils import run
+from run.parts import Parts
 from tests.scripts import configured
 from training.checkpoint import newest_checkpoint
 

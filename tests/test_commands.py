@@ -5,7 +5,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SPOKEN = ["*.md", "docs/*.md", "*.py"] + [
-    f"{room}/**/*.py" for room in ("config", "envs", "rollout", "training", "monitoring")
+    f"{room}/**/*.py"
+    for room in ("config", "plan", "envs", "rollout", "training", "evaluation", "monitoring", "run")
 ]
 
 

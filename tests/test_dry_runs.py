@@ -20,11 +20,11 @@ import grpo
 import grpo_async
 from config.schema import Config
 from envs.task import make_task
-from grpo_parts import Parts
-from grpo_resume import Saved
 from grpo_utils import run
 from plan.machine import installed_vllm
 from plan.model_shape import KNOWN
+from run.parts import Parts
+from run.resume import Saved
 from tests.punkt import OWN_PUNKT, use_punkt
 from tests.scripts import ROOT, configured, rows
 from tests.small_qwen import END, PADDING, save_qwen

@@ -13,11 +13,11 @@ import grpo
 import grpo_async
 from config.errors import ConfigError
 from config.schema import Config
-from grpo_parts import Parts
-from grpo_resume import find
 from grpo_utils import build, run
 from monitoring import trackers
-from rollout.transformers_engine import TransformersEngine
+from rollout.engines.transformers_engine import TransformersEngine
+from run.parts import Parts
+from run.resume import find
 from tests.scripts import QUICK, ROOT, configured, finish, rows, wait_for
 from training.checkpoint import checkpoint_path, save_checkpoint
 

@@ -8,9 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-import grpo_engines
+import run.engines
 from config.schema import Config
-from grpo_engines import (
+from plan.machine import Machine, installed_vllm
+from plan.plan import Plan, make_plan
+from rollout.engines.pool import RayPool
+from rollout.engines.ray_runtime import EnginePlace
+from rollout.weights.canary import FLOOR, Tolerance, canary_sequences
+from rollout.weights.outgoing import Outgoing
+from rollout.weights.transports import InProcess
+from run.engines import (
     Weights,
     build_weights,
     engine_places,
@@ -18,13 +25,6 @@ from grpo_engines import (
     outgoing,
     vllm_settings,
 )
-from plan.machine import Machine, installed_vllm
-from plan.plan import Plan, make_plan
-from rollout.canary import FLOOR, Tolerance, canary_sequences
-from rollout.pool import RayPool
-from rollout.ray_runtime import EnginePlace
-from rollout.transports import InProcess
-from rollout.weights import Outgoing
 from tests.rollout.conftest import lora_policy
 from tests.tiny import VOCABULARY, tiny_llama
 
@@ -200,13 +200,13 @@ def test_only_vllms_full_weights_travel_natively(change: str) -> None:
 
 @pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 def test_engines_on_a_cluster_reach_the_learner_at_its_nodes_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rollout import vllm_transfer
+    from rollout.weights import transfer as vllm_transfer
 
     seen: list[str] = []
     monkeypatch.setattr(
         vllm_transfer, "NativeTransfer", lambda backend, pool, split, address, timeout: seen.append(address)
     )
-    monkeypatch.setattr(grpo_engines, "own_address", lambda: "10.1.2.3")
+    monkeypatch.setattr(run.engines, "own_address", lambda: "10.1.2.3")
     for cluster in (None, "10.1.2.3:6379"):
         config = a_config()
         config.ray.address = cluster

@@ -12,9 +12,9 @@ import grpo
 import grpo_async
 from config.errors import ConfigError
 from config.schema import Config
-from grpo_eval import load_sets
-from grpo_parts import Parts
 from grpo_utils import build, run
+from run.evaluation import load_sets
+from run.parts import Parts
 from tests.scripts import configured, rows, without_clocks
 from training.model import load_tokenizer
 

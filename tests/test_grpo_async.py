@@ -11,12 +11,12 @@ import pytest
 
 import grpo
 import grpo_async
-import grpo_engines
+import run.engines
 from config.schema import Config
-from grpo_parts import Parts
 from grpo_utils import build, run
-from rollout.pool import RayPool
-from rollout.weights import Outgoing
+from rollout.engines.pool import RayPool
+from rollout.weights.outgoing import Outgoing
+from run.parts import Parts
 from tests.processes import engine_processes
 from tests.scripts import configured, finish, rows, start, wait_for, without_clocks
 
@@ -157,7 +157,7 @@ def test_an_engine_that_is_lost_gets_weights_that_only_the_learner_has(
     Between two pushes the learner's weights are newer than the last version: that push is one more version. With
     10 batches a version there is no other: the engine has at most six of them ready when it is lost.
     """
-    monkeypatch.setattr(grpo_engines, "_transport", lambda config, engine, plan: HandCarried(engine))
+    monkeypatch.setattr(run.engines, "_transport", lambda config, engine, plan: HandCarried(engine))
     others = set(engine_processes())
     config = configured(
         *SMALL, "ray.enabled=true", f"train.weight_update_frequency={frequency}", "train.wait_timeout_s=120"
@@ -188,7 +188,7 @@ def test_an_engine_that_is_lost_in_an_evaluation_gets_its_weights_there(
     local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The learner waits for the evaluation, the evaluation for the only engine, and that one for the learner."""
-    monkeypatch.setattr(grpo_engines, "_transport", lambda config, engine, plan: HandCarried(engine))
+    monkeypatch.setattr(run.engines, "_transport", lambda config, engine, plan: HandCarried(engine))
     others = set(engine_processes())
     config = configured(
         *SMALL,

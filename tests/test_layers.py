@@ -6,24 +6,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOT_FILES = {"grpo_parts", "grpo_utils", "grpo_engines", "grpo_eval", "grpo_resume"}
-BELOW_THE_ROOT = {"rollout", "training", "monitoring", "envs", "plan", "config"}
+BELOW_THE_RUN = {"rollout", "training", "evaluation", "monitoring", "envs", "plan", "config"}
 MAY_IMPORT = {
     "config": {"config"},
     "plan": {"plan", "config"},
     "envs": {"envs", "plan", "config"},
     "rollout": {"rollout", "envs", "plan", "config"},
     "training": {"training", "envs", "plan", "config"},
+    "evaluation": {"evaluation", "envs", "plan", "config"},
     "monitoring": {"monitoring", "envs", "plan", "config"},
-    "selftest": {"selftest", "grpo", "grpo_async", *ROOT_FILES, *BELOW_THE_ROOT},
+    "run": {"run", "selftest", *BELOW_THE_RUN},
+    "selftest": {"selftest", "grpo", "grpo_async", "grpo_utils", "run", *BELOW_THE_RUN},
 }
-ROOMS = set(MAY_IMPORT) | {
-    "grpo",
-    "grpo_async",
-    *ROOT_FILES,
-    "tests",
-    "benchmarks",
-}
+ROOMS = set(MAY_IMPORT) | {"grpo", "grpo_async", "grpo_utils", "tests", "benchmarks"}
 WITHOUT_TORCH = ["config", "plan", "envs/tasks", "envs/verifiers"]
 
 
@@ -56,11 +51,11 @@ def test_a_config_error_and_a_task_cost_no_torch(place: str) -> None:
 def test_the_scripts_know_only_the_composition_root_and_the_schema() -> None:
     for script in ("grpo.py", "grpo_async.py"):
         if (ROOT / script).exists():
-            assert imported(ROOT / script) <= {"grpo_parts", "grpo_utils", "config"}
+            assert imported(ROOT / script) <= {"run", "grpo_utils", "config"}
 
 
 def test_only_the_composition_root_starts_the_self_test() -> None:
-    files = [*ROOT.glob("*.py"), *(path for room in BELOW_THE_ROOT for path in (ROOT / room).rglob("*.py"))]
+    files = [*ROOT.glob("*.py"), *(path for room in BELOW_THE_RUN for path in (ROOT / room).rglob("*.py"))]
     assert {path.name for path in files if "selftest" in imported(path)} == {"grpo_utils.py"}
 
 

@@ -7,8 +7,8 @@ import torch
 
 import grpo
 from config.schema import Config
-from grpo_parts import Parts
 from grpo_utils import run
+from run.parts import Parts
 from tests.scripts import configured, rows, without_clocks
 from training.checkpoint import load_checkpoint, newest_checkpoint
 from training.optimizer import JointOptimizer

@@ -11,8 +11,8 @@ import grpo_async
 from config.errors import RunError
 from config.schema import Config
 from envs.task import Completion, Example
-from grpo_parts import Parts
 from grpo_utils import run
+from run.parts import Parts
 from tests.scripts import configured, finish, rows, start
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.checkpoint_frequency=0")

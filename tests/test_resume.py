@@ -17,11 +17,11 @@ import grpo
 import grpo_async
 from config.errors import ConfigError, RunError
 from config.schema import Config
-from grpo_parts import Parts
-from grpo_resume import find, siblings
 from grpo_utils import run
 from plan.memory import checkpoint_bytes
 from plan.model_shape import find_shape
+from run.parts import Parts
+from run.resume import find, siblings
 from tests.scripts import QUICK, ROOT, configured, finish, rows, start, wait_for, without_clocks
 from tests.tiny import resized_quickstart
 from training.checkpoint import checkpoint_path, load_checkpoint, newest_checkpoint

@@ -9,8 +9,8 @@ import pytest
 import grpo
 import grpo_async
 from config.schema import Config
-from grpo_parts import Parts
 from grpo_utils import build, run
+from run.parts import Parts
 from tests.scripts import configured, rows, without_clocks
 
 SMALL = ("env.num_envs=8", "env.repeats=4", "train.total_dialog_turns=96", "policy.kl_coef=0")

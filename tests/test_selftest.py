@@ -120,7 +120,7 @@ def test_the_server_forks_checks_where_it_can(tmp_path: Path) -> None:
     assert row.status == "works", row.trace
     pid, *loaded = row.detail.split()
     assert int(pid) != os.getpid()
-    assert {"torch", "grpo_engines", "selftest.runs"} <= set(loaded)
+    assert {"torch", "run.engines", "selftest.runs"} <= set(loaded)
     assert ("vllm" in loaded) == (installed_vllm() is not None)
 
 

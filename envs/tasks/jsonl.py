@@ -11,10 +11,10 @@ from typing import Any
 
 from config.errors import ConfigError
 from envs.data import Row, is_message, load_rows, shown
-from envs.rules import RULES
 from envs.task import Completion, Example, Message, Reward, Task, register
 from envs.tasks.code import tests_of
 from envs.verifiers import code, equivalence
+from envs.verifiers.rules import RULES
 
 ANSWER_COLUMNS = ("answer", "gt_answer")
 ROLES = ("system", "developer", "user", "assistant", "tool")

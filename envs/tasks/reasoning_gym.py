@@ -5,9 +5,9 @@ from typing import Any
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.rules import RULES
 from envs.task import Completion, Example, Reward, Task, register
 from envs.verifiers.extract import tagged
+from envs.verifiers.rules import RULES
 
 OWN_OPTIONS = ("name", "num_rows", "seed")
 NUM_ROWS = 10_000

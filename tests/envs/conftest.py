@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from envs.sandbox import Sandbox
+from envs.sandbox.sandbox import Sandbox
 from tests.envs.sandboxes import LIMITS, SHUT_IN
 
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from envs.sandbox import Limits, Sandbox
+from envs.sandbox.sandbox import Limits, Sandbox
 from envs.task import Completion, Example, Reward
 
 

@@ -4,7 +4,7 @@ import os
 import time
 
 from config.env import EnvConfig
-from envs.reward_service import RewardService
+from envs.judging.service import RewardService
 from envs.task import Completion, Example, make_task
 
 

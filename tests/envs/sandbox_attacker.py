@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from config import errors
-from envs import sandbox_filter, sandbox_isolation
-from envs.sandbox import Limits, Sandbox
+from envs.sandbox import isolation, syscall_filter
+from envs.sandbox.sandbox import Limits, Sandbox
 
 COMMON = """
 import ctypes, errno, fcntl, os, signal, socket, struct, sys, time
@@ -194,13 +194,13 @@ print(sorted(set(os.environ) - {"HOME", "LC_CTYPE", "PWD", "PYTHONHASHSEED", "TM
 
 def make_shared() -> tuple[int, int, int]:
     """Numbers of System V shared memory, a message queue and a semaphore of this user."""
-    libc = sandbox_isolation.libc
+    libc = isolation.libc
     return libc.shmget(0, 4096, 0o1600), libc.msgget(0, 0o1600), libc.semget(0, 1, 0o1600)
 
 
 def remove_shared(ids: tuple[int, int, int]) -> list[str]:
     """What had happened to them."""
-    libc = sandbox_isolation.libc
+    libc = isolation.libc
     libc.shmat.restype = ctypes.c_void_p
     memory, queue, locks = ids
     changed = []
@@ -218,17 +218,17 @@ def remove_shared(ids: tuple[int, int, int]) -> list[str]:
 def programs(
     level: str, files: str, victim: int, port: int, folder: Path, ids: tuple[int, int, int]
 ) -> dict[str, str]:
-    column = sandbox_filter.MACHINES[os.uname().machine][1]
+    column = syscall_filter.MACHINES[os.uname().machine][1]
     calls = {
-        name: numbers[column] for name, numbers in sandbox_filter.refused(files).items() if numbers[column]
+        name: numbers[column] for name, numbers in syscall_filter.refused(files).items() if numbers[column]
     }
     kept = [str(folder / "kept"), str(folder / "folder")]
     values: dict[str, Any] = {
         "CALLS": calls,
-        "CLONE": sandbox_filter.CLONE[column],
-        "TKILL": sandbox_filter.REFUSED["tkill"][column],
-        "TGKILL": sandbox_filter.TGKILL[column],
-        "VM_READ": sandbox_filter.REFUSED["process_vm_readv"][column],
+        "CLONE": syscall_filter.CLONE[column],
+        "TKILL": syscall_filter.REFUSED["tkill"][column],
+        "TGKILL": syscall_filter.TGKILL[column],
+        "VM_READ": syscall_filter.REFUSED["process_vm_readv"][column],
         "VICTIM": victim,
         "PORT": port,
         "PATH": str(folder / "socket"),
@@ -268,8 +268,8 @@ def state(folder: Path) -> dict[str, Any]:
 
 
 def main(level: str, landlock: int, folder: Path) -> None:
-    real = sandbox_isolation.landlock_version()
-    sandbox_isolation.landlock_version = lambda: min(real, landlock)
+    real = isolation.landlock_version()
+    isolation.landlock_version = lambda: min(real, landlock)
     (folder / "kept").write_text("kept")
     (folder / "folder").mkdir()
     for path in ("kept", "folder"):

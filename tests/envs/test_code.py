@@ -10,9 +10,9 @@ import pytest
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.reward_service import RewardService
+from envs.judging.service import RewardService
 from envs.rewards import find_reward
-from envs.sandbox import Limits, Run, Sandbox, SandboxError
+from envs.sandbox.sandbox import Limits, Run, Sandbox, SandboxError
 from envs.task import Completion, Task, make_task
 from envs.verifiers import code
 from envs.verifiers.code import CodeOptions, Tests, Verdict, extract_code, judge

@@ -15,8 +15,8 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.attempts import attempts
 from envs.control_tokens import ControlTokens, control_tokens
+from envs.judging.service import RewardService
 from envs.prompt_length import PromptLimit
-from envs.reward_service import RewardService
 from envs.task import Completion, Example, Reward, Task
 from envs.token_env import OUTCOMES, Prompted, TokenEnv, encode_prompts
 from envs.tools import Tool

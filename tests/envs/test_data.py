@@ -14,8 +14,8 @@ import pytest
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.data import DEEPEST
-from envs.grade import grade
 from envs.task import make_task
+from run.grade import grade
 
 GOOD = b'{"prompt": "1+1=", "answer": 2}\n'
 

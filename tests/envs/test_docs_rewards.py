@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from config.env import EnvConfig
-from envs.reward_service import RewardService
+from envs.judging.service import RewardService
 from envs.rewards import known_rewards
 from envs.task import Completion, known_tasks, make_task
 from envs.tools import make_tools

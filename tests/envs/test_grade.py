@@ -8,7 +8,7 @@ import pytest
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.grade import grade
+from run.grade import grade
 
 
 def run(tmp_path: Path, samples: str, **options: object) -> tuple[int, list[dict[str, object]], str]:

@@ -8,8 +8,8 @@ import pytest
 
 from config.env import DifficultyConfig, EnvConfig
 from config.errors import ConfigError
+from envs.judging.service import RewardService
 from envs.prompts import PromptSource
-from envs.reward_service import RewardService
 from envs.task import Completion, Example, make_task
 from tests.tiny import numbered_examples
 

@@ -13,10 +13,10 @@ from transformers import AutoTokenizer
 from config.env import TOOLS, EnvConfig
 from config.errors import ConfigError
 from envs.duplicates import distinct_examples
+from envs.judging.service import RewardService
 from envs.mixed import Mixed
 from envs.options import option_problems
 from envs.prompts import PromptSource
-from envs.reward_service import RewardService
 from envs.task import Completion, make_task
 from envs.tools import find_tools, instructions, make_tools
 from envs.turns import Conversation, make_answerers, with_instructions

@@ -1,5 +1,5 @@
-from envs.problems import choose_problems
 from envs.task import Example
+from evaluation.problems import choose_problems
 from tests.tiny import numbered_examples
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.reward_pool import Worker
-from envs.reward_service import RewardService, Ticket
-from envs.reward_worker import IDLE
+from envs.judging.pool import Worker
+from envs.judging.service import RewardService, Ticket
+from envs.judging.worker import IDLE
 from envs.task import Completion, Example, make_task
 from envs.tasks.arithmetic import Arithmetic
 from tests.envs.sandboxes import WORKING

@@ -13,9 +13,9 @@ import torch
 
 from config.env import EnvConfig
 from config.errors import ConfigError
+from envs.judging.service import RewardService
+from envs.judging.worker import Judge, judged_here, pack
 from envs.own import load_own
-from envs.reward_service import RewardService
-from envs.reward_worker import Judge, judged_here, pack
 from envs.rewards import find_rewards, judges_in_process, least_score, make_judge
 from envs.task import Completion, Example, Outcome, Reward, make_task
 from tests.scripts import configured

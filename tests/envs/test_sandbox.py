@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from envs.sandbox import Sandbox
+from envs.sandbox.sandbox import Sandbox
 from tests.envs.sandboxes import LIMITS, NEEDS_LINUX, assert_unharmed
 
 pytestmark = NEEDS_LINUX

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from envs.sandbox import Sandbox
-from envs.sandbox_isolation import landlock_version
+from envs.sandbox.isolation import landlock_version
+from envs.sandbox.sandbox import Sandbox
 from tests.envs.sandboxes import NEEDS_LINUX, ROOT, WORKING
 
 pytestmark = NEEDS_LINUX

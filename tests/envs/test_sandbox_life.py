@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from config.errors import ConfigError
-from envs import sandbox as sandbox_module
-from envs.sandbox import Sandbox, choose_level, why_not
-from envs.sandbox_runner import empty
+from envs.sandbox import sandbox as sandbox_module
+from envs.sandbox.runner import empty
+from envs.sandbox.sandbox import Sandbox, choose_level, why_not
 from tests.envs.sandboxes import NEEDS_LINUX, ROOT, WORKING, descendants, supervisor
 from tests.processes import alive, wait_until_gone
 
@@ -100,7 +100,7 @@ def test_nothing_is_left_when_the_grader_is_killed(level: str, tmp_path: Path) -
     script = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from envs.sandbox import Limits, Sandbox
+from envs.sandbox.sandbox import Limits, Sandbox
 sandbox = Sandbox({level!r}, Limits(wall_seconds=100.0))
 sandbox.run("print()")
 print("ready", flush=True)

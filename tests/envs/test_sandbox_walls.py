@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envs.sandbox import Sandbox
+from envs.sandbox.sandbox import Sandbox
 from tests.envs.sandboxes import LIMITS, NEEDS_LINUX, ROOT, WORKING, assert_unharmed, parents
 
 pytestmark = NEEDS_LINUX

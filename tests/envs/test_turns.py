@@ -166,7 +166,7 @@ def test_what_makes_no_sense_is_refused(fields: dict[str, object], expected: str
 
 @pytest.fixture
 def python(tokenizer: PreTrainedTokenizerBase) -> Iterator[Conversation[int]]:
-    from envs.sandbox import LEVELS, why_not
+    from envs.sandbox.sandbox import LEVELS, why_not
 
     if all(why_not(level) for level in LEVELS):
         pytest.skip("no sandbox works here")

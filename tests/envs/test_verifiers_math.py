@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from config.env import EnvConfig
-from envs.rules import RULES
 from envs.verifiers import extract
 from envs.verifiers.bounds import is_bounded
 from envs.verifiers.equivalence import same_answer
 from envs.verifiers.latex import canonical, split_unit
 from envs.verifiers.numbers import final_number, is_worked_out, parse_number, same_number
+from envs.verifiers.rules import RULES
 
 SHARED = Path(__file__).resolve().parents[2] / ".." / "shared"
 GOLDEN = SHARED / "golden" / "grading.jsonl.gz"

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from config.env import EnvConfig
-from envs.rules import RULES
 from envs.task import make_task
 from envs.verifiers import bounds, formulas
 from envs.verifiers.equivalence import MAX_PARTS, same_answer
 from envs.verifiers.numbers import is_worked_out
+from envs.verifiers.rules import RULES
 from envs.verifiers.words import number_in_words
 from envs.verifiers.worked_out import read, worked_out
 

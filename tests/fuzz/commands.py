@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpo
-import grpo_engines  # noqa: F401
-import grpo_eval  # noqa: F401
 import rollout.streaming  # noqa: F401
+import run.engines
+import run.evaluation  # noqa: F401
 import training.learner  # noqa: F401
 from grpo_utils import launch
 

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from config.policy import load_policy
-from grpo_engines import learner_scores, outgoing
 from plan.machine import installed_vllm
 from plan.plan import Plan
-from rollout.transformers_engine import TransformersEngine
-from rollout.transports import InProcess, ObjectStore, SharedMemory
-from rollout.weights import named_weights
+from rollout.engines.transformers_engine import TransformersEngine
+from rollout.weights.outgoing import named_weights
+from rollout.weights.transports import InProcess, ObjectStore, SharedMemory
+from run.engines import learner_scores, outgoing
 from tests.gpu_layouts.layouts import LAYOUTS, SPREADS, Case, Layout, learner_on, save_tiny
 from tests.pretend_gpu import PretendedGPUs, pretend_gpus
 from tests.tiny import EOS, tiny_llama
@@ -148,7 +148,7 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Several packed buffers a push; and no pretended stream is left in vLLM's cache of streams."""
     from vllm.distributed.weight_transfer import packed_tensor
 
-    from rollout import vllm_transfer
+    from rollout.weights import transfer as vllm_transfer
 
     monkeypatch.setattr(vllm_transfer, "_BUFFER", 100 * KIB)
     packed_tensor._get_streams.cache_clear()
@@ -172,7 +172,7 @@ def test_nccl(
     """All buffers lie on the learner's first GPU, where its communicator is, and every GPU of it is waited for."""
     from vllm.distributed.weight_transfer import nccl_engine
 
-    from rollout.vllm_transfer import NativeTransfer
+    from rollout.weights.transfer import NativeTransfer
 
     wires: list[Wire] = []
 
@@ -221,7 +221,7 @@ def test_ipc(
     """The buffer lies on the learner's GPU, be it the second, and is handed over under that one's name."""
     from vllm.distributed.weight_transfer import packed_tensor
 
-    from rollout.vllm_transfer import NativeTransfer
+    from rollout.weights.transfer import NativeTransfer
 
     buffers: list[Tensor] = []
     arrived: dict[str, Tensor] = {}

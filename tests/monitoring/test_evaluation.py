@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from monitoring.evaluation import Tally, bootstrap, pass_at_k, summarize, table
+from evaluation.statistics import Tally, bootstrap, pass_at_k, summarize, table
 
 
 def tally(*correct: bool, errors: int = 0) -> Tally:

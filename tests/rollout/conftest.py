@@ -11,8 +11,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from plan.machine import installed_vllm
-from rollout.vllm_engine import VLLMEngine
-from rollout.vllm_settings import VLLMSettings
+from rollout.engines.vllm_engine import VLLMEngine
+from rollout.engines.vllm_settings import VLLMSettings
 
 VOCAB = 320
 EOS = 2

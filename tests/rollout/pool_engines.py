@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from config.errors import ConfigError
-from rollout.engine import Completion, Request, Response
+from rollout.engines.sampler import Completion, Request, Response
 
 
 class CountingEngine:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from rollout.canary import Canary, CanaryError, Tolerance, canary_sequences
-from rollout.vllm_engine import VLLMEngine
+from rollout.engines.vllm_engine import VLLMEngine
+from rollout.weights.canary import Canary, CanaryError, Tolerance, canary_sequences
 from tests.rollout.conftest import MAX_LEN, VOCAB, StartEngine, tiny_llama
 from training.engine_arithmetic import rounding_error
 
@@ -163,7 +163,7 @@ def test_an_adapter_that_is_never_applied(start_engine: StartEngine, monkeypatch
     from peft import LoraConfig, get_peft_model
     from peft.utils import get_peft_model_state_dict
 
-    from rollout.vllm_settings import AdapterShape
+    from rollout.engines.vllm_settings import AdapterShape
 
     policy = get_peft_model(tiny_llama(False), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"]))
     run = Run(start_engine(adapter=AdapterShape(4, 8.0, ("q_proj",))), policy)

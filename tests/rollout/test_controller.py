@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from rollout.controller import Controller
-from rollout.engine import Completion, Request, Response, Sampling
+from rollout.engines.sampler import Completion, Request, Response, Sampling
 from rollout.group_buffer import GroupBuffer
 
 

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from benchmarks.scheduler import Simulation
-from rollout.dispatch import Assigned, Dispatch
-from rollout.engine import Request, Sampling
+from rollout.engines.dispatch import Assigned, Dispatch
+from rollout.engines.sampler import Request, Sampling
 
 
 def request(number: int, n: int = 1) -> Request:

@@ -8,10 +8,10 @@ import torch
 
 from envs.token_env import TokenEnv
 from rollout.collector import EnginePolicy, Rollouts
-from rollout.engine import Request, Sampling, generate
 from rollout.engine_views import EngineView, SharedEngine
+from rollout.engines.sampler import Request, Sampling, generate
+from rollout.engines.transformers_engine import TransformersEngine
 from rollout.evaluator import FIRST_GROUP_ID, Evaluator
-from rollout.transformers_engine import TransformersEngine
 from tests.tiny import EOS, Judged, LengthReward, LetterTokenizer, numbered_examples, tiny_llama
 
 

@@ -20,10 +20,10 @@ import torch
 
 from config.errors import ConfigError
 from plan.machine import installed_vllm
-from rollout.engine import Engine, Request, Response, Sampling, generate
-from rollout.pool import EngineLost, PoolSettings, RayPool
-from rollout.ray_runtime import EnginePlace, start_ray
-from rollout.vllm_engine import VLLMEngine
+from rollout.engines.pool import EngineLost, PoolSettings, RayPool
+from rollout.engines.ray_runtime import EnginePlace, start_ray
+from rollout.engines.sampler import Engine, Request, Response, Sampling, generate
+from rollout.engines.vllm_engine import VLLMEngine
 from tests.processes import engine_processes, wait_until_gone
 from tests.rollout import pool_engines
 from tests.rollout.conftest import tiny_llama, tiny_settings
@@ -138,7 +138,7 @@ def test_groups_go_to_the_engine_with_room(open_pool: OpenPool) -> None:
 
 
 def test_an_object_store_push_reaches_every_engine(open_pool: OpenPool) -> None:
-    from rollout.transports import ObjectStore
+    from rollout.weights.transports import ObjectStore
 
     pool = open_pool(pool_engines.CountingEngine, engines=2)
     pool.transport = ObjectStore(pool.deliver)
@@ -261,8 +261,8 @@ def test_what_fails_while_the_pool_closes_starts_no_other_engine(
     while not re.search(r"never_returns", pool.stacks()):
         time.sleep(0.05)
     before = set(engine_processes())
-    monkeypatch.setattr("rollout.pool.start_host", lambda *_: pytest.fail("an engine beside the end"))
-    monkeypatch.setattr("rollout.pool._CLOSE_S", 0.2)
+    monkeypatch.setattr("rollout.engines.pool.start_host", lambda *_: pytest.fail("an engine beside the end"))
+    monkeypatch.setattr("rollout.engines.pool._CLOSE_S", 0.2)
     pool.close()
     left_behind.join(60)
     (failure,) = failures
@@ -343,7 +343,7 @@ def test_a_start_that_takes_too_long_takes_everything_down(
     def clock() -> float:
         return time.monotonic() + (1000.0 if len(list(tmp_path.iterdir())) == 2 else 0.0)
 
-    monkeypatch.setattr("rollout.pool.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr("rollout.engines.pool.time", SimpleNamespace(monotonic=clock))
     says = r"waits_for_a_download[\s\S]*waited 600 s for engine 0 \(CPU\), engine 1"
     with pytest.raises(EngineLost, match=says):
         RayPool(partial(pool_engines.SlowStart, tmp_path), TWO_PLACES, PoolSettings())
@@ -375,7 +375,7 @@ def test_a_machine_too_busy_to_start_ray_in_time_gets_a_second_chance(
 
 
 def test_no_cluster_at_the_address_is_one_message() -> None:
-    script = "from rollout.ray_runtime import start_ray; start_ray('127.0.0.1:1', 1)"
+    script = "from rollout.engines.ray_runtime import start_ray; start_ray('127.0.0.1:1', 1)"
     run = subprocess.run(
         [sys.executable, "-c", script], cwd=PROJECT, capture_output=True, text=True, timeout=120
     )

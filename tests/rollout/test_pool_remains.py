@@ -19,9 +19,9 @@ RUN = """
 import sys, time
 from functools import partial
 import torch
-from rollout.engine import Request, Sampling
-from rollout.pool import PoolSettings, RayPool
-from rollout.ray_runtime import EnginePlace
+from rollout.engines.sampler import Request, Sampling
+from rollout.engines.pool import PoolSettings, RayPool
+from rollout.engines.ray_runtime import EnginePlace
 from tests.rollout.pool_engines import CountingEngine
 
 pool = RayPool(partial(CountingEngine, 0.01), [EnginePlace("engine 0")], PoolSettings())

@@ -8,8 +8,8 @@ import psutil
 import pytest
 import ray
 
-from rollout.pool import PoolSettings, RayPool
-from rollout.ray_runtime import EnginePlace, start_host
+from rollout.engines.pool import PoolSettings, RayPool
+from rollout.engines.ray_runtime import EnginePlace, start_host
 from tests.rollout import pool_engines
 
 

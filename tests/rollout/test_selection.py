@@ -8,9 +8,9 @@ from tensordict import TensorDict, TensorDictBase
 
 from envs.verdicts import judged, success
 from rollout.collector import EnginePolicy, Rollouts, collate
-from rollout.engine import Sampling
+from rollout.engines.sampler import Sampling
+from rollout.engines.transformers_engine import TransformersEngine
 from rollout.selection import choose_balanced, totals
-from rollout.transformers_engine import TransformersEngine
 from tests.tiny import EOS, LengthReward, LetterTokenizer, numbered_examples, tiny_llama
 
 INVALID, ERROR = 1, 2

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from rollout.engine import Completion, Request, Response, Sampling, generate
-from rollout.sampler import Filter, draw, uniforms
-from rollout.transformers_engine import TransformersEngine
+from rollout.engines.draw import Filter, draw, uniforms
+from rollout.engines.sampler import Completion, Request, Response, Sampling, generate
+from rollout.engines.transformers_engine import TransformersEngine
 from tests.tiny import EOS, VOCABULARY, tiny_llama
 
 

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from plan.machine import installed_vllm
-from rollout.engine import Request, Response, Sampling
-from rollout.transports import InProcess, Layout, MappedWeights, SharedMemory
-from rollout.vllm_engine import VLLMEngine
-from rollout.weights import Outgoing, Part, named_weights
+from rollout.engines.sampler import Request, Response, Sampling
+from rollout.engines.vllm_engine import VLLMEngine
+from rollout.weights.outgoing import Outgoing, Part, named_weights
+from rollout.weights.transports import InProcess, Layout, MappedWeights, SharedMemory
 from tests.rollout.conftest import StartEngine, lora_policy, tiny_llama
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -226,7 +226,7 @@ def mapped_backend() -> Iterator[Callable[[Any], Any]]:
 def test_the_native_api_with_requests_in_flight(
     start_engine: StartEngine, mapped_backend: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rollout import vllm_transfer
+    from rollout.weights import transfer as vllm_transfer
 
     monkeypatch.setitem(vllm_transfer.INIT, "mapped", mapped_backend)
     engine, sequence = start_engine(True, weight_transfer="mapped"), list(range(3, 203))
@@ -256,7 +256,7 @@ def test_the_native_api_with_requests_in_flight(
 def test_a_native_push_that_nobody_takes_ends_by_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
-    from rollout import vllm_transfer
+    from rollout.weights import transfer as vllm_transfer
 
     monkeypatch.setitem(vllm_transfer.INIT, "mapped", lambda end: threading.Event().wait())
 
@@ -273,7 +273,7 @@ def test_a_native_push_that_nobody_takes_ends_by_deadline(monkeypatch: pytest.Mo
 
 @needs_vllm
 def test_each_engines_workers_get_their_own_ranks() -> None:
-    from rollout.vllm_transfer import _Client
+    from rollout.weights.transfer import _Client
 
     class Three:
         members = (10, 11, 12)

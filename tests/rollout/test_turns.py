@@ -14,8 +14,8 @@ from envs.task import Completion, Example, Reward
 from envs.token_env import TokenEnv
 from envs.turns import Conversation, ThinkAgain
 from rollout.collector import EnginePolicy, Rollouts
-from rollout.engine import Request, Response, Sampling, generate
-from rollout.transformers_engine import TransformersEngine
+from rollout.engines.sampler import Request, Response, Sampling, generate
+from rollout.engines.transformers_engine import TransformersEngine
 from rollout.turns import TurnEngine
 from tests.tiny import ImmediateRewards
 from training.forward import ResponseScorer

@@ -12,8 +12,8 @@ from unittest import mock
 import pytest
 import torch
 
-from rollout.engine import Request, Response, Sampling, generate
-from rollout.vllm_engine import VLLMEngine
+from rollout.engines.sampler import Request, Response, Sampling, generate
+from rollout.engines.vllm_engine import VLLMEngine
 from tests.rollout.conftest import StartEngine, tiny_llama
 
 REQUESTS = [Request(i, tuple(range(3, 9 + i)), 4, Sampling(max_tokens=12 + i), seed=i) for i in range(6)]

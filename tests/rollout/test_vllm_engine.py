@@ -9,9 +9,9 @@ from transformers import LlamaForCausalLM
 
 from config.errors import ConfigError
 from rollout import vllm_settings as settings_module
-from rollout.engine import Completion, Request, Response, Sampling, generate
-from rollout.vllm_engine import VLLMEngine
-from rollout.vllm_settings import AdapterShape, check_version, process_state_kept
+from rollout.engines.sampler import Completion, Request, Response, Sampling, generate
+from rollout.engines.vllm_engine import VLLMEngine
+from rollout.engines.vllm_settings import AdapterShape, check_version, process_state_kept
 from tests.rollout.conftest import EOS, MAX_LEN, VOCAB, StartEngine, tiny_llama
 
 

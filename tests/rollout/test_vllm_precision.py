@@ -5,8 +5,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from rollout import vllm_arguments
-from rollout.engine import Request, Sampling, generate
-from rollout.vllm_engine import VLLMEngine
+from rollout.engines.sampler import Request, Sampling, generate
+from rollout.engines.vllm_engine import VLLMEngine
 from tests.rollout.conftest import StartEngine, tiny_llama
 from training.engine_arithmetic import computing_in, learner_scores
 

@@ -13,15 +13,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from plan.machine import installed_vllm
-from rollout.weights import Outgoing
+from rollout.weights.outgoing import Outgoing
 
 if installed_vllm() is None:
     pytest.skip("vLLM is not installed", allow_module_level=True)
 
 from vllm.distributed.weight_transfer.packed_tensor import pack_tensors
 
-from rollout import vllm_transfer
-from rollout.vllm_transfer import Endpoint, NativeTransfer, _Source, buffer_bytes, ipc_init, nccl_init
+from rollout.weights import transfer as vllm_transfer
+from rollout.weights.transfer import Endpoint, NativeTransfer, _Source, buffer_bytes, ipc_init, nccl_init
 
 MIB = 1 << 20
 PRETENDING = FakeTensorMode()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from config.errors import ConfigError
-from rollout.weights import Outgoing, adapter_weights, named_weights
+from rollout.weights.outgoing import Outgoing, adapter_weights, named_weights
 from tests.rollout.conftest import lora_policy, tiny_llama
 
 IDS = torch.arange(3, 40)[None]

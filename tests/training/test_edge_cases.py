@@ -17,8 +17,8 @@ from config.schema import Config, ModelConfig, TrainConfig
 from envs.task import Completion, Example, Reward
 from envs.token_env import TokenEnv
 from rollout.collector import EnginePolicy, Rollouts
-from rollout.engine import Sampling
-from rollout.transformers_engine import TransformersEngine
+from rollout.engines.sampler import Sampling
+from rollout.engines.transformers_engine import TransformersEngine
 from tests.tiny import EOS, ImmediateRewards, LetterTokenizer, numbered_examples, tiny_llama
 from training.forward import ResponseScorer
 from training.learner import Learner

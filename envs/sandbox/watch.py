@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
 
-from envs.sandbox_isolation import DISK_ENTRIES
+from envs.sandbox.isolation import DISK_ENTRIES
 
 Status = Literal["finished", "time", "output", "disk"]
 

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.data import local_rows, shown
-from envs.reward_service import RewardService, Scored
+from envs.judging.service import RewardService, Scored
 from envs.task import Completion, Example, checked_examples, make_task
 
 PORTION = 512

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection
 
 from config.errors import ConfigError, DeadlineError
-from envs.reward_worker import FORK, IDLE, KILL, PROGRESS, Verdict, describe, pack
+from envs.judging.worker import FORK, IDLE, KILL, PROGRESS, Verdict, describe, pack
 from envs.task import Completion, Example, Task
 
 START_SECONDS = 120.0
@@ -21,7 +21,7 @@ AHEAD_BYTES = 48 << 10
 """Far below the smallest default buffer of a Unix socket."""
 _BODY = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from envs.reward_worker import start_nursery; start_nursery(int(sys.argv[2]))"
+    "from envs.judging.worker import start_nursery; start_nursery(int(sys.argv[2]))"
 )
 
 

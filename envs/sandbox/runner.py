@@ -1,11 +1,11 @@
-"""The sandbox's inside: a supervisor that forks one process per test (`envs.sandbox_program`).
+"""The sandbox's inside: a supervisor that forks one process per test (`envs.sandbox.program`).
 
     grader ──socket──▶ supervisor ──fork──▶ test      START, with descriptors: program, stdin; out, err, value
            ◀──────────                                ANSWER: how it ended
            ◀──pipes──────────────────────── test      what it printed
 
-Started by `envs.sandbox` as a bare interpreter (no site-packages, empty environment). The supervisor never runs a
-line of a tested program, and never reads one, its input or its output: these lie behind descriptors that it hands on.
+Started by `envs.sandbox.sandbox` as a bare interpreter (no site-packages, empty environment). The supervisor never runs
+a line of a tested program, and never reads one, its input or its output: these lie behind descriptors it hands on.
 So its memory, which every test begins with, holds nothing of the tests before. It ends when its socket closes, and
 with it ends everything that it started.
 """
@@ -22,8 +22,8 @@ import sys
 import time
 from typing import Any
 
-from envs import sandbox_isolation
-from envs.sandbox_program import READY, Tested
+from envs.sandbox import isolation
+from envs.sandbox.program import READY, Tested
 
 LENGTH = struct.Struct("<I")
 START, END = b"S", b"E"
@@ -79,9 +79,9 @@ def main() -> None:
     if settings["level"] != "bubblewrap":
         _become_child(settings["level"] == "namespaces", grader)
     if settings["level"] == "namespaces":
-        sandbox_isolation.die_with_parent()
-        sandbox_isolation.build_root(settings["disk_bytes"])
-    sandbox_isolation.hide_memory()
+        isolation.die_with_parent()
+        isolation.build_root(settings["disk_bytes"])
+    isolation.hide_memory()
     if settings["level"] == "rlimits" and os.geteuid() == 0:
         os.chown(settings["directory"], settings["user"], settings["user"])
     supervisor = Supervisor(settings, grader)
@@ -102,7 +102,7 @@ def _become_child(in_namespaces: bool, grader: socket.socket) -> None:
     still has files to remove.
     """
     if in_namespaces:
-        sandbox_isolation.unshare_namespaces()
+        isolation.unshare_namespaces()
     child = os.fork()
     if child:
         grader.close()
@@ -134,7 +134,7 @@ def is_empty(directory: str) -> bool:
     """Whether a directory holds nothing. No name of what it holds stays in memory."""
     entries = ctypes.create_string_buffer(4096)
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    size = sandbox_isolation.libc.syscall(GET_ENTRIES[os.uname().machine], fd, entries, len(entries))
+    size = isolation.libc.syscall(GET_ENTRIES[os.uname().machine], fd, entries, len(entries))
     os.close(fd)
     ctypes.memset(entries, 0, len(entries))
     return int(size) == NO_ENTRIES

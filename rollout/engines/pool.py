@@ -4,7 +4,7 @@
                  ▲                                │
                  └── the engine died or is hung ──┘  a new actor starts, loads the current weights, goes on
 
-Which group is where is the business of rollout/dispatch.py; here are the actors. An engine may be lost at any
+Which group is where is the business of rollout/engines/dispatch.py; here are the actors. An engine may be lost at any
 moment, in a push as in a step: the others go on, and the new actor joins them when it has started. `step` waits
 for engines at most its timeout; every other wait has a deadline, and the stacks of all actors are shown when it
 passes.
@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 from config.errors import ConfigError
-from rollout.dispatch import Dispatch
-from rollout.engine import Engine, Request, Response
-from rollout.engine_host import Report, WeightHandle
-from rollout.pool_state import EngineLost, PoolSettings, Slot, stacks_of
-from rollout.ray_runtime import EnginePlace, begin_start, free_resources, start_host, start_ray
-from rollout.transports import ObjectStore, SharedMemory, Transport
-from rollout.weights import Outgoing
+from rollout.engines.dispatch import Dispatch
+from rollout.engines.host import Report, WeightHandle
+from rollout.engines.pool_state import EngineLost, PoolSettings, Slot, stacks_of
+from rollout.engines.ray_runtime import EnginePlace, begin_start, free_resources, start_host, start_ray
+from rollout.engines.sampler import Engine, Request, Response
+from rollout.weights.outgoing import Outgoing
+from rollout.weights.transports import ObjectStore, SharedMemory, Transport
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _LOST: Any = object()
 
 
 class RayPool:
-    """See the head of this file, and `rollout.engine.Engine` for the protocol.
+    """See the head of this file, and `rollout.engines.sampler.Engine` for the protocol.
 
     Args:
         factory: builds one engine inside its actor; must be picklable.

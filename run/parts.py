@@ -20,15 +20,15 @@ if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line 
     import torch
     from tensordict import TensorDictBase
 
-    from envs.reward_service import RewardService
-    from grpo_engines import Weights
-    from grpo_eval import Evaluation
-    from grpo_resume import Saved
+    from envs.judging.service import RewardService
     from monitoring.monitor import Monitor
     from monitoring.watch import Watch
     from plan.plan import Plan
     from rollout.collector import Keep, Rollouts
     from rollout.streaming import PromptQueue, Stream
+    from run.engines import Weights
+    from run.evaluation import Evaluation
+    from run.resume import Saved
     from training.learner import Learner, StepReport
 
 

@@ -21,8 +21,8 @@ import numpy as np
 
 from config.env import EnvConfig
 from config.errors import ConfigError, DeadlineError
-from envs.reward_pool import NurseryDied, Pool, Worker
-from envs.reward_worker import CRASHED, IDLE, Judge, Verdict, judged_here
+from envs.judging.pool import NurseryDied, Pool, Worker
+from envs.judging.worker import CRASHED, IDLE, Judge, Verdict, judged_here
 from envs.rewards import judges_in_process, least_score
 from envs.task import Completion, Example, Outcome, Task
 

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 import torch
 
-from rollout.engine import Engine
-from rollout.engine_host import WeightHandle
-from rollout.weights import Outgoing, Part
+from rollout.engines.host import WeightHandle
+from rollout.engines.sampler import Engine
+from rollout.weights.outgoing import Outgoing, Part
 
 Deliver = Callable[[WeightHandle, int], None]
 

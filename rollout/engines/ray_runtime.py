@@ -12,14 +12,14 @@ from typing import Any
 import psutil
 
 from config.errors import ConfigError
-from rollout.engine import Engine
-from rollout.engine_host import CONCURRENCY_GROUPS, EngineHost
+from rollout.engines.host import CONCURRENCY_GROUPS, EngineHost
+from rollout.engines.sampler import Engine
 
 log = logging.getLogger(__name__)
 
 _REACH_S = 10.0
 _OVERLOADED = "node timed out during startup"
-PROJECT = Path(__file__).resolve().parents[1]
+PROJECT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)

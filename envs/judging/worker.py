@@ -1,4 +1,4 @@
-"""The processes that judge. Started by `envs.reward_pool`; never imports torch.
+"""The processes that judge. Started by `envs.judging.pool`; never imports torch.
 
 A nursery imports the task once and then forks workers on request, so that a fresh worker costs milliseconds. It
 runs no reward itself, so it always answers; it reaps what dies, and kills whatever a killed worker leaves behind.

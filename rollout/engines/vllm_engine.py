@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from config.errors import ConfigError, DeadlineError
-from rollout.engine import Completion, FinishReason, Request, Response, Sampling
-from rollout.transports import SharedMemory
-from rollout.vllm_arguments import engine_arguments
-from rollout.vllm_settings import (
+from rollout.engines.sampler import Completion, FinishReason, Request, Response, Sampling
+from rollout.engines.vllm_arguments import engine_arguments
+from rollout.engines.vllm_settings import (
     VLLMSettings,
     check_version,
     communication_files,
@@ -30,8 +29,9 @@ from rollout.vllm_settings import (
     process_state_kept,
     set_environment,
 )
-from rollout.vllm_worker import write_adapter
-from rollout.weights import Outgoing
+from rollout.engines.vllm_worker import write_adapter
+from rollout.weights.outgoing import Outgoing
+from rollout.weights.transports import SharedMemory
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -50,7 +50,7 @@ class _Group:
 
 
 class VLLMEngine:
-    """A vLLM engine in this process (see `rollout.engine.Engine` for the protocol).
+    """A vLLM engine in this process (see `rollout.engines.sampler.Engine` for the protocol).
 
     `received` holds the names of the last push, for the canary's diagnosis.
 

@@ -330,7 +330,7 @@ def write_model(saved: Saved, model: ModelConfig, folder: Path) -> None:
     """
     import torch
 
-    from rollout.weights import named_weights
+    from rollout.weights.outgoing import named_weights
     from training.model import add_lora, causal_model, load_model, load_tokenizer
     from training.trained import base_digest, load_trained, save_model
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envs import sandbox_isolation
-from envs.sandbox_program import READY, write_all
-from envs.sandbox_runner import ANSWER, END, START, pack
-from envs.sandbox_watch import Status, Watch
+from envs.sandbox import isolation
+from envs.sandbox.program import READY, write_all
+from envs.sandbox.runner import ANSWER, END, START, pack
+from envs.sandbox.watch import Status, Watch
 
 START_SECONDS = 30.0
 GRACE_SECONDS = 15.0
@@ -225,19 +225,19 @@ def _in_memory(name: str, data: bytes) -> int:
 
 
 def _interpreter() -> list[str]:
-    root = str(Path(__file__).resolve().parent.parent)
-    start = f"import sys; sys.path.insert(0, {root!r}); from envs.sandbox_runner import main; sys.path.pop(0); main()"
+    root = str(Path(__file__).resolve().parents[2])
+    start = f"import sys; sys.path.insert(0, {root!r}); from envs.sandbox.runner import main; sys.path.pop(0); main()"
     return [os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", start]
 
 
 def _bubblewrap(limits: Limits) -> list[str]:
     project = Path(__file__).resolve().parent
-    modules = [project / "__init__.py", *sorted(project.glob("sandbox_*.py"))]
-    readable = [*sandbox_isolation.readable_paths(), os.path.realpath(sys.executable), *map(str, modules)]
+    modules = [project.parent / "__init__.py", *sorted(project.glob("*.py"))]
+    readable = [*isolation.readable_paths(), os.path.realpath(sys.executable), *map(str, modules)]
     above = sorted({str(parent) for path in readable for parent in Path(path).parents} - {"/"})
     entered = [part for path in above for part in ("--perms", "0755", "--dir", path)]
     binds = [part for path in readable for part in ("--ro-bind", os.path.realpath(path), path)]
-    devices = [part for path in sandbox_isolation.DEVICES for part in ("--dev-bind", path, path)]
+    devices = [part for path in isolation.DEVICES for part in ("--dev-bind", path, path)]
     names = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     if os.geteuid() != 0:
         names.append("--unshare-user")
@@ -261,7 +261,7 @@ def _settings(level: str, limits: Limits, without: tuple[str, ...], directory: s
 
     files: what keeps the user's files from the program: a `root of its own`, `landlock`, or that it may change none.
     """
-    version = 0 if "landlock" in without else sandbox_isolation.landlock_version()
+    version = 0 if "landlock" in without else isolation.landlock_version()
     files = "root of its own" if level != "rlimits" else "landlock" if version else "none"
     return {
         "level": level,

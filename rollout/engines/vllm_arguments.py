@@ -2,9 +2,9 @@
 
 from typing import Any, cast
 
-from rollout.vllm_settings import VLLMSettings
+from rollout.engines.vllm_settings import VLLMSettings
 
-_WORKER_EXTENSION = "rollout.vllm_worker.WeightReceiver"
+_WORKER_EXTENSION = "rollout.engines.vllm_worker.WeightReceiver"
 _PREFILL_TOKENS = 4096
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM allocates
 

@@ -4,7 +4,7 @@
         run = sandbox.run("print(int(input()) + 1)", b"41\\n")     # run.stdout == b"42\\n"
 
 The caller compares outputs; expected ones never enter the sandbox. Levels and what each protects against are in
-docs/sandbox.md. The inside is `envs.sandbox_runner`; `envs.sandbox_session` stands between.
+docs/sandbox.md. The inside is `envs.sandbox.runner`; `envs.sandbox.session` stands between.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from config.errors import ConfigError
-from envs.sandbox_session import Job, Limits, Run, SandboxError, Session
+from envs.sandbox.session import Job, Limits, Run, SandboxError, Session
 
 __all__ = ["LEVELS", "Limits", "Run", "Sandbox", "SandboxError", "choose_level", "why_not"]
 

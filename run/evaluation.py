@@ -26,23 +26,23 @@ from config.outcome import RunOutcome
 from config.schema import Config
 from envs.attempts import attempts
 from envs.duplicates import distinct_examples
-from envs.problems import Problems, choose_problems
+from envs.judging.service import RewardService
 from envs.prompt_length import PromptLimit
-from envs.reward_service import RewardService
 from envs.task import Task, make_task
 from envs.token_env import LENGTH, TokenEnv
 from envs.turns import with_instructions
 from envs.verdicts import judged, success
-from grpo_engines import build_engine, in_turns, make_conversation
-from monitoring.evaluation import Tally, summarize, table
+from evaluation.problems import Problems, choose_problems
+from evaluation.statistics import Tally, summarize, table
 from monitoring.monitor import Monitor
 from monitoring.progress import Progress
 from monitoring.trackers import make_tracker
 from plan.plan import Plan
 from rollout.collector import EnginePolicy, Rollouts
-from rollout.engine import Sampling
 from rollout.engine_views import EngineView, SharedEngine
+from rollout.engines.sampler import Sampling
 from rollout.evaluator import Evaluator
+from run.engines import build_engine, in_turns, make_conversation
 from training.model import load_tokenizer, saved_eos_token_ids
 
 _SLICE_S = 0.5  # generation between two returns to the learner's thread: progress, and a look at Ctrl-C

@@ -1,7 +1,7 @@
 """From the config to engines, and the weights' way to them: the half of the composition root that generates.
 
 One engine lives in this process, several (or `ray.enabled=true`, or a `ray.address`) as Ray actors in a pool;
-both speak the protocol of rollout/engine.py, so nothing above knows which it is.
+both speak the protocol of rollout/engines/sampler.py, so nothing above knows which it is.
 """
 
 import gc
@@ -23,16 +23,16 @@ from config.schema import Config
 from envs.turns import Conversation, make_answerers
 from plan.model_shape import model_path
 from plan.plan import Plan
-from rollout.canary import Canary, Tolerance, canary_sequences
-from rollout.engine import Engine
-from rollout.pool import PoolSettings, RayPool
-from rollout.ray_runtime import EnginePlace, own_address
-from rollout.transformers_engine import TransformersEngine
-from rollout.transports import InProcess, Transport
+from rollout.engines.pool import PoolSettings, RayPool
+from rollout.engines.ray_runtime import EnginePlace, own_address
+from rollout.engines.sampler import Engine
+from rollout.engines.transformers_engine import TransformersEngine
+from rollout.engines.vllm_engine import VLLMEngine
+from rollout.engines.vllm_settings import AdapterShape, VLLMSettings
 from rollout.turns import TurnEngine
-from rollout.vllm_engine import VLLMEngine
-from rollout.vllm_settings import AdapterShape, VLLMSettings
-from rollout.weights import Outgoing, adapter_weights, named_weights
+from rollout.weights.canary import Canary, Tolerance, canary_sequences
+from rollout.weights.outgoing import Outgoing, adapter_weights, named_weights
+from rollout.weights.transports import InProcess, Transport
 from training.engine_arithmetic import learner_scores, rounding_error
 from training.model import (
     causal_model,
@@ -291,7 +291,7 @@ def _transport(config: Config, engine: Engine, plan: Plan) -> Transport:
     assert isinstance(engine, RayPool)
     if plan.transport not in ("nccl", "ipc"):
         return engine.transport
-    from rollout.vllm_transfer import LOOPBACK, NativeTransfer
+    from rollout.weights.transfer import LOOPBACK, NativeTransfer
 
     return NativeTransfer(
         plan.transport,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from rollout.transports import MappedWeights
+from rollout.weights.transports import MappedWeights
 
 
 def write_adapter(

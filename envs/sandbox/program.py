@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import Any, NoReturn
 
-from envs import sandbox_filter, sandbox_isolation
+from envs.sandbox import isolation, syscall_filter
 
 READY = b"R"
 VALUE_FD = 3
@@ -80,16 +80,16 @@ class Tested:
 
     def _confine(self) -> None:
         settings = self.settings
-        readable = sandbox_isolation.readable_paths()
+        readable = isolation.readable_paths()
         if settings["files"] == "landlock":
-            sandbox_isolation.confine_files(readable, ".", settings["landlock"])
-        sandbox_isolation.drop_privileges(settings["user"])
+            isolation.confine_files(readable, ".", settings["landlock"])
+        isolation.drop_privileges(settings["user"])
         if settings["level"] == "rlimits":
-            sandbox_isolation.die_with_parent()
+            isolation.die_with_parent()
             if self.libraries and not os.access(os.__file__, os.R_OK):
                 _import_through_open_directories(VALUE_FD + 1)
         if settings["filter"]:
-            sandbox_filter.install(sandbox_isolation.libc, settings["files"])
+            syscall_filter.install(isolation.libc, settings["files"])
 
 
 def _import_through_open_directories(fd: int) -> None:

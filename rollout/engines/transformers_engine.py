@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from rollout.engine import Completion, FinishReason, Request, Response
-from rollout.sampler import Filter, draw, row_seeds
-from rollout.slot_cache import SlotCache
+from rollout.engines.draw import Filter, draw, row_seeds
+from rollout.engines.sampler import Completion, FinishReason, Request, Response
+from rollout.engines.slot_cache import SlotCache
 
 _SHRINK_BELOW = 0.75  # rows are compacted when fewer than this share still run: copying costs, idling too
 
@@ -38,7 +38,7 @@ class _Row:
 
 
 class TransformersEngine:
-    """Samples from `model` (see `rollout.engine.Engine` for the protocol).
+    """Samples from `model` (see `rollout.engines.sampler.Engine` for the protocol).
 
     Args:
         model: a causal language model; the engine owns it and sets it to evaluation.

@@ -12,7 +12,7 @@ import heapq
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
-from rollout.engine import Request
+from rollout.engines.sampler import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rollout.engine import Engine, Request, Response
+from rollout.engines.sampler import Engine, Request, Response
 
 CONCURRENCY_GROUPS = {"poll": 1, "watch": 1}
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from config.errors import RunError
-from rollout.ray_runtime import EnginePlace
+from rollout.engines.ray_runtime import EnginePlace
 
 _STACKS_S = 5.0
 
