@@ -1,0 +1,108 @@
+"""The record of one prompt with its completions: what crosses from rollout to learner, evaluation and monitoring.
+
+Plain Python, no torch. `rollout.generate.run_group` makes a group and judges it; nobody changes it afterwards, and
+nothing of it is thrown away. Tensors are made of it once, by `training.batch`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from envs.task import Completion, Example, Outcome
+
+FinishReason = Literal["stop", "length", "abort"]
+OUTCOMES: tuple[Outcome, ...] = ("scored", "invalid", "error")
+FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. `top_k=0` and `top_p=1` mean the full vocabulary; `temperature=0` is greedy."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 256
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the reward service says of one completion. seconds: that judging took."""
+
+    score: float
+    parts: dict[str, float]
+    outcome: Outcome
+    seconds: float = 0.0
+
+    @property
+    def judged(self) -> bool:
+        """False where judging failed, so that the score says nothing about the completion."""
+        return self.outcome != "error"
+
+    @property
+    def success(self) -> float:
+        """The reward's `accuracy` part (0 to 1), or 1 for a score of at least 1 where it has none."""
+        return self.parts.get("accuracy", float(self.score >= 1))
+
+
+@dataclass
+class SampledCompletion:
+    """One sampled completion: every token of it, who wrote it, and what became of it.
+
+    token_ids: the end-of-sequence token included where one was drawn.
+    log_probs: one a token, of the distribution it was sampled from (after temperature, top-p and top-k).
+    policy_versions: one a token, the version of the weights that drew it.
+    finish_reason: "stop" (end of sequence drawn), "length" (max_tokens reached), "abort".
+    sampled: one a token, false where the environment wrote it (a tool's result); None: the model drew all.
+    text: the whole completion decoded, every turn of it. Control tokens show only where they do not belong.
+    shown: what the reward saw. verdict: what it said.
+    """
+
+    token_ids: list[int]
+    log_probs: list[float]
+    policy_versions: list[int]
+    finish_reason: FinishReason
+    sampled: list[bool] | None = None
+    text: str = ""
+    shown: Completion | None = None
+    verdict: Verdict | None = None
+
+    @property
+    def num_drawn(self) -> int:
+        """Tokens that the model drew, in all its turns."""
+        return len(self.token_ids) if self.sampled is None else sum(self.sampled)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of `time.time()`: the prompt is encoded, the last token is there, the last verdict is there."""
+
+    begun: float
+    drawn: float
+    judged: float
+
+
+@dataclass
+class Group:
+    """One prompt and its completions: the unit of advantage, dispatch, re-queueing and of the buffer.
+
+    group_id: unique; prompts may recur, ids never do.
+    prompt: token ids, ending where the assistant's answer begins. prompt_text: decoded, chat template included.
+    completions: those that are trained on, `env.repeats` of them.
+    left_out: candidates that were generated and not chosen (`env.oversample`).
+    in_place_of: the group that dynamic sampling refused, which this one replaces; it may replace another in turn.
+    """
+
+    group_id: int
+    example: Example
+    prompt: tuple[int, ...]
+    prompt_text: str
+    sampling: Sampling
+    completions: list[SampledCompletion]
+    times: Times
+    left_out: list[SampledCompletion] = field(default_factory=list)
+    in_place_of: "Group | None" = None
+
+    @property
+    def version(self) -> int:
+        """The oldest policy version that drew one of its tokens."""
+        return min(version for one in self.completions for version in one.policy_versions)
