@@ -173,7 +173,14 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     from rollout.engine_views import SharedEngine
     from rollout.engines.sampler import Sampling
     from rollout.streaming import PromptQueue
-    from run.engines import build_engine, build_weights, in_turns, make_conversation
+    from run.engines import (
+        adapter_shape,
+        build_engine,
+        build_weights,
+        in_turns,
+        make_conversation,
+        policy_weights,
+    )
     from run.evaluation import Evaluation, load_sets
     from training.learner import Learner
     from training.model import eos_token_ids, load_model, load_tokenizer
@@ -205,7 +212,7 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     model = load_model(config.model, torch_devices(plan.devices.train))
     ends = eos_token_ids(model, tokenizer)
     live.begin("starting engines")
-    engine = build_engine(config, model, tokenizer, plan, run_dir)
+    engine = build_engine(config, tokenizer, plan, run_dir, adapter_shape(config))
     built.callback(engine.close)
     model, scorer, reference = build_models(config, model, plan)
     learner = Learner(model, scorer, reference, config, run_dir, live.stage)
@@ -232,7 +239,7 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
         run_dir,
         learner,
         Rollouts(env, policy, config.env.repeats, config.policy.filter_attempts, live.stage),
-        build_weights(config, model, engine, plan),
+        build_weights(config, policy_weights(config, model, plan), engine, plan),
         prompts,
         rewards,
         monitor,

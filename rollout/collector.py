@@ -9,7 +9,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
 from envs.token_env import FINISH_REASONS, Prompted, TokenEnv, length_mask, pad
-from rollout.engines.sampler import Completion, Engine, Request, Response, Sampling, answers, generate
+from rollout.engines.sampler import Completion, Request, Response, Sampling, SteppedEngine, answers, generate
 from rollout.selection import choose_balanced, in_place_of, same_parts, totals
 
 Keep = Callable[[TensorDictBase], torch.Tensor]
@@ -27,7 +27,9 @@ class EnginePolicy(TensorDictModuleBase):
         timeout: seconds in which at least one group must finish.
     """
 
-    def __init__(self, engine: Engine, sampling: Sampling, repeats: int, seed: int, timeout: float) -> None:
+    def __init__(
+        self, engine: SteppedEngine, sampling: Sampling, repeats: int, seed: int, timeout: float
+    ) -> None:
         super().__init__()
         self.in_keys: list[Any] = [("tokens", "prompt"), ("tokens", "prompt_mask"), "group_id"]
         self.out_keys: list[Any] = [("tokens", name) for name in ("response", "response_mask", "loss_mask")]

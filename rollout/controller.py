@@ -19,7 +19,7 @@ Group = TypeVar("Group")
 
 
 class Generator(Protocol):
-    """The part of `rollout.engines.sampler.Engine` that the controller drives."""
+    """The part of `rollout.engines.sampler.SteppedEngine` that the controller drives."""
 
     def submit(self, request: Request) -> None: ...
     def step(self, timeout: float) -> list[Response]: ...

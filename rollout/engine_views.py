@@ -7,17 +7,13 @@
 All views of an engine are used in one thread.
 """
 
-from collections.abc import Iterable, Sequence
-
-import torch
-
-from rollout.engines.sampler import Engine, Request, Response
+from rollout.engines.sampler import Request, Response, SteppedEngine
 
 
 class SharedEngine:
     """Knows which view each request came from."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: SteppedEngine) -> None:
         self.engine = engine
         self._owners: dict[int, EngineView] = {}
 
@@ -46,7 +42,7 @@ class SharedEngine:
 
 
 class EngineView:
-    """One user's side of a shared engine (see `rollout.engines.sampler.Engine` for the protocol)."""
+    """One user's side of a shared engine (see `rollout.engines.sampler.SteppedEngine` for the protocol)."""
 
     def __init__(self, shared: SharedEngine) -> None:
         self.shared = shared
@@ -73,12 +69,6 @@ class EngineView:
         """Forget everything in flight; what the engine still finishes of it is dropped."""
         self.shared.give_up(self)
         self.arrived = []
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        self.shared.engine.load_weights(weights, version)
-
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        return self.shared.engine.score(sequences)
 
     def close(self) -> None:
         self.shared.engine.close()

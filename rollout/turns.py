@@ -9,14 +9,12 @@ environment wrote. Rollouts of one turn have no such engine around theirs.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
 
-import torch
-
-from rollout.engines.sampler import Completion, Engine, Request, Response
+from rollout.engines.sampler import Completion, Request, Response, SteppedEngine
 
 
 class Answers(Protocol):
@@ -64,9 +62,9 @@ class _Row:
 
 
 class TurnEngine:
-    """Speaks the protocol of `rollout.engines.sampler.Engine`. It closes both engine and answers."""
+    """Speaks the protocol of `rollout.engines.sampler.SteppedEngine`. It closes both engine and answers."""
 
-    def __init__(self, engine: Engine, answers: Answers) -> None:
+    def __init__(self, engine: SteppedEngine, answers: Answers) -> None:
         self.engine = engine
         self.answers = answers
         self._ids = count()
@@ -137,12 +135,6 @@ class TurnEngine:
             del self._unfinished[request_id]
             rows = self._groups.pop(request_id)
             finished.append(Response(request_id, [done.completion for done in rows]))
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        self.engine.load_weights(weights, version)
-
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        return self.engine.score(sequences)
 
     def close(self) -> None:
         try:

@@ -253,7 +253,7 @@ def evaluate_alone(
     steps = 0 if saved is None else saved["learner"]["optimizer_steps"]
     outcome: RunOutcome = "failed"
     with ExitStack() as ending:  # from the last to the first, each even where another one fails
-        engine = in_turns(build_engine(config, None, tokenizer, plan, run_dir), conversation)
+        engine = in_turns(build_engine(config, tokenizer, plan, run_dir), conversation)
         ending.callback(engine.close)
         tracker = make_tracker(config.logging, run_dir, asdict(config))
         monitor = Monitor(

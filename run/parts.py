@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line 
     from plan.plan import Plan
     from rollout.collector import Keep, Rollouts
     from rollout.streaming import PromptQueue, Stream
-    from run.engines import Weights
+    from rollout.weights.push import Weights
     from run.evaluation import Evaluation
     from run.resume import Saved
     from training.learner import Learner, StepReport
@@ -57,7 +57,6 @@ class Parts:
     evaluated: bool = False
     first_iteration: int = 0
     last_iteration: int = 0
-    pushed_at_step: int = 0
     stream: "Stream | None" = None
     evaluation: "Evaluation | None" = None
 
@@ -126,7 +125,6 @@ class Parts:
         return batch
 
     def _while_waiting(self) -> None:
-        self._push_if_requested()
         assert self.stream is not None
         buffer = self.stream.buffer
         self.monitor.live.stage("collect", buffer.gathered, buffer.batch_groups)
@@ -142,18 +140,6 @@ class Parts:
             else:
                 self.monitor.note(self.stream.call(self._push))
                 self.stream.buffer.pushed(self.weights.version)
-            self.pushed_at_step = self.learner.optimizer_steps
-
-    def _push_if_requested(self) -> None:
-        """The learner waits for groups, and a new engine for weights that only the learner has."""
-        if not self.weights.requested.is_set():
-            return
-        self.weights.requested.clear()
-        assert self.stream is not None
-        if self.learner.optimizer_steps == self.pushed_at_step:
-            self.stream.call(self.weights.push_again)
-        else:
-            self.push_weights()  # between two pushes (weight_update_frequency): a version before its time
 
     def _push(self) -> Any:
         """What is generated from now on has the new weights and the temperature of this part of the run."""
@@ -235,7 +221,6 @@ class Parts:
     def _in_engine_thread(self, function: Callable[[], Any]) -> Any:
         if self.stream is None:
             return function()
-        self._push_if_requested()
         return self.stream.call(function)
 
     def checkpoint(self, iteration: int) -> None:

@@ -1,11 +1,13 @@
 """What a rollout engine is: token ids in, token ids and log-probs out. No model code here.
 
-Every engine (transformers, vLLM, the pool of either) speaks this protocol, so whoever drives rollouts
-never knows which one it drives:
+Every engine (transformers, vLLM, the pool of either) speaks two protocols, so whoever drives rollouts or pushes
+weights never knows which one it is:
 
-    engine.submit(request)          any number of times, at any moment
-    engine.step() -> responses      advance; whole requests come back as they finish, in any order
-    engine.load_weights(...)        between two steps; requests in flight go on under the new version
+    SteppedEngine   submit(request)            any number of times, at any moment
+                    step() -> responses        advance; whole requests come back as they finish, in any order
+    WeightTarget    load(weights, version)     between two steps; requests in flight go on under the new version
+                    score, received            what the canary asks
+                    sleep, wake                where learner and engines take turns on a GPU
 """
 
 import time
@@ -18,6 +20,8 @@ import torch
 from config.errors import DeadlineError
 
 FinishReason = Literal["stop", "length", "abort"]
+ALONE = "the engine"
+"""The name of an engine that is not one of several."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,9 @@ class Response:
     completions: list[Completion]
 
 
-class Engine(Protocol):
+class SteppedEngine(Protocol):
+    """What draws tokens, one step after the other: an engine in this process, or a pool."""
+
     @property
     def policy_version(self) -> int:
         """Version of the weights that the next token will be drawn with."""
@@ -92,18 +98,50 @@ class Engine(Protocol):
         """
         ...
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Replace all weights by (Hugging Face name, tensor) pairs, tied heads included."""
-        ...
-
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-prob of every token but the first given its prefix, at temperature 1, full vocabulary."""
-        ...
-
     def close(self) -> None: ...
 
 
-def answers(engine: Engine, requests: Sequence[Request], timeout: float = 600.0) -> Iterator[list[Response]]:
+class WeightTarget(Protocol):
+    """What takes the learner's weights: an engine in this process, or all engines of a pool."""
+
+    @property
+    def policy_version(self) -> int:
+        """Of the last push."""
+        ...
+
+    @property
+    def received(self) -> frozenset[str]:
+        """Names that reached every live engine with the last push."""
+        ...
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Replace all weights by (Hugging Face name, tensor) pairs, tied heads included, or the adapter by its own.
+
+        Returns when every live engine draws its tokens with them. Requests in flight go on under the new version.
+        """
+        ...
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, list[list[float]]]:
+        """By the engine's name: log-prob of every token but the first given its prefix, at temperature 1, full
+        vocabulary, [count][length - 1]."""
+        ...
+
+    def sleep(self) -> None:
+        """Give the GPU's memory to the learner. Nothing may be in flight."""
+        ...
+
+    def wake(self) -> None:
+        """Take the memory back; the next `load` brings the weights."""
+        ...
+
+
+class Engine(SteppedEngine, WeightTarget, Protocol):
+    """Both: what every engine of this project is."""
+
+
+def answers(
+    engine: SteppedEngine, requests: Sequence[Request], timeout: float = 600.0
+) -> Iterator[list[Response]]:
     """Submit all requests; their responses in the portions in which they finish.
 
     timeout: seconds that the engine may work without finishing any.
@@ -128,7 +166,7 @@ def answers(engine: Engine, requests: Sequence[Request], timeout: float = 600.0)
             )
 
 
-def generate(engine: Engine, requests: Sequence[Request], timeout: float = 600.0) -> list[Response]:
+def generate(engine: SteppedEngine, requests: Sequence[Request], timeout: float = 600.0) -> list[Response]:
     """Submit all requests and wait for all of them; responses in the order of the requests. Raises as above."""
     finished = {
         response.request_id: response
