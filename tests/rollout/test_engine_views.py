@@ -59,11 +59,10 @@ def test_an_id_in_flight_is_refused() -> None:
         theirs.submit(request(1))
 
 
-def test_weights_and_versions_pass_through() -> None:
+def test_versions_pass_through() -> None:
     engine, ours, _ = two_views()
-    ours.load_weights(tiny_llama(seed=1).state_dict().items(), 7)
+    engine.load(tiny_llama(seed=1).state_dict().items(), 7)
     assert engine.policy_version == ours.policy_version == 7
-    assert ours.score([[5, 6, 7]]) == TransformersEngine(tiny_llama(seed=1), [EOS]).score([[5, 6, 7]])
 
 
 def evaluator(

@@ -184,7 +184,7 @@ def test_every_token_has_the_version_that_drew_it(model: Any, tokenizer: Any) ->
     while not finished:
         finished = engine.step(0.0)
         version += 1
-        engine.load_weights(model.state_dict().items(), version)
+        inner.load(model.state_dict().items(), version)
     for completion in finished[0].completions:
         assert completion.sampled is not None
         drawn = [v for v, own in zip(completion.policy_versions, completion.sampled, strict=True) if own]
