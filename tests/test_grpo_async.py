@@ -4,20 +4,21 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import grpo
 import grpo_async
-import run.engines
 from config.schema import Config
 from grpo_utils import build, run
-from rollout.engines.pool import RayPool
-from rollout.weights.outgoing import Outgoing
+from rollout.weights.transports import TRANSPORTS, SharedMemory, Transport
 from run.parts import Parts
 from tests.processes import engine_processes
+from tests.rollout.pool_engines import HandCarried
 from tests.scripts import configured, finish, rows, start, wait_for, without_clocks
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=160")
@@ -128,23 +129,21 @@ def test_a_silent_engine_is_named_when_the_deadline_passes(tmp_path: Path) -> No
     parts.close("failed")
 
 
-class HandCarried:
-    """In the place of `nccl`, which needs GPUs: the tensors are arguments of a call, and no handle keeps them."""
-
-    name = "nccl"
-
-    def __init__(self, pool: RayPool) -> None:
-        self.pool = pool
-
-    def push(self, weights: Outgoing, version: int) -> None:
-        named = [(name, tensor.clone()) for name, tensor in weights]
-        arguments = {"weights": named, "version": version}
-        self.pool.call_each("load_weights", [arguments] * len(self.pool.members))
-        self.pool.note_push(version, frozenset(name for name, _ in named))
+def hand_carried(
+    monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None] = lambda version: None
+) -> None:
+    """A pretended native transfer in the place of shared memory, which holds the copy beside it."""
+    direct = HandCarried("load", before)
+    monkeypatch.setitem(TRANSPORTS, "shared_memory", lambda plan: Transport(SharedMemory(), direct))
 
 
-@pytest.mark.parametrize(("frequency", "versions"), [(1, 10), (10, 2)])
-def test_an_engine_that_is_lost_gets_weights_that_only_the_learner_has(
+def kill_the_engine(others: set[int]) -> None:
+    (victim,) = set(engine_processes()) - others
+    os.kill(victim, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("frequency", "versions"), [(1, 10), (10, 1)])
+def test_an_engine_lost_between_two_pushes_comes_back_with_the_present_version(
     frequency: int,
     versions: int,
     local_ray: None,
@@ -152,12 +151,9 @@ def test_an_engine_that_is_lost_gets_weights_that_only_the_learner_has(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """SIGKILL of the only engine: it waits for weights, the learner for groups, so the learner pushes again.
-
-    Between two pushes the learner's weights are newer than the last version: that push is one more version. With
-    10 batches a version there is no other: the engine has at most six of them ready when it is lost.
-    """
-    monkeypatch.setattr(run.engines, "_transport", lambda config, engine, plan: HandCarried(engine))
+    """SIGKILL of the only engine while the learner's weights are newer than the last version: the new one loads that
+    version by itself, nobody pushes before its time, and every later push is proven by the canary."""
+    hand_carried(monkeypatch)
     others = set(engine_processes())
     config = configured(
         *SMALL, "ray.enabled=true", f"train.weight_update_frequency={frequency}", "train.wait_timeout_s=120"
@@ -170,8 +166,7 @@ def test_an_engine_that_is_lost_gets_weights_that_only_the_learner_has(
             ages = parts.weights.version - batch["policy_version"][batch["mask"]]
             assert 0 <= int(ages.min()) <= int(ages.max()) <= 1
             if parts.learner.optimizer_steps == 2:
-                (victim,) = set(engine_processes()) - others
-                os.kill(victim, signal.SIGKILL)
+                kill_the_engine(others)
             return step(batch)
 
         parts.learner.step = killing
@@ -179,16 +174,40 @@ def test_an_engine_that_is_lost_gets_weights_that_only_the_learner_has(
 
     run(config, tmp_path, train, overlapped=True)
     metrics = rows(tmp_path)
-    assert len(metrics) == 10
+    assert [row["policy_version"] for row in metrics] == [row // frequency for row in range(10)]
     assert metrics[-1]["policy_version"] == versions - 1
-    assert "engine 0 (CPU) is back" in caplog.text
+    assert caplog.text.count("engine 0 (CPU) is back") == 1
 
 
-def test_an_engine_that_is_lost_in_an_evaluation_gets_its_weights_there(
+@pytest.mark.parametrize("script", [grpo, grpo_async])
+def test_an_engine_lost_in_a_push_comes_back_with_it(
+    script: ModuleType,
+    local_ray: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """SIGKILL as the native transfer of version 3 begins: the new engine loads the copy, before the canary."""
+
+    def before(version: int) -> None:
+        if version == 3:
+            kill_the_engine(others)
+
+    hand_carried(monkeypatch, before)
+    others = set(engine_processes())
+    config = configured(*SMALL, "ray.enabled=true", "train.wait_timeout_s=120")
+    run(config, tmp_path, script.train, overlapped=script is grpo_async)
+    metrics = rows(tmp_path)
+    assert [row["policy_version"] for row in metrics] == list(range(10))
+    assert "was lost during load, which needs every engine" in caplog.text
+    assert "engine 0 (CPU) is back, with policy version 3" in caplog.text
+
+
+def test_an_engine_lost_in_an_evaluation_gets_its_weights_there(
     local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The learner waits for the evaluation, the evaluation for the only engine, and that one for the learner."""
-    monkeypatch.setattr(run.engines, "_transport", lambda config, engine, plan: HandCarried(engine))
+    """The learner waits for the evaluation, and that for the only engine, which needs neither of them."""
+    hand_carried(monkeypatch)
     others = set(engine_processes())
     config = configured(
         *SMALL,
@@ -202,15 +221,14 @@ def test_an_engine_that_is_lost_in_an_evaluation_gets_its_weights_there(
 
         def killing(iteration: int) -> None:
             if iteration == 10:
-                (victim,) = set(engine_processes()) - others
-                os.kill(victim, signal.SIGKILL)
+                kill_the_engine(others)
             evaluate(iteration)
 
         parts.evaluate = killing  # type: ignore[method-assign]
         grpo_async.train(config, parts)
 
     assert run(config, tmp_path, train, overlapped=True) == "finished"
-    assert "engine 0 (CPU) is back" in caplog.text
+    assert "engine 0 (CPU) is back, with policy version 10" in caplog.text
     assert [row["iteration"] for row in rows(tmp_path) if "reward/mean" not in row] == [0, 10]
 
 
