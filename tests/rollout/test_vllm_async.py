@@ -76,7 +76,7 @@ def test_every_token_is_that_of_an_engine_that_waits(ahead: VLLMEngine, start_en
 
 
 def test_requests_in_flight_are_finished_under_the_weights_that_began_them(ahead: VLLMEngine) -> None:
-    """A push in lockstep falls between them; the one to a replaced engine need not."""
+    """A push in lockstep falls between them; another one need not."""
     ahead.load(tiny_llama(False, seed=1).state_dict().items(), 1)
     expected = generate(ahead, REQUESTS)
     for request in REQUESTS:
