@@ -1,6 +1,6 @@
 """The start of both scripts: Hydra in, exit code out.
 
-    launch ─▶ Hydra ─▶ Config (checked) ─▶ the job that `run=` names ─▶ exit code
+launch ─▶ Hydra ─▶ Config (checked) ─▶ the job that `run=` names ─▶ exit code
 """
 
 import sys

@@ -8,7 +8,6 @@ Where one of them fails, those that are there already are closed.
 import gc
 import random
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,13 +47,6 @@ def _build(config: Config, run_dir: Path, schedule: type[Schedule], built: ExitS
     live = Progress(config.logging, config.total_optimizer_steps)
     built.callback(live.close)
     live.begin("starting")
-    import torch
-
-    from envs.judging.service import RewardService
-    from monitoring.monitor import Monitor
-    from monitoring.trackers import close_tracker, make_tracker
-    from monitoring.watch import Watch
-    from training.model import load_tokenizer
 
     _keep_imports()
     saved, told = find(config, run_dir, schedule)

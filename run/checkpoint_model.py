@@ -1,7 +1,7 @@
 """A checkpoint as a model: `model.name=RUN` or `model.name=CHECKPOINT`, and what `run=eval` evaluates.
 
-    model.name=RUN or CHECKPOINT ──with_model──▶ a folder in Hugging Face format, beside the checkpoint, once
-    run=eval train.resume=... ──evaluated_model──▶ such a folder, removed afterwards
+model.name=RUN or CHECKPOINT ──with_model──▶ a folder in Hugging Face format, beside the checkpoint, once
+run=eval train.resume=... ──evaluated_model──▶ such a folder, removed afterwards
 """
 
 import shutil
@@ -104,7 +104,9 @@ def write_model(saved: "Saved", model: ModelConfig, folder: Path) -> None:
 
 
 @contextmanager
-def evaluated_model(config: Config, run_dir: Path, schedule: type[Schedule]) -> Iterator[tuple[Config, "Saved | None"]]:
+def evaluated_model(
+    config: Config, run_dir: Path, schedule: type[Schedule]
+) -> Iterator[tuple[Config, "Saved | None"]]:
     """For `run=eval`: the config with the checkpoint of `train.resume` as its model, in a folder that is removed.
 
     Raises:

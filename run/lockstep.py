@@ -7,8 +7,9 @@ from config.schema import Config
 from run.run import Run
 
 if TYPE_CHECKING:
-    from envs.group import Group
     from training.batch import Batch
+
+    from envs.group import Group
 
 
 class Lockstep:

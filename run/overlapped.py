@@ -1,7 +1,7 @@
 """What grpo_async.py works with: engines go on generating while the learner optimises.
 
-    rollout thread     prompts ─▶ groups ─▶ buffer ─┐        rollout/stream.py says who waits for whom
-    learner's thread                                └─▶ take ─▶ advantage ─▶ learn ─▶ push_weights, when due
+rollout thread     prompts ─▶ groups ─▶ buffer ─┐        rollout/stream.py says who waits for whom
+learner's thread                                └─▶ take ─▶ advantage ─▶ learn ─▶ push_weights, when due
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,9 +12,10 @@ from config.schema import Config
 from run.run import Run
 
 if TYPE_CHECKING:
-    from envs.group import Group
     from rollout.stream import Stream
     from training.batch import Batch
+
+    from envs.group import Group
 
 
 class Overlapped:
@@ -92,8 +93,9 @@ class Overlapped:
 
 def make_stream(run: Run) -> "Stream":
     """Generation in a thread of its own, which starts when the stream is entered."""
-    from rollout.group_buffer import GroupBuffer
     from rollout.stream import Stream
+
+    from rollout.group_buffer import GroupBuffer
 
     config = run.config
     train, groups = config.train, config.optim_batch_groups

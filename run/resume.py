@@ -118,7 +118,9 @@ def _newest(run_dir: Path) -> tuple["Saved", list[str]]:
     return Saved(path, state), [f"passed over, as it cannot be read: {reason}" for reason in passed_over]
 
 
-def _among_siblings(config: Config, run_dir: Path, schedule: type[Schedule]) -> tuple["Saved | None", list[str]]:
+def _among_siblings(
+    config: Config, run_dir: Path, schedule: type[Schedule]
+) -> tuple["Saved | None", list[str]]:
     from training.checkpoint import checkpoints, origin
 
     nearest = ""

@@ -20,20 +20,20 @@ from config.stop import Stop
 
 if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line should not wait for
     import torch
+    from evaluation.evaluation import Evaluation
+    from rollout.generate import Generation
+    from rollout.loop import EngineLoop
+    from rollout.weights.push import Weights
+    from training.batch import Batch
 
     from envs.group import Group
     from envs.judging.service import RewardService
     from envs.prompts import PromptQueue
     from envs.task import Example
-    from evaluation.evaluation import Evaluation
     from monitoring.monitor import Monitor
     from monitoring.watch import Watch
     from plan.plan import Plan
-    from rollout.generate import Generation
-    from rollout.loop import EngineLoop
-    from rollout.weights.push import Weights
     from training.checkpoint import Saved
-    from training.batch import Batch
     from training.learner import Learner
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from run.parts import Parts
 from torch import nn
 
 from grpo_utils import build, torch_devices
@@ -17,7 +18,6 @@ from rollout.engines.pool import RayPool
 from rollout.engines.sampler import Completion, Engine, Request, Sampling, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from run.engines import build_engine, learner_scores
-from run.parts import Parts
 from selftest.check import Bench
 from selftest.tiny import configured, model_folder, moved, subfolder
 from training.model import load_model, load_tokenizer

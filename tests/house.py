@@ -1,6 +1,6 @@
 """The map in docs/architecture.md: every file of the project with the first line of its docstring.
 
-    python -m tests.house --write
+python -m tests.house --write
 """
 
 import ast
@@ -11,7 +11,18 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- map: python -m tests.house --write -->", "<!-- end of the map -->"
 SCRIPTS = ("grpo.py", "grpo_async.py", "grpo_utils.py")
-ROOMS = ("run", "rollout", "training", "evaluation", "monitoring", "envs", "plan", "config", "selftest", "benchmarks")
+ROOMS = (
+    "run",
+    "rollout",
+    "training",
+    "evaluation",
+    "monitoring",
+    "envs",
+    "plan",
+    "config",
+    "selftest",
+    "benchmarks",
+)
 
 
 def first_line(path: Path) -> str:

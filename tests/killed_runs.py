@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import transformers.models.llama.modeling_llama  # noqa: F401
+from run.parts import Parts
 
 import grpo_async
 import rollout.streaming  # noqa: F401
@@ -18,7 +19,6 @@ import run.evaluation
 import training.learner  # noqa: F401
 from config.schema import Config
 from grpo_utils import run
-from run.parts import Parts
 from tests.scripts import configured
 from training.checkpoint import newest_checkpoint
 

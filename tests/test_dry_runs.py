@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from run.parts import Parts
 from safetensors.torch import load_file
 
 import grpo
@@ -23,7 +24,6 @@ from envs.task import make_task
 from grpo_utils import run
 from plan.machine import installed_vllm
 from plan.model_shape import KNOWN
-from run.parts import Parts
 from run.resume import Saved
 from tests.punkt import OWN_PUNKT, use_punkt
 from tests.scripts import ROOT, configured, rows

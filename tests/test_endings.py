@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from run.parts import Parts
 
 import grpo
 import grpo_async
@@ -16,7 +17,6 @@ from config.schema import Config
 from grpo_utils import build, run
 from monitoring import trackers
 from rollout.engines.transformers_engine import TransformersEngine
-from run.parts import Parts
 from run.resume import find
 from tests.scripts import QUICK, ROOT, configured, finish, rows, wait_for
 from training.checkpoint import checkpoint_path, save_checkpoint

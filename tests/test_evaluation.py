@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from run.parts import Parts
 
 import grpo
 import grpo_async
@@ -14,7 +15,6 @@ from config.errors import ConfigError
 from config.schema import Config
 from grpo_utils import build, run
 from run.evaluation import load_sets
-from run.parts import Parts
 from tests.scripts import configured, rows, without_clocks
 from training.model import load_tokenizer
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run.parts import Parts
 
 import grpo
 import grpo_async
@@ -16,7 +17,6 @@ from config.schema import Config
 from grpo_utils import build, run
 from rollout.engines.pool import RayPool
 from rollout.weights.outgoing import Outgoing
-from run.parts import Parts
 from tests.processes import engine_processes
 from tests.scripts import configured, finish, rows, start, wait_for, without_clocks
 

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from run.parts import Parts
 
 import grpo
 from config.schema import Config
 from grpo_utils import run
-from run.parts import Parts
 from tests.scripts import configured, rows, without_clocks
 from training.checkpoint import load_checkpoint, newest_checkpoint
 from training.optimizer import JointOptimizer

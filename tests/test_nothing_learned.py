@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+from run.parts import Parts
 
 import grpo
 import grpo_async
@@ -12,7 +13,6 @@ from config.errors import RunError
 from config.schema import Config
 from envs.task import Completion, Example
 from grpo_utils import run
-from run.parts import Parts
 from tests.scripts import configured, finish, rows, start
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.checkpoint_frequency=0")

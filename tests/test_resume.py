@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from run.parts import Parts
 
 import grpo
 import grpo_async
@@ -20,7 +21,6 @@ from config.schema import Config
 from grpo_utils import run
 from plan.memory import checkpoint_bytes
 from plan.model_shape import find_shape
-from run.parts import Parts
 from run.resume import find, siblings
 from tests.scripts import QUICK, ROOT, configured, finish, rows, start, wait_for, without_clocks
 from tests.tiny import resized_quickstart

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run.parts import Parts
 
 import grpo
 import grpo_async
 from config.schema import Config
 from grpo_utils import build, run
-from run.parts import Parts
 from tests.scripts import configured, rows, without_clocks
 
 SMALL = ("env.num_envs=8", "env.repeats=4", "train.total_dialog_turns=96", "policy.kl_coef=0")

@@ -46,7 +46,9 @@ def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> Models:
         policy = add_lora(model, config.train_model.lora)
     scorer = make_scorer(config, policy, plan)
     if plan.reference.home == "base of the LoRA policy":
-        return Models(policy, scorer, AdapterOff(make_scorer(config, policy, plan), plan.learner.microbatch_rows))
+        return Models(
+            policy, scorer, AdapterOff(make_scorer(config, policy, plan), plan.learner.microbatch_rows)
+        )
     return Models(policy, scorer, reference)
 
 
