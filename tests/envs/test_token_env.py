@@ -9,7 +9,7 @@ from envs.prompt_length import PromptLimit
 from envs.task import Example
 from envs.token_env import TokenEnv
 from rollout.collector import EnginePolicy, Rollouts
-from rollout.engines.sampler import Sampling
+from envs.group import Sampling
 from rollout.engines.transformers_engine import TransformersEngine
 from tests.tiny import EOS, LengthReward, LetterTokenizer, numbered_examples, tiny_llama
 

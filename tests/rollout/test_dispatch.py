@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks.scheduler import Simulation
 from rollout.engines.dispatch import Assigned, Dispatch
-from rollout.engines.sampler import Request, Sampling
+from envs.group import Sampling
+from rollout.engines.sampler import Request
 
 
 def request(number: int, n: int = 1) -> Request:

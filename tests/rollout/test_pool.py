@@ -22,7 +22,8 @@ from config.errors import ConfigError
 from plan.machine import installed_vllm
 from rollout.engines.pool import EngineLost, PoolSettings, RayPool
 from rollout.engines.ray_runtime import EnginePlace, start_ray
-from rollout.engines.sampler import Engine, Request, Response, Sampling, generate
+from envs.group import Sampling
+from rollout.engines.sampler import Engine, Request, Response, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from tests.processes import engine_processes, wait_until_gone
 from tests.rollout import pool_engines

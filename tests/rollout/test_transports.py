@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from plan.machine import installed_vllm
-from rollout.engines.sampler import Request, Response, Sampling
+from envs.group import Sampling
+from rollout.engines.sampler import Request, Response
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.weights.outgoing import Outgoing, Part, named_weights
 from rollout.weights.transports import InProcess, Layout, MappedWeights, SharedMemory

@@ -14,7 +14,8 @@ from envs.task import Completion, Example, Reward
 from envs.token_env import TokenEnv
 from envs.turns import Conversation, ThinkAgain
 from rollout.collector import EnginePolicy, Rollouts
-from rollout.engines.sampler import Request, Response, Sampling, generate
+from envs.group import Sampling
+from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.turns import TurnEngine
 from tests.tiny import ImmediateRewards

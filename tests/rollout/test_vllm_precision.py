@@ -5,7 +5,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from rollout import vllm_arguments
-from rollout.engines.sampler import Request, Sampling, generate
+from envs.group import Sampling
+from rollout.engines.sampler import Request, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from tests.rollout.conftest import StartEngine, tiny_llama
 from training.engine_arithmetic import computing_in, learner_scores

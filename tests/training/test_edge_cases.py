@@ -17,7 +17,7 @@ from config.schema import Config, ModelConfig, TrainConfig
 from envs.task import Completion, Example, Reward
 from envs.token_env import TokenEnv
 from rollout.collector import EnginePolicy, Rollouts
-from rollout.engines.sampler import Sampling
+from envs.group import Sampling
 from rollout.engines.transformers_engine import TransformersEngine
 from tests.tiny import EOS, ImmediateRewards, LetterTokenizer, numbered_examples, tiny_llama
 from training.forward import ResponseScorer

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from rollout.engines.draw import Filter
-from rollout.engines.sampler import Sampling
+from envs.group import Sampling
 from training import log_probs
 from training.log_probs import selected_log_probs
 
