@@ -25,10 +25,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import psutil  # noqa: E402
-
 from rollout.controller import Controller  # noqa: E402
-from rollout.engines.dispatch import Dispatch  # noqa: E402
+
 from envs.group import SampledCompletion, Sampling  # noqa: E402
+from rollout.engines.dispatch import Dispatch  # noqa: E402
 from rollout.engines.sampler import Request, Response  # noqa: E402
 from rollout.group_buffer import GroupBuffer  # noqa: E402
 

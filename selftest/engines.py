@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from envs.group import SampledCompletion, Sampling
 from grpo_utils import build, torch_devices
 from plan.machine import this_machine
 from plan.plan import make_plan
 from rollout.engines.pool import RayPool
-from envs.group import SampledCompletion, Sampling
 from rollout.engines.sampler import Engine, Request, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from run.engines import build_engine, learner_scores

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from rollout.engines.draw import Filter, draw, row_seeds
 from envs.group import FinishReason, SampledCompletion
+from rollout.engines.draw import Filter, draw, row_seeds
 from rollout.engines.sampler import Request, Response
 from rollout.engines.slot_cache import SlotCache
 

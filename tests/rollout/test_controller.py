@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from rollout.controller import Controller
+
 from envs.group import SampledCompletion, Sampling
 from rollout.engines.sampler import Request, Response
 from rollout.group_buffer import GroupBuffer
@@ -57,7 +58,9 @@ def request(number: int) -> Request:
 
 def response(number: int, *versions: list[int]) -> Response:
     """An answer of one completion for each list of its tokens' versions."""
-    return Response(number, [SampledCompletion([7] * len(of), [0.0] * len(of), of, "stop") for of in versions])
+    return Response(
+        number, [SampledCompletion([7] * len(of), [0.0] * len(of), of, "stop") for of in versions]
+    )
 
 
 def controlled(

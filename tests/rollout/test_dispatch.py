@@ -5,8 +5,8 @@ import random
 import pytest
 
 from benchmarks.scheduler import Simulation
-from rollout.engines.dispatch import Assigned, Dispatch
 from envs.group import Sampling
+from rollout.engines.dispatch import Assigned, Dispatch
 from rollout.engines.sampler import Request
 
 
