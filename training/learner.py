@@ -1,32 +1,27 @@
 """One optimizer step, whatever the microbatch split: the same gradient, the same metrics.
 
-prepare: rewards -> advantages, reference and old log-probs       (once per collected batch)
-step:    microbatches -> loss over the global batch -> clip -> finite? -> optimizer -> scheduler
+credit: groups -> tensors, advantages, reference and old log-probs       (once for the groups of an iteration)
+step:   microbatches -> loss over the global batch -> clip -> finite? -> optimizer -> scheduler
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 from torch import nn
 
 from config.errors import DeadlineError, RunError
 from config.schema import Config
-from training.advantage import (
-    group_advantage,
-    groups_in_range,
-    overlong_reward,
-    reward_kl,
-    rows_in_loss,
-)
-from training.batch import STOP, judged, success
+from envs.group import Group
+from training.aggregation import BatchTotals
+from training.batch import Batch, collate
+from training.credit import credit
 from training.forward import ResponseScorer, score_all
-from training.loss import BatchTotals, objective
+from training.grpo_loss import GRPOLoss
 from training.loss_metrics import Metrics, finalize_metrics, merge_metrics
 from training.minibatches import microbatches
 from training.off_policy import effective_sample_size_by_age, gap_percentiles
@@ -48,7 +43,7 @@ class StepReport:
 
 
 class Learner:
-    """Owns the policy, its optimizer and everything between a batch and an update.
+    """Owns the policy, its optimizer and everything between judged groups and an update.
 
     Args:
         model: the policy, possibly wrapped by peft.
@@ -69,6 +64,7 @@ class Learner:
     ) -> None:
         self.model = model
         self.scorer = scorer
+        self.loss = GRPOLoss(scorer, config.policy)
         self.reference = reference
         self.config = config
         self.run_dir = run_dir
@@ -84,59 +80,31 @@ class Learner:
         self._beside = reference if isinstance(reference, Reference) and reference.beside and once else None
         model.train()
 
-    def wants(self, groups: TensorDictBase) -> torch.Tensor:
-        """[P] bool: false for the groups that dynamic sampling is to replace by others.
-
-        groups: whole, group-major, scored.
-        """
-        if self.config.policy.dynamic_batching:
-            return self._in_range(groups)
-        return torch.ones(groups.batch_size[0] // self.config.env.repeats, dtype=torch.bool)
-
-    def _in_range(self, groups: TensorDictBase) -> torch.Tensor:
-        """[P] bool: the groups inside `policy.filter_range`."""
-        reward, right, valid = groups["next", "reward"][:, 0], success(groups), judged(groups)
-        grouped = (values.view(-1, self.config.env.repeats) for values in (reward, right, valid))
-        return groups_in_range(self.config.policy, *grouped)
-
     @torch.no_grad()
-    def prepare(self, batch: TensorDictBase) -> TensorDictBase:
-        """Adds what the objective reads: advantage [N, 1], mask [N, R], ref_log_prob and old_log_prob [N, R].
+    def credit(self, groups: Sequence[Group], policy_version: int | None = None) -> Batch:
+        """The batch of judged groups with all that the objective reads. Where the reference works beside the learner,
+        `ref_log_prob` comes in `step`.
 
-        batch: whole groups, group-major, scored. A reference that works beside the learner scores in `step`.
+        policy_version: of the weights that train on it, where they may be newer than those that drew it.
         """
-        policy, group = self.config.policy, self.config.env.repeats
+        batch, policy = collate(groups), self.config.policy
+        if policy_version is not None:
+            batch.age = policy_version - batch.policy_version
         if self.reference is not None and self._beside is None:
-            batch["ref_log_prob"] = self.reference.log_prob(batch).to(batch["sample_log_prob"].device)
-        several_steps = self.config.train.epochs > 1 or batch.batch_size[0] > self.config.optim_batch_size
+            batch.ref_log_prob = self.reference.log_prob(batch).to(batch.sample_log_prob.device)
+        several_steps = self.config.train.epochs > 1 or len(batch) > self.config.optim_batch_size
         if policy.old_log_prob == "trainer" and several_steps:
-            batch["old_log_prob"] = score_all(self.scorer, batch, self._microbatch_rows(batch))
-        lengths = batch["tokens", "response_mask"].sum(-1)
-        max_tokens = self.config.inference_model.max_tokens
-        given = batch["next", "reward"][:, 0].double()
-        rewards = overlong_reward(policy, given, lengths, max_tokens)
-        if policy.overlong_cache is not None:
-            batch["length_reward"] = (rewards - given)[:, None]
-        if self.reference is not None and self._beside is None:
-            rewards = rewards - reward_kl(
-                policy, batch["sample_log_prob"], batch["ref_log_prob"], batch["tokens", "loss_mask"]
-            )
-        valid = judged(batch)
-        advantage = group_advantage(policy, rewards.view(-1, group), valid.view(-1, group))
-        batch["advantage"] = advantage.view(-1, 1).float()
-        stopped = batch["finish_reason"][:, 0] == STOP
-        kept = rows_in_loss(policy, lengths, stopped, max_tokens) & valid
-        kept &= self._in_range(batch).repeat_interleave(group)
-        batch["mask"] = batch["tokens", "loss_mask"] & kept[:, None]
-        return batch
+            batch.old_log_prob = score_all(self.scorer, batch, self._microbatch_rows(batch))
+        return credit(policy, groups, batch, self.config.inference_model.max_tokens)
 
-    def step(self, batch: TensorDictBase) -> StepReport:
-        """One update from a prepared batch of whole groups.
+    def step(self, batch: Batch) -> StepReport:
+        """One update from whole groups of a credited batch.
 
         Raises:
             NonFiniteError: after `train.max_nonfinite_steps` bad steps in a row.
         """
-        totals = BatchTotals.of(self.config.policy, batch["mask"])
+        assert batch.mask is not None, "credit comes before step"
+        totals = BatchTotals.of(self.config.policy, batch.mask)
         parts: list[Metrics] = []
         gaps: list[torch.Tensor] = []
         pieces = microbatches(batch, self.scorer.together, self._microbatch_rows(batch))
@@ -155,40 +123,35 @@ class Learner:
         report["loss/nonfinite_steps"] = float(self.nonfinite_steps)
         return StepReport(report, skipped)
 
-    def _microbatch_rows(self, batch: TensorDictBase) -> int:
+    def _microbatch_rows(self, batch: Batch) -> int:
         together = self.scorer.together
-        pieces = batch.batch_size[0] // together
+        pieces = len(batch) // together
         return -(-pieces // self.config.train.gradient_accumulation_steps) * together
 
     def _loss(
-        self, batch: TensorDictBase, totals: BatchTotals, scored: Future[torch.Tensor] | None
+        self, batch: Batch, totals: BatchTotals, scored: Future[torch.Tensor] | None
     ) -> tuple[torch.Tensor, Metrics, torch.Tensor]:
         """The loss, its metrics, and the gap |trainer - engine| before the update of every token in it.
 
         scored: the reference's log-probs, where it works beside the learner.
         """
-        scores = self.scorer(batch, with_entropy=True)
-        device = scores.log_prob.device
-        sample, mask = batch["sample_log_prob"].to(device), batch["mask"].to(device)
         if scored is not None:
-            batch["ref_log_prob"] = self._await(scored).to(batch["sample_log_prob"].device)
-        old, age = _optional(batch, "old_log_prob", device), _optional(batch, "age", device)
-        loss, metrics = objective(
-            self.config.policy,
-            scores.log_prob,
-            sample,
-            old,
-            _optional(batch, "ref_log_prob", device),
-            batch["advantage"].to(device),
-            mask,
-            entropy=scores.entropy,
-            totals=totals,
-        )
-        before = scores.log_prob.detach() if old is None else old
-        if age is not None:
+            batch.ref_log_prob = self._await(scored).to(batch.sample_log_prob.device)
+        out = self.loss(batch, totals)
+        metrics, gap = self._off_policy(batch, out["log_prob"])
+        return self.loss.total(out), dict(out["metrics"].items()) | metrics, gap
+
+    def _off_policy(self, batch: Batch, log_prob: torch.Tensor) -> tuple[Metrics, torch.Tensor]:
+        """Effective sample sizes by age, and the gap of every token in the loss."""
+        assert batch.mask is not None
+        device = log_prob.device
+        sample, mask = batch.sample_log_prob.to(device), batch.mask.to(device)
+        before = log_prob if batch.old_log_prob is None else batch.old_log_prob.to(device)
+        metrics: Metrics = {}
+        if batch.age is not None:
             oldest = self.config.train.max_policy_age
-            metrics |= effective_sample_size_by_age(before, sample, age, mask, oldest)
-        return loss, metrics, (before - sample).abs()[mask]
+            metrics = effective_sample_size_by_age(before, sample, batch.age.to(device), mask, oldest)
+        return metrics, (before - sample).abs()[mask]
 
     def _await(self, scored: Future[torch.Tensor]) -> torch.Tensor:
         limit = self.config.train.wait_timeout_s
@@ -204,7 +167,7 @@ class Learner:
         limit = self.config.optimizer.clip_grad_norm or float("inf")
         return float(nn.utils.clip_grad_norm_(self.model.parameters(), limit))
 
-    def _update(self, metrics: dict[str, float], batch: TensorDictBase) -> bool:
+    def _update(self, metrics: dict[str, float], batch: Batch) -> bool:
         """Apply the gradient unless it is not finite. Returns whether it was skipped."""
         values = torch.tensor([metrics["loss/objective"], metrics["grad_norm"]])
         finite = bool(values.isfinite().all())
@@ -219,7 +182,7 @@ class Learner:
             self._report_nonfinite(metrics, batch)
         return not finite
 
-    def _report_nonfinite(self, metrics: dict[str, float], batch: TensorDictBase) -> None:
+    def _report_nonfinite(self, metrics: dict[str, float], batch: Batch) -> None:
         """An overflow that only lowers the fp16 scale is no fault; every other one is saved and counted."""
         if self.scaler.is_enabled() and torch.tensor(metrics["loss/objective"]).isfinite():
             return
@@ -227,7 +190,7 @@ class Learner:
         self.nonfinite_in_a_row += 1
         path = self.run_dir / "nonfinite" / f"optimizer_step_{self.optimizer_steps}.pt"
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(batch.select(*_TENSORS, strict=False).to_dict(), path)
+        torch.save(batch.to_tensordict(retain_none=False).select(*_SAVED, strict=False).to_dict(), path)
         if self.nonfinite_in_a_row >= self.config.train.max_nonfinite_steps:
             raise NonFiniteError(
                 f"optimizer step {self.optimizer_steps}: loss {metrics['loss/objective']}, grad_norm "
@@ -260,8 +223,5 @@ class Learner:
         self.nonfinite_in_a_row = state["nonfinite_in_a_row"]
 
 
-_TENSORS = ("tokens", "sample_log_prob", "old_log_prob", "ref_log_prob", "advantage", "mask", "group_id")
-
-
-def _optional(batch: TensorDictBase, key: str, device: torch.device) -> torch.Tensor | None:
-    return batch[key].to(device) if key in batch.keys() else None  # noqa: SIM118  (`in` compares values)
+_SAVED = ("tokens", "sample_log_prob", "old_log_prob", "ref_log_prob", "advantage", "mask", "group_id")
+"""Fields of a batch whose step was not finite."""
