@@ -88,9 +88,9 @@ def write_model(saved: "Saved", model: ModelConfig, folder: Path) -> None:
     """
     import torch
 
-    from rollout.weights.outgoing import named_weights
     from training.model import add_lora, causal_model, load_model, load_tokenizer
     from training.trained import base_digest, load_trained, save_model
+    from training.weights import made, named_weights
 
     tokenizer = load_tokenizer(model.name)
     lora = LoraConfig(**saved.state["config"]["train_model"]["lora"])
@@ -100,7 +100,7 @@ def write_model(saved: "Saved", model: ModelConfig, folder: Path) -> None:
         load_trained(policy, saved.state["learner"], base_digest(policy))
     except ConfigError as error:
         raise ConfigError(f"{saved.path} with model.name={model.name}: {error}") from error
-    save_model(causal_model(policy), dict(named_weights(policy)), tokenizer, folder)
+    save_model(causal_model(policy), made(named_weights(policy)), tokenizer, folder)
 
 
 @contextmanager

@@ -89,7 +89,7 @@ def evaluate_alone(
     inference = config.inference_model
     outcome: RunOutcome = "failed"
     with ExitStack() as ending:  # from the last to the first, each even where another one fails
-        engine = build_engine(config, None, tokenizer, plan, run_dir)
+        engine = build_engine(config, tokenizer, plan, run_dir)
         ending.callback(engine.close)
         if conversation is not None:
             ending.callback(conversation.close)
