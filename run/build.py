@@ -8,6 +8,7 @@ Where one of them fails, those that are there already are closed.
 import gc
 import random
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,10 @@ from run.run import Run
 from run.schedule import Schedule, ScheduleType
 
 if TYPE_CHECKING:
+    from monitoring.monitor import Monitor
+    from monitoring.progress import Progress
     from plan.plan import Plan
+    from training.checkpoint import Saved
 
 
 def plan_run(config: Config, schedule: type[Schedule], run_dir: Path) -> "Plan":
@@ -41,12 +45,23 @@ def build(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> Schedu
 
 
 def _build(config: Config, run_dir: Path, schedule: type[Schedule], built: ExitStack) -> Run:
-    """Cheap checks first: data and tokenizer before engines, engines before weights."""
+    """Cheap checks first: data and tokenizer before engines and weights."""
     from monitoring.progress import Progress
 
     live = Progress(config.logging, config.total_optimizer_steps)
     built.callback(live.close)
     live.begin("starting")
+    import torch
+
+    from envs.judging.service import RewardService
+    from envs.task import make_task
+    from evaluation.sets import load_sets
+    from monitoring.watch import Watch
+    from rollout.loop import EngineLoop
+    from run.engines import adapter_shape, build_engine, build_weights
+    from run.groups import make_conversation, make_evaluation, make_generation, make_prompts
+    from training.local_learner import make_learner
+    from training.model import load_tokenizer
 
     _keep_imports()
     saved, told = find(config, run_dir, schedule)
@@ -55,7 +70,65 @@ def _build(config: Config, run_dir: Path, schedule: type[Schedule], built: ExitS
     plan = plan_run(config, schedule, run_dir)
     seed_everything(config, plan)
     live.begin("reading data")
-    ...
+    task = make_task(config.env)
+    tokenizer = load_tokenizer(config.model.name)
+    prompts = make_prompts(config, task, tokenizer)
+    eval_sets = load_sets(config, tokenizer)
+    conversation = make_conversation(config, tokenizer)
+    if conversation is not None:
+        built.callback(conversation.close)
+    if plan.devices.train:  # what works on "the" GPU of this process, as vLLM does, is to find the learner's
+        torch.cuda.set_device(plan.devices.train[0])
+    live.begin("starting engines")
+    engine = build_engine(config, tokenizer, plan, run_dir, adapter_shape(config))
+    built.callback(engine.close)
+    live.begin("loading the model")
+    learner = make_learner(config, plan, run_dir, live.stage)
+    rewards = RewardService(task, config.env)
+    built.callback(rewards.close)
+    loop = EngineLoop(engine, config.inference_model.request_timeout_s, config.train.wait_timeout_s)
+    built.callback(loop.close)
+    monitor = _monitor(config, run_dir, live, saved, tuple(task.members), built)
+    run = Run(
+        config,
+        run_dir,
+        plan,
+        learner,
+        build_weights(config, learner, engine, plan),
+        engine,
+        loop,
+        make_generation(config, tokenizer, conversation, loop, rewards),
+        prompts,
+        rewards,
+        make_evaluation(config, plan, eval_sets, tokenizer, conversation, loop, monitor),
+        monitor,
+        Watch(config, plan.overlapped),
+        torch.Generator().manual_seed(config.train.seed),
+    )
+    told += run.restore(saved) if saved is not None else run.begin()
+    for line in told:
+        monitor.say(line)
+    return run
+
+
+def _monitor(
+    config: Config,
+    run_dir: Path,
+    live: "Progress",
+    saved: "Saved | None",
+    members: tuple[str, ...],
+    built: ExitStack,
+) -> "Monitor":
+    """members: the data sets of a mixture."""
+    from monitoring.monitor import Monitor
+    from monitoring.trackers import close_tracker, make_tracker
+
+    tracker = make_tracker(config.logging, run_dir, asdict(config))
+    if tracker is not None:
+        built.callback(close_tracker, tracker, "failed")
+    _, first_step, _ = (0, 0, 0) if saved is None else saved.place
+    live.resume(first_step)
+    return Monitor(run_dir, tracker, live, first_step, members)
 
 
 def _keep_imports() -> None:

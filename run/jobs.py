@@ -71,7 +71,7 @@ def evaluate(
     with evaluated_model(config, run_dir, schedule) as (evaluated, saved):
         plan = plan_run(evaluated, schedule, run_dir)
         seed_everything(evaluated, plan)
-        outcome = evaluate_alone(evaluated, run_dir, plan, None if saved is None else saved.state, begun)
+        outcome = evaluate_alone(evaluated, run_dir, plan, saved, begun)
     if outcome == "interrupted":
         sys.exit(INTERRUPTED)
     return outcome

@@ -7,9 +7,8 @@ from config.schema import Config
 from run.run import Run
 
 if TYPE_CHECKING:
-    from training.batch import Batch
-
     from envs.group import Group
+    from training.batch import Batch
 
 
 class Lockstep:
@@ -28,7 +27,7 @@ class Lockstep:
             run.loop,
             run.generation,
             run.prompts,
-            run.learner.wants,
+            run.wants,
             policy.filter_attempts,
             run.monitor.live.stage,
         )

@@ -12,10 +12,9 @@ from config.schema import Config
 from run.run import Run
 
 if TYPE_CHECKING:
+    from envs.group import Group
     from rollout.stream import Stream
     from training.batch import Batch
-
-    from envs.group import Group
 
 
 class Overlapped:
@@ -93,9 +92,8 @@ class Overlapped:
 
 def make_stream(run: Run) -> "Stream":
     """Generation in a thread of its own, which starts when the stream is entered."""
-    from rollout.stream import Stream
-
     from rollout.group_buffer import GroupBuffer
+    from rollout.stream import Stream
 
     config = run.config
     train, groups = config.train, config.optim_batch_groups
@@ -109,4 +107,13 @@ def make_stream(run: Run) -> "Stream":
         version=run.weights.version,
     )
     in_flight = config.env.num_envs * len(run.plan.devices.engines)
-    return Stream(run.loop, run.generation, run.prompts, buffer, in_flight, run.wants, config)
+    return Stream(
+        run.loop,
+        run.generation,
+        run.prompts,
+        buffer,
+        in_flight,
+        train.wait_timeout_s,
+        run.wants,
+        config.policy.filter_attempts,
+    )

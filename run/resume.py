@@ -70,23 +70,23 @@ def find(config: Config, run_dir: Path, schedule: type[Schedule]) -> tuple["Save
     """
     from training.checkpoint import checkpoints
 
-    given, own = config.train.resume, bool(checkpoints(run_dir))
+    named, own = config.train.resume, bool(checkpoints(run_dir))
     if own and config.run == "eval":
         raise ConfigError(
             f"hydra.run.dir={run_dir} is the folder of a training run, whose metrics an evaluation would replace; take "
             "another folder, and name this one with train.resume"
         )
-    if own and given is None:
+    if own and named is None:
         raise ConfigError(
             f"hydra.run.dir={run_dir} holds the checkpoints of an earlier run, which this one would replace; go "
             "on from them with train.resume=auto, or take another folder"
         )
-    if given is None:
+    if named is None:
         return None, []
-    if given == "auto":
+    if named == "auto":
         saved, told = _newest(run_dir) if own else _among_siblings(config, run_dir, schedule)
     else:
-        saved, told = given(Path(given))
+        saved, told = given(Path(named))
     if saved is not None and config.run != "eval" and saved.state["overlapped"] != schedule.overlapped:
         raise ConfigError(
             f"train.resume={saved.path}: {schedule.other_script} wrote it, which counts other iterations than "

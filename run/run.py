@@ -9,7 +9,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,19 +20,20 @@ from config.stop import Stop
 
 if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line should not wait for
     import torch
-    from evaluation.evaluation import Evaluation
-    from rollout.generate import Generation
-    from rollout.loop import EngineLoop
-    from rollout.weights.push import Weights
-    from training.batch import Batch
 
     from envs.group import Group
     from envs.judging.service import RewardService
     from envs.prompts import PromptQueue
     from envs.task import Example
+    from evaluation.evaluation import Evaluation
     from monitoring.monitor import Monitor
     from monitoring.watch import Watch
     from plan.plan import Plan
+    from rollout.engines.sampler import SteppedEngine
+    from rollout.generate import Generation
+    from rollout.loop import EngineLoop
+    from rollout.weights.push import Weights
+    from training.batch import Batch
     from training.checkpoint import Saved
     from training.learner import Learner
 
@@ -52,11 +53,12 @@ class Run:
     plan: "Plan"
     learner: "Learner"
     weights: "Weights"
+    engine: "SteppedEngine"
     loop: "EngineLoop"
     generation: "Generation"
     prompts: "PromptQueue"
     rewards: "RewardService"
-    evaluation: "Evaluation | None"
+    evaluation: "Evaluation"
     monitor: "Monitor"
     watch: "Watch"
     generator: "torch.Generator"
@@ -67,6 +69,13 @@ class Run:
     evaluated: bool = False
     first_iteration: int = 0
     last_iteration: int = 0
+
+    @property
+    def wants(self) -> "Callable[[Group], bool] | None":
+        """Which groups dynamic sampling keeps; None where it keeps all."""
+        from training.credit import wants
+
+        return wants(self.config.policy) if self.config.policy.dynamic_batching else None
 
     def count(self, total: int) -> Iterator[int]:
         """Iteration numbers from 1 (or after the resumed one), until the last or a stop."""
@@ -100,8 +109,7 @@ class Run:
         with self.monitor.timed("optimize"):
             report = self.learner.step(batch)
         self.monitor.note({"prompts/left_out": float(self.prompts.source.left_out)})
-        ids = batch.group_id[:: self.config.env.repeats, 0].tolist()
-        groups = [self.groups[group_id] for group_id in ids]
+        groups = [self.groups[group_id] for group_id in batch.group_ids]
         row = self.monitor.optimized(
             batch, groups, report.metrics | self.rewards.metrics(), self.weights.version
         )
@@ -119,7 +127,8 @@ class Run:
         """What is generated from now on has the new weights and the temperature of this part of the run."""
         steps = self.config.total_optimizer_steps - self.config.optimizer_steps_per_iteration
         progress = self.learner.optimizer_steps / max(steps, 1)
-        self.generation.set_temperature(self.config.inference_model.temperature_at(progress))
+        temperature = self.config.inference_model.temperature_at(progress)
+        self.generation.sampling = replace(self.generation.sampling, temperature=temperature)
         return self.weights.push()
 
     def done(self, iteration: int) -> None:
@@ -137,14 +146,19 @@ class Run:
             self._show_sample()
 
     def evaluation_due(self, iteration: int) -> bool:
-        return self.evaluation is not None and self.evaluation.due(iteration, self.last_iteration)
+        """Whether `eval.sets` are evaluated after this iteration."""
+        return self.evaluation.due(iteration, self.last_iteration)
 
     def evaluate(self, iteration: int) -> None:
         """Run `eval.sets` when it is time."""
+        from run.evaluation import evaluate
+
         self.evaluated = not self.evaluation_due(iteration)
-        if self.evaluation is None or self.evaluated or self.stop.requested:
+        if self.evaluated or self.stop.requested:
             return
-        tables = self.evaluation.run(iteration, self.weights.version, lambda: self.stop.requested)
+        tables = evaluate(
+            self.evaluation, self.monitor, iteration, self.weights.version, lambda: self.stop.requested
+        )
         self.evaluated = bool(tables)
         for table in tables:
             self.monitor.say(table)
@@ -209,6 +223,9 @@ class Run:
         with ExitStack() as ending:  # from the last to the first, each even where another one fails
             ending.callback(self.monitor.close, outcome)
             ending.callback(self.rewards.close)
+            if self.generation.conversation is not None:
+                ending.callback(self.generation.conversation.close)
+            ending.callback(self.engine.close)
             ending.callback(self.loop.close)
 
     def _show_sample(self) -> None:
@@ -219,11 +236,9 @@ class Run:
 
     def _tell_of_groups_unwanted(self) -> None:
         """Groups that the batch held and that nothing could be learned from, for reasons that the user can mend."""
-        from training.credit import wants
-
-        policy, total = self.config.policy, len(self.groups)
+        policy, total, wants = self.config.policy, len(self.groups), self.wants
         judged = [group for group in self.groups.values() if any(one.judged for one in group.verdicts)]
-        outside = [group for group in judged if not wants(policy)(group)]
+        outside = [group for group in judged if wants is not None and not wants(group)]
         if len(judged) < total:
             self.monitor.say(
                 f"{total - len(judged)} of {total} groups hold no completion that could be judged, through no fault "

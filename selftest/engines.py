@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import torch
+from run.parts import Parts
 from torch import nn
 
 from grpo_utils import build, torch_devices
@@ -17,7 +18,6 @@ from plan.plan import make_plan
 from rollout.engines.sampler import Completion, Request, Sampling, SteppedEngine, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from run.engines import vllm_settings
-from run.parts import Parts
 from selftest.check import Bench
 from selftest.tiny import configured, model_folder, moved, subfolder
 from training.engine_arithmetic import learner_scores

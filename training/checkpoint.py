@@ -33,6 +33,12 @@ class Saved:
         """The folder of the run that wrote it."""
         return self.path.parent.parent
 
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Its iteration, optimizer steps and policy version."""
+        steps: int = self.state["learner"]["optimizer_steps"]
+        return self.state["iteration"], steps, self.state["policy_version"]
+
 
 def checkpoint_path(run_dir: Path, iteration: int) -> Path:
     return run_dir / FOLDER / f"checkpoint_{iteration:06d}.pt"

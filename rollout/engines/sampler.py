@@ -119,51 +119,6 @@ class Engine(SteppedEngine, WeightTarget, Protocol):
     """Both: what every engine of this project is."""
 
 
-def generate(self, request: Request) -> list[SampledCompletion]:
-        """The `n` completions of one request, in sampling order."""
-        ...
-
-
-class SteppedEngine(Protocol):
-    """An engine that advances only when it is told to."""
-
-    @property
-    def in_flight(self) -> int:
-        """Requests submitted and not yet returned."""
-        ...
-
-    def submit(self, request: Request) -> None:
-        """Raises ValueError for an id that is in flight."""
-        ...
-
-    def step(self, timeout: float) -> list[Response]:
-        """Advance generation; return the requests that finished (often none).
-
-        timeout: seconds that a remote engine may wait for something to finish; an engine in this process
-        draws one token for every running request and ignores it.
-        """
-        ...
-
-    def close(self) -> None: ...
-
-
-class Engine(SteppedEngine, Protocol):
-    """A stepped engine whose weights are the learner's."""
-
-    @property
-    def policy_version(self) -> int:
-        """Version of the weights that the next token will be drawn with."""
-        ...
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Replace all weights by (Hugging Face name, tensor) pairs, tied heads included."""
-        ...
-
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-prob of every token but the first given its prefix, at temperature 1, full vocabulary."""
-        ...
-
-
 def generate(engine: SteppedEngine, requests: Sequence[Request], timeout: float = 600.0) -> list[Response]:
     """Submit all requests and wait for all of them; responses in the order of the requests.
 
