@@ -33,10 +33,10 @@ import torch  # noqa: E402
 from hydra import compose, initialize_config_dir  # noqa: E402
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM  # noqa: E402
 
-from config.schema import Config, register_schema, to_config  # noqa: E402
-from grpo_utils import build  # noqa: E402
+from config.composition import register_schema, to_config  # noqa: E402
+from config.schema import Config  # noqa: E402
 from rollout.engines.sampler import Request  # noqa: E402
-from run.parts import Parts  # noqa: E402
+from run.build import build  # noqa: E402
 
 ENGINE_CORE, LEARNER_CORE = 0, 1
 LONGEST, MEDIAN = 192, 32

@@ -35,6 +35,7 @@ class GroupBuffer(Generic[Group]):
     batches_per_version: batches between two weight pushes. capacity: groups that may be ready and not taken.
     keep_order: consume in admission order (`train.stale_groups=wait`), else in order of completion (`drop`).
     first_batch: batches that earlier parts of a resumed run have trained on. version: the trainer's, then and now.
+    made_room: called where groups were taken, or a version was pushed: more groups may start now.
     """
 
     batch_groups: int
@@ -44,6 +45,7 @@ class GroupBuffer(Generic[Group]):
     keep_order: bool
     first_batch: int = 0
     version: int = 0
+    made_room: Callable[[], None] = lambda: None
     admitted: int = 0
     taken: int = 0
     dropped: int = 0
@@ -53,7 +55,7 @@ class GroupBuffer(Generic[Group]):
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def __post_init__(self) -> None:
-        self._first_version = self.version
+        self._pushed_at = self.first_batch
 
     def may_admit(self) -> bool:
         """Whether one more group may start now."""
@@ -63,9 +65,10 @@ class GroupBuffer(Generic[Group]):
             return self._version_at(self.admitted - self.dropped) - self.version <= self.max_age
 
     def _version_at(self, sequence: int) -> int:
-        """The trainer's version at the batch that the group of this sequence number is meant for."""
-        pushes = (self.first_batch + sequence // self.batch_groups) // self.batches_per_version
-        return self._first_version + pushes - self.first_batch // self.batches_per_version
+        """The trainer's version at the batch that the group of this sequence number is meant for: the present one, and
+        the pushes that are due between the batch at the last push and that one."""
+        batch = self.first_batch + sequence // self.batch_groups
+        return self.version + batch // self.batches_per_version - self._pushed_at // self.batches_per_version
 
     def admit(self) -> int:
         """The sequence number of a group that starts now."""
@@ -116,6 +119,14 @@ class GroupBuffer(Generic[Group]):
 
     def take_now(self, give_back: Callable[[Group], None]) -> list[Group] | None:
         """As `take`, but None where it would wait."""
+        had = self.taken
+        try:
+            return self._take_now(give_back)
+        finally:
+            if self.taken > had:
+                self.made_room()
+
+    def _take_now(self, give_back: Callable[[Group], None]) -> list[Group] | None:
         with self._changed:
             while len(self._batch) < self.batch_groups:
                 if not self._ready or (self.keep_order and self._ready[0][0] != self.taken):
@@ -144,7 +155,9 @@ class GroupBuffer(Generic[Group]):
         """The trainer's weights have a new version: more groups may start."""
         with self._changed:
             self.version = version
+            self._pushed_at = self.first_batch + (self.taken - self.dropped) // self.batch_groups
             self._changed.notify_all()
+        self.made_room()
 
     def fail(self, error: BaseException) -> None:
         """The producing thread ended with an error: `take` raises it."""

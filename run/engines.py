@@ -9,30 +9,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from config.folders import ENGINE_LOG
 from config.schema import Config
-from envs.turns import Conversation, make_answerers
 from plan.model_shape import model_path
 from plan.plan import Plan
 from rollout.engines.fleet import PoolSettings
 from rollout.engines.pool import RayPool
 from rollout.engines.ray_runtime import EnginePlace
-from rollout.engines.sampler import Engine, SteppedEngine, WeightTarget
+from rollout.engines.sampler import Engine, WeightTarget
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.engines.vllm_settings import AdapterShape, VLLMSettings
-from rollout.turns import TurnEngine
 from rollout.weights.canary import Canary, Tolerance, canary_sequences
 from rollout.weights.push import Learner, Weights
 from rollout.weights.transports import TRANSPORTS
 from training.model import linear_names, load_model, saved_eos_token_ids, skeleton
-from training.weights import PolicyWeights, adapter_weights, named_weights
 
 
 def build_engine(
@@ -77,18 +72,6 @@ def engine_places(plan: Plan) -> list[EnginePlace]:
         else:
             places.append(EnginePlace(name, plan.machine.physical(gpus)))
     return places
-
-
-def make_conversation(config: Config, tokenizer: PreTrainedTokenizerBase) -> Conversation[Any] | None:
-    """What answers between turns; None where a completion has but one."""
-    if config.env.max_steps == 1:
-        return None
-    return Conversation(tokenizer, make_answerers(config.env), config.env.max_steps)
-
-
-def in_turns(engine: Engine, conversation: Conversation[Any] | None) -> SteppedEngine:
-    """The engine that rollouts drive; weights go to the one inside."""
-    return engine if conversation is None else TurnEngine(engine, conversation)
 
 
 def adapter_shape(config: Config) -> AdapterShape | None:
@@ -136,13 +119,6 @@ def _transformers_engine(config: Config, eos: tuple[int, ...], plan: Plan) -> En
             torch.set_num_threads(config.ray.num_cpus_per_engine)
     model = load_model(config.model, [device])
     return TransformersEngine(model, eos, plan.engine.max_num_seqs, config.inference_model.update)
-
-
-def policy_weights(config: Config, model: nn.Module, plan: Plan) -> PolicyWeights:
-    """What a push carries: full weights in the engines' dtype, whatever the way; adapters as they are."""
-    if config.inference_model.lora == "adapter":
-        return PolicyWeights(model, adapter_weights)
-    return PolicyWeights(model, partial(named_weights, dtype=getattr(torch, plan.weight_dtype)))
 
 
 def build_weights(config: Config, learner: Learner, target: WeightTarget, plan: Plan) -> Weights:

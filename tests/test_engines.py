@@ -24,12 +24,12 @@ from run.engines import (
     build_weights,
     engine_places,
     measure_tolerance,
-    policy_weights,
     vllm_settings,
 )
 from tests.rollout.conftest import lora_policy
 from tests.scripts import configured
 from tests.tiny import EOS, VOCABULARY, tiny_llama
+from training.local_learner import policy_weights
 from training.model import linear_names, load_model
 
 Calls = list[str]

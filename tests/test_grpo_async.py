@@ -14,12 +14,15 @@ import pytest
 import grpo
 import grpo_async
 from config.schema import Config
-from grpo_utils import build, run
 from rollout.weights.transports import TRANSPORTS, SharedMemory, Transport
-from run.parts import Parts
+from run.build import build
+from run.jobs import run_job
+from run.lockstep import Lockstep
+from run.overlapped import Overlapped
 from tests.processes import engine_processes
 from tests.rollout.pool_engines import HandCarried
 from tests.scripts import configured, finish, rows, start, wait_for, without_clocks
+from training.batch import Batch
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=160")
 
@@ -28,8 +31,8 @@ def test_at_age_zero_the_metrics_are_those_of_lockstep(tmp_path: Path) -> None:
     lockstep, overlapped = tmp_path / "lockstep", tmp_path / "overlapped"
     for folder in (lockstep, overlapped):
         folder.mkdir()
-    run(configured(*SMALL), lockstep, grpo.train)
-    run(configured(*SMALL, "train.max_policy_age=0"), overlapped, grpo_async.train)
+    run_job(configured(*SMALL), lockstep, grpo.train, Lockstep)
+    run_job(configured(*SMALL, "train.max_policy_age=0"), overlapped, grpo_async.train, Overlapped)
     pairs = list(zip(without_clocks(rows(lockstep)), without_clocks(rows(overlapped)), strict=True))
     assert len(pairs) == 10
     for ours, theirs in pairs:
@@ -59,7 +62,7 @@ def test_no_token_is_older_than_the_bound(stale: str, max_age: int, frequency: i
         parts.learner.step = checked
         grpo_async.train(config, parts)
 
-    run(config, tmp_path, train)
+    run_job(config, tmp_path, train)
     assert len(oldest) == 10
     assert 1 <= max(oldest) <= max_age
     metrics = rows(tmp_path)
@@ -93,7 +96,7 @@ def test_the_trainers_log_probs_are_those_before_the_first_of_several_epochs(tmp
         "policy.mismatch=truncate",
         "optimizer.lr=1e-2",
     )
-    run(config, tmp_path, grpo_async.train)
+    run_job(config, tmp_path, grpo_async.train, Overlapped)
     metrics = rows(tmp_path)
     assert len(metrics) == 6
     for first, second in zip(metrics[::2], metrics[1::2], strict=True):
@@ -159,29 +162,30 @@ def test_an_engine_lost_between_two_pushes_comes_back_with_the_present_version(
         *SMALL, "ray.enabled=true", f"train.weight_update_frequency={frequency}", "train.wait_timeout_s=120"
     )
 
-    def train(config: Config, parts: Parts) -> None:
-        step = parts.learner.step
+    def train(schedule: Overlapped) -> None:
+        learn = schedule.learn
 
-        def killing(batch: Any) -> Any:
-            ages = parts.weights.version - batch["policy_version"][batch["mask"]]
+        def killing(batch: Batch) -> None:
+            ages = schedule.run.weights.version - batch.policy_version[batch.mask]
             assert 0 <= int(ages.min()) <= int(ages.max()) <= 1
-            if parts.learner.optimizer_steps == 2:
+            if schedule.run.learner.optimizer_steps == 2:
                 kill_the_engine(others)
-            return step(batch)
+            learn(batch)
 
-        parts.learner.step = killing
-        grpo_async.train(config, parts)
+        schedule.learn = killing  # type: ignore[method-assign]
+        grpo_async.train(schedule)
 
-    run(config, tmp_path, train, overlapped=True)
+    run_job(config, tmp_path, train, Overlapped)
     metrics = rows(tmp_path)
     assert [row["policy_version"] for row in metrics] == [row // frequency for row in range(10)]
     assert metrics[-1]["policy_version"] == versions - 1
     assert caplog.text.count("engine 0 (CPU) is back") == 1
 
 
-@pytest.mark.parametrize("script", [grpo, grpo_async])
+@pytest.mark.parametrize(("script", "schedule"), [(grpo, Lockstep), (grpo_async, Overlapped)])
 def test_an_engine_lost_in_a_push_comes_back_with_it(
     script: ModuleType,
+    schedule: type[Lockstep] | type[Overlapped],
     local_ray: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -196,7 +200,7 @@ def test_an_engine_lost_in_a_push_comes_back_with_it(
     hand_carried(monkeypatch, before)
     others = set(engine_processes())
     config = configured(*SMALL, "ray.enabled=true", "train.wait_timeout_s=120")
-    run(config, tmp_path, script.train, overlapped=script is grpo_async)
+    run_job(config, tmp_path, script.train, schedule)
     metrics = rows(tmp_path)
     assert [row["policy_version"] for row in metrics] == list(range(10))
     assert "was lost during load, which needs every engine" in caplog.text
@@ -216,18 +220,18 @@ def test_an_engine_lost_in_an_evaluation_gets_its_weights_there(
         "eval.sets={held_out:{dataset:arithmetic,n:2,limit:8}}",
     )
 
-    def train(config: Config, parts: Parts) -> None:
-        evaluate = parts.evaluate
+    def train(schedule: Overlapped) -> None:
+        evaluate = schedule.run.evaluate
 
         def killing(iteration: int) -> None:
             if iteration == 10:
                 kill_the_engine(others)
             evaluate(iteration)
 
-        parts.evaluate = killing  # type: ignore[method-assign]
-        grpo_async.train(config, parts)
+        schedule.run.evaluate = killing  # type: ignore[method-assign]
+        grpo_async.train(schedule)
 
-    assert run(config, tmp_path, train, overlapped=True) == "finished"
+    assert run_job(config, tmp_path, train, Overlapped) == "finished"
     assert "engine 0 (CPU) is back, with policy version 10" in caplog.text
     assert [row["iteration"] for row in rows(tmp_path) if "reward/mean" not in row] == [0, 10]
 

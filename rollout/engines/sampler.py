@@ -11,27 +11,17 @@ weights never knows which one it is:
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
 from config.errors import DeadlineError
+from envs.group import SampledCompletion, Sampling
 
-FinishReason = Literal["stop", "length", "abort"]
 ALONE = "the engine"
 """The name of an engine that is not one of several."""
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn. `top_k=0` and `top_p=1` mean the full vocabulary; `temperature=0` is greedy."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    max_tokens: int = 256
 
 
 @dataclass(frozen=True)
@@ -50,29 +40,19 @@ class Request:
 
 
 @dataclass
-class Completion:
-    """One sampled answer.
-
-    token_ids: the sampled ids, the end-of-sequence token included where one was drawn.
-    log_probs: one a token, of the distribution it was sampled from (after temperature, top-p and top-k).
-    policy_versions: one a token, the version of the weights that drew it.
-    finish_reason: "stop" (end of sequence drawn), "length" (max_tokens reached), "abort".
-    sampled: one a token, false where the environment wrote it (rollout/turns.py); None: all were drawn.
-    """
-
-    token_ids: list[int]
-    log_probs: list[float]
-    policy_versions: list[int]
-    finish_reason: FinishReason
-    sampled: list[bool] | None = None
-
-
-@dataclass
 class Response:
     """A finished request: its `n` completions, in sampling order."""
 
     request_id: int
-    completions: list[Completion]
+    completions: list[SampledCompletion]
+
+
+class Sampler(Protocol):
+    """Draws completions for whoever awaits them; any number of requests at a time."""
+
+    async def generate(self, request: Request) -> list[SampledCompletion]:
+        """The `n` completions of one request, in sampling order."""
+        ...
 
 
 class SteppedEngine(Protocol):
@@ -139,10 +119,8 @@ class Engine(SteppedEngine, WeightTarget, Protocol):
     """Both: what every engine of this project is."""
 
 
-def answers(
-    engine: SteppedEngine, requests: Sequence[Request], timeout: float = 600.0
-) -> Iterator[list[Response]]:
-    """Submit all requests; their responses in the portions in which they finish.
+def generate(engine: SteppedEngine, requests: Sequence[Request], timeout: float = 600.0) -> list[Response]:
+    """Submit all requests and wait for all of them; responses in the order of the requests.
 
     timeout: seconds that the engine may work without finishing any.
 
@@ -151,26 +129,17 @@ def answers(
     """
     for request in requests:
         engine.submit(request)
-    missing = len(requests)
+    finished: dict[int, Response] = {}
     deadline = time.monotonic() + timeout
-    while missing:
+    while len(finished) < len(requests):
         responses = engine.step(timeout=min(1.0, timeout))
         if responses:
-            missing -= len(responses)
+            finished |= {response.request_id: response for response in responses}
             deadline = time.monotonic() + timeout
-            yield responses
         elif time.monotonic() > deadline:
+            missing = len(requests) - len(finished)
             raise DeadlineError(
                 f"the rollout waited {timeout:.0f} s for the engine to finish any of {missing} of "
                 f"{len(requests)} requests"
             )
-
-
-def generate(engine: SteppedEngine, requests: Sequence[Request], timeout: float = 600.0) -> list[Response]:
-    """Submit all requests and wait for all of them; responses in the order of the requests. Raises as above."""
-    finished = {
-        response.request_id: response
-        for responses in answers(engine, requests, timeout)
-        for response in responses
-    }
     return [finished[request.request_id] for request in requests]

@@ -20,11 +20,11 @@ from plan.plan import Plan
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.weights.outgoing import Outgoing
 from rollout.weights.transports import ObjectStore, SharedMemory
-from run.engines import policy_weights
 from tests.gpu_layouts.layouts import LAYOUTS, SPREADS, Case, Layout, learner_on, save_tiny
 from tests.pretend_gpu import PretendedGPUs, pretend_gpus
 from tests.rollout.conftest import scores_of_one
 from tests.tiny import EOS, tiny_llama
+from training.local_learner import policy_weights
 from training.weights import PolicyWeights, named_weights
 
 needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")

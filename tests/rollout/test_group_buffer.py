@@ -173,6 +173,31 @@ def test_no_group_is_ever_too_old_lost_or_doubled(seed: int) -> None:
     assert keep_order is False or buffer.dropped == 0
 
 
+@pytest.mark.parametrize("max_age", [0, 1])
+def test_a_buffer_made_before_the_first_push_keeps_the_bound(max_age: int) -> None:
+    """As the schedules make it: the version before the first push is one that nothing was drawn with."""
+    buffer = make(max_age, version=-1)
+    buffer.pushed(0)
+    assert len(admit_all(buffer)) == 4 * (1 + max_age)
+
+
+def test_a_push_before_its_time_does_not_widen_the_bound() -> None:
+    """Versions come after every third batch; one more after the first is counted in from then on."""
+    buffer = make(max_age=1, batches_per_version=3)
+    admitted = admit_all(buffer)
+    assert len(admitted) == 24
+    for sequence in admitted[:4]:
+        buffer.put(sequence, 0, sequence)
+    assert buffer.take(1.0, _never) == [0, 1, 2, 3]
+    buffer.pushed(1)
+    assert admit_all(buffer) == []
+    for sequence in admitted[4:12]:
+        buffer.put(sequence, 0, sequence)
+    assert buffer.take(1.0, _never) + buffer.take(1.0, _never) == admitted[4:12]
+    buffer.pushed(2)
+    assert len(admit_all(buffer)) == 12
+
+
 def test_while_the_learner_waits_it_can_do_something() -> None:
     buffer = make()
     calls = []
