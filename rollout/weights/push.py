@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from rollout.engines.sampler import WeightTarget
-from rollout.weights.canary import LearnerScores, Scores, Sequences
+from rollout.weights.canary import Canary, LearnerScores, Scores, Sequences
 from rollout.weights.outgoing import Outgoing, PublishedTensor
 
 
@@ -40,13 +40,6 @@ class Learner(Publisher, LearnerScores, Protocol):
         ...
 
 
-class Watcher(Protocol):
-    """Who looks at every push: `rollout.weights.canary.Canary`."""
-
-    def before_push(self) -> None: ...
-    def after_push(self, version: int, received: frozenset[str]) -> dict[str, float]: ...
-
-
 class Weights:
     """Pushes of the learner's weights into the engines, each proven by the canary.
 
@@ -57,7 +50,7 @@ class Weights:
     """
 
     def __init__(
-        self, learner: Publisher, target: WeightTarget, canary: Watcher, takes_turns: bool = False
+        self, learner: Publisher, target: WeightTarget, canary: Canary, takes_turns: bool = False
     ) -> None:
         self.learner = learner
         self.target = target

@@ -126,10 +126,8 @@ def test_an_engine_gives_way_to_nobody(open_pool: OpenPool) -> None:
 def test_a_call_that_needs_every_engine_names_the_lost_one(open_pool: OpenPool) -> None:
     pool = open_pool(pool_engines.CountingEngine, engines=2)
     os.kill(pool.fleet.members[1], signal.SIGKILL)
-    with pytest.raises(
-        EngineLost, match=r"engine 1 \(CPU\) was lost during transfer, which needs every engine"
-    ):
-        pool.fleet.call_each("transfer", [{"call": "sleep"}] * 2)
+    with pytest.raises(EngineLost, match=r"engine 1 \(CPU\) was lost during wake, which needs every engine"):
+        pool.fleet.call_each("wake", [{}] * 2)
 
 
 def test_what_fails_while_the_pool_closes_starts_no_other_engine(

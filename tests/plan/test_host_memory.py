@@ -1,0 +1,35 @@
+"""The host's memory that a plan counts: what is in it, and what is said where it is too little."""
+
+from plan.model_shape import GIB
+from plan.plan import host_uses, make_plan
+from plan.problems import problems
+from plan.report import report
+from tests.plan.test_plan import config_of, machine
+
+SMALL = "model.name=Qwen/Qwen2.5-0.5B-Instruct"
+
+
+def test_the_copy_of_the_last_push_needs_room_in_the_hosts_memory() -> None:
+    """Natively transferred weights too: in the engines' dtype, bfloat16. In the learner's process there is none."""
+    config = config_of("grpo_gsm8k", SMALL, "policy.kl_coef=0")
+    roomy = make_plan(config, False, machine(2, 80.0))
+    assert roomy.transport == "nccl" and roomy.shape is not None
+    copy = 2 * roomy.shape.parameters
+    assert [(use.what, use.bytes) for use in host_uses(roomy, roomy.shape)] == [
+        ("copy of the last push", copy)
+    ]
+    assert not problems(roomy)
+    full = make_plan(config, False, machine(2, 80.0, host_memory_gib=0.9 * copy / GIB))
+    (problem,) = problems(full)
+    assert problem.line == "host memory" and "(copy of the last push" in problem.text
+    assert "copy of the last push" in report(full, problems(full))
+    alone = make_plan(config, False, machine(1, 80.0))
+    assert alone.transport == "in_process" and host_uses(alone, roomy.shape) == []
+
+
+def test_the_copy_of_an_adapter_is_as_large_as_the_adapter() -> None:
+    lora = ("train_model.lora.enabled=true", "inference_model.lora=adapter", "policy.kl_coef=0")
+    plan = make_plan(config_of("grpo_gsm8k", SMALL, *lora), False, machine(2, 80.0))
+    assert plan.shape is not None
+    (copy,) = host_uses(plan, plan.shape)
+    assert copy.bytes == 4 * plan.shape.lora_parameters(plan.config.train_model.lora.r)
