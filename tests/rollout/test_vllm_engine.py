@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 
 from config.errors import ConfigError
 from envs.group import SampledCompletion, Sampling
-from rollout import vllm_settings as settings_module
+from rollout.engines import vllm_settings as settings_module
 from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.engines.vllm_settings import AdapterShape, check_version, process_state_kept

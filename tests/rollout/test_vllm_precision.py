@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from envs.group import Sampling
-from rollout import vllm_arguments
+from rollout.engines import vllm_arguments
 from rollout.engines.sampler import Request, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from tests.rollout.conftest import StartEngine, tiny_llama
