@@ -219,5 +219,6 @@ def test_a_resumed_run_keeps_its_evaluations_and_repeats_none(tmp_path: Path) ->
         configured(*evaluated, "train.total_dialog_turns=48", f"train.resume={checkpoint}"),
         second,
         grpo.train,
+        Lockstep,
     )
     assert [row["iteration"] for row in evaluations(second)] == [0, 1, 2, 3]

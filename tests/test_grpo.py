@@ -19,7 +19,7 @@ from run.jobs import run_job
 from run.lockstep import Lockstep
 from tests.processes import alive
 from tests.scripts import ROOT, configured, finish, rows, start, wait_for, without_clocks
-from training.batch import Batch
+from training.batch import Batch, collate
 from training.local_learner import LocalLearner
 
 SMALL = ("env.num_envs=4", "env.repeats=4")
@@ -199,13 +199,13 @@ def test_under_lora_the_base_is_the_reference(tmp_path: Path) -> None:
     """On one GPU the reference has no memory of its own; the CPU run of it gives the same numbers."""
     from training.reference import AdapterOff
 
-    parts = build(configured(*SMALL, "train_model.lora.enabled=true"), tmp_path)
-    batch = parts.rollouts.env.groups(2)
-    batch = parts.rollouts.env.step(parts.rollouts.policy(batch))
-    own = parts.learner.reference.log_prob(batch)
-    shared = AdapterOff(parts.learner.scorer, parts.learner.reference.rows).log_prob(batch)
+    working = build(configured(*SMALL, "train_model.lora.enabled=true"), tmp_path, Lockstep)
+    batch, learner = collate(working.collect()), working.run.learner
+    assert isinstance(learner, LocalLearner) and learner.reference is not None
+    own = learner.reference.log_prob(batch)
+    shared = AdapterOff(learner.scorer, learner.reference.rows).log_prob(batch)
     torch.testing.assert_close(own, shared, atol=1e-6, rtol=0)
-    parts.close("finished")
+    working.run.close("finished")
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
