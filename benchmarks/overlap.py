@@ -95,14 +95,13 @@ class Lengths:
         return max(1, min(LONGEST, round(drawn)))
 
     def force(self, parts: Parts) -> None:
-        policy = parts.rollouts.policy
-        plain = policy.request
+        plain = parts.generation.request
 
-        def forced(group_id: int, prompt: Sequence[int]) -> Request:
-            request = plain(group_id, prompt)
+        def forced(prompt: tuple[int, ...], group_id: int) -> Request:
+            request = plain(prompt, group_id)
             return replace(request, sampling=replace(request.sampling, max_tokens=self.of(group_id)))
 
-        policy.request = forced  # type: ignore[method-assign]
+        parts.generation.request = forced  # type: ignore[method-assign]
 
 
 def configured(folder: Path, engine: str, more: Sequence[str]) -> Config:
@@ -116,7 +115,7 @@ def built(config: Config, lengths: Lengths, overlapped: bool) -> Iterator[Parts]
     with tempfile.TemporaryDirectory() as run_dir:
         parts = build(config, Path(run_dir), overlapped)
         lengths.force(parts)
-        engine = parts.rollouts.policy.engine
+        engine = parts.engine
         if isinstance(engine, RayPool):
             for task in Path(f"/proc/{engine.members[0]}/task").iterdir():
                 os.sched_setaffinity(int(task.name), {ENGINE_CORE})
@@ -156,7 +155,7 @@ def lockstep(config: Config, lengths: Lengths, iterations: int, epochs: int) -> 
 def overlapped(config: Config, lengths: Lengths, iterations: int, epochs: int) -> Measured:
     with built(config, lengths, overlapped=True) as parts, parts.streaming():
         assert parts.stream is not None
-        if not isinstance(parts.rollouts.policy.engine, RayPool):
+        if not isinstance(parts.engine, RayPool):
             parts.stream.call(lambda: os.sched_setaffinity(0, {ENGINE_CORE}))
         waits, learns, tokens = [], [], 0
         for index in range(iterations + WARM_UP):

@@ -76,10 +76,9 @@ class Stream:
 
     def __exit__(self, *exception: object) -> None:
         """Ends the thread after its current step; the prompts of groups that no batch has taken are handed back."""
-        outstanding = self.outstanding()
         self.buffer.made_room = lambda: None
         self._thread.__exit__(*exception)  # type: ignore[arg-type]
-        self.prompts.returned += outstanding
+        self.prompts.returned += self.outstanding()
 
     @property
     def groups_in_flight(self) -> int:

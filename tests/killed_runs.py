@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import rollout.streaming  # noqa: F401
 import torch
 import transformers.models.llama.modeling_llama  # noqa: F401
 
 import grpo_async
+import rollout.stream  # noqa: F401
 import run.engines
 import run.evaluation
 import training.learner  # noqa: F401
@@ -52,8 +52,7 @@ def train_noting_prompts(stale: str, run_dir: Path, ledger: Path, events: Any) -
 
         def noted(batch: Any) -> Any:
             report = step(batch)
-            prompts = parts.rollouts.env.prompt_texts(batch[:: config.env.repeats])
-            sums = [re.findall(r"\d+\+\d+=", prompt)[0] for prompt in prompts]
+            sums = [re.findall(r"\d+\+\d+=", group.prompt_text)[0] for group in parts.groups]
             with ledger.open("a") as file:
                 file.write(f"{parts.learner.optimizer_steps}\t{' '.join(sums)}\n")
             events.release()

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from rollout.streaming import PromptQueue
 from transformers import AutoTokenizer
 
 from config.env import TOOLS, EnvConfig
@@ -17,7 +16,7 @@ from envs.duplicates import distinct_examples
 from envs.judging.service import RewardService
 from envs.mixed import Mixed
 from envs.options import option_problems
-from envs.prompts import PromptSource
+from envs.prompts import PromptQueue, PromptSource
 from envs.task import Completion, make_task
 from envs.tools import find_tools, instructions, make_tools
 from envs.turns import Conversation, make_answerers, with_instructions

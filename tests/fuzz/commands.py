@@ -11,9 +11,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import rollout.streaming  # noqa: F401
-
 import grpo
+import rollout.stream  # noqa: F401
 import run.engines
 import run.evaluation  # noqa: F401
 import training.learner  # noqa: F401

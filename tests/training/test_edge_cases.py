@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from envs.token_env import TokenEnv
-from rollout.collector import EnginePolicy, Rollouts
 from tensordict import TensorDictBase
 from transformers import LlamaForCausalLM
 
@@ -19,7 +17,9 @@ from config.schema import Config, ModelConfig, TrainConfig
 from envs.group import Sampling
 from envs.task import Completion, Example, Reward
 from rollout.engines.transformers_engine import TransformersEngine
-from tests.tiny import EOS, ImmediateRewards, LetterTokenizer, numbered_examples, tiny_llama
+from tests.groups import collector
+from tests.tiny import EOS, ImmediateRewards, numbered_examples, tiny_llama
+from training.batch import collate
 from training.forward import ResponseScorer
 from training.learner import Learner
 from training.reference import Reference
@@ -54,10 +54,9 @@ def ends_at_once() -> LlamaForCausalLM:
 def sampled(
     rewards: Sequence[Reward], model: LlamaForCausalLM, repeats: int = REPEATS, num_groups: int = PROMPTS
 ) -> TensorDictBase:
-    examples = numbered_examples(50)
-    env = TokenEnv(lambda n: examples[FIRST_ROW : FIRST_ROW + n], LetterTokenizer(), Given(rewards), repeats)
-    policy = EnginePolicy(TransformersEngine(model, [EOS]), Sampling(max_tokens=MAX_TOKENS), repeats, 0, 60.0)
-    return Rollouts(env, policy).collect(num_groups)
+    examples = numbered_examples(50)[FIRST_ROW:]
+    engine, sampling = TransformersEngine(model, [EOS]), Sampling(max_tokens=MAX_TOKENS)
+    return collate(collector(engine, Given(rewards), examples, repeats, sampling).collect(num_groups))
 
 
 def learner_of(

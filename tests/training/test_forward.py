@@ -1,25 +1,27 @@
 import pytest
 import torch
-from rollout.collector import EnginePolicy, Rollouts, collate
 from tensordict import TensorDict
 
-from envs.group import Sampling
+from envs.group import Group, Sampling
 from rollout.engines.transformers_engine import TransformersEngine
-from tests.tiny import EOS, LengthReward, LetterTokenizer, numbered_examples, tiny_llama
+from tests.groups import collector
+from tests.tiny import EOS, LengthReward, numbered_examples, tiny_llama
+from training.batch import collate
 from training.forward import ResponseScorer, trim
 
 REPEATS = 4
 
 
-def collected(temperature: float = 1.0, num_groups: int = 6) -> TensorDict:
+def made(temperature: float = 1.0, num_groups: int = 6) -> list[Group]:
     """Groups with prompts and responses of unequal length, sampled by the real engine."""
-    from envs.token_env import TokenEnv
-
-    examples = numbered_examples(200)
-    env = TokenEnv(lambda n: examples[3 : 3 + 5 * n : 5], LetterTokenizer(), LengthReward(), REPEATS)
-    engine = TransformersEngine(tiny_llama(), [EOS])
     sampling = Sampling(max_tokens=9, temperature=temperature)
-    return Rollouts(env, EnginePolicy(engine, sampling, REPEATS, seed=0, timeout=60)).collect(num_groups)
+    examples = numbered_examples(200)[3::5]
+    engine = TransformersEngine(tiny_llama(), [EOS])
+    return collector(engine, LengthReward(), examples, REPEATS, sampling).collect(num_groups)
+
+
+def collected(temperature: float = 1.0, num_groups: int = 6) -> TensorDict:
+    return collate(made(temperature, num_groups))
 
 
 def scorer(model: torch.nn.Module, share_prompt: bool, temperature: float | None = 1.0) -> ResponseScorer:
@@ -37,7 +39,7 @@ def test_the_trainer_agrees_with_the_engine_on_every_token(share_prompt: bool, t
 
 
 def test_every_row_is_scored_at_its_own_temperature() -> None:
-    batch = collate([collected(temperature, num_groups=2) for temperature in (0.5, 1.0, 1.7)])
+    batch = collate([group for temperature in (0.5, 1.0, 1.7) for group in made(temperature, num_groups=2)])
     assert batch["temperature"].unique().tolist() == pytest.approx([0.5, 1.0, 1.7])
     mask = batch["tokens", "response_mask"]
     for share_prompt in (True, False):
