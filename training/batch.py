@@ -94,13 +94,23 @@ def _generated(groups: Sequence[Group], members: Sequence[str]) -> TensorDict:
         name: column([[sum(one[1].get(name, 0.0) for one in of_chain)] for of_chain in sums])
         for name in names
     }
-    length = made.pop("length")
+    made.pop("length")
     generated = TensorDict({**made, "reward_parts": TensorDict(parts, [len(groups)])}, [len(groups)])
     if members:
-        member = column([[name == group.example.source for name in members] for group in groups])
-        of_prompt = {name: made[name] for name in ("completions", "judged", "reward")} | {"length": length}
         generated["members"] = TensorDict(
-            {name: total * member for name, total in of_prompt.items()}, [len(groups)]
+            {
+                key: column(
+                    [
+                        [
+                            sum(_sums(one)[0][key] * (one.example.source == name) for one in of)
+                            for name in members
+                        ]
+                        for of in chains
+                    ]
+                )
+                for key in ("completions", "judged", "reward", "length")
+            },
+            [len(groups)],
         )
     return generated
 
