@@ -12,8 +12,8 @@ import grpo
 import grpo_async
 from config.errors import ConfigError
 from config.schema import Config
+from evaluation.sets import load_sets
 from grpo_utils import build, run
-from run.evaluation import load_sets
 from run.parts import Parts
 from tests.scripts import configured, rows, without_clocks
 from training.model import load_tokenizer
@@ -160,7 +160,7 @@ def test_random_states_are_left_alone(tmp_path: Path) -> None:
     after = torch.get_rng_state(), parts.generator.get_state(), parts.prompts.state_dict()
     assert torch.equal(before[0], after[0]) and torch.equal(before[1], after[1])
     assert before[2] == after[2]
-    assert parts.rollouts.env.next_group_id == 0
+    assert parts.prompts.next_group_id == 0
     parts.close("finished")
 
 

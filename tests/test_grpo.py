@@ -199,8 +199,7 @@ def test_under_lora_the_base_is_the_reference(tmp_path: Path) -> None:
     from training.reference import AdapterOff
 
     parts = build(configured(*SMALL, "train_model.lora.enabled=true"), tmp_path)
-    batch = parts.rollouts.env.groups(2)
-    batch = parts.rollouts.env.step(parts.rollouts.policy(batch))
+    batch = parts.collect()
     own = parts.learner.reference.log_prob(batch)
     shared = AdapterOff(parts.learner.scorer, parts.learner.reference.rows).log_prob(batch)
     torch.testing.assert_close(own, shared, atol=1e-6, rtol=0)
