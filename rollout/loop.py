@@ -196,8 +196,7 @@ class EngineLoop:
             if not task.done():
                 task.cancel()
                 await asyncio.wait((task,))
-        if self._failure.done():
-            self._failure.result()
+        self._check()
         return task.result()
 
     def call(self, function: Callable[[], Result]) -> Result:
@@ -216,11 +215,11 @@ class EngineLoop:
             except BaseException as error:
                 future.set_exception(error)
 
+        self._check()
         self.wake(obey)
         deadline = time.monotonic() + self.wait_timeout
         while not future.done():
-            if self._failure.done():
-                self._failure.result()
+            self._check()
             if time.monotonic() > deadline:
                 raise DeadlineError(
                     f"the learner waited {self.wait_timeout:.0f} s (train.wait_timeout_s) for the rollout thread, "
@@ -231,6 +230,11 @@ class EngineLoop:
             except TimeoutError:
                 continue
         return future.result()
+
+    def _check(self) -> None:
+        """Raises what the thread failed with, if it did."""
+        if self._failure.done():
+            self._failure.result()
 
     def _obey(self, function: Callable[[], Result]) -> Result:
         """Its seconds are neither the engine's nor idle."""
