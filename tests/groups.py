@@ -1,87 +1,150 @@
-"""Groups as runs make them, of a tiny model and stand-ins; and groups made by hand."""
+"""Groups made by hand, made at random, and drawn by the real engine, for tests of whoever reads them."""
 
+import random
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from envs.chat import Encoder
-from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
-from envs.prompts import PromptQueue
-from envs.task import Example
-from envs.turns import Conversation
-from rollout.collect import Collector
-from rollout.engines.sampler import SteppedEngine
-from rollout.generate import Generation
-from rollout.loop import EngineLoop
-from tests.tiny import LetterTokenizer
+from transformers import PreTrainedModel
 
+from envs.group import OUTCOMES, FinishReason, Group, SampledCompletion, Sampling, Times, Verdict
+from envs.task import Example, Outcome
+from rollout.engines.sampler import Request
+from rollout.engines.sampler import Sampling as EngineSampling
+from rollout.engines.transformers_engine import TransformersEngine
+from tests.tiny import EOS, LetterTokenizer, numbered_examples, tiny_llama
 
-class Listed:
-    """A prompt source that goes through a list once, and notes what it is told."""
-
-    left_out = 0
-
-    def __init__(self, examples: Sequence[Example]) -> None:
-        self.examples = list(examples)
-        self.observed: list[tuple[Example, float]] = []
-        self._next = 0
-
-    def draw(self, count: int) -> list[Example]:
-        self._next += count
-        return self.examples[self._next - count : self._next]
-
-    def observe(self, example: Example, success: float) -> None:
-        self.observed.append((example, success))
+TIMES = Times(0.0, 1.0, 2.0)
 
 
-def generation(
-    loop: EngineLoop,
-    grader: Any,
-    repeats: int,
-    sampling: Sampling,
-    candidates: int | None = None,
-    seed: int = 0,
-    tokenizer: Any = None,
-    conversation: Conversation | None = None,
-) -> Generation:
-    encoder = Encoder(tokenizer or LetterTokenizer())  # type: ignore[arg-type]
-    judge = loop.judge(grader)
-    return Generation(loop, encoder, judge, conversation, sampling, candidates or repeats, repeats, seed)
-
-
-def collector(
-    engine: SteppedEngine,
-    grader: Any,
-    examples: Sequence[Example],
-    repeats: int,
-    sampling: Sampling,
+def make_completion(
+    tokens: int | Sequence[int] = 3,
+    score: float = 0.0,
+    parts: dict[str, float] | None = None,
     *,
-    wants: Callable[[Group], bool] | None = None,
-    attempts: int = 10,
-    **more: Any,
-) -> Collector:
-    """Group i is made of the i-th example."""
-    loop = EngineLoop(engine, timeout=60.0, wait_timeout=60.0)
-    prompts = PromptQueue(Listed(examples))  # type: ignore[arg-type]
-    made = generation(loop, grader, repeats, sampling, **more)
-    return Collector(loop, made, prompts, wants, attempts)
-
-
-def completion(
-    score: float = 0.0, tokens: int = 2, version: int = 0, outcome: Any = "scored", **parts: float
+    outcome: Outcome = "scored",
+    finish_reason: FinishReason = "stop",
+    sampled: Sequence[bool] | None = None,
+    versions: int | Sequence[int] = 0,
+    log_probs: float | Sequence[float] = -1.0,
 ) -> SampledCompletion:
+    """tokens: their ids, or how many. versions, log_probs: one for all tokens, or one a token."""
+    ids = list(range(1, tokens + 1)) if isinstance(tokens, int) else list(tokens)
     return SampledCompletion(
-        [7] * tokens,
-        [-0.5] * tokens,
-        [version] * tokens,
-        "stop",
-        text="words",
-        verdict=Verdict(score, parts, outcome),
+        token_ids=ids,
+        log_probs=[log_probs] * len(ids) if isinstance(log_probs, float) else list(log_probs),
+        policy_versions=[versions] * len(ids) if isinstance(versions, int) else list(versions),
+        finish_reason=finish_reason,
+        sampled=None if sampled is None else list(sampled),
+        verdict=Verdict(score, parts or {}, outcome),
     )
 
 
-def group(
-    completions: Sequence[SampledCompletion], group_id: int = 0, example: Example | None = None, **more: Any
+def make_group(
+    group_id: int,
+    completions: Sequence[SampledCompletion],
+    *,
+    prompt: Sequence[int] = (5, 6),
+    source: str = "",
+    temperature: float = 1.0,
+    left_out: Sequence[SampledCompletion] = (),
+    in_place_of: Group | None = None,
 ) -> Group:
-    example = example or Example(({"role": "user", "content": "?"},), "5", group_id)
-    sampling, times = Sampling(), Times(0.0, 0.0, 0.0)
-    return Group(group_id, example, (5, 6), "?", sampling, list(completions), times, **more)
+    example = Example(({"role": "user", "content": "1+1="},), "2", group_id, source)
+    return Group(
+        group_id=group_id,
+        example=example,
+        prompt=tuple(prompt),
+        prompt_text="1+1=",
+        sampling=Sampling(temperature=temperature),
+        completions=list(completions),
+        times=TIMES,
+        left_out=list(left_out),
+        in_place_of=in_place_of,
+    )
+
+
+def random_group(
+    chance: random.Random, group_id: int, repeats: int, source: str = "", candidates: int = 0, chain: int = 0
+) -> Group:
+    """Unequal lengths, every outcome and finish reason, turns, versions; `candidates` left out, `chain` replaced."""
+
+    def completion() -> SampledCompletion:
+        length = chance.randint(1, 9)
+        return make_completion(
+            [chance.randrange(1, 40) for _ in range(length)],
+            chance.choice((0.0, 0.25, 1.0)),
+            {"accuracy": chance.choice((0.0, 0.5, 1.0)), "format": chance.random()},
+            outcome=chance.choices(OUTCOMES, (6, 1, 1))[0],
+            finish_reason=chance.choice(("stop", "length")),
+            sampled=chance.choice((None, [True, *(chance.random() < 0.7 for _ in range(length - 1))])),
+            versions=[chance.randint(3, 5) for _ in range(length)],
+            log_probs=[-chance.random() for _ in range(length)],
+        )
+
+    return make_group(
+        group_id,
+        [completion() for _ in range(repeats)],
+        prompt=[chance.randrange(1, 40) for _ in range(chance.randint(1, 6))],
+        source=source,
+        temperature=chance.choice((0.5, 1.0)),
+        left_out=[completion() for _ in range(candidates)],
+        in_place_of=random_group(chance, 1000 * chain + group_id, repeats, source, candidates, chain - 1)
+        if chain
+        else None,
+    )
+
+
+def by_length(group_id: int, place: int, text: str) -> Verdict:
+    return Verdict(float(len(text)), {"length": 1.0}, "scored")
+
+
+def drawn_groups(
+    model: PreTrainedModel,
+    examples: Sequence[Example],
+    repeats: int,
+    max_tokens: int,
+    temperature: float = 1.0,
+    judge: Callable[[int, int, str], Verdict] = by_length,
+) -> list[Group]:
+    """Groups 0, 1, ... of these examples, drawn by the transformers engine from `model`.
+
+    judge: of the group's id, the completion's place in the group, and its text.
+    """
+    tokenizer, engine = LetterTokenizer(), TransformersEngine(model, [EOS])
+    prompts = tokenizer.apply_chat_template([list(example.messages) for example in examples])
+    sampling = EngineSampling(temperature=temperature, max_tokens=max_tokens)
+    for group_id, prompt in enumerate(prompts):
+        engine.submit(Request(group_id, tuple(prompt), repeats, sampling, seed=group_id))
+    drawn: dict[int, list[SampledCompletion]] = {}
+    while engine.in_flight:
+        for response in engine.step(1.0):
+            texts = tokenizer.batch_decode([one.token_ids for one in response.completions])
+            drawn[response.request_id] = [
+                SampledCompletion(
+                    one.token_ids,
+                    one.log_probs,
+                    one.policy_versions,
+                    one.finish_reason,
+                    one.sampled,
+                    text,
+                    verdict=judge(response.request_id, place, text),
+                )
+                for place, (one, text) in enumerate(zip(response.completions, texts, strict=True))
+            ]
+    return [
+        Group(
+            group_id,
+            example,
+            tuple(prompt),
+            "",
+            Sampling(temperature=temperature, max_tokens=max_tokens),
+            drawn[group_id],
+            TIMES,
+        )
+        for group_id, (example, prompt) in enumerate(zip(examples, prompts, strict=True))
+    ]
+
+
+def drawn_from_tiny(temperature: float = 1.0, num_groups: int = 6, repeats: int = 4) -> list[Group]:
+    """Groups of the tiny model with prompts and responses of unequal length."""
+    examples = numbered_examples(200)[3 : 3 + 5 * num_groups : 5]
+    return drawn_groups(tiny_llama(), examples, repeats, max_tokens=9, temperature=temperature)

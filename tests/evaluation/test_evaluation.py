@@ -15,7 +15,8 @@ from evaluation.evaluation import FIRST_GROUP_ID, Evaluation, set_seed, tally
 from rollout.engines.sampler import Request
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.loop import EngineLoop
-from tests.groups import completion, generation, group
+from tests.generating import generation
+from tests.groups import make_completion, make_group
 from tests.rollout.scripted import ScriptedEngine, ScriptedGrader
 from tests.scripts import configured
 from tests.tiny import EOS, LengthReward, numbered_examples, tiny_llama
@@ -103,7 +104,9 @@ def test_a_silent_engine_is_named() -> None:
 
 
 def test_what_could_not_be_judged_is_an_error_and_nothing_else() -> None:
-    made = group([completion(1.0, tokens=3), completion(0.5), completion(9.0, outcome="error")])
+    made = make_group(
+        0, [make_completion(3, 1.0), make_completion(2, 0.5), make_completion(2, 9.0, outcome="error")]
+    )
     made.completions[1].finish_reason = "length"
     found = tally(made)
     assert (found.correct, found.scores, found.errors) == ((True, False), (1.0, 0.5), 1)

@@ -7,7 +7,7 @@ import pytest
 from envs.group import Group, Sampling
 from rollout.collect import Collector
 from rollout.engines.transformers_engine import TransformersEngine
-from tests.groups import Listed, collector
+from tests.generating import Listed, collector
 from tests.tiny import EOS, LengthReward, numbered_examples, tiny_llama
 
 REPEATS = 4

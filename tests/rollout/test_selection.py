@@ -7,7 +7,7 @@ import pytest
 
 from envs.group import Verdict
 from rollout.selection import choose_balanced
-from tests.groups import completion, group
+from tests.groups import make_completion, make_group
 
 
 def verdicts(rewards: Sequence[float], errors: Sequence[int] = ()) -> list[Verdict]:
@@ -64,12 +64,14 @@ CHOSEN = [[0, 1, 3, 5], [3, 5, 6, 7], [0, 4, 5, 9], [3, 4, 5, 8]]
 
 
 def test_without_an_accuracy_part_a_reward_of_one_is_success() -> None:
-    made = group([completion(score) for score in (1.0, 0.9, 2.0, -1.0)])
+    made = make_group(0, [make_completion(score=score) for score in (1.0, 0.9, 2.0, -1.0)])
     assert [verdict.success for verdict in made.verdicts] == [1, 0, 1, 0]
     assert made.success_rate == 0.5
 
 
 def test_what_could_not_be_judged_is_no_failure() -> None:
-    made = group([completion(1.0), completion(0.0, outcome="error")], left_out=[completion(0.0)])
+    made = make_group(
+        0, [make_completion(score=1.0), make_completion(outcome="error")], left_out=[make_completion()]
+    )
     assert made.success_rate == 0.5
-    assert group([completion(outcome="error")]).success_rate == 0.0
+    assert make_group(0, [make_completion(outcome="error")]).success_rate == 0.0

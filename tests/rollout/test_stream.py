@@ -11,7 +11,7 @@ from envs.prompts import PromptQueue
 from rollout.group_buffer import GroupBuffer
 from rollout.loop import EngineLoop
 from rollout.stream import Stream
-from tests.groups import Listed, generation
+from tests.generating import Listed, generation
 from tests.rollout.scripted import ScriptedEngine, ScriptedGrader
 from tests.tiny import numbered_examples
 

@@ -18,7 +18,7 @@ from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.generate import Generation
 from rollout.loop import EngineLoop
-from tests.groups import collector, generation
+from tests.generating import collector, generation
 from tests.tiny import ImmediateRewards
 from training.batch import collate
 from training.forward import ResponseScorer
