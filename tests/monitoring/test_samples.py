@@ -55,8 +55,8 @@ def test_a_chat_is_shown_with_its_roles() -> None:
 
 
 def test_what_is_longer_than_a_screen_is_cut_and_an_empty_answer_is_a_line() -> None:
-    text = sample_text(1, replace(
-        make_group(0, [attempt("", 0.0)]), example=asked("", "a" * 9000, gold=["x" * 500])
-    ))
+    text = sample_text(
+        1, replace(make_group(0, [attempt("", 0.0)]), example=asked("", "a" * 9000, gold=["x" * 500]))
+    )
     assert f"  {'a' * LONGEST_TEXT} ...\n" in text
     assert text.endswith(f"; gold ['{'x' * 198} ...\n    ")
