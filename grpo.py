@@ -17,13 +17,13 @@ def train(config: Config, parts: Parts) -> None:
         with parts.monitor.timed("collect"):
             groups = parts.collect()
         with parts.monitor.timed("optimize"):
-            batch = parts.learner.prepare(groups)
+            batch = parts.learner.credit(groups)
         for minibatch in parts.minibatches(batch):
             with parts.monitor.timed("optimize"):
                 report = parts.learner.step(minibatch)
             parts.optimized(minibatch, report)
         parts.push_weights()
-        parts.iteration_done(iteration, batch)
+        parts.iteration_done(iteration)
 
 
 if __name__ == "__main__":

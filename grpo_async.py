@@ -13,19 +13,19 @@ from run.parts import Parts
 
 def train(config: Config, parts: Parts) -> None:
     parts.push_weights()
-    with parts.streaming(keep=parts.learner.wants):
+    with parts.streaming():
         for optimizer_batch in parts.optimizer_batches():
             with parts.monitor.timed("collect"):
                 groups = parts.take()
             with parts.monitor.timed("optimize"):
-                batch = parts.learner.prepare(groups)
+                batch = parts.learner.credit(groups, parts.weights.version)
             for _ in range(config.train.epochs):
                 with parts.monitor.timed("optimize"):
                     report = parts.learner.step(batch)
                 parts.optimized(batch, report)
             if parts.push_due(optimizer_batch):
                 parts.push_weights()
-            parts.iteration_done(optimizer_batch, batch)
+            parts.iteration_done(optimizer_batch)
 
 
 if __name__ == "__main__":

@@ -225,7 +225,7 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
         built.callback(close_tracker, tracker, "failed")
     first_step = saved.state["learner"]["optimizer_steps"] if saved else 0
     live.resume(first_step)
-    monitor = Monitor(run_dir, tracker, config.env.repeats, live, first_step, members)
+    monitor = Monitor(run_dir, tracker, live, first_step, members)
     generator = torch.Generator().manual_seed(config.train.seed)
     parts = Parts(
         config,

@@ -41,7 +41,7 @@ def our_iteration(parts: Parts) -> float:
     with parts.monitor.timed("collect"):
         groups = parts.collect()
     with parts.monitor.timed("optimize"):
-        batch = parts.learner.prepare(groups)
+        batch = parts.learner.credit(groups)
     for minibatch in parts.minibatches(batch):
         with parts.monitor.timed("optimize"):
             report = parts.learner.step(minibatch)

@@ -130,10 +130,10 @@ def built(config: Config, lengths: Lengths, overlapped: bool) -> Iterator[Parts]
 
 def learn(parts: Parts, groups: Any, epochs: int) -> int:
     """What both schedules do with a batch; returns its response tokens."""
-    batch = parts.learner.prepare(groups)
+    batch = parts.learner.credit(groups, parts.weights.version)
     for _ in range(epochs):
         parts.optimized(batch, parts.learner.step(batch))
-    return int(batch["tokens", "response_mask"].sum())
+    return sum(len(one.token_ids) for group in groups for one in group.completions)
 
 
 def lockstep(config: Config, lengths: Lengths, iterations: int, epochs: int) -> Measured:
@@ -162,8 +162,8 @@ def overlapped(config: Config, lengths: Lengths, iterations: int, epochs: int) -
         for index in range(iterations + WARM_UP):
             began = time.perf_counter()
             groups = parts.take()
-            drawn = groups["age"][groups["tokens", "loss_mask"]]
-            assert int(drawn.max()) <= config.train.max_policy_age, "a token is too old"
+            oldest = min(group.version for group in groups)
+            assert parts.weights.version - oldest <= config.train.max_policy_age, "a token is too old"
             middle = time.perf_counter()
             count = learn(parts, groups, epochs)
             parts.push_weights()

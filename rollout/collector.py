@@ -10,6 +10,7 @@ from tensordict.nn import TensorDictModuleBase
 
 from envs.token_env import FINISH_REASONS, Prompted, TokenEnv, length_mask, pad
 from rollout.engines.sampler import Completion, Engine, Request, Response, Sampling, answers, generate
+from rollout.records import Records
 from rollout.selection import choose_balanced, in_place_of, same_parts, totals
 
 Keep = Callable[[TensorDictBase], torch.Tensor]
@@ -120,6 +121,7 @@ class Rollouts:
         tell: Tell = lambda stage, done, total: None,
     ) -> None:
         self.env = env
+        self.records = Records(env)
         self.policy = policy
         self.repeats = policy.repeats if repeats is None else repeats
         self.attempts = attempts
@@ -143,6 +145,7 @@ class Rollouts:
             places = places or list(groups.split(self.repeats))
             latest = self._generate(len(refused))
             for place, group in zip(refused, latest.split(self.repeats), strict=True):
+                self.records.replace(places[place], group)
                 places[place] = in_place_of(places[place], group)
         return collate(places) if places else groups
 
@@ -181,7 +184,10 @@ class Rollouts:
         candidates = self.policy.repeats
         scored = self.env.step(completed)
         sums = totals(scored, candidates)
+        scored["row"] = torch.arange(scored.batch_size[0])[:, None]
         groups = choose_balanced(scored, candidates, self.repeats, self.policy.seed)
+        self.records.add(scored, groups, candidates, self.policy.sampling.max_tokens)
+        groups = groups.exclude("row")
         groups["generated"] = sums.repeat_interleave(self.repeats, dim=0)
         return groups
 

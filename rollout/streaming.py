@@ -226,6 +226,7 @@ class _Source:
         scored = self.rollouts.assemble([group])
         refused = self._refused.pop(group.request.request_id, None)
         if refused is not None:
+            self.rollouts.records.replace(refused, scored)
             scored = in_place_of(refused, scored)
         replaced = int(scored["generated", "groups"][0, 0]) - 1
         if replaced >= self.rollouts.attempts or bool(self.keep(scored)):

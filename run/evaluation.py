@@ -256,9 +256,7 @@ def evaluate_alone(
         engine = in_turns(build_engine(config, None, tokenizer, plan, run_dir), conversation)
         ending.callback(engine.close)
         tracker = make_tracker(config.logging, run_dir, asdict(config))
-        monitor = Monitor(
-            run_dir, tracker, repeats=1, live=Progress(config.logging, total_steps=0), first_step=steps
-        )
+        monitor = Monitor(run_dir, tracker, live=Progress(config.logging, total_steps=0), first_step=steps)
         ending.callback(lambda: monitor.close(outcome))
         begun()
         monitor.file.begin()

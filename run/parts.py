@@ -20,15 +20,17 @@ if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line 
     import torch
     from tensordict import TensorDictBase
 
+    from envs.group import Group
     from envs.judging.service import RewardService
     from monitoring.monitor import Monitor
     from monitoring.watch import Watch
     from plan.plan import Plan
-    from rollout.collector import Keep, Rollouts
+    from rollout.collector import Rollouts
     from rollout.streaming import PromptQueue, Stream
     from run.engines import Weights
     from run.evaluation import Evaluation
     from run.resume import Saved
+    from training.batch import Batch
     from training.learner import Learner, StepReport
 
 
@@ -37,6 +39,7 @@ class Parts:
     """Everything a schedule needs. Built by `build`, closed by `run`.
 
     plan: who lives where. Where it is overlapped, iterations count the learner's batches.
+    groups: those that the learner works on, by id. tensors: of them, for samples; goes with rollout/records.py.
     leaving: this iteration is the last, for a stop was requested before its checkpoint.
     evaluated: the evaluation that was due last has been done, or none was.
     """
@@ -60,6 +63,8 @@ class Parts:
     pushed_at_step: int = 0
     stream: "Stream | None" = None
     evaluation: "Evaluation | None" = None
+    groups: "dict[int, Group]" = field(default_factory=dict)
+    tensors: "TensorDictBase | None" = None
 
     def iterations(self) -> Iterator[int]:
         """grpo.py: iteration numbers from 1 (or after the resumed one), until the last or a stop."""
@@ -80,10 +85,11 @@ class Parts:
             yield iteration
 
     @contextmanager
-    def streaming(self, keep: "Keep | None" = None) -> Iterator[None]:
-        """grpo_async.py: generation runs beside the block, in a thread of its own; `keep` as in `collect`."""
+    def streaming(self) -> Iterator[None]:
+        """grpo_async.py: generation runs beside the block, in a thread of its own."""
         from rollout.group_buffer import GroupBuffer
         from rollout.streaming import Stream
+        from training.credit import wants
 
         train, groups = self.config.train, self.config.optim_batch_groups
         buffer: Any = GroupBuffer(
@@ -96,25 +102,32 @@ class Parts:
             version=self.weights.version,
         )
         in_flight = self.config.env.num_envs * len(self.plan.devices.engines)
-        if not self.config.policy.dynamic_batching:
-            keep = None  # it would keep every group, and could only say so of tensors
+        wanted = self.rollouts.records.keep(wants(self.config.policy))
+        keep = wanted if self.config.policy.dynamic_batching else None
         with Stream(self.rollouts, self.prompts, buffer, in_flight, train.wait_timeout_s, keep) as stream:
             self.stream = stream
             yield
         self.stream = None
 
-    def collect(self) -> "TensorDictBase":
+    def collect(self) -> "list[Group]":
         """grpo.py: the groups of one iteration. Engines that share the learner's GPUs sleep afterwards."""
-        groups = self.rollouts.collect(self.config.prompts_per_iteration, keep=self.learner.wants)
+        from training.credit import wants
+
+        keep = self.rollouts.records.keep(wants(self.config.policy))
+        collected = self.rollouts.collect(self.config.prompts_per_iteration, keep)
         self.weights.rest_engines()
+        return self._recorded(collected)
+
+    def _recorded(self, tensors: "TensorDictBase") -> "list[Group]":
+        groups, self.tensors = self.rollouts.records.take(tensors), tensors
+        self.groups = {group.group_id: group for group in groups}
         return groups
 
-    def take(self) -> "TensorDictBase":
-        """grpo_async.py: the next batch of finished groups, none too old; adds age int64 [N, R]."""
+    def take(self) -> "list[Group]":
+        """grpo_async.py: the next batch of finished groups, none too old."""
         assert self.stream is not None, "take() belongs inside streaming()"
         stream = self.stream
         batch = stream.take(meanwhile=self._while_waiting)
-        batch["age"] = self.weights.version - batch["policy_version"]
         self.monitor.note(
             {
                 "idle/engines": stream.idle_share(),
@@ -123,7 +136,7 @@ class Parts:
                 "groups/dropped_stale": float(stream.buffer.dropped),
             }
         )
-        return batch
+        return self._recorded(batch)
 
     def _while_waiting(self) -> None:
         self._push_if_requested()
@@ -162,22 +175,24 @@ class Parts:
         self.rollouts.policy.set_temperature(self.config.inference_model.temperature_at(progress))
         return self.weights.push()
 
-    def minibatches(self, batch: "TensorDictBase") -> Iterator["TensorDictBase"]:
+    def minibatches(self, batch: "Batch") -> Iterator["Batch"]:
         from training.minibatches import minibatches
 
         repeats, epochs = self.config.env.repeats, self.config.train.epochs
         return minibatches(batch, repeats, self.config.optim_batch_groups, epochs, self.generator)
 
-    def optimized(self, batch: "TensorDictBase", report: "StepReport") -> None:
+    def optimized(self, batch: "Batch", report: "StepReport") -> None:
         """Log one optimizer step."""
         self.monitor.note({"prompts/left_out": float(self.prompts.source.left_out)})
-        row = self.monitor.optimized(batch, report.metrics | self.rewards.metrics(), self.weights.version)
+        groups = [self.groups[group_id] for group_id in batch.group_ids]
+        said = report.metrics | self.rewards.metrics()
+        row = self.monitor.optimized(batch, groups, said, self.weights.version)
         for worry in self.watch.tell(row):
             self.monitor.say(worry)
         if report.skipped:
             self.monitor.say(f"optimizer step {self.monitor.optimizer_step}: not finite, skipped")
 
-    def iteration_done(self, iteration: int, batch: "TensorDictBase") -> None:
+    def iteration_done(self, iteration: int) -> None:
         """A checkpoint when one is due, and a printed sample now and then."""
         self.evaluate(iteration)
         frequency = self.config.train.checkpoint_frequency
@@ -186,35 +201,37 @@ class Parts:
         if last or (frequency and iteration % frequency == 0):
             self.checkpoint(iteration)
             self.leaving = self.stop.requested
-        self._tell_of_groups_unwanted(batch)
+        self._tell_of_groups_unwanted()
         every = self.config.logging.sample_frequency
         if every and (iteration % every == 0 or iteration == 1):
-            self._show(batch[-self.config.env.repeats :])
+            self._show()
 
-    def _show(self, group: "TensorDictBase") -> None:
+    def _show(self) -> None:
         from envs.attempts import attempts
         from monitoring.samples import sample_text
 
-        env = self.rollouts.env
+        assert self.tensors is not None
+        env, group = self.rollouts.env, self.tensors[-self.config.env.repeats :]
         example = env.judged_examples[int(group["group_id"][0, 0])]
         found = list(attempts(example, group, env))
         self.monitor.say(sample_text(self.monitor.optimizer_step, example, found))
 
-    def _tell_of_groups_unwanted(self, batch: "TensorDictBase") -> None:
-        from envs.verdicts import judged
+    def _tell_of_groups_unwanted(self) -> None:
+        from training.credit import wants
 
-        wanted, policy = self.learner.wants(batch), self.config.policy
-        judgeable = judged(batch).view(len(wanted), -1).any(1)
-        outside = ~wanted & judgeable
-        if not judgeable.all():
+        policy, groups = self.config.policy, list(self.groups.values())
+        judgeable = [group for group in groups if any(verdict.judged for verdict in group.verdicts)]
+        outside = len(judgeable) - sum(map(wants(policy), judgeable))
+        lost = len(groups) - len(judgeable)
+        if lost:
             self.monitor.say(
-                f"{int((~judgeable).sum())} of {len(wanted)} groups hold no completion that could be judged, through "
+                f"{lost} of {len(groups)} groups hold no completion that could be judged, through "
                 f"no fault of the model; this batch was trained on without them. The last error: "
                 f"{self.rewards.last_error}"
             )
-        if outside.any():
+        if outside:
             self.monitor.say(
-                f"dynamic sampling: {int(outside.sum())} of {len(wanted)} groups lie outside policy.filter_range="
+                f"dynamic sampling: {outside} of {len(groups)} groups lie outside policy.filter_range="
                 f"{policy.filter_range} ({policy.filter_on}) even after policy.filter_attempts="
                 f"{policy.filter_attempts} replacements each; this batch was trained on without them. Prompts of a "
                 "fitting difficulty, a larger env.repeats, or env.oversample help"

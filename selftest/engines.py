@@ -205,7 +205,7 @@ def turns(bench: Bench, overrides: Sequence[str] = (), iterations: int = 3) -> s
         for _ in range(iterations):
             groups = parts.collect()
             asleep.append(_free(bench))
-            batch = parts.learner.prepare(groups)
+            batch = parts.learner.credit(groups)
             for minibatch in parts.minibatches(batch):
                 parts.optimized(minibatch, parts.learner.step(minibatch))
             moved(parts.learner.model, seed=parts.learner.optimizer_steps)
