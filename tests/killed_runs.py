@@ -52,8 +52,8 @@ def train_noting_prompts(stale: str, run_dir: Path, ledger: Path, events: Any) -
 
         def noted(batch: Any) -> Any:
             report = step(batch)
-            prompts = parts.rollouts.env.prompt_texts(batch[:: config.env.repeats])
-            sums = [re.findall(r"\d+\+\d+=", prompt)[0] for prompt in prompts]
+            examples = [parts.groups[group_id].example for group_id in batch.group_ids]
+            sums = [re.findall(r"\d+\+\d+=", example.messages[-1]["content"])[0] for example in examples]
             with ledger.open("a") as file:
                 file.write(f"{parts.learner.optimizer_steps}\t{' '.join(sums)}\n")
             events.release()

@@ -1,20 +1,25 @@
 """The lockstep script, whole: what it logs, what it writes, what a kill costs, what Ctrl-C leaves."""
 
 import json
+import random
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from tensordict import TensorDictBase
 
 import grpo
+from config.schema import Config
+from envs.group import Group
 from grpo_utils import build, run
+from run.parts import Parts
 from tests.processes import alive
 from tests.scripts import ROOT, configured, finish, rows, start, wait_for, without_clocks
+from training.batch import Batch, collate
 from training.learner import StepReport
 
 SMALL = ("env.num_envs=4", "env.repeats=4")
@@ -54,8 +59,8 @@ def test_an_iteration_is_trained_on_in_steps_of_whole_groups(tmp_path: Path) -> 
     parts = build(config, tmp_path)
     step, trained = parts.learner.step, []
 
-    def noted(batch: TensorDictBase) -> StepReport:
-        trained.append(batch["group_id"].view(2, 4))
+    def noted(batch: Batch) -> StepReport:
+        trained.append(batch.group_id.view(2, 4))
         return step(batch)
 
     parts.learner.step = noted  # type: ignore[method-assign]
@@ -101,21 +106,23 @@ def test_reward_rises(tmp_path: Path) -> None:
 
 def test_with_shuffled_rewards_it_does_not(tmp_path: Path) -> None:
     """The control: the same run, the rewards of every batch permuted before the learner sees them."""
-    generator = torch.Generator().manual_seed(0)
+    chance = random.Random(0)
 
-    def train(config: object, parts: object) -> None:
-        prepare = parts.learner.prepare  # type: ignore[attr-defined]
+    def train(config: Config, parts: Parts) -> None:
+        credit = parts.learner.credit
 
-        def shuffled(batch: object) -> object:
-            true = batch["next", "reward"].clone()  # type: ignore[index]
-            order = torch.randperm(len(true), generator=generator)
-            batch["next", "reward"] = true[order]  # type: ignore[index]
-            prepared = prepare(batch)
-            prepared["next", "reward"] = true
-            return prepared
+        def shuffled(groups: Sequence[Group], policy_version: int | None = None) -> Batch:
+            completions = [one for group in groups for one in group.completions]
+            true = [one.verdict for one in completions]
+            for one, verdict in zip(completions, chance.sample(true, len(true)), strict=True):
+                one.verdict = verdict
+            batch = credit(groups, policy_version)
+            for one, verdict in zip(completions, true, strict=True):
+                one.verdict = verdict
+            return batch
 
-        parts.learner.prepare = shuffled  # type: ignore[attr-defined]
-        grpo.train(config, parts)  # type: ignore[arg-type]
+        parts.learner.credit = shuffled  # type: ignore[method-assign]
+        grpo.train(config, parts)
 
     before, after = learned(tmp_path, train)
     assert after < before + 0.1
@@ -199,8 +206,7 @@ def test_under_lora_the_base_is_the_reference(tmp_path: Path) -> None:
     from training.reference import AdapterOff
 
     parts = build(configured(*SMALL, "train_model.lora.enabled=true"), tmp_path)
-    batch = parts.rollouts.env.groups(2)
-    batch = parts.rollouts.env.step(parts.rollouts.policy(batch))
+    batch = collate(parts.collect())
     own = parts.learner.reference.log_prob(batch)
     shared = AdapterOff(parts.learner.scorer, parts.learner.reference.rows).log_prob(batch)
     torch.testing.assert_close(own, shared, atol=1e-6, rtol=0)

@@ -51,7 +51,7 @@ def test_no_token_is_older_than_the_bound(stale: str, max_age: int, frequency: i
         step = parts.learner.step
 
         def checked(batch: Any) -> Any:
-            ages = parts.weights.version - batch["policy_version"][batch["mask"]]
+            ages = parts.weights.version - batch.policy_version[batch.mask]
             oldest.append(int(ages.max()))
             return step(batch)
 
@@ -167,7 +167,7 @@ def test_an_engine_that_is_lost_gets_weights_that_only_the_learner_has(
         step = parts.learner.step
 
         def killing(batch: Any) -> Any:
-            ages = parts.weights.version - batch["policy_version"][batch["mask"]]
+            ages = parts.weights.version - batch.policy_version[batch.mask]
             assert 0 <= int(ages.min()) <= int(ages.max()) <= 1
             if parts.learner.optimizer_steps == 2:
                 (victim,) = set(engine_processes()) - others

@@ -1,17 +1,19 @@
 """What is sampled and what of it is trained on, in both schedules: dynamic sampling, oversampling, temperature."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import fmean
 
 import pytest
 
 import grpo
 import grpo_async
 from config.schema import Config
+from envs.group import Group
 from grpo_utils import build, run
 from run.parts import Parts
 from tests.scripts import configured, rows, without_clocks
+from training.batch import Batch
 
 SMALL = ("env.num_envs=8", "env.repeats=4", "train.total_dialog_turns=96", "policy.kl_coef=0")
 DYNAMIC = (*SMALL, "policy.filter_range=[0.01,0.99]", "policy.dynamic_batching=true")
@@ -19,17 +21,32 @@ Train = Callable[[Config, Parts], None]
 SCHEDULES = pytest.mark.parametrize("train", [grpo.train, grpo_async.train], ids=["lockstep", "overlapped"])
 
 
-def batches_of(train: Train, run_dir: Path, *overrides: str) -> tuple[list[Any], list[str]]:
-    """The prepared batches of a run, and what it said."""
+Credited = tuple[Sequence[Group], Batch]
+
+
+def rates(groups: Sequence[Group]) -> list[float]:
+    """Success rate of each group."""
+    return [fmean(verdict.success for verdict in group.verdicts) for group in groups]
+
+
+def tries(group: Group | None) -> int:
+    """Groups that were generated for this one's place."""
+    return 1 + tries(group.in_place_of) if group is not None else 0
+
+
+def batches_of(train: Train, run_dir: Path, *overrides: str) -> tuple[list[Credited], list[str]]:
+    """The groups of each batch of a run and their tensors, and what it said."""
     parts = build(configured(*overrides), run_dir)
-    prepare, batches, said = parts.learner.prepare, [], []
+    credit = parts.learner.credit
+    batches: list[Credited] = []
+    said: list[str] = []
 
-    def noted(batch: Any) -> Any:
-        batches.append(prepare(batch))
-        return batches[-1]
+    def noted(groups: Sequence[Group], policy_version: int | None = None) -> Batch:
+        batches.append((groups, credit(groups, policy_version)))
+        return batches[-1][1]
 
-    parts.learner.prepare = noted
-    parts.monitor.say = said.append
+    parts.learner.credit = noted  # type: ignore[method-assign]
+    parts.monitor.say = said.append  # type: ignore[method-assign]
     train(parts.config, parts)
     parts.close("finished")
     return batches, said
@@ -39,15 +56,14 @@ def batches_of(train: Train, run_dir: Path, *overrides: str) -> tuple[list[Any],
 def test_every_group_has_right_and_wrong_ones(train: Train, tmp_path: Path) -> None:
     in_order = "train.stale_groups=wait"  # the buffer waits for every place, replaced or not
     batches, said = batches_of(train, tmp_path, *DYNAMIC, in_order, "policy.filter_attempts=100")
-    for batch in batches:
-        rates = batch["next", "reward_parts", "accuracy"].view(8, 4).mean(1)
-        assert ((rates > 0) & (rates < 1)).all()
-        assert len(batch["group_id"].unique()) == 8
-        assert batch["mask"].any(-1).all()
+    for groups, batch in batches:
+        assert all(0 < rate < 1 for rate in rates(groups))
+        assert len(batch.group_ids) == 8
+        assert batch.mask.any(-1).all()
     assert not any("dynamic sampling" in text for text in said)
-    for row, batch in zip(rows(tmp_path), batches, strict=True):
+    for row, (groups, _) in zip(rows(tmp_path), batches, strict=True):
         generated = row["groups/generated"]
-        assert generated == batch["generated", "groups"][::4].sum() >= 8
+        assert generated == sum(map(tries, groups)) >= 8
         assert row["sample_utilization"] == pytest.approx(8 / generated)
         assert row["reward/zero_variance_groups"] == pytest.approx(1 - 8 / generated)
     assert max(row["groups/generated"] for row in rows(tmp_path)) > 8
@@ -58,10 +74,10 @@ def test_after_the_cap_it_trains_on_what_there_is_and_says_so(train: Train, tmp_
     batches, said = batches_of(
         train, tmp_path, *DYNAMIC, "policy.filter_range=[0.49,0.51]", "policy.filter_attempts=1"
     )
-    for batch in batches:
-        inside = (batch["next", "reward"].view(8, 4).mean(1) == 0.5).tolist()
-        assert batch["mask"].any(-1).view(8, 4).any(1).tolist() == inside
-        assert batch["generated", "groups"].max() == 2
+    for groups, batch in batches:
+        inside = [rate == 0.5 for rate in rates(groups)]
+        assert batch.mask.any(-1).view(8, 4).any(1).tolist() == inside
+        assert max(map(tries, groups)) == 2
     loud = [text for text in said if text.startswith("dynamic sampling: ")]
     assert len(loud) == len(batches)
     assert "policy.filter_attempts=1" in loud[0]
@@ -70,10 +86,9 @@ def test_after_the_cap_it_trains_on_what_there_is_and_says_so(train: Train, tmp_
 def test_without_dynamic_batching_the_groups_outside_are_only_masked(tmp_path: Path) -> None:
     batches, _ = batches_of(grpo.train, tmp_path, *DYNAMIC, "policy.dynamic_batching=false")
     outside = 0
-    for batch in batches:
-        rates = batch["next", "reward"].view(8, 4).mean(1)
-        mixed = ((rates > 0) & (rates < 1)).tolist()
-        assert batch["mask"].any(-1).view(8, 4).all(1).tolist() == mixed
+    for groups, batch in batches:
+        mixed = [0 < rate < 1 for rate in rates(groups)]
+        assert batch.mask.any(-1).view(8, 4).all(1).tolist() == mixed
         outside += mixed.count(False)
     assert outside > 0
     shares = [row["sample_utilization"] for row in rows(tmp_path)]
@@ -83,7 +98,7 @@ def test_without_dynamic_batching_the_groups_outside_are_only_masked(tmp_path: P
 @SCHEDULES
 def test_oversampling_balances_the_groups(train: Train, tmp_path: Path) -> None:
     batches, _ = batches_of(train, tmp_path, *SMALL, "env.oversample=16")
-    kept = sum(float(batch["next", "reward"].mean()) for batch in batches) / len(batches)
+    kept = sum(float(batch.next.reward.mean()) for _, batch in batches) / len(batches)
     raw = sum(row["reward/mean"] for row in rows(tmp_path)) / len(batches)
     assert raw < 0.45
     assert raw + 0.05 < kept <= 0.5
@@ -114,9 +129,9 @@ def test_a_resumed_run_replaces_groups_and_cools_as_if_never_stopped(tmp_path: P
     def stopping(config: Config, parts: Parts) -> None:
         done = parts.iteration_done
 
-        def stop_after_the_first(iteration: int, batch: Any) -> None:
+        def stop_after_the_first(iteration: int) -> None:
             parts.stop.requested = True
-            done(iteration, batch)
+            done(iteration)
 
         parts.iteration_done = stop_after_the_first
         grpo.train(config, parts)
