@@ -72,7 +72,10 @@ def learner_of(
 
 def trained(learner: Learner, groups: Sequence[Group]) -> Batch:
     """The batch of these groups after two updates on it; asserts that every number on the way is finite."""
-    batch = learner.credit(groups)
+    return stepped(learner, learner.credit(groups))
+
+
+def stepped(learner: Learner, batch: Batch) -> Batch:
     assert batch.advantage.isfinite().all()
     for _ in range(2):
         report = learner.step(batch)
@@ -136,7 +139,11 @@ def test_completions_without_a_token(preset: str, tmp_path: Path) -> None:
     few, all_of_them = [0, 4, 5, 6, 7], list(range(12))
     learner = learner_of(load_policy(preset), tmp_path, tiny_llama())
     for empty in (few, all_of_them):
-        assert not trained(learner, without_tokens(empty)).mask[empty].any()
+        groups = without_tokens(empty)
+        batch = learner.credit(groups)
+        batch.sample_log_prob[empty] = math.nan  # never read
+        credit(learner.config.policy, groups, batch, MAX_TOKENS)
+        assert not stepped(learner, batch).mask[empty].any()
 
 
 def without_tokens(empty: list[int]) -> list[Group]:
