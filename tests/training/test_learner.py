@@ -9,14 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from config.env import EnvConfig
-from config.optimizer import OptimizerConfig
 from config.policy import PolicyConfig
-from config.schema import Config, ModelConfig, TrainConfig
 from envs.group import Group, Verdict
 from tests.groups import drawn_from_tiny, make_completion, make_group
 from tests.tiny import tiny_llama
-from tests.training.scorers import REPEATS, scorer
+from tests.training.scorers import REPEATS, make_learner, scorer
 from training.batch import Tokens, collate
 from training.forward import ResponseScorer, Scores, score_all
 from training.learner import Learner, NonFiniteError
@@ -24,29 +21,6 @@ from training.minibatches import microbatches
 from training.reference import Reference
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "constant_length", "pass_mean")
-
-
-def make_learner(
-    tmp_path: Path,
-    policy: PolicyConfig | None = None,
-    accumulation: int = 1,
-    optimizer: OptimizerConfig | None = None,
-    beside: bool = False,
-    dtype: torch.dtype = torch.float32,
-    share_prompt: bool = True,
-    **train: object,
-) -> Learner:
-    config = Config(
-        env=EnvConfig(dataset="arithmetic", num_envs=8, repeats=REPEATS),
-        model=ModelConfig(name="tiny"),
-        train=TrainConfig(gradient_accumulation_steps=accumulation, **train),  # type: ignore[arg-type]
-        policy=policy or PolicyConfig(),
-        optimizer=optimizer or OptimizerConfig(lr=1e-3),
-    )
-    model, frozen = tiny_llama().to(dtype), tiny_llama().to(dtype)
-    scores = scorer(frozen, share_prompt)
-    reference = Reference(scores, REPEATS, beside) if config.policy.uses_reference else None
-    return Learner(model, scorer(model, share_prompt), reference, config, tmp_path)
 
 
 def gradient_of(learner: Learner, groups: list[Group]) -> torch.Tensor:
