@@ -28,15 +28,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import psutil  # noqa: E402
 import torch  # noqa: E402
 from hydra import compose, initialize_config_dir  # noqa: E402
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM  # noqa: E402
 
-from config.schema import Config, register_schema, to_config  # noqa: E402
-from grpo_utils import build  # noqa: E402
-from rollout.engines.pool import RayPool  # noqa: E402
+from config.composition import register_schema, to_config  # noqa: E402
+from config.schema import Config  # noqa: E402
 from rollout.engines.sampler import Request  # noqa: E402
-from run.parts import Parts  # noqa: E402
+from run.build import build  # noqa: E402
 
 ENGINE_CORE, LEARNER_CORE = 0, 1
 LONGEST, MEDIAN = 192, 32
@@ -111,14 +111,20 @@ def configured(folder: Path, engine: str, more: Sequence[str]) -> Config:
         return to_config(compose("grpo_quickstart", overrides=chosen))
 
 
+def actor() -> int:
+    """Process id of the engine in its Ray actor."""
+    return next(
+        child.pid for child in psutil.Process().children(recursive=True) if "EngineHost" in child.name()
+    )
+
+
 @contextmanager
 def built(config: Config, lengths: Lengths, overlapped: bool) -> Iterator[Parts]:
     with tempfile.TemporaryDirectory() as run_dir:
         parts = build(config, Path(run_dir), overlapped)
         lengths.force(parts)
-        engine = parts.rollouts.policy.engine
-        if isinstance(engine, RayPool):
-            for task in Path(f"/proc/{engine.members[0]}/task").iterdir():
+        if not parts.plan.devices.in_process:
+            for task in Path(f"/proc/{actor()}/task").iterdir():
                 os.sched_setaffinity(int(task.name), {ENGINE_CORE})
         os.sched_setaffinity(0, {LEARNER_CORE})
         try:
@@ -130,10 +136,10 @@ def built(config: Config, lengths: Lengths, overlapped: bool) -> Iterator[Parts]
 
 def learn(parts: Parts, groups: Any, epochs: int) -> int:
     """What both schedules do with a batch; returns its response tokens."""
-    batch = parts.learner.credit(groups, parts.weights.version)
+    batch = parts.learner.prepare(groups)
     for _ in range(epochs):
         parts.optimized(batch, parts.learner.step(batch))
-    return sum(len(one.token_ids) for group in groups for one in group.completions)
+    return int(batch["tokens", "response_mask"].sum())
 
 
 def lockstep(config: Config, lengths: Lengths, iterations: int, epochs: int) -> Measured:
@@ -156,14 +162,14 @@ def lockstep(config: Config, lengths: Lengths, iterations: int, epochs: int) -> 
 def overlapped(config: Config, lengths: Lengths, iterations: int, epochs: int) -> Measured:
     with built(config, lengths, overlapped=True) as parts, parts.streaming():
         assert parts.stream is not None
-        if not isinstance(parts.rollouts.policy.engine, RayPool):
+        if parts.plan.devices.in_process:
             parts.stream.call(lambda: os.sched_setaffinity(0, {ENGINE_CORE}))
         waits, learns, tokens = [], [], 0
         for index in range(iterations + WARM_UP):
             began = time.perf_counter()
             groups = parts.take()
-            oldest = min(group.version for group in groups)
-            assert parts.weights.version - oldest <= config.train.max_policy_age, "a token is too old"
+            drawn = groups["age"][groups["tokens", "loss_mask"]]
+            assert int(drawn.max()) <= config.train.max_policy_age, "a token is too old"
             middle = time.perf_counter()
             count = learn(parts, groups, epochs)
             parts.push_weights()

@@ -4,7 +4,6 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,16 +12,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from config.policy import PRESETS, load_policy
 from config.schema import Config
 from envs.group import Group, Verdict
-from grpo_utils import build, build_models, torch_devices
 from plan.machine import this_machine
 from plan.plan import Plan, ReferencePlan, make_plan
+from run.build import build
+from run.lockstep import Lockstep
 from selftest.check import Bench
 from selftest.tiny import configured, model_folder, moved, subfolder
-from training.batch import Tokens, collate
+from training.batch import Batch, Scores, Tokens, collate
 from training.forward import ResponseScorer
-from training.learner import Learner
+from training.local_learner import LocalLearner, make_learner
 from training.log_probs import selected_log_probs
-from training.model import load_model
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -30,15 +29,14 @@ HALF = (torch.bfloat16, torch.float16)
 def collected(bench: Bench, *overrides: str) -> list[Group]:
     """Four groups of four completions drawn on the CPU, with random rewards, for a random model never is right."""
     config = configured(Bench(bench.folder, "cpu"), *overrides)
-    parts = build(config, subfolder(bench, "rollouts"))
+    working = build(config, subfolder(bench, "rollouts"), Lockstep)
     try:
-        groups = parts.collect()
+        groups = working.collect()
     finally:
-        parts.close("finished")
+        working.run.close("finished")
     chance = random.Random(3)
-    for group in groups:
-        for completion in group.completions:
-            completion.verdict = Verdict(chance.random(), {}, "scored")
+    for completion in (one for group in groups for one in group.completions):
+        completion.verdict = Verdict(chance.random(), {}, "scored")
     return groups
 
 
@@ -47,12 +45,7 @@ def learner_plan(config: Config, bench: Bench) -> Plan:
     return make_plan(config, False, this_machine(bench.folder), bench.folder)
 
 
-def make_learner(config: Config, plan: Plan, folder: Path) -> Learner:
-    model = load_model(config.model, torch_devices(plan.devices.train))
-    return Learner(*build_models(config, model, plan), config, folder)
-
-
-def stepped(config: Config, bench: Bench, groups: Sequence[Group]) -> tuple[dict[str, float], torch.Tensor]:
+def stepped(config: Config, bench: Bench, groups: list[Group]) -> tuple[dict[str, float], torch.Tensor]:
     """Metrics of one optimizer step, and the gradient that it applied, float64 on the CPU."""
     plan = learner_plan(config, bench)
     learner = make_learner(config, plan, bench.folder)
@@ -105,11 +98,9 @@ def precision(bench: Bench, mixed: str, overrides: Sequence[str] = ()) -> str:
     learner = make_learner(config, learner_plan(config, bench), bench.folder)
     learner.scorer.autocast_dtype, dtype = None, learner.scorer.autocast_dtype
     mask = batch.tokens.response_mask
-    full = learner.scorer(batch.tokens, batch.temperature).log_prob.detach().cpu()[mask]
+    full = learner.scorer(batch).log_prob.detach().cpu()[mask]
     learner.scorer.autocast_dtype = dtype
-    gap = float(
-        (learner.scorer(batch.tokens, batch.temperature).log_prob.detach().cpu()[mask] - full).abs().mean()
-    )
+    gap = float((learner.scorer(batch).log_prob.detach().cpu()[mask] - full).abs().mean())
     assert gap < 0.1, f"log-probs under {mixed} are {gap:.2g} from those in float32 in the mean"
     before = [p.detach().clone() for p in learner.model.parameters() if p.requires_grad]
     for _ in range(3):
@@ -122,7 +113,7 @@ def precision(bench: Bench, mixed: str, overrides: Sequence[str] = ()) -> str:
     return f"log-probs within {gap:.2g} of float32 in the mean"
 
 
-def overflow(learner: Learner, groups: Sequence[Group]) -> None:
+def overflow(learner: LocalLearner, groups: list[Group]) -> None:
     """A gradient beyond float16 is skipped, and the scale halved."""
     device = next(learner.model.parameters()).device
     learner.scaler.scale(torch.zeros(1, device=device))  # from then on it has a scale
@@ -193,13 +184,13 @@ def resumes(bench: Bench) -> str:
     first = make_learner(config, learner_plan(config, bench), bench.folder)
     first.step(first.credit(groups))
     path = bench.folder / "learner.pt"
-    torch.save(first.state_dict(), path)
+    torch.save(first.save(), path)
     wanted = first.step(first.credit(groups)).metrics
     for device, bound in ((bench.device, 1e-5), ("cpu", 1e-3)):
         there = Bench(bench.folder, device)
         config = configured(there)
         again = make_learner(config, learner_plan(config, there), bench.folder)
-        again.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        again.load(torch.load(path, map_location="cpu", weights_only=True))
         found = again.step(again.credit(groups)).metrics
         for name in ("loss/objective", "grad_norm", "kl/ref"):
             assert abs(found[name] - wanted[name]) <= bound * (1 + abs(wanted[name])), (
@@ -221,15 +212,26 @@ def layouts(bench: Bench, overrides: Sequence[str] = ("train_model.num_devices=2
     return f"tied and untied head, gradients within {worst:.1g}"
 
 
-def synthetic_tokens(rows: int, width: int, vocabulary: int) -> Tokens:
+def synthetic_batch(rows: int, width: int, vocabulary: int) -> Batch:
+    """Random responses, all of one length."""
     generator = torch.Generator().manual_seed(0)
     everything, prompt = torch.ones(rows, width, dtype=torch.bool), torch.ones(rows, 8, dtype=torch.bool)
-    return Tokens(
-        prompt=torch.zeros(rows, 8, dtype=torch.int64),
-        prompt_mask=prompt,
-        response=torch.randint(0, vocabulary, (rows, width), generator=generator),
-        response_mask=everything,
-        loss_mask=everything.clone(),
+    column = torch.zeros(rows, 1)
+    return Batch(
+        tokens=Tokens(
+            prompt=torch.zeros(rows, 8, dtype=torch.int64),
+            prompt_mask=prompt,
+            response=torch.randint(0, vocabulary, (rows, width), generator=generator),
+            response_mask=everything,
+            loss_mask=everything.clone(),
+            batch_size=[rows],
+        ),
+        next=Scores(reward=column, reward_status=column.long(), batch_size=[rows]),
+        group_id=column.long(),
+        sample_log_prob=torch.zeros(rows, width),
+        policy_version=torch.zeros(rows, width, dtype=torch.int64),
+        finish_reason=column.long(),
+        temperature=column + 1,
         batch_size=[rows],
     )
 
@@ -254,13 +256,13 @@ def head_speed(
             )
         )
     scorer = ResponseScorer(model, 4, share_prompt=True, autocast_dtype=torch.bfloat16)
-    tokens = synthetic_tokens(rows, length, vocabulary)
+    batch = synthetic_batch(rows, length, vocabulary)
     left, right = (
         torch.randn(shape, device=bench.device, dtype=torch.bfloat16)
         for shape in ((rows * length // 4, width), (width, vocabulary))
     )
     product_s = _seconds(bench, lambda: left @ right)
-    step_s = _seconds(bench, lambda: scorer(tokens).log_prob.sum().backward())
+    step_s = _seconds(bench, lambda: scorer(batch).log_prob.sum().backward())
     per_product = 2 * len(left) * width * vocabulary
     rate, head_rate = per_product / product_s, 8 * rows * length * width * vocabulary / step_s
     assert head_rate > share * rate, (

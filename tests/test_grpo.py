@@ -5,7 +5,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -13,14 +13,15 @@ import pytest
 import torch
 
 import grpo
-from config.schema import Config
 from envs.group import Group
-from grpo_utils import build, run
-from run.parts import Parts
+from run.build import build
+from run.jobs import run_job
+from run.lockstep import Lockstep
 from tests.processes import alive
 from tests.scripts import ROOT, configured, finish, rows, start, wait_for, without_clocks
 from training.batch import Batch, collate
 from training.learner import StepReport
+from training.local_learner import LocalLearner
 
 SMALL = ("env.num_envs=4", "env.repeats=4")
 LOGGED = {
@@ -39,7 +40,7 @@ def test_a_short_run_logs_every_metric_and_leaves_checkpoints(tmp_path: Path) ->
     config = configured(
         *SMALL, "train.total_dialog_turns=64", "train.checkpoint_frequency=2", "train.epochs=2"
     )
-    run(config, tmp_path, grpo.train)
+    run_job(config, tmp_path, grpo.train, Lockstep)
     metrics = rows(tmp_path)
     assert [row["optimizer_step"] for row in metrics] == list(range(1, 9))
     named = {f"{group}/{name}" for group, names in LOGGED.items() for name in names.split()}
@@ -56,16 +57,16 @@ def test_a_short_run_logs_every_metric_and_leaves_checkpoints(tmp_path: Path) ->
 def test_an_iteration_is_trained_on_in_steps_of_whole_groups(tmp_path: Path) -> None:
     """4 groups of 4 an iteration, 8 completions a step: every group once an epoch, and two of them in each step."""
     config = configured(*SMALL, "train.total_dialog_turns=32", "train.optim_batch_size=8", "train.epochs=2")
-    parts = build(config, tmp_path)
-    step, trained = parts.learner.step, []
+    working = build(config, tmp_path, Lockstep)
+    step, trained = working.run.learner.step, []
 
     def noted(batch: Batch) -> StepReport:
         trained.append(batch.group_id.view(2, 4))
         return step(batch)
 
-    parts.learner.step = noted  # type: ignore[method-assign]
-    grpo.train(config, parts)
-    parts.close("finished")
+    working.run.learner.step = noted  # type: ignore[method-assign]
+    grpo.train(working)
+    working.run.close("finished")
     assert [row["optimizer_step"] for row in rows(tmp_path)] == list(range(1, 9))
     epochs = torch.stack(trained).view(4, 4, 4)
     assert (epochs == epochs[..., :1]).all()
@@ -73,9 +74,9 @@ def test_an_iteration_is_trained_on_in_steps_of_whole_groups(tmp_path: Path) -> 
 
 
 def test_without_kl_no_reference_is_loaded(tmp_path: Path) -> None:
-    parts = build(configured(*SMALL, "policy.kl_coef=0"), tmp_path)
-    assert parts.learner.reference is None
-    parts.close("finished")
+    run = build(configured(*SMALL, "policy.kl_coef=0"), tmp_path, Lockstep).run
+    assert isinstance(run.learner, LocalLearner) and run.learner.reference is None
+    run.close("finished")
 
 
 def test_mixed_precision_lora_and_accumulation_run(tmp_path: Path) -> None:
@@ -86,20 +87,20 @@ def test_mixed_precision_lora_and_accumulation_run(tmp_path: Path) -> None:
         "train_model.lora.enabled=true",
         "train.gradient_accumulation_steps=2",
     )
-    run(config, tmp_path, grpo.train)
+    run_job(config, tmp_path, grpo.train, Lockstep)
     assert len(rows(tmp_path)) == 2
 
 
-def learned(tmp_path: Path, train: object) -> tuple[float, float]:
+def learned(tmp_path: Path, train: Callable[[Lockstep], None]) -> tuple[float, float]:
     """Mean reward of the first and of the last five of 30 iterations of the quickstart."""
     config = configured("train.total_dialog_turns=7680", "env.num_envs=32", "env.repeats=8")
-    run(config, tmp_path, train)  # type: ignore[arg-type]
+    run_job(config, tmp_path, train, Lockstep)
     rewards = [row["reward/mean"] for row in rows(tmp_path)]
     return rewards[0], sum(rewards[-5:]) / 5
 
 
 def test_reward_rises(tmp_path: Path) -> None:
-    before, after = learned(tmp_path, grpo.train)
+    before, after = learned(tmp_path, grpo.train, Lockstep)
     assert before <= 0.4
     assert after >= 0.75
 
@@ -108,8 +109,8 @@ def test_with_shuffled_rewards_it_does_not(tmp_path: Path) -> None:
     """The control: the same run, the rewards of every batch permuted before the learner sees them."""
     chance = random.Random(0)
 
-    def train(config: Config, parts: Parts) -> None:
-        credit = parts.learner.credit
+    def train(working: Lockstep) -> None:
+        credit = working.run.learner.credit
 
         def shuffled(groups: Sequence[Group], policy_version: int | None = None) -> Batch:
             completions = [one for group in groups for one in group.completions]
@@ -121,8 +122,8 @@ def test_with_shuffled_rewards_it_does_not(tmp_path: Path) -> None:
                 one.verdict = verdict
             return batch
 
-        parts.learner.credit = shuffled  # type: ignore[method-assign]
-        grpo.train(config, parts)
+        working.run.learner.credit = shuffled  # type: ignore[method-assign]
+        grpo.train(working)
 
     before, after = learned(tmp_path, train)
     assert after < before + 0.1
@@ -140,8 +141,8 @@ def test_killed_and_resumed_is_bit_identical_to_never_stopped(
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     whole.mkdir()
-    run(configured(*RESUMED), whole, grpo.train)
-    run(configured(*RESUMED, "train.resume=auto"), broken, grpo.train)
+    run_job(configured(*RESUMED), whole, grpo.train, Lockstep)
+    run_job(configured(*RESUMED, "train.resume=auto"), broken, grpo.train, Lockstep)
     assert "resumed from" in capsys.readouterr().err
     assert without_clocks(rows(broken)) == without_clocks(rows(whole))
     saved = [
@@ -190,7 +191,7 @@ def test_ctrl_c_finishes_the_iteration_and_leaves_a_checkpoint_and_no_process(tm
 
 def test_a_plan_is_printed_and_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run").mkdir()
-    run(configured("run=plan"), tmp_path / "run", grpo.train)
+    run_job(configured("run=plan"), tmp_path / "run", grpo.train, Lockstep)
     printed = capsys.readouterr().out
     for expected in (
         "train_model      CPU",
@@ -205,12 +206,14 @@ def test_under_lora_the_base_is_the_reference(tmp_path: Path) -> None:
     """On one GPU the reference has no memory of its own; the CPU run of it gives the same numbers."""
     from training.reference import AdapterOff
 
-    parts = build(configured(*SMALL, "train_model.lora.enabled=true"), tmp_path)
-    batch = collate(parts.collect())
-    own = parts.learner.reference.log_prob(batch)
-    shared = AdapterOff(parts.learner.scorer, parts.learner.reference.rows).log_prob(batch)
+    working = build(configured(*SMALL, "train_model.lora.enabled=true"), tmp_path, Lockstep)
+    working.push_weights()
+    batch, learner = collate(working.collect()), working.run.learner
+    assert isinstance(learner, LocalLearner) and learner.reference is not None
+    own = learner.reference.log_prob(batch)
+    shared = AdapterOff(learner.scorer, learner.reference.rows).log_prob(batch)
     torch.testing.assert_close(own, shared, atol=1e-6, rtol=0)
-    parts.close("finished")
+    working.run.close("finished")
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -3,24 +3,26 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 
 import grpo
 import grpo_async
-from config.schema import Config
 from envs.group import Group
-from grpo_utils import build, run
-from run.parts import Parts
+from run.build import build
+from run.jobs import run_job
+from run.lockstep import Lockstep
+from run.overlapped import Overlapped
 from tests.scripts import configured, rows, without_clocks
 from training.batch import Batch
 
 SMALL = ("env.num_envs=8", "env.repeats=4", "train.total_dialog_turns=96", "policy.kl_coef=0")
 DYNAMIC = (*SMALL, "policy.filter_range=[0.01,0.99]", "policy.dynamic_batching=true")
-Train = Callable[[Config, Parts], None]
-SCHEDULES = pytest.mark.parametrize("train", [grpo.train, grpo_async.train], ids=["lockstep", "overlapped"])
-
-
+Script = tuple[Callable[[Any], None], type[Any]]
+"""The loop of a script, and what it works with."""
+SCRIPTS: list[Script] = [(grpo.train, Lockstep), (grpo_async.train, Overlapped)]
+SCHEDULES = pytest.mark.parametrize("script", SCRIPTS, ids=["lockstep", "overlapped"])
 Credited = tuple[Sequence[Group], Batch]
 
 
@@ -34,10 +36,11 @@ def tries(group: Group | None) -> int:
     return 1 + tries(group.in_place_of) if group is not None else 0
 
 
-def batches_of(train: Train, run_dir: Path, *overrides: str) -> tuple[list[Credited], list[str]]:
+def batches_of(script: Script, run_dir: Path, *overrides: str) -> tuple[list[Credited], list[str]]:
     """The groups of each batch of a run and their tensors, and what it said."""
-    parts = build(configured(*overrides), run_dir)
-    credit = parts.learner.credit
+    train, schedule = script
+    working = build(configured(*overrides), run_dir, schedule)
+    credit = working.run.learner.credit
     batches: list[Credited] = []
     said: list[str] = []
 
@@ -45,17 +48,17 @@ def batches_of(train: Train, run_dir: Path, *overrides: str) -> tuple[list[Credi
         batches.append((groups, credit(groups, policy_version)))
         return batches[-1][1]
 
-    parts.learner.credit = noted  # type: ignore[method-assign]
-    parts.monitor.say = said.append  # type: ignore[method-assign]
-    train(parts.config, parts)
-    parts.close("finished")
+    working.run.learner.credit = noted
+    working.run.monitor.say = said.append
+    train(working)
+    working.run.close("finished")
     return batches, said
 
 
 @SCHEDULES
-def test_every_group_has_right_and_wrong_ones(train: Train, tmp_path: Path) -> None:
+def test_every_group_has_right_and_wrong_ones(script: Script, tmp_path: Path) -> None:
     in_order = "train.stale_groups=wait"  # the buffer waits for every place, replaced or not
-    batches, said = batches_of(train, tmp_path, *DYNAMIC, in_order, "policy.filter_attempts=100")
+    batches, said = batches_of(script, tmp_path, *DYNAMIC, in_order, "policy.filter_attempts=100")
     for groups, batch in batches:
         assert all(0 < rate < 1 for rate in rates(groups))
         assert len(batch.group_ids) == 8
@@ -70,9 +73,9 @@ def test_every_group_has_right_and_wrong_ones(train: Train, tmp_path: Path) -> N
 
 
 @SCHEDULES
-def test_after_the_cap_it_trains_on_what_there_is_and_says_so(train: Train, tmp_path: Path) -> None:
+def test_after_the_cap_it_trains_on_what_there_is_and_says_so(script: Script, tmp_path: Path) -> None:
     batches, said = batches_of(
-        train, tmp_path, *DYNAMIC, "policy.filter_range=[0.49,0.51]", "policy.filter_attempts=1"
+        script, tmp_path, *DYNAMIC, "policy.filter_range=[0.49,0.51]", "policy.filter_attempts=1"
     )
     for groups, batch in batches:
         inside = [rate == 0.5 for rate in rates(groups)]
@@ -84,7 +87,7 @@ def test_after_the_cap_it_trains_on_what_there_is_and_says_so(train: Train, tmp_
 
 
 def test_without_dynamic_batching_the_groups_outside_are_only_masked(tmp_path: Path) -> None:
-    batches, _ = batches_of(grpo.train, tmp_path, *DYNAMIC, "policy.dynamic_batching=false")
+    batches, _ = batches_of(SCRIPTS[0], tmp_path, *DYNAMIC, "policy.dynamic_batching=false")
     outside = 0
     for groups, batch in batches:
         mixed = [0 < rate < 1 for rate in rates(groups)]
@@ -96,8 +99,8 @@ def test_without_dynamic_batching_the_groups_outside_are_only_masked(tmp_path: P
 
 
 @SCHEDULES
-def test_oversampling_balances_the_groups(train: Train, tmp_path: Path) -> None:
-    batches, _ = batches_of(train, tmp_path, *SMALL, "env.oversample=16")
+def test_oversampling_balances_the_groups(script: Script, tmp_path: Path) -> None:
+    batches, _ = batches_of(script, tmp_path, *SMALL, "env.oversample=16")
     kept = sum(float(batch.next.reward.mean()) for _, batch in batches) / len(batches)
     raw = sum(row["reward/mean"] for row in rows(tmp_path)) / len(batches)
     assert raw < 0.45
@@ -106,10 +109,10 @@ def test_oversampling_balances_the_groups(train: Train, tmp_path: Path) -> None:
 
 
 @SCHEDULES
-def test_the_log_probs_follow_a_moving_temperature(train: Train, tmp_path: Path) -> None:
+def test_the_log_probs_follow_a_moving_temperature(script: Script, tmp_path: Path) -> None:
     moving = ("inference_model.temperature=1.5", "inference_model.temperature_end=0.5")
     config = configured(*SMALL, *moving, "train.max_policy_age=0", "policy.objective=none", "optimizer.lr=0")
-    run(config, tmp_path, train)
+    run_job(config, tmp_path, *script)
     metrics = rows(tmp_path)
     assert [row["rollout/temperature"] for row in metrics] == pytest.approx([1.5, 1.0, 0.5])
     for row in metrics:  # the trainer's log-probs are the engine's at every temperature
@@ -124,25 +127,25 @@ def test_a_resumed_run_replaces_groups_and_cools_as_if_never_stopped(tmp_path: P
     options = (*DYNAMIC, "env.oversample=6", "inference_model.temperature_end=0.8")
     for folder in (whole, broken):
         folder.mkdir()
-    run(configured(*options), whole, grpo.train)
+    run_job(configured(*options), whole, grpo.train, Lockstep)
 
-    def stopping(config: Config, parts: Parts) -> None:
-        done = parts.iteration_done
+    def stopping(working: Lockstep) -> None:
+        done = working.done
 
         def stop_after_the_first(iteration: int) -> None:
-            parts.stop.requested = True
+            working.run.stop.requested = True
             done(iteration)
 
-        parts.iteration_done = stop_after_the_first
-        grpo.train(config, parts)
+        working.done = stop_after_the_first  # type: ignore[method-assign]
+        grpo.train(working)
 
-    run(configured(*options), broken, stopping)
-    run(configured(*options, "train.resume=auto"), broken, grpo.train)
+    run_job(configured(*options), broken, stopping, Lockstep)
+    run_job(configured(*options, "train.resume=auto"), broken, grpo.train, Lockstep)
     assert without_clocks(rows(broken)) == without_clocks(rows(whole))
 
 
 def test_what_length_costs_is_logged(tmp_path: Path) -> None:
-    run(
+    run_job(
         configured(
             *SMALL, "policy.overlong_cache=2", "policy.overlong_fraction=1", "inference_model.max_tokens=3"
         ),

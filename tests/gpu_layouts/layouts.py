@@ -14,13 +14,13 @@ from config.optimizer import OptimizerConfig
 from config.policy import PolicyConfig
 from config.schema import Config, LoraConfig, ModelConfig, RefModelConfig, TrainConfig, TrainModelConfig
 from envs.group import Group, Verdict
-from grpo_utils import build_models, torch_devices
 from plan.machine import Machine
 from plan.plan import Plan, make_plan
 from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS
-from training.learner import Learner
+from training.local_learner import LocalLearner, policy_weights
+from training.models import make_models, torch_devices
 
 GROUPS = 2
 
@@ -104,14 +104,14 @@ def spread(model: PreTrainedModel, devices: list[torch.device]) -> PreTrainedMod
     return placed
 
 
-def learner_on(layout: Layout, case: Case, run_dir: Path) -> tuple[Learner, Plan]:
+def learner_on(layout: Layout, case: Case, run_dir: Path) -> tuple[LocalLearner, Plan]:
     """What `build` makes of the config."""
     config = config_of(layout, case)
     plan = plan_of(layout, config)
     model = spread(tiny_llama(case.tied), torch_devices(plan.devices.train))
     torch.manual_seed(0)  # of fresh adapters
-    policy, scorer, reference = build_models(config, model, plan)
-    return Learner(policy, scorer, reference, config, run_dir), plan
+    models = make_models(config, model, plan)
+    return LocalLearner(config, models, policy_weights(config, models.policy, plan), run_dir), plan
 
 
 def save_tiny(folder: Path, tied: bool) -> Path:

@@ -1,7 +1,7 @@
 """The learner's own step on tensors that have a shape and no memory, under torch's own memory tracker.
 
-The model, `ResponseScorer`, `Learner.step` and the optimizer are the project's. What depends on values is answered as
-if every row were full: masks are true everywhere, nothing is trimmed, numbers that are read are 1. The CPU build has
+The model, `ResponseScorer`, `LocalLearner.step` and the optimizer are the project's. What depends on values is answered
+as if every row were full: masks are true everywhere, nothing is trimmed, numbers that are read are 1. The CPU build has
 no fake CUDA device, so tensors are on the CPU and the output head is told to compute as on a GPU.
 """
 
@@ -26,8 +26,10 @@ from plan.model_shape import ModelShape
 from training import forward, log_probs
 from training.batch import Batch, Scores, Tokens
 from training.forward import ResponseScorer
-from training.learner import Learner
+from training.local_learner import LocalLearner
 from training.model import add_lora
+from training.models import Models
+from training.weights import PolicyWeights, named_weights
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _VALUES: dict[Any, Callable[[Tensor], object]] = {
@@ -134,7 +136,7 @@ def on_a_gpu() -> Iterator[None]:
 
 
 @contextmanager
-def fake_learner(config: Config, shape: ModelShape) -> Iterator[Learner]:
+def fake_learner(config: Config, shape: ModelShape) -> Iterator[LocalLearner]:
     """A learner whose optimizer has made its first step, inside the fake mode."""
     model = _on_meta(config, shape)
     with FakeTensorMode(), FullRows(), tempfile.TemporaryDirectory() as folder:
@@ -146,7 +148,8 @@ def fake_learner(config: Config, shape: ModelShape) -> Iterator[Learner]:
             chunk_size=config.train.log_prob_chunk_size,
             autocast_dtype=DTYPES[config.train.mixed_precision],
         )
-        learner = Learner(model, scorer, None, config, Path(folder))
+        weights = PolicyWeights(model, named_weights)
+        learner = LocalLearner(config, Models(model, scorer, None), weights, Path(folder))
         _fill_gradients(model)
         learner.optimizer.step()
         learner.optimizer.zero_grad(set_to_none=True)

@@ -12,8 +12,10 @@ from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
 from training.batch import Batch, collate
 from training.forward import ResponseScorer
-from training.learner import Learner
+from training.local_learner import LocalLearner
+from training.models import Models
 from training.reference import Reference
+from training.weights import PolicyWeights, named_weights
 
 REPEATS = 4
 
@@ -36,7 +38,7 @@ def make_learner(
     dtype: torch.dtype = torch.float32,
     share_prompt: bool = True,
     **train: object,
-) -> Learner:
+) -> LocalLearner:
     config = Config(
         env=EnvConfig(dataset="arithmetic", num_envs=8, repeats=REPEATS),
         model=ModelConfig(name="tiny"),
@@ -47,4 +49,5 @@ def make_learner(
     model, frozen = tiny_llama().to(dtype), tiny_llama().to(dtype)
     scores = scorer(frozen, share_prompt)
     reference = Reference(scores, REPEATS, beside) if config.policy.uses_reference else None
-    return Learner(model, scorer(model, share_prompt), reference, config, tmp_path)
+    models = Models(model, scorer(model, share_prompt), reference)
+    return LocalLearner(config, models, PolicyWeights(model, named_weights), tmp_path)

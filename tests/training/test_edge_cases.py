@@ -19,8 +19,10 @@ from tests.tiny import EOS, numbered_examples, tiny_llama
 from training.batch import Batch
 from training.credit import credit
 from training.forward import ResponseScorer
-from training.learner import Learner
+from training.local_learner import LocalLearner
+from training.models import Models
 from training.reference import Reference
+from training.weights import PolicyWeights, named_weights
 
 PROMPTS, REPEATS, MAX_TOKENS = 3, 4, 6
 FIRST_ROW = 2
@@ -55,7 +57,7 @@ def sampled(
 
 def learner_of(
     policy: PolicyConfig, run_dir: Path, model: LlamaForCausalLM, repeats: int = REPEATS
-) -> Learner:
+) -> LocalLearner:
     config = Config(
         env=EnvConfig(dataset="arithmetic", num_envs=PROMPTS, repeats=repeats),
         model=ModelConfig(name="tiny"),
@@ -67,15 +69,16 @@ def learner_of(
     config.derive()
     frozen = Reference(ResponseScorer(tiny_llama(), repeats, True), rows=repeats)
     reference = frozen if policy.uses_reference else None
-    return Learner(model, ResponseScorer(model, repeats, True), reference, config, run_dir)
+    models = Models(model, ResponseScorer(model, repeats, True), reference)
+    return LocalLearner(config, models, PolicyWeights(model, named_weights), run_dir)
 
 
-def trained(learner: Learner, groups: Sequence[Group]) -> Batch:
+def trained(learner: LocalLearner, groups: Sequence[Group]) -> Batch:
     """The batch of these groups after two updates on it; asserts that every number on the way is finite."""
     return stepped(learner, learner.credit(groups))
 
 
-def stepped(learner: Learner, batch: Batch) -> Batch:
+def stepped(learner: LocalLearner, batch: Batch) -> Batch:
     assert batch.advantage.isfinite().all()
     for _ in range(2):
         report = learner.step(batch)

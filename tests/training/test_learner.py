@@ -16,14 +16,15 @@ from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS, make_learner, scorer
 from training.batch import Tokens, collate
 from training.forward import ResponseScorer, Scores, score_all
-from training.learner import Learner, NonFiniteError
+from training.learner import NonFiniteError
+from training.local_learner import LocalLearner
 from training.minibatches import microbatches
 from training.reference import Reference
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "constant_length", "pass_mean")
 
 
-def gradient_of(learner: Learner, groups: list[Group]) -> torch.Tensor:
+def gradient_of(learner: LocalLearner, groups: list[Group]) -> torch.Tensor:
     """The gradient that a step on these groups applies, read just before the optimizer clears it."""
     seen: list[torch.Tensor] = []
 
@@ -141,10 +142,10 @@ def test_state_round_trip_continues_bit_for_bit(
 ) -> None:
     first = make_learner(tmp_path, dtype=dtype)
     first.step(first.credit(groups))
-    state = {k: v for k, v in first.state_dict().items()}
+    state = {k: v for k, v in first.save().items()}
     torch.save(state, tmp_path / "state.pt")
     second = make_learner(tmp_path, dtype=dtype)
-    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    second.load(torch.load(tmp_path / "state.pt", weights_only=True))
     reports = [learner.step(learner.credit(groups)).metrics for learner in (first, second)]
     assert reports[0] == reports[1]
     for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
