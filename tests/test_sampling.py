@@ -151,5 +151,6 @@ def test_what_length_costs_is_logged(tmp_path: Path) -> None:
         ),
         tmp_path,
         grpo.train,
+        Lockstep,
     )
     assert all(-1.0 <= row["reward/length"] < 0.0 for row in rows(tmp_path))
