@@ -1,11 +1,11 @@
 """Machines of 1 to 8 pretended GPUs, and a learner on each as the plan lays it out, from the project's own parts."""
 
+import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from accelerate import dispatch_model
-from tensordict import TensorDict
 from transformers import PreTrainedModel
 
 from config.env import EnvConfig
@@ -13,10 +13,12 @@ from config.inference import InferenceModelConfig
 from config.optimizer import OptimizerConfig
 from config.policy import PolicyConfig
 from config.schema import Config, LoraConfig, ModelConfig, RefModelConfig, TrainConfig, TrainModelConfig
+from envs.group import Group, Verdict
 from plan.machine import Machine
 from plan.plan import Plan, make_plan
+from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
-from tests.training.test_forward import REPEATS, collected
+from tests.training.scorers import REPEATS
 from training.local_learner import LocalLearner, policy_weights
 from training.models import make_models, torch_devices
 
@@ -117,8 +119,9 @@ def save_tiny(folder: Path, tied: bool) -> Path:
     return folder
 
 
-def host_batch() -> TensorDict:
-    """Groups as the collector makes them, on the CPU, with rewards that differ."""
-    batch = collected(num_groups=GROUPS)
-    batch["next", "reward"] = torch.rand(GROUPS * REPEATS, 1, generator=torch.Generator().manual_seed(3))
-    return batch
+def judged_groups() -> list[Group]:
+    """Groups with rewards that differ."""
+    groups, chance = drawn_from_tiny(num_groups=GROUPS, repeats=REPEATS), random.Random(3)
+    for completion in (one for group in groups for one in group.completions):
+        completion.verdict = Verdict(chance.random(), {}, "scored")
+    return groups
