@@ -1,19 +1,25 @@
 """The overlapped script, whole: equal to lockstep at age 0, bounded above it, nothing lost by a kill."""
 
+import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import grpo
 import grpo_async
+from rollout.weights.transports import TRANSPORTS, SharedMemory, Transport
 from run.build import build
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
+from tests.processes import engine_processes
+from tests.rollout.pool_engines import HandCarried
 from tests.scripts import configured, finish, rows, start, wait_for, without_clocks
 from training.batch import Batch
 
@@ -116,6 +122,110 @@ def test_a_silent_engine_is_named_when_the_deadline_passes(tmp_path: Path) -> No
     ):
         grpo_async.train(working)
     working.run.close("failed")
+
+
+def hand_carried(
+    monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None] = lambda version: None
+) -> None:
+    """A pretended native transfer in the place of shared memory, which holds the copy beside it."""
+    direct = HandCarried("load", before)
+    monkeypatch.setitem(TRANSPORTS, "shared_memory", lambda plan: Transport(SharedMemory(), direct))
+
+
+def kill_the_engine(others: set[int]) -> None:
+    (victim,) = set(engine_processes()) - others
+    os.kill(victim, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("frequency", "versions"), [(1, 10), (10, 1)])
+def test_an_engine_lost_between_two_pushes_comes_back_with_the_present_version(
+    frequency: int,
+    versions: int,
+    local_ray: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """SIGKILL of the only engine while the learner's weights are newer than the last version: the new one loads that
+    version by itself, nobody pushes before its time, and every later push is proven by the canary."""
+    hand_carried(monkeypatch)
+    others = set(engine_processes())
+    config = configured(
+        *SMALL, "ray.enabled=true", f"train.weight_update_frequency={frequency}", "train.wait_timeout_s=120"
+    )
+
+    def train(schedule: Overlapped) -> None:
+        learn = schedule.learn
+
+        def killing(batch: Batch) -> None:
+            ages = schedule.run.weights.version - batch.policy_version[batch.mask]
+            assert 0 <= int(ages.min()) <= int(ages.max()) <= 1
+            if schedule.run.learner.optimizer_steps == 2:
+                kill_the_engine(others)
+            learn(batch)
+
+        schedule.learn = killing  # type: ignore[method-assign]
+        grpo_async.train(schedule)
+
+    run_job(config, tmp_path, train, Overlapped)
+    metrics = rows(tmp_path)
+    assert [row["policy_version"] for row in metrics] == [row // frequency for row in range(10)]
+    assert metrics[-1]["policy_version"] == versions - 1
+    assert caplog.text.count("engine 0 (CPU) is back") == 1
+
+
+@pytest.mark.parametrize(("script", "schedule"), [(grpo, Lockstep), (grpo_async, Overlapped)])
+def test_an_engine_lost_in_a_push_comes_back_with_it(
+    script: ModuleType,
+    schedule: type[Lockstep] | type[Overlapped],
+    local_ray: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """SIGKILL as the native transfer of version 3 begins: the new engine loads the copy, before the canary."""
+
+    def before(version: int) -> None:
+        if version == 3:
+            kill_the_engine(others)
+
+    hand_carried(monkeypatch, before)
+    others = set(engine_processes())
+    config = configured(*SMALL, "ray.enabled=true", "train.wait_timeout_s=120")
+    run_job(config, tmp_path, script.train, schedule)
+    metrics = rows(tmp_path)
+    assert [row["policy_version"] for row in metrics] == list(range(10))
+    assert "was lost during load, which needs every engine" in caplog.text
+    assert "engine 0 (CPU) is back, with policy version 3" in caplog.text
+
+
+def test_an_engine_lost_in_an_evaluation_gets_its_weights_there(
+    local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The learner waits for the evaluation, and that for the only engine, which needs neither of them."""
+    hand_carried(monkeypatch)
+    others = set(engine_processes())
+    config = configured(
+        *SMALL,
+        "ray.enabled=true",
+        "inference_model.request_timeout_s=120",
+        "eval.sets={held_out:{dataset:arithmetic,n:2,limit:8}}",
+    )
+
+    def train(schedule: Overlapped) -> None:
+        evaluate = schedule.run.evaluate
+
+        def killing(iteration: int) -> None:
+            if iteration == 10:
+                kill_the_engine(others)
+            evaluate(iteration)
+
+        schedule.run.evaluate = killing  # type: ignore[method-assign]
+        grpo_async.train(schedule)
+
+    assert run_job(config, tmp_path, train, Overlapped) == "finished"
+    assert "engine 0 (CPU) is back, with policy version 10" in caplog.text
+    assert [row["iteration"] for row in rows(tmp_path) if "reward/mean" not in row] == [0, 10]
 
 
 def test_ctrl_c_ends_in_seconds_with_a_checkpoint(tmp_path: Path) -> None:
