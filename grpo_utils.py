@@ -112,9 +112,9 @@ def run_evaluation(config: Config, run_dir: Path, overlapped: bool, begun: Calla
 
 def grade_samples(config: Config, run_dir: Path, overlapped: bool) -> RunOutcome:
     """`run=rewards`: judges saved completions; no model."""
-    from run.grade import grade
+    from run.rewards import grade_samples
 
-    code = grade(config.env)
+    code = grade_samples(config.env)
     remove_if_unused(run_dir)
     if code:
         sys.exit(code)

@@ -12,9 +12,9 @@ from typing import Any
 
 from config.env import EnvConfig
 from config.errors import ConfigError
+from envs.example import Completion, Example, Reward
 from envs.rewards import reward
 from envs.sandbox.sandbox import Limits, Run, Sandbox, choose_level
-from envs.task import Completion, Example, Reward
 from envs.verifiers.extract import after_thinking
 from envs.verifiers.outputs import coati_same_output, same_output, same_value
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from config.env import EnvConfig
+from envs.example import Completion, Example, Reward
 from envs.rewards import RewardFunction, reward
-from envs.task import Completion, Example, Reward
 from envs.verifiers import extract
 from envs.verifiers.equivalence import same_answer
 from envs.verifiers.numbers import final_number, parse_number, same_number

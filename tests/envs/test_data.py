@@ -10,12 +10,12 @@ import numpy
 import pyarrow
 import pyarrow.parquet
 import pytest
+from run.grade import grade
 
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.data import DEEPEST
 from envs.task import make_task
-from run.grade import grade
 
 GOOD = b'{"prompt": "1+1=", "answer": 2}\n'
 
