@@ -7,7 +7,7 @@ from config.schema import Config
 from envs.data import data_files
 from envs.rewards import find_rewards
 from envs.task import make_task
-from envs.tools import find_tools
+from envs.tools.tool import find_tools
 
 
 def option_problems(config: Config) -> list[str]:

@@ -7,7 +7,7 @@ A task is a class with `examples(split)` and `reward(completion, example)`: one 
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -50,6 +50,12 @@ class Task(ABC):
         self.env = env
         self.name = self.name or env.dataset
         self.members: dict[str, Task] = {}
+
+    def check_options(self, known: Iterable[str]) -> None:
+        """Raises ConfigError for a key of `env.options` that is not among the known."""
+        names = list(known)
+        for key in sorted(set(self.env.options) - set(names)):
+            raise ConfigError(f"env.options.{key}: the {self.name} task knows {', '.join(names)}")
 
     @abstractmethod
     def examples(self, split: str) -> Sequence[Example]:

@@ -122,7 +122,7 @@ def drop_privileges(user: int) -> None:
 
 def landlock_version() -> int:
     """Landlock's interface version; 0 where the kernel has none or the container refuses it."""
-    return max(0, libc.syscall(SYS_LANDLOCK_CREATE, None, 0, 1))
+    return max(0, int(libc.syscall(SYS_LANDLOCK_CREATE, None, 0, 1)))
 
 
 class _PathRule(ctypes.Structure):

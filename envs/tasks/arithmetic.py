@@ -18,9 +18,7 @@ class Arithmetic(Task):
 
     def __init__(self, env: EnvConfig) -> None:
         super().__init__(env)
-        unknown = sorted(set(env.options) - set(OPTIONS))
-        if unknown:
-            raise ConfigError(f"env.options.{unknown[0]}: the arithmetic task knows {', '.join(OPTIONS)}")
+        self.check_options(OPTIONS)
         self.largest = {**OPTIONS, **env.options}["max_operand"]
         if not isinstance(self.largest, int) or self.largest < 1:
             raise ConfigError(f"env.options.max_operand={self.largest!r}: must be a whole number above 0")

@@ -6,8 +6,8 @@ The published file repeats every problem about a hundred times and gives some of
 
 from config.errors import ConfigError
 from envs.data import Row
-from envs.math_rows import MathTask, text_or_none
 from envs.task import register
+from envs.tasks.math_rows import MathTask, text_or_none
 
 _HEAD = "Solve the following math problem step by step."
 _TAIL = 'Remember to put your answer on its own line after "Answer:".'

@@ -70,8 +70,7 @@ class JSONLines(Task):
             return Reward(1.0, {"accuracy": 1.0})
         if not isinstance(example.answer, str):
             return code.code_reward(completion, example, self.env)
-        rule = RULES["math"]
-        return rule.weighted(rule.judge(completion.text, example.answer, self.env))
+        return RULES["math"].reward(completion, example, self.env)
 
     def warm_up(self) -> None:
         equivalence.warm_up()

@@ -1,8 +1,8 @@
 """MATH (Hendrycks et al. 2021): competition problems with answers in LaTeX."""
 
 from envs.data import Row
-from envs.math_rows import MathTask, text_or_none
 from envs.task import register
+from envs.tasks.math_rows import MathTask, text_or_none
 from envs.verifiers.extract import boxed
 
 

@@ -19,7 +19,7 @@ from envs.judging.service import RewardService
 from envs.prompt_length import PromptLimit
 from envs.task import Completion, Example, Reward, Task
 from envs.token_env import OUTCOMES, Prompted, TokenEnv, encode_prompts
-from envs.tools import Tool
+from envs.tools.tool import Tool
 from envs.turns import Conversation
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "models" / "quickstart"

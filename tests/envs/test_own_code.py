@@ -18,7 +18,7 @@ from envs.mixed import Mixed
 from envs.options import option_problems
 from envs.prompts import PromptSource
 from envs.task import Completion, make_task
-from envs.tools import find_tools, instructions, make_tools
+from envs.tools.tool import find_tools, instructions, make_tools
 from envs.turns import Conversation, make_answerers, with_instructions
 from rollout.streaming import PromptQueue
 from tests.scripts import ROOT, configured, rows

@@ -67,8 +67,7 @@ class MathTask(Task):
         return text_or_none(row["answer"])
 
     def reward(self, completion: Completion, example: Example) -> Reward:
-        rule = RULES[self.rule]
-        return rule.weighted(rule.judge(completion.text, example.answer, self.env))
+        return RULES[self.rule].reward(completion, example, self.env)
 
     def warm_up(self) -> None:
         warm_up()
