@@ -1,5 +1,4 @@
-"""What can be told of tasks, rewards and tools before any data is read: names, options, files, the parts that weights
-name."""
+"""Checks of tasks, rewards and tools before any data is read: names, options, files, the parts that weights name."""
 
 from config.env import EnvConfig
 from config.errors import ConfigError

@@ -1,4 +1,4 @@
-"""What else Linux offers to shut a process in: namespaces, a private root, Landlock, an unprivileged user.
+"""Isolation of a process by namespaces, a private root, Landlock and an unprivileged user.
 
 By ctypes, so that nothing has to be compiled or installed. Runs in the sandbox's own interpreter, which has no
 site-packages, and imports little: every millisecond here is paid at each start.

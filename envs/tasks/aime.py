@@ -1,4 +1,4 @@
-"""AIME 2024 and 2025: thirty problems a year with answers from 0 to 999. For evaluation, not for training."""
+"""AIME 2024 and 2025: thirty problems a year with whole numbers from 0 to 999. For evaluation, not for training."""
 
 import re
 from typing import ClassVar

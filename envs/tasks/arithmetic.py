@@ -1,4 +1,4 @@
-"""Additions: the quickstart's task. Every pair of operands is a row; a tenth of them is held out for test."""
+"""Additions, the quickstart's task. Every pair of operands is a row; a tenth of them is held out for test."""
 
 import random
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ OPTIONS = {"max_operand": 99}
 
 @register("arithmetic")
 class Arithmetic(Task):
-    """`A+B=` is answered by the sum and nothing else. Options: `max_operand` (largest operand)."""
+    """1.0 where the completion of `A+B=` is the sum and nothing else. Options: `max_operand` (largest operand)."""
 
     in_process = True
 

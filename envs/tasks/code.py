@@ -1,4 +1,4 @@
-"""Programming problems judged by running the answer on tests: standard input and output, or a function."""
+"""Programming problems, judged by running the model's program on tests: standard input and output, or a function."""
 
 from collections.abc import Sequence
 from typing import Any

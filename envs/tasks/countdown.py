@@ -1,4 +1,4 @@
-"""Countdown: reach a target from given numbers with + - * /, each number used exactly once. Generated."""
+"""Countdown puzzles: reach a target from given numbers with + - * /, each number used exactly once. Generated."""
 
 import ast
 import operator

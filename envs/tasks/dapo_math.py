@@ -15,7 +15,7 @@ _TAIL = 'Remember to put your answer on its own line after "Answer:".'
 
 @register("dapo_math")
 class DapoMath(MathTask):
-    """1.0 for the right answer after the last `Answer:`.
+    """1.0 where the gold follows the last `Answer:`.
 
     Rows have `problem` and `answer`, or the published file's `prompt` and `reward_model.ground_truth`; the
     instructions that the published prompts carry are cut, since the system prompt gives them.

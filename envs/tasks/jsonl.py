@@ -1,4 +1,4 @@
-"""Any local file: one row a line with a prompt or messages, and an answer or test cases.
+"""Rows of any local file: one a line with a prompt or messages, and an answer or test cases.
 
 {"prompt": "...", "answer": "..."}
 {"messages": {"role": "user", "content": "..."} or a list of them, "gt_answer": "..."}
@@ -19,12 +19,12 @@ from envs.verifiers.rules import RULES
 ANSWER_COLUMNS = ("answer", "gt_answer")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ASKING = ("user", "tool")
-"""Roles of a message that the model answers."""
+"""Roles of a message that the model replies to."""
 
 
 @register("jsonl")
 class JSONLines(Task):
-    """Test cases are run; an answer is compared as text, else as mathematics, however the completion marks it.
+    """Runs test cases; compares the final answer, however it is marked, with the gold as text, else as mathematics.
 
     `env.reward` puts any other judge in its place.
     """

@@ -8,7 +8,7 @@ from envs.verifiers.extract import boxed
 
 @register("math")
 class Math(MathTask):
-    """1.0 for an answer equal to the gold in value, however it is marked; the prompt asks for a box.
+    """1.0 for a final answer equal to the gold in value, however it is marked; the prompt asks for a box.
 
     Rows have `problem` and `answer`, or `solution` with the answer in its last box.
     """

@@ -1,4 +1,4 @@
-"""Several data sets at once, each with its own rows, prompt and reward, drawn by weight.
+"""A mixture: several data sets, each with its own rows, prompt and reward, drawn by weight.
 
 env.dataset=mixture env.mixture='{gsm8k: 3, algebra: {dataset: math, weight: 1, options: {...}}}'
 """

@@ -147,10 +147,10 @@ def title(text: str, arguments: Arguments) -> bool:
 
 def two_responses(text: str, arguments: Arguments) -> bool:
     """Exactly two different texts, separated by six asterisks."""
-    parts = text.split("******")
-    if not all(part.strip() for part in parts[1:-1]):
+    pieces = text.split("******")
+    if not all(piece.strip() for piece in pieces[1:-1]):
         return False
-    responses = [part.strip() for part in parts if part.strip()]
+    responses = [piece.strip() for piece in pieces if piece.strip()]
     return len(responses) == 2 and responses[0] != responses[1]
 
 

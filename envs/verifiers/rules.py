@@ -1,6 +1,7 @@
-"""Ready-made judges of a text against a gold answer: what the model is asked for, what is checked, what it is worth.
+"""Rules that judge a text against a gold: what the model is asked for, what is checked, what each part is worth.
 
-Each is a named reward too: `env.reward=NAME` puts it in the place of a task's own.
+Tasks name the rule that judges them, and each rule is a named reward: `env.reward=NAME` puts it in the place of a
+task's own.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from envs.verifiers.numbers import final_number, parse_number, same_number
 
 Parts = dict[str, float]
 SHORT_ANSWER = 200
-"""A text of at most so many characters without any mark is itself the answer, for the rule `math`."""
+"""A text of at most so many characters without any mark is itself the final answer, for the rule `math`."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def _parts(given: str | None, gold: Any, formatted: bool) -> Parts:
 
 
 def math(text: str, gold: Any, env: EnvConfig) -> Parts:
-    """The final answer however it is marked; a short text without any mark is itself the answer."""
+    """The final answer however it is marked; a short text without any mark is itself the final answer."""
     given = extract.final_answer(text)
     if (
         given is None
@@ -59,7 +60,7 @@ def boxed(text: str, gold: Any, env: EnvConfig) -> Parts:
 
 
 def think_answer_tags(text: str, gold: Any, env: EnvConfig) -> Parts:
-    """One thought, then one answer; without that form nothing is earned."""
+    """One thought, then one final answer; without that form nothing is earned."""
     return _parts(extract.tagged(text), gold, extract.think_answer_format(text))
 
 
