@@ -284,4 +284,4 @@ GRADERS: Mapping[str, Grader] = {
     "verl_math": compat_text.verl_math,
     "verl_math_verify": verl_math_verify,
 }
-"""Every grader by the name of its system and function."""
+"""Every grader, and every step of one that was recorded, by the name of its system and function."""
