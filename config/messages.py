@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from config.errors import ConfigError
 from config.names import section_elsewhere, translated
+from config.schema import Config
 
 PLUGINS = {
     "hydra/launcher/joblib": "hydra-joblib-launcher",

@@ -23,7 +23,7 @@ from envs.task import Completion, Example, checked_examples, make_task
 PORTION = 512
 
 
-def grade_samples(env: EnvConfig, out: TextIO = sys.stdout, report: TextIO = sys.stderr) -> int:
+def run_rewards(env: EnvConfig, out: TextIO = sys.stdout, report: TextIO = sys.stderr) -> int:
     """Exit code: 0, or 1 where more verifications failed than `env.max_error_rate` allows.
 
     Raises:
