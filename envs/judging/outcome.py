@@ -41,8 +41,9 @@ class Result(NamedTuple):
 
     def verdict(self) -> Verdict:
         """The verdict on the completion; a crash is none before `blame` has decided."""
-        assert self.outcome != CRASHED
-        return Verdict(self.score, self.parts, self.outcome, self.seconds)
+        score, parts, outcome, seconds, _ = self
+        assert outcome != CRASHED
+        return Verdict(score, parts, outcome, seconds)
 
 
 def crashed(seconds: float, message: str) -> Result:

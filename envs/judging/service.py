@@ -240,7 +240,8 @@ class RewardService:
             self._finish(item, result)
 
     def _finish(self, item: Verification, result: Result) -> None:
-        item.ticket.give(item.position, result.verdict())
+        item.ticket.verdicts[item.position] = result.verdict()
+        item.ticket.missing -= 1
         self._tally.add(item.example, result)
 
     def _least_score(self, example: Example) -> float:

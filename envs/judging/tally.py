@@ -30,11 +30,12 @@ class Tally:
 
     def add(self, example: Example, result: Result) -> None:
         failed = result.outcome == "error"
-        self.invalid += result.outcome == "invalid"
-        self.errors += failed
         self._failed.append(failed)
         self._seconds.append(result.seconds)
-        if failed:
+        if result.outcome == "invalid":
+            self.invalid += 1
+        elif failed:
+            self.errors += 1
             source = f"{example.source} " if example.source else ""
             self.last_error = f"{source}row {example.row}: {result.message}"
 

@@ -15,10 +15,6 @@ class Ticket:
     verdicts: list[Verdict | None]
     missing: int
 
-    def give(self, position: int, verdict: Verdict) -> None:
-        self.verdicts[position] = verdict
-        self.missing -= 1
-
 
 @dataclass(slots=True, eq=False)
 class Verification:
