@@ -42,8 +42,7 @@ BOMBS = (
 
 def clean(completion: Completion, example: Example, env: EnvConfig) -> Reward:
     """The sum as a boxed answer, judged by the rule `math`."""
-    rule = RULES["math"]
-    return rule.weighted(rule.judge(f"\\boxed{{{completion.text.strip()}}}", example.answer, env))
+    return RULES["math"].reward(Completion(f"\\boxed{{{completion.text.strip()}}}"), example, env)
 
 
 def hostile(completion: Completion, example: Example, env: EnvConfig) -> Reward:
@@ -51,8 +50,7 @@ def hostile(completion: Completion, example: Example, env: EnvConfig) -> Reward:
     chance = zlib.crc32(f"{example.row} {completion.text} {completion.num_tokens}".encode())
     if chance % ONE_IN:
         return clean(completion, example, env)
-    rule = RULES["math"]
-    verdict = rule.weighted(rule.judge(BOMBS[chance // ONE_IN % len(BOMBS)], example.answer, env))
+    verdict = RULES["math"].reward(Completion(BOMBS[chance // ONE_IN % len(BOMBS)]), example, env)
     assert verdict.score == 0, "a bomb scored"
     return verdict
 

@@ -161,7 +161,7 @@ def test_the_trainers_log_probs_are_the_engines(model: Any, tokenizer: Any) -> N
     mask = batch.tokens.loss_mask
     for share in (True, False):
         with torch.no_grad():
-            scored = ResponseScorer(model, REPEATS, share, chunk_size=64)(batch).log_prob
+            scored = ResponseScorer(model, REPEATS, share, chunk_size=64)(batch.tokens).log_prob
         torch.testing.assert_close(scored[mask], batch.sample_log_prob[mask], atol=1e-4, rtol=1e-4)
         assert (scored[~mask] == 0).all()
 
