@@ -13,7 +13,6 @@ import pytest
 
 import grpo
 import grpo_async
-from config.schema import Config
 from rollout.weights.transports import TRANSPORTS, SharedMemory, Transport
 from run.build import build
 from run.jobs import run_job
@@ -51,18 +50,13 @@ def test_no_token_is_older_than_the_bound(stale: str, max_age: int, frequency: i
     )
     oldest: list[int] = []
 
-    def train(config: Config, parts: Parts) -> None:
-        step = parts.learner.step
-
-        def checked(batch: Any) -> Any:
-            ages = parts.weights.version - batch["policy_version"][batch["mask"]]
+    class Checking(Overlapped):
+        def learn(self, batch: Batch) -> None:
+            ages = self.run.weights.version - batch.policy_version[batch.mask]
             oldest.append(int(ages.max()))
-            return step(batch)
+            super().learn(batch)
 
-        parts.learner.step = checked
-        grpo_async.train(config, parts)
-
-    run_job(config, tmp_path, train)
+    run_job(config, tmp_path, grpo_async.train, Checking)
     assert len(oldest) == 10
     assert 1 <= max(oldest) <= max_age
     metrics = rows(tmp_path)
@@ -80,11 +74,11 @@ def test_no_token_is_older_than_the_bound(stale: str, max_age: int, frequency: i
 @pytest.mark.parametrize("update", ["abort", "wait"])
 def test_other_ways_of_updating_train_too(update: str, tmp_path: Path) -> None:
     config = configured(*SMALL, "train.max_policy_age=2", f"inference_model.update={update}")
-    parts = build(config, tmp_path)
-    grpo_async.train(config, parts)
+    working = build(config, tmp_path, Overlapped)
+    grpo_async.train(working)
     assert len(rows(tmp_path)) == 10
-    assert len(parts.rollouts.env.in_flight) == 0
-    parts.close("finished")
+    assert working.stream.groups_in_flight == 0
+    working.run.close("finished")
 
 
 def test_the_trainers_log_probs_are_those_before_the_first_of_several_epochs(tmp_path: Path) -> None:
@@ -106,30 +100,28 @@ def test_the_trainers_log_probs_are_those_before_the_first_of_several_epochs(tmp
 
 
 def test_an_error_in_the_rollout_thread_is_raised_in_the_trainer(tmp_path: Path) -> None:
-    parts = build(configured(*SMALL), tmp_path)
+    working = build(configured(*SMALL), tmp_path, Overlapped)
 
     def broken(completions: Any, examples: Any) -> Any:
         raise ZeroDivisionError("a bug in my reward")
 
-    parts.rewards.submit = broken
+    working.run.rewards.submit = broken  # type: ignore[method-assign]
     with pytest.raises(ZeroDivisionError, match="bug in my reward") as raised:
-        grpo_async.train(parts.config, parts)
+        grpo_async.train(working)
     assert "broken" in [frame.name for frame in raised.traceback]
     assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
-    assert len(parts.rollouts.env.in_flight) == 0
-    parts.close("failed")
+    assert working.stream.groups_in_flight == 0
+    working.run.close("failed")
 
 
 def test_a_silent_engine_is_named_when_the_deadline_passes(tmp_path: Path) -> None:
-    parts = build(configured(*SMALL, "train.wait_timeout_s=5"), tmp_path)
-    parts.rollouts.policy.engine.step = lambda timeout: (
-        time.sleep(0.05) or []
-    )  # an engine that never finishes
+    working = build(configured(*SMALL, "train.wait_timeout_s=5"), tmp_path, Overlapped)
+    working.run.engine.step = lambda timeout: time.sleep(0.05) or []  # an engine that never finishes
     with pytest.raises(
         TimeoutError, match=r"the learner waited .* for the engines: it has 0 of 4 groups, 4 are in"
     ):
-        grpo_async.train(parts.config, parts)
-    parts.close("failed")
+        grpo_async.train(working)
+    working.run.close("failed")
 
 
 def hand_carried(
