@@ -26,5 +26,9 @@ def train(config: Config, parts: Parts) -> None:
         parts.iteration_done(iteration, batch)
 
 
-if __name__ == "__main__":
+def main() -> None:
     launch(train)
+
+
+if __name__ == "__main__":
+    main()

@@ -28,5 +28,9 @@ def train(config: Config, parts: Parts) -> None:
             parts.iteration_done(optimizer_batch, batch)
 
 
-if __name__ == "__main__":
+def main() -> None:
     launch(train, overlapped=True)
+
+
+if __name__ == "__main__":
+    main()
