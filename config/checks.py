@@ -1,4 +1,4 @@
-"""What is refused: a value that is none of the known ones or too small, and sections that contradict each other."""
+"""Checks of single values, and of sections against each other. Each raises ConfigError."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What Hydra composed, checked against the dataclasses: keys that nobody reads are refused, however they were added."""
+"""The check of a composed config against the dataclasses: unknown keys are refused, however they were added."""
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass

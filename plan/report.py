@@ -129,7 +129,7 @@ def _memory_lines(plan: Plan) -> list[str]:
         lines.append(_line("usable", f"{where}: {gib(usable_bytes(machine.gpu_memory_gib))}"))
     for phase in plan.phases:
         lines.append(_line(phase.name, f"{where}: {gib(phase.bytes)}"))
-        lines += [f"  {gib(part.bytes):>12}  {part.what}  [{part.knobs}]" for part in phase.parts]
+        lines += [f"  {gib(use.bytes):>12}  {use.what}  [{use.knobs}]" for use in phase.uses]
     return [
         *lines,
         _line("host memory", f"{gib(host_bytes(plan, shape))} of {machine.host_memory_gib:.2f} GiB"),
