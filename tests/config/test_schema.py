@@ -1,10 +1,14 @@
+"""Every shipped experiment composes, and bad input is one message."""
+
 import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from config.messages import readable
 from config.schema import Config, load_policy, register_schema, to_config
@@ -31,6 +35,21 @@ def test_every_shipped_experiment_composes(name: str) -> None:
     config = composed(name)
     assert config.total_iterations >= 1
     assert config.env.dataset
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "grpo_quickstart"])
+def test_a_gpu_experiment_says_only_what_differs(name: str) -> None:
+    """Nothing in its file is what it would be without."""
+    said = yaml.safe_load((ROOT / "config" / f"{name}.yaml").read_text())
+    presets = [entry["override policy"] for entry in said.pop("defaults") if isinstance(entry, dict)]
+    register_schema()
+    with initialize_config_dir(str(ROOT / "config"), version_base=None):
+        without = compose("base_gpu", overrides=[f"policy={preset}" for preset in presets])
+    for section, fields_of in said.items():
+        for key, value in fields_of.items():
+            assert OmegaConf.is_missing(without[section], key) or without[section][key] != value, (
+                f"{section}.{key}"
+            )
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
