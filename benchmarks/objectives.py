@@ -24,8 +24,9 @@ sys.path.insert(0, str(ROOT))
 from hydra import compose, initialize_config_dir  # noqa: E402
 
 import grpo  # noqa: E402
+from config.composition import register_schema, to_config  # noqa: E402
 from config.policy import PRESETS  # noqa: E402
-from config.schema import Config, register_schema, to_config  # noqa: E402
+from config.schema import Config  # noqa: E402
 from grpo_utils import run  # noqa: E402
 
 KNOWN = sorted(path.stem for path in PRESETS.glob("*.yaml"))

@@ -32,7 +32,8 @@ import torch  # noqa: E402
 from hydra import compose, initialize_config_dir  # noqa: E402
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM  # noqa: E402
 
-from config.schema import Config, register_schema, to_config  # noqa: E402
+from config.composition import register_schema, to_config  # noqa: E402
+from config.schema import Config  # noqa: E402
 from grpo_utils import build  # noqa: E402
 from rollout.engines.pool import RayPool  # noqa: E402
 from rollout.engines.sampler import Request  # noqa: E402

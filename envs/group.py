@@ -106,3 +106,8 @@ class Group:
     def version(self) -> int:
         """The oldest policy version that drew one of its tokens."""
         return min(version for one in self.completions for version in one.policy_versions)
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """Those on its completions, in their order."""
+        return [one.verdict for one in self.completions if one.verdict is not None]

@@ -17,7 +17,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from config.schema import CONFIG_DIR, Config, register_schema, to_config
+from config.composition import CONFIG_DIR, register_schema, to_config
+from config.schema import Config
 from grpo_utils import run
 from selftest.check import Bench
 
