@@ -16,10 +16,11 @@ from plan.plan import make_plan
 from rollout.engines.pool import RayPool
 from rollout.engines.sampler import Completion, Engine, Request, Sampling, generate
 from rollout.engines.vllm_engine import VLLMEngine
-from run.engines import build_engine, learner_scores
+from run.engines import build_engine
 from run.parts import Parts
 from selftest.check import Bench
 from selftest.tiny import configured, model_folder, moved, subfolder
+from training.engine_arithmetic import learner_scores
 from training.model import load_model, load_tokenizer
 
 MEAN_GAP = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.3}
@@ -143,7 +144,7 @@ def repeated(engine: Engine) -> float:
         for _ in range(2)
     ]
     assert len(set(goes[0])) > len(goes[0]) // 2, "different seeds give the same completions"
-    return sum(a == b for a, b in zip(*goes, strict=True)) / len(goes[0])
+    return float(sum(a == b for a, b in zip(*goes, strict=True)) / len(goes[0]))
 
 
 def in_flight(bench: Bench) -> str:
