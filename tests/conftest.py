@@ -1,7 +1,7 @@
 """Shared by all tests: one thread, no hub, the same properties at each run, the order, and a Ray for a module."""
 
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,12 +49,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not terminalreporter.config.getoption("--costs"):
         return
-    seconds: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 seconds[file_of(terminalreporter.config.rootpath / report.fspath)] += report.duration
-    for name, spent in seconds.most_common():
+    for name, spent in sorted(seconds.items(), key=lambda row: -row[1]):
         terminalreporter.line(f"{spent:7.1f}  {name}")
 
 

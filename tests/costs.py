@@ -39,6 +39,7 @@ ENGINE = {
     "rollout/test_weights.py": 8,
     "rollout/test_engine_share.py": 8,
     "gpu_layouts/test_push.py": 6,
+    "test_docs_metrics.py": 6,
     "test_build_models.py": 5,
 }
 """Files that start vLLM, Ray, or whole runs of the scripts."""
@@ -54,7 +55,14 @@ SLOW = {
     "envs/test_code.py": 8,
     "envs/test_hostile_texts.py": 6,
     "training/test_aggregation.py": 6,
+    "training/test_edge_cases.py": 6,
+    "training/test_golden_loss.py": 5,
     "envs/test_sandbox_attacks.py": 5,
+    "envs/test_tasks_math.py": 4,
+    "envs/test_verifiers_compat.py": 4,
+    "envs/test_reward_values.py": 4,
+    "plan/test_remedies.py": 4,
+    "plan/test_recorded_plans.py": 3,
     "envs/test_sandbox_life.py": 4,
     "envs/test_grade.py": 4,
     "envs/test_mixture.py": 4,
