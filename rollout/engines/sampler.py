@@ -1,33 +1,27 @@
 """What a rollout engine is: token ids in, token ids and log-probs out. No model code here.
 
-Every engine (transformers, vLLM, the pool of either) speaks this protocol, so whoever drives rollouts
-never knows which one it drives:
+Every engine (transformers, vLLM, the pool of either) speaks two protocols, so whoever drives rollouts or pushes
+weights never knows which one it is:
 
-    engine.submit(request)          any number of times, at any moment
-    engine.step() -> responses      advance; whole requests come back as they finish, in any order
-    engine.load_weights(...)        between two steps; requests in flight go on under the new version
+    SteppedEngine   submit(request)            any number of times, at any moment
+                    step() -> responses        advance; whole requests come back as they finish, in any order
+    WeightTarget    load(weights, version)     between two steps; requests in flight go on under the new version
+                    score, received            what the canary asks
+                    sleep, wake                where learner and engines take turns on a GPU
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
 from config.errors import DeadlineError
+from envs.group import SampledCompletion, Sampling
 
-FinishReason = Literal["stop", "length", "abort"]
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn. `top_k=0` and `top_p=1` mean the full vocabulary; `temperature=0` is greedy."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    max_tokens: int = 256
+ALONE = "the engine"
+"""The name of an engine that is not one of several."""
 
 
 @dataclass(frozen=True)
@@ -46,32 +40,24 @@ class Request:
 
 
 @dataclass
-class Completion:
-    """One sampled answer.
-
-    token_ids: the sampled ids, the end-of-sequence token included where one was drawn.
-    log_probs: one a token, of the distribution it was sampled from (after temperature, top-p and top-k).
-    policy_versions: one a token, the version of the weights that drew it.
-    finish_reason: "stop" (end of sequence drawn), "length" (max_tokens reached), "abort".
-    sampled: one a token, false where the environment wrote it (rollout/turns.py); None: all were drawn.
-    """
-
-    token_ids: list[int]
-    log_probs: list[float]
-    policy_versions: list[int]
-    finish_reason: FinishReason
-    sampled: list[bool] | None = None
-
-
-@dataclass
 class Response:
     """A finished request: its `n` completions, in sampling order."""
 
     request_id: int
-    completions: list[Completion]
+    completions: list[SampledCompletion]
 
 
-class Engine(Protocol):
+class Sampler(Protocol):
+    """Draws completions for whoever awaits them; any number of requests at a time."""
+
+    async def generate(self, request: Request) -> list[SampledCompletion]:
+        """The `n` completions of one request, in sampling order."""
+        ...
+
+
+class SteppedEngine(Protocol):
+    """What draws tokens, one step after the other: an engine in this process, or a pool."""
+
     @property
     def policy_version(self) -> int:
         """Version of the weights that the next token will be drawn with."""
@@ -92,19 +78,49 @@ class Engine(Protocol):
         """
         ...
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Replace all weights by (Hugging Face name, tensor) pairs, tied heads included."""
-        ...
-
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-prob of every token but the first given its prefix, at temperature 1, full vocabulary."""
-        ...
-
     def close(self) -> None: ...
 
 
-def answers(engine: Engine, requests: Sequence[Request], timeout: float = 600.0) -> Iterator[list[Response]]:
-    """Submit all requests; their responses in the portions in which they finish.
+class WeightTarget(Protocol):
+    """What takes the learner's weights: an engine in this process, or all engines of a pool."""
+
+    @property
+    def policy_version(self) -> int:
+        """Of the last push."""
+        ...
+
+    @property
+    def received(self) -> frozenset[str]:
+        """Names that reached every live engine with the last push."""
+        ...
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Replace all weights by (Hugging Face name, tensor) pairs, tied heads included, or the adapter by its own.
+
+        Returns when every live engine draws its tokens with them. Requests in flight go on under the new version.
+        """
+        ...
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, list[list[float]]]:
+        """By the engine's name: log-prob of every token but the first given its prefix, at temperature 1, full
+        vocabulary, [count][length - 1]."""
+        ...
+
+    def sleep(self) -> None:
+        """Give the GPU's memory to the learner. Nothing may be in flight."""
+        ...
+
+    def wake(self) -> None:
+        """Take the memory back; the next `load` brings the weights."""
+        ...
+
+
+class Engine(SteppedEngine, WeightTarget, Protocol):
+    """Both: what every engine of this project is."""
+
+
+def generate(engine: SteppedEngine, requests: Sequence[Request], timeout: float = 600.0) -> list[Response]:
+    """Submit all requests and wait for all of them; responses in the order of the requests.
 
     timeout: seconds that the engine may work without finishing any.
 
@@ -113,26 +129,17 @@ def answers(engine: Engine, requests: Sequence[Request], timeout: float = 600.0)
     """
     for request in requests:
         engine.submit(request)
-    missing = len(requests)
+    finished: dict[int, Response] = {}
     deadline = time.monotonic() + timeout
-    while missing:
+    while len(finished) < len(requests):
         responses = engine.step(timeout=min(1.0, timeout))
         if responses:
-            missing -= len(responses)
+            finished |= {response.request_id: response for response in responses}
             deadline = time.monotonic() + timeout
-            yield responses
         elif time.monotonic() > deadline:
+            missing = len(requests) - len(finished)
             raise DeadlineError(
                 f"the rollout waited {timeout:.0f} s for the engine to finish any of {missing} of "
                 f"{len(requests)} requests"
             )
-
-
-def generate(engine: Engine, requests: Sequence[Request], timeout: float = 600.0) -> list[Response]:
-    """Submit all requests and wait for all of them; responses in the order of the requests. Raises as above."""
-    finished = {
-        response.request_id: response
-        for responses in answers(engine, requests, timeout)
-        for response in responses
-    }
     return [finished[request.request_id] for request in requests]

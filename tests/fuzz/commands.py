@@ -11,8 +11,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpo
 import rollout.streaming  # noqa: F401
+
+import grpo
 import run.engines
 import run.evaluation  # noqa: F401
 import training.learner  # noqa: F401
@@ -71,7 +72,7 @@ def _command(arguments: list[str], folder: str, environment: dict[str, str]) -> 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     sys.path.insert(0, folder)
     sys.argv = ["grpo.py", *arguments]
-    launch(grpo.train)
+    launch(grpo.train, Lockstep)
 
 
 def command(
