@@ -19,9 +19,9 @@ from plan.devices import DeviceContext, DevicePlan, DeviceRequest, TransportName
 from plan.machine import Machine
 from plan.memory import (
     CONTEXT_BYTES,
-    Use,
     Phase,
     ReferenceAt,
+    Use,
     between_steps,
     chunk_size,
     engine_weights,
