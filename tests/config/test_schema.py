@@ -138,7 +138,7 @@ def all_fields(config_class: type[Any], prefix: str = "") -> list[tuple[str, str
 
 
 def test_every_field_is_read_by_code_and_documented() -> None:
-    code = [path for path in ROOT.glob("*.py")]
+    code = list(ROOT.glob("*.py"))
     for room in ("envs", "rollout", "training", "evaluation", "monitoring", "run", "plan", "config"):
         code += (ROOT / room).rglob("*.py")
     text = "\n".join(path.read_text() for path in code)

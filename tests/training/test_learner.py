@@ -163,7 +163,7 @@ def test_state_round_trip_continues_bit_for_bit(
 ) -> None:
     first = make_learner(tmp_path, dtype=dtype)
     first.step(first.prepare(batch.clone()))
-    state = {k: v for k, v in first.state_dict().items()}
+    state = dict(first.state_dict().items())
     torch.save(state, tmp_path / "state.pt")
     second = make_learner(tmp_path, dtype=dtype)
     second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
