@@ -61,7 +61,7 @@ def seconds_per_iteration(reward: str, iterations: int, overrides: list[str]) ->
     """Median seconds that an iteration of a run takes, its start left out."""
     import grpo
     from run.jobs import run_job
-from run.lockstep import Lockstep
+    from run.lockstep import Lockstep
     from tests.scripts import configured
 
     with tempfile.TemporaryDirectory() as folder:

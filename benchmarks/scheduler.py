@@ -1,4 +1,4 @@
-"""The overlapped schedule's bookkeeping at cluster size: real controller, buffer and dispatch, simulated engines.
+"""The overlapped schedule's bookkeeping at cluster size: real loop, stream, buffer and dispatch, simulated engines.
 
     python benchmarks/scheduler.py [--groups 100000] [--workers 1 8 64 512]
 
@@ -8,29 +8,34 @@ in all and at least one: its groups go back to the queue, and a new one takes it
 consumed group's age is asserted; at the end every prompt that was drawn must have been consumed exactly once or be
 handed back.
 
-Prints CPU microseconds a group in controller, buffer and dispatch (without the simulation), and the most groups
+Prints CPU microseconds a group in all of that (without the simulation), one coroutine a group, and the most groups
 ever held, for each number of workers. The time has to stay flat and the memory in proportion to the workers.
 """
 
 import argparse
+import asyncio
 import gc
 import heapq
 import random
 import sys
 import time
-from collections import deque
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import psutil  # noqa: E402
-from rollout.controller import Controller  # noqa: E402
 
-from envs.group import SampledCompletion, Sampling  # noqa: E402
+from envs.group import Group, SampledCompletion, Sampling, Times  # noqa: E402
+from envs.prompts import PromptQueue  # noqa: E402
+from envs.task import Example  # noqa: E402
 from rollout.engines.dispatch import Dispatch  # noqa: E402
 from rollout.engines.sampler import Request, Response  # noqa: E402
 from rollout.group_buffer import GroupBuffer  # noqa: E402
+from rollout.loop import EngineLoop  # noqa: E402
+from rollout.stream import Stream  # noqa: E402
 
 GROUPS_PER_WORKER = 4
 KILLED_SHARE = 0.05
@@ -38,45 +43,40 @@ RESTART_S = 20.0
 SIGMA = 1.0
 MEAN_S = 1.0
 LIMIT_S = 5.0
-SAMPLING = Sampling()
+SAMPLING, NO_TIMES = Sampling(), Times(0.0, 0.0, 0.0)
 
 
-class Prompts:
-    """A group is the number of its prompt."""
+class Numbers:
+    """A prompt source whose examples are numbered rows."""
 
     def __init__(self) -> None:
         self.drawn = 0
-        self.returned: deque[int] = deque()
-        self.requests = 0
-        self.versions: dict[int, int] = {}
-        self._judged: list[int] = []
 
-    def begin(self, count: int) -> list[tuple[Request, int]]:
-        return [self._begin() for _ in range(count)]
+    def draw(self, count: int) -> list[Example]:
+        self.drawn += count
+        return [Example((), "", row) for row in range(self.drawn - count, self.drawn)]
 
-    def _begin(self) -> tuple[Request, int]:
-        if self.returned:
-            prompt = self.returned.popleft()
-        else:
-            prompt, self.drawn = self.drawn, self.drawn + 1
-        self.requests += 1
-        return Request(self.requests, (), 1, SAMPLING, seed=0), prompt
+    def observe(self, example: Example, success: float) -> None:
+        pass
 
-    def judge(self, answered: list[tuple[int, Response]]) -> None:
-        for prompt, response in answered:
-            self.versions[prompt] = response.completions[0].policy_versions[0]
-            self._judged.append(response.request_id)
 
-    def judged(self, timeout: float) -> list[int]:
-        judged, self._judged = self._judged, []
-        return judged
+class Groups:
+    """Makes groups of one completion: what the loop and the stream cost, without a tokenizer and graders."""
 
-    def replacement(self, group: int) -> tuple[Request, int] | None:
-        return None
+    def __init__(self, loop: EngineLoop) -> None:
+        self.loop = loop
+
+    async def run_group(self, example: Example, group_id: int, drawn: Callable[[], None]) -> Group:
+        completions = await self.loop.generate(Request(group_id, (), 1, SAMPLING, seed=0))
+        drawn()
+        return Group(group_id, example, (), "", SAMPLING, completions, NO_TIMES)
 
 
 class Engines:
-    """Simulated engines behind the real dispatch. `simulated_s`: CPU seconds spent on the simulation."""
+    """Simulated engines behind the real dispatch.
+
+    simulated_s: CPU seconds spent on the simulation. until: seconds on the clock that no step goes beyond.
+    """
 
     def __init__(self, count: int, seed: int) -> None:
         self.dispatch = Dispatch(window=GROUPS_PER_WORKER)
@@ -85,6 +85,7 @@ class Engines:
         self.version = 0
         self.killed = 0
         self.simulated_s = 0.0
+        self.until = 1.0
         self.alive = list(range(count))
         self.next_engine = count
         self.events: list[
@@ -97,17 +98,17 @@ class Engines:
         self.dispatch.submit(request)
 
     def step(self, timeout: float) -> list[Response]:
-        """Whatever finishes next, up to `timeout` virtual seconds from now."""
+        """Whatever finishes next."""
         given = self.dispatch.assign(self.clock)
         began = time.thread_time()
         for engine, requests in given.items():
             for request in requests:
                 takes = min(LIMIT_S, MEAN_S * self.chance.lognormvariate(-SIGMA * SIGMA / 2, SIGMA))
                 heapq.heappush(self.events, (self.clock + takes, engine, request.request_id, self.version))
-        limit, event = self.clock + timeout, None
-        if self.events and self.events[0][0] <= limit:
+        event = None
+        if self.events and self.events[0][0] <= self.until:
             event = heapq.heappop(self.events)
-        self.clock = limit if event is None else event[0]
+        self.clock = max(self.clock, self.until if event is None else event[0])
         self.simulated_s += time.thread_time() - began
         return [] if event is None else self._happen(event)
 
@@ -120,6 +121,13 @@ class Engines:
         if not self.dispatch.finish(engine, request_id):
             return []  # it died before
         return [Response(request_id, [SampledCompletion([0], [0.0], [version], "stop")])]
+
+    @property
+    def in_flight(self) -> int:
+        return self.dispatch.in_flight
+
+    def close(self) -> None:
+        pass
 
     def kill_one(self) -> None:
         index = self.chance.randrange(len(self.alive))
@@ -138,22 +146,34 @@ class Simulation:
         self.batches = max(1, groups // self.batch)
         self.max_age = max_age
         self.engines = Engines(workers, seed)
-        self.prompts = Prompts()
-        self.buffer: GroupBuffer[int] = GroupBuffer(
+        self.loop = EngineLoop(self.engines, timeout=3600.0, wait_timeout=3600.0)
+        self.source = Numbers()
+        self.prompts = PromptQueue(self.source)  # type: ignore[arg-type]
+        self.buffer: GroupBuffer[Group] = GroupBuffer(
             self.batch, max_age, 1, capacity=2 * self.batch, keep_order=stale == "wait"
         )
-        self.controller = Controller(self.engines, self.prompts, self.buffer, self.batch)
+        groups_: Any = Groups(self.loop)
+        self.stream = Stream(self.loop, groups_, self.prompts, self.buffer, self.batch, timeout=0.0)
         self.consumed: list[int] = []
         self.most_held = 0
         self.cpu_s = 0.0
         self.oldest = 0
 
     def run(self) -> None:
+        began = time.thread_time()
+        self.loop.run(self._learn())
+        self.cpu_s = time.thread_time() - began - self.engines.simulated_s
+        self.loop.close()
+
+    async def _learn(self) -> None:
+        """The learner, between any two steps of the engines."""
+        self.stream.wake()
         learner_free_at, learning = 0.0, False
         kills = max(1, round(KILLED_SHARE * len(self.engines.alive)))
         due = sorted(self.engines.chance.sample(range(1, self.batches * self.batch), kills))
         done = 0
         while done < self.batches:
+            began = time.thread_time()
             if learning and self.engines.clock >= learner_free_at:
                 learning, done = False, done + 1
                 self._push()
@@ -162,27 +182,21 @@ class Simulation:
             while due and len(self.consumed) >= due[0] and self.engines.alive:
                 due.pop(0)
                 self.engines.kill_one()
-            wait = learner_free_at - self.engines.clock if learning else 1.0
-            self._turn(max(wait, 1e-9))
-
-    def _turn(self, wait: float) -> None:
-        simulated, began = self.engines.simulated_s, time.thread_time()
-        self.controller.admit()
-        if self.controller.groups_in_flight:
-            self.controller.advance(wait)
-        else:
-            self.engines.clock += wait
-        self.cpu_s += time.thread_time() - began - (self.engines.simulated_s - simulated)
-        self.most_held = max(self.most_held, self.controller.groups_in_flight + self.buffer.ready)
+            self.engines.until = learner_free_at if learning else self.engines.clock + 1.0
+            if not self.stream.groups_in_flight:
+                self.engines.clock = self.engines.until
+            self.most_held = max(self.most_held, self.stream.groups_in_flight + self.buffer.ready)
+            self.engines.simulated_s += time.thread_time() - began
+            await asyncio.sleep(0)
 
     def _consume(self) -> bool:
         began = time.thread_time()
-        batch = self.buffer.take_now(self.prompts.returned.append)
-        self.cpu_s += time.thread_time() - began
+        batch = self.buffer.take_now(self.stream._hand_back)
+        self.engines.simulated_s -= time.thread_time() - began
         if batch is None:
             return False
-        self.consumed += batch
-        age = self.engines.version - min(self.prompts.versions.pop(group) for group in batch)
+        self.consumed += [group.example.row for group in batch]
+        age = self.engines.version - min(group.version for group in batch)
         assert age <= self.max_age, f"a group of age {age} was consumed"
         self.oldest = max(self.oldest, age)
         return True
@@ -193,9 +207,10 @@ class Simulation:
 
     def check(self) -> None:
         """Nothing is lost and nothing comes twice."""
-        accounted = self.consumed + self.controller.outstanding() + list(self.prompts.returned)
-        assert len(accounted) == len(set(accounted)) == self.prompts.drawn, "a prompt is lost or doubled"
-        assert set(accounted) == set(range(self.prompts.drawn))
+        waiting = self.stream.outstanding() + list(self.prompts.returned)
+        accounted = self.consumed + [example.row for example in waiting]
+        assert len(accounted) == len(set(accounted)) == self.source.drawn, "a prompt is lost or doubled"
+        assert set(accounted) == set(range(self.source.drawn))
 
 
 def report(workers: int, simulation: Simulation, resident_mib: float) -> float:

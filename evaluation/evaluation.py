@@ -22,7 +22,6 @@ from envs.task import Example
 from envs.together import together
 from evaluation.sets import EvalSet
 from evaluation.statistics import Tally, summarize, table
-from plan.plan import Plan
 
 Result = TypeVar("Result")
 FIRST_GROUP_ID = 1 << 39  # above every id that training uses; with the set's seed it fixes a problem's draws
@@ -59,7 +58,7 @@ class Evaluation:
     """Runs all sets, writes what they say.
 
     Args:
-        in_flight: completions that the engines hold at a time.
+        rows: completions that the engines hold at a time.
         bar: a progress bar for so many problems of the set of this name.
         say: told what a person should know.
     """
@@ -67,7 +66,7 @@ class Evaluation:
     def __init__(
         self,
         config: Config,
-        plan: Plan,
+        rows: int,
         sets: list[EvalSet],
         loop: Loop,
         make_groups: MakeGroups,
@@ -76,7 +75,7 @@ class Evaluation:
         run_dir: Path,
     ) -> None:
         self.config = config
-        self.rows = 2 * plan.engine.max_num_seqs * len(plan.devices.engines)
+        self.rows = rows
         self.sets = sets
         self.loop = loop
         self.make_groups = make_groups

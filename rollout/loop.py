@@ -24,7 +24,6 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
@@ -52,12 +51,6 @@ class Grader(Protocol):
 
     def submit(self, completions: Sequence[Completion], examples: Sequence[Example]) -> Any: ...
     def poll(self, ticket: Any, timeout: float = 0.0) -> Sequence[Verdict] | None: ...
-
-
-async def _ended(tasks: Collection[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class EngineLoop:
@@ -91,7 +84,7 @@ class EngineLoop:
     async def generate(self, request: Request) -> list[SampledCompletion]:
         """See `rollout.engines.sampler.Sampler`. The engine is given an id of the loop's own."""
         own = next(self._ids)
-        self.engine.submit(replace(request, request_id=own))
+        self.engine.submit(Request(own, request.prompt, request.n, request.sampling, request.seed))
         if not self._generating:
             self._progressed = time.monotonic()
             self._wake.set()
@@ -119,12 +112,11 @@ class EngineLoop:
 
         return judge
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """A task that nobody awaits; if it fails, so does everything that the loop runs."""
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._note_end)
-        return task
 
     def _note_end(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
@@ -205,8 +197,7 @@ class EngineLoop:
             if not task.done():
                 task.cancel()
                 await asyncio.wait((task,))
-        if self._failure.done():
-            self._failure.result()
+        self._check()
         return task.result()
 
     def call(self, function: Callable[[], Result]) -> Result:
@@ -225,11 +216,11 @@ class EngineLoop:
             except BaseException as error:
                 future.set_exception(error)
 
+        self._check()
         self.wake(obey)
         deadline = time.monotonic() + self.wait_timeout
         while not future.done():
-            if self._failure.done():
-                self._failure.result()
+            self._check()
             if time.monotonic() > deadline:
                 raise DeadlineError(
                     f"the learner waited {self.wait_timeout:.0f} s (train.wait_timeout_s) for the rollout thread, "
@@ -240,6 +231,11 @@ class EngineLoop:
             except TimeoutError:
                 continue
         return future.result()
+
+    def _check(self) -> None:
+        """Raises what the thread failed with, if it did."""
+        if self._failure.done():
+            self._failure.result()
 
     def _obey(self, function: Callable[[], Result]) -> Result:
         """Its seconds are neither the engine's nor idle."""
@@ -272,7 +268,7 @@ class EngineLoop:
             self._thread.join(_END_S)
             hangs, self._thread = self._thread.is_alive(), None
             if not hangs:
-                self._loop.run_until_complete(_ended(self._tasks))
+                self._end(lambda: self._tasks)
             elif not raised:
                 raise DeadlineError(
                     f"the run waited {_END_S:.0f} s for the rollout thread to end: an engine step hangs"
@@ -281,5 +277,12 @@ class EngineLoop:
     def close(self) -> None:
         """Ends all tasks; the engine is the caller's."""
         if not self._loop.is_running():  # its thread may hang
-            self._loop.run_until_complete(_ended(asyncio.all_tasks(self._loop)))
+            self._end(lambda: asyncio.all_tasks(self._loop))
             self._loop.close()
+
+    def _end(self, tasks: Callable[[], Collection[asyncio.Task[Any]]]) -> None:
+        """Until there are none: what was due in the loop may begin others."""
+        while running := tuple(tasks()):
+            for task in running:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*running, return_exceptions=True))

@@ -65,21 +65,21 @@ class Stream:
         self._generating = 0
         self._places: set[_Place] = set()
         self._thread = ExitStack()
-        buffer.made_room = lambda: loop.wake(self._admit)
+        self._woken = False
+        buffer.made_room = self.wake
         loop.on_failure = buffer.fail
 
     def __enter__(self) -> "Stream":
         self.loop.idle.share()  # what was idle before does not count
-        self.loop.wake(self._admit)
+        self.wake()
         self._thread.enter_context(self.loop.thread())
         return self
 
     def __exit__(self, *exception: object) -> None:
         """Ends the thread after its current step; the prompts of groups that no batch has taken are handed back."""
-        outstanding = self.outstanding()
         self.buffer.made_room = lambda: None
         self._thread.__exit__(*exception)  # type: ignore[arg-type]
-        self.prompts.returned += outstanding
+        self.prompts.returned += self.outstanding()
 
     @property
     def groups_in_flight(self) -> int:
@@ -101,6 +101,16 @@ class Stream:
         """Examples that no batch has taken, those of ready groups first; to be asked in the loop."""
         flying = sorted(self._places, key=lambda place: place.sequence)
         return [group.example for group in self.buffer.contents()] + [place.example for place in flying]
+
+    def wake(self) -> None:
+        """Have groups begun soon, where there is room; from any thread. Those who ask before then ask once."""
+        if not self._woken:
+            self._woken = True
+            self.loop.wake(self._woken_up)
+
+    def _woken_up(self) -> None:
+        self._woken = False
+        self._admit()
 
     def _admit(self) -> None:
         """Begin groups until the engines are full or the buffer wants no more."""

@@ -87,7 +87,7 @@ def make_evaluation(
 
     return Evaluation(
         config,
-        plan,
+        2 * plan.engine.max_num_seqs * len(plan.devices.engines),
         sets,
         loop,
         make_groups,

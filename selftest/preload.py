@@ -18,8 +18,8 @@ from selftest.process import quiet_environment
 
 MODULES = (
     *("selftest.machine", "selftest.learner", "selftest.engines", "selftest.runs", "grpo", "grpo_async"),
-    *("training.checkpoint", "training.learner", "envs.token_env", "envs.judging.service"),
-    *("rollout.collector", "rollout.streaming", "monitoring.monitor", "peft", "ray"),
+    *("training.checkpoint", "training.learner", "envs.judging.service"),
+    *("rollout.collect", "rollout.stream", "monitoring.monitor", "peft", "ray"),
     *("vllm", "vllm.v1.engine.llm_engine"),
 )
 LONGEST_S = 90  # an import that hangs ends the server too

@@ -1,6 +1,5 @@
 """The overlapped script, whole: equal to lockstep at age 0, bounded above it, nothing lost by a kill."""
 
-import os
 import signal
 import threading
 import time
@@ -11,16 +10,12 @@ import pytest
 
 import grpo
 import grpo_async
-import run.engines
-from config.schema import Config
-from rollout.engines.pool import RayPool
-from rollout.weights.outgoing import Outgoing
 from run.build import build
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
-from tests.processes import engine_processes
 from tests.scripts import configured, finish, rows, start, wait_for, without_clocks
+from training.batch import Batch
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=160")
 
@@ -49,18 +44,13 @@ def test_no_token_is_older_than_the_bound(stale: str, max_age: int, frequency: i
     )
     oldest: list[int] = []
 
-    def train(config: Config, parts: Parts) -> None:
-        step = parts.learner.step
-
-        def checked(batch: Any) -> Any:
-            ages = parts.weights.version - batch["policy_version"][batch["mask"]]
+    class Checking(Overlapped):
+        def learn(self, batch: Batch) -> None:
+            ages = self.run.weights.version - batch.policy_version[batch.mask]
             oldest.append(int(ages.max()))
-            return step(batch)
+            super().learn(batch)
 
-        parts.learner.step = checked
-        grpo_async.train(config, parts)
-
-    run_job(config, tmp_path, train)
+    run_job(config, tmp_path, grpo_async.train, Checking)
     assert len(oldest) == 10
     assert 1 <= max(oldest) <= max_age
     metrics = rows(tmp_path)
@@ -78,11 +68,11 @@ def test_no_token_is_older_than_the_bound(stale: str, max_age: int, frequency: i
 @pytest.mark.parametrize("update", ["abort", "wait"])
 def test_other_ways_of_updating_train_too(update: str, tmp_path: Path) -> None:
     config = configured(*SMALL, "train.max_policy_age=2", f"inference_model.update={update}")
-    parts = build(config, tmp_path)
-    grpo_async.train(config, parts)
+    working = build(config, tmp_path, Overlapped)
+    grpo_async.train(working)
     assert len(rows(tmp_path)) == 10
-    assert len(parts.rollouts.env.in_flight) == 0
-    parts.close("finished")
+    assert working.stream.groups_in_flight == 0
+    working.run.close("finished")
 
 
 def test_the_trainers_log_probs_are_those_before_the_first_of_several_epochs(tmp_path: Path) -> None:
@@ -104,116 +94,28 @@ def test_the_trainers_log_probs_are_those_before_the_first_of_several_epochs(tmp
 
 
 def test_an_error_in_the_rollout_thread_is_raised_in_the_trainer(tmp_path: Path) -> None:
-    parts = build(configured(*SMALL), tmp_path)
+    working = build(configured(*SMALL), tmp_path, Overlapped)
 
     def broken(completions: Any, examples: Any) -> Any:
         raise ZeroDivisionError("a bug in my reward")
 
-    parts.rewards.submit = broken
+    working.run.rewards.submit = broken  # type: ignore[method-assign]
     with pytest.raises(ZeroDivisionError, match="bug in my reward") as raised:
-        grpo_async.train(parts.config, parts)
+        grpo_async.train(working)
     assert "broken" in [frame.name for frame in raised.traceback]
     assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
-    assert len(parts.rollouts.env.in_flight) == 0
-    parts.close("failed")
+    assert working.stream.groups_in_flight == 0
+    working.run.close("failed")
 
 
 def test_a_silent_engine_is_named_when_the_deadline_passes(tmp_path: Path) -> None:
-    parts = build(configured(*SMALL, "train.wait_timeout_s=5"), tmp_path)
-    parts.rollouts.policy.engine.step = lambda timeout: (
-        time.sleep(0.05) or []
-    )  # an engine that never finishes
+    working = build(configured(*SMALL, "train.wait_timeout_s=5"), tmp_path, Overlapped)
+    working.run.engine.step = lambda timeout: time.sleep(0.05) or []  # an engine that never finishes
     with pytest.raises(
         TimeoutError, match=r"the learner waited .* for the engines: it has 0 of 4 groups, 4 are in"
     ):
-        grpo_async.train(parts.config, parts)
-    parts.close("failed")
-
-
-class HandCarried:
-    """In the place of `nccl`, which needs GPUs: the tensors are arguments of a call, and no handle keeps them."""
-
-    name = "nccl"
-
-    def __init__(self, pool: RayPool) -> None:
-        self.pool = pool
-
-    def push(self, weights: Outgoing, version: int) -> None:
-        named = [(name, tensor.clone()) for name, tensor in weights]
-        arguments = {"weights": named, "version": version}
-        self.pool.call_each("load_weights", [arguments] * len(self.pool.members))
-        self.pool.note_push(version, frozenset(name for name, _ in named))
-
-
-@pytest.mark.parametrize(("frequency", "versions"), [(1, 10), (10, 2)])
-def test_an_engine_that_is_lost_gets_weights_that_only_the_learner_has(
-    frequency: int,
-    versions: int,
-    local_ray: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """SIGKILL of the only engine: it waits for weights, the learner for groups, so the learner pushes again.
-
-    Between two pushes the learner's weights are newer than the last version: that push is one more version. With
-    10 batches a version there is no other: the engine has at most six of them ready when it is lost.
-    """
-    monkeypatch.setattr(run.engines, "_transport", lambda config, engine, plan: HandCarried(engine))
-    others = set(engine_processes())
-    config = configured(
-        *SMALL, "ray.enabled=true", f"train.weight_update_frequency={frequency}", "train.wait_timeout_s=120"
-    )
-
-    def train(config: Config, parts: Parts) -> None:
-        step = parts.learner.step
-
-        def killing(batch: Any) -> Any:
-            ages = parts.weights.version - batch["policy_version"][batch["mask"]]
-            assert 0 <= int(ages.min()) <= int(ages.max()) <= 1
-            if parts.learner.optimizer_steps == 2:
-                (victim,) = set(engine_processes()) - others
-                os.kill(victim, signal.SIGKILL)
-            return step(batch)
-
-        parts.learner.step = killing
-        grpo_async.train(config, parts)
-
-    run_job(config, tmp_path, train, overlapped=True)
-    metrics = rows(tmp_path)
-    assert len(metrics) == 10
-    assert metrics[-1]["policy_version"] == versions - 1
-    assert "engine 0 (CPU) is back" in caplog.text
-
-
-def test_an_engine_that_is_lost_in_an_evaluation_gets_its_weights_there(
-    local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The learner waits for the evaluation, the evaluation for the only engine, and that one for the learner."""
-    monkeypatch.setattr(run.engines, "_transport", lambda config, engine, plan: HandCarried(engine))
-    others = set(engine_processes())
-    config = configured(
-        *SMALL,
-        "ray.enabled=true",
-        "inference_model.request_timeout_s=120",
-        "eval.sets={held_out:{dataset:arithmetic,n:2,limit:8}}",
-    )
-
-    def train(config: Config, parts: Parts) -> None:
-        evaluate = parts.evaluate
-
-        def killing(iteration: int) -> None:
-            if iteration == 10:
-                (victim,) = set(engine_processes()) - others
-                os.kill(victim, signal.SIGKILL)
-            evaluate(iteration)
-
-        parts.evaluate = killing  # type: ignore[method-assign]
-        grpo_async.train(config, parts)
-
-    assert run_job(config, tmp_path, train, overlapped=True) == "finished"
-    assert "engine 0 (CPU) is back" in caplog.text
-    assert [row["iteration"] for row in rows(tmp_path) if "reward/mean" not in row] == [0, 10]
+        grpo_async.train(working)
+    working.run.close("failed")
 
 
 def test_ctrl_c_ends_in_seconds_with_a_checkpoint(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from tokenizers import AddedToken
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from envs.group import Verdict
 from envs.task import Completion, Example, Reward
 
 VOCABULARY = 40
@@ -61,7 +62,7 @@ class LetterTokenizer:
 class Judged:
     """A batch with its verdicts."""
 
-    verdicts: list[Reward]
+    verdicts: list[Verdict]
     missing: int = 0
 
 
@@ -72,13 +73,11 @@ class ImmediateRewards:
         raise NotImplementedError
 
     def submit(self, completions: Sequence[Completion], examples: Sequence[Example]) -> Judged:
-        return Judged(self.score(completions, examples))
+        scored = self.score(completions, examples)
+        return Judged([Verdict(one.score, one.parts, one.outcome) for one in scored])
 
-    def poll(self, ticket: Judged, timeout: float = 0.0) -> list[Reward]:
-        return ticket.verdicts
-
-    def wait(self, ticket: Judged) -> list[Reward]:
-        return ticket.verdicts
+    def poll(self, ticket: Judged, timeout: float = 0.0) -> list[Verdict] | None:
+        return None if ticket.missing else ticket.verdicts
 
 
 class LengthReward(ImmediateRewards):

@@ -1,14 +1,13 @@
 """Tasks and tools that live outside the checkout: found by name, checked at once, run as the project's own are."""
 
+import asyncio
 import json
 import logging
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from rollout.streaming import PromptQueue
 from transformers import AutoTokenizer
 
 from config.env import TOOLS, EnvConfig
@@ -17,8 +16,9 @@ from envs.duplicates import distinct_examples
 from envs.judging.service import RewardService
 from envs.mixed import Mixed
 from envs.options import option_problems
-from envs.prompts import PromptSource
+from envs.prompts import PromptQueue, PromptSource
 from envs.task import Completion, make_task
+from envs.together import together
 from envs.tools import find_tools, instructions, make_tools
 from envs.turns import Conversation, make_answerers, with_instructions
 from tests.scripts import ROOT, configured, rows
@@ -185,16 +185,15 @@ def test_a_tool_that_hangs_is_left_behind_and_does_not_keep_the_process() -> Non
 
 def test_tools_answer_beside_generation() -> None:
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "quickstart")
-    env = tools("search")
-    conversation: Conversation[int] = Conversation(tokenizer, make_answerers(env), 3)
-    for key, word in enumerate(("owl", "break")):
-        ids = tokenizer.encode(f"<search>{word}</search>", add_special_tokens=False)
-        conversation.ask(key, [*ids, 2], 1)
-    said: dict[int, str] = {}
-    deadline = time.monotonic() + 30
-    while conversation.waiting:
-        assert time.monotonic() < deadline
-        said |= {key: tokenizer.decode(ids) for key, ids in conversation.answered(1.0)}
+    conversation = Conversation(tokenizer, make_answerers(tools("search")), 3)
+    calls = [
+        tokenizer.encode(f"<search>{word}</search>", add_special_tokens=False) for word in ("owl", "break")
+    ]
+
+    async def ask() -> list[list[int]]:
+        return await asyncio.wait_for(together([conversation.answer([*ids, 2], 1) for ids in calls]), 30)
+
+    said = [tokenizer.decode(ids) for ids in asyncio.run(ask())]
     conversation.close()
     assert "owl is a word" in said[0] and "ZeroDivisionError" in said[1]
 

@@ -1,10 +1,9 @@
 import pytest
-from rollout.streaming import PromptQueue
 
 from config.env import DifficultyConfig
 from config.errors import ConfigError
 from envs.mixed import Mixed
-from envs.prompts import PromptSource
+from envs.prompts import PromptQueue, PromptSource
 from tests.tiny import numbered_examples
 
 

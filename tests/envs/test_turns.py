@@ -1,5 +1,6 @@
 """What the environment says, in text and in token ids."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +49,7 @@ def test_a_call_ends_the_turn(text: str, request_: str | None) -> None:
 
 
 def test_the_stream_reads_as_the_template_would_have_written_it(tokenizer: PreTrainedTokenizerBase) -> None:
-    conversation: Conversation[int] = Conversation(tokenizer, make_answerers(calculator()), 3)
+    conversation: Conversation = Conversation(tokenizer, make_answerers(calculator()), 3)
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "6*7?"}], add_generation_prompt=True, return_dict=False
     )
@@ -62,35 +63,32 @@ def test_the_stream_reads_as_the_template_would_have_written_it(tokenizer: PreTr
         add_generation_prompt=True,
         return_dict=False,
     )
-    assert [*prompt, *turn, *conversation.answer(turn)] == whole
-    assert conversation.answer(drawn(tokenizer, "It is 42.")) == []
+    assert [*prompt, *turn, *conversation.answer_now(turn)] == whole
+    assert conversation.answer_now(drawn(tokenizer, "It is 42.")) == []
 
 
 def test_an_end_token_that_the_template_does_not_use_stays_in_the_stream(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    conversation: Conversation[int] = Conversation(tokenizer, [ThinkAgain("?")], 2)
+    conversation: Conversation = Conversation(tokenizer, [ThinkAgain("?")], 2)
     other = [25, 22, 7]  # ended by an end token other than the template's
-    assert conversation.answer(other) == [EOS, *conversation.answer([25, 22, EOS])]
+    assert conversation.answer_now(other) == [EOS, *conversation.answer_now([25, 22, EOS])]
 
 
 def test_tools_are_heard_before_the_request_to_think_again(tokenizer: PreTrainedTokenizerBase) -> None:
     env = EnvConfig(dataset="x", max_steps=3, tools=["calculator"], reasoning=True, reasoning_prompt="Sure?")
-    conversation: Conversation[int] = Conversation(tokenizer, make_answerers(env), 3)
+    conversation: Conversation = Conversation(tokenizer, make_answerers(env), 3)
     said = [
-        tokenizer.decode(conversation.answer(drawn(tokenizer, text)))
+        tokenizer.decode(conversation.answer_now(drawn(tokenizer, text)))
         for text in ("<calculator>1/0</calculator>", "It is 3.")
     ]
     assert said == ["<user>calculator: error: division by zero<assistant>", "<user>Sure?<assistant>"]
 
 
 def test_after_the_last_turn_it_is_silent(tokenizer: PreTrainedTokenizerBase) -> None:
-    conversation: Conversation[str] = Conversation(tokenizer, [ThinkAgain("?")], 2)
-    conversation.ask("first", drawn(tokenizer, "1"), turn=1)
-    conversation.ask("second", drawn(tokenizer, "2"), turn=2)
-    answers = dict(conversation.answered(0.0))
-    assert answers["first"] and answers["second"] == []
-    assert conversation.waiting == 0
+    conversation = Conversation(tokenizer, [ThinkAgain("?")], 2)
+    assert asyncio.run(conversation.answer(drawn(tokenizer, "1"), turn=1))
+    assert asyncio.run(conversation.answer(drawn(tokenizer, "2"), turn=2)) == []
 
 
 def test_slow_answers_come_beside_generation_and_their_errors_surface(
@@ -106,22 +104,26 @@ def test_slow_answers_come_beside_generation_and_their_errors_surface(
 
     closed: list[bool] = []
     tool = Tool("python", slow, slow=True, close=lambda: closed.append(True))
-    conversation: Conversation[int] = Conversation(tokenizer, [tool], 2)
-    for key, request in enumerate(("a", "b")):
-        conversation.ask(key, drawn(tokenizer, f"<python>{request}</python>"), 1)
-    assert conversation.answered(0.0) == []
-    assert conversation.waiting == 2
-    go.set()
-    answers: dict[int, list[int]] = {}
-    while conversation.waiting:
-        answers |= dict(conversation.answered(1.0))
-    assert [tokenizer.decode(answers[key]) for key in (0, 1)] == [
+    conversation = Conversation(tokenizer, [tool], 2)
+
+    def ask(request: str) -> "asyncio.Task[list[int]]":
+        return asyncio.ensure_future(conversation.answer(drawn(tokenizer, f"<python>{request}</python>"), 1))
+
+    async def converse() -> list[list[int]]:
+        asked = [ask("a"), ask("b")]
+        for _ in range(10):
+            await asyncio.sleep(0)  # the loop turns meanwhile
+        assert not any(task.done() for task in asked)
+        go.set()
+        answers = [await task for task in asked]
+        with pytest.raises(RuntimeError, match="the tool is broken"):
+            await ask("break")
+        return answers
+
+    assert [tokenizer.decode(ids) for ids in asyncio.run(converse())] == [
         "<user>python: A<assistant>",
         "<user>python: B<assistant>",
     ]
-    conversation.ask(3, drawn(tokenizer, "<python>break</python>"), 1)
-    with pytest.raises(RuntimeError, match="the tool is broken"):
-        conversation.answered(10.0)
     conversation.close()
     assert closed == [True]
 
@@ -165,18 +167,18 @@ def test_what_makes_no_sense_is_refused(fields: dict[str, object], expected: str
 
 
 @pytest.fixture
-def python(tokenizer: PreTrainedTokenizerBase) -> Iterator[Conversation[int]]:
+def python(tokenizer: PreTrainedTokenizerBase) -> Iterator[Conversation]:
     from envs.sandbox.sandbox import LEVELS, why_not
 
     if all(why_not(level) for level in LEVELS):
         pytest.skip("no sandbox works here")
     env = EnvConfig(dataset="x", max_steps=2, tools=["python"])
-    conversation: Conversation[int] = Conversation(tokenizer, make_answerers(env), 2)
+    conversation: Conversation = Conversation(tokenizer, make_answerers(env), 2)
     yield conversation
     conversation.close()
 
 
-def test_python_runs_in_the_sandbox(python: Conversation[int], tokenizer: PreTrainedTokenizerBase) -> None:
+def test_python_runs_in_the_sandbox(python: Conversation, tokenizer: PreTrainedTokenizerBase) -> None:
     programs = {
         "print(6*7)": "python: 42",
         "x = 1": "python: (no output; print the result)",
@@ -185,7 +187,7 @@ def test_python_runs_in_the_sandbox(python: Conversation[int], tokenizer: PreTra
         "import socket; socket.create_connection(('127.0.0.1', 1))": "Error",
     }
     for source, expected in programs.items():
-        ids = python.answer(drawn(tokenizer, f"<python>{source}</python>"))
+        ids = python.answer_now(drawn(tokenizer, f"<python>{source}</python>"))
         assert expected in tokenizer.decode(ids), source
 
 
@@ -204,9 +206,9 @@ HOSTILE_PROGRAMS = (
 
 @pytest.mark.parametrize("program", HOSTILE_PROGRAMS)
 def test_whatever_a_program_prints_the_model_is_told_something(
-    program: str, python: Conversation[int], tokenizer: PreTrainedTokenizerBase
+    program: str, python: Conversation, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    ids = python.answer(drawn(tokenizer, f"<python>{program}</python>"))
+    ids = python.answer_now(drawn(tokenizer, f"<python>{program}</python>"))
     said = tokenizer.decode(ids)
     assert "python: " in said
     assert len(said) < 3 * LONGEST

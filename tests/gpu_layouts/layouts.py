@@ -17,8 +17,8 @@ from plan.machine import Machine
 from plan.plan import Plan, make_plan
 from tests.tiny import tiny_llama
 from tests.training.test_forward import REPEATS, collected
-from training.learner import Learner
-from training.models import torch_devices
+from training.local_learner import LocalLearner, policy_weights
+from training.models import make_models, torch_devices
 
 GROUPS = 2
 
@@ -102,14 +102,14 @@ def spread(model: PreTrainedModel, devices: list[torch.device]) -> PreTrainedMod
     return placed
 
 
-def learner_on(layout: Layout, case: Case, run_dir: Path) -> tuple[Learner, Plan]:
+def learner_on(layout: Layout, case: Case, run_dir: Path) -> tuple[LocalLearner, Plan]:
     """What `build` makes of the config."""
     config = config_of(layout, case)
     plan = plan_of(layout, config)
     model = spread(tiny_llama(case.tied), torch_devices(plan.devices.train))
     torch.manual_seed(0)  # of fresh adapters
-    policy, scorer, reference = build_models(config, model, plan)
-    return Learner(policy, scorer, reference, config, run_dir), plan
+    models = make_models(config, model, plan)
+    return LocalLearner(config, models, policy_weights(config, models.policy, plan), run_dir), plan
 
 
 def save_tiny(folder: Path, tied: bool) -> Path:

@@ -1,53 +1,46 @@
-"""Metrics of each data set of a mixture, on a batch made by hand."""
+"""Metrics of each data set of a mixture, on groups made by hand."""
+
+from collections.abc import Sequence
 
 import pytest
 import torch
-from envs.token_env import OUTCOMES
-from rollout.collector import collate
-from tensordict import TensorDict
 
-from monitoring.metrics import member_metrics, rollout_metrics
-from rollout.selection import in_place_of, totals
+from envs.group import Group
+from monitoring.metrics import rollout_metrics
+from tests.groups import make_completion, make_group
+from training.batch import collate
 
 NAMES = ("sums", "words", "puzzles")
 
 
-def scored(member: int, rewards: list[float], lengths: list[int], errors: int = 0) -> TensorDict:
+def scored(name: str, rewards: list[float], lengths: list[int], errors: int = 0) -> Group:
     """One group; of its completions the last `errors` could not be judged."""
-    count, width = len(rewards), max(lengths)
-    status = [OUTCOMES.index("scored")] * (count - errors) + [OUTCOMES.index("error")] * errors
-    mask = torch.arange(width) < torch.tensor(lengths)[:, None]
-    tokens = TensorDict(
-        prompt=torch.ones(count, 2, dtype=torch.int64),
-        prompt_mask=torch.ones(count, 2, dtype=torch.bool),
-        response=mask.long(),
-        response_mask=mask,
-        loss_mask=mask,
-        batch_size=[count],
-    )
-    made = TensorDict(
-        tokens=tokens,
-        member=torch.tensor([[place == member for place in range(len(NAMES))]] * count),
-        sample_log_prob=torch.zeros(count, width),
-        policy_version=torch.zeros(count, width, dtype=torch.int64),
-        finish_reason=torch.zeros(count, 1, dtype=torch.int64),
-        next=TensorDict(
-            reward=torch.tensor(rewards)[:, None],
-            reward_status=torch.tensor(status)[:, None],
-            reward_parts=TensorDict(batch_size=[count]),
-            batch_size=[count],
-        ),
-        batch_size=[count],
-    )
-    made["generated"] = totals(made, count).repeat_interleave(count, dim=0)
-    return made
+    judged = len(rewards) - errors
+    rows = enumerate(zip(rewards, lengths, strict=True))
+    completions = [
+        make_completion(length, reward, outcome="scored" if row < judged else "error")
+        for row, (reward, length) in rows
+    ]
+    return make_group(0, completions, source=name)
+
+
+def found_in(groups: Sequence[Group], members: Sequence[str] = NAMES) -> dict[str, float]:
+    batch = collate(groups)
+    batch.mask, batch.advantage = batch.tokens.loss_mask, torch.zeros(len(batch), 1)
+    return rollout_metrics(batch, groups, 0, members)
+
+
+def of_members(groups: Sequence[Group]) -> dict[str, float]:
+    return {name: value for name, value in found_in(groups).items() if name.endswith(NAMES)}
 
 
 def test_every_member_has_its_own_means_and_one_without_completions_none() -> None:
-    batch = collate(
-        [scored(0, [1.0, 0.0], [2, 4]), scored(1, [0.5, 0.5], [1, 1]), scored(0, [1.0, 1.0], [3, 3])]
-    )
-    assert member_metrics(batch, 2, NAMES) == {
+    groups = [
+        scored("sums", [1.0, 0.0], [2, 4]),
+        scored("words", [0.5, 0.5], [1, 1]),
+        scored("sums", [1.0, 1.0], [3, 3]),
+    ]
+    assert of_members(groups) == {
         "completions/sums": 4.0,
         "reward/mean/sums": 0.75,
         "length/response_mean/sums": 3.0,
@@ -56,30 +49,29 @@ def test_every_member_has_its_own_means_and_one_without_completions_none() -> No
         "length/response_mean/words": 1.0,
         "completions/puzzles": 0.0,
     }
-    assert member_metrics(batch, 2, ()) == {}
+    assert not [name for name in found_in(groups, ()) if name.endswith(NAMES)]
 
 
 def test_what_could_not_be_judged_counts_in_no_reward() -> None:
-    found = member_metrics(collate([scored(2, [1.0, 9.0], [2, 2], errors=1)]), 2, NAMES)
+    found = of_members([scored("puzzles", [1.0, 9.0], [2, 2], errors=1)])
     assert (found["completions/puzzles"], found["reward/mean/puzzles"]) == (2.0, 1.0)
-    nothing = member_metrics(collate([scored(2, [9.0, 9.0], [2, 2], errors=2)]), 2, NAMES)
+    nothing = of_members([scored("puzzles", [9.0, 9.0], [2, 2], errors=2)])
     assert "reward/mean/puzzles" not in nothing
 
 
 def test_a_group_that_was_replaced_counts_for_its_own_member() -> None:
     """As `reward/mean` does: dynamic sampling does not make a member look better than it is."""
-    batch = collate([in_place_of(scored(0, [0.0, 0.0], [5, 5]), scored(1, [1.0, 0.0], [1, 1]))])
-    found = member_metrics(batch, 2, NAMES)
+    group = scored("words", [1.0, 0.0], [1, 1])
+    group.in_place_of = scored("sums", [0.0, 0.0], [5, 5])
+    found = found_in([group])
     assert (found["completions/sums"], found["reward/mean/sums"]) == (2.0, 0.0)
     assert (found["completions/words"], found["reward/mean/words"]) == (2.0, 0.5)
-    batch["mask"], batch["advantage"] = batch["tokens", "loss_mask"], torch.zeros(2, 1)
-    assert rollout_metrics(batch, 2, 0, NAMES)["reward/mean"] == pytest.approx(0.25)
+    assert found["length/response_mean/sums"] == 5.0
+    assert found["reward/mean"] == pytest.approx(0.25)
 
 
 def test_groups_of_which_none_could_be_judged_are_replaced_and_logged() -> None:
-    """They have no parts at all, and a TensorDict without any is lost in some operations."""
-    failed, other = (scored(0, [0.0, 0.0], [1, 1], errors=2) for _ in range(2))
-    batch = collate([in_place_of(failed, other), scored(0, [1.0, 0.0], [1, 1])])
-    batch["mask"], batch["advantage"] = batch["tokens", "loss_mask"], torch.zeros(4, 1)
-    found = rollout_metrics(batch, 2, 0)
+    failed, other = (scored("sums", [0.0, 0.0], [1, 1], errors=2) for _ in range(2))
+    other.in_place_of = failed
+    found = found_in([other, scored("sums", [1.0, 0.0], [1, 1])], ())
     assert (found["reward/errors"], found["reward/mean"]) == (pytest.approx(4 / 6), 0.5)

@@ -7,18 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from envs.token_env import TokenEnv
-from rollout.collector import EnginePolicy, Rollouts
-from rollout.turns import TurnEngine
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from config.schema import ModelConfig
-from envs.group import Sampling
+from envs.group import Group, SampledCompletion, Sampling
 from envs.task import Completion, Example, Reward
+from envs.together import together
 from envs.turns import Conversation, ThinkAgain
 from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.transformers_engine import TransformersEngine
+from rollout.generate import Generation
+from rollout.loop import EngineLoop
+from tests.generating import collector, generation
 from tests.tiny import ImmediateRewards
+from training.batch import collate
 from training.forward import ResponseScorer
 from training.model import load_model
 
@@ -77,15 +79,48 @@ def additions(count: int) -> list[Example]:
     return [Example(({"role": "user", "content": f"{10 + i}+{3 * i}="},), "", i) for i in range(count)]
 
 
-def collected(model: Any, tokenizer: Any, steps: int, max_tokens: int = 24) -> tuple[Any, Recorder, LastTurn]:
+def generating(
+    engine: TransformersEngine, tokenizer: Any, conversation: Conversation | None, n: int, max_tokens: int
+) -> tuple[EngineLoop, Generation]:
+    loop = EngineLoop(engine, timeout=60.0, wait_timeout=60.0)
+    sampling = Sampling(max_tokens=max_tokens)
+    return loop, generation(loop, LastTurn(), n, sampling, tokenizer=tokenizer, conversation=conversation)
+
+
+def drawn_by(
+    engine: TransformersEngine,
+    tokenizer: Any,
+    conversation: Conversation | None,
+    requests: Sequence[Request],
+    max_tokens: int = 24,
+) -> list[list[SampledCompletion]]:
+    loop, made = generating(engine, tokenizer, conversation, 1, max_tokens)
+    completions = loop.run(together([made.generate(request) for request in requests]))
+    loop.close()
+    return completions
+
+
+def groups_of(
+    model: Any, tokenizer: Any, steps: int, max_tokens: int = 24
+) -> tuple[list[Group], Recorder, LastTurn]:
     engine, rewards = Recorder(model), LastTurn()
-    conversation: Conversation[Any] = Conversation(tokenizer, [ThinkAgain("+?")], steps)
-    policy = EnginePolicy(
-        TurnEngine(engine, conversation), Sampling(max_tokens=max_tokens), REPEATS, seed=3, timeout=60.0
+    conversation = Conversation(tokenizer, [ThinkAgain("+?")], steps)
+    made = collector(
+        engine,
+        rewards,
+        additions(GROUPS),
+        REPEATS,
+        Sampling(max_tokens=max_tokens),
+        seed=3,
+        tokenizer=tokenizer,
+        conversation=conversation,
     )
-    examples = iter(additions(GROUPS))
-    env = TokenEnv(lambda n: [next(examples) for _ in range(n)], tokenizer, rewards, REPEATS)  # type: ignore[arg-type]
-    return Rollouts(env, policy).collect(GROUPS), engine, rewards
+    return made.collect(GROUPS), engine, rewards
+
+
+def collected(model: Any, tokenizer: Any, steps: int, max_tokens: int = 24) -> tuple[Any, Recorder, LastTurn]:
+    groups, engine, rewards = groups_of(model, tokenizer, steps, max_tokens)
+    return collate(groups), engine, rewards
 
 
 def test_the_ids_trained_on_are_the_ids_sampled(model: Any, tokenizer: Any) -> None:
@@ -142,14 +177,24 @@ def test_the_last_turn_is_judged(model: Any, tokenizer: Any) -> None:
         assert judged.num_tokens == int(tokens["loss_mask"][row].sum())
 
 
+def test_the_texts_of_a_group_are_its_tokens(model: Any, tokenizer: Any) -> None:
+    groups, _, _ = groups_of(model, tokenizer, steps=2)
+    for group in groups:
+        assert group.prompt_text == tokenizer.decode(list(group.prompt))
+        for one in group.completions:
+            whole = tokenizer.decode(one.token_ids, skip_special_tokens=True)
+            assert one.text == whole and one.shown is not None and one.text.endswith(one.shown.text)
+            assert one.text.count("+?") == 1
+
+
 def test_with_a_silent_environment_it_is_the_engine_alone(model: Any, tokenizer: Any) -> None:
     requests = [
         Request(i, (1, 4, 22 + i, 17, 23, 35, 5), 3, Sampling(max_tokens=8), seed=i) for i in range(4)
     ]
-    silent: Conversation[Any] = Conversation(tokenizer, [], 5)
-    ours = generate(TurnEngine(TransformersEngine(model, [EOS]), silent), requests)
+    silent = Conversation(tokenizer, [], 5)
+    ours = drawn_by(TransformersEngine(model, [EOS]), tokenizer, silent, requests)
     plain = generate(TransformersEngine(model, [EOS]), requests)
-    assert [[replace(c, sampled=None) for c in response.completions] for response in ours] == [
+    assert [[replace(one, sampled=None) for one in completions] for completions in ours] == [
         response.completions for response in plain
     ]
 
@@ -166,37 +211,33 @@ def test_max_tokens_bounds_the_whole_response(model: Any, tokenizer: Any) -> Non
 
 
 def test_tokens_do_not_depend_on_what_else_is_generated(model: Any, tokenizer: Any) -> None:
-    conversation: Conversation[Any] = Conversation(tokenizer, [ThinkAgain("?")], 3)
+    conversation = Conversation(tokenizer, [ThinkAgain("?")], 3)
     requests = [
         Request(i, (1, 4, 22 + i, 17, 23, 35, 5), 3, Sampling(max_tokens=20), seed=i) for i in range(4)
     ]
-    together = generate(TurnEngine(TransformersEngine(model, [EOS]), conversation), requests)
-    for request, expected in zip(requests, together, strict=True):
-        (alone,) = generate(TurnEngine(TransformersEngine(model, [EOS]), conversation), [request])
-        assert [c.token_ids for c in alone.completions] == [c.token_ids for c in expected.completions]
+    together_ = drawn_by(TransformersEngine(model, [EOS]), tokenizer, conversation, requests)
+    for request, expected in zip(requests, together_, strict=True):
+        (alone,) = drawn_by(TransformersEngine(model, [EOS]), tokenizer, conversation, [request])
+        assert [one.token_ids for one in alone] == [one.token_ids for one in expected]
 
 
-def test_every_token_has_the_version_that_drew_it(model: Any, tokenizer: Any) -> None:
-    inner = TransformersEngine(load_model(ModelConfig(name=str(QUICKSTART)), [torch.device("cpu")]), [EOS])
-    engine = TurnEngine(inner, Conversation(tokenizer, [ThinkAgain("?")], 3))
-    engine.submit(Request(0, (1, 4, 22, 17, 23, 35, 5), 2, Sampling(max_tokens=24), seed=0))
-    finished: list[Response] = []
-    version = 0
-    while not finished:
-        finished = engine.step(0.0)
-        version += 1
-        engine.load_weights(model.state_dict().items(), version)
-    for completion in finished[0].completions:
+class Pushed(TransformersEngine):
+    """Gets weights of a new version after every step."""
+
+    def step(self, timeout: float = 0.0) -> list[Response]:
+        responses = super().step(timeout)
+        self.load_weights(self.model.state_dict().items(), self.policy_version + 1)
+        return responses
+
+
+def test_every_token_has_the_version_that_drew_it(tokenizer: Any) -> None:
+    engine = Pushed(load_model(ModelConfig(name=str(QUICKSTART)), [torch.device("cpu")]), [EOS])
+    request = Request(0, (1, 4, 22, 17, 23, 35, 5), 2, Sampling(max_tokens=24), seed=0)
+    (completions,) = drawn_by(engine, tokenizer, Conversation(tokenizer, [ThinkAgain("?")], 3), [request])
+    for completion in completions:
         assert completion.sampled is not None
         drawn = [v for v, own in zip(completion.policy_versions, completion.sampled, strict=True) if own]
         assert len(set(drawn)) >= 3 and drawn == sorted(drawn)
         assert completion.policy_versions == sorted(completion.policy_versions)
         assert len(completion.policy_versions) == len(completion.token_ids) == len(completion.log_probs)
     assert engine.in_flight == 0
-
-
-def test_an_id_in_flight_is_refused(model: Any, tokenizer: Any) -> None:
-    engine = TurnEngine(TransformersEngine(model, [EOS]), Conversation(tokenizer, [], 2))
-    engine.submit(Request(7, (1, 4, 5), 1, Sampling(), seed=0))
-    with pytest.raises(ValueError, match="request 7 is already in flight"):
-        engine.submit(Request(7, (1, 4, 5), 1, Sampling(), seed=0))

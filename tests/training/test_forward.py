@@ -1,59 +1,42 @@
 import pytest
 import torch
-from rollout.collector import EnginePolicy, Rollouts, collate
-from tensordict import TensorDict
 
-from envs.group import Sampling
-from rollout.engines.transformers_engine import TransformersEngine
-from tests.tiny import EOS, LengthReward, LetterTokenizer, numbered_examples, tiny_llama
-from training.forward import ResponseScorer, trim
-
-REPEATS = 4
-
-
-def collected(temperature: float = 1.0, num_groups: int = 6) -> TensorDict:
-    """Groups with prompts and responses of unequal length, sampled by the real engine."""
-    from envs.token_env import TokenEnv
-
-    examples = numbered_examples(200)
-    env = TokenEnv(lambda n: examples[3 : 3 + 5 * n : 5], LetterTokenizer(), LengthReward(), REPEATS)
-    engine = TransformersEngine(tiny_llama(), [EOS])
-    sampling = Sampling(max_tokens=9, temperature=temperature)
-    return Rollouts(env, EnginePolicy(engine, sampling, REPEATS, seed=0, timeout=60)).collect(num_groups)
-
-
-def scorer(model: torch.nn.Module, share_prompt: bool, temperature: float | None = 1.0) -> ResponseScorer:
-    return ResponseScorer(model, REPEATS, share_prompt, chunk_size=7, temperature=temperature)
+from tests.groups import drawn_from_tiny
+from tests.tiny import tiny_llama
+from tests.training.scorers import REPEATS, collected, scorer
+from training.batch import collate
+from training.forward import trim
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("share_prompt", [True, False])
 def test_the_trainer_agrees_with_the_engine_on_every_token(share_prompt: bool, temperature: float) -> None:
     batch = collected(temperature)
-    scores = scorer(tiny_llama(), share_prompt, temperature)(batch)
-    mask = batch["tokens", "response_mask"]
-    torch.testing.assert_close(scores.log_prob[mask], batch["sample_log_prob"][mask], atol=1e-4, rtol=0)
+    scores = scorer(tiny_llama(), share_prompt, temperature)(batch.tokens)
+    mask = batch.tokens.response_mask
+    torch.testing.assert_close(scores.log_prob[mask], batch.sample_log_prob[mask], atol=1e-4, rtol=0)
     assert not scores.log_prob[~mask].any()
 
 
 def test_every_row_is_scored_at_its_own_temperature() -> None:
-    batch = collate([collected(temperature, num_groups=2) for temperature in (0.5, 1.0, 1.7)])
-    assert batch["temperature"].unique().tolist() == pytest.approx([0.5, 1.0, 1.7])
-    mask = batch["tokens", "response_mask"]
+    groups = [group for at in (0.5, 1.0, 1.7) for group in drawn_from_tiny(at, 2, REPEATS)]
+    batch = collate(groups)
+    assert batch.temperature.unique().tolist() == pytest.approx([0.5, 1.0, 1.7])
+    mask = batch.tokens.response_mask
     for share_prompt in (True, False):
-        scores = scorer(tiny_llama(), share_prompt, temperature=None)(batch)
-        torch.testing.assert_close(scores.log_prob[mask], batch["sample_log_prob"][mask], atol=1e-4, rtol=0)
-    fixed = scorer(tiny_llama(), True, temperature=1.0)(batch)
-    assert (fixed.log_prob - batch["sample_log_prob"])[mask].abs().mean() > 0.1
+        scores = scorer(tiny_llama(), share_prompt, temperature=None)(batch.tokens, batch.temperature)
+        torch.testing.assert_close(scores.log_prob[mask], batch.sample_log_prob[mask], atol=1e-4, rtol=0)
+    fixed = scorer(tiny_llama(), True, temperature=1.0)(batch.tokens)
+    assert (fixed.log_prob - batch.sample_log_prob)[mask].abs().mean() > 0.1
 
 
 def test_a_shared_prompt_changes_no_gradient() -> None:
     batch = collected()
-    weight = torch.randn(batch["sample_log_prob"].shape, generator=torch.Generator().manual_seed(1))
+    weight = torch.randn(batch.sample_log_prob.shape, generator=torch.Generator().manual_seed(1))
     gradients = []
     for share in (True, False):
         model = tiny_llama()
-        scores = scorer(model, share)(batch, with_entropy=True)
+        scores = scorer(model, share)(batch.tokens, with_entropy=True)
         (scores.log_prob * weight + 0.1 * scores.entropy).sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     difference = (gradients[0] - gradients[1]).norm() / gradients[1].norm()
@@ -63,10 +46,10 @@ def test_a_shared_prompt_changes_no_gradient() -> None:
 def test_entropy_is_over_the_whole_vocabulary() -> None:
     batch = collected()
     model = tiny_llama()
-    scores = scorer(model, share_prompt=True)(batch, with_entropy=True)
+    scores = scorer(model, share_prompt=True)(batch.tokens, with_entropy=True)
     row = 5
-    prompt = batch["tokens", "prompt"][row][batch["tokens", "prompt_mask"][row]]
-    response = batch["tokens", "response"][row][batch["tokens", "response_mask"][row]]
+    prompt = batch.tokens.prompt[row][batch.tokens.prompt_mask[row]]
+    response = batch.tokens.response[row][batch.tokens.response_mask[row]]
     with torch.no_grad():
         logits = model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
     expected = torch.distributions.Categorical(logits=logits).entropy()
@@ -82,17 +65,17 @@ def test_under_autocast_the_head_multiplies_halves_and_sums_in_float32(
     batch, model = collected(), tiny_llama(tied)
     half = scorer(model, share_prompt=False)
     half.autocast_dtype = precision
-    scores = half(batch)
-    tokens = trim(batch["tokens"])
+    scores = half(batch.tokens)
+    tokens = trim(batch.tokens)
     with torch.no_grad(), torch.autocast("cpu", precision):
-        hidden = half._whole(model, tokens)[tokens["loss_mask"]]
+        hidden = half._whole(model, tokens)[tokens.loss_mask]
     assert hidden.dtype == torch.float32
     logits = hidden.to(precision).double() @ model.lm_head.weight.to(precision).double().T
-    expected = logits.log_softmax(-1).gather(1, tokens["response"][tokens["loss_mask"]][:, None])[:, 0]
-    ours = scores.log_prob[batch["tokens", "loss_mask"]].double()
+    expected = logits.log_softmax(-1).gather(1, tokens.response[tokens.loss_mask][:, None])[:, 0]
+    ours = scores.log_prob[batch.tokens.loss_mask].double()
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
     full = hidden.double() @ model.lm_head.weight.double().T
-    unrounded = full.log_softmax(-1).gather(1, tokens["response"][tokens["loss_mask"]][:, None])[:, 0]
+    unrounded = full.log_softmax(-1).gather(1, tokens.response[tokens.loss_mask][:, None])[:, 0]
     assert (ours - unrounded).abs().max() > 1e-4
     scores.log_prob.sum().backward()
     assert model.lm_head.weight.grad is not None

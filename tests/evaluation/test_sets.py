@@ -1,6 +1,5 @@
-from evaluation.problems import choose_problems
-
 from envs.task import Example
+from evaluation.sets import choose_problems
 from tests.tiny import numbered_examples
 
 

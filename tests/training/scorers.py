@@ -1,0 +1,53 @@
+"""The scorer and the learner of the tiny model, and a batch of its own groups. Not a test file."""
+
+from pathlib import Path
+
+import torch
+
+from config.env import EnvConfig
+from config.optimizer import OptimizerConfig
+from config.policy import PolicyConfig
+from config.schema import Config, ModelConfig, TrainConfig
+from tests.groups import drawn_from_tiny
+from tests.tiny import tiny_llama
+from training.batch import Batch, collate
+from training.forward import ResponseScorer
+from training.local_learner import LocalLearner
+from training.models import Models
+from training.reference import Reference
+from training.weights import PolicyWeights, named_weights
+
+REPEATS = 4
+
+
+def collected(temperature: float = 1.0, num_groups: int = 6) -> Batch:
+    """Groups with prompts and responses of unequal length, sampled by the real engine."""
+    return collate(drawn_from_tiny(temperature, num_groups, REPEATS))
+
+
+def scorer(model: torch.nn.Module, share_prompt: bool, temperature: float | None = 1.0) -> ResponseScorer:
+    return ResponseScorer(model, REPEATS, share_prompt, chunk_size=7, temperature=temperature)
+
+
+def make_learner(
+    tmp_path: Path,
+    policy: PolicyConfig | None = None,
+    accumulation: int = 1,
+    optimizer: OptimizerConfig | None = None,
+    beside: bool = False,
+    dtype: torch.dtype = torch.float32,
+    share_prompt: bool = True,
+    **train: object,
+) -> LocalLearner:
+    config = Config(
+        env=EnvConfig(dataset="arithmetic", num_envs=8, repeats=REPEATS),
+        model=ModelConfig(name="tiny"),
+        train=TrainConfig(gradient_accumulation_steps=accumulation, **train),  # type: ignore[arg-type]
+        policy=policy or PolicyConfig(),
+        optimizer=optimizer or OptimizerConfig(lr=1e-3),
+    )
+    model, frozen = tiny_llama().to(dtype), tiny_llama().to(dtype)
+    scores = scorer(frozen, share_prompt)
+    reference = Reference(scores, REPEATS, beside) if config.policy.uses_reference else None
+    models = Models(model, scorer(model, share_prompt), reference)
+    return LocalLearner(config, models, PolicyWeights(model, named_weights), tmp_path)
