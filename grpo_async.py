@@ -13,7 +13,7 @@ from run.parts import Parts
 
 def train(config: Config, parts: Parts) -> None:
     parts.push_weights()
-    with parts.streaming(keep=parts.learner.wants):
+    with parts.streaming():
         for optimizer_batch in parts.optimizer_batches():
             with parts.monitor.timed("collect"):
                 groups = parts.take()

@@ -159,22 +159,22 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     live.begin("starting")
     import torch
 
+    from envs.chat import Encoder
     from envs.duplicates import distinct_examples
+    from envs.group import Sampling
     from envs.judging.service import RewardService
     from envs.prompt_length import PromptLimit
-    from envs.prompts import PromptSource
+    from envs.prompts import PromptQueue, PromptSource
     from envs.task import make_task
-    from envs.token_env import TokenEnv
     from envs.turns import with_instructions
+    from evaluation.sets import load_sets
     from monitoring.monitor import Monitor
     from monitoring.trackers import close_tracker, make_tracker
     from monitoring.watch import Watch
-    from rollout.collector import EnginePolicy, Rollouts
-    from rollout.engine_views import SharedEngine
-    from rollout.engines.sampler import Sampling
-    from rollout.streaming import PromptQueue
-    from run.engines import build_engine, build_weights, in_turns, make_conversation
-    from run.evaluation import Evaluation, load_sets
+    from rollout.generate import Generation
+    from rollout.loop import EngineLoop
+    from run.engines import build_engine, build_weights, make_conversation
+    from run.evaluation import make_evaluation
     from training.learner import Learner
     from training.model import eos_token_ids, load_model, load_tokenizer
 
@@ -213,13 +213,18 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
     sampling = Sampling(inference.temperature, inference.top_p, inference.top_k, inference.max_tokens)
     rewards = RewardService(task, config.env)
     built.callback(rewards.close)
-    candidates = config.env.candidates
     members = tuple(task.members)
-    env = TokenEnv(prompts.draw, tokenizer, rewards, candidates, prompts.observe, ends, members)
-    generating = in_turns(engine, conversation)
-    shared = SharedEngine(generating)
-    own = shared.view() if eval_sets else generating
-    policy = EnginePolicy(own, sampling, candidates, config.train.seed, inference.request_timeout_s)
+    loop = EngineLoop(engine, inference.request_timeout_s, config.train.wait_timeout_s)
+    generation = Generation(
+        loop,
+        Encoder(tokenizer, ends),
+        loop.judge(rewards),
+        conversation,
+        sampling,
+        config.env.candidates,
+        config.env.repeats,
+        config.train.seed,
+    )
     tracker = make_tracker(config.logging, run_dir, asdict(config))
     if tracker is not None:
         built.callback(close_tracker, tracker, "failed")
@@ -231,7 +236,9 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
         config,
         run_dir,
         learner,
-        Rollouts(env, policy, config.env.repeats, config.policy.filter_attempts, live.stage),
+        engine,
+        loop,
+        generation,
         build_weights(config, model, engine, plan),
         prompts,
         rewards,
@@ -239,9 +246,13 @@ def _build(config: Config, run_dir: Path, overlapped: bool, built: ExitStack) ->
         Watch(config, plan.overlapped),
         generator,
         plan,
+        conversation=conversation,
+        members=members,
     )
     if eval_sets:
-        parts.evaluation = Evaluation(config, plan, eval_sets, tokenizer, shared.view(), monitor, run_dir)
+        parts.evaluation = make_evaluation(
+            config, plan, eval_sets, tokenizer, conversation, loop, monitor, run_dir
+        )
     told += parts.restore(saved) if saved is not None else parts.begin()
     for line in told:
         monitor.say(line)

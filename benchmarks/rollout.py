@@ -27,10 +27,11 @@ sys.path.insert(0, str(ROOT))
 import psutil  # noqa: E402
 import torch  # noqa: E402
 
+from envs.group import Sampling  # noqa: E402
 from plan.model_shape import find_config, kv_cache_bytes, read_shape  # noqa: E402
 from rollout.engines.pool import PoolSettings, RayPool  # noqa: E402
 from rollout.engines.ray_runtime import EnginePlace  # noqa: E402
-from rollout.engines.sampler import Engine, Request, Sampling, generate  # noqa: E402
+from rollout.engines.sampler import Engine, Request, generate  # noqa: E402
 from rollout.engines.vllm_engine import VLLMEngine  # noqa: E402
 from rollout.engines.vllm_settings import VLLMSettings  # noqa: E402
 

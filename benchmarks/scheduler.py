@@ -25,10 +25,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import psutil  # noqa: E402
-
 from rollout.controller import Controller  # noqa: E402
+
+from envs.group import SampledCompletion, Sampling  # noqa: E402
 from rollout.engines.dispatch import Dispatch  # noqa: E402
-from rollout.engines.sampler import Completion, Request, Response, Sampling  # noqa: E402
+from rollout.engines.sampler import Request, Response  # noqa: E402
 from rollout.group_buffer import GroupBuffer  # noqa: E402
 
 GROUPS_PER_WORKER = 4
@@ -118,7 +119,7 @@ class Engines:
             return []
         if not self.dispatch.finish(engine, request_id):
             return []  # it died before
-        return [Response(request_id, [Completion([0], [0.0], [version], "stop")])]
+        return [Response(request_id, [SampledCompletion([0], [0.0], [version], "stop")])]
 
     def kill_one(self) -> None:
         index = self.chance.randrange(len(self.alive))

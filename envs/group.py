@@ -4,8 +4,9 @@ Plain Python, no torch. `rollout.generate.run_group` makes a group and judges it
 nothing of it is thrown away. Tensors are made of it once, by `training.batch`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from envs.task import Completion, Example, Outcome
 
@@ -106,3 +107,35 @@ class Group:
     def version(self) -> int:
         """The oldest policy version that drew one of its tokens."""
         return min(version for one in self.completions for version in one.policy_versions)
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """Those on its completions, in their order."""
+        return [one.verdict for one in self.completions if one.verdict is not None]
+
+    @property
+    def candidates(self) -> list[SampledCompletion]:
+        """All that was generated for the prompt, those that are trained on first."""
+        return self.completions + self.left_out
+
+    @property
+    def success_rate(self) -> float:
+        """Mean success of its candidates, 0 to 1; those that could not be judged do not count."""
+        verdicts = [one.verdict for one in self.candidates if one.verdict is not None and one.verdict.judged]
+        return sum(verdict.success for verdict in verdicts) / max(1, len(verdicts))
+
+    def attempts(self) -> Iterator[dict[str, Any]]:
+        """What became of each completion, for people and files: one JSON object each."""
+        for sample, (one, verdict) in enumerate(zip(self.completions, self.verdicts, strict=True)):
+            yield {
+                "row": self.example.row,
+                "sample": sample,
+                "correct": verdict.success >= 1,
+                "score": verdict.score,
+                "outcome": verdict.outcome,
+                "parts": verdict.parts,
+                "finish_reason": one.finish_reason,
+                "tokens": one.num_drawn,
+                "prompt": self.prompt_text,
+                "completion": one.text,
+            }

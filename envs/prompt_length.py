@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
+from envs.chat import encode_prompts
 from envs.task import Example
-from envs.token_env import encode_prompts
 
 _PREFIX_TOKENS = 8
 _CHARACTERS_PER_TOKEN = 8

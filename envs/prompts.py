@@ -5,7 +5,9 @@ prompts allow. Prompts whose recent success rate lies outside `env.difficulty` a
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from config.env import DifficultyConfig
@@ -162,3 +164,62 @@ class PromptSource:
         self._drawn = dict(state["drawn"])
         self._left_out = set(state["left_out"])
         self._success = dict(state["success"])
+
+
+def _row_data(
+    examples: Sequence[Example], wanted: Sequence[Example]
+) -> dict[tuple[str, int], Mapping[str, Any]]:
+    """The `row_data` of those among the examples that are wanted."""
+    places = {(example.source, example.row) for example in wanted}
+    return {
+        (example.source, example.row): example.row_data
+        for example in examples
+        if (example.source, example.row) in places
+    }
+
+
+class PromptQueue:
+    """A prompt source with a way back: examples that were drawn and not trained on are drawn again first.
+
+    next_group_id: of the group that is begun next.
+    """
+
+    def __init__(self, source: PromptSource) -> None:
+        self.source = source
+        self.returned: deque[Example] = deque()
+        self.next_group_id = 0
+
+    def begin(self, count: int) -> list[tuple[int, Example]]:
+        """The next `count` examples, each with the id of the group that is made of it."""
+        first = self.next_group_id
+        self.next_group_id += count
+        return list(enumerate(self.draw(count), first))
+
+    def draw(self, count: int) -> list[Example]:
+        again = [self.returned.popleft() for _ in range(min(count, len(self.returned)))]
+        return again + self.source.draw(count - len(again))
+
+    def observe(self, example: Example, success: float) -> None:
+        self.source.observe(example, success)
+
+    def state_dict(self, outstanding: list[Example] | None = None) -> dict[str, Any]:
+        """`outstanding`: examples in flight or buffered, to be drawn first after a resume."""
+        waiting = [*(outstanding or []), *self.returned]
+        return {
+            "source": self.source.state_dict(),
+            # Without the row, which may hold what a checkpoint cannot; the data still has it.
+            "returned": [
+                asdict(replace(example, row_data={})) | {"messages": list(example.messages)}
+                for example in waiting
+            ],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.source.load_state_dict(state["source"])
+        returned = [
+            Example(**(fields | {"messages": tuple(fields["messages"])})) for fields in state["returned"]
+        ]
+        rows = _row_data(self.source.examples, returned) if returned else {}
+        self.returned = deque(
+            replace(example, row_data=rows.get((example.source, example.row), {})) for example in returned
+        )

@@ -6,10 +6,11 @@ and encoded again, so what is trained on is what was sampled. The message is a u
 template has those. The reward judges the last turn.
 """
 
+from asyncio import get_running_loop
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Generic, Protocol, TypeVar, overload
+from typing import Protocol, overload
 
 from transformers import PreTrainedTokenizerBase
 
@@ -20,7 +21,6 @@ from envs.mixed import Mixed
 from envs.task import Example
 from envs.tools import instructions, make_tools
 
-Key = TypeVar("Key")
 _MARK = "the-answer-goes-here"
 
 
@@ -98,7 +98,7 @@ def with_instructions(examples: Sequence[Example], env: EnvConfig) -> Sequence[E
     return Instructed(examples, said)
 
 
-class Conversation(Generic[Key]):
+class Conversation:
     """Answers turns in token ids, the slow ones in threads beside generation.
 
     Args:
@@ -122,39 +122,23 @@ class Conversation(Generic[Key]):
         self.max_steps = max_steps
         slow = any(answerer.slow for answerer in answerers)
         self._threads = ThreadPoolExecutor(threads, "answers") if slow else None
-        self._asked: dict[Future[list[int]], Key] = {}
-        self._answered: list[tuple[Key, list[int]]] = []
         self._after("ok")
 
-    @property
-    def waiting(self) -> int:
-        """Turns whose answer has not been fetched."""
-        return len(self._asked) + len(self._answered)
+    async def answer(self, token_ids: Sequence[int], turn: int) -> list[int]:
+        """What is appended to the model's turn number `turn`, from 1, which ended in an end token: the rest of the
+        template's end of the turn, the message, and the beginning of the model's next turn.
 
-    def ask(self, key: Key, token_ids: Sequence[int], turn: int) -> None:
-        """Ask for the answer to the model's turn number `turn`, from 1, which ended in an end token."""
-        if turn >= self.max_steps:
-            self._answered.append((key, []))
-        elif self._threads is not None:
-            self._asked[self._threads.submit(self.answer, token_ids)] = key
-        else:
-            self._answered.append((key, self.answer(token_ids)))
-
-    def answered(self, timeout: float) -> list[tuple[Key, list[int]]]:
-        """(key, token ids to append) of the turns answered by now; no ids: the conversation is over.
-
-        timeout: seconds to wait for one where there is none. What an answerer raised is raised here.
+        No ids: the conversation is over. What an answerer raises is raised here.
         """
-        if self._asked:
-            done, _ = wait(self._asked, 0.0 if self._answered else timeout, "FIRST_COMPLETED")
-            self._answered += [(self._asked.pop(future), future.result()) for future in done]
-        answered, self._answered = self._answered, []
-        return answered
+        if turn >= self.max_steps:
+            return []
+        if self._threads is None:
+            return self.answer_now(token_ids)
+        return await get_running_loop().run_in_executor(self._threads, self.answer_now, token_ids)
 
-    def answer(self, token_ids: Sequence[int]) -> list[int]:
-        """What is appended to a turn that ended in an end token: the rest of the template's end of the turn, the
-        message, and the beginning of the model's next turn. Nothing where the turn holds control tokens before its
-        end: such a completion is `invalid`."""
+    def answer_now(self, token_ids: Sequence[int]) -> list[int]:
+        """As `answer`, of any turn. Nothing where the turn holds control tokens before its end: such a completion is
+        `invalid`."""
         if self.control.inside(token_ids, token_ids[-1:]):
             return []
         (text,) = self.tokenizer.batch_decode([list(token_ids)], skip_special_tokens=True)

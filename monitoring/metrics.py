@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from envs.token_env import LENGTH, OUTCOMES
+from envs.group import FINISH_REASONS, OUTCOMES
 
 _CLOCKS = ("time/", "throughput/", "reward_latency/", "idle/", "canary/seconds")
 
@@ -41,7 +41,7 @@ def rollout_metrics(
         "advantage/std": _std(advantage),
         "length/response_mean": _mean(lengths.double()),
         "length/response_max": float(lengths.max()),
-        "length/truncated": _mean((batch["finish_reason"][:, 0] == LENGTH).double()),
+        "length/truncated": _mean((batch["finish_reason"][:, 0] == FINISH_REASONS.index("length")).double()),
         "sample_utilization": _mean(trained.double()),
         "policy_version": float(policy_version),
     }

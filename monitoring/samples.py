@@ -1,22 +1,18 @@
 """A question with the best and the worst of its answers, for a person to read."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
+from envs.group import Group, SampledCompletion, Verdict
 from envs.task import Example
 
 LONGEST_TEXT, LONGEST_GOLD = 4000, 200
 
 
-def sample_text(step: int, example: Example, attempts: Sequence[Mapping[str, Any]]) -> str:
-    """Several lines.
-
-    attempts: of one group, as `envs.attempts.attempts` gives them.
-    """
-    lines = [f"sample at step {step}", _indented(question(example), 2)]
-    scores = [attempt["score"] for attempt in attempts]
+def sample_text(step: int, group: Group) -> str:
+    """Several lines about a group."""
+    lines = [f"sample at step {step}", _indented(question(group.example), 2)]
+    scores = [verdict.score for verdict in group.verdicts]
     for index in dict.fromkeys((scores.index(max(scores)), scores.index(min(scores)))):
-        lines += [f"  {_headline(attempts[index], example)}", _indented(attempts[index]["completion"], 4)]
+        one, verdict = group.completions[index], group.verdicts[index]
+        lines += [f"  {_headline(one, verdict, group.example)}", _indented(one.text, 4)]
     return "\n".join(lines)
 
 
@@ -28,14 +24,14 @@ def question(example: Example) -> str:
     return "\n".join(f"{message['role']}: {message['content']}" for message in asked)
 
 
-def _headline(attempt: Mapping[str, Any], example: Example) -> str:
+def _headline(one: SampledCompletion, verdict: Verdict, example: Example) -> str:
     """`reward 0.20 (accuracy 0, brief 0.2), 8 tokens, stop; gold 5`"""
-    parts = ", ".join(f"{name} {value:.3g}" for name, value in attempt["parts"].items())
-    outcome = "" if attempt["outcome"] == "scored" else f", {attempt['outcome']}"
+    parts = ", ".join(f"{name} {value:.3g}" for name, value in verdict.parts.items())
+    outcome = "" if verdict.outcome == "scored" else f", {verdict.outcome}"
     gold = _short(" ".join(str(example.answer).split()), LONGEST_GOLD)
     return (
-        f"reward {attempt['score']:.2f}{f' ({parts})' if parts else ''}{outcome}, {attempt['tokens']} tokens, "
-        f"{attempt['finish_reason']}; gold {gold}"
+        f"reward {verdict.score:.2f}{f' ({parts})' if parts else ''}{outcome}, {one.num_drawn} tokens, "
+        f"{one.finish_reason}; gold {gold}"
     )
 
 

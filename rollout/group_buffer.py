@@ -35,6 +35,7 @@ class GroupBuffer(Generic[Group]):
     batches_per_version: batches between two weight pushes. capacity: groups that may be ready and not taken.
     keep_order: consume in admission order (`train.stale_groups=wait`), else in order of completion (`drop`).
     first_batch: batches that earlier parts of a resumed run have trained on.
+    made_room: called where groups were taken, or a version was pushed: more groups may start now.
     """
 
     batch_groups: int
@@ -44,6 +45,7 @@ class GroupBuffer(Generic[Group]):
     keep_order: bool
     first_batch: int = 0
     version: int = 0
+    made_room: Callable[[], None] = lambda: None
     admitted: int = 0
     taken: int = 0
     dropped: int = 0
@@ -116,6 +118,14 @@ class GroupBuffer(Generic[Group]):
 
     def take_now(self, give_back: Callable[[Group], None]) -> list[Group] | None:
         """As `take`, but None where it would wait."""
+        had = self.taken
+        try:
+            return self._take_now(give_back)
+        finally:
+            if self.taken > had:
+                self.made_room()
+
+    def _take_now(self, give_back: Callable[[Group], None]) -> list[Group] | None:
         with self._changed:
             while len(self._batch) < self.batch_groups:
                 if not self._ready or (self.keep_order and self._ready[0][0] != self.taken):
@@ -146,6 +156,7 @@ class GroupBuffer(Generic[Group]):
             self.version = version
             self._unplanned = version - self._planned((self.taken - self.dropped) // self.batch_groups)
             self._changed.notify_all()
+        self.made_room()
 
     def fail(self, error: BaseException) -> None:
         """The producing thread ended with an error: `take` raises it."""

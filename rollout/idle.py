@@ -31,6 +31,19 @@ class IdleClock:
                 self._count(self._clock())
                 self._since = None
 
+    @contextmanager
+    def interrupted(self) -> Iterator[None]:
+        """Something is done in an idle span, if this is one: the span goes on afterwards."""
+        with self._lock:
+            was_idle = self._since is not None
+            self._count(self._clock())
+            self._since = None
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._since = self._clock() if was_idle else None
+
     def share(self) -> float:
         """Share of the time since the last question, or since the start, that was idle; from 0 to 1."""
         with self._lock:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -29,7 +29,6 @@ from rollout.engines.sampler import Engine
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.engines.vllm_settings import AdapterShape, VLLMSettings
-from rollout.turns import TurnEngine
 from rollout.weights.canary import Canary, Tolerance, canary_sequences
 from rollout.weights.outgoing import Outgoing, adapter_weights, named_weights
 from rollout.weights.transports import InProcess, Transport
@@ -98,16 +97,11 @@ def engine_places(plan: Plan) -> list[EnginePlace]:
     return places
 
 
-def make_conversation(config: Config, tokenizer: PreTrainedTokenizerBase) -> Conversation[Any] | None:
+def make_conversation(config: Config, tokenizer: PreTrainedTokenizerBase) -> Conversation | None:
     """What answers between turns; None where a completion has but one."""
     if config.env.max_steps == 1:
         return None
     return Conversation(tokenizer, make_answerers(config.env), config.env.max_steps)
-
-
-def in_turns(engine: Engine, conversation: Conversation[Any] | None) -> Engine:
-    """The engine that rollouts drive; weights go to the one inside."""
-    return engine if conversation is None else TurnEngine(engine, conversation)
 
 
 def adapter_shape(config: Config, model: PreTrainedModel | None) -> AdapterShape | None:

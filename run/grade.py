@@ -16,7 +16,8 @@ from typing import Any, TextIO
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.data import local_rows, shown
-from envs.judging.service import RewardService, Scored
+from envs.group import Verdict as Scored
+from envs.judging.service import RewardService
 from envs.task import Completion, Example, checked_examples, make_task
 
 PORTION = 512

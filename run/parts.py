@@ -1,13 +1,13 @@
 """What a schedule works with: the parts of a run and the moves that grpo.py and grpo_async.py are made of.
 
-    iterations ─▶ rollouts.collect | take ─▶ learner ─▶ optimized ─▶ push_weights ─▶ iteration_done
+    iterations ─▶ collect | take ─▶ learner ─▶ optimized ─▶ push_weights ─▶ iteration_done
 
 Built by `grpo_utils.build`, closed by `grpo_utils.run`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +20,20 @@ if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line 
     import torch
     from tensordict import TensorDictBase
 
+    from envs.group import Group
     from envs.judging.service import RewardService
+    from envs.prompts import PromptQueue
+    from envs.turns import Conversation
+    from evaluation.evaluation import Evaluation
     from monitoring.monitor import Monitor
     from monitoring.watch import Watch
     from plan.plan import Plan
-    from rollout.collector import Keep, Rollouts
-    from rollout.streaming import PromptQueue, Stream
+    from rollout.collect import Wants
+    from rollout.engines.sampler import Engine
+    from rollout.generate import Generation
+    from rollout.loop import EngineLoop
+    from rollout.stream import Stream
     from run.engines import Weights
-    from run.evaluation import Evaluation
     from run.resume import Saved
     from training.learner import Learner, StepReport
 
@@ -37,6 +43,7 @@ class Parts:
     """Everything a schedule needs. Built by `build`, closed by `run`.
 
     plan: who lives where. Where it is overlapped, iterations count the learner's batches.
+    groups: those of the present batch. members: the data sets of a mixture.
     leaving: this iteration is the last, for a stop was requested before its checkpoint.
     evaluated: the evaluation that was due last has been done, or none was.
     """
@@ -44,7 +51,9 @@ class Parts:
     config: Config
     run_dir: Path
     learner: "Learner"
-    rollouts: "Rollouts"
+    engine: "Engine"
+    loop: "EngineLoop"
+    generation: "Generation"
     weights: "Weights"
     prompts: "PromptQueue"
     rewards: "RewardService"
@@ -58,6 +67,9 @@ class Parts:
     first_iteration: int = 0
     last_iteration: int = 0
     pushed_at_step: int = 0
+    conversation: "Conversation | None" = None
+    members: tuple[str, ...] = ()
+    groups: "list[Group]" = field(default_factory=list)
     stream: "Stream | None" = None
     evaluation: "Evaluation | None" = None
 
@@ -80,13 +92,13 @@ class Parts:
             yield iteration
 
     @contextmanager
-    def streaming(self, keep: "Keep | None" = None) -> Iterator[None]:
-        """grpo_async.py: generation runs beside the block, in a thread of its own; `keep` as in `collect`."""
+    def streaming(self) -> Iterator[None]:
+        """grpo_async.py: generation runs beside the block, in a thread of its own."""
         from rollout.group_buffer import GroupBuffer
-        from rollout.streaming import Stream
+        from rollout.stream import Stream
 
         train, groups = self.config.train, self.config.optim_batch_groups
-        buffer: Any = GroupBuffer(
+        buffer: GroupBuffer[Group] = GroupBuffer(
             batch_groups=groups,
             max_age=train.max_policy_age,
             batches_per_version=self.config.batches_per_version,
@@ -96,24 +108,49 @@ class Parts:
             version=self.weights.version,
         )
         in_flight = self.config.env.num_envs * len(self.plan.devices.engines)
-        if not self.config.policy.dynamic_batching:
-            keep = None  # it would keep every group, and could only say so of tensors
-        with Stream(self.rollouts, self.prompts, buffer, in_flight, train.wait_timeout_s, keep) as stream:
+        with Stream(
+            self.loop,
+            self.generation,
+            self.prompts,
+            buffer,
+            in_flight,
+            train.wait_timeout_s,
+            self._wants(),
+            self.config.policy.filter_attempts,
+        ) as stream:
             self.stream = stream
             yield
         self.stream = None
 
+    def _wants(self) -> "Wants | None":
+        """Dynamic sampling, where it is asked for."""
+        if not self.config.policy.dynamic_batching:
+            return None
+        from training.batch import collate
+
+        return lambda group: bool(self.learner.wants(collate([group])))
+
     def collect(self) -> "TensorDictBase":
         """grpo.py: the groups of one iteration. Engines that share the learner's GPUs sleep afterwards."""
-        groups = self.rollouts.collect(self.config.prompts_per_iteration, keep=self.learner.wants)
+        from rollout.collect import Collector
+        from training.batch import collate
+
+        attempts = self.config.policy.filter_attempts
+        collector = Collector(
+            self.loop, self.generation, self.prompts, self._wants(), attempts, self.monitor.live.stage
+        )
+        self.groups = collector.collect(self.config.prompts_per_iteration)
         self.weights.rest_engines()
-        return groups
+        return collate(self.groups, self.members)
 
     def take(self) -> "TensorDictBase":
         """grpo_async.py: the next batch of finished groups, none too old; adds age int64 [N, R]."""
+        from training.batch import collate
+
         assert self.stream is not None, "take() belongs inside streaming()"
         stream = self.stream
-        batch = stream.take(meanwhile=self._while_waiting)
+        self.groups = stream.take(meanwhile=self._while_waiting)
+        batch = collate(self.groups, self.members)
         batch["age"] = self.weights.version - batch["policy_version"]
         self.monitor.note(
             {
@@ -137,10 +174,8 @@ class Parts:
     def push_weights(self) -> None:
         """Learner to engines; beside running generation the push happens between two engine steps."""
         with self.monitor.timed("push"):
-            if self.stream is None:
-                self.monitor.note(self._push())
-            else:
-                self.monitor.note(self.stream.call(self._push))
+            self.monitor.note(self.loop.call(self._push))
+            if self.stream is not None:
                 self.stream.buffer.pushed(self.weights.version)
             self.pushed_at_step = self.learner.optimizer_steps
 
@@ -149,9 +184,8 @@ class Parts:
         if not self.weights.requested.is_set():
             return
         self.weights.requested.clear()
-        assert self.stream is not None
         if self.learner.optimizer_steps == self.pushed_at_step:
-            self.stream.call(self.weights.push_again)
+            self.loop.call(self.weights.push_again)
         else:
             self.push_weights()  # between two pushes (weight_update_frequency): a version before its time
 
@@ -159,7 +193,8 @@ class Parts:
         """What is generated from now on has the new weights and the temperature of this part of the run."""
         steps = self.config.total_optimizer_steps - self.config.optimizer_steps_per_iteration
         progress = self.learner.optimizer_steps / max(steps, 1)
-        self.rollouts.policy.set_temperature(self.config.inference_model.temperature_at(progress))
+        temperature = self.config.inference_model.temperature_at(progress)
+        self.generation.sampling = replace(self.generation.sampling, temperature=temperature)
         return self.weights.push()
 
     def minibatches(self, batch: "TensorDictBase") -> Iterator["TensorDictBase"]:
@@ -189,19 +224,12 @@ class Parts:
         self._tell_of_groups_unwanted(batch)
         every = self.config.logging.sample_frequency
         if every and (iteration % every == 0 or iteration == 1):
-            self._show(batch[-self.config.env.repeats :])
+            from monitoring.samples import sample_text
 
-    def _show(self, group: "TensorDictBase") -> None:
-        from envs.attempts import attempts
-        from monitoring.samples import sample_text
-
-        env = self.rollouts.env
-        example = env.judged_examples[int(group["group_id"][0, 0])]
-        found = list(attempts(example, group, env))
-        self.monitor.say(sample_text(self.monitor.optimizer_step, example, found))
+            self.monitor.say(sample_text(self.monitor.optimizer_step, self.groups[-1]))
 
     def _tell_of_groups_unwanted(self, batch: "TensorDictBase") -> None:
-        from envs.verdicts import judged
+        from training.batch import judged
 
         wanted, policy = self.learner.wants(batch), self.config.policy
         judgeable = judged(batch).view(len(wanted), -1).any(1)
@@ -227,16 +255,18 @@ class Parts:
             return
         if iteration == self.last_iteration and self.stream is not None and not self.push_due(iteration):
             self.push_weights()
-        tables = self.evaluation.run(iteration, self._in_engine_thread, lambda: self.stop.requested)
+        from run.evaluation import evaluate
+
+        self._push_if_requested()
+        tables = evaluate(
+            self.evaluation, self.monitor, iteration, self.engine.policy_version, self._given_up
+        )
         self.evaluated = bool(tables)
         for table in tables:
             self.monitor.say(table)
 
-    def _in_engine_thread(self, function: Callable[[], Any]) -> Any:
-        if self.stream is None:
-            return function()
-        self._push_if_requested()
-        return self.stream.call(function)
+    def _given_up(self) -> bool:
+        return self.stop.requested
 
     def checkpoint(self, iteration: int) -> None:
         from training.checkpoint import checkpoint_path, random_state, save_checkpoint
@@ -251,7 +281,7 @@ class Parts:
             "generator": self.generator.get_state(),
             "random": random_state(),
             "config": asdict(self.config),
-            **(self._prompt_state() if self.stream is None else self.stream.call(self._prompt_state)),
+            **self.loop.call(self._prompt_state),
         }
         save_checkpoint(checkpoint_path(self.run_dir, iteration), state, self.config.train.keep_checkpoints)
 
@@ -259,7 +289,7 @@ class Parts:
         outstanding = self.stream.outstanding() if self.stream is not None else []
         return {
             "prompts": self.prompts.state_dict(outstanding),
-            "next_group_id": self.rollouts.env.next_group_id,
+            "next_group_id": self.prompts.next_group_id,
         }
 
     def begin(self) -> list[str]:
@@ -283,7 +313,7 @@ class Parts:
             raise ConfigError(f"train.resume={saved.path}: {error}") from error
         self.first_iteration = state["iteration"]
         self.evaluated = state["evaluated"]
-        self.rollouts.env.next_group_id = state["next_group_id"]
+        self.prompts.next_group_id = state["next_group_id"]
         self.weights.version = state["policy_version"] - 1
         self.generator.set_state(state["generator"])
         restore_random_state(state["random"])
@@ -297,4 +327,7 @@ class Parts:
         with ExitStack() as ending:  # from the last to the first, each even where another one fails
             ending.callback(self.monitor.close, outcome)
             ending.callback(self.rewards.close)
-            ending.callback(self.rollouts.policy.engine.close)
+            ending.callback(self.engine.close)
+            if self.conversation is not None:
+                ending.callback(self.conversation.close)
+            ending.callback(self.loop.close)

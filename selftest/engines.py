@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from envs.group import SampledCompletion, Sampling
 from grpo_utils import build, torch_devices
 from plan.machine import this_machine
 from plan.plan import make_plan
 from rollout.engines.pool import RayPool
-from rollout.engines.sampler import Completion, Engine, Request, Sampling, generate
+from rollout.engines.sampler import Engine, Request, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from run.engines import build_engine, learner_scores
 from run.parts import Parts
@@ -56,7 +57,7 @@ def drawn_gap(model: nn.Module, engine: Engine, sampling: Sampling) -> torch.Ten
 
 
 @torch.no_grad()
-def expected(model: nn.Module, request: Request, completion: Completion) -> torch.Tensor:
+def expected(model: nn.Module, request: Request, completion: SampledCompletion) -> torch.Tensor:
     """The learner's log-probs of a completion's tokens, of the distribution that `request` draws from."""
     sampling, count = request.sampling, len(completion.token_ids)
     if sampling.top_p == 1 and not sampling.top_k:

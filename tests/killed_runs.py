@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import rollout.streaming  # noqa: F401
 import torch
 import transformers.models.llama.modeling_llama  # noqa: F401
 
 import grpo_async
-import rollout.streaming  # noqa: F401
 import run.engines
 import run.evaluation
 import training.learner  # noqa: F401

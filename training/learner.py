@@ -17,8 +17,6 @@ from torch import nn
 
 from config.errors import DeadlineError, RunError
 from config.schema import Config
-from envs.token_env import STOP
-from envs.verdicts import judged, success
 from training.advantage import (
     group_advantage,
     groups_in_range,
@@ -26,6 +24,7 @@ from training.advantage import (
     reward_kl,
     rows_in_loss,
 )
+from training.batch import STOP, judged, success
 from training.forward import ResponseScorer, score_all
 from training.loss import BatchTotals, objective
 from training.loss_metrics import Metrics, finalize_metrics, merge_metrics

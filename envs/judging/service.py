@@ -21,10 +21,11 @@ import numpy as np
 
 from config.env import EnvConfig
 from config.errors import ConfigError, DeadlineError
+from envs.group import Verdict as Scored
 from envs.judging.pool import NurseryDied, Pool, Worker
 from envs.judging.worker import CRASHED, IDLE, Judge, Verdict, judged_here
 from envs.rewards import judges_in_process, least_score
-from envs.task import Completion, Example, Outcome, Task
+from envs.task import Completion, Example, Task
 
 LARGEST_BATCH = 128
 BATCHES_AHEAD = 2
@@ -53,16 +54,6 @@ class _Loss:
     def of(cls, worker: Worker, reason: str) -> "_Loss":
         """One reading, since the worker may go on to its next verification before it is ended."""
         return cls(*worker.running(), list(worker.unanswered), reason)
-
-
-@dataclass(frozen=True)
-class Scored:
-    """A verdict with the seconds it took."""
-
-    score: float
-    parts: dict[str, float]
-    outcome: Outcome
-    seconds: float
 
 
 @dataclass

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from rollout.engines.sampler import Sampling
+from envs.group import Sampling
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 

@@ -1,7 +1,7 @@
-"""What a rollout engine is: token ids in, token ids and log-probs out. No model code here.
+"""What draws tokens: token ids in, token ids and log-probs out. No model code here.
 
-Every engine (transformers, vLLM, the pool of either) speaks this protocol, so whoever drives rollouts
-never knows which one it drives:
+A `Sampler` is awaited. Every engine of this project (transformers, vLLM, the pool of either) is a `SteppedEngine`
+instead, which `rollout.loop.EngineLoop` turns into a sampler, so whoever makes groups never knows which one draws:
 
     engine.submit(request)          any number of times, at any moment
     engine.step() -> responses      advance; whole requests come back as they finish, in any order
@@ -9,30 +9,19 @@ never knows which one it drives:
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
 from config.errors import DeadlineError
-
-FinishReason = Literal["stop", "length", "abort"]
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn. `top_k=0` and `top_p=1` mean the full vocabulary; `temperature=0` is greedy."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    max_tokens: int = 256
+from envs.group import SampledCompletion, Sampling
 
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt whose `n` completions are wanted: one group.
+    """One prompt whose `n` completions are wanted.
 
     `seed` fixes every random draw of the request: equal seeds and weights give equal tokens, whatever else
     is in the batch.
@@ -46,43 +35,32 @@ class Request:
 
 
 @dataclass
-class Completion:
-    """One sampled answer.
-
-    token_ids: the sampled ids, the end-of-sequence token included where one was drawn.
-    log_probs: one a token, of the distribution it was sampled from (after temperature, top-p and top-k).
-    policy_versions: one a token, the version of the weights that drew it.
-    finish_reason: "stop" (end of sequence drawn), "length" (max_tokens reached), "abort".
-    sampled: one a token, false where the environment wrote it (rollout/turns.py); None: all were drawn.
-    """
-
-    token_ids: list[int]
-    log_probs: list[float]
-    policy_versions: list[int]
-    finish_reason: FinishReason
-    sampled: list[bool] | None = None
-
-
-@dataclass
 class Response:
     """A finished request: its `n` completions, in sampling order."""
 
     request_id: int
-    completions: list[Completion]
+    completions: list[SampledCompletion]
 
 
-class Engine(Protocol):
-    @property
-    def policy_version(self) -> int:
-        """Version of the weights that the next token will be drawn with."""
+class Sampler(Protocol):
+    """Draws completions for whoever awaits them; any number of requests at a time."""
+
+    async def generate(self, request: Request) -> list[SampledCompletion]:
+        """The `n` completions of one request, in sampling order."""
         ...
+
+
+class SteppedEngine(Protocol):
+    """An engine that advances only when it is told to."""
 
     @property
     def in_flight(self) -> int:
         """Requests submitted and not yet returned."""
         ...
 
-    def submit(self, request: Request) -> None: ...
+    def submit(self, request: Request) -> None:
+        """Raises ValueError for an id that is in flight."""
+        ...
 
     def step(self, timeout: float) -> list[Response]:
         """Advance generation; return the requests that finished (often none).
@@ -90,6 +68,17 @@ class Engine(Protocol):
         timeout: seconds that a remote engine may wait for something to finish; an engine in this process
         draws one token for every running request and ignores it.
         """
+        ...
+
+    def close(self) -> None: ...
+
+
+class Engine(SteppedEngine, Protocol):
+    """A stepped engine whose weights are the learner's."""
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights that the next token will be drawn with."""
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
@@ -100,11 +89,9 @@ class Engine(Protocol):
         """Log-prob of every token but the first given its prefix, at temperature 1, full vocabulary."""
         ...
 
-    def close(self) -> None: ...
 
-
-def answers(engine: Engine, requests: Sequence[Request], timeout: float = 600.0) -> Iterator[list[Response]]:
-    """Submit all requests; their responses in the portions in which they finish.
+def generate(engine: SteppedEngine, requests: Sequence[Request], timeout: float = 600.0) -> list[Response]:
+    """Submit all requests and wait for all of them; responses in the order of the requests.
 
     timeout: seconds that the engine may work without finishing any.
 
@@ -113,26 +100,17 @@ def answers(engine: Engine, requests: Sequence[Request], timeout: float = 600.0)
     """
     for request in requests:
         engine.submit(request)
-    missing = len(requests)
+    finished: dict[int, Response] = {}
     deadline = time.monotonic() + timeout
-    while missing:
+    while len(finished) < len(requests):
         responses = engine.step(timeout=min(1.0, timeout))
         if responses:
-            missing -= len(responses)
+            finished |= {response.request_id: response for response in responses}
             deadline = time.monotonic() + timeout
-            yield responses
         elif time.monotonic() > deadline:
+            missing = len(requests) - len(finished)
             raise DeadlineError(
                 f"the rollout waited {timeout:.0f} s for the engine to finish any of {missing} of "
                 f"{len(requests)} requests"
             )
-
-
-def generate(engine: Engine, requests: Sequence[Request], timeout: float = 600.0) -> list[Response]:
-    """Submit all requests and wait for all of them; responses in the order of the requests. Raises as above."""
-    finished = {
-        response.request_id: response
-        for responses in answers(engine, requests, timeout)
-        for response in responses
-    }
     return [finished[request.request_id] for request in requests]

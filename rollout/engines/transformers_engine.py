@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from envs.group import FinishReason, SampledCompletion
 from rollout.engines.draw import Filter, draw, row_seeds
-from rollout.engines.sampler import Completion, FinishReason, Request, Response
+from rollout.engines.sampler import Request, Response
 from rollout.engines.slot_cache import SlotCache
 
 _SHRINK_BELOW = 0.75  # rows are compacted when fewer than this share still run: copying costs, idling too
@@ -29,7 +30,7 @@ class _Row:
 
     request: Request
     seed: int
-    completion: Completion = field(default_factory=lambda: Completion([], [], [], "abort"))
+    completion: SampledCompletion = field(default_factory=lambda: SampledCompletion([], [], [], "abort"))
     done: bool = False
 
     @property

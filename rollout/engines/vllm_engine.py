@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from config.errors import ConfigError, DeadlineError
-from rollout.engines.sampler import Completion, FinishReason, Request, Response, Sampling
+from envs.group import FinishReason, SampledCompletion, Sampling
+from rollout.engines.sampler import Request, Response
 from rollout.engines.vllm_arguments import engine_arguments
 from rollout.engines.vllm_settings import (
     VLLMSettings,
@@ -45,7 +46,7 @@ class _Group:
     """One submitted request and what has been drawn for it."""
 
     request: Request
-    completions: list[Completion]
+    completions: list[SampledCompletion]
     unfinished: set[int] = field(default_factory=set)
 
 
@@ -114,7 +115,7 @@ class VLLMEngine:
             )
         if request.request_id in self._groups:
             raise ValueError(f"request {request.request_id} is already in flight")
-        completions = [Completion([], [], [], "abort") for _ in range(request.n)]
+        completions = [SampledCompletion([], [], [], "abort") for _ in range(request.n)]
         self._groups[request.request_id] = _Group(request, completions, set(range(request.n)))
         if self.settings.update == "abort":
             for index in range(request.n):

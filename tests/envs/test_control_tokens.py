@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from envs.attempts import attempts
+from envs.token_env import OUTCOMES, Prompted, TokenEnv, encode_prompts
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.attempts import attempts
 from envs.control_tokens import ControlTokens, control_tokens
 from envs.judging.service import RewardService
 from envs.prompt_length import PromptLimit
 from envs.task import Completion, Example, Reward, Task
-from envs.token_env import OUTCOMES, Prompted, TokenEnv, encode_prompts
 from envs.tools import Tool
 from envs.turns import Conversation
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rollout.streaming import PromptQueue
 from transformers import AutoTokenizer
 
 from config.env import TOOLS, EnvConfig
@@ -20,7 +21,6 @@ from envs.prompts import PromptSource
 from envs.task import Completion, make_task
 from envs.tools import find_tools, instructions, make_tools
 from envs.turns import Conversation, make_answerers, with_instructions
-from rollout.streaming import PromptQueue
 from tests.scripts import ROOT, configured, rows
 
 HERE = "tests.envs.own_code"

@@ -1,5 +1,6 @@
-from envs.task import Example
 from evaluation.problems import choose_problems
+
+from envs.task import Example
 from tests.tiny import numbered_examples
 
 

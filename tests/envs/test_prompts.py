@@ -1,10 +1,10 @@
 import pytest
+from rollout.streaming import PromptQueue
 
 from config.env import DifficultyConfig
 from config.errors import ConfigError
 from envs.mixed import Mixed
 from envs.prompts import PromptSource
-from rollout.streaming import PromptQueue
 from tests.tiny import numbered_examples
 
 

@@ -4,12 +4,12 @@ import itertools
 
 import pytest
 import torch
-
-from envs.prompt_length import PromptLimit
-from envs.task import Example
 from envs.token_env import TokenEnv
 from rollout.collector import EnginePolicy, Rollouts
-from rollout.engines.sampler import Sampling
+
+from envs.group import Sampling
+from envs.prompt_length import PromptLimit
+from envs.task import Example
 from rollout.engines.transformers_engine import TransformersEngine
 from tests.tiny import EOS, LengthReward, LetterTokenizer, numbered_examples, tiny_llama
 

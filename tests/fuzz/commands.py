@@ -11,8 +11,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpo
 import rollout.streaming  # noqa: F401
+
+import grpo
 import run.engines
 import run.evaluation  # noqa: F401
 import training.learner  # noqa: F401

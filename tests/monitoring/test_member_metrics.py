@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from envs.token_env import OUTCOMES
+from rollout.collector import collate
 from tensordict import TensorDict
 
-from envs.token_env import OUTCOMES
 from monitoring.metrics import member_metrics, rollout_metrics
-from rollout.collector import collate
 from rollout.selection import in_place_of, totals
 
 NAMES = ("sums", "words", "puzzles")

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from config.errors import ConfigError
-from rollout.engines.sampler import Completion, Request, Response
+from envs.group import SampledCompletion
+from rollout.engines.sampler import Request, Response
 
 
 class CountingEngine:
@@ -34,8 +35,8 @@ class CountingEngine:
         requests, self.requests = self.requests, []
         return [Response(r.request_id, self._complete(r)) for r in requests]
 
-    def _complete(self, request: Request) -> list[Completion]:
-        one = Completion([request.seed], [0.0], [self.policy_version], "length")
+    def _complete(self, request: Request) -> list[SampledCompletion]:
+        one = SampledCompletion([request.seed], [0.0], [self.policy_version], "length")
         return [one for _ in range(request.n)]
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 
 from rollout.controller import Controller
-from rollout.engines.sampler import Completion, Request, Response, Sampling
+
+from envs.group import SampledCompletion, Sampling
+from rollout.engines.sampler import Request, Response
 from rollout.group_buffer import GroupBuffer
 
 
@@ -56,7 +58,9 @@ def request(number: int) -> Request:
 
 def response(number: int, *versions: list[int]) -> Response:
     """An answer of one completion for each list of its tokens' versions."""
-    return Response(number, [Completion([7] * len(of), [0.0] * len(of), of, "stop") for of in versions])
+    return Response(
+        number, [SampledCompletion([7] * len(of), [0.0] * len(of), of, "stop") for of in versions]
+    )
 
 
 def controlled(

@@ -5,8 +5,9 @@ import random
 import pytest
 
 from benchmarks.scheduler import Simulation
+from envs.group import Sampling
 from rollout.engines.dispatch import Assigned, Dispatch
-from rollout.engines.sampler import Request, Sampling
+from rollout.engines.sampler import Request
 
 
 def request(number: int, n: int = 1) -> Request:

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-
 from envs.token_env import TokenEnv
 from rollout.collector import EnginePolicy, Rollouts
 from rollout.engine_views import EngineView, SharedEngine
-from rollout.engines.sampler import Request, Sampling, generate
-from rollout.engines.transformers_engine import TransformersEngine
 from rollout.evaluator import FIRST_GROUP_ID, Evaluator
+
+from envs.group import Sampling
+from rollout.engines.sampler import Request, generate
+from rollout.engines.transformers_engine import TransformersEngine
 from tests.tiny import EOS, Judged, LengthReward, LetterTokenizer, numbered_examples, tiny_llama
 
 

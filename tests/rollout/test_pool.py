@@ -19,10 +19,11 @@ import ray
 import torch
 
 from config.errors import ConfigError
+from envs.group import Sampling
 from plan.machine import installed_vllm
 from rollout.engines.pool import EngineLost, PoolSettings, RayPool
 from rollout.engines.ray_runtime import EnginePlace, start_ray
-from rollout.engines.sampler import Engine, Request, Response, Sampling, generate
+from rollout.engines.sampler import Engine, Request, Response, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from tests.processes import engine_processes, wait_until_gone
 from tests.rollout import pool_engines

@@ -19,7 +19,8 @@ RUN = """
 import sys, time
 from functools import partial
 import torch
-from rollout.engines.sampler import Request, Sampling
+from envs.group import Sampling
+from rollout.engines.sampler import Request
 from rollout.engines.pool import PoolSettings, RayPool
 from rollout.engines.ray_runtime import EnginePlace
 from tests.rollout.pool_engines import CountingEngine

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from tensordict import TensorDict, TensorDictBase
-
 from envs.verdicts import judged, success
 from rollout.collector import EnginePolicy, Rollouts, collate
-from rollout.engines.sampler import Sampling
+from tensordict import TensorDict, TensorDictBase
+
+from envs.group import Sampling
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.selection import choose_balanced, totals
 from tests.tiny import EOS, LengthReward, LetterTokenizer, numbered_examples, tiny_llama

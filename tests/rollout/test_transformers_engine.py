@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from envs.group import SampledCompletion, Sampling
 from rollout.engines.draw import Filter, draw, uniforms
-from rollout.engines.sampler import Completion, Request, Response, Sampling, generate
+from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.transformers_engine import TransformersEngine
 from tests.tiny import EOS, VOCABULARY, tiny_llama
 
@@ -18,7 +19,7 @@ def requests(count: int, n: int = 4, **sampling: float) -> list[Request]:
 
 
 def fresh_log_probs(
-    model: torch.nn.Module, request: Request, completion: Completion, settings: Filter
+    model: torch.nn.Module, request: Request, completion: SampledCompletion, settings: Filter
 ) -> torch.Tensor:
     """Log-probs of a completion's tokens by one forward pass over the whole sequence."""
     ids = torch.tensor([[*request.prompt, *completion.token_ids]])
@@ -48,7 +49,9 @@ def test_equal_seeds_give_equal_tokens_whatever_else_runs() -> None:
     crowded = generate(TransformersEngine(model, [EOS], max_num_seqs=4), requests(8))
     assert [a.completions for a in together] == [
         [
-            Completion(c.token_ids, pytest.approx(c.log_probs, abs=1e-5), c.policy_versions, c.finish_reason)
+            SampledCompletion(
+                c.token_ids, pytest.approx(c.log_probs, abs=1e-5), c.policy_versions, c.finish_reason
+            )
             for c in b.completions
         ]
         for b in crowded

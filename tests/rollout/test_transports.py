@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from envs.group import Sampling
 from plan.machine import installed_vllm
-from rollout.engines.sampler import Request, Response, Sampling
+from rollout.engines.sampler import Request, Response
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.weights.outgoing import Outgoing, Part, named_weights
 from rollout.weights.transports import InProcess, Layout, MappedWeights, SharedMemory

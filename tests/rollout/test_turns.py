@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from envs.token_env import TokenEnv
+from rollout.collector import EnginePolicy, Rollouts
+from rollout.turns import TurnEngine
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from config.schema import ModelConfig
+from envs.group import Sampling
 from envs.task import Completion, Example, Reward
-from envs.token_env import TokenEnv
 from envs.turns import Conversation, ThinkAgain
-from rollout.collector import EnginePolicy, Rollouts
-from rollout.engines.sampler import Request, Response, Sampling, generate
+from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.transformers_engine import TransformersEngine
-from rollout.turns import TurnEngine
 from tests.tiny import ImmediateRewards
 from training.forward import ResponseScorer
 from training.model import load_model

@@ -12,7 +12,8 @@ from unittest import mock
 import pytest
 import torch
 
-from rollout.engines.sampler import Request, Response, Sampling, generate
+from envs.group import Sampling
+from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from tests.rollout.conftest import StartEngine, tiny_llama
 

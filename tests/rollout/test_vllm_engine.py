@@ -8,8 +8,9 @@ import torch
 from transformers import LlamaForCausalLM
 
 from config.errors import ConfigError
+from envs.group import SampledCompletion, Sampling
 from rollout import vllm_settings as settings_module
-from rollout.engines.sampler import Completion, Request, Response, Sampling, generate
+from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.engines.vllm_settings import AdapterShape, check_version, process_state_kept
 from tests.rollout.conftest import EOS, MAX_LEN, VOCAB, StartEngine, tiny_llama
@@ -35,7 +36,9 @@ def log_probs(model: LlamaForCausalLM, sequence: list[int], temperature: float =
     return (model(torch.tensor([sequence])).logits[0] / temperature).log_softmax(-1)
 
 
-def token_log_probs(model: LlamaForCausalLM, prompt: list[int], completion: Completion) -> torch.Tensor:
+def token_log_probs(
+    model: LlamaForCausalLM, prompt: list[int], completion: SampledCompletion
+) -> torch.Tensor:
     sequence = prompt + completion.token_ids
     rows = log_probs(model, sequence)[len(prompt) - 1 : -1]
     return rows.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]

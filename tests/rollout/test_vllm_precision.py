@@ -4,8 +4,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from envs.group import Sampling
 from rollout import vllm_arguments
-from rollout.engines.sampler import Request, Sampling, generate
+from rollout.engines.sampler import Request, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from tests.rollout.conftest import StartEngine, tiny_llama
 from training.engine_arithmetic import computing_in, learner_scores

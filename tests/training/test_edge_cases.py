@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from envs.token_env import TokenEnv
+from rollout.collector import EnginePolicy, Rollouts
 from tensordict import TensorDictBase
 from transformers import LlamaForCausalLM
 
@@ -14,10 +16,8 @@ from config.inference import InferenceModelConfig
 from config.optimizer import OptimizerConfig
 from config.policy import PRESETS, PolicyConfig, load_policy
 from config.schema import Config, ModelConfig, TrainConfig
+from envs.group import Sampling
 from envs.task import Completion, Example, Reward
-from envs.token_env import TokenEnv
-from rollout.collector import EnginePolicy, Rollouts
-from rollout.engines.sampler import Sampling
 from rollout.engines.transformers_engine import TransformersEngine
 from tests.tiny import EOS, ImmediateRewards, LetterTokenizer, numbered_examples, tiny_llama
 from training.forward import ResponseScorer

@@ -1,9 +1,9 @@
 import pytest
 import torch
+from rollout.collector import EnginePolicy, Rollouts, collate
 from tensordict import TensorDict
 
-from rollout.collector import EnginePolicy, Rollouts, collate
-from rollout.engines.sampler import Sampling
+from envs.group import Sampling
 from rollout.engines.transformers_engine import TransformersEngine
 from tests.tiny import EOS, LengthReward, LetterTokenizer, numbered_examples, tiny_llama
 from training.forward import ResponseScorer, trim

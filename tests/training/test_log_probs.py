@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from envs.group import Sampling
 from rollout.engines.draw import Filter
-from rollout.engines.sampler import Sampling
 from training import log_probs
 from training.log_probs import selected_log_probs
 

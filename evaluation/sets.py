@@ -1,0 +1,91 @@
+"""The sets of an evaluation, `eval.sets`: distinct prompts, the same in every run."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from config.env import EnvConfig
+from config.errors import ConfigError
+from config.evaluation import EvalSetConfig
+from config.schema import Config
+from envs.duplicates import distinct_examples
+from envs.prompt_length import PromptLimit
+from envs.task import Example, Task, make_task
+from envs.turns import with_instructions
+
+
+@dataclass(frozen=True)
+class Problems:
+    """examples: what is evaluated. repeated: rows with a prompt that was there before. too_long: prompts over
+    the limit. Neither is evaluated."""
+
+    examples: list[Example]
+    repeated: int
+    too_long: int
+
+
+def choose_problems(
+    examples: Sequence[Example], limit: int | None, fits: Callable[[Example], bool]
+) -> Problems:
+    """Each prompt once, however often the file repeats it; with `limit`, a random choice that is always the same.
+
+    Order is that of the data set.
+    """
+    order = list(range(len(examples)))
+    if limit is not None:
+        random.Random(0).shuffle(order)
+    seen: set[tuple[tuple[str, str], ...]] = set()
+    chosen: list[int] = []
+    repeated = too_long = 0
+    for index in order:
+        if len(chosen) == limit:
+            break
+        example = examples[index]
+        prompt = tuple((message["role"], message["content"].strip()) for message in example.messages)
+        if prompt in seen:
+            repeated += 1
+        elif not fits(example):
+            too_long += 1
+        else:
+            seen.add(prompt)
+            chosen.append(index)
+    return Problems([examples[index] for index in sorted(chosen)], repeated, too_long)
+
+
+@dataclass(frozen=True)
+class EvalSet:
+    """One of `eval.sets`, with its prompts."""
+
+    name: str
+    settings: EvalSetConfig
+    env: EnvConfig
+    task: Task
+    problems: Problems
+
+
+def load_sets(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[EvalSet]:
+    """Raises ConfigError for data that cannot be read, or a set without a prompt that fits; it names the set."""
+    return [_load_set(config, tokenizer, name, settings) for name, settings in config.eval.sets.items()]
+
+
+def _load_set(
+    config: Config, tokenizer: PreTrainedTokenizerBase, name: str, settings: EvalSetConfig
+) -> EvalSet:
+    place, limit = f"eval.sets.{name}", PromptLimit(tokenizer, config.env.max_prompt_tokens)
+    env = settings.env(place, config.env)
+    try:
+        task = make_task(env)
+        examples = with_instructions(distinct_examples(task, env.split), env)
+    except ConfigError as error:  # it speaks of `env`, which is that of this set
+        raise ConfigError(f"{place}: {error}") from error
+    if not examples:
+        raise ConfigError(f"{place}: the data set has no rows; check {place}.data_files and {place}.split")
+    problems = choose_problems(examples, settings.limit, limit)
+    if not problems.examples:
+        raise ConfigError(
+            f"{place}: all {problems.too_long} prompts are longer than env.max_prompt_tokens={limit.limit} "
+            f"({limit.told(examples)}); raise it"
+        )
+    return EvalSet(name, settings, env, task, problems)

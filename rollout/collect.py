@@ -1,0 +1,77 @@
+"""Groups on demand: so many are begun together, and whoever wants them waits for all."""
+
+from collections.abc import Callable
+
+from envs.group import Group
+from envs.prompts import PromptQueue
+from envs.together import together
+from rollout.generate import Generation
+from rollout.loop import EngineLoop
+
+Wants = Callable[[Group], bool]
+"""Dynamic sampling: whether a group is worth training on."""
+Tell = Callable[[str, int, int], None]
+"""Told of a stage, how much of it is done, and of how much (0: not counted)."""
+
+
+class Collector:
+    """Collects groups in lockstep.
+
+    Args:
+        prompts: draws examples and learns how often they were solved.
+        attempts: replacements for a group that is not wanted.
+        tell: told how far a collection is, in groups.
+    """
+
+    def __init__(
+        self,
+        loop: EngineLoop,
+        generation: Generation,
+        prompts: PromptQueue,
+        wants: Wants | None = None,
+        attempts: int = 10,
+        tell: Tell = lambda stage, done, total: None,
+    ) -> None:
+        self.loop = loop
+        self.generation = generation
+        self.prompts = prompts
+        self.wants = wants
+        self.attempts = attempts
+        self.tell = tell
+
+    def collect(self, num_groups: int) -> list[Group]:
+        """New groups, in the order of their places.
+
+        All that are not wanted are replaced together, by groups of new prompts, again and again up to `attempts` times;
+        then they stay. A group knows those that it is in place of.
+        """
+        groups = self._round(num_groups)
+        places = list(range(num_groups))
+        for _ in range(0 if self.wants is None else self.attempts):
+            assert self.wants is not None
+            places = [place for place in places if not self.wants(groups[place])]
+            if not places:
+                break
+            for place, group in zip(places, self._round(len(places)), strict=True):
+                group.in_place_of = groups[place]
+                groups[place] = group
+        return groups
+
+    def _round(self, count: int) -> list[Group]:
+        """Success is observed in the order of the groups, whichever was judged first."""
+        drawn = 0
+
+        def tell() -> None:
+            nonlocal drawn
+            drawn += 1
+            self.tell("collect", drawn, count)
+            if drawn == count:
+                self.tell("score", 0, 0)
+
+        begun = self.prompts.begin(count)
+        groups = self.loop.run(
+            together([self.generation.run_group(example, group_id, tell) for group_id, example in begun])
+        )
+        for group in groups:
+            self.prompts.observe(group.example, group.success_rate)
+        return groups

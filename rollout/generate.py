@@ -1,0 +1,147 @@
+"""The life of one group, from an example to verdicts: the only place that encodes, generates, converses and judges.
+
+    example ─▶ prompt ─▶ n completions ─▶ each converses ─▶ drawn ─▶ judged ─▶ chosen ─▶ Group
+                                             │     ▲
+                 what it drew, if it ended ──▶     └── the answer is appended, and one more turn is drawn
+
+Any number of groups live side by side in one asyncio loop; whoever wants groups says how many. A conversation is one
+stream of token ids that is only ever extended.
+"""
+
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+from envs.chat import Encoder
+from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
+from envs.task import Completion, Example
+from envs.together import together
+from envs.turns import Conversation
+from rollout.engines.sampler import Request, Sampler
+from rollout.selection import choose_balanced, split
+
+Judge = Callable[[Sequence[Completion], Sequence[Example]], Awaitable[Sequence[Verdict]]]
+"""The verdicts on completions, in their order; each is judged against the example at its place."""
+
+
+class Generation:
+    """Makes groups.
+
+    Args:
+        conversation: what answers between turns; None where a completion has but one.
+        sampling: of groups begun from now on.
+        candidates: completions that are generated for a prompt.
+        repeats: completions of a group; where that is less, a balanced choice of the candidates.
+        seed: with the group id it fixes every draw and the choice.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        encoder: Encoder,
+        judge: Judge,
+        conversation: Conversation | None,
+        sampling: Sampling,
+        candidates: int,
+        repeats: int,
+        seed: int,
+    ) -> None:
+        self.sampler = sampler
+        self.encoder = encoder
+        self.judge = judge
+        self.conversation = conversation
+        self.sampling = sampling
+        self.candidates = candidates
+        self.repeats = repeats
+        self.seed = seed
+
+    async def run_group(
+        self, example: Example, group_id: int, drawn: Callable[[], None] = lambda: None
+    ) -> Group:
+        """One group, judged.
+
+        group_id: the caller's, in the order of drawing. drawn: called when the last token is there.
+        """
+        begun = time.time()
+        request = self.request(self.encoder.encode(example), group_id)
+        candidates = await self.generate(request)
+        last_token = time.time()
+        drawn()
+        chosen = await self.judged(candidates, example, request.seed)
+        completions, left_out = split(candidates, chosen)
+        return Group(
+            group_id,
+            example,
+            request.prompt,
+            self.encoder.prompt_text(request.prompt),
+            request.sampling,
+            completions,
+            Times(begun, last_token, time.time()),
+            left_out,
+        )
+
+    def request(self, prompt: tuple[int, ...], group_id: int) -> Request:
+        """What is asked for a group's first turn."""
+        return Request(group_id, prompt, self.candidates, self.sampling, (self.seed << 40) + group_id)
+
+    async def generate(self, request: Request) -> list[SampledCompletion]:
+        """The completions of a request, every turn of them."""
+        completions = await self.sampler.generate(request)
+        if self.conversation is not None:
+            rows = enumerate(completions)
+            await together([self._converse(self.conversation, request, row, one) for row, one in rows])
+        return completions
+
+    async def _converse(
+        self, conversation: Conversation, request: Request, row: int, whole: SampledCompletion
+    ) -> None:
+        """Extends a completion turn by turn. `max_tokens` holds for all of it; an answer without room ends it."""
+        turn, last, whole.sampled = 1, whole.token_ids, [True] * len(whole.token_ids)
+        while whole.finish_reason == "stop" and (answer := await conversation.answer(last, turn)):
+            if request.sampling.max_tokens - len(whole.token_ids) <= len(answer):
+                whole.finish_reason = "length"
+                return
+            _append(whole, SampledCompletion(answer, [0.0] * len(answer), [], "stop"), sampled=False)
+            (drawn,) = await self.sampler.generate(_next_turn(request, row, turn, whole))
+            _append(whole, drawn, sampled=True)
+            turn, last, whole.finish_reason = turn + 1, drawn.token_ids, drawn.finish_reason
+
+    async def judged(self, candidates: list[SampledCompletion], example: Example, seed: int) -> list[bool]:
+        """Fills in what the reward sees and says of every candidate; which of them make the group."""
+        self.encoder.decode(candidates)
+        shown = [one.shown for one in candidates if one.shown is not None]
+        verdicts = await self.judge(shown, [example] * len(shown))
+        for one, verdict in zip(candidates, verdicts, strict=True):
+            one.verdict = verdict
+        if self.candidates == self.repeats:
+            return [True] * len(candidates)
+        return choose_balanced(verdicts, self.repeats, seed)
+
+
+def _append(whole: SampledCompletion, more: SampledCompletion, sampled: bool) -> None:
+    """What nothing drew has the version of the token before it."""
+    assert whole.sampled is not None
+    whole.token_ids = whole.token_ids + more.token_ids
+    whole.log_probs = whole.log_probs + more.log_probs
+    versions = more.policy_versions if sampled else whole.policy_versions[-1:] * len(more.token_ids)
+    whole.policy_versions = whole.policy_versions + versions
+    whole.sampled += [sampled] * len(more.token_ids)
+
+
+def _next_turn(request: Request, row: int, turn: int, whole: SampledCompletion) -> Request:
+    """One more turn of a completion: its prompt is all that there is of it."""
+    room = request.sampling.max_tokens - len(whole.token_ids)
+    return replace(
+        request,
+        prompt=(*request.prompt, *whole.token_ids),
+        n=1,
+        sampling=replace(request.sampling, max_tokens=room),
+        seed=turn_seed(request.seed, row, turn),
+    )
+
+
+def turn_seed(seed: int, index: int, turn: int) -> int:
+    """Of the draws after turn `turn` of completion `index`: the same whatever else is generated when."""
+    digest = hashlib.blake2b(f"{seed}/{index}/{turn}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

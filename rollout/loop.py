@@ -1,0 +1,284 @@
+"""The asyncio loop that engines, graders and groups share. One thread drives it: the caller's, or one of its own.
+
+    groups (coroutines)                     pump (one task, for ever)
+    ───────────────────                     ─────────────────────────
+    await generate(request) ── submit ──▶   engine.step          waits 0.05 s at most for a response
+                            ◀─ tokens ───
+    await judge(completions) ─ submit ──▶   graders polled       waits as long, where no engine has anything to do
+                            ◀─ verdicts ─
+    await anything else (a tool, HTTP) ◀─   yields to all that is ready; nothing pending: waits for a submit
+
+    in lockstep                             in overlap
+    ───────────                             ──────────
+    run(coroutine) drives the loop          `with loop.thread():` a thread drives it for as long as the block lasts
+    call(function) calls it                 run, call: from another thread, which waits; a call comes between two steps
+
+The thread of overlap.  consumes: calls, coroutines.  waits for: the engine (one step), a verdict, a tool, or a wake-up.
+unblocked by: any response or verdict, `run`, `call`, `wake`.  What fails in it is raised in `run` and `call`, with its
+traceback, and told to `on_failure`.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
+from typing import Any, Protocol, TypeVar
+
+from config.errors import DeadlineError
+from envs.group import SampledCompletion, Verdict
+from envs.task import Completion, Example
+from rollout.engines.sampler import Request, SteppedEngine
+from rollout.idle import IdleClock
+
+Result = TypeVar("Result")
+Judge = Callable[[Sequence[Completion], Sequence[Example]], Awaitable[list[Verdict]]]
+_STEP_S = 0.05
+_LOOK_S = 0.5
+_END_S = 30.0
+
+
+class Ticket(Protocol):
+    """A batch that is being judged. missing: verdicts that are to come."""
+
+    missing: int
+
+
+class Grader(Protocol):
+    """See `envs.judging.service.RewardService`. Polling one ticket advances all."""
+
+    def submit(self, completions: Sequence[Completion], examples: Sequence[Example]) -> Any: ...
+    def poll(self, ticket: Any, timeout: float = 0.0) -> Sequence[Verdict] | None: ...
+
+
+async def _ended(tasks: Collection[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class EngineLoop:
+    """Makes a sampler of an engine that is stepped, and judges of graders that are polled.
+
+    Args:
+        timeout: seconds in which the engine must finish something, while it has anything to do.
+        wait_timeout: seconds that a call may wait for the thread.
+    """
+
+    def __init__(self, engine: SteppedEngine, timeout: float, wait_timeout: float) -> None:
+        self.engine = engine
+        self.timeout = timeout
+        self.wait_timeout = wait_timeout
+        self.idle = IdleClock()
+        self.on_failure: Callable[[BaseException], None] = lambda error: None
+        self._ids = count()
+        self._generating: dict[int, asyncio.Future[list[SampledCompletion]]] = {}
+        self._judging: list[tuple[Grader, Ticket, asyncio.Future[list[Verdict]]]] = []
+        self._progressed = 0.0
+        self._loop = asyncio.new_event_loop()
+        self._wake = asyncio.Event()
+        self._failure: asyncio.Future[None] = self._loop.create_future()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._thread: threading.Thread | None = None
+        self._pumping = self._loop.create_task(self._pump())
+        self._pumping.add_done_callback(self._note_end)
+
+    # -- for groups, in the loop
+
+    async def generate(self, request: Request) -> list[SampledCompletion]:
+        """See `rollout.engines.sampler.Sampler`. The engine is given an id of the loop's own."""
+        own = next(self._ids)
+        self.engine.submit(replace(request, request_id=own))
+        if not self._generating:
+            self._progressed = time.monotonic()
+            self._wake.set()
+        future = self._generating[own] = self._loop.create_future()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._generating.pop(own, None)  # what the engine still finishes of it is dropped
+            raise
+
+    def judge(self, grader: Grader) -> Judge:
+        """What awaits the verdicts of this grader."""
+
+        async def judge(completions: Sequence[Completion], examples: Sequence[Example]) -> list[Verdict]:
+            ticket = grader.submit(completions, examples)
+            if ticket.missing:
+                future: asyncio.Future[list[Verdict]] = self._loop.create_future()
+                self._judging.append((grader, ticket, future))
+                self._wake.set()
+                return await future
+            verdicts = grader.poll(ticket)
+            assert verdicts is not None
+            return list(verdicts)
+
+        return judge
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """A task that nobody awaits; if it fails, so does everything that the loop runs."""
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._note_end)
+        return task
+
+    def _note_end(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._failure.done():
+            self._failure.set_exception(error)
+            self._failure.exception()  # else asyncio complains of one that nobody asked for
+            self.on_failure(error)
+
+    async def _pump(self) -> None:
+        while True:
+            if self._generating:
+                self._step()
+                self._poll(0.0)
+                await asyncio.sleep(0)
+            else:
+                with self.idle.idle():
+                    if self._judging:
+                        self._poll(_STEP_S)
+                        await asyncio.sleep(0)
+                    else:
+                        self._wake.clear()
+                        await self._wake.wait()
+
+    def _step(self) -> None:
+        responses = self.engine.step(_STEP_S)
+        now = time.monotonic()
+        if responses:
+            self._progressed = now
+        elif now - self._progressed > self.timeout:
+            raise DeadlineError(
+                f"the rollout waited {self.timeout:.0f} s (inference_model.request_timeout_s) for the engine to "
+                f"finish any of {len(self._generating)} requests"
+            )
+        for response in responses:
+            future = self._generating.pop(response.request_id, None)
+            if future is not None and not future.done():
+                future.set_result(response.completions)
+
+    def _poll(self, timeout: float) -> None:
+        self._judging = [waiting for waiting in self._judging if not waiting[2].done()]
+        for grader, ticket in {id(grader): (grader, ticket) for grader, ticket, _ in self._judging}.values():
+            grader.poll(ticket, timeout)
+            timeout = 0.0
+        for grader, ticket, future in self._judging:
+            verdicts = None if ticket.missing else grader.poll(ticket)
+            if verdicts is not None:
+                future.set_result(list(verdicts))
+
+    # -- for whoever drives it, or another thread while its own does
+
+    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """What the coroutine returns, or raises.
+
+        Raises:
+            DeadlineError: the thread did nothing for `wait_timeout` seconds.
+            BaseException: what an engine, a grader or a spawned task failed with.
+        """
+        if self._thread is None:
+            return self._loop.run_until_complete(self._guarded(coroutine))
+        future = asyncio.run_coroutine_threadsafe(self._guarded(coroutine), self._loop)
+        try:
+            while True:
+                try:
+                    return future.result(_LOOK_S)
+                except TimeoutError:  # of the wait, or the coroutine's own
+                    if future.done():
+                        return future.result()
+                    self.call(lambda: None)
+        finally:
+            future.cancel()
+
+    async def _guarded(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        task = self._loop.create_task(coroutine)
+        try:
+            await asyncio.wait((task, self._failure), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
+        if self._failure.done():
+            self._failure.result()
+        return task.result()
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Run `function` where the engines may be used, between two of their steps; what it returns, or raises.
+
+        Raises:
+            DeadlineError: the thread did not come to it in time.
+        """
+        if self._thread is None:
+            return self._obey(function)
+        future: Future[Result] = Future()
+
+        def obey() -> None:
+            try:
+                future.set_result(self._obey(function))
+            except BaseException as error:
+                future.set_exception(error)
+
+        self.wake(obey)
+        deadline = time.monotonic() + self.wait_timeout
+        while not future.done():
+            if self._failure.done():
+                self._failure.result()
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"the learner waited {self.wait_timeout:.0f} s (train.wait_timeout_s) for the rollout thread, "
+                    f"which is in an engine step or a reward with {len(self._generating)} requests in flight"
+                )
+            try:
+                return future.result(timeout=0.2)
+            except TimeoutError:
+                continue
+        return future.result()
+
+    def _obey(self, function: Callable[[], Result]) -> Result:
+        """Its seconds are neither the engine's nor idle."""
+        began = time.monotonic()
+        with self.idle.interrupted():
+            try:
+                return function()
+            finally:
+                self._progressed += time.monotonic() - began
+
+    def wake(self, function: Callable[[], None]) -> None:
+        """Have `function` called in the loop soon; from any thread."""
+        self._loop.call_soon_threadsafe(function)
+
+    @contextmanager
+    def thread(self) -> Iterator[None]:
+        """A thread drives the loop as long as the block lasts. Spawned tasks end with it.
+
+        Raises:
+            DeadlineError: the thread does not end, and no other exception is on its way.
+        """
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
+        self._thread.start()
+        raised = True
+        try:
+            yield
+            raised = False
+        finally:
+            self.wake(self._loop.stop)
+            self._thread.join(_END_S)
+            hangs, self._thread = self._thread.is_alive(), None
+            if not hangs:
+                self._loop.run_until_complete(_ended(self._tasks))
+            elif not raised:
+                raise DeadlineError(
+                    f"the run waited {_END_S:.0f} s for the rollout thread to end: an engine step hangs"
+                )
+
+    def close(self) -> None:
+        """Ends all tasks; the engine is the caller's."""
+        if not self._loop.is_running():  # its thread may hang
+            self._loop.run_until_complete(_ended(asyncio.all_tasks(self._loop)))
+            self._loop.close()

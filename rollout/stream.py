@@ -1,0 +1,139 @@
+"""Groups beside optimisation: a number of them is kept alive, and each goes into a buffer as it ends.
+
+    loop's thread                                          learner's thread
+    ─────────────                                          ────────────────
+    room in flight, and the buffer admits: draw a prompt
+    run_group ── drawn: room for another                   groups = take()     waits for ready groups
+              └─ judged, wanted ── put ─────────────▶      advantage, learn
+                 not wanted: another in its place          push weights        `EngineLoop.call`
+       ▲                                                        │
+       └───────────── wake: a take or a push made room ◀────────┘
+
+A failing group fails the loop, and with it whatever waits in `take`.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from envs.group import Group
+from envs.prompts import PromptQueue
+from envs.task import Example
+from rollout.collect import Wants
+from rollout.generate import Generation
+from rollout.group_buffer import GroupBuffer
+from rollout.loop import EngineLoop
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """sequence: in the order of admission, which a replacement keeps. example: of the group that is made for it now."""
+
+    sequence: int
+    group_id: int
+    example: Example
+
+
+class Stream:
+    """Feeds `buffer` while a `with` block lasts.
+
+    Args:
+        in_flight: groups that all engines together hold at a time.
+        timeout: seconds that `take` may wait for one group.
+        wants, attempts: as in `rollout.collect.Collector`.
+    """
+
+    def __init__(
+        self,
+        loop: EngineLoop,
+        generation: Generation,
+        prompts: PromptQueue,
+        buffer: GroupBuffer[Group],
+        in_flight: int,
+        timeout: float,
+        wants: Wants | None = None,
+        attempts: int = 10,
+    ) -> None:
+        self.loop = loop
+        self.generation = generation
+        self.prompts = prompts
+        self.buffer = buffer
+        self.in_flight = in_flight
+        self.timeout = timeout
+        self.wants = wants
+        self.attempts = attempts
+        self._generating = 0
+        self._places: set[_Place] = set()
+        self._thread = ExitStack()
+        buffer.made_room = lambda: loop.wake(self._admit)
+        loop.on_failure = buffer.fail
+
+    def __enter__(self) -> "Stream":
+        self.loop.idle.share()  # what was idle before does not count
+        self.loop.wake(self._admit)
+        self._thread.enter_context(self.loop.thread())
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Ends the thread after its current step; the prompts of groups that no batch has taken are handed back."""
+        outstanding = self.outstanding()
+        self.buffer.made_room = lambda: None
+        self._thread.__exit__(*exception)  # type: ignore[arg-type]
+        self.prompts.returned += outstanding
+
+    @property
+    def groups_in_flight(self) -> int:
+        """Groups that are generated or judged now."""
+        return len(self._places)
+
+    def idle_share(self) -> float:
+        """Share of the time since the last call in which no engine had anything to do."""
+        return self.loop.idle.share()
+
+    def take(self, meanwhile: Callable[[], None] = lambda: None) -> list[Group]:
+        """The next batch of groups; see `GroupBuffer.take`. The prompts of those too old are drawn again."""
+        return self.buffer.take(self.timeout, self._hand_back, meanwhile)
+
+    def _hand_back(self, group: Group) -> None:
+        self.loop.wake(lambda: self.prompts.returned.append(group.example))
+
+    def outstanding(self) -> list[Example]:
+        """Examples that no batch has taken, those of ready groups first; to be asked in the loop."""
+        flying = sorted(self._places, key=lambda place: place.sequence)
+        return [group.example for group in self.buffer.contents()] + [place.example for place in flying]
+
+    def _admit(self) -> None:
+        """Begin groups until the engines are full or the buffer wants no more."""
+        sequences: list[int] = []
+        while self._generating + len(sequences) < self.in_flight and self.buffer.may_admit():
+            sequences.append(self.buffer.admit())
+        if sequences:
+            begun = self.prompts.begin(len(sequences))
+            for sequence, (group_id, example) in zip(sequences, begun, strict=True):
+                place = _Place(sequence, group_id, example)
+                self._places.add(place)
+                self._generating += 1
+                self.loop.spawn(self._fill(place))
+
+    def _drawn(self) -> None:
+        self._generating -= 1
+        self._admit()
+
+    async def _fill(self, place: _Place) -> None:
+        """Make groups until one is wanted, which goes into the buffer."""
+        group = await self._make(place)
+        for _ in range(0 if self.wants is None else self.attempts):
+            assert self.wants is not None
+            if self.wants(group):
+                break
+            ((place.group_id, place.example),) = self.prompts.begin(1)
+            self._generating += 1
+            refused, group = group, await self._make(place)
+            group.in_place_of = refused
+        self._places.remove(place)
+        self.buffer.put(place.sequence, group.version, group)
+
+    async def _make(self, place: _Place) -> Group:
+        group = await self.generation.run_group(place.example, place.group_id, self._drawn)
+        self.prompts.observe(group.example, group.success_rate)
+        return group
