@@ -3,28 +3,27 @@
     python grpo.py --config-name grpo_quickstart          a laptop CPU, a minute
     python grpo.py model.name=Qwen/Qwen2.5-3B-Instruct    GPUs; the default config is grpo_gsm8k
 
-What the parts are is in grpo_utils.py; the overlapped schedule is grpo_async.py.
+What each move does is in run/lockstep.py; the overlapped schedule is grpo_async.py.
 """
 
-from config.schema import Config
 from grpo_utils import launch
-from run.parts import Parts
+from run.lockstep import Lockstep
 
 
-def train(config: Config, parts: Parts) -> None:
-    parts.push_weights()
-    for iteration in parts.iterations():
-        with parts.monitor.timed("collect"):
-            groups = parts.collect()
-        with parts.monitor.timed("optimize"):
-            batch = parts.learner.prepare(groups)
-        for minibatch in parts.minibatches(batch):
-            with parts.monitor.timed("optimize"):
-                report = parts.learner.step(minibatch)
-            parts.optimized(minibatch, report)
-        parts.push_weights()
-        parts.iteration_done(iteration, batch)
+def train(run: Lockstep) -> None:
+    run.push_weights()  # the engines start from the learner's weights
+    for iteration in run.iterations():
+        groups = run.collect()  # prompts -> completions -> rewards
+        batch = run.advantage(groups)  # rewards against their group's; reference log-probs
+        for minibatch in run.minibatches(batch):
+            run.learn(minibatch)  # loss -> gradient -> optimizer
+        run.push_weights()  # the next groups are on-policy again
+        run.done(iteration)  # evaluation, checkpoint, samples
+
+
+def main() -> None:
+    launch(train, Lockstep)
 
 
 if __name__ == "__main__":
-    launch(train)
+    main()

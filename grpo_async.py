@@ -2,31 +2,30 @@
 
     python grpo_async.py --config-name grpo_quickstart train.max_policy_age=1
 
-The same configs and parts as grpo.py. Groups stream into a buffer, the learner takes a batch as soon as one is
-there, and the weights go back while requests run on. train.max_policy_age=0 is lockstep again.
+The same configs as grpo.py. Groups stream into a buffer, the learner takes a batch as soon as one is there, and the
+weights go back while requests run on. train.max_policy_age=0 is lockstep again. See run/overlapped.py.
 """
 
-from config.schema import Config
 from grpo_utils import launch
-from run.parts import Parts
+from run.overlapped import Overlapped
 
 
-def train(config: Config, parts: Parts) -> None:
-    parts.push_weights()
-    with parts.streaming():
-        for optimizer_batch in parts.optimizer_batches():
-            with parts.monitor.timed("collect"):
-                groups = parts.take()
-            with parts.monitor.timed("optimize"):
-                batch = parts.learner.prepare(groups)
-            for _ in range(config.train.epochs):
-                with parts.monitor.timed("optimize"):
-                    report = parts.learner.step(batch)
-                parts.optimized(batch, report)
-            if parts.push_due(optimizer_batch):
-                parts.push_weights()
-            parts.iteration_done(optimizer_batch, batch)
+def train(run: Overlapped) -> None:
+    run.push_weights()  # the engines start from the learner's weights
+    with run.generation():  # beside this block; what fails there is raised here
+        for step in run.steps():
+            groups = run.take()  # waits for groups, none older than allowed
+            batch = run.advantage(groups)  # rewards against their group's; reference log-probs
+            for _ in run.epochs():
+                run.learn(batch)  # loss -> gradient -> optimizer
+            if run.push_due(step):
+                run.push_weights()  # requests run on across the push
+            run.done(step)  # evaluation, checkpoint, samples
+
+
+def main() -> None:
+    launch(train, Overlapped)
 
 
 if __name__ == "__main__":
-    launch(train, overlapped=True)
+    main()

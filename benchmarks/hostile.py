@@ -60,7 +60,8 @@ def hostile(completion: Completion, example: Example, env: EnvConfig) -> Reward:
 def seconds_per_iteration(reward: str, iterations: int, overrides: list[str]) -> float:
     """Median seconds that an iteration of a run takes, its start left out."""
     import grpo
-    from grpo_utils import run
+    from run.jobs import run_job
+from run.lockstep import Lockstep
     from tests.scripts import configured
 
     with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +71,7 @@ def seconds_per_iteration(reward: str, iterations: int, overrides: list[str]) ->
             "train.checkpoint_frequency=0",
             *overrides,
         )
-        run(config, Path(folder), grpo.train)
+        run_job(config, Path(folder), grpo.train, Lockstep)
         rows = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == iterations, "an iteration is missing"
     assert all(row["groups/generated"] == config.env.num_envs for row in rows), "a group is lost"

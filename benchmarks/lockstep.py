@@ -28,10 +28,10 @@ from hydra import compose, initialize_config_dir  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
 
 from benchmarks.bare_loop import Bare  # noqa: E402
-from config.schema import Config, register_schema, to_config  # noqa: E402
+from config.composition import register_schema, to_config  # noqa: E402
+from config.schema import Config  # noqa: E402
 from envs.task import Example, make_task  # noqa: E402
-from grpo_utils import build  # noqa: E402
-from run.parts import Parts  # noqa: E402
+from run.build import build  # noqa: E402
 from training.model import causal_model, load_model, load_tokenizer  # noqa: E402
 from training.optimizer import make_optimizer  # noqa: E402
 

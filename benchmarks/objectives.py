@@ -24,9 +24,10 @@ sys.path.insert(0, str(ROOT))
 from hydra import compose, initialize_config_dir  # noqa: E402
 
 import grpo  # noqa: E402
+from config.composition import register_schema, to_config  # noqa: E402
 from config.policy import PRESETS  # noqa: E402
-from config.schema import Config, register_schema, to_config  # noqa: E402
-from grpo_utils import run  # noqa: E402
+from config.schema import Config  # noqa: E402
+from run.jobs import run_job  # noqa: E402
 
 KNOWN = sorted(path.stem for path in PRESETS.glob("*.yaml"))
 WINDOW = 5
@@ -70,7 +71,7 @@ def configured(preset: str, seed: int, overrides: Sequence[str]) -> Config:
 def measure(preset: str, seed: int, overrides: Sequence[str]) -> Curve:
     began = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        run(configured(preset, seed, overrides), Path(folder), grpo.train)
+        run_job(configured(preset, seed, overrides), Path(folder), grpo.train, Lockstep)
         lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
         if json.loads((Path(folder) / "summary.json").read_text())["outcome"] == "interrupted":
             sys.exit(130)

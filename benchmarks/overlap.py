@@ -28,15 +28,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import psutil  # noqa: E402
 import torch  # noqa: E402
 from hydra import compose, initialize_config_dir  # noqa: E402
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM  # noqa: E402
 
-from config.schema import Config, register_schema, to_config  # noqa: E402
-from grpo_utils import build  # noqa: E402
-from rollout.engines.pool import RayPool  # noqa: E402
+from config.composition import register_schema, to_config  # noqa: E402
+from config.schema import Config  # noqa: E402
 from rollout.engines.sampler import Request  # noqa: E402
-from run.parts import Parts  # noqa: E402
+from run.build import build  # noqa: E402
 
 ENGINE_CORE, LEARNER_CORE = 0, 1
 LONGEST, MEDIAN = 192, 32
@@ -111,14 +111,20 @@ def configured(folder: Path, engine: str, more: Sequence[str]) -> Config:
         return to_config(compose("grpo_quickstart", overrides=chosen))
 
 
+def actor() -> int:
+    """Process id of the engine in its Ray actor."""
+    return next(
+        child.pid for child in psutil.Process().children(recursive=True) if "EngineHost" in child.name()
+    )
+
+
 @contextmanager
 def built(config: Config, lengths: Lengths, overlapped: bool) -> Iterator[Parts]:
     with tempfile.TemporaryDirectory() as run_dir:
         parts = build(config, Path(run_dir), overlapped)
         lengths.force(parts)
-        engine = parts.rollouts.policy.engine
-        if isinstance(engine, RayPool):
-            for task in Path(f"/proc/{engine.members[0]}/task").iterdir():
+        if not parts.plan.devices.in_process:
+            for task in Path(f"/proc/{actor()}/task").iterdir():
                 os.sched_setaffinity(int(task.name), {ENGINE_CORE})
         os.sched_setaffinity(0, {LEARNER_CORE})
         try:
@@ -156,7 +162,7 @@ def lockstep(config: Config, lengths: Lengths, iterations: int, epochs: int) -> 
 def overlapped(config: Config, lengths: Lengths, iterations: int, epochs: int) -> Measured:
     with built(config, lengths, overlapped=True) as parts, parts.streaming():
         assert parts.stream is not None
-        if not isinstance(parts.rollouts.policy.engine, RayPool):
+        if parts.plan.devices.in_process:
             parts.stream.call(lambda: os.sched_setaffinity(0, {ENGINE_CORE}))
         waits, learns, tokens = [], [], 0
         for index in range(iterations + WARM_UP):

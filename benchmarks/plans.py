@@ -16,7 +16,8 @@ from hydra import compose, initialize_config_dir
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from config.schema import Config, register_schema, to_config  # noqa: E402
+from config.composition import register_schema, to_config  # noqa: E402
+from config.schema import Config  # noqa: E402
 from plan.machine import Machine  # noqa: E402
 from plan.memory import gib, kv_bytes_per_sequence  # noqa: E402
 from plan.plan import Plan, cache_on_device  # noqa: E402

@@ -24,12 +24,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from rollout.engines.pool import PoolSettings, RayPool
+from rollout.engines.fleet import PoolSettings
+from rollout.engines.pool import RayPool
 from rollout.engines.ray_runtime import EnginePlace
+from rollout.engines.sampler import WeightTarget
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.engines.vllm_settings import VLLMSettings
-from rollout.weights.outgoing import Outgoing, named_weights
-from rollout.weights.transports import InProcess, ObjectStore, Transport
+from rollout.weights.outgoing import Outgoing
+from rollout.weights.transports import HostCopy, ObjectStore, SharedMemory, Transport
+from training.weights import made, named_weights
 
 SIZES = {
     "tiny": LlamaConfig(vocab_size=320, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
@@ -58,7 +61,7 @@ def median_seconds(action: Callable[[], object], repeats: int) -> float:
 
 def measure(name: str, folder: Path, repeats: int) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    weights = dict(named_weights(model))
+    weights = made(named_weights(model))
     megabytes = sum(tensor.nbytes for tensor in weights.values()) / 2**20
     there = {key: tensor.clone() for key, tensor in weights.items()}
 
@@ -74,21 +77,24 @@ def measure(name: str, folder: Path, repeats: int) -> None:
     settings = VLLMSettings(
         model=str(folder), eos_token_ids=(2,), max_model_len=256, kv_cache_bytes=128 << 20, max_num_seqs=16
     )
-    pool = RayPool(partial(VLLMEngine, settings), [EnginePlace("engine 0")], PoolSettings())
-    try:
-        shared = pool.transport
-        report(shared, weights, repeats, copy)
-        report(ObjectStore(pool.deliver), weights, repeats, copy)
-    finally:
-        pool.close()
+    ways: dict[str, HostCopy] = {"shared_memory": SharedMemory(), "object_store": ObjectStore()}
+    for way, memory in ways.items():
+        place, transport = EnginePlace("engine 0"), Transport(memory)
+        pool = RayPool(partial(VLLMEngine, settings), [place], PoolSettings(), transport)
+        try:
+            report(way, pool, weights, repeats, copy)
+        finally:
+            pool.close()
     engine = VLLMEngine(settings)
-    report(InProcess(engine), weights, repeats, copy)
+    report("in_process", engine, weights, repeats, copy)
     engine.close()
 
 
-def report(transport: Transport, weights: dict[str, torch.Tensor], repeats: int, copy: float) -> None:
-    seconds = median_seconds(lambda: transport.push(Outgoing.of(weights.items()), version=1), repeats)
-    print(f"  {transport.name:14} {1e3 * seconds:9.1f} ms   {seconds / copy:4.2f} x copy", flush=True)
+def report(
+    name: str, target: WeightTarget, weights: dict[str, torch.Tensor], repeats: int, copy: float
+) -> None:
+    seconds = median_seconds(lambda: target.load(Outgoing.of(weights.items()), version=1), repeats)
+    print(f"  {name:14} {1e3 * seconds:9.1f} ms   {seconds / copy:4.2f} x copy", flush=True)
 
 
 def main() -> None:

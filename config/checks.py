@@ -1,24 +1,31 @@
-"""What is refused: a value that is none of the known ones or too small, and sections that contradict each other."""
-
-from typing import TYPE_CHECKING
+"""What is refused of a whole config: sections that contradict each other."""
 
 from config.errors import ConfigError
-
-if TYPE_CHECKING:
-    from config.schema import Config
-
-
-def one_of(place: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(f"{place}={value!r}: choose one of {', '.join(known)}")
+from config.schema import Config
+from config.values import at_least
 
 
-def at_least(place: str, value: float, least: float) -> None:
-    if value < least:
-        raise ConfigError(f"{place}={value}: must be at least {least}")
+def check(config: Config) -> None:
+    """Raises ConfigError where two sections contradict each other."""
+    check_batches(config)
+    check_policy(config)
+    check_evaluation(config)
+    if config.plan.given and config.run != "plan":
+        raise ConfigError(
+            f"plan.* describes a machine to plan for, but run={config.run} works on this one: add run=plan, or leave "
+            "plan.* out"
+        )
+    longest = config.env.max_prompt_tokens + config.longest_response
+    given = config.inference_model.max_model_len
+    if given is not None and given < longest:
+        raise ConfigError(
+            f"inference_model.max_model_len={given} is smaller than env.max_prompt_tokens="
+            f"{config.env.max_prompt_tokens} + max_tokens={config.longest_response} (the largest of inference_model "
+            f"and eval.sets): raise it to {longest}, or lower one of the two"
+        )
 
 
-def check_batches(config: "Config") -> None:
+def check_batches(config: Config) -> None:
     train, repeats = config.train, config.env.repeats
     at_least("env.repeats", repeats, 1)
     at_least("env.num_envs", config.env.num_envs, 1)
@@ -68,7 +75,7 @@ def check_batches(config: "Config") -> None:
         )
 
 
-def check_policy(config: "Config") -> None:
+def check_policy(config: Config) -> None:
     if config.env.repeats == 1 and config.policy.baseline != "none":
         raise ConfigError(
             f"env.repeats=1 with policy.baseline={config.policy.baseline}: a group of one has no baseline, "
@@ -81,7 +88,7 @@ def check_policy(config: "Config") -> None:
         )
 
 
-def check_evaluation(config: "Config") -> None:
+def check_evaluation(config: Config) -> None:
     sets, frequency = config.eval.sets, config.eval.frequency
     if not sets and (frequency or config.run == "eval"):
         why = "run=eval" if config.run == "eval" else f"eval.frequency={frequency}"

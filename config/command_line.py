@@ -22,12 +22,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from config.composition import CONFIG_DIR, register_schema, to_config
 from config.errors import ConfigError, RunError
 from config.files import disk_full
 from config.folders import SUMMARY, register_unused_folder, remove_if_unused, save_settings
 from config.messages import is_readable, quoted, readable
 from config.outcome import INTERRUPTED, RunOutcome
-from config.schema import CONFIG_DIR, Config, register_schema, to_config
+from config.schema import Config
 from config.stop import Stop
 
 log = logging.getLogger("grpo")

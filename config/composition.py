@@ -1,13 +1,55 @@
-"""What Hydra composed, checked against the dataclasses: keys that nobody reads are refused, however they were added."""
+"""From what Hydra composed to a checked `Config`: keys that nobody reads are refused, however they were added."""
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
+from config.checks import check
 from config.errors import ConfigError
 from config.messages import NOT_ON_BASE, unknown_key
+from config.schema import Config
+
+CONFIG_DIR = Path(__file__).parent
+
+
+@cache
+def register_schema() -> None:
+    """Makes the dataclasses known to Hydra under the names that the YAML `defaults` lists use."""
+    schema = OmegaConf.structured(Config)
+    _open_free_keys(schema)
+    ConfigStore.instance().store(name="schema", node=schema)
+
+
+def _open_free_keys(section: DictConfig) -> None:
+    """Plain dictionaries (`env.options`, `eval.sets`, ...) take new keys on the command line without a `+`."""
+    for key in section:
+        value = section._get_node(key)
+        if isinstance(value, DictConfig):
+            if OmegaConf.get_type(value) is dict:
+                value._set_flag("struct", False)
+            _open_free_keys(value)
+
+
+def to_config(composed: DictConfig) -> Config:
+    """A composed Hydra config as a checked `Config`.
+
+    Raises:
+        ConfigError: an unknown key, a missing value or a contradiction.
+    """
+    check_composed(composed, Config)
+    missing = sorted(key for key in OmegaConf.missing_keys(composed) if not key.startswith("hydra"))
+    if missing:
+        raise ConfigError(f"{', '.join(missing)}: no value; give it on the command line or in the YAML file")
+    config = OmegaConf.to_object(composed)
+    assert isinstance(config, Config)
+    config.derive()
+    check(config)
+    return config
 
 
 def check_composed(composed: DictConfig, schema: type[Any]) -> None:

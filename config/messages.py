@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from config.errors import ConfigError
 from config.names import section_elsewhere, translated
+from config.schema import Config
 
 PLUGINS = {
     "hydra/launcher/joblib": "hydra-joblib-launcher",
@@ -88,8 +89,6 @@ def is_readable(error: BaseException) -> bool:
 
 def unknown_key(key: str) -> str:
     """What is said of a key that does not exist: where it is under another trainer's name, or which ones are near."""
-    from config.schema import Config
-
     if key.startswith("hydra."):
         return f"{key}: no such key of Hydra's; --cfg hydra prints those that there are"
     known = known_keys(Config)

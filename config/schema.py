@@ -5,24 +5,17 @@ nothing is a DictConfig and nothing needs a default.
 """
 
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING
 
-from config.checks import at_least, check_batches, check_evaluation, check_policy, one_of
-from config.composition import check_composed
 from config.env import EnvConfig
-from config.errors import ConfigError
 from config.evaluation import EvalConfig
 from config.inference import InferenceModelConfig
 from config.machine import MachineConfig
 from config.optimizer import OptimizerConfig
-from config.policy import PolicyConfig, load_policy
-
-__all__ = ["Config", "ConfigError", "load_policy", "register_schema", "to_config"]
+from config.policy import PolicyConfig
+from config.values import at_least, one_of
 
 RUNS = ("train", "plan", "rewards", "eval", "selftest")
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -264,60 +257,3 @@ class Config:
     def max_model_len(self) -> int:
         """Prompt plus response in tokens that the engines must hold."""
         return self.inference_model.max_model_len or self.env.max_prompt_tokens + self.longest_response
-
-    def check(self) -> None:
-        """Raises ConfigError where two sections contradict each other."""
-        check_batches(self)
-        check_policy(self)
-        check_evaluation(self)
-        if self.plan.given and self.run != "plan":
-            raise ConfigError(
-                f"plan.* describes a machine to plan for, but run={self.run} works on this one: add run=plan, or leave "
-                "plan.* out"
-            )
-        longest = self.env.max_prompt_tokens + self.longest_response
-        given = self.inference_model.max_model_len
-        if given is not None and given < longest:
-            raise ConfigError(
-                f"inference_model.max_model_len={given} is smaller than env.max_prompt_tokens="
-                f"{self.env.max_prompt_tokens} + max_tokens={self.longest_response} (the largest of inference_model "
-                f"and eval.sets): raise it to {longest}, or lower one of the two"
-            )
-
-
-@cache
-def register_schema() -> None:
-    """Makes the dataclasses known to Hydra under the names that the YAML `defaults` lists use."""
-    schema = OmegaConf.structured(Config)
-    _open_free_keys(schema)
-    ConfigStore.instance().store(name="schema", node=schema)
-
-
-def _open_free_keys(section: DictConfig) -> None:
-    """Plain dictionaries (`env.options`, `eval.sets`, ...) take new keys on the command line without a `+`."""
-    for key in section:
-        value = section._get_node(key)
-        if isinstance(value, DictConfig):
-            if OmegaConf.get_type(value) is dict:
-                value._set_flag("struct", False)
-            _open_free_keys(value)
-
-
-def to_config(composed: DictConfig) -> Config:
-    """A composed Hydra config as a checked `Config`.
-
-    Raises:
-        ConfigError: an unknown key, a missing value or a contradiction.
-    """
-    check_composed(composed, Config)
-    missing = sorted(key for key in OmegaConf.missing_keys(composed) if not key.startswith("hydra"))
-    if missing:
-        raise ConfigError(f"{', '.join(missing)}: no value; give it on the command line or in the YAML file")
-    config = OmegaConf.to_object(composed)
-    assert isinstance(config, Config)
-    config.derive()
-    config.check()
-    return config
-
-
-CONFIG_DIR = Path(__file__).parent

@@ -94,7 +94,8 @@ class Evaluation:
     def due(self, iteration: int, last: int) -> bool:
         """Whether there is an evaluation after this iteration; 0 is before the first."""
         frequency = self.config.eval.frequency
-        return iteration in (0, last) or bool(frequency and iteration % frequency == 0)
+        due = iteration in (0, last) or bool(frequency and iteration % frequency == 0)
+        return due and bool(self.sets)
 
     def run(self, iteration: int, stopped: Callable[[], bool]) -> tuple[dict[str, float], list[str]] | None:
         """Evaluate every set: the metrics, and a table for each. None if `stopped` becomes true meanwhile."""

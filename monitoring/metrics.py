@@ -1,14 +1,29 @@
-"""What a batch of rollouts says about itself. Every mean is over real tokens or completions, never padding."""
+"""What groups and the batch that was made of them say about themselves. Means are over real tokens and completions.
 
-from collections.abc import Sequence
-from typing import Any
+Rewards, errors and utilization are of everything that was generated for a batch, candidates not chosen and replaced
+groups included: else they would be those of the choice, not the policy's.
+"""
 
-import torch
-from tensordict import TensorDictBase
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, Protocol
 
-from envs.group import FINISH_REASONS, OUTCOMES
+from torch import Tensor
+
+from envs.group import Group, SampledCompletion, Verdict
 
 _CLOCKS = ("time/", "throughput/", "reward_latency/", "idle/", "canary/seconds")
+
+
+class Trained(Protocol):
+    """What is read of a batch; `training.batch.Batch` says what its fields are."""
+
+    advantage: Tensor | None
+    mask: Tensor | None
+    policy_version: Tensor
+    length_reward: Tensor | None
 
 
 def without_clocks(row: dict[str, Any]) -> dict[str, Any]:
@@ -17,124 +32,136 @@ def without_clocks(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def rollout_metrics(
-    batch: TensorDictBase, repeats: int, policy_version: int, members: Sequence[str] = ()
+    batch: Trained, groups: Sequence[Group], policy_version: int, members: Sequence[str] = ()
 ) -> dict[str, float]:
     """Rewards, lengths, advantages and ages of one optimizer step's batch.
 
-    batch: prepared groups [P * repeats], group-major. Completions whose reward is an error are left out of the
-    reward statistics and counted. members: the data sets of a mixture.
+    batch: credited. groups: those of its rows, in their order. members: the data sets of a mixture.
     """
-    status = batch["next", "reward_status"][:, 0]
-    valid = status != OUTCOMES.index("error")
-    reward = batch["next", "reward"][:, 0].double()
-    judged = reward[valid]
-    lengths = batch["tokens", "response_mask"].sum(-1)
-    trained = batch["mask"].any(-1)
-    advantage = batch["advantage"][:, 0].double()[trained]
-    metrics = {
-        "reward/mean": _mean(judged),
-        "reward/std": _std(judged),
-        "reward/zero_variance_groups": _zero_variance(reward, valid, repeats),
-        "reward/errors": _mean((~valid).double()),
-        "reward/invalid": _mean((status == OUTCOMES.index("invalid")).double()),
-        "advantage/mean": _mean(advantage),
-        "advantage/std": _std(advantage),
-        "length/response_mean": _mean(lengths.double()),
-        "length/response_max": float(lengths.max()),
-        "length/truncated": _mean((batch["finish_reason"][:, 0] == FINISH_REASONS.index("length")).double()),
-        "sample_utilization": _mean(trained.double()),
+    generated = [one for group in groups for one in _for_one_place(group)]
+    metrics = reward_metrics(generated)
+    metrics |= _length_metrics([one for group in groups for one in group.completions])
+    metrics |= _trained_metrics(batch, sum(len(_candidates(group)) for group in generated))
+    metrics |= {
+        "rollout/temperature": _mean([group.sampling.temperature for group in groups]),
         "policy_version": float(policy_version),
     }
-    temperature = batch.get("temperature", None)
-    if temperature is not None:
-        metrics["rollout/temperature"] = _mean(temperature.double())
-    length_reward = batch.get("length_reward", None)
-    if length_reward is not None:
-        metrics["reward/length"] = _mean(length_reward[:, 0][valid])
-    for name, part in batch["next", "reward_parts"].items():
-        metrics[f"reward/{name}"] = _mean(part[:, 0].double()[valid])
-    metrics |= turn_metrics(batch)
-    metrics |= generated_metrics(batch, repeats) | member_metrics(batch, repeats, members)
-    return metrics | age_metrics(batch, policy_version)
+    if batch.length_reward is not None:
+        verdicts = [verdict for group in groups for verdict in group.verdicts]
+        added = zip(batch.length_reward[:, 0].tolist(), verdicts, strict=True)
+        metrics["reward/length"] = _mean([value for value, verdict in added if verdict.judged])
+    return metrics | member_metrics(generated, members) | age_metrics(batch, policy_version)
 
 
-def turn_metrics(batch: TensorDictBase) -> dict[str, float]:
-    """Turns of a response and tokens that the model drew in it, where the environment wrote some of its tokens."""
-    drawn = batch["tokens", "loss_mask"]
-    written = batch["tokens", "response_mask"] & ~drawn
-    if not written.any():
-        return {}
-    turns = 1 + (drawn[:, 1:] & written[:, :-1]).sum(-1)
-    return {"turns/mean": _mean(turns.double()), "turns/drawn_tokens": _mean(drawn.sum(-1).double())}
+def _for_one_place(group: Group) -> Iterator[Group]:
+    """The group and all that dynamic sampling refused before it came."""
+    earlier: Group | None = group
+    while earlier is not None:
+        yield earlier
+        earlier = earlier.in_place_of
 
 
-def generated_metrics(batch: TensorDictBase, repeats: int) -> dict[str, float]:
-    """Metrics over everything that was generated for a batch, where that is more than the batch: replaced
-    groups and candidates not chosen. Without them the rewards would be those of the choice, not the policy's.
-    """
-    generated = batch.get("generated", None)
-    if generated is None:
-        return {}
-    sums = generated[::repeats].sum(dim=0)
-    completions, judged = float(sums["completions"]), float(sums["judged"].clamp_min(1))
-    metrics = {"groups/generated": float(sums["groups"])}
-    if completions == batch.batch_size[0]:
-        return metrics
-    mean = float(sums["reward"]) / judged
-    spread = max(float(sums["reward_squared"]) - judged * mean * mean, 0.0)
-    metrics |= {
-        "reward/mean": mean,
-        "reward/std": (spread / max(judged - 1, 1)) ** 0.5,
-        "reward/zero_variance_groups": float(sums["zero_variance"] / sums["groups"]),
-        "reward/errors": 1 - float(sums["judged"]) / completions,
-        "reward/invalid": float(sums["invalid"]) / completions,
-        "sample_utilization": float(batch["mask"].any(-1).sum()) / completions,
+def _candidates(group: Group) -> list[SampledCompletion]:
+    return group.completions + group.left_out
+
+
+def _verdicts(completions: Sequence[SampledCompletion]) -> list[Verdict]:
+    return [one.verdict for one in completions if one.verdict is not None]
+
+
+def reward_metrics(generated: Sequence[Group]) -> dict[str, float]:
+    """Of all completions of these groups. Those that could not be judged are counted, and left out of the rest."""
+    of_groups = [_verdicts(_candidates(group)) for group in generated]
+    verdicts = list(chain.from_iterable(of_groups))
+    judged = [verdict for verdict in verdicts if verdict.judged]
+    rewards = [verdict.score for verdict in judged]
+    metrics = {
+        "reward/mean": _mean(rewards),
+        "reward/std": _deviation(rewards),
+        "reward/zero_variance_groups": _mean([_all_equal(of_group) for of_group in of_groups]),
+        "reward/errors": _mean([not verdict.judged for verdict in verdicts]),
+        "reward/invalid": _mean([verdict.outcome == "invalid" for verdict in verdicts]),
+        "groups/generated": float(len(generated)),
     }
-    parts = sums.get("reward_parts", {})
-    return metrics | {f"reward/{name}": float(part) / judged for name, part in parts.items()}
+    names = sorted({name for verdict in verdicts for name in verdict.parts})
+    return metrics | {
+        f"reward/{name}": _mean([verdict.parts.get(name, 0.0) for verdict in judged]) for name in names
+    }
 
 
-def member_metrics(batch: TensorDictBase, repeats: int, members: Sequence[str]) -> dict[str, float]:
-    """Of every data set of a mixture: completions, mean reward and mean length of what was generated for the batch.
+def _all_equal(verdicts: Sequence[Verdict]) -> bool:
+    """Whether the judged rewards of a group are one number, as float32, which the learner reads: they teach nothing."""
+    rewards = array("f", [verdict.score for verdict in verdicts if verdict.judged])
+    return not rewards or max(rewards) <= min(rewards)
+
+
+def _length_metrics(completions: Sequence[SampledCompletion]) -> dict[str, float]:
+    """Lengths of responses; turns, where the environment wrote some of the tokens."""
+    lengths = [len(one.token_ids) for one in completions]
+    metrics = {
+        "length/response_mean": _mean(lengths),
+        "length/response_max": float(max(lengths)),
+        "length/truncated": _mean([one.finish_reason == "length" for one in completions]),
+    }
+    if all(one.num_drawn == length for one, length in zip(completions, lengths, strict=True)):
+        return metrics
+    return metrics | {
+        "turns/mean": _mean([_turns(one) for one in completions]),
+        "turns/drawn_tokens": _mean([one.num_drawn for one in completions]),
+    }
+
+
+def _turns(completion: SampledCompletion) -> int:
+    """One, and one more wherever a token of the environment's is followed by one of the model's."""
+    return 1 + bytes(completion.sampled or ()).count(b"\0\1")
+
+
+def _trained_metrics(batch: Trained, generated: int) -> dict[str, float]:
+    """Of the completions in the loss. generated: completions of all groups that were made for the batch."""
+    assert batch.mask is not None and batch.advantage is not None
+    trained = batch.mask.any(-1)
+    advantage = batch.advantage[:, 0][trained].tolist()
+    return {
+        "advantage/mean": _mean(advantage),
+        "advantage/std": _deviation(advantage),
+        "sample_utilization": len(advantage) / generated,
+    }
+
+
+def member_metrics(generated: Sequence[Group], members: Sequence[str]) -> dict[str, float]:
+    """Of every data set of a mixture: completions, mean reward and mean length in these groups.
 
     One of which nothing was generated has a count of 0 and no means.
     """
-    if not members:
-        return {}
-    sums = batch["generated", "members"][::repeats].sum(dim=0)
     metrics: dict[str, float] = {}
-    for column, name in enumerate(members):
-        completions, judged = float(sums["completions"][column]), float(sums["judged"][column])
-        metrics[f"completions/{name}"] = completions
-        if completions:
-            metrics[f"length/response_mean/{name}"] = float(sums["length"][column]) / completions
-        if judged:
-            metrics[f"reward/mean/{name}"] = float(sums["reward"][column]) / judged
+    for name in members:
+        mine = [one for group in generated if group.example.source == name for one in _candidates(group)]
+        rewards = [verdict.score for verdict in _verdicts(mine) if verdict.judged]
+        metrics[f"completions/{name}"] = float(len(mine))
+        if mine:
+            metrics[f"length/response_mean/{name}"] = _mean([len(one.token_ids) for one in mine])
+        if rewards:
+            metrics[f"reward/mean/{name}"] = _mean(rewards)
     return metrics
 
 
-def age_metrics(batch: TensorDictBase, policy_version: int) -> dict[str, float]:
+def age_metrics(batch: Trained, policy_version: int) -> dict[str, float]:
     """Age of every token in the loss: versions between the one that drew it and the one it trains.
 
     `age/histogram/K` counts the tokens of age K, up to the oldest there is.
     """
-    ages = policy_version - batch["policy_version"][batch["mask"]]
-    counts = {f"age/histogram/{age}": float(n) for age, n in enumerate(ages.bincount().tolist())}
-    oldest = float(ages.max()) if ages.numel() else 0.0
-    return {"age/mean": _mean(ages.double()), "age/max": oldest} | counts
+    assert batch.mask is not None
+    counts = (policy_version - batch.policy_version[batch.mask]).bincount().tolist()
+    total = sum(age * count for age, count in enumerate(counts))
+    means = {"age/mean": total / max(sum(counts), 1), "age/max": float(max(len(counts) - 1, 0))}
+    return means | {f"age/histogram/{age}": float(count) for age, count in enumerate(counts)}
 
 
-def _mean(values: torch.Tensor) -> float:
-    return float(values.mean()) if values.numel() else 0.0
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
-def _std(values: torch.Tensor) -> float:
-    return float(values.std()) if values.numel() > 1 else 0.0
-
-
-def _zero_variance(reward: torch.Tensor, valid: torch.Tensor, repeats: int) -> float:
-    """Share of groups whose judged rewards are all equal: they teach nothing."""
-    grouped, judged = reward.view(-1, repeats), valid.view(-1, repeats)
-    highest = grouped.masked_fill(~judged, -torch.inf).amax(1)
-    lowest = grouped.masked_fill(~judged, torch.inf).amin(1)
-    return _mean((highest <= lowest).double())
+def _deviation(values: Sequence[float]) -> float:
+    mean = _mean(values)
+    squares = [(value - mean) * (value - mean) for value in values]
+    return math.sqrt(sum(squares) / (len(values) - 1)) if len(values) > 1 else 0.0

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tensordict import TensorDictBase
 from torchrl.record.loggers import Logger
 
 from config.files import written_whole
 from config.folders import SUMMARY
 from config.outcome import RunOutcome
-from monitoring.metrics import rollout_metrics
+from envs.group import Group
+from monitoring.metrics import Trained, rollout_metrics
 from monitoring.progress import Progress
 from monitoring.trackers import MetricsFile, close_tracker
 
@@ -36,14 +36,12 @@ class Monitor:
         self,
         run_dir: Path,
         tracker: Logger | None,
-        repeats: int,
         live: Progress,
         first_step: int = 0,
         members: Sequence[str] = (),
     ) -> None:
         self.run_dir = run_dir
         self.tracker = tracker
-        self.repeats = repeats
         self.live = live
         self.members = members
         self.file = MetricsFile(run_dir / "metrics.jsonl")
@@ -80,12 +78,17 @@ class Monitor:
         """Metrics of something that is not an optimizer step (a push): in the next row."""
         self.extra |= metrics
 
-    def optimized(self, batch: TensorDictBase, step: dict[str, float], policy_version: int) -> dict[str, Any]:
-        """Write the row of one optimizer step. `policy_version` is that of the weights before the step."""
+    def optimized(
+        self, batch: Trained, groups: Sequence[Group], step: dict[str, float], policy_version: int
+    ) -> dict[str, Any]:
+        """Write the row of one optimizer step.
+
+        groups: of the batch, in its order. policy_version: of the weights before the step.
+        """
         self.optimizer_step += 1
         row: dict[str, Any] = {"optimizer_step": self.optimizer_step}
-        row |= rollout_metrics(batch, self.repeats, policy_version, self.members) | step | self.extra
-        row |= self._throughput(batch)
+        row |= rollout_metrics(batch, groups, policy_version, self.members) | step | self.extra
+        row |= self._throughput([len(one.token_ids) for group in groups for one in group.completions])
         self.extra = {}
         self.file.append(row)
         self._track(row)
@@ -109,21 +112,22 @@ class Monitor:
             numbers = {name: value for name, value in row.items() if isinstance(value, float)}
             self.tracker.log_metrics(numbers, step=self.optimizer_step)
 
-    def _throughput(self, batch: TensorDictBase) -> dict[str, float]:
+    def _throughput(self, lengths: Sequence[int]) -> dict[str, float]:
         """Seconds per phase and per second figures since the last row; all phases start again at 0.
 
+        lengths: of the step's completions, in tokens.
         `idle/learner` is the share of that time in which the learner had no batch to work on.
         """
         now = time.perf_counter()
         elapsed, self.since = now - self.since, now
-        tokens = int(batch["tokens", "response_mask"].sum())
+        tokens = sum(lengths)
         self.tokens += tokens
         row: dict[str, float] = {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}
         row["idle/learner"] = self.seconds["collect"] / elapsed
         self.seconds = dict.fromkeys(self.seconds, 0.0)
         return row | {
             "throughput/tokens_per_s": tokens / elapsed,
-            "throughput/completions_per_s": batch.batch_size[0] / elapsed,
+            "throughput/completions_per_s": len(lengths) / elapsed,
             "time/elapsed_s": self.seconds_before + now - self.began,
             "tokens/total": float(self.tokens_before + self.tokens),
             "time/unix_s": time.time(),

@@ -311,6 +311,13 @@ def reference_bytes(config: Config, shape: ModelShape) -> float:
     return linear * min(width, MIXED_BYTES[config.train.mixed_precision]) + shape.head_parameters * width
 
 
+def pushed_bytes(config: Config, shape: ModelShape, dtype: str) -> float:
+    """What a push carries: full weights in `dtype`, or the adapter in its own."""
+    if config.inference_model.lora == "adapter":
+        return trained_parameters(config, shape) * FLOAT
+    return shape.parameters * DTYPE_BYTES[dtype]
+
+
 def usable_bytes(gpu_memory_gib: float) -> float:
     """What a process may plan to use of a GPU: less the CUDA context, libraries and fragmentation."""
     return gpu_memory_gib * GIB * (1 - FRAGMENTATION) - CONTEXT_BYTES

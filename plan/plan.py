@@ -19,6 +19,7 @@ from plan.devices import DevicePlan, Situation, TransportName, Wish, plan_device
 from plan.machine import Machine
 from plan.memory import (
     CONTEXT_BYTES,
+    Part,
     Phase,
     ReferenceAt,
     between_steps,
@@ -27,6 +28,7 @@ from plan.memory import (
     engine_work_bytes,
     kv_bytes_per_sequence,
     microbatch_rows,
+    pushed_bytes,
     reference_bytes,
     train_phases,
     usable_bytes,
@@ -49,7 +51,8 @@ class EnginePlan:
 
     dtype: of its weights and arithmetic. gpu_memory_utilization: share of a GPU that vLLM takes. kv_cache_bytes: of
     one engine; None: what that share leaves. max_num_batched_tokens: None leaves it to the engine. async_scheduling:
-    vLLM prepares a step while the one before it runs; only where no push can fall between the two.
+    vLLM prepares a step while the one before it runs; only where no push can fall between the two. sleeps: while the
+    learner works, for they take turns on its GPUs.
     """
 
     backend: Backend
@@ -60,6 +63,21 @@ class EnginePlan:
     max_num_batched_tokens: int | None
     enforce_eager: bool
     async_scheduling: bool
+    sleeps: bool
+
+
+@dataclass(frozen=True)
+class CanaryPlan:
+    """What engines and learner score around each push.
+
+    count, length: of the sequences, longer than a block of the engine's prefix cache (128 tokens on a CPU); without
+    such a cache there is nothing to find in longer ones. scores_anew: before each push too, which fills that cache;
+    an engine that slept since the last push cannot.
+    """
+
+    count: int
+    length: int
+    scores_anew: bool
 
 
 @dataclass(frozen=True)
@@ -99,6 +117,7 @@ class Plan:
     learner: LearnerPlan
     reference: ReferencePlan
     transport: TransportName
+    canary: CanaryPlan
     notes: tuple[str, ...]
 
     @property
@@ -122,6 +141,7 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
     """
     devices = _allot(config, overlapped, machine)
     shape = find_shape(config.model.name)
+    engine = _engine(config, overlapped, machine, devices, shape)
     plan = Plan(
         config=config,
         machine=machine,
@@ -129,14 +149,13 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
         shape=shape,
         overlapped=overlapped,
         folder=folder,
-        engine=_engine(config, overlapped, machine, devices, shape),
+        engine=engine,
         learner=_learner(config, overlapped, devices, shape),
         reference=ReferencePlan(_temporary_home(devices), devices.reference),
-        transport="in_process",
+        transport=transport(devices, engine.backend == "vllm" and config.inference_model.lora == "merge"),
+        canary=_canary(engine.backend, devices),
         notes=devices.notes,
     )
-    native = plan.engine.backend == "vllm" and config.inference_model.lora == "merge"
-    plan = replace(plan, transport=transport(devices, native))
     return _note_unused(_share_gpu(_place_reference(plan)))
 
 
@@ -203,7 +222,14 @@ def _engine(
         max_num_batched_tokens=(inference.max_num_batched_tokens or GPU_BATCHED_TOKENS) if gpu_vllm else None,
         enforce_eager=on_cpu if inference.enforce_eager is None else inference.enforce_eager,
         async_scheduling=gpu_vllm and not overlapped,
+        sleeps=backend == "vllm" and devices.colocated,
     )
+
+
+def _canary(backend: Backend, devices: DevicePlan) -> CanaryPlan:
+    if backend == "transformers":
+        return CanaryPlan(count=1, length=24, scores_anew=False)
+    return CanaryPlan(count=3, length=160, scores_anew=not devices.colocated)
 
 
 def _backend(config: Config, machine: Machine, on_cpu: bool) -> Backend:
@@ -317,12 +343,22 @@ def engine_bytes(plan: Plan, shape: ModelShape) -> float:
     return plan.devices.workers_per_engine * (weights + (cache_on_device(plan, shape) or 0.0))
 
 
-def host_bytes(plan: Plan, shape: ModelShape) -> float:
-    """Memory of the machine that the run takes: everything on a CPU; beside GPUs a reference that visits them, and a
-    buffer for weights that travel through memory."""
+def host_uses(plan: Plan, shape: ModelShape) -> list[Part]:
+    """Memory of the machine that the run takes: everything on a CPU; beside GPUs a reference that visits them; and the
+    copy of the last push."""
     if plan.devices.on_cpu:
-        learner = max(phase.bytes for phase in plan.phases)
-        return learner + engine_bytes(plan, shape) * len(plan.devices.engines)
-    visits = reference_bytes(plan.config, shape) if plan.reference.home == "host memory" else 0.0
-    travels = plan.transport in ("shared_memory", "object_store")
-    return visits + (shape.parameters * DTYPE_BYTES[plan.weight_dtype] if travels else 0.0)
+        engines = engine_bytes(plan, shape) * len(plan.devices.engines)
+        uses = [
+            Part("learner", max(phase.bytes for phase in plan.phases), "train.gradient_accumulation_steps")
+        ]
+        uses.append(Part("engines", engines, "inference_model.num_devices, max_num_seqs"))
+    else:
+        visits = reference_bytes(plan.config, shape) if plan.reference.home == "host memory" else 0.0
+        uses = [Part("visiting reference", visits, "ref_model.num_devices")]
+    copy = pushed_bytes(plan.config, shape, plan.weight_dtype) if plan.transport != "in_process" else 0.0
+    uses.append(Part("copy of the last push", copy, "model.name, inference_model.dtype"))
+    return [use for use in uses if use.bytes]
+
+
+def host_bytes(plan: Plan, shape: ModelShape) -> float:
+    return sum(use.bytes for use in host_uses(plan, shape))

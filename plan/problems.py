@@ -9,7 +9,7 @@ from config.schema import Config
 from plan.machine import ASSUMED_VLLM, Machine
 from plan.memory import Phase, checkpoint_bytes, checkpoints_kept, gib, kv_bytes_per_sequence, usable_bytes
 from plan.model_shape import GIB, ModelShape
-from plan.plan import Plan, cache_on_device, gpus_used, host_bytes, make_plan
+from plan.plan import Plan, cache_on_device, gpus_used, host_bytes, host_uses, make_plan
 
 MOST_GPUS = 64
 
@@ -127,11 +127,12 @@ def _memory(plan: Plan, shape: ModelShape) -> list[Problem]:
     host = host_bytes(plan, shape)
     if host > machine.host_memory_gib * GIB:
         largest = f"; {_largest(plan.phases)}" if plan.devices.on_cpu else ""
+        uses = ", ".join(f"{use.what} {gib(use.bytes)}" for use in host_uses(plan, shape))
         where = "this machine's memory" if not machine.imagined else "the node's memory"
         found.append(
             Problem(
                 "host memory",
-                f"about {gib(host)} are needed and {where} is {machine.host_memory_gib:.2f} GiB{largest}",
+                f"about {gib(host)} are needed ({uses}) and {where} is {machine.host_memory_gib:.2f} GiB{largest}",
             )
         )
     if plan.devices.on_cpu or machine.gpu_memory_gib is None:

@@ -12,6 +12,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from config.checks import check
 from config.errors import ConfigError
 from config.schema import Config
 from plan.machine import Machine
@@ -67,7 +68,7 @@ def _judge(
         try:
             for setting in settings:
                 _set(changed, setting)
-            changed.check()
+            check(changed)
             return not problems(make_plan(changed, overlapped, machine, folder))
         except ConfigError:
             return False

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from config.schema import Config
 from plan.machine import Machine
 from plan.memory import (
+    Part,
     checkpoint_bytes,
     checkpoints_kept,
     engine_weights,
@@ -14,7 +15,7 @@ from plan.memory import (
     usable_bytes,
 )
 from plan.model_shape import GIB
-from plan.plan import Plan, cache_on_device, host_bytes
+from plan.plan import Plan, cache_on_device, host_bytes, host_uses
 from plan.problems import Problem
 from plan.remedies import remedy
 
@@ -129,11 +130,13 @@ def _memory_lines(plan: Plan) -> list[str]:
         lines.append(_line("usable", f"{where}: {gib(usable_bytes(machine.gpu_memory_gib))}"))
     for phase in plan.phases:
         lines.append(_line(phase.name, f"{where}: {gib(phase.bytes)}"))
-        lines += [f"  {gib(part.bytes):>12}  {part.what}  [{part.knobs}]" for part in phase.parts]
-    return [
-        *lines,
-        _line("host memory", f"{gib(host_bytes(plan, shape))} of {machine.host_memory_gib:.2f} GiB"),
-    ]
+        lines += map(_use, phase.parts)
+    lines.append(_line("host memory", f"{gib(host_bytes(plan, shape))} of {machine.host_memory_gib:.2f} GiB"))
+    return [*lines, *map(_use, host_uses(plan, shape))]
+
+
+def _use(part: Part) -> str:
+    return f"  {gib(part.bytes):>12}  {part.what}  [{part.knobs}]"
 
 
 def _generation_lines(plan: Plan) -> list[str]:

@@ -34,7 +34,7 @@ class GroupBuffer(Generic[Group]):
     batch_groups: groups of one batch. max_age: versions between a group's start and its consumption.
     batches_per_version: batches between two weight pushes. capacity: groups that may be ready and not taken.
     keep_order: consume in admission order (`train.stale_groups=wait`), else in order of completion (`drop`).
-    first_batch: batches that earlier parts of a resumed run have trained on.
+    first_batch: batches that earlier parts of a resumed run have trained on. version: the trainer's, then and now.
     made_room: called where groups were taken, or a version was pushed: more groups may start now.
     """
 
@@ -51,9 +51,11 @@ class GroupBuffer(Generic[Group]):
     dropped: int = 0
     _ready: list[tuple[int, int, Group]] = field(default_factory=list)  # a heap of (sequence, version, group)
     _batch: list[Group] = field(default_factory=list)
-    _unplanned: int = 0  # versions that were pushed before their time
     _failure: BaseException | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def __post_init__(self) -> None:
+        self._first_version = self.version
 
     def may_admit(self) -> bool:
         """Whether one more group may start now."""
@@ -64,10 +66,8 @@ class GroupBuffer(Generic[Group]):
 
     def _version_at(self, sequence: int) -> int:
         """The trainer's version at the batch that the group of this sequence number is meant for."""
-        return self._planned(sequence // self.batch_groups) + self._unplanned
-
-    def _planned(self, batches: int) -> int:
-        return (self.first_batch + batches) // self.batches_per_version
+        pushes = (self.first_batch + sequence // self.batch_groups) // self.batches_per_version
+        return self._first_version + pushes - self.first_batch // self.batches_per_version
 
     def admit(self) -> int:
         """The sequence number of a group that starts now."""
@@ -154,7 +154,6 @@ class GroupBuffer(Generic[Group]):
         """The trainer's weights have a new version: more groups may start."""
         with self._changed:
             self.version = version
-            self._unplanned = version - self._planned((self.taken - self.dropped) // self.batch_groups)
             self._changed.notify_all()
         self.made_room()
 

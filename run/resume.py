@@ -1,28 +1,25 @@
 """From where a run goes on: which checkpoint `train.resume` means, and which of its settings may be others by now.
 
     train.resume ──find──▶ a checkpoint ──changed_settings──▶ what changed: applied, each by name, or refused
-    model.name=RUN or CHECKPOINT ──with_model──▶ a folder in Hugging Face format
 
-What a checkpoint holds is in training/checkpoint.py.
+What a checkpoint holds is in training/checkpoint.py; run/checkpoint_model.py makes a model of one.
 """
 
 import re
-import shutil
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from config.errors import ConfigError
 from config.folders import holder
-from config.schema import Config, LoraConfig, ModelConfig
+from config.schema import Config
+from run.schedule import Schedule
+
+if TYPE_CHECKING:  # torch costs seconds
+    from training.checkpoint import Saved
 
 DATE, TIME, JOB = r"\d{4}-\d\d-\d\d", r"\d\d-\d\d-\d\d(-\d+)?", r"\d+"
 LANDING = {"outputs": "*/*", "multirun": "*/*/*"}
-MODELS = "models"
 
 BEGUN_WITH = (
     *(
@@ -60,19 +57,7 @@ NO_PART_OF_IT = (
 MISSING = "absent"
 
 
-@dataclass(frozen=True)
-class Saved:
-    """A checkpoint that a run goes on from."""
-
-    path: Path
-    state: dict[str, Any]
-
-    @property
-    def run_dir(self) -> Path:
-        return self.path.parent.parent
-
-
-def find(config: Config, run_dir: Path, overlapped: bool) -> tuple[Saved | None, list[str]]:
+def find(config: Config, run_dir: Path, schedule: type[Schedule]) -> tuple["Saved | None", list[str]]:
     """What `train.resume` means, and what the user should know of it.
 
     That is a checkpoint, the newest one of a run's folder, or with `auto` of this very run: in this run's own folder
@@ -85,33 +70,32 @@ def find(config: Config, run_dir: Path, overlapped: bool) -> tuple[Saved | None,
     """
     from training.checkpoint import checkpoints
 
-    given, own = config.train.resume, bool(checkpoints(run_dir))
+    named, own = config.train.resume, bool(checkpoints(run_dir))
     if own and config.run == "eval":
         raise ConfigError(
             f"hydra.run.dir={run_dir} is the folder of a training run, whose metrics an evaluation would replace; take "
             "another folder, and name this one with train.resume"
         )
-    if own and given is None:
+    if own and named is None:
         raise ConfigError(
             f"hydra.run.dir={run_dir} holds the checkpoints of an earlier run, which this one would replace; go "
             "on from them with train.resume=auto, or take another folder"
         )
-    if given is None:
+    if named is None:
         return None, []
-    if given == "auto":
-        saved, told = _newest(run_dir) if own else _among_siblings(config, run_dir, overlapped)
+    if named == "auto":
+        saved, told = _newest(run_dir) if own else _among_siblings(config, run_dir, schedule)
     else:
-        saved, told = _given(Path(given))
-    if saved is not None and config.run != "eval" and saved.state["overlapped"] != overlapped:
-        ours, theirs = ("grpo_async.py", "grpo.py") if overlapped else ("grpo.py", "grpo_async.py")
+        saved, told = given(Path(named))
+    if saved is not None and config.run != "eval" and saved.state["overlapped"] != schedule.overlapped:
         raise ConfigError(
-            f"train.resume={saved.path}: {theirs} wrote it, which counts other iterations than {ours}; go on with "
-            f"{theirs}"
+            f"train.resume={saved.path}: {schedule.other_script} wrote it, which counts other iterations than "
+            f"{schedule.script}; go on with {schedule.other_script}"
         )
     return saved, told
 
 
-def _given(path: Path, key: str = "train.resume") -> tuple[Saved, list[str]]:
+def given(path: Path, key: str = "train.resume") -> tuple["Saved", list[str]]:
     """A checkpoint, a run's folder or the folder of its checkpoints. key: the setting that names it."""
     try:
         return _at(path)
@@ -119,22 +103,24 @@ def _given(path: Path, key: str = "train.resume") -> tuple[Saved, list[str]]:
         raise ConfigError(str(error).replace("train.resume", key, 1)) from error
 
 
-def _at(path: Path) -> tuple[Saved, list[str]]:
-    from training.checkpoint import FOLDER, load_checkpoint
+def _at(path: Path) -> tuple["Saved", list[str]]:
+    from training.checkpoint import FOLDER, Saved, load_checkpoint
 
     if path.is_dir():
         return _newest(path.parent if path.name == FOLDER else path)
     return Saved(path, load_checkpoint(path)), []
 
 
-def _newest(run_dir: Path) -> tuple[Saved, list[str]]:
-    from training.checkpoint import load_newest
+def _newest(run_dir: Path) -> tuple["Saved", list[str]]:
+    from training.checkpoint import Saved, load_newest
 
     path, state, passed_over = load_newest(run_dir)
     return Saved(path, state), [f"passed over, as it cannot be read: {reason}" for reason in passed_over]
 
 
-def _among_siblings(config: Config, run_dir: Path, overlapped: bool) -> tuple[Saved | None, list[str]]:
+def _among_siblings(
+    config: Config, run_dir: Path, schedule: type[Schedule]
+) -> tuple["Saved | None", list[str]]:
     from training.checkpoint import checkpoints, origin
 
     nearest = ""
@@ -143,7 +129,7 @@ def _among_siblings(config: Config, run_dir: Path, overlapped: bool) -> tuple[Sa
         if known is None:
             nearest = nearest or f"; none of the checkpoints in {folder} can be read"
             continue
-        if known[1] != overlapped and config.run != "eval":
+        if known[1] != schedule.overlapped and config.run != "eval":
             continue
         different = [
             change for change in changes(known[0], asdict(config)) if not under(change.key, NO_PART_OF_IT)
@@ -219,7 +205,7 @@ def under(key: str, settings: tuple[str, ...]) -> bool:
     return any(key == setting or key.startswith(f"{setting}.") for setting in settings)
 
 
-def changed_settings(saved: Saved, config: Config, overlapped: bool) -> list[str]:
+def changed_settings(saved: "Saved", config: Config, schedule: type[Schedule]) -> list[str]:
     """A line for every setting that is another than the checkpoint's, all of which take effect.
 
     Raises:
@@ -228,7 +214,7 @@ def changed_settings(saved: Saved, config: Config, overlapped: bool) -> list[str
     before = saved.state["config"]
     found = [change for change in changes(before, asdict(config)) if not under(change.key, UNSAID)]
     fixed = [change for change in found if under(change.key, BEGUN_WITH)]
-    fixed += _counts(before, config, overlapped)
+    fixed += _counts(before, config, schedule)
     if list(before["optimizer"]["group_lr"]) != list(config.optimizer.group_lr):
         fixed += [change for change in found if under(change.key, ("optimizer.group_lr",))]
     if fixed:
@@ -236,7 +222,7 @@ def changed_settings(saved: Saved, config: Config, overlapped: bool) -> list[str
             f"train.resume={saved.path}: a run keeps what it began with: {'; '.join(map(str, fixed))}. Give these as "
             f"they were, or begin another run from its weights: model.name={saved.path} without train.resume"
         )
-    total = config.total_optimizer_batches if overlapped else config.total_iterations
+    total = schedule.total(config)
     if total < saved.state["iteration"]:
         raise ConfigError(
             f"train.resume={saved.path}: it has done {saved.state['iteration']} iterations, and "
@@ -246,7 +232,7 @@ def changed_settings(saved: Saved, config: Config, overlapped: bool) -> list[str
     return [f"{change} applied" for change in found]
 
 
-def _counts(before: dict[str, Any], config: Config, overlapped: bool) -> list[Change]:
+def _counts(before: dict[str, Any], config: Config, schedule: type[Schedule]) -> list[Change]:
     """The sizes by which iterations and versions are counted, wherever they come from."""
     train, env = before["train"], before["env"]
     iteration = train["dialog_turns_per_batch"] or env["num_envs"] * env["repeats"]
@@ -255,7 +241,7 @@ def _counts(before: dict[str, Any], config: Config, overlapped: bool) -> list[Ch
         ("completions of an iteration", iteration, config.completions_per_iteration),
         ("completions of an optimizer step", step, config.optim_batch_size),
     ]
-    if overlapped:
+    if schedule.overlapped:
         per_version = -(-train["weight_update_frequency"] // train["epochs"])
         pairs.append(("batches between two pushes", per_version, config.batches_per_version))
     keys = {
@@ -264,105 +250,3 @@ def _counts(before: dict[str, Any], config: Config, overlapped: bool) -> list[Ch
         "batches between two pushes": "train.weight_update_frequency",
     }
     return [Change(f"{what} ({keys[what]})", old, new) for what, old, new in pairs if old != new]
-
-
-def is_checkpoint(name: str) -> bool:
-    """Whether `model.name` names a checkpoint, a run's folder, or what was made of one."""
-    path = Path(name)
-    return path.suffix == ".pt" or (path / "checkpoints").is_dir()
-
-
-def model_of(saved: Saved) -> ModelConfig:
-    return ModelConfig(**saved.state["config"]["model"])
-
-
-def with_model(config: Config) -> tuple[Config, list[str]]:
-    """The config, with a folder in Hugging Face format for a `model.name` that is a checkpoint or a run's folder.
-
-    That folder is made beside the checkpoint, RUN/models/NAME, once: a resumed run finds it again. A plan, which
-    loads nothing, takes the model that the checkpoint's run began from.
-    """
-    from plan.model_shape import model_path
-
-    name = config.model.name
-    if not is_checkpoint(name) or (Path(model_path(name)) / "config.json").is_file():
-        return config, []
-    path = Path(name)
-    folder = path.parent.parent / MODELS / path.stem
-    if path.suffix == ".pt" and not path.exists() and folder.is_dir():
-        return _named(config, folder), []
-    saved, told = _given(path, "model.name")
-    if config.run == "plan":
-        return _named(config, Path(model_of(saved).name)), told
-    folder = saved.run_dir.resolve() / MODELS / saved.path.stem
-    if not folder.is_dir():
-        with _made_beside(folder) as unfinished:
-            write_model(saved, model_of(saved), unfinished)
-    return _named(config, folder), [*told, f"model.name: the weights of {saved.path}, in {folder}"]
-
-
-def _named(config: Config, name: Path | str) -> Config:
-    return replace(config, model=replace(config.model, name=str(name)))
-
-
-@contextmanager
-def _made_beside(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which takes the name `folder` at the end; another that did so first is as good."""
-    folder.parent.mkdir(exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        yield unfinished
-        unfinished.chmod(0o755)
-        try:
-            unfinished.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def write_model(saved: Saved, model: ModelConfig, folder: Path) -> None:
-    """The checkpoint's policy in Hugging Face format, adapters merged in, as it goes to engines.
-
-    Raises:
-        ConfigError: the checkpoint is of another model than `model`.
-    """
-    import torch
-
-    from rollout.weights.outgoing import named_weights
-    from training.model import add_lora, causal_model, load_model, load_tokenizer
-    from training.trained import base_digest, load_trained, save_model
-
-    tokenizer = load_tokenizer(model.name)
-    lora = LoraConfig(**saved.state["config"]["train_model"]["lora"])
-    loaded = load_model(model, [torch.device("cpu")])
-    policy = add_lora(loaded, lora) if lora.enabled else loaded
-    try:
-        load_trained(policy, saved.state["learner"], base_digest(policy))
-    except ConfigError as error:
-        raise ConfigError(f"{saved.path} with model.name={model.name}: {error}") from error
-    save_model(causal_model(policy), dict(named_weights(policy)), tokenizer, folder)
-
-
-@contextmanager
-def evaluated_model(config: Config, run_dir: Path, overlapped: bool) -> Iterator[tuple[Config, Saved | None]]:
-    """For `run=eval`: the config with the checkpoint of `train.resume` as its model, in a folder that is removed.
-
-    Raises:
-        ConfigError: there is no such checkpoint, or it is of another model than `model.name`.
-    """
-    saved, told = find(config, run_dir, overlapped)
-    if saved is None and is_checkpoint(config.model.name):
-        saved, told = _given(Path(config.model.name), "model.name")
-        config = _named(config, model_of(saved).name)
-    if saved is None:
-        yield config, None
-        return
-    for line in told:
-        print(line, file=sys.stderr)
-    model = replace(config.model, dtype=model_of(saved).dtype)
-    with tempfile.TemporaryDirectory(prefix=".model.", dir=run_dir) as folder:
-        write_model(saved, model, Path(folder))
-        print(f"evaluating {saved.path.name} of {saved.run_dir}", file=sys.stderr)
-        yield _named(config, folder), saved

@@ -7,21 +7,24 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import torch
 from torch import nn
 
 from envs.group import SampledCompletion, Sampling
-from grpo_utils import build, torch_devices
 from plan.machine import this_machine
 from plan.plan import make_plan
-from rollout.engines.pool import RayPool
-from rollout.engines.sampler import Engine, Request, generate
+from rollout.engines.sampler import Request, SteppedEngine, generate
 from rollout.engines.vllm_engine import VLLMEngine
-from run.engines import build_engine, learner_scores
-from run.parts import Parts
+from run.build import build
+from run.engines import vllm_settings
+from run.lockstep import Lockstep
 from selftest.check import Bench
 from selftest.tiny import configured, model_folder, moved, subfolder
-from training.model import load_model, load_tokenizer
+from training.engine_arithmetic import learner_scores
+from training.local_learner import LocalLearner
+from training.model import load_model, load_tokenizer, saved_eos_token_ids
+from training.models import torch_devices
 
 MEAN_GAP = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.3}
 """Largest mean |engine log-prob - learner log-prob| of drawn tokens that an engine's dtype explains."""
@@ -29,13 +32,19 @@ VLLM = "inference_model.backend=vllm"
 
 
 @contextmanager
-def built(bench: Bench, *overrides: str, tied: bool = False) -> Iterator[Parts]:
-    """The parts of a run on vLLM, closed at the end."""
-    parts = build(configured(bench, VLLM, *overrides, tied=tied), subfolder(bench, "run"))
+def built(bench: Bench, *overrides: str, tied: bool = False) -> Iterator[Lockstep]:
+    """A run of grpo.py on vLLM, closed at the end."""
+    working = build(configured(bench, VLLM, *overrides, tied=tied), subfolder(bench, "run"), Lockstep)
     try:
-        yield parts
+        yield working
     finally:
-        parts.close("finished")
+        working.run.close("finished")
+
+
+def policy(working: Lockstep) -> nn.Module:
+    """The learner's model."""
+    assert isinstance(working.run.learner, LocalLearner)
+    return working.run.learner.model
 
 
 def requests(sampling: Sampling, count: int = 4) -> list[Request]:
@@ -44,7 +53,7 @@ def requests(sampling: Sampling, count: int = 4) -> list[Request]:
     return [Request(i, tuple(prompt), 4, sampling, seed=i) for i, prompt in enumerate(prompts)]
 
 
-def drawn_gap(model: nn.Module, engine: Engine, sampling: Sampling) -> torch.Tensor:
+def drawn_gap(model: nn.Module, engine: SteppedEngine, sampling: Sampling) -> torch.Tensor:
     """|engine - learner| of the log-probs of newly drawn tokens; every one is of the engine's present version."""
     asked, gaps = requests(sampling), []
     for request, response in zip(asked, generate(engine, asked, timeout=50), strict=True):
@@ -89,26 +98,34 @@ def weights_arrive(
     width: of a larger random model. lose_engine: the first engine is killed before the last push.
     """
     name = () if width is None else (f"model.name={model_folder(bench, tied, width, layers)}",)
-    with built(bench, *name, *overrides, tied=tied) as parts:
-        model, engine, worst, gap = parts.learner.model, parts.weights.engine, 0.0, 0.0
+    with built(bench, *name, *overrides, tied=tied) as working:
+        run, worst, gap = working.run, 0.0, 0.0
+        model, engine = policy(working), run.engine
         for version in range(pushes):
             if version == pushes - 1 and lose_engine:
-                assert isinstance(engine, RayPool)
-                os.kill(engine.members[0], signal.SIGKILL)
-            worst = max(worst, parts.weights.push()["canary/max_abs_diff"])
+                os.kill(_an_actor(), signal.SIGKILL)
+            worst = max(worst, run.weights.push()["canary/max_abs_diff"])
             gap = max(gap, float(drawn_gap(model, engine, Sampling(max_tokens=8)).mean()))
-            parts.weights.rest_engines()
+            run.weights.rest_engines()
             moved(model, seed=version)
-        dtype, transport = parts.plan.engine.dtype, parts.plan.transport
+        dtype, transport = run.plan.engine.dtype, run.plan.transport
         assert gap < MEAN_GAP[dtype], f"{dtype}: drawn log-probs are {gap:.2g} from the learner's in the mean"
     return f"{transport}, {dtype}: canary {worst:.1g}, drawn tokens {gap:.1g}"
 
 
+def _an_actor() -> int:
+    """Process id of an engine in a Ray actor."""
+    return next(
+        child.pid for child in psutil.Process().children(recursive=True) if "EngineHost" in child.name()
+    )
+
+
 def draws(bench: Bench, overrides: Sequence[str] = ()) -> str:
     """Temperature, top-k, top-p, greedy, seeds: the log-probs are those of the distribution that was drawn from."""
-    with built(bench, *overrides) as parts:
-        parts.weights.push()
-        model, engine, dtype = parts.learner.model, parts.weights.engine, parts.plan.engine.dtype
+    with built(bench, *overrides) as working:
+        run = working.run
+        run.weights.push()
+        model, engine, dtype = policy(working), run.engine, run.plan.engine.dtype
         gap = 0.0
         for sampling in (
             Sampling(max_tokens=8),
@@ -133,7 +150,7 @@ def draws(bench: Bench, overrides: Sequence[str] = ()) -> str:
     return f"log-probs within {gap:.1g} in the mean, equal seeds {same:.0%} equal"
 
 
-def repeated(engine: Engine) -> float:
+def repeated(engine: SteppedEngine) -> float:
     """Share of completions that come twice under equal seeds."""
     goes = [
         [
@@ -153,12 +170,12 @@ def in_flight(bench: Bench) -> str:
     plan = make_plan(config, False, this_machine(bench.folder), bench.folder)
     plan = replace(plan, engine=replace(plan.engine, async_scheduling=False))  # as beside a learner that runs
     model = load_model(config.model, torch_devices(plan.devices.train))
-    engine = build_engine(config, model, load_tokenizer(config.model.name), plan)
-    assert isinstance(engine, VLLMEngine)
+    ends = saved_eos_token_ids(config.model.name, load_tokenizer(config.model.name))
+    engine = VLLMEngine(vllm_settings(config, tuple(ends), plan))
     try:
         for version, update in enumerate(("keep", "wait", "abort")):
             engine.settings = replace(engine.settings, update=update)
-            engine.load_weights(_state(model), 2 * version)
+            engine.load(_state(model), 2 * version)
             _push_between_tokens(engine, model, 2 * version, update)
     finally:
         engine.close()
@@ -176,7 +193,7 @@ def _push_between_tokens(engine: VLLMEngine, model: nn.Module, version: int, upd
         assert engine.step() == []
     old = {name: tensor.clone() for name, tensor in _state(model)}
     moved(model, seed=version)
-    engine.load_weights(_state(model), version + 1)
+    engine.load(_state(model), version + 1)
     new = {name: tensor.clone() for name, tensor in _state(model)}
     finished: list[Any] = []
     while engine.in_flight:
@@ -201,16 +218,15 @@ def turns(bench: Bench, overrides: Sequence[str] = (), iterations: int = 3) -> s
     and nothing grows from one iteration to the next."""
     asleep: list[int] = []
     awake: list[int] = []
-    with built(bench, *overrides) as parts:
-        parts.push_weights()
+    with built(bench, *overrides) as working:
+        working.push_weights()
         for _ in range(iterations):
-            groups = parts.collect()
+            groups = working.collect()
             asleep.append(_free(bench))
-            batch = parts.learner.prepare(groups)
-            for minibatch in parts.minibatches(batch):
-                parts.optimized(minibatch, parts.learner.step(minibatch))
-            moved(parts.learner.model, seed=parts.learner.optimizer_steps)
-            parts.push_weights()
+            for minibatch in working.minibatches(working.advantage(groups)):
+                working.learn(minibatch)
+            moved(policy(working), seed=working.run.learner.optimizer_steps)
+            working.push_weights()
             awake.append(_free(bench))
     if bench.device == "cpu":
         return "no GPU memory to give back"

@@ -1,41 +1,43 @@
 """The learner on the device of the bench, against the same arithmetic on the CPU or in another layout."""
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from config.policy import PRESETS, load_policy
 from config.schema import Config
-from grpo_utils import build, build_models, torch_devices
+from envs.group import Group, Verdict
 from plan.machine import this_machine
 from plan.plan import Plan, ReferencePlan, make_plan
+from run.build import build
+from run.lockstep import Lockstep
 from selftest.check import Bench
 from selftest.tiny import configured, model_folder, moved, subfolder
+from training.batch import Batch, Scores, Tokens, collate
 from training.forward import ResponseScorer
-from training.learner import Learner
+from training.local_learner import LocalLearner, make_learner
 from training.log_probs import selected_log_probs
-from training.model import load_model
 
 HALF = (torch.bfloat16, torch.float16)
 
 
-def collected(bench: Bench, *overrides: str) -> TensorDictBase:
+def collected(bench: Bench, *overrides: str) -> list[Group]:
     """Four groups of four completions drawn on the CPU, with random rewards, for a random model never is right."""
     config = configured(Bench(bench.folder, "cpu"), *overrides)
-    parts = build(config, subfolder(bench, "rollouts"))
+    working = build(config, subfolder(bench, "rollouts"), Lockstep)
     try:
-        batch = parts.collect()
+        groups = working.collect()
     finally:
-        parts.close("finished")
-    generator = torch.Generator().manual_seed(3)
-    batch["next", "reward"] = torch.rand(batch["next", "reward"].shape, generator=generator)
-    return batch
+        working.run.close("finished")
+    chance = random.Random(3)
+    for completion in (one for group in groups for one in group.completions):
+        completion.verdict = Verdict(chance.random(), {}, "scored")
+    return groups
 
 
 def learner_plan(config: Config, bench: Bench) -> Plan:
@@ -43,12 +45,7 @@ def learner_plan(config: Config, bench: Bench) -> Plan:
     return make_plan(config, False, this_machine(bench.folder), bench.folder)
 
 
-def make_learner(config: Config, plan: Plan, folder: Path) -> Learner:
-    model = load_model(config.model, torch_devices(plan.devices.train))
-    return Learner(*build_models(config, model, plan), config, folder)
-
-
-def stepped(config: Config, bench: Bench, batch: TensorDictBase) -> tuple[dict[str, float], torch.Tensor]:
+def stepped(config: Config, bench: Bench, groups: list[Group]) -> tuple[dict[str, float], torch.Tensor]:
     """Metrics of one optimizer step, and the gradient that it applied, float64 on the CPU."""
     plan = learner_plan(config, bench)
     learner = make_learner(config, plan, bench.folder)
@@ -62,7 +59,7 @@ def stepped(config: Config, bench: Bench, batch: TensorDictBase) -> tuple[dict[s
         seen.extend(p.grad.flatten().double().cpu() for p in learner.model.parameters() if p.grad is not None)
 
     learner.optimizer.register_step_pre_hook(read)
-    report = learner.step(learner.prepare(batch.clone()))
+    report = learner.step(learner.credit(groups))
     return report.metrics, torch.cat(seen)
 
 
@@ -80,13 +77,13 @@ def apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 def presets(bench: Bench) -> str:
     """Every preset's step: on a GPU as on the CPU; on the CPU with a shared prompt as with whole sequences."""
-    batch, cpu = collected(bench), Bench(bench.folder, "cpu")
+    groups, cpu = collected(bench), Bench(bench.folder, "cpu")
     here = configured(bench)
     other = configured(cpu, "train.share_prompt=false", "train.gradient_accumulation_steps=2")
     names, worst = sorted(path.stem for path in PRESETS.glob("*.yaml")), 0.0
     for name in names:
-        ours, gradient = stepped(preset(here, name), bench, batch)
-        theirs, expected = stepped(preset(other, name), cpu, batch)
+        ours, gradient = stepped(preset(here, name), bench, groups)
+        theirs, expected = stepped(preset(other, name), cpu, groups)
         difference = max(apart(gradient, expected), abs(ours["loss/objective"] - theirs["loss/objective"]))
         assert difference < 1e-3, f"policy={name}: gradient or loss differs by {difference:.2g}"
         worst = max(worst, difference)
@@ -95,32 +92,33 @@ def presets(bench: Bench) -> str:
 
 def precision(bench: Bench, mixed: str, overrides: Sequence[str] = ()) -> str:
     """Steps under `train.mixed_precision`: the weights move, and log-probs stay near those in float32."""
-    batch = collected(bench)
+    groups = collected(bench)
+    batch = collate(groups)
     config = configured(bench, f"train.mixed_precision={mixed}", "optimizer.warmup_steps=0", *overrides)
     learner = make_learner(config, learner_plan(config, bench), bench.folder)
     learner.scorer.autocast_dtype, dtype = None, learner.scorer.autocast_dtype
-    mask = batch["tokens", "response_mask"]
+    mask = batch.tokens.response_mask
     full = learner.scorer(batch).log_prob.detach().cpu()[mask]
     learner.scorer.autocast_dtype = dtype
     gap = float((learner.scorer(batch).log_prob.detach().cpu()[mask] - full).abs().mean())
     assert gap < 0.1, f"log-probs under {mixed} are {gap:.2g} from those in float32 in the mean"
     before = [p.detach().clone() for p in learner.model.parameters() if p.requires_grad]
     for _ in range(3):
-        report = learner.step(learner.prepare(batch.clone()))
+        report = learner.step(learner.credit(groups))
         assert math.isfinite(report.metrics["grad_norm"]) or report.skipped
     after = [p.detach() for p in learner.model.parameters() if p.requires_grad]
     assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True)), "no weight moved"
     if learner.scaler.is_enabled():
-        overflow(learner, batch)
+        overflow(learner, groups)
     return f"log-probs within {gap:.2g} of float32 in the mean"
 
 
-def overflow(learner: Learner, batch: TensorDictBase) -> None:
+def overflow(learner: LocalLearner, groups: list[Group]) -> None:
     """A gradient beyond float16 is skipped, and the scale halved."""
     device = next(learner.model.parameters()).device
     learner.scaler.scale(torch.zeros(1, device=device))  # from then on it has a scale
     learner.scaler.update(2.0**100)
-    report = learner.step(learner.prepare(batch.clone()))
+    report = learner.step(learner.credit(groups))
     assert report.skipped, "an overflow was not skipped"
     assert learner.scaler.get_scale() == 2.0**99, (
         f"the scale is {learner.scaler.get_scale()} after an overflow"
@@ -154,9 +152,9 @@ def head(bench: Bench) -> str:
 
 def references(bench: Bench, homes: Sequence[str]) -> str:
     """The reference scores the same in every home, the same bits twice, and gives a visited GPU's memory back."""
-    batch = collected(bench)
-    mask = batch["tokens", "response_mask"]
-    expected = batch["sample_log_prob"][mask]
+    batch = collate(collected(bench))
+    mask = batch.tokens.response_mask
+    expected = batch.sample_log_prob[mask]
     for home in homes:
         lora = home == "base of the LoRA policy"
         config = configured(bench, "policy.kl_coef=0.1", f"train_model.lora.enabled={str(lora).lower()}")
@@ -181,19 +179,19 @@ def references(bench: Bench, homes: Sequence[str]) -> str:
 
 def resumes(bench: Bench) -> str:
     """A learner's state through a file, on the same device and on the CPU: equal next steps."""
-    batch = collected(bench)
+    groups = collected(bench)
     config = configured(bench)
     first = make_learner(config, learner_plan(config, bench), bench.folder)
-    first.step(first.prepare(batch.clone()))
+    first.step(first.credit(groups))
     path = bench.folder / "learner.pt"
-    torch.save(first.state_dict(), path)
-    wanted = first.step(first.prepare(batch.clone())).metrics
+    torch.save(first.save(), path)
+    wanted = first.step(first.credit(groups)).metrics
     for device, bound in ((bench.device, 1e-5), ("cpu", 1e-3)):
         there = Bench(bench.folder, device)
         config = configured(there)
         again = make_learner(config, learner_plan(config, there), bench.folder)
-        again.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-        found = again.step(again.prepare(batch.clone())).metrics
+        again.load(torch.load(path, map_location="cpu", weights_only=True))
+        found = again.step(again.credit(groups)).metrics
         for name in ("loss/objective", "grad_norm", "kl/ref"):
             assert abs(found[name] - wanted[name]) <= bound * (1 + abs(wanted[name])), (
                 f"resumed on {device}: {name} is {found[name]:.6g} and not {wanted[name]:.6g}"
@@ -206,28 +204,36 @@ def layouts(bench: Bench, overrides: Sequence[str] = ("train_model.num_devices=2
     worst, cpu = 0.0, Bench(bench.folder, "cpu")
     for tied in (False, True):
         name = f"model.name={model_folder(bench, tied, layers=8)}"
-        batch = collected(bench, name)
-        _, ours = stepped(configured(bench, name, *overrides), bench, batch)
-        _, theirs = stepped(configured(cpu, name), cpu, batch)
+        groups = collected(bench, name)
+        _, ours = stepped(configured(bench, name, *overrides), bench, groups)
+        _, theirs = stepped(configured(cpu, name), cpu, groups)
         worst = max(worst, apart(ours, theirs))
         assert worst < 1e-3, f"{'tied' if tied else 'untied'} head: the gradient is {worst:.2g} off"
     return f"tied and untied head, gradients within {worst:.1g}"
 
 
-def synthetic_tokens(rows: int, width: int, vocabulary: int) -> TensorDictBase:
-    from tensordict import TensorDict
-
+def synthetic_batch(rows: int, width: int, vocabulary: int) -> Batch:
+    """Random responses, all of one length."""
     generator = torch.Generator().manual_seed(0)
     everything, prompt = torch.ones(rows, width, dtype=torch.bool), torch.ones(rows, 8, dtype=torch.bool)
-    tokens = TensorDict(
-        prompt=torch.zeros(rows, 8, dtype=torch.int64),
-        prompt_mask=prompt,
-        response=torch.randint(0, vocabulary, (rows, width), generator=generator),
-        response_mask=everything,
-        loss_mask=everything.clone(),
+    column = torch.zeros(rows, 1)
+    return Batch(
+        tokens=Tokens(
+            prompt=torch.zeros(rows, 8, dtype=torch.int64),
+            prompt_mask=prompt,
+            response=torch.randint(0, vocabulary, (rows, width), generator=generator),
+            response_mask=everything,
+            loss_mask=everything.clone(),
+            batch_size=[rows],
+        ),
+        next=Scores(reward=column, reward_status=column.long(), batch_size=[rows]),
+        group_id=column.long(),
+        sample_log_prob=torch.zeros(rows, width),
+        policy_version=torch.zeros(rows, width, dtype=torch.int64),
+        finish_reason=column.long(),
+        temperature=column + 1,
         batch_size=[rows],
     )
-    return TensorDict(tokens=tokens, batch_size=[rows])
 
 
 def head_speed(
@@ -250,7 +256,7 @@ def head_speed(
             )
         )
     scorer = ResponseScorer(model, 4, share_prompt=True, autocast_dtype=torch.bfloat16)
-    batch = synthetic_tokens(rows, length, vocabulary)
+    batch = synthetic_batch(rows, length, vocabulary)
     left, right = (
         torch.randn(shape, device=bench.device, dtype=torch.bfloat16)
         for shape in ((rows * length // 4, width), (width, vocabulary))
@@ -283,13 +289,13 @@ def _seconds(bench: Bench, work: Any) -> float:
 def memory(bench: Bench, width: int = 128, layers: int = 2) -> str:
     """What a step takes of a GPU at its peak, against the plan's estimate."""
     name = f"model.name={model_folder(bench, width=width, layers=layers)}"
-    batch = collected(bench)
+    groups = collected(bench)
     config = configured(bench, name, "policy.kl_coef=0")
     plan = learner_plan(config, bench)
     learner = make_learner(config, plan, bench.folder)
     estimate = max(phase.bytes for phase in plan.phases)
     for _ in range(2):
-        learner.step(learner.prepare(batch.clone()))
+        learner.step(learner.credit(groups))
     measured = torch.cuda.max_memory_allocated() if bench.device == "cuda" else 0
     assert measured < 1.2 * estimate, (
         f"a step took {measured / 2**20:.0f} MiB, estimated {estimate / 2**20:.0f}"

@@ -26,15 +26,12 @@ class Kept:
 
 
 class NoEngines:
-    """Targets of a push that are never asked for anything."""
+    """Engines of a push that are never asked for anything."""
 
     members = (0,)
 
     def call_each(self, method: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
         return []
-
-    def note_push(self, version: int, received: frozenset[str]) -> None:
-        pass
 
     def stacks(self) -> str:
         return ""
@@ -66,12 +63,12 @@ def race(bench: Bench) -> str:
     WeightTransferTrainerFactory.register_engine("kept", Trainer)
     INIT["kept"] = lambda end: Init(rank=0)
     weight = torch.zeros(1024, 1024, device=bench.device)
-    transfer = NativeTransfer("kept", NoEngines(), timeout=30)
-    transfer.push(Outgoing.of([("weight", weight)]), 0)
+    transfer = NativeTransfer("kept", timeout=30)
+    transfer.push(Outgoing.of([("weight", weight)]), 0, NoEngines())
     for value in (1.0, 2.0):
         torch.cuda._sleep(CYCLES)
         weight.fill_(value)
-        transfer.push(Outgoing.of([("weight", weight)]), int(value))
+        transfer.push(Outgoing.of([("weight", weight)]), int(value), NoEngines())
         arrived = kept.sent[-1].cpu().view(torch.float32)
         assert (arrived == value).all(), f"the push sent {arrived.unique().tolist()} and not {value}"
     transfer.close()

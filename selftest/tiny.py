@@ -17,8 +17,11 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from config.schema import CONFIG_DIR, Config, register_schema, to_config
-from grpo_utils import run
+from config.composition import CONFIG_DIR, register_schema, to_config
+from config.schema import Config
+from run.jobs import run_job
+from run.lockstep import Lockstep
+from run.overlapped import Overlapped
 from selftest.check import Bench
 
 TOKENIZER = Path(__file__).resolve().parent.parent / "models" / "quickstart"
@@ -108,7 +111,10 @@ def train(
     config = configured(bench, *overrides)
     config.train.total_dialog_turns = iterations * config.completions_per_iteration
     run_dir = subfolder(bench, name)
-    run(config, run_dir, grpo_async.train if overlapped else grpo.train, overlapped)
+    if overlapped:
+        run_job(config, run_dir, grpo_async.train, Overlapped)
+    else:
+        run_job(config, run_dir, grpo.train, Lockstep)
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == config.total_optimizer_steps, (
         f"{len(rows)} optimizer steps of {config.total_optimizer_steps}"

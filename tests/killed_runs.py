@@ -13,12 +13,9 @@ import torch
 import transformers.models.llama.modeling_llama  # noqa: F401
 
 import grpo_async
-import run.engines
-import run.evaluation
 import training.learner  # noqa: F401
 from config.schema import Config
-from grpo_utils import run
-from run.parts import Parts
+from run.jobs import run_job
 from tests.scripts import configured
 from training.checkpoint import newest_checkpoint
 
@@ -68,4 +65,4 @@ def train_noting_prompts(stale: str, run_dir: Path, ledger: Path, events: Any) -
         events.release()
         grpo_async.train(config, parts)
 
-    run(one_epoch(stale, run_dir), run_dir, train)
+    run_job(one_epoch(stale, run_dir), run_dir, train)

@@ -10,7 +10,8 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 
-from config.schema import Config, register_schema, to_config
+from config.composition import register_schema, to_config
+from config.schema import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ("logging.progress=false", "logging.sample_frequency=0", "train_model.num_threads=1")

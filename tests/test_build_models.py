@@ -9,7 +9,6 @@ import torch
 import training.model
 import training.reference
 from config.schema import Config, ModelConfig, TrainConfig
-from grpo_utils import build_models
 from plan.machine import Machine
 from plan.plan import Plan, ReferencePlan, make_plan
 from tests.tiny import tiny_llama

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import grpo
 import grpo_async
-from grpo_utils import run
 from monitoring.watch import BOUNDS
+from run.jobs import run_job
 from tests.scripts import ROOT, configured, rows
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
@@ -36,7 +36,7 @@ def test_every_metric_is_explained(tmp_path: Path) -> None:
     for script in (grpo, grpo_async):
         folder = tmp_path / script.__name__
         folder.mkdir()
-        run(configured(*SMALL), folder, script.train)
+        run_job(configured(*SMALL), folder, script.train)
         logged = {name for row in rows(folder) for name in row}
         general = {COUNTED.sub(r"\1K", name.replace("reward/accuracy", "reward/PART")) for name in logged}
         assert general - explained == set()

@@ -20,10 +20,9 @@ import grpo
 import grpo_async
 from config.schema import Config
 from envs.task import make_task
-from grpo_utils import run
 from plan.machine import installed_vllm
 from plan.model_shape import KNOWN
-from run.parts import Parts
+from run.jobs import run_job
 from run.resume import Saved
 from tests.punkt import OWN_PUNKT, use_punkt
 from tests.scripts import ROOT, configured, rows
@@ -167,7 +166,7 @@ def run_script(config: Config, script: str, run_dir: Path) -> Seen:
         largest, steps = parts.weights.canary.tolerance.largest, parts.learner.optimizer_steps
         seen.append(Seen(parts.plan.engine.dtype, largest, dtype, steps, scores))
 
-    assert run(config, run_dir, train, overlapped=script == "grpo_async.py") == "finished"
+    assert run_job(config, run_dir, train, overlapped=script == "grpo_async.py") == "finished"
     return seen[0]
 
 

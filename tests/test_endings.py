@@ -13,10 +13,12 @@ import grpo
 import grpo_async
 from config.errors import ConfigError
 from config.schema import Config
-from grpo_utils import build, run
 from monitoring import trackers
 from rollout.engines.transformers_engine import TransformersEngine
-from run.parts import Parts
+from run.build import build
+from run.jobs import run_job
+from run.lockstep import Lockstep
+from run.overlapped import Overlapped
 from run.resume import find
 from tests.scripts import QUICK, ROOT, configured, finish, rows, wait_for
 from training.checkpoint import checkpoint_path, save_checkpoint
@@ -40,7 +42,7 @@ def test_a_stop_after_the_checkpoint_of_its_iteration_leaves_one_of_the_next(tmp
         parts.iteration_done = stopped_after  # type: ignore[method-assign]
         grpo.train(config, parts)
 
-    assert run(configured(*SMALL, "train.checkpoint_frequency=0"), tmp_path, train) == "interrupted"
+    assert run_job(configured(*SMALL, "train.checkpoint_frequency=0"), tmp_path, train) == "interrupted"
     assert checkpoints(tmp_path) == [3]
     assert rows(tmp_path)[-1]["optimizer_step"] == 3
 
@@ -56,7 +58,7 @@ def test_a_stop_during_a_checkpoint_needs_no_other(tmp_path: Path) -> None:
         parts.checkpoint = stopped_in  # type: ignore[method-assign]
         grpo.train(config, parts)
 
-    assert run(configured(*SMALL, "train.checkpoint_frequency=2"), tmp_path, train) == "interrupted"
+    assert run_job(configured(*SMALL, "train.checkpoint_frequency=2"), tmp_path, train) == "interrupted"
     assert checkpoints(tmp_path) == [2]
 
 
@@ -87,9 +89,9 @@ def test_an_evaluation_that_was_given_up_is_made_up_for(tmp_path: Path) -> None:
         parts.evaluate = stopped_in  # type: ignore[method-assign]
         grpo.train(config, parts)
 
-    assert run(config, tmp_path, train) == "interrupted"
+    assert run_job(config, tmp_path, train) == "interrupted"
     assert checkpoints(tmp_path) == [2]
-    assert run(config, tmp_path, grpo.train) == "finished"
+    assert run_job(config, tmp_path, grpo.train, Lockstep) == "finished"
     assert [row["iteration"] for row in rows(tmp_path) if "reward/mean" not in row] == [0, 2, 4]
 
 
@@ -116,7 +118,7 @@ def test_an_interrupted_sweep_begins_no_other_run(tmp_path: Path) -> None:
 
 
 def test_each_script_goes_on_from_its_own_checkpoints(tmp_path: Path) -> None:
-    run(configured(*SMALL), tmp_path, grpo_async.train, overlapped=True)
+    run_job(configured(*SMALL), tmp_path, grpo_async.train, Overlapped)
     with pytest.raises(ConfigError, match=r"grpo_async\.py wrote it, .* go on with grpo_async\.py"):
         build(configured(*SMALL, "train.resume=auto"), tmp_path)
 
@@ -127,9 +129,9 @@ def test_auto_passes_over_what_is_not_this_run(tmp_path: Path, monkeypatch: pyte
     siblings = [tmp_path / "outputs" / "2026-01-01" / f"00-00-0{second}" for second in range(5)]
     for folder in siblings:
         folder.mkdir(parents=True)
-    run(configured(*SMALL), siblings[0], grpo.train)
-    run(configured(*SMALL), siblings[1], grpo_async.train, overlapped=True)
-    run(configured(*SMALL, "train.seed=1"), siblings[2], grpo.train)
+    run_job(configured(*SMALL), siblings[0], grpo.train, Lockstep)
+    run_job(configured(*SMALL), siblings[1], grpo_async.train, Overlapped)
+    run_job(configured(*SMALL, "train.seed=1"), siblings[2], grpo.train, Lockstep)
     ours = checkpoint_path(siblings[0], 4)
     for folder in siblings[3:]:
         checkpoint_path(folder, 1).parent.mkdir()

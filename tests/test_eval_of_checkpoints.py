@@ -9,8 +9,9 @@ import pytest
 
 import grpo
 from config.errors import ConfigError
-from grpo_utils import run
 from plan.machine import installed_vllm
+from run.jobs import run_job
+from run.lockstep import Lockstep
 from tests.scripts import configured, finish, rows, start
 from tests.tiny import resized_quickstart
 from training.model import load_tokenizer
@@ -26,7 +27,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """A run's folder, and the setting of its adapter. Evaluated after 0, 2 and 4 iterations."""
     folder = tmp_path_factory.mktemp("trained")
     lora = f"train_model.lora.enabled={LORA[request.param]}"
-    run(configured(*SMALL, *FAST, SETS, "eval.frequency=2", lora), folder, grpo.train)
+    run_job(configured(*SMALL, *FAST, SETS, "eval.frequency=2", lora), folder, grpo.train, Lockstep)
     return folder, lora
 
 
@@ -46,7 +47,7 @@ def test_a_checkpoint_says_what_its_run_said(
 ) -> None:
     folder, lora = trained
     path = folder / f"checkpoints/checkpoint_{iteration:06d}.pt"
-    run(configured("run=eval", SETS, lora, *FAST, f"train.resume={path}"), tmp_path, grpo.train)
+    run_job(configured("run=eval", SETS, lora, *FAST, f"train.resume={path}"), tmp_path, grpo.train, Lockstep)
     assert f"evaluating checkpoint_{iteration:06d}.pt of {folder}" in capsys.readouterr().err
     assert completions(tmp_path, iteration) == completions(folder, iteration)
     assert completions(folder, iteration) != completions(folder, 0)
@@ -61,7 +62,7 @@ def test_the_folder_of_a_run_is_its_newest_checkpoint(
     trained: tuple[Path, str], key: str, tmp_path: Path
 ) -> None:
     folder, lora = trained
-    run(configured("run=eval", SETS, lora, *FAST, f"{key}={folder}"), tmp_path, grpo.train)
+    run_job(configured("run=eval", SETS, lora, *FAST, f"{key}={folder}"), tmp_path, grpo.train, Lockstep)
     assert completions(tmp_path, 4) == completions(folder, 4)
     assert not (folder / "models").exists()
 
@@ -87,7 +88,12 @@ def test_on_vllm_in_ray_actors(trained: tuple[Path, str], tmp_path: Path) -> Non
     assert process.returncode == 0, output
     by_transformers = tmp_path / "transformers"
     greedy = "eval.sets={held_out:{dataset:arithmetic,n:1,temperature:0,limit:20}}"
-    run(configured("run=eval", f"train.resume={folder}", lora, *FAST, greedy), by_transformers, grpo.train)
+    run_job(
+        configured("run=eval", f"train.resume={folder}", lora, *FAST, greedy),
+        by_transformers,
+        grpo.train,
+        Lockstep,
+    )
     texts = [[line["completion"] for line in completions(where, 4)] for where in (tmp_path, by_transformers)]
     assert sum(a == b for a, b in zip(*texts, strict=True)) >= 19  # of 20: equal but for a tie
 
@@ -103,7 +109,7 @@ def test_on_vllm_in_ray_actors(trained: tuple[Path, str], tmp_path: Path) -> Non
 )
 def test_what_is_not_there_is_refused(given: str, expected: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        run(configured("run=eval", SETS, given), tmp_path, grpo.train)
+        run_job(configured("run=eval", SETS, given), tmp_path, grpo.train, Lockstep)
     assert expected in str(refused.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -112,7 +118,7 @@ def test_auto_takes_the_newest_run_beside(trained: tuple[Path, str], tmp_path: P
     folder, lora = trained
     landed, new = (tmp_path / "outputs/2026-01-01" / time for time in ("00-00-01", "00-00-02"))
     shutil.copytree(folder, landed)
-    run(
+    run_job(
         configured("run=eval", "train.resume=auto", SETS, lora, *SMALL, *FAST),
         new,
         grpo.train,
@@ -136,7 +142,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(
     resized_quickstart(tmp_path / "other", **settings)
     given = (what, SETS, lora, *SMALL, *FAST, f"model.name={tmp_path / 'other'}", f"train.resume={folder}")
     with pytest.raises(ConfigError) as refused:
-        run(configured(*given), tmp_path / "run", grpo.train)
+        run_job(configured(*given), tmp_path / "run", grpo.train, Lockstep)
     assert "checkpoint_000004.pt" in str(refused.value)
     assert expected in str(refused.value)
 
@@ -145,7 +151,7 @@ def test_an_evaluation_leaves_the_folder_of_a_training_run_alone(trained: tuple[
     folder, lora = trained
     before = (folder / "metrics.jsonl").read_bytes()
     with pytest.raises(ConfigError, match="is the folder of a training run"):
-        run(configured("run=eval", SETS, lora, "train.resume=auto"), folder, grpo.train)
+        run_job(configured("run=eval", SETS, lora, "train.resume=auto"), folder, grpo.train, Lockstep)
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
@@ -155,7 +161,7 @@ def test_training_goes_on_from_the_weights_of_a_checkpoint(trained: tuple[Path, 
     shutil.copytree(trained[0], source)
     checkpoint = source / "checkpoints/checkpoint_000002.pt"
     given = (*SMALL, *FAST, lora, SETS, f"model.name={checkpoint}")
-    run(configured(*given), tmp_path / "run", grpo.train)
+    run_job(configured(*given), tmp_path / "run", grpo.train, Lockstep)
     first = evaluation(tmp_path / "run", 0)
     assert first["eval/held_out/pass@1"] == evaluation(source, 2)["eval/held_out/pass@1"]
     assert rows(tmp_path / "run")[1]["optimizer_step"] == 1
@@ -164,7 +170,7 @@ def test_training_goes_on_from_the_weights_of_a_checkpoint(trained: tuple[Path, 
     assert load_tokenizer(str(model)).chat_template
     checkpoint.unlink()
     more = ("train.total_dialog_turns=80", "train.resume=auto")
-    run(configured(*given, *more), tmp_path / "run", grpo.train)
+    run_job(configured(*given, *more), tmp_path / "run", grpo.train, Lockstep)
     assert rows(tmp_path / "run")[-1]["optimizer_step"] == 5
 
 
@@ -173,6 +179,8 @@ def test_a_plan_for_a_checkpoint_makes_no_folder(
 ) -> None:
     folder, lora = trained
     (tmp_path / "plan").mkdir()
-    run(configured("run=plan", lora, *FAST, f"model.name={folder}"), tmp_path / "plan", grpo.train)
+    run_job(
+        configured("run=plan", lora, *FAST, f"model.name={folder}"), tmp_path / "plan", grpo.train, Lockstep
+    )
     assert "checkpoints" in capsys.readouterr().out
     assert not (folder / "models").exists()

@@ -12,9 +12,11 @@ import grpo
 import grpo_async
 from config.errors import ConfigError
 from config.schema import Config
-from grpo_utils import build, run
+from run.build import build
 from run.evaluation import load_sets
-from run.parts import Parts
+from run.jobs import run_job
+from run.lockstep import Lockstep
+from run.overlapped import Overlapped
 from tests.scripts import configured, rows, without_clocks
 from training.model import load_tokenizer
 
@@ -49,8 +51,8 @@ def last_weights(run_dir: Path) -> dict[str, torch.Tensor]:
 
 def test_training_has_the_same_bits_with_and_without(tmp_path: Path) -> None:
     plain, evaluated = folders(tmp_path)
-    run(configured(*SMALL), plain, grpo.train)
-    run(configured(*SMALL, SETS, "eval.frequency=2"), evaluated, grpo.train)
+    run_job(configured(*SMALL), plain, grpo.train, Lockstep)
+    run_job(configured(*SMALL, SETS, "eval.frequency=2"), evaluated, grpo.train, Lockstep)
     assert optimizer_rows(evaluated) == optimizer_rows(plain)
     after = last_weights(evaluated)
     for name, tensor in last_weights(plain).items():
@@ -67,7 +69,7 @@ def test_training_has_the_same_bits_with_and_without(tmp_path: Path) -> None:
 
 def test_every_completion_is_written(tmp_path: Path) -> None:
     config = configured(*SMALL, SETS)
-    run(config, tmp_path, grpo.train)
+    run_job(config, tmp_path, grpo.train, Lockstep)
     assert sorted(path.name for path in (tmp_path / "eval/held_out").iterdir()) == [
         "iteration_0.jsonl",
         "iteration_4.jsonl",
@@ -85,15 +87,20 @@ def test_every_completion_is_written(tmp_path: Path) -> None:
 def test_beside_running_generation(tmp_path: Path) -> None:
     """At age 0 with and without agree; with groups in flight every set is still whole."""
     plain, evaluated = folders(tmp_path)
-    run(configured(*SMALL, "train.max_policy_age=0"), plain, grpo_async.train)
-    run(configured(*SMALL, "train.max_policy_age=0", SETS, "eval.frequency=2"), evaluated, grpo_async.train)
+    run_job(configured(*SMALL, "train.max_policy_age=0"), plain, grpo_async.train, Overlapped)
+    run_job(
+        configured(*SMALL, "train.max_policy_age=0", SETS, "eval.frequency=2"),
+        evaluated,
+        grpo_async.train,
+        Overlapped,
+    )
     for ours, theirs in zip(optimizer_rows(evaluated), optimizer_rows(plain), strict=True):
         for name, value in ours.items():
             assert theirs[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
     ahead = tmp_path / "ahead"
     ahead.mkdir()
     beside = "train.max_policy_age=2", "train.weight_update_frequency=3", SETS, "eval.frequency=1"
-    run(configured(*SMALL, *beside), ahead, grpo_async.train)
+    run_job(configured(*SMALL, *beside), ahead, grpo_async.train, Overlapped)
     found = evaluations(ahead)
     assert [row["iteration"] for row in found] == list(range(5))
     assert found[-1]["policy_version"] == 2  # pushed for the last evaluation, though no push was due
@@ -105,8 +112,8 @@ def test_alone_it_says_what_training_says_before_its_first_iteration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     beside, alone = folders(tmp_path)
-    run(configured(*SMALL, SETS), beside, grpo.train)
-    run(configured("run=eval", SETS), alone, grpo.train)
+    run_job(configured(*SMALL, SETS), beside, grpo.train, Lockstep)
+    run_job(configured("run=eval", SETS), alone, grpo.train, Lockstep)
     assert "held_out: 20 problems, 4 completions each" in capsys.readouterr().out
     for name in ("held_out", "greedy"):
         ours, theirs = (
@@ -128,7 +135,7 @@ def test_a_file_that_repeats_its_problems_counts_each_once(tmp_path: Path) -> No
     config = configured(
         "run=eval", f"eval.sets={{aime:{{dataset:jsonl,data_files:{path},n:3}}}}", "logging.progress=true"
     )
-    run(config, tmp_path, grpo.train)
+    run_job(config, tmp_path, grpo.train, Lockstep)
     assert len(lines(tmp_path / "eval/aime/iteration_0.jsonl")) == 15
     assert evaluations(tmp_path)[0]["eval/aime/problems"] == 5
 
@@ -145,7 +152,7 @@ def test_a_stop_gives_the_evaluation_up(tmp_path: Path) -> None:
         parts.evaluation.run = stopping
         grpo_async.train(config, parts)
 
-    run(configured(*SMALL, SETS, "eval.frequency=2"), tmp_path, train)
+    run_job(configured(*SMALL, SETS, "eval.frequency=2"), tmp_path, train)
     assert [row["iteration"] for row in evaluations(tmp_path)] == [0]
     assert not (tmp_path / "eval/held_out/iteration_2.jsonl").exists()
     assert (tmp_path / "checkpoints/checkpoint_000002.pt").exists()
@@ -172,7 +179,7 @@ def test_aime_is_thirty_problems_however_often_the_file_repeats_them(tmp_path: P
     repeated = tmp_path / "aime.jsonl"
     repeated.write_text(AIME.read_text() * 8)
     given = f"eval.sets={{aime:{{dataset:aime,data_files:{repeated},n:2,max_tokens:4}}}}"
-    run(configured("run=eval", given, "env.max_prompt_tokens=2040"), tmp_path, grpo.train)
+    run_job(configured("run=eval", given, "env.max_prompt_tokens=2040"), tmp_path, grpo.train, Lockstep)
     assert evaluations(tmp_path)[0]["eval/aime/problems"] == 30
     assert len(lines(tmp_path / "eval/aime/iteration_0.jsonl")) == 60
 
@@ -189,7 +196,7 @@ def test_a_set_that_cannot_be_read_is_named_before_anything_is_loaded(
     given: str, expected: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
-        run(configured(f"eval.sets={given}"), tmp_path, grpo.train)
+        run_job(configured(f"eval.sets={given}"), tmp_path, grpo.train, Lockstep)
 
 
 def test_prompts_over_the_limit_are_named() -> None:
@@ -207,9 +214,9 @@ def test_a_resumed_run_keeps_its_evaluations_and_repeats_none(tmp_path: Path) ->
     for folder in (first, second):
         folder.mkdir()
     evaluated = (*SMALL[:2], SETS, "eval.frequency=1", "train.checkpoint_frequency=1")
-    run(configured(*evaluated, "train.total_dialog_turns=32"), first, grpo.train)
+    run_job(configured(*evaluated, "train.total_dialog_turns=32"), first, grpo.train, Lockstep)
     checkpoint = first / "checkpoints/checkpoint_000001.pt"
-    run(
+    run_job(
         configured(*evaluated, "train.total_dialog_turns=48", f"train.resume={checkpoint}"),
         second,
         grpo.train,

@@ -12,7 +12,9 @@ import torch
 from tensordict import TensorDictBase
 
 import grpo
-from grpo_utils import build, run
+from run.build import build
+from run.jobs import run_job
+from run.lockstep import Lockstep
 from tests.processes import alive
 from tests.scripts import ROOT, configured, finish, rows, start, wait_for, without_clocks
 from training.learner import StepReport
@@ -34,7 +36,7 @@ def test_a_short_run_logs_every_metric_and_leaves_checkpoints(tmp_path: Path) ->
     config = configured(
         *SMALL, "train.total_dialog_turns=64", "train.checkpoint_frequency=2", "train.epochs=2"
     )
-    run(config, tmp_path, grpo.train)
+    run_job(config, tmp_path, grpo.train, Lockstep)
     metrics = rows(tmp_path)
     assert [row["optimizer_step"] for row in metrics] == list(range(1, 9))
     named = {f"{group}/{name}" for group, names in LOGGED.items() for name in names.split()}
@@ -81,20 +83,20 @@ def test_mixed_precision_lora_and_accumulation_run(tmp_path: Path) -> None:
         "train_model.lora.enabled=true",
         "train.gradient_accumulation_steps=2",
     )
-    run(config, tmp_path, grpo.train)
+    run_job(config, tmp_path, grpo.train, Lockstep)
     assert len(rows(tmp_path)) == 2
 
 
 def learned(tmp_path: Path, train: object) -> tuple[float, float]:
     """Mean reward of the first and of the last five of 30 iterations of the quickstart."""
     config = configured("train.total_dialog_turns=7680", "env.num_envs=32", "env.repeats=8")
-    run(config, tmp_path, train)  # type: ignore[arg-type]
+    run_job(config, tmp_path, train)  # type: ignore[arg-type]
     rewards = [row["reward/mean"] for row in rows(tmp_path)]
     return rewards[0], sum(rewards[-5:]) / 5
 
 
 def test_reward_rises(tmp_path: Path) -> None:
-    before, after = learned(tmp_path, grpo.train)
+    before, after = learned(tmp_path, grpo.train, Lockstep)
     assert before <= 0.4
     assert after >= 0.75
 
@@ -133,8 +135,8 @@ def test_killed_and_resumed_is_bit_identical_to_never_stopped(
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     whole.mkdir()
-    run(configured(*RESUMED), whole, grpo.train)
-    run(configured(*RESUMED, "train.resume=auto"), broken, grpo.train)
+    run_job(configured(*RESUMED), whole, grpo.train, Lockstep)
+    run_job(configured(*RESUMED, "train.resume=auto"), broken, grpo.train, Lockstep)
     assert "resumed from" in capsys.readouterr().err
     assert without_clocks(rows(broken)) == without_clocks(rows(whole))
     saved = [
@@ -183,7 +185,7 @@ def test_ctrl_c_finishes_the_iteration_and_leaves_a_checkpoint_and_no_process(tm
 
 def test_a_plan_is_printed_and_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run").mkdir()
-    run(configured("run=plan"), tmp_path / "run", grpo.train)
+    run_job(configured("run=plan"), tmp_path / "run", grpo.train, Lockstep)
     printed = capsys.readouterr().out
     for expected in (
         "train_model      CPU",

@@ -13,10 +13,12 @@ import grpo
 import grpo_async
 import run.engines
 from config.schema import Config
-from grpo_utils import build, run
 from rollout.engines.pool import RayPool
 from rollout.weights.outgoing import Outgoing
-from run.parts import Parts
+from run.build import build
+from run.jobs import run_job
+from run.lockstep import Lockstep
+from run.overlapped import Overlapped
 from tests.processes import engine_processes
 from tests.scripts import configured, finish, rows, start, wait_for, without_clocks
 
@@ -27,8 +29,8 @@ def test_at_age_zero_the_metrics_are_those_of_lockstep(tmp_path: Path) -> None:
     lockstep, overlapped = tmp_path / "lockstep", tmp_path / "overlapped"
     for folder in (lockstep, overlapped):
         folder.mkdir()
-    run(configured(*SMALL), lockstep, grpo.train)
-    run(configured(*SMALL, "train.max_policy_age=0"), overlapped, grpo_async.train)
+    run_job(configured(*SMALL), lockstep, grpo.train, Lockstep)
+    run_job(configured(*SMALL, "train.max_policy_age=0"), overlapped, grpo_async.train, Overlapped)
     pairs = list(zip(without_clocks(rows(lockstep)), without_clocks(rows(overlapped)), strict=True))
     assert len(pairs) == 10
     for ours, theirs in pairs:
@@ -58,7 +60,7 @@ def test_no_token_is_older_than_the_bound(stale: str, max_age: int, frequency: i
         parts.learner.step = checked
         grpo_async.train(config, parts)
 
-    run(config, tmp_path, train)
+    run_job(config, tmp_path, train)
     assert len(oldest) == 10
     assert 1 <= max(oldest) <= max_age
     metrics = rows(tmp_path)
@@ -92,7 +94,7 @@ def test_the_trainers_log_probs_are_those_before_the_first_of_several_epochs(tmp
         "policy.mismatch=truncate",
         "optimizer.lr=1e-2",
     )
-    run(config, tmp_path, grpo_async.train)
+    run_job(config, tmp_path, grpo_async.train, Overlapped)
     metrics = rows(tmp_path)
     assert len(metrics) == 6
     for first, second in zip(metrics[::2], metrics[1::2], strict=True):
@@ -177,7 +179,7 @@ def test_an_engine_that_is_lost_gets_weights_that_only_the_learner_has(
         parts.learner.step = killing
         grpo_async.train(config, parts)
 
-    run(config, tmp_path, train, overlapped=True)
+    run_job(config, tmp_path, train, overlapped=True)
     metrics = rows(tmp_path)
     assert len(metrics) == 10
     assert metrics[-1]["policy_version"] == versions - 1
@@ -209,7 +211,7 @@ def test_an_engine_that_is_lost_in_an_evaluation_gets_its_weights_there(
         parts.evaluate = killing  # type: ignore[method-assign]
         grpo_async.train(config, parts)
 
-    assert run(config, tmp_path, train, overlapped=True) == "finished"
+    assert run_job(config, tmp_path, train, overlapped=True) == "finished"
     assert "engine 0 (CPU) is back" in caplog.text
     assert [row["iteration"] for row in rows(tmp_path) if "reward/mean" not in row] == [0, 10]
 

@@ -7,8 +7,8 @@ import torch
 
 import grpo
 from config.schema import Config
-from grpo_utils import run
-from run.parts import Parts
+from run.jobs import run_job
+from run.lockstep import Lockstep
 from tests.scripts import configured, rows, without_clocks
 from training.checkpoint import load_checkpoint, newest_checkpoint
 from training.optimizer import JointOptimizer
@@ -51,10 +51,10 @@ def test_three_iterations_stopped_after_one_and_resumed_are_three_iterations(tmp
 
     for folder in (whole, broken):
         folder.mkdir()
-    run(configured(*MUON), whole, noting_the_start)
-    run(configured(*MUON), broken, stopping_after_the_first)
+    run_job(configured(*MUON), whole, noting_the_start)
+    run_job(configured(*MUON), broken, stopping_after_the_first)
     assert len(rows(broken)) == 1
-    run(configured(*MUON, "train.resume=auto"), broken, grpo.train)
+    run_job(configured(*MUON, "train.resume=auto"), broken, grpo.train, Lockstep)
     assert len(rows(whole)) == 3
     assert without_clocks(rows(broken)) == without_clocks(rows(whole))
     ends = weights_of(whole), weights_of(broken)

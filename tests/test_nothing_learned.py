@@ -11,8 +11,9 @@ import grpo_async
 from config.errors import RunError
 from config.schema import Config
 from envs.task import Completion, Example
-from grpo_utils import run
-from run.parts import Parts
+from run.jobs import run_job
+from run.lockstep import Lockstep
+from run.overlapped import Overlapped
 from tests.scripts import configured, finish, rows, start
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.checkpoint_frequency=0")
@@ -72,11 +73,14 @@ def test_its_exit_code(tmp_path: Path) -> None:
 def test_every_way_to_learn_nothing(more: tuple[str, ...], why: str, tmp_path: Path) -> None:
     config = configured(*SMALL, "train.total_dialog_turns=32", *more)
     with pytest.raises(RunError, match=f"(?i)nothing was learned: none of 2 optimizer steps.*{why}"):
-        run(config, tmp_path, grpo.train)
+        run_job(config, tmp_path, grpo.train, Lockstep)
 
 
 def test_one_step_that_taught_something_is_enough(tmp_path: Path) -> None:
-    assert run(configured(*SMALL, "train.total_dialog_turns=32"), tmp_path, grpo.train) == "finished"
+    assert (
+        run_job(configured(*SMALL, "train.total_dialog_turns=32"), tmp_path, grpo.train, Lockstep)
+        == "finished"
+    )
 
 
 def test_an_interrupted_run_is_not_blamed(tmp_path: Path) -> None:
@@ -85,26 +89,26 @@ def test_an_interrupted_run_is_not_blamed(tmp_path: Path) -> None:
         grpo.train(config, parts)
 
     config = configured(*CUT, "train.total_dialog_turns=64")
-    assert run(config, tmp_path, stopping) == "interrupted"
+    assert run_job(config, tmp_path, stopping) == "interrupted"
 
 
 def test_a_resumed_run_is_judged_by_all_of_its_steps(tmp_path: Path) -> None:
     """The first part learned; that the second gets nothing is fine."""
     first = configured(*SMALL, "train.total_dialog_turns=32")
-    run(first, tmp_path, grpo.train)
+    run_job(first, tmp_path, grpo.train, Lockstep)
     checkpoint = next(tmp_path.glob("checkpoints/*.pt"))
     again = configured(*CUT, "train.total_dialog_turns=64", f"train.resume={checkpoint}")
-    assert run(again, tmp_path, grpo.train) == "finished"
+    assert run_job(again, tmp_path, grpo.train, Lockstep) == "finished"
     assert [row["optimizer_step"] for row in rows(tmp_path)] == [1, 2, 3, 4]
     assert rows(tmp_path)[2]["reward/zero_variance_groups"] == 1.0
 
 
 def test_elapsed_time_and_tokens_go_on_where_a_run_is_resumed(tmp_path: Path) -> None:
     began = time.time()
-    run(configured(*SMALL, "train.total_dialog_turns=32"), tmp_path, grpo.train)
+    run_job(configured(*SMALL, "train.total_dialog_turns=32"), tmp_path, grpo.train, Lockstep)
     checkpoint = next(tmp_path.glob("checkpoints/*.pt"))
     again = configured(*SMALL, "train.total_dialog_turns=48", f"train.resume={checkpoint}")
-    run(again, tmp_path, grpo.train)
+    run_job(again, tmp_path, grpo.train, Lockstep)
     found = rows(tmp_path)
     lengths = [16 * row["length/response_mean"] for row in found]
     assert [row["tokens/total"] for row in found] == [sum(lengths[: i + 1]) for i in range(3)]
@@ -119,5 +123,5 @@ def test_the_schedule_beside_generation_says_it_too(
 ) -> None:
     config = configured(*CUT, "train.total_dialog_turns=96")
     with pytest.raises(RunError, match="nothing was learned: none of 6 optimizer steps"):
-        run(config, tmp_path, grpo_async.train, overlapped=True)
+        run_job(config, tmp_path, grpo_async.train, Overlapped)
     assert "warning: optimizer steps 1 to 5 taught nothing" in capsys.readouterr().err

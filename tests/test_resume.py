@@ -17,10 +17,11 @@ import grpo
 import grpo_async
 from config.errors import ConfigError, RunError
 from config.schema import Config
-from grpo_utils import run
 from plan.memory import checkpoint_bytes
 from plan.model_shape import find_shape
-from run.parts import Parts
+from run.jobs import run_job
+from run.lockstep import Lockstep
+from run.overlapped import Overlapped
 from run.resume import find, siblings
 from tests.scripts import QUICK, ROOT, configured, finish, rows, start, wait_for, without_clocks
 from tests.tiny import resized_quickstart
@@ -34,7 +35,7 @@ LORA = ("train_model.lora.enabled=true", "train_model.lora.dropout=0.1", "optimi
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four iterations."""
     folder = tmp_path_factory.mktemp("trained")
-    run(configured(*SMALL), folder, grpo.train)
+    run_job(configured(*SMALL), folder, grpo.train, Lockstep)
     return folder
 
 
@@ -54,7 +55,7 @@ def rates(folder: Path) -> list[float]:
 def test_nothing_changed_says_nothing_and_is_the_same_run(
     trained: Path, halfway: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(configured(*SMALL, "train.resume=auto"), halfway, grpo.train)
+    run_job(configured(*SMALL, "train.resume=auto"), halfway, grpo.train, Lockstep)
     assert "applied" not in capsys.readouterr().err
     assert without_clocks(rows(halfway)) == without_clocks(rows(trained))
 
@@ -75,7 +76,7 @@ def test_a_changed_learning_rate_and_schedule_take_effect_and_are_said(
         seen.extend({**group, "params": []} for group in parts.learner.optimizer.param_groups)
         grpo.train(config, parts)
 
-    run(
+    run_job(
         configured(*SMALL, *changed, *schedule, "train.total_dialog_turns=128", "train.resume=auto"),
         halfway,
         train,
@@ -89,7 +90,7 @@ def test_a_changed_learning_rate_and_schedule_take_effect_and_are_said(
     assert rates(halfway)[2:] == pytest.approx([1e-3 * (1 - step / 8) for step in range(2, 8)])
     saved = load_checkpoint(checkpoint_path(halfway, 8))["config"]
     assert saved["optimizer"]["lr"] == 1e-3 and saved["policy"]["kl_coef"] == 0
-    run(
+    run_job(
         configured(*SMALL, *changed, *schedule, "train.total_dialog_turns=128", "train.resume=auto"),
         halfway,
         grpo.train,
@@ -122,7 +123,7 @@ def test_what_a_run_began_with_is_refused_by_name_with_a_way_out(
 ) -> None:
     before = {path.name: path.read_bytes() for path in halfway.iterdir() if path.is_file()}
     with pytest.raises(ConfigError) as refused:
-        run(configured(*SMALL, changed, "train.resume=auto"), halfway, grpo.train)
+        run_job(configured(*SMALL, changed, "train.resume=auto"), halfway, grpo.train, Lockstep)
     text = str(refused.value)
     assert said in text
     assert "checkpoint_000002.pt" in text
@@ -151,12 +152,12 @@ def test_what_a_refused_run_would_have_saved_is_not_saved(tmp_path: Path) -> Non
 
 
 def test_of_two_pushes_a_batch_count_is_kept(tmp_path: Path) -> None:
-    run(configured(*SMALL), tmp_path, grpo_async.train, overlapped=True)
+    run_job(configured(*SMALL), tmp_path, grpo_async.train, Overlapped)
     changed = configured(*SMALL, "train.weight_update_frequency=2", "train.resume=auto")
     with pytest.raises(
         ConfigError, match=r"batches between two pushes \(train\.weight_update_frequency\): 1 -> 2"
     ):
-        run(changed, tmp_path, grpo_async.train, overlapped=True)
+        run_job(changed, tmp_path, grpo_async.train, Overlapped)
 
 
 @pytest.mark.parametrize("given", ["the run", "checkpoints"])
@@ -164,7 +165,7 @@ def test_the_folder_of_a_run_is_its_newest_checkpoint(
     given: str, trained: Path, halfway: Path, tmp_path: Path
 ) -> None:
     folder = halfway if given == "the run" else halfway / "checkpoints"
-    run(configured(*SMALL, f"train.resume={folder}"), tmp_path / "new", grpo.train)
+    run_job(configured(*SMALL, f"train.resume={folder}"), tmp_path / "new", grpo.train, Lockstep)
     assert without_clocks(rows(tmp_path / "new")) == without_clocks(rows(trained))
 
 
@@ -176,7 +177,7 @@ def test_a_newest_checkpoint_that_cannot_be_read_is_passed_over(
     shutil.copytree(trained, folder)
     newest = checkpoint_path(folder, 4)
     newest.write_bytes(newest.read_bytes()[:1000] if damage is None else damage)
-    run(configured(*SMALL, "train.resume=auto"), folder, grpo.train)
+    run_job(configured(*SMALL, "train.resume=auto"), folder, grpo.train, Lockstep)
     told = capsys.readouterr().err
     assert told.count("passed over, as it cannot be read: ") == 1
     assert f"passed over, as it cannot be read: {newest}: " in told
@@ -190,7 +191,7 @@ def test_where_none_can_be_read_the_run_does_not_begin_again(trained: Path, tmp_
     for path in (folder / "checkpoints").iterdir():
         path.write_bytes(b"")
     with pytest.raises(ConfigError, match=r"none of the 2 checkpoints in .* can be read"):
-        run(configured(*SMALL, "train.resume=auto"), folder, grpo.train)
+        run_job(configured(*SMALL, "train.resume=auto"), folder, grpo.train, Lockstep)
 
 
 def outside(folder: Path, script: str, *overrides: str) -> str:
@@ -289,7 +290,7 @@ def test_one_bad_line_of_metrics_does_not_block_a_resume(
     path = halfway / "metrics.jsonl"
     first, *others = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([first, b"garbage}\n\xff\xfe}\n", bytes(100), b"\n", *others]))
-    run(configured(*SMALL, "train.resume=auto"), halfway, grpo.train)
+    run_job(configured(*SMALL, "train.resume=auto"), halfway, grpo.train, Lockstep)
     told = capsys.readouterr().err
     assert f"{path}: 3 lines are no rows of metrics and are left out (line 2, 3, 4)" in told
     assert without_clocks(rows(halfway)) == without_clocks(rows(trained))
@@ -356,7 +357,7 @@ def test_a_lora_checkpoint_is_what_the_plan_says(tmp_path: Path) -> None:
     given = (*SMALL[:2], *LORA, f"model.name={tmp_path / 'model'}", "train.total_dialog_turns=16")
     config = configured(*given)
     with pytest.raises(RunError, match="nothing was learned"):  # its weights are random
-        run(config, tmp_path / "run", grpo.train)
+        run_job(config, tmp_path / "run", grpo.train, Lockstep)
     path = newest_checkpoint(tmp_path / "run")
     assert path is not None
     shape = find_shape(config.model.name)
@@ -380,10 +381,10 @@ def test_a_lora_checkpoint_is_what_the_plan_says(tmp_path: Path) -> None:
 def test_a_resumed_lora_run_is_the_same_run(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     given = (*SMALL, *LORA)
-    run(configured(*given), whole, grpo.train)
+    run_job(configured(*given), whole, grpo.train, Lockstep)
     shutil.copytree(whole, broken)
     checkpoint_path(broken, 4).unlink()
-    run(configured(*given, "train.resume=auto"), broken, grpo.train)
+    run_job(configured(*given, "train.resume=auto"), broken, grpo.train, Lockstep)
     assert without_clocks(rows(broken)) == without_clocks(rows(whole))
     ends = [load_checkpoint(checkpoint_path(folder, 4))["learner"] for folder in (whole, broken)]
     for name, tensor in ends[0]["model"].items():

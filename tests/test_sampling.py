@@ -9,8 +9,9 @@ import pytest
 import grpo
 import grpo_async
 from config.schema import Config
-from grpo_utils import build, run
-from run.parts import Parts
+from run.build import build
+from run.jobs import run_job
+from run.lockstep import Lockstep
 from tests.scripts import configured, rows, without_clocks
 
 SMALL = ("env.num_envs=8", "env.repeats=4", "train.total_dialog_turns=96", "policy.kl_coef=0")
@@ -94,7 +95,7 @@ def test_oversampling_balances_the_groups(train: Train, tmp_path: Path) -> None:
 def test_the_log_probs_follow_a_moving_temperature(train: Train, tmp_path: Path) -> None:
     moving = ("inference_model.temperature=1.5", "inference_model.temperature_end=0.5")
     config = configured(*SMALL, *moving, "train.max_policy_age=0", "policy.objective=none", "optimizer.lr=0")
-    run(config, tmp_path, train)
+    run_job(config, tmp_path, train)
     metrics = rows(tmp_path)
     assert [row["rollout/temperature"] for row in metrics] == pytest.approx([1.5, 1.0, 0.5])
     for row in metrics:  # the trainer's log-probs are the engine's at every temperature
@@ -109,7 +110,7 @@ def test_a_resumed_run_replaces_groups_and_cools_as_if_never_stopped(tmp_path: P
     options = (*DYNAMIC, "env.oversample=6", "inference_model.temperature_end=0.8")
     for folder in (whole, broken):
         folder.mkdir()
-    run(configured(*options), whole, grpo.train)
+    run_job(configured(*options), whole, grpo.train, Lockstep)
 
     def stopping(config: Config, parts: Parts) -> None:
         done = parts.iteration_done
@@ -121,13 +122,13 @@ def test_a_resumed_run_replaces_groups_and_cools_as_if_never_stopped(tmp_path: P
         parts.iteration_done = stop_after_the_first
         grpo.train(config, parts)
 
-    run(configured(*options), broken, stopping)
-    run(configured(*options, "train.resume=auto"), broken, grpo.train)
+    run_job(configured(*options), broken, stopping)
+    run_job(configured(*options, "train.resume=auto"), broken, grpo.train, Lockstep)
     assert without_clocks(rows(broken)) == without_clocks(rows(whole))
 
 
 def test_what_length_costs_is_logged(tmp_path: Path) -> None:
-    run(
+    run_job(
         configured(
             *SMALL, "policy.overlong_cache=2", "policy.overlong_fraction=1", "inference_model.max_tokens=3"
         ),

@@ -200,7 +200,7 @@ def test_the_default_config_needs_neither_its_model_nor_a_gpu(
 ) -> None:
     """grpo_gsm8k names a model on the hub and device=cuda."""
     from config.schema import Config
-    from grpo_utils import ALONE, run
+    from run.jobs import ALONE, run_job
     from tests.scripts import configured
 
     monkeypatch.setattr("selftest.main.CHECKS", ())
@@ -208,7 +208,7 @@ def test_the_default_config_needs_neither_its_model_nor_a_gpu(
     monkeypatch.setattr("selftest.main.selftest", lambda run_dir: seen.append(run_dir) or 1)
     config: Config = configured("run=selftest", name="grpo_gsm8k")
     with pytest.raises(SystemExit) as ended:
-        run(config, tmp_path, lambda config, parts: None)
+        run_job(config, tmp_path, lambda config, parts: None)
     assert ended.value.code == 1
     assert seen == [tmp_path]
     assert "selftest" in ALONE

@@ -8,7 +8,7 @@ import pytest
 
 import grpo
 import grpo_async
-from grpo_utils import run
+from run.jobs import run_job
 from tests.scripts import configured, rows
 
 TURNS = ("env.max_steps=2", "env.reasoning=true", "env.reasoning_prompt='?'", "inference_model.max_tokens=16")
@@ -22,7 +22,7 @@ SETS = "eval.sets={held_out:{dataset:arithmetic,n:2,limit:5}}"
     ids=["lockstep", "overlapped", "overlapped, a Ray actor"],
 )
 def test_a_run_of_two_turns(train: Any, age: int, more: tuple[str, ...], tmp_path: Path) -> None:
-    run(configured(*SMALL, *TURNS, SETS, f"train.max_policy_age={age}", *more), tmp_path, train)
+    run_job(configured(*SMALL, *TURNS, SETS, f"train.max_policy_age={age}", *more), tmp_path, train)
     metrics = [row for row in rows(tmp_path) if "reward/mean" in row]
     assert len(metrics) == 4
     for row in metrics:

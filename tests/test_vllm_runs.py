@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 import grpo
-from grpo_utils import run
 from plan.machine import installed_vllm
+from run.jobs import run_job
+from run.lockstep import Lockstep
 from tests.scripts import configured, finish, rows, start
 
 pytestmark = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
@@ -18,7 +19,7 @@ TWO_ENGINES = ("inference_model.num_devices=2", "ray.enabled=true", "train.max_p
 
 @pytest.mark.parametrize("more", [(), ADAPTER], ids=["full weights", "adapter"])
 def test_three_iterations_in_one_process(more: tuple[str, ...], tmp_path: Path) -> None:
-    run(configured(*SMALL, *more), tmp_path, grpo.train)
+    run_job(configured(*SMALL, *more), tmp_path, grpo.train, Lockstep)
     metrics = rows(tmp_path)
     check(metrics)
     assert all(row["mismatch/max"] < 1e-3 for row in metrics)

@@ -1,6 +1,7 @@
 """Checkpoints: written beside and renamed, found again, loaded without running code from them."""
 
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,25 @@ KEYS = {
     *("prompts", "next_group_id"),
 }
 LEARNER_KEYS = {*trained.KEYS, "optimizer", "schedule_step"}
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that was read: what it holds, and where it lies."""
+
+    path: Path
+    state: dict[str, Any]
+
+    @property
+    def run_dir(self) -> Path:
+        """The folder of the run that wrote it."""
+        return self.path.parent.parent
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Its iteration, optimizer steps and policy version."""
+        steps: int = self.state["learner"]["optimizer_steps"]
+        return self.state["iteration"], steps, self.state["policy_version"]
 
 
 def checkpoint_path(run_dir: Path, iteration: int) -> Path:

@@ -9,10 +9,10 @@ plain key/value cache, so models with sliding windows or recurrent state take th
 from dataclasses import dataclass
 
 import torch
-from tensordict import TensorDictBase
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
+from training.batch import Batch, Tokens
 from training.log_probs import selected_log_probs
 from training.minibatches import microbatches
 from training.model import causal_model
@@ -38,7 +38,7 @@ class ResponseScorer:
     Args:
         repeats: completions per prompt; rows come group by group.
         temperature, top_p, top_k: of the distribution that the engine sampled from. `temperature=None`: each row
-            of a batch says its own, `temperature` [N, 1].
+            has its own, which a call says.
         share_prompt: one prompt forward per group.
         chunk_size: response tokens whose logits exist at one time; None: by the head's size.
         autocast_dtype: arithmetic of the forward pass, None for the weights' own.
@@ -65,12 +65,14 @@ class ResponseScorer:
         self.top_k = top_k
         self.autocast_dtype = autocast_dtype
 
-    def __call__(self, batch: TensorDictBase, with_entropy: bool = False) -> Scores:
-        """batch: [N] rows, a multiple of `together`, with ("tokens", ...) as environment and engine wrote them."""
+    def __call__(
+        self, tokens: Tokens, temperature: torch.Tensor | None = None, with_entropy: bool = False
+    ) -> Scores:
+        """tokens: [N] rows, a multiple of `together`. temperature: [N, 1]; read where `self.temperature` is None."""
         causal = causal_model(self.model)
-        device = causal.device
-        tokens = trim(batch["tokens"]).to(device)
-        mask = tokens["loss_mask"]
+        device, width = causal.device, tokens.response.shape[1]
+        tokens = trim(tokens).to(device)
+        mask = tokens.loss_mask
         with torch.autocast(
             device.type,
             self.autocast_dtype,
@@ -79,14 +81,13 @@ class ResponseScorer:
         ):
             hidden = self._shared(causal, tokens) if self.share_prompt else self._whole(causal, tokens)
             log_prob, entropy = selected_log_probs(
-                *self._at_the_head(causal, hidden, tokens["response"], mask),
-                temperature=self._temperature(batch, causal, mask),
+                *self._at_the_head(causal, hidden, tokens.response, mask),
+                temperature=self._temperature(temperature, causal, mask),
                 chunk_size=self.chunk_size,
                 with_entropy=with_entropy,
                 top_p=self.top_p,
                 top_k=self.top_k,
             )
-        width = batch["tokens", "response"].shape[1]
         return Scores(
             _spread(log_prob, mask, width), None if entropy is None else _spread(entropy, mask, width)
         )
@@ -106,35 +107,36 @@ class ResponseScorer:
         return picked, head.weight, head.bias, response[mask].to(device)
 
     def _temperature(
-        self, batch: TensorDictBase, causal: PreTrainedModel, mask: torch.Tensor
+        self, of_rows: torch.Tensor | None, causal: PreTrainedModel, mask: torch.Tensor
     ) -> float | torch.Tensor:
         """One for all tokens in the loss, or [M] with that of each one's row."""
         if self.temperature is not None:
             return self.temperature
-        picked = batch["temperature"].to(mask.device).expand_as(mask)[mask]
+        assert of_rows is not None, "the engines' temperature changes, so every row must say its own"
+        picked = of_rows.to(mask.device).expand_as(mask)[mask]
         return picked.to(causal.get_output_embeddings().weight.device)
 
-    def _shared(self, causal: PreTrainedModel, tokens: TensorDictBase) -> torch.Tensor:
+    def _shared(self, causal: PreTrainedModel, tokens: Tokens) -> torch.Tensor:
         """Hidden states [N, R, D] that predict the response tokens."""
         once = tokens[:: self.repeats]
-        prompt, mask = _to_right(once["prompt"], once["prompt_mask"])
+        prompt, mask = _to_right(once.prompt, once.prompt_mask)
         lengths = mask.sum(-1)
         cache = DynamicCache()
         output = causal.base_model(prompt, past_key_values=cache, use_cache=True)
         states = output.last_hidden_state
         rows = torch.arange(len(prompt), device=states.device)
         last = states[rows, lengths.to(states.device) - 1].repeat_interleave(self.repeats, dim=0)[:, None]
-        if tokens["response"].shape[1] == 1:
+        if tokens.response.shape[1] == 1:
             return last
         cache.batch_repeat_interleave(self.repeats)
-        width = tokens["response"].shape[1] - 1
+        width = tokens.response.shape[1] - 1
         lengths = lengths.repeat_interleave(self.repeats, dim=0)
         visible = torch.cat(
-            [mask.repeat_interleave(self.repeats, dim=0), tokens["response_mask"][:, :-1]], dim=1
+            [mask.repeat_interleave(self.repeats, dim=0), tokens.response_mask[:, :-1]], dim=1
         )
         steps = torch.arange(width, device=prompt.device)
         response = causal.base_model(
-            tokens["response"][:, :-1],
+            tokens.response[:, :-1],
             attention_mask=_attend(visible, width),
             position_ids=lengths[:, None] + steps,
             past_key_values=cache,
@@ -142,20 +144,23 @@ class ResponseScorer:
         )
         return torch.cat([last, response.last_hidden_state], dim=1)
 
-    def _whole(self, causal: PreTrainedModel, tokens: TensorDictBase) -> torch.Tensor:
-        ids = torch.cat([tokens["prompt"], tokens["response"]], dim=1)
-        mask = torch.cat([tokens["prompt_mask"], tokens["response_mask"]], dim=1)
+    def _whole(self, causal: PreTrainedModel, tokens: Tokens) -> torch.Tensor:
+        ids = torch.cat([tokens.prompt, tokens.response], dim=1)
+        mask = torch.cat([tokens.prompt_mask, tokens.response_mask], dim=1)
         positions = (mask.cumsum(-1) - 1).clamp_min(0)
         output = causal.base_model(
             ids, attention_mask=mask.long(), position_ids=positions, use_cache=False
         ).last_hidden_state
-        width = tokens["response"].shape[1]
+        width = tokens.response.shape[1]
         return output[:, -width - 1 : -1]
 
 
-def score_all(scorer: ResponseScorer, batch: TensorDictBase, rows: int) -> torch.Tensor:
+def score_all(scorer: ResponseScorer, batch: Batch, rows: int) -> torch.Tensor:
     """Log-probs [N, R] of whole groups, `rows` rows at a time."""
-    parts = [(part.rows, scorer(part.batch).log_prob) for part in microbatches(batch, scorer.together, rows)]
+    parts = [
+        (part.rows, scorer(part.batch.tokens, part.batch.temperature).log_prob)
+        for part in microbatches(batch, scorer.together, rows)
+    ]
     if len(parts) == 1:
         return parts[0][1]
     together = torch.cat([log_prob for _, log_prob in parts])
@@ -163,17 +168,18 @@ def score_all(scorer: ResponseScorer, batch: TensorDictBase, rows: int) -> torch
     return torch.empty_like(together).index_copy_(0, order, together)
 
 
-def trim(tokens: TensorDictBase) -> TensorDictBase:
+def trim(tokens: Tokens) -> Tokens:
     """Without the columns that are padding in every row."""
-    prompt_width = int(tokens["prompt_mask"].sum(-1).max())
-    width = max(1, int(tokens["response_mask"].sum(-1).max()))
-    trimmed = tokens.empty()
-    for key in tokens.keys():  # noqa: SIM118  (iterating a TensorDict walks its rows)
-        wide = tokens[key]
-        trimmed[key] = (
-            wide[:, wide.shape[1] - prompt_width :] if key.startswith("prompt") else wide[:, :width]
-        )
-    return trimmed
+    prompt_width = int(tokens.prompt_mask.sum(-1).max())
+    width = max(1, int(tokens.response_mask.sum(-1).max()))
+    return Tokens(
+        prompt=tokens.prompt[:, -prompt_width:],
+        prompt_mask=tokens.prompt_mask[:, -prompt_width:],
+        response=tokens.response[:, :width],
+        response_mask=tokens.response_mask[:, :width],
+        loss_mask=tokens.loss_mask[:, :width],
+        batch_size=tokens.batch_size,
+    )
 
 
 def _to_right(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

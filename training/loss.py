@@ -17,7 +17,7 @@ from training.aggregation import BatchTotals, aggregate
 from training.kl import kl_estimate
 from training.loss_metrics import Metrics, effective_sample_size_of, maximum_of, mean_of
 
-__all__ = ["BatchTotals", "objective"]
+__all__ = ["BatchTotals", "loss_terms", "objective"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,34 @@ def objective(
     entropy: Tensor | None = None,
     totals: BatchTotals | None = None,
 ) -> tuple[Tensor, Metrics]:
-    """The loss to minimise and its metrics as accumulators (see `training.loss_metrics`).
+    """The loss to minimise, and its metrics: the sum of `loss_terms`, which has the arguments."""
+    terms, metrics = loss_terms(
+        policy,
+        log_prob,
+        sample_log_prob,
+        old_log_prob,
+        ref_log_prob,
+        advantage,
+        mask,
+        entropy=entropy,
+        totals=totals,
+    )
+    return torch.stack(list(terms.values())).sum(), metrics
+
+
+def loss_terms(
+    policy: PolicyConfig,
+    log_prob: Tensor,
+    sample_log_prob: Tensor,
+    old_log_prob: Tensor | None,
+    ref_log_prob: Tensor | None,
+    advantage: Tensor,
+    mask: Tensor,
+    *,
+    entropy: Tensor | None = None,
+    totals: BatchTotals | None = None,
+) -> tuple[dict[str, Tensor], Metrics]:
+    """The terms of the loss by the names of their metrics, and metrics as accumulators (see `training.loss_metrics`).
 
     log_prob: [N, R], the trainer's, with gradient. sample_log_prob: [N, R], the engine's.
     old_log_prob: [N, R], the trainer's before the first update on this batch, for `old_log_prob=trainer`;
@@ -74,12 +101,12 @@ def objective(
     term = weight * _not_skipped(policy, tokens) * POLICY_TERMS[policy.objective](policy, tokens)
     term = torch.where(tokens.inside, term, 0.0)
 
-    parts = {"loss/objective": aggregate(policy, policy.aggregation, term, mask, totals)}
-    parts |= _kl_parts(policy, tokens, totals)
-    parts |= _entropy_part(policy, tokens, totals)
+    terms = {"loss/objective": aggregate(policy, policy.aggregation, term, mask, totals)}
+    terms |= _kl_terms(policy, tokens, totals)
+    terms |= _entropy_term(policy, tokens, totals)
     metrics = _ratio_metrics(policy, tokens) | _divergence_metrics(policy, tokens, weight)
-    metrics |= {name: part.detach().double().reshape(1) for name, part in parts.items()}
-    return torch.stack(list(parts.values())).sum(), metrics
+    metrics |= {name: term.detach().double().reshape(1) for name, term in terms.items()}
+    return terms, metrics
 
 
 def _tokens(
@@ -234,22 +261,22 @@ def _not_skipped(policy: PolicyConfig, tokens: _Tokens) -> Tensor:
     return (mean_ratio <= policy.skip_threshold).to(tokens.ratio.dtype)
 
 
-def _kl_parts(policy: PolicyConfig, tokens: _Tokens, totals: BatchTotals) -> dict[str, Tensor]:
+def _kl_terms(policy: PolicyConfig, tokens: _Tokens, totals: BatchTotals) -> dict[str, Tensor]:
     how = policy.aggregation if policy.kl_aggregation == "same" else policy.kl_aggregation
-    parts: dict[str, Tensor] = {}
+    terms: dict[str, Tensor] = {}
     if policy.kl_coef and policy.kl_placement == "loss":
         if tokens.ref is None:
             raise ValueError(f"policy.kl_coef={policy.kl_coef} needs ref_log_prob")
         estimate = kl_estimate(policy, tokens.log_prob, tokens.ref, tokens.inside)
-        parts["loss/kl"] = policy.kl_coef * aggregate(policy, how, estimate, tokens.mask, totals)
+        terms["loss/kl"] = policy.kl_coef * aggregate(policy, how, estimate, tokens.mask, totals)
     if policy.kl_inference_coef:
         estimate = kl_estimate(policy, tokens.log_prob, tokens.sample, tokens.inside)
         aggregated = aggregate(policy, how, estimate, tokens.mask, totals)
-        parts["loss/kl_inference"] = policy.kl_inference_coef * aggregated
-    return parts
+        terms["loss/kl_inference"] = policy.kl_inference_coef * aggregated
+    return terms
 
 
-def _entropy_part(policy: PolicyConfig, tokens: _Tokens, totals: BatchTotals) -> dict[str, Tensor]:
+def _entropy_term(policy: PolicyConfig, tokens: _Tokens, totals: BatchTotals) -> dict[str, Tensor]:
     if not policy.entropy_coef:
         return {}
     if tokens.entropy is None:

@@ -37,6 +37,12 @@ def effective_sample_size_of(log_ratio: Tensor, mask: Tensor) -> Tensor:
     return torch.stack([weight.sum(), weight.square().sum(), mask.sum().double()])
 
 
+def effective_sample_size(accumulator: Tensor) -> Tensor:
+    """The number that an accumulator of `effective_sample_size_of` stands for, a scalar; 1 without a token."""
+    weight, squared, count = accumulator
+    return torch.where(count * squared > 0, weight * weight / (count * squared), 1.0)
+
+
 def merge_metrics(parts: Iterable[Metrics]) -> Metrics:
     """Accumulators of several microbatches as one."""
     merged: Metrics = {}

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from tensordict import TensorDictBase
+
+from training.batch import Batch
 
 
 def minibatches(
-    batch: TensorDictBase, repeats: int, groups_per_step: int, epochs: int, generator: torch.Generator
-) -> Iterator[TensorDictBase]:
+    batch: Batch, repeats: int, groups_per_step: int, epochs: int, generator: torch.Generator
+) -> Iterator[Batch]:
     """Slices of `batch` [num_groups * repeats]; a single slice keeps the order, so it costs no copy.
 
     Groups that do not fill a last slice (after dynamic sampling gave up early, say) form a smaller one.
@@ -30,10 +31,10 @@ class Microbatch:
     """Completions that go through the model together. `rows` [n] int64: their places in the batch."""
 
     rows: torch.Tensor
-    batch: TensorDictBase
+    batch: Batch
 
 
-def microbatches(batch: TensorDictBase, together: int, rows: int) -> list[Microbatch]:
+def microbatches(batch: Batch, together: int, rows: int) -> list[Microbatch]:
     """`batch` in pieces of `rows` rows, those with the longest responses first.
 
     A piece is as wide as its longest response, so responses of like length together save most of the padding; the
@@ -45,7 +46,7 @@ def microbatches(batch: TensorDictBase, together: int, rows: int) -> list[Microb
     count = batch.batch_size[0]
     if count <= rows:
         return [Microbatch(torch.arange(count), batch)]
-    lengths = batch["tokens", "response_mask"].sum(-1).view(-1, together).amax(-1)
+    lengths = batch.tokens.response_mask.sum(-1).view(-1, together).amax(-1)
     first = lengths.argsort(descending=True, stable=True).cpu()
     order = (first[:, None] * together + torch.arange(together)).flatten()
     return [Microbatch(places, batch[places]) for places in order.split(rows)]

@@ -87,11 +87,19 @@ def load_frozen(
     dtype = getattr(torch, config.dtype)
     if autocast is None or dtype != torch.float32:
         return _load(AutoModelForCausalLM, config, dtype, devices)
-    with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_path(config.name)))
-    architecture = type(skeleton)
-    wide = {"_keep_in_fp32_modules_strict": _outside_linear_layers(skeleton)}
+    bare = skeleton(config.name)
+    architecture = type(bare)
+    wide = {"_keep_in_fp32_modules_strict": _outside_linear_layers(bare)}
     return _load(type(architecture.__name__, (architecture,), wide), config, autocast, devices)
+
+
+def skeleton(name: str) -> PreTrainedModel:
+    """The model without its weights, from its config.json alone: layers and shapes, on the meta device."""
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(model_path(name))
+        )
+    return model
 
 
 def _outside_linear_layers(model: PreTrainedModel) -> set[str]:

@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from peft import PeftModel
-from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from training.batch import Batch
 from training.forward import ResponseScorer, score_all
 
 ALIGNMENT = 256
@@ -114,12 +114,12 @@ class Reference:
         scorer.model.eval()
 
     @torch.no_grad()
-    def log_prob(self, batch: TensorDictBase) -> torch.Tensor:
+    def log_prob(self, batch: Batch) -> torch.Tensor:
         """[N, R] float32, zeros outside the loss mask."""
         with self.visit():
             return score_all(self.scorer, batch, self.rows)
 
-    def begin(self, parts: Iterable[TensorDictBase]) -> list[Future[torch.Tensor]]:
+    def begin(self, parts: Iterable[Batch]) -> list[Future[torch.Tensor]]:
         """`log_prob` of each part, scored one after the other while the caller works on something else."""
         return [self._thread.submit(self.log_prob, part) for part in parts]
 
@@ -137,7 +137,7 @@ class AdapterOff:
         self.rows = rows
 
     @torch.no_grad()
-    def log_prob(self, batch: TensorDictBase) -> torch.Tensor:
+    def log_prob(self, batch: Batch) -> torch.Tensor:
         """[N, R] float32, zeros outside the loss mask."""
         policy = self.scorer.model
         assert isinstance(policy, PeftModel)

@@ -2,7 +2,7 @@
 
     submit ─▶ waiting ──assign──▶ on one engine ──finish──▶ done
                  ▲                     │
-                 └───── lost ──────────┘
+                 └─ engine lost ───────┘
 
 Bookkeeping only: no engine, no clock, no waiting. Every operation costs at most the logarithm of the number of
 engines, however many groups they hold.
@@ -10,6 +10,7 @@ engines, however many groups they hold.
 
 import heapq
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollout.engines.sampler import Request
@@ -35,6 +36,7 @@ class Dispatch:
     def __init__(self, window: int) -> None:
         self.window = window
         self.waiting: deque[Request] = deque()
+        self._times_lost: dict[int, int] = {}
         self._assigned: OrderedDict[int, Assigned] = OrderedDict()  # the longest there first
         self._held: dict[int, set[int]] = {}
         self._load: dict[int, int] = {}
@@ -57,13 +59,19 @@ class Dispatch:
             self._held[engine] = set()
             self._set_load(engine, 0)
 
-    def lost(self, engine: int) -> list[Request]:
+    def engine_lost(self, engine: int) -> list[Request]:
         """The engine is gone. Its groups, which are now the first to be assigned again."""
         self._load.pop(engine, None)
         held = sorted(self._held.pop(engine, ()))
         back = [self._assigned.pop(request_id).request for request_id in held]
         self.waiting.extendleft(reversed(back))
+        for request_id in held:
+            self._times_lost[request_id] = self._times_lost.get(request_id, 0) + 1
         return back
+
+    def times_lost(self, requests: Sequence[Request]) -> int:
+        """Engines that were lost with one of these unfinished groups; of the one that met the most."""
+        return max((self._times_lost.get(request.request_id, 0) for request in requests), default=0)
 
     def assign(self, now: float) -> dict[int, list[Request]]:
         """Give waiting groups to engines as long as one has room; what each one got."""
@@ -85,6 +93,7 @@ class Dispatch:
         if held is None or request_id not in held:
             return False
         held.remove(request_id)
+        self._times_lost.pop(request_id, None)
         self._set_load(engine, self._load[engine] - self._assigned.pop(request_id).request.n)
         return True
 
@@ -95,6 +104,7 @@ class Dispatch:
     def clear(self) -> None:
         """Forget every group and every engine."""
         self.waiting.clear()
+        self._times_lost.clear()
         self._assigned.clear()
         self._held.clear()
         self._load.clear()

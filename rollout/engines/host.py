@@ -1,4 +1,4 @@
-"""The far side of the pool: one engine in a Ray actor, and the thread that drives it.
+"""What runs in an engine's actor: the engine, and the thread that drives it.
 
     pool ── submit, load, score ──▶ commands ─┐
                                               ├─▶ the engine's own thread: a command, else one engine step
@@ -95,11 +95,12 @@ class EngineHost:
                 names.add(name)
                 yield name, tensor
 
-        self._do(lambda: self._engine.load_weights(noted(), version))
+        self._do(lambda: self._engine.load(noted(), version))
         return frozenset(names)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        return self._do(lambda: self._engine.score(sequences))
+        (scores,) = self._do(lambda: self._engine.score(sequences)).values()
+        return scores
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
         """Any other method of the engine, such as vLLM's `transfer`."""

@@ -1,11 +1,13 @@
-"""What draws tokens: token ids in, token ids and log-probs out. No model code here.
+"""What a rollout engine is: token ids in, token ids and log-probs out. No model code here.
 
-A `Sampler` is awaited. Every engine of this project (transformers, vLLM, the pool of either) is a `SteppedEngine`
-instead, which `rollout.loop.EngineLoop` turns into a sampler, so whoever makes groups never knows which one draws:
+Every engine (transformers, vLLM, the pool of either) speaks two protocols, so whoever drives rollouts or pushes
+weights never knows which one it is:
 
-    engine.submit(request)          any number of times, at any moment
-    engine.step() -> responses      advance; whole requests come back as they finish, in any order
-    engine.load_weights(...)        between two steps; requests in flight go on under the new version
+    SteppedEngine   submit(request)            any number of times, at any moment
+                    step() -> responses        advance; whole requests come back as they finish, in any order
+    WeightTarget    load(weights, version)     between two steps; requests in flight go on under the new version
+                    score, received            what the canary asks
+                    sleep, wake                where learner and engines take turns on a GPU
 """
 
 import time
@@ -18,10 +20,13 @@ import torch
 from config.errors import DeadlineError
 from envs.group import SampledCompletion, Sampling
 
+ALONE = "the engine"
+"""The name of an engine that is not one of several."""
+
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt whose `n` completions are wanted.
+    """One prompt whose `n` completions are wanted: one group.
 
     `seed` fixes every random draw of the request: equal seeds and weights give equal tokens, whatever else
     is in the batch.
@@ -51,16 +56,19 @@ class Sampler(Protocol):
 
 
 class SteppedEngine(Protocol):
-    """An engine that advances only when it is told to."""
+    """What draws tokens, one step after the other: an engine in this process, or a pool."""
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights that the next token will be drawn with."""
+        ...
 
     @property
     def in_flight(self) -> int:
         """Requests submitted and not yet returned."""
         ...
 
-    def submit(self, request: Request) -> None:
-        """Raises ValueError for an id that is in flight."""
-        ...
+    def submit(self, request: Request) -> None: ...
 
     def step(self, timeout: float) -> list[Response]:
         """Advance generation; return the requests that finished (often none).
@@ -73,21 +81,42 @@ class SteppedEngine(Protocol):
     def close(self) -> None: ...
 
 
-class Engine(SteppedEngine, Protocol):
-    """A stepped engine whose weights are the learner's."""
+class WeightTarget(Protocol):
+    """What takes the learner's weights: an engine in this process, or all engines of a pool."""
 
     @property
     def policy_version(self) -> int:
-        """Version of the weights that the next token will be drawn with."""
+        """Of the last push."""
         ...
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Replace all weights by (Hugging Face name, tensor) pairs, tied heads included."""
+    @property
+    def received(self) -> frozenset[str]:
+        """Names that reached every live engine with the last push."""
         ...
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-prob of every token but the first given its prefix, at temperature 1, full vocabulary."""
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Replace all weights by (Hugging Face name, tensor) pairs, tied heads included, or the adapter by its own.
+
+        Returns when every live engine draws its tokens with them. Requests in flight go on under the new version.
+        """
         ...
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, list[list[float]]]:
+        """By the engine's name: log-prob of every token but the first given its prefix, at temperature 1, full
+        vocabulary, [count][length - 1]."""
+        ...
+
+    def sleep(self) -> None:
+        """Give the GPU's memory to the learner. Nothing may be in flight."""
+        ...
+
+    def wake(self) -> None:
+        """Take the memory back; the next `load` brings the weights."""
+        ...
+
+
+class Engine(SteppedEngine, WeightTarget, Protocol):
+    """Both: what every engine of this project is."""
 
 
 def generate(engine: SteppedEngine, requests: Sequence[Request], timeout: float = 600.0) -> list[Response]:

@@ -18,7 +18,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from envs.group import FinishReason, SampledCompletion
 from rollout.engines.draw import Filter, draw, row_seeds
-from rollout.engines.sampler import Request, Response
+from rollout.engines.sampler import ALONE, Request, Response
 from rollout.engines.slot_cache import SlotCache
 
 _SHRINK_BELOW = 0.75  # rows are compacted when fewer than this share still run: copying costs, idling too
@@ -39,7 +39,7 @@ class _Row:
 
 
 class TransformersEngine:
-    """Samples from `model` (see `rollout.engines.sampler.Engine` for the protocol).
+    """Samples from `model`; speaks the protocols of `rollout.engines.sampler.Engine`.
 
     Args:
         model: a causal language model; the engine owns it and sets it to evaluation.
@@ -85,7 +85,7 @@ class TransformersEngine:
                 self._decode()
         return finished + self._collect()
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Copies every tensor in place; running requests fare as `update` says.
 
         Raises:
@@ -106,14 +106,23 @@ class TransformersEngine:
         self.policy_version, self.received = version, frozenset(own)
         self._stop()
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+    def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, list[list[float]]]:
         scores = []
         with torch.inference_mode():
             for sequence in sequences:
                 ids = torch.tensor([list(sequence)], device=self.model.device)
                 log_probs = self.model(ids).logits[0, :-1].float().log_softmax(-1)
                 scores.append(log_probs.gather(-1, ids[0, 1:, None])[:, 0].tolist())
-        return scores
+        return {ALONE: scores}
+
+    def sleep(self) -> None:
+        """Raises RuntimeError: no plan lets this engine share a GPU (`EnginePlan.sleeps`)."""
+        raise RuntimeError(
+            "a transformers engine cannot give its memory back: inference_model.backend=vllm can"
+        )
+
+    def wake(self) -> None:
+        """It never slept."""
 
     def close(self) -> None:
         self._waiting.clear()

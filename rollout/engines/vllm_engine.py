@@ -1,4 +1,4 @@
-"""vLLM behind the engine protocol. Every call into a running vLLM is made here or in `vllm_worker.py`.
+"""vLLM behind the engine protocols. Every call into a running vLLM is made here or in `vllm_worker.py`.
 
 The engine core runs in this process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`) and draws one token for every
 running request in each `step`, so a weight push falls between two tokens and each token's version is exact.
@@ -19,7 +19,7 @@ import torch
 
 from config.errors import ConfigError, DeadlineError
 from envs.group import FinishReason, SampledCompletion, Sampling
-from rollout.engines.sampler import Request, Response
+from rollout.engines.sampler import ALONE, Request, Response
 from rollout.engines.vllm_arguments import engine_arguments
 from rollout.engines.vllm_settings import (
     VLLMSettings,
@@ -51,9 +51,7 @@ class _Group:
 
 
 class VLLMEngine:
-    """A vLLM engine in this process (see `rollout.engines.sampler.Engine` for the protocol).
-
-    `received` holds the names of the last push, for the canary's diagnosis.
+    """A vLLM engine in this process; speaks the protocols of `rollout.engines.sampler.Engine`.
 
     Raises:
         ConfigError: vLLM is missing, or cannot load the model with these settings.
@@ -71,9 +69,7 @@ class VLLMEngine:
         self._internal: dict[str, tuple[int, int | None]] = {}
         self._serial = 0
         self._transferring = False
-        self._shared = SharedMemory(
-            lambda handle, _: self._llm.collective_rpc("reload_mapped", args=(handle,))
-        )
+        self._shared = SharedMemory()
         self._adapter: Any = None
         self._adapter_folder: tempfile.TemporaryDirectory[str] | None = None
         others = communication_files()
@@ -203,14 +199,14 @@ class VLLMEngine:
             completion.finish_reason = _finish_reason(part.finish_reason)
             group.unfinished.discard(index)
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Replace the weights (or the adapter); requests in flight fare as `settings.update` says.
 
         Cached keys and values of the old weights are dropped, and running requests compute theirs anew.
         """
         self._settle()
         if self.settings.adapter is None:
-            self._reload(Outgoing.of(weights), version)
+            self._reload(Outgoing.of(weights))
         else:
             self._load_adapter(weights)
         self._set_version(version)
@@ -238,12 +234,12 @@ class VLLMEngine:
         while self._llm.engine_core.engine_core.batch_queue:
             self._llm.step()
 
-    def _reload(self, weights: Outgoing, version: int) -> None:
+    def _reload(self, weights: Outgoing) -> None:
         if self.settings.tensor_parallel_size == 1:
             with torch.no_grad():
                 self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
         else:  # the workers are processes of their own: live tensors cannot reach them
-            self._shared.push(weights, version)
+            self._llm.collective_rpc("reload_mapped", args=(self._shared.write(weights),))
         self.received = weights.names
 
     def _load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -270,7 +266,7 @@ class VLLMEngine:
                 for index in sorted(group.unfinished):
                     self._continue(request_id, index)
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+    def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, list[list[float]]]:
         """The last token of each sequence is scored through the prefix cache, as sampling does it; all others
         by a forward pass that vLLM makes without reading that cache. Where the cache holds a prefix twice,
         the older entry is read, so one that outlived a push shows."""
@@ -280,7 +276,7 @@ class VLLMEngine:
         for end, rest in zip(last, others, strict=True):
             # Position 0 of the prompt has no log-prob: vLLM leaves it out of the flat list.
             scores.append([*_flat(rest.prompt_logprobs), _flat(end.outputs[0].logprobs)[1]])
-        return scores
+        return {ALONE: scores}
 
     def _score_pass(self, sequences: Sequence[Sequence[int]], cached: bool) -> list["RequestOutput"]:
         from vllm import SamplingParams

@@ -43,7 +43,7 @@ class VLLMSettings:
     max_num_batched_tokens: that one step computes at most; None leaves it to vLLM. On a CPU the engine decides.
     async_scheduling: the host prepares a step while the GPU computes the one before; requests in flight are then
         finished before a push, whatever `update` says. vLLM ignores it on a CPU.
-    update: what `load_weights` does with requests in flight.
+    update: what `load` does with requests in flight.
     adapter: pushes carry this adapter instead of full weights.
     sleep: the engine can `sleep` (colocated GPUs).
     weight_transfer: vLLM's native backend that pushes use, "nccl" or "ipc".

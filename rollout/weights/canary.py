@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import torch
 
@@ -17,8 +18,22 @@ from config.errors import RunError
 
 Sequences = Sequence[Sequence[int]]
 Scores = list[list[float]]
-EngineScores = Callable[[Sequences], Mapping[str, Scores]]
-LearnerScores = Callable[[Sequences, float], Scores]
+
+
+class LearnerScores(Protocol):
+    """The learner as the canary sees it."""
+
+    def score(self, sequences: Sequences, temperature: float = 1.0) -> Scores:
+        """Log-probs of all tokens but the first by the current weights, [count][length - 1]."""
+        ...
+
+
+class EngineScores(Protocol):
+    """The engines as the canary sees them; any `rollout.engines.sampler.WeightTarget`."""
+
+    def score(self, sequences: Sequences) -> Mapping[str, Scores]:
+        """The same by every engine, at temperature 1, by the engine's name."""
+        ...
 
 
 _LARGEST, _MEAN = 6.0, 4.0
@@ -137,8 +152,7 @@ class Canary:
 
     Args:
         sequences: token ids, each longer than a block of the engine's prefix cache.
-        engine_scores: every engine's log-probs of all tokens but the first, by the engine's name.
-        learner_scores: the same by the learner's current weights, at a given temperature.
+        engines, learner: who scores them.
         measure_tolerance: called once, before the first comparison, when the learner has its weights.
         tied_head: the head's name where the embeddings are tied, else None.
         scores_anew: whether an engine scores again before each push. Where it keeps keys and values between
@@ -149,16 +163,16 @@ class Canary:
     def __init__(
         self,
         sequences: Sequences,
-        engine_scores: EngineScores,
-        learner_scores: LearnerScores,
+        engines: EngineScores,
+        learner: LearnerScores,
         measure_tolerance: Callable[[], Tolerance],
         tied_head: str | None,
         scores_anew: bool = True,
     ) -> None:
         self.sequences = sequences
         self._measure_tolerance = measure_tolerance
-        self._engine_scores = engine_scores
-        self._learner_scores = learner_scores
+        self._engines = engines
+        self._learner = learner
         self._tied_head = tied_head
         self._scores_anew = scores_anew
         self._before: Mapping[str, Scores] = {}
@@ -178,7 +192,7 @@ class Canary:
         """
         if not self._scores_anew and self._before:
             return
-        self._before = self._engine_scores(self.sequences)
+        self._before = self._engines.score(self.sequences)
         if self._learner_before is None:
             return
         for name, scores in self._before.items():
@@ -197,11 +211,11 @@ class Canary:
         Raises:
             CanaryError: an engine disagrees, or did not move with the learner, or the learner's scores are not finite.
         """
-        learner = _flat(self._learner_scores(self.sequences, 1.0))
+        learner = _flat(self._learner.score(self.sequences))
         if not torch.isfinite(learner).all():
             raise CanaryError(_diverged(version))
         worst = 0.0
-        after = self._engine_scores(self.sequences)
+        after = self._engines.score(self.sequences)
         for name, scores in after.items():
             before = _flat(self._before[name]) if name in self._before else None
             evidence = Evidence(_flat(scores), learner, self._last, before, self._learner_before)
@@ -244,7 +258,7 @@ class Canary:
         """The temperature at which the learner gives the engine's numbers, if there is one other than 1."""
 
         def distance(log_temperature: float) -> float:
-            scores = _flat(self._learner_scores(self.sequences, math.exp(log_temperature)))
+            scores = _flat(self._learner.score(self.sequences, math.exp(log_temperature)))
             return _rms(evidence.engine - scores)
 
         low, high = math.log(0.2), math.log(5.0)

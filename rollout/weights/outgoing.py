@@ -1,123 +1,93 @@
-"""What a push carries: names and shapes are known at once, every tensor is made only as it leaves.
+"""What a push carries: tensors whose names and shapes are known at once, each made only as it leaves.
 
-    parts of a policy ──merge the adapter, cast──▶ one tensor ──▶ transport ──▶ the next tensor ...
+    learner.publish() ──make: merge, gather, cast──▶ one tensor ──▶ transport ──▶ the next tensor ...
 
-So a push of a LoRA policy never holds a second copy of the model, and each transport sends the engines' dtype.
+So a push never holds a second copy of the model, whatever lies behind a tensor: an adapter to be merged, or shards.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import math
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-
-from config.errors import ConfigError
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
 
-@dataclass(frozen=True)
-class Part:
-    """One tensor of a push.
+class PublishedTensor(Protocol):
+    """One tensor that the learner publishes, described before it is made."""
 
-    source: as it lies in the learner. layer: peft's, whose active adapters are added to it as it leaves; None
-    where it leaves as it is. dtype: that it leaves in.
-    """
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
 
-    name: str
-    source: torch.Tensor
-    layer: Any
-    dtype: torch.dtype
+    @property
+    def identity(self) -> Hashable:
+        """Equal for the names of one tied tensor, and for no others of the same push."""
+        ...
 
     def make(self) -> torch.Tensor:
-        """What the engines get: weight + scale * B A, rounded once."""
-        with torch.no_grad():
-            tensor = self.source.detach()
-            for adapter in () if self.layer is None else self.layer.active_adapters:
-                tensor = tensor + self.layer.get_delta_weight(adapter)
-            return tensor.to(self.dtype)
+        """The whole tensor, of this dtype and on this device."""
+        ...
+
+
+@dataclass(frozen=True)
+class ReadyTensor:
+    """A tensor that leaves as it is."""
+
+    name: str
+    tensor: torch.Tensor
 
     @property
-    def nbytes(self) -> int:
-        return self.source.numel() * self.dtype.itemsize
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
 
     @property
-    def identity(self) -> tuple[object, ...]:
-        """Equal for the names of one tied tensor. Sources outlive a push, so their addresses are their own."""
-        source = self.source
-        return source.data_ptr(), source.dtype, source.shape, source.stride(), self.dtype, id(self.layer)
+    def dtype(self) -> torch.dtype:
+        return self.tensor.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.tensor.device
+
+    @property
+    def identity(self) -> Hashable:
+        return self.tensor.data_ptr(), self.dtype, self.shape, self.tensor.stride()
+
+    def make(self) -> torch.Tensor:
+        return self.tensor.detach()
+
+
+def nbytes(tensor: PublishedTensor) -> int:
+    return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
 class Outgoing:
     """The (name, tensor) pairs of one push, as often as somebody iterates over them."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self.parts = tuple(parts)
+    def __init__(self, tensors: Sequence[PublishedTensor]) -> None:
+        self.tensors = tuple(tensors)
 
     @classmethod
     def of(cls, weights: NamedTensors) -> "Outgoing":
-        """Tensors that leave as they are."""
-        if isinstance(weights, Outgoing):
-            return weights
-        return cls([Part(name, tensor, None, tensor.dtype) for name, tensor in weights])
-
-    def cast(self, dtype: torch.dtype) -> "Outgoing":
-        """The same, with every floating-point tensor rounded to `dtype` as it leaves."""
-        return Outgoing(
-            [replace(part, dtype=dtype) if part.dtype.is_floating_point else part for part in self.parts]
-        )
+        """Tensors that leave as they are; an `Outgoing` is itself."""
+        return weights if isinstance(weights, Outgoing) else cls([ReadyTensor(*pair) for pair in weights])
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for part in self.parts:
-            yield part.name, part.make()
+        for tensor in self.tensors:
+            yield tensor.name, tensor.make()
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset(part.name for part in self.parts)
+        return frozenset(tensor.name for tensor in self.tensors)
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
         """Where the tensors lie, in their order: the learner's first device first."""
-        return tuple(dict.fromkeys(part.source.device for part in self.parts))
-
-
-def named_weights(model: Any) -> Outgoing:
-    """Every tensor of a policy under its Hugging Face name: tied heads under both names, LoRA merged in.
-
-    The training weights are not touched. Raises ConfigError for LoRA variants without a plain merge (DoRA).
-    """
-    from peft import PeftModel
-
-    if not isinstance(model, PeftModel):
-        return Outgoing.of(model.state_dict().items())
-    modules = dict(model.get_base_model().named_modules())
-    parts = []
-    for name, tensor in model.get_base_model().state_dict().items():
-        if "lora_" in name or ".original_module." in name:
-            continue
-        owner = modules[name.split(".base_layer.")[0]] if ".base_layer." in name else None
-        layer = _mergeable(owner) if owner is not None and tensor.ndim > 1 else None
-        parts.append(Part(_plain_name(name), tensor, layer, tensor.dtype))
-    return Outgoing(parts)
-
-
-def adapter_weights(model: Any) -> Outgoing:
-    """The LoRA tensors of a peft model alone, under peft's names (`inference_model.lora=adapter`)."""
-    from peft.utils import get_peft_model_state_dict
-
-    return Outgoing.of(get_peft_model_state_dict(model).items())
-
-
-def _plain_name(name: str) -> str:
-    """The Hugging Face name of a tensor inside peft's wrappers."""
-    parts = name.replace(".base_layer.", ".").split(".")
-    if "modules_to_save" in parts:
-        at = parts.index("modules_to_save")
-        parts = parts[:at] + parts[at + 2 :]
-    return ".".join(parts)
-
-
-def _mergeable(layer: Any) -> Any:
-    if any(layer.use_dora.get(adapter, False) for adapter in layer.active_adapters):
-        raise ConfigError("a DoRA adapter cannot be pushed merged: train_model.lora supports plain LoRA")
-    return layer
+        return tuple(dict.fromkeys(tensor.device for tensor in self.tensors))

@@ -13,9 +13,9 @@ the tests run everything here but the two data planes, which need CUDA.
 
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from vllm.distributed.weight_transfer import ParamMeta, WeightSource, WeightTransferTrainerFactory
@@ -24,47 +24,11 @@ from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from config.errors import DeadlineError
-from rollout.engines.vllm_engine import VLLMEngine
-from rollout.weights.outgoing import Outgoing
+from rollout.weights.outgoing import Outgoing, nbytes
+from rollout.weights.transports import Engines
 
 LOOPBACK = "127.0.0.1"
 _LARGE_CARD, _BUFFER, _SMALL_BUFFER = 40 << 30, 1 << 30, 256 << 20  # bytes
-
-
-class Targets(Protocol):
-    """The engines that a push reaches: `RayPool`, or `OneEngine`."""
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """Changes whenever an engine is replaced."""
-        ...
-
-    def call_each(self, method: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
-        """The method of every engine at once, each with its own arguments."""
-        ...
-
-    def note_push(self, version: int, received: frozenset[str]) -> None: ...
-
-    def stacks(self) -> str: ...
-
-
-class OneEngine:
-    """An engine in this process as the target of a native push."""
-
-    members = (0,)
-
-    def __init__(self, engine: VLLMEngine) -> None:
-        self._engine = engine
-
-    def call_each(self, method: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
-        (mine,) = arguments
-        return [getattr(self._engine, method)(**mine)]
-
-    def note_push(self, version: int, received: frozenset[str]) -> None:
-        pass
-
-    def stacks(self) -> str:
-        return ""
 
 
 @dataclass(frozen=True)
@@ -106,7 +70,7 @@ def buffer_bytes(weights: Outgoing) -> int:
     device = weights.devices[0]
     card = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else _LARGE_CARD
     usual = _BUFFER if card >= _LARGE_CARD else _SMALL_BUFFER
-    return max(usual, *(part.nbytes for part in weights.parts))
+    return max(usual, *(nbytes(tensor) for tensor in weights.tensors))
 
 
 class _Source(WeightSource):
@@ -116,7 +80,7 @@ class _Source(WeightSource):
         self.weights = Outgoing([])
 
     def metadata(self) -> list[ParamMeta]:
-        return [ParamMeta(part.name, part.dtype, tuple(part.source.shape)) for part in self.weights.parts]
+        return [ParamMeta(tensor.name, tensor.dtype, tensor.shape) for tensor in self.weights.tensors]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         device = self.weights.devices[0]
@@ -127,24 +91,25 @@ class _Source(WeightSource):
 class _Client:
     """vLLM's control plane: each call goes to every engine at once."""
 
-    def __init__(self, targets: Targets, workers_per_engine: int) -> None:
+    engines: Engines
+
+    def __init__(self, workers_per_engine: int) -> None:
         self.version = 0
-        self._targets = targets
         self._workers_per_engine = workers_per_engine
 
     def _all(self, call: str, **arguments: Any) -> None:
-        count = len(self._targets.members)
-        self._targets.call_each("transfer", [{"call": call, **arguments}] * count)
+        count = len(self.engines.members)
+        self.engines.call_each("transfer", [{"call": call, **arguments}] * count)
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Each engine's workers take the ranks after those of the engines before it."""
         infos = []
-        for index in range(len(self._targets.members)):
+        for index in range(len(self.engines.members)):
             info = dict(init_info)
             if "rank_offset" in info:
                 info["rank_offset"] += index * self._workers_per_engine
             infos.append({"call": "init_weight_transfer_engine", "init_info": info})
-        self._targets.call_each("transfer", infos)
+        self.engines.call_each("transfer", infos)
 
     def start_weight_update(self) -> None:
         self._all("start_weight_update")
@@ -161,11 +126,11 @@ class _Client:
 
 
 class NativeTransfer:
-    """A `rollout.weights.transports.Transport` over vLLM's API.
+    """A `rollout.weights.transports.DirectTransfer` over vLLM's API.
 
     Args:
-        backend: "nccl", or "ipc" for engines on the learner's own GPU but in other processes.
-        targets: the engines; started with `VLLMSettings.weight_transfer=backend`.
+        backend: "nccl", or "ipc" for engines on the learner's own GPU but in other processes; the engines are
+            started with `VLLMSettings.weight_transfer=backend`.
         workers_per_engine: `tensor_parallel_size`.
         address: at which the engines reach the learner; another than loopback where they are on other nodes.
         timeout: seconds that a push may take.
@@ -174,34 +139,33 @@ class NativeTransfer:
     def __init__(
         self,
         backend: str,
-        targets: Targets,
         workers_per_engine: int = 1,
-        address: str = LOOPBACK,
+        address: Callable[[], str] = lambda: LOOPBACK,
         timeout: float = 600.0,
     ) -> None:
         self.name = backend
-        self._targets = targets
         self._workers_per_engine = workers_per_engine
         self._address = address
         self._timeout = timeout
         self._source = _Source()
-        self._client = _Client(targets, workers_per_engine)
+        self._client = _Client(workers_per_engine)
         self._members: tuple[int, ...] | None = None
         self._trainer: Any = None
 
-    def push(self, weights: Outgoing, version: int) -> None:
-        """Raises TimeoutError when the engines do not take part; the process must then end."""
+    def push(self, weights: Outgoing, version: int, engines: Engines) -> None:
+        """Raises DeadlineError when the engines do not take part; the process must then end."""
         for device in weights.devices:
             if device.type == "cuda":  # the sender reads on streams of its own, which wait for no optimizer
                 torch.cuda.synchronize(device)
         self._source.weights = weights
-        self._client.version = version
-        self._in_time(self._send)
-        self._targets.note_push(version, weights.names)
-        self._source.weights = Outgoing([])
+        self._client.version, self._client.engines = version, engines
+        try:
+            self._in_time(self._send, engines)
+        finally:
+            self._source.weights = Outgoing([])
 
     def _send(self) -> None:
-        if self._members != self._targets.members:  # at first, and after an engine was replaced
+        if self._members != self._client.engines.members:  # at first, and after an engine was replaced
             self._connect()
         self._trainer.send_weights()
 
@@ -209,14 +173,16 @@ class NativeTransfer:
         if self._trainer is not None:
             self._client.release()
         self.close()
-        num_workers = len(self._targets.members) * self._workers_per_engine
-        end = Endpoint(num_workers, self._address, buffer_bytes(self._source.weights))
+        members = self._client.engines.members
+        end = Endpoint(
+            len(members) * self._workers_per_engine, self._address(), buffer_bytes(self._source.weights)
+        )
         self._trainer = WeightTransferTrainerFactory.trainer_init(
             INIT[self.name](end), client=self._client, source=self._source
         )
-        self._members = self._targets.members
+        self._members = members
 
-    def _in_time(self, action: Callable[[], None]) -> None:
+    def _in_time(self, action: Callable[[], None], engines: Engines) -> None:
         """A collective that lost its peer never returns, so it runs in a thread that may be left behind."""
         outcome: list[BaseException | None] = []
         device = self._source.weights.devices[0]
@@ -235,8 +201,8 @@ class NativeTransfer:
         thread.join(self._timeout)
         if not outcome:
             raise DeadlineError(
-                f"{self._targets.stacks()}\nthe learner waited {self._timeout:.0f} s for "
-                f"{len(self._targets.members)} engines to take the {self.name} push"
+                f"{engines.stacks()}\nthe learner waited {self._timeout:.0f} s for "
+                f"{len(engines.members)} engines to take the {self.name} push"
             )
         if outcome[0] is not None:
             raise outcome[0]

@@ -1,37 +1,68 @@
-"""The ways of weights from the learner to the engines, behind one `push`.
+"""The ways of weights from the learner into the engines of a pool: one table, by the name that the plan gives.
 
-InProcess      engine in this process     live tensors, copied by the engine
-SharedMemory   engines on this host       one copy into memory that all of them map
-ObjectStore    engines on other hosts     one copy into Ray's object store
-NativeTransfer engines on GPUs            vLLM's own API: nccl, or ipc on one device (vllm_transfer.py)
+    name           straight to the engines            the host copy, from which every other engine loads
+    shared_memory  -                                  anonymous memory that all engines of this host map
+    object_store   -                                  Ray's object store, for engines on other hosts
+    nccl, ipc      vLLM's own transfer (transfer.py)  one of these two, written while the engines serve again
+    in_process     an engine in the learner's process reads the live tensors; no pool, nothing to choose here
 
-What a push carries is an `Outgoing` (weights.py), whose tensors are made one at a time, as they are written.
+The host copy of the last push stays until the next one: an engine that replaces a lost one loads it by itself.
 """
 
 import math
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
+from plan.devices import TransportName
+from plan.plan import Plan
 from rollout.engines.host import WeightHandle
-from rollout.engines.sampler import Engine
-from rollout.weights.outgoing import Outgoing, Part
-
-Deliver = Callable[[WeightHandle, int], None]
+from rollout.weights.outgoing import Outgoing, PublishedTensor, nbytes
 
 
-class Transport(Protocol):
-    name: str
+class HostCopy(Protocol):
+    """The last push in the memory of hosts."""
 
-    def push(self, weights: Outgoing, version: int) -> None:
-        """Return when every live engine draws its tokens with these weights."""
+    def write(self, weights: Outgoing) -> WeightHandle:
+        """Overwrite the push before, which nobody may be reading; the handle opens in any process."""
         ...
 
     def close(self) -> None: ...
+
+
+class Engines(Protocol):
+    """The live engines of a pool as a direct transfer calls them; `rollout.engines.fleet.Fleet`."""
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Changes whenever an engine is replaced."""
+        ...
+
+    def call_each(self, method: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
+        """The method of every engine at once, each with its own arguments."""
+        ...
+
+    def stacks(self) -> str: ...
+
+
+class DirectTransfer(Protocol):
+    """From the learner's GPUs into those of the engines, past any host's memory."""
+
+    def push(self, weights: Outgoing, version: int, engines: Engines) -> None:
+        """Return when every one of the engines draws its tokens with these weights."""
+        ...
+
+
+@dataclass(frozen=True)
+class Transport:
+    """How a push reaches the engines of a pool. Where there is no direct way, all of them load the host copy."""
+
+    copy: HostCopy
+    direct: DirectTransfer | None = None
 
 
 @dataclass(frozen=True)
@@ -59,27 +90,27 @@ class Layout:
     """
 
     entries: list[Entry] = field(default_factory=list)
-    stored: list[tuple[Entry, Part]] = field(default_factory=list)
+    stored: list[tuple[Entry, PublishedTensor]] = field(default_factory=list)
     size: int = 0
 
     @classmethod
     def of(cls, weights: Outgoing) -> "Layout":
         layout = cls()
-        places: dict[tuple[object, ...], int] = {}
-        for part in weights.parts:
-            known = places.get(part.identity) if part.nbytes else None
+        places: dict[Hashable, int] = {}
+        for tensor in weights.tensors:
+            known = places.get(tensor.identity) if nbytes(tensor) else None
             offset = layout.size if known is None else known
-            entry = Entry(part.name, part.dtype, tuple(part.source.shape), offset)
+            entry = Entry(tensor.name, tensor.dtype, tensor.shape, offset)
             layout.entries.append(entry)
             if known is None:
-                places[part.identity] = layout.size
-                layout.stored.append((entry, part))
-                layout.size += -(-part.nbytes // 64) * 64
+                places[tensor.identity] = layout.size
+                layout.stored.append((entry, tensor))
+                layout.size += -(-nbytes(tensor) // 64) * 64
         return layout
 
     def write(self, buffer: Any) -> None:
-        for entry, part in self.stored:
-            entry.view(buffer).copy_(part.make())
+        for entry, tensor in self.stored:
+            entry.view(buffer).copy_(tensor.make())
 
 
 @dataclass(frozen=True)
@@ -110,35 +141,14 @@ class StoredWeights:
         yield from ((entry.name, entry.view(stored)) for entry in self.entries)
 
 
-class InProcess:
-    """An engine in this process reads the learner's tensors themselves."""
-
-    name = "in_process"
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def push(self, weights: Outgoing, version: int) -> None:
-        self._engine.load_weights(weights, version)
-
-    def close(self) -> None:
-        pass
-
-
 class SharedMemory:
-    """One anonymous block of memory, filled anew by each push; the kernel frees it with this process.
+    """One anonymous block of memory, filled anew by each push; the kernel frees it with this process."""
 
-    deliver: hands a handle to every engine and returns when all have loaded it.
-    """
-
-    name = "shared_memory"
-
-    def __init__(self, deliver: Deliver) -> None:
-        self._deliver = deliver
+    def __init__(self) -> None:
         self._file: int | None = None
         self._mapped: mmap.mmap | None = None
 
-    def push(self, weights: Outgoing, version: int) -> None:
+    def write(self, weights: Outgoing) -> MappedWeights:
         layout = Layout.of(weights)
         if self._mapped is None or len(self._mapped) < layout.size:
             self.close()
@@ -146,8 +156,7 @@ class SharedMemory:
             os.ftruncate(self._file, layout.size)
             self._mapped = mmap.mmap(self._file, layout.size)
         layout.write(self._mapped)
-        path = f"/proc/{os.getpid()}/fd/{self._file}"
-        self._deliver(MappedWeights(path, layout.size, layout.entries), version)
+        return MappedWeights(f"/proc/{os.getpid()}/fd/{self._file}", layout.size, layout.entries)
 
     def close(self) -> None:
         if self._file is not None:
@@ -158,19 +167,37 @@ class SharedMemory:
 class ObjectStore:
     """Ray's object store carries the bytes to whichever hosts the engines are on."""
 
-    name = "object_store"
-
-    def __init__(self, deliver: Deliver) -> None:
-        self._deliver = deliver
-
-    def push(self, weights: Outgoing, version: int) -> None:
+    def write(self, weights: Outgoing) -> StoredWeights:
         import numpy as np
         import ray
 
         layout = Layout.of(weights)
         packed = np.empty(layout.size, dtype=np.uint8)
         layout.write(packed)
-        self._deliver(StoredWeights(ray.put(packed), layout.entries), version)
+        return StoredWeights(ray.put(packed), layout.entries)
 
     def close(self) -> None:
         pass
+
+
+def _native(plan: Plan) -> Transport:
+    from rollout.engines.ray_runtime import own_address
+    from rollout.weights.transfer import LOOPBACK, NativeTransfer
+
+    inference, on_cluster = plan.config.inference_model, plan.devices.on_cluster
+    direct = NativeTransfer(
+        plan.transport,
+        inference.tensor_parallel_size,
+        own_address if on_cluster else lambda: LOOPBACK,
+        timeout=inference.request_timeout_s,
+    )
+    return Transport(ObjectStore() if on_cluster else SharedMemory(), direct)
+
+
+TRANSPORTS: dict[TransportName, Callable[[Plan], Transport]] = {
+    "shared_memory": lambda plan: Transport(SharedMemory()),
+    "object_store": lambda plan: Transport(ObjectStore()),
+    "nccl": _native,
+    "ipc": _native,
+}
+"""What `Plan.transport` names (`plan.devices.transport` chooses it)."""

@@ -11,11 +11,12 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from config.composition import register_schema, to_config
 from config.errors import ConfigError
 from config.messages import PLUGINS, known_keys, quoted, readable, unknown_key
 from config.names import ELSEWHERE, HERE, SECTIONS
 from config.policy import PRESETS
-from config.schema import Config, register_schema, to_config
+from config.schema import Config
 from tests.config.test_schema import EXPERIMENTS, ROOT, composed, message
 
 

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
+from config.composition import register_schema, to_config
 from config.messages import readable
-from config.schema import Config, load_policy, register_schema, to_config
+from config.policy import load_policy
+from config.schema import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "config").glob("grpo_*.yaml"))

@@ -72,7 +72,7 @@ def _command(arguments: list[str], folder: str, environment: dict[str, str]) -> 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     sys.path.insert(0, folder)
     sys.argv = ["grpo.py", *arguments]
-    launch(grpo.train)
+    launch(grpo.train, Lockstep)
 
 
 def command(

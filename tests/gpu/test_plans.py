@@ -66,7 +66,7 @@ def plan_of(check: Check, folder: Path, patch: pytest.MonkeyPatch) -> Plan:
     patch.setattr(learner, "collected", lambda *arguments: MagicMock())
     patch.setattr(learner, "make_learner", make_learner)
     patch.setattr(engines, "load_model", lambda config, devices: None)
-    patch.setattr(engines, "build_engine", lambda config, *_: run(config, folder, None, False))
+    patch.setattr(engines, "vllm_settings", lambda config, *_: run(config, folder, None, False))
     patch.setattr(tiny, "run", run)
     small = {key: value for key, value in check.options.items() if key not in ("width", "layers")}
     with pytest.raises(PlannedError) as planned:

@@ -13,12 +13,12 @@ from config.inference import InferenceModelConfig
 from config.optimizer import OptimizerConfig
 from config.policy import PolicyConfig
 from config.schema import Config, LoraConfig, ModelConfig, RefModelConfig, TrainConfig, TrainModelConfig
-from grpo_utils import build_models, torch_devices
 from plan.machine import Machine
 from plan.plan import Plan, make_plan
 from tests.tiny import tiny_llama
 from tests.training.test_forward import REPEATS, collected
 from training.learner import Learner
+from training.models import torch_devices
 
 GROUPS = 2
 

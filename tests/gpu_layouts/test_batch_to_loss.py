@@ -13,9 +13,9 @@ import pytest
 from tensordict import TensorDict
 
 from config.policy import PRESETS, load_policy
-from grpo_utils import torch_devices
 from tests.gpu_layouts.layouts import LAYOUTS, SPREADS, Case, Layout, host_batch, learner_on, save_tiny
 from tests.pretend_gpu import pretend_gpus
+from training.models import torch_devices
 
 HOST, ONE = Layout(0), Layout(1)
 PRESET_NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))

@@ -7,11 +7,11 @@ import torch
 
 from config.errors import ConfigError
 from config.schema import ModelConfig
-from grpo_utils import torch_devices
 from tests.gpu_layouts.layouts import save_tiny
 from tests.pretend_gpu import pretend_gpus
 from tests.tiny import tiny_llama
 from training.model import load_model
+from training.models import torch_devices
 
 LAYER_AND_HEAD = 175 << 10
 """Bytes free on each GPU: enough for one layer of the tiny model, so that it is spread at all."""

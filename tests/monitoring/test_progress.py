@@ -92,7 +92,7 @@ def test_stages_of_a_run(script: str, tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 import {script.removesuffix(".py")} as schedule
-from grpo_utils import run
+from run.jobs import run_job
 from monitoring.progress import Progress
 from tests.scripts import configured
 seen = []
@@ -100,7 +100,7 @@ Progress.stage = lambda self, name, done=0, total=0: seen.append(f"{{name}} {{do
 Progress.begin = lambda self, stage: seen.append(stage)
 config = configured("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=32",
     "train.gradient_accumulation_steps=2", "train.checkpoint_frequency=0")
-run(config, Path({str(tmp_path)!r}), schedule.train, overlapped={script == "grpo_async.py"})
+run_job(config, Path({str(tmp_path)!r}), schedule.train, overlapped={script == "grpo_async.py"})
 print("\\n".join(dict.fromkeys(seen)))
 """
     done = subprocess.run(

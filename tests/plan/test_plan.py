@@ -10,9 +10,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
+from config.composition import register_schema, to_config
 from config.errors import ConfigError
 from config.machine import MachineConfig
-from config.schema import Config, register_schema, to_config
+from config.schema import Config
 from plan.machine import Machine, imagined_machine
 from plan.memory import (
     checkpoints_kept,

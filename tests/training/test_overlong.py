@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.schema import load_policy
+from config.policy import load_policy
 from training.advantage import overlong_reward
 
 GOLDEN = Path(__file__).resolve().parents[2] / ".." / "shared" / "golden" / "length_shaping.json"

@@ -1,0 +1,153 @@
+"""From a typed config to a run that can begin: data, engines, learner, rewards, evaluation and monitor.
+
+    config ─▶ plan ─▶ task, prompts, sets ─▶ engines ─▶ learner ─▶ Run ─▶ Lockstep | Overlapped
+
+Where one of them fails, those that are there already are closed.
+"""
+
+import gc
+import random
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from config.command_line import resume_command
+from config.schema import Config
+from run.resume import changed_settings, find
+from run.run import Run
+from run.schedule import Schedule, ScheduleType
+
+if TYPE_CHECKING:
+    from monitoring.monitor import Monitor
+    from monitoring.progress import Progress
+    from plan.plan import Plan
+    from training.checkpoint import Saved
+
+
+def plan_run(config: Config, schedule: type[Schedule], run_dir: Path) -> "Plan":
+    """Who lives where; raises ConfigError for a plan that cannot work, before anything is loaded."""
+    from plan.machine import this_machine
+    from plan.plan import make_plan
+    from plan.problems import check
+
+    return check(make_plan(config, schedule.overlapped, this_machine(run_dir), run_dir))
+
+
+def build(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> ScheduleType:
+    """What a script's loop works with, made for `config`, to be closed with `.run.close`."""
+    with ExitStack() as built:
+        run = _build(config, run_dir, schedule, built)
+        working = schedule(run)
+        built.pop_all()
+    run.stop.install(resume_command(run_dir))
+    return working
+
+
+def _build(config: Config, run_dir: Path, schedule: type[Schedule], built: ExitStack) -> Run:
+    """Cheap checks first: data and tokenizer before engines and weights."""
+    from monitoring.progress import Progress
+
+    live = Progress(config.logging, config.total_optimizer_steps)
+    built.callback(live.close)
+    live.begin("starting")
+    import torch
+
+    from envs.judging.service import RewardService
+    from envs.task import make_task
+    from evaluation.sets import load_sets
+    from monitoring.watch import Watch
+    from rollout.loop import EngineLoop
+    from run.engines import adapter_shape, build_engine, build_weights
+    from run.groups import make_conversation, make_evaluation, make_generation, make_prompts
+    from training.local_learner import make_learner
+    from training.model import load_tokenizer
+
+    _keep_imports()
+    saved, told = find(config, run_dir, schedule)
+    if saved is not None:
+        told += changed_settings(saved, config, schedule)
+    plan = plan_run(config, schedule, run_dir)
+    seed_everything(config, plan)
+    live.begin("reading data")
+    task = make_task(config.env)
+    tokenizer = load_tokenizer(config.model.name)
+    prompts = make_prompts(config, task, tokenizer)
+    eval_sets = load_sets(config, tokenizer)
+    conversation = make_conversation(config, tokenizer)
+    if conversation is not None:
+        built.callback(conversation.close)
+    if plan.devices.train:  # what works on "the" GPU of this process, as vLLM does, is to find the learner's
+        torch.cuda.set_device(plan.devices.train[0])
+    live.begin("starting engines")
+    engine = build_engine(config, tokenizer, plan, run_dir, adapter_shape(config))
+    built.callback(engine.close)
+    live.begin("loading the model")
+    learner = make_learner(config, plan, run_dir, live.stage)
+    rewards = RewardService(task, config.env)
+    built.callback(rewards.close)
+    loop = EngineLoop(engine, config.inference_model.request_timeout_s, config.train.wait_timeout_s)
+    built.callback(loop.close)
+    monitor = _monitor(config, run_dir, live, saved, tuple(task.members), built)
+    run = Run(
+        config,
+        run_dir,
+        plan,
+        learner,
+        build_weights(config, learner, engine, plan),
+        engine,
+        loop,
+        make_generation(config, tokenizer, conversation, loop, rewards),
+        prompts,
+        rewards,
+        make_evaluation(config, plan, eval_sets, tokenizer, conversation, loop, monitor),
+        monitor,
+        Watch(config, plan.overlapped),
+        torch.Generator().manual_seed(config.train.seed),
+    )
+    told += run.restore(saved) if saved is not None else run.begin()
+    for line in told:
+        monitor.say(line)
+    return run
+
+
+def _monitor(
+    config: Config,
+    run_dir: Path,
+    live: "Progress",
+    saved: "Saved | None",
+    members: tuple[str, ...],
+    built: ExitStack,
+) -> "Monitor":
+    """members: the data sets of a mixture."""
+    from monitoring.monitor import Monitor
+    from monitoring.trackers import close_tracker, make_tracker
+
+    tracker = make_tracker(config.logging, run_dir, asdict(config))
+    if tracker is not None:
+        built.callback(close_tracker, tracker, "failed")
+    _, first_step, _ = (0, 0, 0) if saved is None else saved.place
+    live.resume(first_step)
+    return Monitor(run_dir, tracker, live, first_step, members)
+
+
+def _keep_imports() -> None:
+    """What imports left behind stays: without this, looking for garbage in it costs 5% of a small run. Called before
+    anything of the run is made, and after an earlier run's garbage is gone."""
+    gc.collect()
+    gc.freeze()
+
+
+def seed_everything(config: Config, plan: "Plan") -> None:
+    """Seeds and determinism of this process, as `train.seed` and `train.deterministic` say."""
+    import numpy as np
+    import torch
+
+    random.seed(config.train.seed)
+    np.random.seed(config.train.seed)
+    torch.manual_seed(config.train.seed)
+    torch.use_deterministic_algorithms(config.train.deterministic, warn_only=True)
+    # Filling new memory, which nobody reads before it is written, costs 5% of a small run.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    if plan.learner.num_threads is not None:
+        torch.set_num_threads(plan.learner.num_threads)

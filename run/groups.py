@@ -1,0 +1,97 @@
+"""What makes groups, put together: prompts in training order, and the coroutine with its tokenizer, judge and tools."""
+
+from transformers import PreTrainedTokenizerBase
+
+from config.schema import Config
+from envs.chat import Encoder
+from envs.duplicates import distinct_examples
+from envs.group import Sampling
+from envs.judging.service import RewardService
+from envs.prompt_length import PromptLimit
+from envs.prompts import PromptQueue, PromptSource
+from envs.task import Task
+from envs.turns import Conversation, make_answerers, with_instructions
+from evaluation.evaluation import Evaluation
+from evaluation.sets import EvalSet
+from monitoring.monitor import Monitor
+from plan.plan import Plan
+from rollout.generate import Generation
+from rollout.loop import EngineLoop
+from training.model import saved_eos_token_ids
+
+
+def make_prompts(config: Config, task: Task, tokenizer: PreTrainedTokenizerBase) -> PromptQueue:
+    """The prompts of training. Raises ConfigError for data that cannot be read."""
+    limit = PromptLimit(tokenizer, config.env.max_prompt_tokens)
+    return PromptQueue(
+        PromptSource(
+            with_instructions(distinct_examples(task, config.env.split), config.env),
+            seed=config.train.seed,
+            keep=limit,
+            difficulty=config.env.difficulty,
+            told=limit.told,
+        )
+    )
+
+
+def make_conversation(config: Config, tokenizer: PreTrainedTokenizerBase) -> Conversation | None:
+    """What answers between turns; None where a completion has but one."""
+    if config.env.max_steps == 1:
+        return None
+    return Conversation(tokenizer, make_answerers(config.env), config.env.max_steps)
+
+
+def make_encoder(config: Config, tokenizer: PreTrainedTokenizerBase) -> Encoder:
+    """The tokenizer, with the tokens that end a turn of this model."""
+    return Encoder(tokenizer, saved_eos_token_ids(config.model.name, tokenizer))
+
+
+def make_generation(
+    config: Config,
+    tokenizer: PreTrainedTokenizerBase,
+    conversation: Conversation | None,
+    loop: EngineLoop,
+    rewards: RewardService,
+) -> Generation:
+    """Groups to train on."""
+    inference = config.inference_model
+    return Generation(
+        loop,
+        make_encoder(config, tokenizer),
+        loop.judge(rewards),
+        conversation,
+        Sampling(inference.temperature, inference.top_p, inference.top_k, inference.max_tokens),
+        config.env.candidates,
+        config.env.repeats,
+        config.train.seed,
+    )
+
+
+def make_evaluation(
+    config: Config,
+    plan: Plan,
+    sets: list[EvalSet],
+    tokenizer: PreTrainedTokenizerBase,
+    conversation: Conversation | None,
+    loop: EngineLoop,
+    monitor: Monitor,
+) -> Evaluation:
+    """An evaluation of these sets: groups as those of training, with a judge, a sampling and seeds of their own."""
+    encoder = make_encoder(config, tokenizer)
+
+    def make_groups(chosen: EvalSet, rewards: RewardService, seed: int) -> Generation:
+        own = chosen.settings
+        max_tokens = own.max_tokens or config.inference_model.max_tokens
+        sampling = Sampling(own.temperature, own.top_p, own.top_k, max_tokens)
+        return Generation(loop, encoder, loop.judge(rewards), conversation, sampling, own.n, own.n, seed)
+
+    return Evaluation(
+        config,
+        plan,
+        sets,
+        loop,
+        make_groups,
+        lambda total, name: monitor.live.second(total, f"eval {name}", "problem"),
+        monitor.say,
+        monitor.run_dir,
+    )

@@ -1,0 +1,114 @@
+"""The jobs of the command line, by the name that `run=` gives them: train, eval, plan, rewards."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from config.folders import held, remove_if_unused
+from config.outcome import INTERRUPTED, RunOutcome
+from config.schema import Config
+from run.checkpoint_model import evaluated_model, with_model
+from run.schedule import Schedule, ScheduleType
+
+
+def run_job(
+    config: Config,
+    run_dir: Path,
+    train: Callable[[ScheduleType], None],
+    schedule: type[ScheduleType],
+    begun: Callable[[], None] = lambda: None,
+) -> RunOutcome:
+    """What `config.run` names, in the folder `run_dir`.
+
+    train: the loop of a script. schedule: what that loop works with.
+    begun: called when a run or an evaluation is sure to begin; before, what an earlier one left is as it was.
+    """
+    if config.run in ALONE:
+        return ALONE[config.run](config, run_dir, schedule)
+    with held(run_dir):
+        if config.run == "eval":
+            return evaluate(config, run_dir, schedule, begun)
+        return run_training(config, run_dir, train, schedule, begun)
+
+
+def run_training(
+    config: Config,
+    run_dir: Path,
+    train: Callable[[ScheduleType], None],
+    schedule: type[ScheduleType],
+    begun: Callable[[], None],
+) -> RunOutcome:
+    """`run=train`: build, train, close, always."""
+    from run.build import build
+
+    config, told = with_model(config)
+    working = build(config, run_dir, schedule)
+    run = working.run
+    outcome: RunOutcome = "failed"
+    try:
+        begun()
+        for line in told:
+            run.monitor.say(line)
+        train(working)
+        if not run.stop.requested:
+            run.watch.check(run.monitor.optimizer_step)
+        outcome = "interrupted" if run.stop.requested else "finished"
+    except KeyboardInterrupt:
+        outcome = "interrupted"
+        raise
+    finally:
+        run.close(outcome)
+    return outcome
+
+
+def evaluate(
+    config: Config, run_dir: Path, schedule: type[Schedule], begun: Callable[[], None]
+) -> RunOutcome:
+    """`run=eval`: neither learner nor training data; of `model.name`, or of the checkpoint of `train.resume`."""
+    from run.build import plan_run, seed_everything
+    from run.evaluation import evaluate_alone
+
+    with evaluated_model(config, run_dir, schedule) as (evaluated, saved):
+        plan = plan_run(evaluated, schedule, run_dir)
+        seed_everything(evaluated, plan)
+        outcome = evaluate_alone(evaluated, run_dir, plan, saved, begun)
+    if outcome == "interrupted":
+        sys.exit(INTERRUPTED)
+    return outcome
+
+
+def print_plan(config: Config, run_dir: Path, schedule: type[Schedule]) -> RunOutcome:
+    """`run=plan`, for this machine or the one that `plan.*` describes: touches no device, leaves no folder. A plan that
+    cannot work is printed whole all the same, and ends with 2."""
+    from envs.options import option_problems
+    from plan.machine import imagined_machine, this_machine
+    from plan.problems import Problem, planned
+    from plan.report import advice, report
+
+    config, _ = with_model(config)
+    machine = imagined_machine(config.plan, this_machine(run_dir))
+    plan, found = planned(config, schedule.overlapped, machine, run_dir)
+    found += [Problem("", text) for text in option_problems(config)]
+    print(report(plan, found), flush=True)
+    remove_if_unused(run_dir)
+    if found:
+        print(advice(plan, found, machine), file=sys.stderr)
+        sys.exit(2)
+    return "finished"
+
+
+def grade_samples(config: Config, run_dir: Path, schedule: type[Schedule]) -> RunOutcome:
+    """`run=rewards`: judges saved completions; no model."""
+    from run.grade import grade
+
+    code = grade(config.env)
+    remove_if_unused(run_dir)
+    if code:
+        sys.exit(code)
+    return "finished"
+
+
+ALONE: dict[str, Callable[[Config, Path, type[Schedule]], RunOutcome]] = {
+    "plan": print_plan,
+    "rewards": grade_samples,
+}

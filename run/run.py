@@ -1,0 +1,253 @@
+"""A training run: what both schedules share, from the groups that they hand over to checkpoints.
+
+    schedule: groups ─▶ advantage ─▶ learn, once for every optimizer step ─▶ push_weights ─▶ done
+                                                                                             ├─ evaluation, when due
+                                                                                             └─ checkpoint, when due
+
+`run.build` makes it, `run.jobs` ends it. The schedules are `run.lockstep` and `run.overlapped`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from config.errors import ConfigError
+from config.outcome import RunOutcome
+from config.schema import Config
+from config.stop import Stop
+
+if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line should not wait for
+    import torch
+
+    from envs.group import Group
+    from envs.judging.service import RewardService
+    from envs.prompts import PromptQueue
+    from envs.task import Example
+    from evaluation.evaluation import Evaluation
+    from monitoring.monitor import Monitor
+    from monitoring.watch import Watch
+    from plan.plan import Plan
+    from rollout.engines.sampler import SteppedEngine
+    from rollout.generate import Generation
+    from rollout.loop import EngineLoop
+    from rollout.weights.push import Weights
+    from training.batch import Batch
+    from training.checkpoint import Saved
+    from training.learner import Learner
+
+
+@dataclass
+class Run:
+    """Learner, engines, prompts, rewards and monitor of one run, and what is done with them.
+
+    generator: chooses the groups of each optimizer step. groups: of the batch at hand, by their id.
+    outstanding: examples that were drawn and that no batch has taken.
+    leaving: this iteration is the last, for a stop was requested before its checkpoint.
+    evaluated: the evaluation that was due last has been done, or none was.
+    """
+
+    config: Config
+    run_dir: Path
+    plan: "Plan"
+    learner: "Learner"
+    weights: "Weights"
+    engine: "SteppedEngine"
+    loop: "EngineLoop"
+    generation: "Generation"
+    prompts: "PromptQueue"
+    rewards: "RewardService"
+    evaluation: "Evaluation"
+    monitor: "Monitor"
+    watch: "Watch"
+    generator: "torch.Generator"
+    stop: Stop = field(default_factory=Stop)
+    groups: "dict[int, Group]" = field(default_factory=dict)
+    outstanding: "Callable[[], list[Example]]" = list
+    leaving: bool = False
+    evaluated: bool = False
+    first_iteration: int = 0
+    last_iteration: int = 0
+
+    @property
+    def wants(self) -> "Callable[[Group], bool] | None":
+        """Which groups dynamic sampling keeps; None where it keeps all."""
+        from training.credit import wants
+
+        return wants(self.config.policy) if self.config.policy.dynamic_batching else None
+
+    def count(self, total: int) -> Iterator[int]:
+        """Iteration numbers from 1 (or after the resumed one), until the last or a stop."""
+        self.last_iteration = total
+        if not self.evaluated:  # nothing yet, or the one before the checkpoint was given up
+            self.evaluate(self.first_iteration)
+        self.leaving = self.stop.requested
+        for iteration in range(self.first_iteration + 1, total + 1):
+            if self.leaving:
+                return
+            yield iteration
+
+    def advantage(self, groups: "Sequence[Group]", trained_at: int | None = None) -> "Batch":
+        """Groups as tensors, with their advantages and what else the objective reads.
+
+        trained_at: the policy version that the age of their tokens is counted to, where it can be other than 0.
+        """
+        self.groups = {group.group_id: group for group in groups}
+        with self.monitor.timed("optimize"):
+            return self.learner.credit(groups, trained_at)
+
+    def minibatches(self, batch: "Batch") -> "Iterator[Batch]":
+        """The batch of each optimizer step: every group once an epoch."""
+        from training.minibatches import minibatches
+
+        repeats, epochs = self.config.env.repeats, self.config.train.epochs
+        return minibatches(batch, repeats, self.config.optim_batch_groups, epochs, self.generator)
+
+    def learn(self, batch: "Batch") -> None:
+        """One optimizer step, and its row of metrics."""
+        with self.monitor.timed("optimize"):
+            report = self.learner.step(batch)
+        self.monitor.note({"prompts/left_out": float(self.prompts.source.left_out)})
+        groups = [self.groups[group_id] for group_id in batch.group_ids]
+        row = self.monitor.optimized(
+            batch, groups, report.metrics | self.rewards.metrics(), self.weights.version
+        )
+        for worry in self.watch.tell(row):
+            self.monitor.say(worry)
+        if report.skipped:
+            self.monitor.say(f"optimizer step {self.monitor.optimizer_step}: not finite, skipped")
+
+    def push_weights(self) -> None:
+        """Learner to engines; beside running generation the push happens between two engine steps."""
+        with self.monitor.timed("push"):
+            self.monitor.note(self.loop.call(self._push))
+
+    def _push(self) -> dict[str, float]:
+        """What is generated from now on has the new weights and the temperature of this part of the run."""
+        steps = self.config.total_optimizer_steps - self.config.optimizer_steps_per_iteration
+        progress = self.learner.optimizer_steps / max(steps, 1)
+        temperature = self.config.inference_model.temperature_at(progress)
+        self.generation.sampling = replace(self.generation.sampling, temperature=temperature)
+        return self.weights.push()
+
+    def done(self, iteration: int) -> None:
+        """Evaluation and checkpoint where they are due; a printed sample now and then."""
+        self.evaluate(iteration)
+        frequency = self.config.train.checkpoint_frequency
+        self.leaving = self.stop.requested
+        last = iteration == self.last_iteration or self.leaving
+        if last or (frequency and iteration % frequency == 0):
+            self.checkpoint(iteration)
+            self.leaving = self.stop.requested
+        self._tell_of_groups_unwanted()
+        every = self.config.logging.sample_frequency
+        if every and (iteration % every == 0 or iteration == 1):
+            self._show_sample()
+
+    def evaluation_due(self, iteration: int) -> bool:
+        """Whether `eval.sets` are evaluated after this iteration."""
+        return self.evaluation.due(iteration, self.last_iteration)
+
+    def evaluate(self, iteration: int) -> None:
+        """Run `eval.sets` when it is time."""
+        from run.evaluation import evaluate
+
+        self.evaluated = not self.evaluation_due(iteration)
+        if self.evaluated or self.stop.requested:
+            return
+        tables = evaluate(
+            self.evaluation, self.monitor, iteration, self.weights.version, lambda: self.stop.requested
+        )
+        self.evaluated = bool(tables)
+        for table in tables:
+            self.monitor.say(table)
+
+    def checkpoint(self, iteration: int) -> None:
+        """Write all that a resumed run needs."""
+        from training.checkpoint import checkpoint_path, random_state, save_checkpoint
+
+        self.monitor.live.stage("checkpoint")
+        state = {
+            "iteration": iteration,
+            "overlapped": self.plan.overlapped,
+            "evaluated": self.evaluated,
+            "learner": self.learner.save(),
+            "policy_version": self.weights.version,
+            "generator": self.generator.get_state(),
+            "random": random_state(),
+            "config": asdict(self.config),
+            **self.loop.call(self._prompt_state),
+        }
+        save_checkpoint(checkpoint_path(self.run_dir, iteration), state, self.config.train.keep_checkpoints)
+
+    def _prompt_state(self) -> dict[str, Any]:
+        return {
+            "prompts": self.prompts.state_dict(self.outstanding()),
+            "next_group_id": self.prompts.next_group_id,
+        }
+
+    def begin(self) -> list[str]:
+        """Start from the beginning, whatever an attempt that left no checkpoint has written. Nothing to tell."""
+        self.monitor.file.begin()
+        return []
+
+    def restore(self, saved: "Saved") -> list[str]:
+        """Go on from a checkpoint; what the user should know of it.
+
+        Raises:
+            ConfigError: it is of another model or other data.
+        """
+        from training.checkpoint import restore_random_state
+
+        state = saved.state
+        try:
+            self.learner.load(state["learner"])
+            self.prompts.load_state_dict(state["prompts"])
+        except ConfigError as error:
+            raise ConfigError(f"train.resume={saved.path}: {error}") from error
+        self.first_iteration = state["iteration"]
+        self.evaluated = state["evaluated"]
+        self.prompts.next_group_id = state["next_group_id"]
+        self.weights.version = state["policy_version"] - 1
+        self.generator.set_state(state["generator"])
+        restore_random_state(state["random"])
+        told = self.monitor.file.continue_from(saved.run_dir, self.learner.optimizer_steps)
+        self.monitor.resumed()
+        self.watch.remember(self.monitor.rows())
+        return [*told, f"resumed from {saved.path} at iteration {self.first_iteration}"]
+
+    def close(self, outcome: RunOutcome) -> None:
+        """End engines, reward workers and log, whatever the outcome."""
+        self.stop.uninstall()
+        with ExitStack() as ending:  # from the last to the first, each even where another one fails
+            ending.callback(self.monitor.close, outcome)
+            ending.callback(self.rewards.close)
+            if self.generation.conversation is not None:
+                ending.callback(self.generation.conversation.close)
+            ending.callback(self.engine.close)
+            ending.callback(self.loop.close)
+
+    def _show_sample(self) -> None:
+        from monitoring.samples import sample_text
+
+        *_, newest = self.groups.values()
+        self.monitor.say(sample_text(self.monitor.optimizer_step, newest))
+
+    def _tell_of_groups_unwanted(self) -> None:
+        """Groups that the batch held and that nothing could be learned from, for reasons that the user can mend."""
+        policy, total, wants = self.config.policy, len(self.groups), self.wants
+        judged = [group for group in self.groups.values() if any(one.judged for one in group.verdicts)]
+        outside = [group for group in judged if wants is not None and not wants(group)]
+        if len(judged) < total:
+            self.monitor.say(
+                f"{total - len(judged)} of {total} groups hold no completion that could be judged, through no fault "
+                f"of the model; this batch was trained on without them. The last error: {self.rewards.last_error}"
+            )
+        if outside:
+            self.monitor.say(
+                f"dynamic sampling: {len(outside)} of {total} groups lie outside policy.filter_range="
+                f"{policy.filter_range} ({policy.filter_on}) even after policy.filter_attempts="
+                f"{policy.filter_attempts} replacements each; this batch was trained on without them. Prompts of a "
+                "fitting difficulty, a larger env.repeats, or env.oversample help"
+            )

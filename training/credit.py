@@ -1,0 +1,60 @@
+"""What every completion is worth, and which groups and completions are trained on at all.
+
+    a judged group ──wants──▶ trained on, or replaced by another (dynamic sampling; asked while groups are made)
+    rewards ─▶ overlong punishment ─▶ KL in the reward ─▶ advantage        mask: the tokens that the loss reads
+
+The formulas are in `training.advantage`.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from config.policy import PolicyConfig
+from envs.group import FINISH_REASONS, OUTCOMES, Group
+from training.advantage import group_advantage, groups_in_range, overlong_reward, reward_kl, rows_in_loss
+from training.batch import Batch
+
+
+def wants(policy: PolicyConfig) -> Callable[[Group], bool]:
+    """Whether a judged group is to be trained on; dynamic sampling replaces the others. Any thread may ask."""
+    if not policy.dynamic_batching:
+        return lambda group: True
+    return lambda group: bool(in_range(policy, [group]))
+
+
+def in_range(policy: PolicyConfig, groups: Sequence[Group]) -> Tensor:
+    """[P] bool: the groups inside `policy.filter_range` that hold a completion which could be judged."""
+    verdicts = [group.verdicts for group in groups]
+    return groups_in_range(
+        policy,
+        torch.tensor([[verdict.score for verdict in row] for row in verdicts], dtype=torch.float32),
+        torch.tensor([[verdict.success for verdict in row] for row in verdicts], dtype=torch.float64),
+        torch.tensor([[verdict.judged for verdict in row] for row in verdicts]),
+    )
+
+
+def credit(policy: PolicyConfig, groups: Sequence[Group], batch: Batch, max_tokens: int) -> Batch:
+    """Adds `advantage`, `mask` and, under `policy.overlong_cache`, `length_reward`.
+
+    batch: of these groups, with `ref_log_prob` where the KL is part of the reward.
+    max_tokens: the longest response that may be sampled.
+    """
+    lengths = batch.tokens.response_mask.sum(-1)
+    given = batch.next.reward[:, 0].double()
+    rewards = overlong_reward(policy, given, lengths, max_tokens)
+    if policy.overlong_cache is not None:
+        batch.length_reward = (rewards - given)[:, None]
+    if batch.ref_log_prob is not None:
+        taken_off = reward_kl(policy, batch.sample_log_prob, batch.ref_log_prob, batch.tokens.loss_mask)
+        rewards = rewards - taken_off
+    valid = batch.next.reward_status[:, 0] != OUTCOMES.index("error")
+    grouped = (len(groups), -1)
+    advantage = group_advantage(policy, rewards.view(grouped), valid.view(grouped))
+    batch.advantage = advantage.view(-1, 1).float()
+    stopped = batch.finish_reason[:, 0] == FINISH_REASONS.index("stop")
+    kept = rows_in_loss(policy, lengths, stopped, max_tokens) & valid
+    kept &= in_range(policy, groups).repeat_interleave(len(kept) // len(groups))
+    batch.mask = batch.tokens.loss_mask & kept[:, None]
+    return batch

@@ -1,0 +1,135 @@
+"""The loss as a TorchRL module, TensorDict in, TensorDict out: the learner calls it for every microbatch.
+
+tokens ──scorer──▶ log-probs ──training.loss──▶ loss_objective + loss_kl + ... ──total──▶ backward
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor, nn
+from torchrl.objectives import LossModule
+
+from config.policy import PolicyConfig
+from training.aggregation import BatchTotals
+from training.batch import Batch, Tokens
+from training.forward import ResponseScorer
+from training.loss import loss_terms
+from training.loss_metrics import Metrics, effective_sample_size
+
+LOSSES = ("loss_objective", "loss_kl", "loss_kl_inference", "loss_entropy")
+
+
+class GRPOLoss(LossModule):
+    """Every objective of `PolicyConfig`, over the log-probs that `scorer` computes.
+
+    `docs/objectives.md` has the formulas. The actor's parameters stay its own: nothing is copied, nothing functional.
+
+    Args:
+        scorer: of the policy that is trained.
+        policy: the objective.
+    """
+
+    @dataclass
+    class _AcceptedKeys(LossModule._AcceptedKeys):
+        """Where the input holds what; the names are those of `training.batch.Batch`, which says what each is.
+
+        temperature: read where the scorer has none of its own. old_log_prob: where it is missing, the weights have not
+        moved since the batch was drawn. ref_log_prob: needed where the KL to the reference is in the loss.
+        """
+
+        tokens: NestedKey = "tokens"
+        temperature: NestedKey = "temperature"
+        sample_log_prob: NestedKey = "sample_log_prob"
+        old_log_prob: NestedKey = "old_log_prob"
+        ref_log_prob: NestedKey = "ref_log_prob"
+        advantage: NestedKey = "advantage"
+        mask: NestedKey = "mask"
+
+    default_keys = _AcceptedKeys
+    actor: nn.Module
+
+    def __init__(self, scorer: ResponseScorer, policy: PolicyConfig) -> None:
+        super().__init__()
+        self.actor = scorer.model
+        self.scorer = scorer
+        self.policy = policy
+
+    @property
+    def functional(self) -> bool:
+        """The actor computes with its own parameters."""
+        return False
+
+    @property
+    def in_keys(self) -> list[NestedKey]:
+        """What the input must hold."""
+        keys: Any = self.tensor_keys
+        needed = [keys.tokens, keys.sample_log_prob, keys.advantage, keys.mask]
+        if self.scorer.temperature is None:
+            needed.append(keys.temperature)
+        if self.policy.kl_coef and self.policy.kl_placement == "loss":
+            needed.append(keys.ref_log_prob)
+        return needed
+
+    @property
+    def out_keys(self) -> list[NestedKey]:
+        """The terms of the loss; ESS, of the ratios; `log_prob` [N, R], the actor's; `metrics`, accumulators."""
+        return [*LOSSES, "ESS", "log_prob", "metrics"]
+
+    def _forward_value_estimator_keys(self, **kwargs: NestedKey) -> None:
+        """There is no value estimator to tell of renamed keys."""
+
+    def forward(self, tensordict: TensorDictBase | Batch, totals: BatchTotals | None = None) -> TensorDict:
+        """The terms of the loss (scalars, 0 where the policy has no such term), and what is to be logged of them.
+
+        tensordict: [N] completions, groups side by side; see `_AcceptedKeys`.
+        totals: of the global batch, where this is a microbatch: terms and metrics of all its microbatches add up to
+            those of the batch.
+
+        Raises:
+            KeyError: the input lacks one of `in_keys`.
+        """
+        keys: Any = self.tensor_keys
+        given = {key: tensordict.get(key, None) for key in vars(keys).values()}
+        missing = [key for key in self.in_keys if given[key] is None]
+        if missing:
+            raise KeyError(f"the loss reads {missing}, which the batch does not have")
+        scores = self.scorer(_tokens(given[keys.tokens]), given[keys.temperature], with_entropy=True)
+
+        def of(key: NestedKey) -> Any:
+            return None if given[key] is None else given[key].to(scores.log_prob.device)
+
+        terms, metrics = loss_terms(
+            self.policy,
+            scores.log_prob,
+            of(keys.sample_log_prob),
+            of(keys.old_log_prob),
+            of(keys.ref_log_prob),
+            of(keys.advantage),
+            of(keys.mask),
+            entropy=scores.entropy,
+            totals=totals,
+        )
+        return _output(terms, metrics, scores.log_prob.detach())
+
+    @staticmethod
+    def total(losses: TensorDictBase) -> Tensor:
+        """What is minimised: the sum of an output's terms."""
+        return torch.stack([losses[name] for name in LOSSES]).sum()
+
+
+def _tokens(given: Tokens | TensorDictBase) -> Tokens:
+    if isinstance(given, Tokens):
+        return given
+    return Tokens.from_tensordict(given.select(*(field.name for field in fields(Tokens))))
+
+
+def _output(terms: Metrics, metrics: Metrics, log_prob: Tensor) -> TensorDict:
+    named = {name.replace("/", "_"): term for name, term in terms.items()}
+    zero = log_prob.new_zeros(())
+    return TensorDict(
+        {name: named.get(name, zero) for name in LOSSES}
+        | {"ESS": effective_sample_size(metrics["ess"]), "log_prob": log_prob, "metrics": TensorDict(metrics)}
+    )

@@ -1,0 +1,89 @@
+"""The models of a learner: the policy, what scores with it, and the reference model that the KL is measured against."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from config.schema import Config
+from plan.plan import Plan
+from training.forward import ResponseScorer
+from training.model import add_lora, load_frozen, load_model
+from training.reference import AdapterOff, HostMemory, Reference
+
+
+@dataclass(frozen=True)
+class Models:
+    """policy: what is trained, wrapped by peft where it is an adapter. reference: None where nothing reads it."""
+
+    policy: nn.Module
+    scorer: ResponseScorer
+    reference: Reference | AdapterOff | None
+
+
+def torch_devices(indices: Sequence[int]) -> list[torch.device]:
+    """GPUs by index; the CPU where there are none."""
+    return [torch.device("cuda", index) for index in indices] or [torch.device("cpu")]
+
+
+def load_models(config: Config, plan: Plan) -> Models:
+    """The models of a run, where the plan has them."""
+    return make_models(config, load_model(config.model, torch_devices(plan.devices.train)), plan)
+
+
+def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> Models:
+    """The models of a run that trains `model`.
+
+    The reference is the model that the run began from, whatever `model` becomes or a checkpoint holds.
+    """
+    reference = _frozen_reference(config, plan)
+    if config.train.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    policy: nn.Module = model
+    if config.train_model.lora.enabled:
+        policy = add_lora(model, config.train_model.lora)
+    scorer = make_scorer(config, policy, plan)
+    if plan.reference.home == "base of the LoRA policy":
+        return Models(
+            policy, scorer, AdapterOff(make_scorer(config, policy, plan), plan.learner.microbatch_rows)
+        )
+    return Models(policy, scorer, reference)
+
+
+def make_scorer(config: Config, scored: nn.Module, plan: Plan) -> ResponseScorer:
+    """Log-probs under `scored`, of the distribution that the engines sample from."""
+    inference = config.inference_model
+    return ResponseScorer(
+        scored,
+        config.env.repeats,
+        share_prompt=plan.learner.share_prompt,
+        chunk_size=plan.learner.chunk_size,
+        temperature=inference.temperature if inference.temperature_end is None else None,
+        top_p=inference.top_p,
+        top_k=inference.top_k,
+        autocast_dtype=_autocast(plan),
+    )
+
+
+def _frozen_reference(config: Config, plan: Plan) -> Reference | None:
+    """A copy of the weights that stay as they are; None where the policy's own base serves, or nothing does."""
+    rows, home = plan.learner.microbatch_rows, plan.reference.home
+    if home == "host memory" and not plan.devices.on_cpu:
+        frozen = load_frozen(config.model, torch_devices(()), _autocast(plan))
+        visitor = HostMemory(frozen, torch_devices(plan.devices.train)[0])
+        return Reference(make_scorer(config, frozen, plan), rows, visit=visitor.visit)
+    if home in ("own devices", "training GPU", "host memory"):
+        places = torch_devices(plan.reference.devices or plan.devices.train[:1])
+        frozen = load_frozen(config.model, places, _autocast(plan))
+        return Reference(make_scorer(config, frozen, plan), rows, beside=home == "own devices")
+    return None
+
+
+def _autocast(plan: Plan) -> torch.dtype | None:
+    name = plan.learner.autocast
+    if name is None:
+        return None
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype

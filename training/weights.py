@@ -1,0 +1,153 @@
+"""The policy as others name it: the tensors that it publishes under their Hugging Face names, adapters merged in.
+
+policy ──named_weights──▶ PolicyTensor ──make: weight + scale * B A, cast──▶ an engine, or a file
+       └─adapter_weights▶ the adapter alone, under peft's names
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from config.errors import ConfigError
+from training.engine_arithmetic import learner_scores, rounding_error
+from training.model import causal_model
+
+HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class PolicyTensor:
+    """One tensor of the policy, made when it is asked for.
+
+    source: as it lies in the learner. layer: peft's, whose active adapters are added to it; None where it is whole.
+    dtype: that it is made in.
+    """
+
+    name: str
+    source: torch.Tensor
+    layer: Any
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.source.shape)
+
+    @property
+    def device(self) -> torch.device:
+        return self.source.device
+
+    @property
+    def identity(self) -> Hashable:
+        """Equal for the names of one tied tensor. Sources outlive a push, so their addresses are their own."""
+        source = self.source
+        return source.data_ptr(), source.dtype, self.shape, source.stride(), self.dtype, id(self.layer)
+
+    def make(self) -> torch.Tensor:
+        """weight + scale * B A, rounded once."""
+        with torch.no_grad():
+            tensor = self.source.detach()
+            for adapter in () if self.layer is None else self.layer.active_adapters:
+                tensor = tensor + self.layer.get_delta_weight(adapter)
+            return tensor.to(self.dtype)
+
+
+def named_weights(model: Any, dtype: torch.dtype | None = None) -> list[PolicyTensor]:
+    """Every tensor of a policy under its Hugging Face name: tied heads under both names, LoRA merged in.
+
+    The training weights are not touched. dtype: that every floating-point tensor is rounded to; None: their own.
+
+    Raises:
+        ConfigError: a LoRA variant without a plain merge (DoRA).
+    """
+    return [
+        PolicyTensor(name, tensor, layer, _rounded(tensor, dtype)) for name, tensor, layer in _tensors(model)
+    ]
+
+
+def adapter_weights(model: Any) -> list[PolicyTensor]:
+    """The LoRA tensors of a peft model alone, under peft's names (`inference_model.lora=adapter`)."""
+    from peft.utils import get_peft_model_state_dict
+
+    named: dict[str, torch.Tensor] = get_peft_model_state_dict(model)
+    return [PolicyTensor(name, tensor, None, tensor.dtype) for name, tensor in named.items()]
+
+
+def made(tensors: Iterable[PolicyTensor]) -> dict[str, torch.Tensor]:
+    """All of them at once, by name."""
+    return {tensor.name: tensor.make() for tensor in tensors}
+
+
+class PolicyWeights:
+    """The policy as engines and their canary see it: the tensors of a push, and the scores that these should give.
+
+    Args:
+        model: the policy, possibly wrapped by peft.
+        named: the tensors that a push carries: `named_weights` in the engines' dtype, or `adapter_weights`.
+    """
+
+    def __init__(self, model: nn.Module, named: Callable[[Any], list[PolicyTensor]]) -> None:
+        self._model = model
+        self._named = named
+
+    @property
+    def vocab_size(self) -> int:
+        return int(causal_model(self._model).config.vocab_size)
+
+    @property
+    def tied_head(self) -> str | None:
+        """The name of a head that shares its tensor with the embeddings, where a push carries it."""
+        tied = causal_model(self._model).config.tie_word_embeddings
+        return HEAD if tied and any(tensor.name == HEAD for tensor in self.publish()) else None
+
+    def publish(self) -> list[PolicyTensor]:
+        return self._named(self._model)
+
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+        """Log-probs of all tokens but the first, [count][length - 1]."""
+        return learner_scores(self._model, sequences, temperature)
+
+    def rounding_error(
+        self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool
+    ) -> list[list[float]]:
+        """What the dtypes of learner and engine together may do to each score, [count][length - 1].
+
+        dtype: the engine's. float8: its matrices are quantized online.
+        """
+        return rounding_error(self._model, sequences, getattr(torch, dtype), float8)
+
+
+def _rounded(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    return tensor.dtype if dtype is None or not tensor.is_floating_point() else dtype
+
+
+def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:
+    """Hugging Face name, tensor, and the peft layer whose adapters belong to it or None."""
+    from peft import PeftModel
+
+    if not isinstance(model, PeftModel):
+        yield from ((name, tensor, None) for name, tensor in model.state_dict().items())
+        return
+    modules = dict(model.get_base_model().named_modules())
+    for name, tensor in model.get_base_model().state_dict().items():
+        if "lora_" in name or ".original_module." in name:
+            continue
+        owner = modules[name.split(".base_layer.")[0]] if ".base_layer." in name else None
+        yield _plain_name(name), tensor, _mergeable(owner) if owner is not None and tensor.ndim > 1 else None
+
+
+def _plain_name(name: str) -> str:
+    """The Hugging Face name of a tensor inside peft's wrappers."""
+    names = name.replace(".base_layer.", ".").split(".")
+    if "modules_to_save" in names:
+        at = names.index("modules_to_save")
+        names = names[:at] + names[at + 2 :]
+    return ".".join(names)
+
+
+def _mergeable(layer: Any) -> Any:
+    if any(layer.use_dora.get(adapter, False) for adapter in layer.active_adapters):
+        raise ConfigError("a DoRA adapter cannot be pushed merged: train_model.lora supports plain LoRA")
+    return layer
