@@ -19,10 +19,11 @@ from torch import Tensor
 from torchrl.data import Binary, Bounded, Composite, Unbounded
 from torchrl.envs import EnvBase
 
-from envs.group import FINISH_REASONS, OUTCOMES, Group, SampledCompletion, Times
+from envs.group import FINISH_REASONS, OUTCOMES, Group, SampledCompletion
 from envs.prompts import PromptQueue
 from envs.task import Example
 from envs.together import together
+from rollout.engines.sampler import Request
 from rollout.generate import Generation
 from rollout.loop import EngineLoop
 from training.batch import Batch, completion_tensors, prompt_tensors, verdict_tensors
@@ -60,27 +61,28 @@ class GroupEnv(EnvBase):
         self._make_specs(rows, len(generation.encoder.tokenizer))
 
     def _make_specs(self, rows: int, vocabulary: int) -> None:
-        def composite(**specs: Any) -> Composite:
-            return Composite(specs, shape=[rows])
+        def spec(**fields: Any) -> Composite:
+            return Composite(fields, shape=[rows])
 
-        def whole(high: int, width: int = -1) -> Bounded:
-            return Bounded(0, high, (rows, width), dtype=torch.int64)
+        def below(end: int, width: int = -1) -> Bounded:
+            return Bounded(0, end - 1, (rows, width), dtype=torch.int64)
 
-        mask, real = Binary(shape=(rows, -1), dtype=torch.bool), Unbounded((rows, -1))
-        done = Binary(shape=(rows, 1), dtype=torch.bool)
-        self.observation_spec = composite(
-            tokens=composite(prompt=whole(vocabulary - 1), prompt_mask=mask),
-            group_id=Unbounded((rows, 1), dtype=torch.int64),
+        def mask(width: int = -1) -> Binary:
+            return Binary(shape=(rows, width), dtype=torch.bool)
+
+        number = Unbounded((rows, 1))
+        self.observation_spec = spec(
+            tokens=spec(prompt=below(vocabulary), prompt_mask=mask()), group_id=number.to(torch.int64)
         )
-        self.action_spec = composite(
-            tokens=composite(response=whole(vocabulary - 1), response_mask=mask, loss_mask=mask.clone()),
-            sample_log_prob=real,
+        self.action_spec = spec(
+            tokens=spec(response=below(vocabulary), response_mask=mask(), loss_mask=mask()),
+            sample_log_prob=Unbounded((rows, -1)),
             policy_version=Unbounded((rows, -1), dtype=torch.int64),
-            finish_reason=whole(len(FINISH_REASONS) - 1, 1),
-            temperature=Unbounded((rows, 1)),
+            finish_reason=below(len(FINISH_REASONS), 1),
+            temperature=number,
         )
-        self.reward_spec = composite(reward=Unbounded((rows, 1)), reward_status=whole(len(OUTCOMES) - 1, 1))
-        self.done_spec = composite(done=done, terminated=done.clone())
+        self.reward_spec = spec(reward=number, reward_status=below(len(OUTCOMES), 1))
+        self.done_spec = spec(done=mask(1), terminated=mask(1))
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         begun = self.prompts.begin(self.num_groups)
@@ -107,19 +109,10 @@ class GroupEnv(EnvBase):
 
     async def _judged(self, rows: TensorDictBase) -> Group:
         """The record of a group [repeats]."""
-        drawn = time.time()
-        (group_id, prompt), completions = _prompt(rows), _completions(rows)
-        example, begun = self._begun[group_id]
-        await self.generation.judged(completions, example, seed=0)
-        return Group(
-            group_id,
-            example,
-            prompt,
-            self.generation.encoder.prompt_text(prompt),
-            self.generation.sampling,
-            completions,
-            Times(begun, drawn, time.time()),
-        )
+        request = _request(self.generation, rows)
+        example, begun = self._begun[request.request_id]
+        completions = [_completion(row) for row in rows.unbind(0)]
+        return await self.generation.judged(request, example, completions, begun)
 
     def _set_seed(self, seed: int | None) -> None:
         """The order of prompts is their source's, and every draw is fixed by `Generation.seed`."""
@@ -138,8 +131,8 @@ class EnginePolicy(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """tensordict: [N], what a reset of `GroupEnv` gives."""
-        prompts = [_prompt(group) for group in tensordict.split(self.generation.repeats)]
-        requests = [self.generation.request(prompt, group_id) for group_id, prompt in prompts]
+        groups = tensordict.split(self.generation.repeats)
+        requests = [_request(self.generation, group) for group in groups]
         drawn = self.loop.run(together([self.generation.generate(request) for request in requests]))
         temperatures = [self.generation.sampling.temperature] * tensordict.batch_size[0]
         completions = [one for of_group in drawn for one in of_group]
@@ -151,18 +144,14 @@ def batch_of(rollout: TensorDictBase) -> Batch:
     return Batch.of(rollout[:, 0])
 
 
-def _prompt(rows: TensorDictBase) -> tuple[int, tuple[int, ...]]:
-    """Group id and token ids of a group [repeats], whose rows all have the same."""
-    first = rows[0]
-    return int(first["group_id"]), tuple(first["tokens", "prompt"][first["tokens", "prompt_mask"]].tolist())
-
-
-def _completions(rows: TensorDictBase) -> list[SampledCompletion]:
-    """The completions [repeats] as records: what `completion_tensors` made tensors of."""
-    return [_completion(row) for row in rows.unbind(0)]
+def _request(generation: Generation, rows: TensorDictBase) -> Request:
+    """What an engine is asked for a group [repeats], whose rows all have one prompt."""
+    tokens, mask = rows["tokens", "prompt"][0], rows["tokens", "prompt_mask"][0]
+    return generation.request(tuple(tokens[mask].tolist()), int(rows["group_id"][0]))
 
 
 def _completion(row: TensorDictBase) -> SampledCompletion:
+    """The record that `completion_tensors` made tensors of."""
     mask: Tensor = row["tokens", "response_mask"]
 
     def inside(values: Tensor) -> list[Any]:
