@@ -1,5 +1,7 @@
-# make run: the quickstart.  make vllm: installs vLLM for this machine.  make test: lint, types, tests, files shared
-# between WORKERS processes (2 GiB each), as in  make test ARGS="tests/plan -x" WORKERS=1.
+# make run: the quickstart.  make vllm: installs vLLM for this machine.
+# make quick: lint, types, the tests that start no engine: a minute.
+# make test: lint, types, tests, files shared between WORKERS processes (2 GiB each), as in
+#   make test ARGS="tests/plan -x" WORKERS=1
 # make gpu-test: what needs GPUs, one test after the other.  make fuzz: ten minutes of strange input.
 # All of them create .venv on first use.
 PYTHON ?= python3
@@ -7,6 +9,8 @@ WORKERS ?= 2
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet
 HAS_NVIDIA := $(shell command -v nvidia-smi 2>/dev/null)
+# Whole files, in the order that tests/conftest.py gives them.
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 TORCH := torch==2.13.0
 # PyTorch's own index of CPU builds, asked only where the configured index offers none.
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
@@ -22,7 +26,7 @@ INSTALL_TORCH = $(PIP) "$(TORCH)"
 INSTALL_VLLM = echo "no vLLM build for $$(uname -s): its tests are skipped"
 endif
 
-.PHONY: run vllm test gpu-test fuzz lint clean
+.PHONY: run vllm quick test gpu-test fuzz lint clean
 
 run: .venv/run.done
 	$(BIN)/python grpo.py --config-name grpo_quickstart $(ARGS)
@@ -30,7 +34,10 @@ run: .venv/run.done
 vllm: .venv/vllm.done
 
 test: .venv/test.done lint
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	$(PYTEST) $(ARGS)
+
+quick: .venv/test.done lint
+	$(PYTEST) --quick $(ARGS)
 
 gpu-test: .venv/test.done
 	$(BIN)/python -m pytest tests/gpu -m gpu -rs $(ARGS)

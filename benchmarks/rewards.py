@@ -50,6 +50,8 @@ def in_a_worker(completion: Completion, example: Example, env: EnvConfig) -> Rew
 
 @dataclass(frozen=True)
 class Case:
+    """One kind of reward: its name, and who makes a completion with its gold, right or wrong."""
+
     name: str
     reward: str
     answer: Callable[[random.Random, bool], tuple[str, str]]

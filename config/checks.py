@@ -1,4 +1,4 @@
-"""What is refused of a whole config: sections that contradict each other."""
+"""Checks of sections against each other. Each raises ConfigError."""
 
 from config.errors import ConfigError
 from config.schema import Config

@@ -146,7 +146,8 @@ def resume_command(run_dir: Path) -> str:
     if not HydraConfig.initialized():
         return " ".join(ours)
     chosen = HydraConfig.get()
-    words = ["python", sys.argv[0], "--config-name", str(chosen.job.config_name)]
+    interpreter = ["python"] if sys.argv[0].endswith(".py") else []  # the installed command needs none
+    words = [*interpreter, sys.argv[0], "--config-name", str(chosen.job.config_name)]
     for source in chosen.runtime.config_sources:
         if source.provider == "command-line":
             words += ["--config-dir", source.path]

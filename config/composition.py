@@ -1,4 +1,4 @@
-"""From what Hydra composed to a checked `Config`: keys that nobody reads are refused, however they were added."""
+"""The way from what Hydra composed to a checked `Config`: unknown keys are refused, however they were added."""
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass

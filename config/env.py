@@ -1,4 +1,4 @@
-"""The `env` section: which prompts, how many completions, which reward, which limits."""
+"""The `env` section: data, completions per prompt, reward, tools, limits."""
 
 import math
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ class DifficultyConfig:
     low: float = 0.0
     """Smallest recent success rate of a prompt that is still drawn."""
     high: float = 1.0
-    """Largest one."""
+    """Largest recent success rate of a prompt that is still drawn."""
     retry_epochs: int = 2
     """A skipped prompt is tried again after this many epochs: the policy has changed since."""
 
@@ -55,8 +55,8 @@ class EnvConfig:
     """For `dataset=mixture`: NAME: WEIGHT, or NAME: {weight, dataset, data_files, options, reward, ...}."""
     difficulty: DifficultyConfig = field(default_factory=DifficultyConfig)
     num_envs: int = 32
-    """Groups that are generated at a time: those of one iteration of grpo.py, those that each engine has in
-    flight in grpo_async.py."""
+    """Groups (a prompt with its completions) at a time: in grpo.py those of one iteration, in grpo_async.py those that
+    each engine has in flight."""
     repeats: int = 16
     """Completions per prompt: the group size G."""
     oversample: int | None = None
@@ -69,11 +69,11 @@ class EnvConfig:
     options: dict[str, Any] = field(default_factory=dict)
     """The task's own options (a generator's ranges, for example)."""
     reward: Any = None
-    """Judge in place of the task's own: a named reward (docs/rewards.md) or a function, `module:function`; or a list of
-    them, of which each becomes a part by its name."""
+    """What judges in place of the task's own reward: a named reward (docs/rewards.md), a function `module:function`, or
+    a list of them, each of which becomes a part by its name."""
     reward_weights: Any = None
-    """For a list of rewards, what each counts, such as `[1.0,0.2]`; unset: 1. Else PART: weight; the score is then the
-    weighted sum of these parts of the reward. Unset: its own score."""
+    """Weights. With a list of rewards a list as long, such as `[1.0,0.2]`; unset: 1 each. With one reward
+    {PART: weight}: the score is then the weighted sum of these parts; unset: the reward's own score."""
     reward_workers: int | None = None
     """Processes that judge completions. Unset: all cores but one."""
     reward_timeout_s: float = 10.0
@@ -81,19 +81,19 @@ class EnvConfig:
     reward_memory_gib: float = 4.0
     """Address space of a reward worker."""
     max_error_rate: float = 0.1
-    """Share of recent verifications that may fail by our own or the data's fault before the run stops."""
+    """Share of recent verifications that may fail through bad data or a fault in a reward before the run stops."""
     sandbox: str = "auto"
-    """How programs under test are shut in: `bubblewrap`, `namespaces` or `rlimits`; `auto`: the first of these
+    """How tested programs are isolated: `bubblewrap`, `namespaces` or `rlimits`; `auto`: the first of these
     that works here (docs/sandbox.md says what each protects against)."""
     max_steps: int = 1
-    """Turns of the model in one completion. Above 1 the environment answers between them (docs/turns.md), and
-    `inference_model.max_tokens` bounds all turns and answers together."""
+    """Turns, not training steps: how often the model writes in one completion. Above 1 the environment replies between
+    them (docs/turns.md), and `inference_model.max_tokens` bounds all turns and replies together."""
     reasoning: bool = False
-    """The environment asks the model to think again after every turn that no tool answers."""
+    """The environment asks the model to think again after every turn that calls no tool."""
     reasoning_prompt: str = (
         "Think again: check your answer, then give the final one in the form you were asked for."
     )
-    """What it says then."""
+    """How it asks."""
     tools: list[str] = field(default_factory=list)
     """Tools that the model is told of and may call at the end of a turn: `calculator`, `python` (in the sandbox), and
     your own, `module:function` (docs/turns.md)."""
@@ -152,17 +152,17 @@ class EnvConfig:
             raise ConfigError(
                 f"env.tools={unknown}: choose from {', '.join(TOOLS)}; one of your own is named module:function"
             )
-        answered = self.reasoning or self.tools
+        replies = self.reasoning or self.tools
         if self.max_steps < 1:
             raise ConfigError(f"env.max_steps={self.max_steps}: must be at least 1")
-        if self.max_steps > 1 and not answered:
+        if self.max_steps > 1 and not replies:
             raise ConfigError(
-                f"env.max_steps={self.max_steps}: nothing answers between turns; set env.reasoning=true or "
+                f"env.max_steps={self.max_steps}: nothing replies between turns; set env.reasoning=true or "
                 "env.tools=[calculator], or leave env.max_steps at 1"
             )
-        if self.max_steps == 1 and answered:
+        if self.max_steps == 1 and replies:
             raise ConfigError(
-                f"env.reasoning={self.reasoning}, env.tools={self.tools}: an answer needs a second turn; set "
+                f"env.reasoning={self.reasoning}, env.tools={self.tools}: a reply needs a second turn; set "
                 "env.max_steps=2 or more"
             )
 

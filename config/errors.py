@@ -1,4 +1,4 @@
-"""What a user is told without a traceback: the text is the whole message."""
+"""Exceptions that the user sees as one message without a traceback."""
 
 
 class ConfigError(ValueError):
@@ -6,8 +6,8 @@ class ConfigError(ValueError):
 
 
 class RunError(RuntimeError):
-    """The run cannot go on, for a reason that is known. The message names it, and what helps."""
+    """A known reason why the run cannot go on. The message names it, and what helps."""
 
 
 class DeadlineError(RunError, TimeoutError):
-    """A wait was over before that came which it waited for. The message says who waited for whom."""
+    """A wait that reached its deadline. The message says who waited for whom."""

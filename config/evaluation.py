@@ -1,4 +1,4 @@
-"""The `eval` section: which held-out prompts, how many completions of each, drawn how, how often."""
+"""The `eval` section: held-out sets, how each is sampled, and how often they are evaluated."""
 
 import difflib
 import re
@@ -14,7 +14,8 @@ from config.errors import ConfigError
 
 @dataclass
 class EvalSetConfig:
-    """One set of prompts with its own sampling. What is unset follows training where the data set is the same."""
+    """One set of prompts with its own sampling. Fields left unset are those of training where the data set is the
+    same."""
 
     dataset: str = ""
     """Registered task name, as in `env.dataset`."""

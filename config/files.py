@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and the one way in which writing them usually fails."""
+"""Writing a file so that it is whole or not there, and recognising a full disk."""
 
 import errno
 import os
@@ -33,7 +33,7 @@ def unfinished(path: Path) -> Path:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what killed writers left in a folder. For whoever knows that no other process writes there."""
+    """Remove what killed writers left in a folder. The caller knows that no other process writes there."""
     for path in folder.glob("*.tmp"):
         if _UNFINISHED.fullmatch(path.name):
             path.unlink(missing_ok=True)

@@ -72,7 +72,7 @@ class Owner:
         if self.host != socket.gethostname():
             return True
         try:
-            return abs(psutil.Process(self.pid).create_time() - self.began) < 1
+            return bool(abs(psutil.Process(self.pid).create_time() - self.began) < 1)
         except psutil.Error:
             return False
 

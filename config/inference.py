@@ -1,4 +1,4 @@
-"""The `inference_model` section: what generates, on which devices, how tokens are drawn."""
+"""The `inference_model` section: the rollout engines, their devices and limits, how tokens are sampled."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ class InferenceModelConfig:
     devices: Any = None
     """Device indices by hand, such as `[2,3]`, instead of the plan's choice."""
     tensor_parallel_size: int = 1
-    """Devices that one engine is cut across; must divide `num_devices`."""
+    """Devices that one engine is split across; must divide `num_devices`."""
     gpu_memory_utilization: float = 0.9
     """Largest share of a GPU's memory that a vLLM engine takes for weights and KV cache. Where it takes turns with the
     learner it takes no more than what that keeps there leaves."""
@@ -44,8 +44,8 @@ class InferenceModelConfig:
     temperature: float = 1.0
     """Sampling temperature; 0 takes the likeliest token."""
     temperature_end: float | None = None
-    """Temperature that it moves to, linearly over the run; every log-prob is taken at the temperature that its
-    token was drawn at. Unset: it stays."""
+    """Temperature at the end: it changes linearly over the run, and every log-prob is taken at the temperature that its
+    token was drawn at. Unset: `temperature` stays."""
     temperature_end_at: float = 1.0
     """Share of the run after which `temperature_end` is reached."""
     top_p: float = 1.0
@@ -57,10 +57,11 @@ class InferenceModelConfig:
     colocate: bool = False
     """Engine and learner take turns on the same GPUs: the engine sleeps while the learner works."""
     lora: str = "merge"
-    """How a LoRA policy travels: `merge` sends full weights, `adapter` the adapter alone."""
+    """How a LoRA policy is sent to the engines: `merge` sends full weights, `adapter` the adapter alone."""
     update: str = "keep"
-    """Requests in flight when weights arrive: `keep` goes on under the new weights with recomputed KV,
-    `wait` finishes them under the old, `abort` stops them and queues prompt plus partial answer anew."""
+    """What happens to requests in flight when new weights arrive: `keep` continues them under the new weights with keys
+    and values computed anew, `wait` finishes them under the old, `abort` stops them and queues prompt plus partial
+    completion again."""
     start_timeout_s: float = 600.0
     """Seconds that an engine may take to load."""
     request_timeout_s: float = 900.0

@@ -1,4 +1,4 @@
-"""The `plan` section: a machine that one is not on, for `run=plan`."""
+"""The `plan` section: the machine that `run=plan` plans for, where it is another one than this."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from config.errors import ConfigError
 
 @dataclass
 class MachineConfig:
-    """What the planned machine has. Unset: what this one has. For `run=plan` alone."""
+    """The machine that `run=plan` plans for. Unset fields: what this machine has."""
 
     gpus: int | None = None
     """NVIDIA GPUs of one node."""
@@ -32,5 +32,5 @@ class MachineConfig:
 
     @property
     def given(self) -> bool:
-        """Whether anything is to be other than here."""
+        """Whether any field is set."""
         return self != MachineConfig()

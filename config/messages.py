@@ -1,4 +1,4 @@
-"""Hydra's and OmegaConf's errors as one readable message: the value, the place, the remedy."""
+"""Errors of Hydra and OmegaConf as one readable message: the value, the place, the remedy."""
 
 import dataclasses
 import difflib

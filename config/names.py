@@ -1,7 +1,7 @@
-"""Names that other trainers give to what is here: TRL's and transformers', verl's, Lightning's.
+"""Names of keys in other trainers (TRL and transformers, verl, Lightning), and what is here in their place.
 
-Each leads to the keys that do the same here, or to a sentence about what to do instead. Whoever types one of them is
-answered with it (config/messages.py).
+Each leads to the keys that do the same here, or to a sentence about what to do instead. config/messages.py tells it
+to a user who types one of them.
 """
 
 TURNS = "train.total_dialog_turns: completions in the whole run, steps times train.optim_batch_size"

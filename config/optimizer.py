@@ -14,7 +14,7 @@ SHARES = ("warmup_fraction", "min_lr_fraction", "muon_momentum")
 
 @dataclass
 class OptimizerConfig:
-    """How weights move."""
+    """The update rule, its learning rates and its schedule."""
 
     name: str = "adamw"
     """`adamw` for every parameter, or `muon_adamw`: Muon for the matrices between embedding and head, AdamW
@@ -42,7 +42,7 @@ class OptimizerConfig:
     warmup_steps: int = 0
     """Optimizer steps over which the rate rises linearly to its peak."""
     warmup_fraction: float = 0.0
-    """The same as a share of all optimizer steps; the longer of the two counts."""
+    """The length of the warm-up as a share of all optimizer steps; the longer of the two counts."""
     min_lr_fraction: float = 0.0
     """Share of the peak that the decay ends at."""
 

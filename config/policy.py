@@ -1,4 +1,4 @@
-"""The `policy` section: what the objective is, as orthogonal fields. A preset is a thin YAML over them.
+"""The `policy` section: the objective as independent fields. A preset is a short YAML file over them.
 
 No preset has code of its own: `training/advantage.py` and `training/loss.py` look up small functions by the
 values of these fields. `docs/objectives.md` gives every field its formula and every preset its row.
@@ -86,7 +86,7 @@ class PolicyConfig:
     """The centred reward is divided by: the group's standard deviation with G-1 (`std_unbiased`) or G
     (`std_population`), the unbiased one of all rewards in the batch (`batch`), or nothing (`none`)."""
     epsilon: float = 1e-4
-    """Keeps that division finite."""
+    """Keeps that division finite (`epsilon_rule`)."""
     epsilon_rule: str = "add"
     """`add`: divide by std + epsilon. `clamp`: divide by max(std, epsilon)."""
     group_of_one: str = "zero"

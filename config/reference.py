@@ -1,4 +1,4 @@
-"""docs/config.md from the dataclasses: every key with its type, its default and what is written beneath it.
+"""The generator of docs/config.md: every key with its type, its default and the docstring beneath its field.
 
 python -m config.reference            prints the page
 python -m config.reference --write    writes it

@@ -41,14 +41,14 @@ class ModelConfig:
 
 @dataclass
 class TrainConfig:
-    """How long, in which portions, how precisely."""
+    """Length of the run, batch sizes, precision, checkpoints, and the limits of the overlapped schedule."""
 
     seed: int = 0
-    """Fixes prompt order, sampling and initial state."""
+    """Fixes the order of the prompts and every random draw."""
     total_dialog_turns: int = 100_000
-    """Completions to train on in the whole run."""
+    """Completions, not turns, that the whole run trains on."""
     dialog_turns_per_batch: int | None = None
-    """Completions per iteration. Unset: `env.num_envs * env.repeats`."""
+    """Completions, not turns, of one iteration. Unset: `env.num_envs * env.repeats`."""
     optim_batch_size: int | None = None
     """Completions per optimizer step. Unset: all of an iteration's."""
     gradient_accumulation_steps: int = 1
@@ -67,8 +67,8 @@ class TrainConfig:
     checkpoint_frequency: int = 100
     """Iterations between checkpoints; 0 keeps only the one at the end."""
     keep_checkpoints: int = 3
-    """Newest checkpoints kept; older ones are removed. 0 keeps all. Later ones, of which a run that went back to an
-    earlier one has taken leave, are removed in any case."""
+    """Newest checkpoints that are kept; older ones are removed. 0 keeps all. A run that is resumed from an earlier
+    checkpoint removes the later ones in any case."""
     resume: str | None = None
     """A checkpoint, the folder of a run (its newest one), or `auto`: of this run's folder or the newest run like it."""
     max_nonfinite_steps: int = 3
@@ -84,7 +84,7 @@ class TrainConfig:
     buffer_groups: int | None = None
     """grpo_async.py: finished groups that may wait for the learner. Unset: two optimizer steps' worth."""
     wait_timeout_s: float = 600.0
-    """Seconds that the learner or a push may wait for the other side before the run stops."""
+    """Seconds that the learner may wait for groups, or a push for the engines, before the run stops."""
 
     @property
     def shares_prompt(self) -> bool:
@@ -127,20 +127,20 @@ class TrainModelConfig:
     """Where the trained model lives."""
 
     num_devices: int = 1
-    """Devices for the trained model."""
+    """GPUs that the layers of the trained model are spread over. One works at a time: they add memory, not speed."""
     devices: Any = None
     """Device indices by hand, such as `[0]`, instead of the plan's choice."""
     num_threads: int | None = None
-    """CPU threads of the learner. Unset: all cores in lockstep; all but one beside running engines."""
+    """CPU threads of the learner. Unset: all cores; with grpo_async.py on a CPU all but one."""
     lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 @dataclass
 class RefModelConfig:
-    """Where the frozen reference model lives; it is loaded only when `policy.kl_coef` is above 0."""
+    """Where the frozen reference model lives. It is loaded only where `policy.kl_coef` is above 0."""
 
     num_devices: int = 1
-    """Devices for the reference model."""
+    """GPUs that the layers of the reference model are spread over."""
     devices: Any = None
     """Device indices by hand, instead of the plan's choice."""
 

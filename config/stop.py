@@ -15,7 +15,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass
 class Stop:
-    """Who asks whether to go on reads `requested`.
+    """Whether a signal has asked the run to stop: `requested` is read between two iterations.
 
     heeded: the clock when a signal was last acted on.
     """

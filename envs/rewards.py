@@ -102,6 +102,10 @@ def asked_form(env: EnvConfig) -> str | None:
 
 def _own_function(path: str) -> RewardFunction:
     found = load_own("env.reward", path)
+    if _is_of_torchrl(found):
+        from envs.torchrl_rewards import ParserReward
+
+        return _adapted(path, ParserReward(path, found), takes_env=False)
     if not callable(found):
         raise ConfigError(f"env.reward={path}: {found!r} is no function")
     try:
@@ -122,6 +126,12 @@ def _own_function(path: str) -> RewardFunction:
             "(completion, example, env)"
         )
     return _adapted(path, found, len(required) == 3)
+
+
+def _is_of_torchrl(found: Any) -> bool:
+    """Whether it is, or derives from, a class of TorchRL."""
+    ancestry = (found if inspect.isclass(found) else type(found)).__mro__
+    return any(cls.__module__.startswith("torchrl.") for cls in ancestry)
 
 
 def _adapted(path: str, function: Callable[..., Any], takes_env: bool) -> RewardFunction:

@@ -1,10 +1,11 @@
-"""Which device does what: `num_devices` per component is all a user needs. Touches no device; no torch here.
+"""The allocation of devices to learner, reference and engines. Touches no device; no torch here.
 
     GPUs    0            1            2            3
             train ...    ... train    inference    reference      as long as there are enough
             one GPU for all: engine and learner take turns, the reference needs none of its own
 
-Indices are those that a process sees (after CUDA_VISIBLE_DEVICES).
+`num_devices` per component is all that a user has to give. Indices are those that a process sees (after
+CUDA_VISIBLE_DEVICES).
 """
 
 from collections.abc import Iterable
@@ -20,8 +21,8 @@ TransportName = Literal["in_process", "shared_memory", "object_store", "nccl", "
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What one section asks for: `num_devices`, or `devices` by hand."""
+class DeviceRequest:
+    """The devices that one section asks for: `num_devices` of them, or `devices` by index."""
 
     section: str
     num_devices: int
@@ -29,8 +30,8 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Situation:
-    """What else decides.
+class DeviceContext:
+    """What beside the requests decides who gets which device.
 
     num_gpus: 0 puts everything on the CPU.
     lora: the policy is trained as a LoRA adapter.
@@ -48,7 +49,7 @@ class Situation:
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """The allotment.
+    """Who has which devices.
 
     train, reference: GPU indices; empty on a CPU, or where the component has no GPU of its own.
     engines: one tuple of GPU indices for each engine; empty tuples on a CPU. On a Ray cluster, which chooses the
@@ -97,30 +98,33 @@ def transport(devices: DevicePlan, native: bool) -> TransportName:
 
 
 def plan_devices(
-    train: Wish, reference: Wish | None, inference: InferenceModelConfig, situation: Situation
+    train: DeviceRequest,
+    reference: DeviceRequest | None,
+    inference: InferenceModelConfig,
+    context: DeviceContext,
 ) -> DevicePlan:
-    """Allot devices without overlap; share where there are fewer than components ask for.
+    """Give each component devices of its own; they share where there are fewer than they ask for.
 
     Args:
         reference: None when no reference model is used.
     Raises:
-        ConfigError: lists that overlap, repeat or leave the range; wishes that cannot be met.
+        ConfigError: lists that overlap, repeat or leave the range; requests that cannot be met.
     """
-    wish = Wish("inference_model", inference.num_devices, inference.devices)
-    wishes = [wish for wish in (train, reference, wish) if wish is not None]
-    for one in wishes:
-        _check_list(one, situation.num_gpus)
-    if situation.num_gpus == 0:
-        return _on_cpu(train, reference, inference, situation)
-    hand = {one.section: _by_hand(one) for one in wishes}
+    generate = DeviceRequest("inference_model", inference.num_devices, inference.devices)
+    requests = [request for request in (train, reference, generate) if request is not None]
+    for one in requests:
+        _check_list(one, context.num_gpus)
+    if context.num_gpus == 0:
+        return _on_cpu(train, reference, inference, context)
+    hand = {one.section: _by_hand(one) for one in requests}
     _check_overlap(hand, inference.colocate)
-    colocated, notes = _takes_turns(train, wish, inference, situation)
-    own = _Allotment(situation.num_gpus, hand)
+    colocated, notes = _takes_turns(train, generate, inference, context)
+    own = _FreeDevices(context.num_gpus, hand)
     train_at = own.take(train)
     flat: tuple[int, ...] = ()
-    if not situation.cluster:
-        flat = own.take(wish, shared=train_at if colocated else ())
-    home = _shared_home(reference, situation.lora)
+    if not context.cluster:
+        flat = own.take(generate, shared=train_at if colocated else ())
+    home = _shared_home(reference, context.lora)
     reference_at: tuple[int, ...] = ()
     if reference is not None and (hand["ref_model"] or reference.num_devices <= own.free):
         home, reference_at = "own devices", own.take(reference)
@@ -135,30 +139,30 @@ def plan_devices(
         engines=engines or (first,) * inference.num_engines,
         workers_per_engine=size,
         reference_home=home,
-        in_process=colocated and engines == (first,) and not situation.use_ray,
+        in_process=colocated and engines == (first,) and not context.use_ray,
         colocated=colocated,
-        on_cluster=situation.cluster,
+        on_cluster=context.cluster,
         notes=tuple(notes),
     )
 
 
-def _by_hand(wish: Wish) -> tuple[int, ...]:
-    return tuple(wish.devices or ())
+def _by_hand(request: DeviceRequest) -> tuple[int, ...]:
+    return tuple(request.devices or ())
 
 
-def _count(wish: Wish) -> int:
-    return len(_by_hand(wish)) or wish.num_devices
+def _count(request: DeviceRequest) -> int:
+    return len(_by_hand(request)) or request.num_devices
 
 
-def _check_list(wish: Wish, num_gpus: int) -> None:
-    place = f"{wish.section}.devices={wish.devices}"
-    if wish.num_devices < 1:
-        raise ConfigError(f"{wish.section}.num_devices={wish.num_devices}: must be at least 1")
-    if wish.devices is None:
+def _check_list(request: DeviceRequest, num_gpus: int) -> None:
+    place = f"{request.section}.devices={request.devices}"
+    if request.num_devices < 1:
+        raise ConfigError(f"{request.section}.num_devices={request.num_devices}: must be at least 1")
+    if request.devices is None:
         return
-    if not isinstance(wish.devices, Iterable) or isinstance(wish.devices, str):
+    if not isinstance(request.devices, Iterable) or isinstance(request.devices, str):
         raise ConfigError(f"{place}: give a list of device indices, such as [0,1], or null")
-    devices = list(wish.devices)
+    devices = list(request.devices)
     if not devices or any(not isinstance(d, int) or isinstance(d, bool) or d < 0 for d in devices):
         raise ConfigError(f"{place}: give at least one device index, all of them integers from 0")
     if num_gpus == 0:
@@ -168,9 +172,9 @@ def _check_list(wish: Wish, num_gpus: int) -> None:
     outside = [device for device in devices if device >= num_gpus]
     if outside:
         raise ConfigError(f"{place}: {outside} do not exist; this machine has GPUs 0 to {num_gpus - 1}")
-    if wish.num_devices not in (1, len(devices)):
+    if request.num_devices not in (1, len(devices)):
         raise ConfigError(
-            f"{place} has {len(devices)} entries but {wish.section}.num_devices={wish.num_devices}: give one of "
+            f"{place} has {len(devices)} entries but {request.section}.num_devices={request.num_devices}: give one of "
             "the two"
         )
 
@@ -189,7 +193,10 @@ def _check_overlap(hand: dict[str, tuple[int, ...]], colocate: bool) -> None:
 
 
 def _on_cpu(
-    train: Wish, reference: Wish | None, inference: InferenceModelConfig, situation: Situation
+    train: DeviceRequest,
+    reference: DeviceRequest | None,
+    inference: InferenceModelConfig,
+    context: DeviceContext,
 ) -> DevicePlan:
     if train.num_devices > 1:
         raise ConfigError(
@@ -207,31 +214,31 @@ def _on_cpu(
         reference=(),
         engines=((),) * engines,
         workers_per_engine=inference.tensor_parallel_size,
-        reference_home=_shared_home(reference, situation.lora),
-        in_process=engines == 1 and not situation.use_ray and not situation.cluster,
+        reference_home=_shared_home(reference, context.lora),
+        in_process=engines == 1 and not context.use_ray and not context.cluster,
         colocated=False,
-        on_cluster=situation.cluster,
+        on_cluster=context.cluster,
         notes=tuple(notes),
     )
 
 
-def _shared_home(reference: Wish | None, lora: bool) -> ReferenceHome:
+def _shared_home(reference: DeviceRequest | None, lora: bool) -> ReferenceHome:
     if reference is None:
         return "none"
     return "base of the LoRA policy" if lora else "shared"
 
 
 def _takes_turns(
-    train: Wish, wish: Wish, inference: InferenceModelConfig, situation: Situation
+    train: DeviceRequest, request: DeviceRequest, inference: InferenceModelConfig, context: DeviceContext
 ) -> tuple[bool, list[str]]:
     """Whether learner and engines share GPUs, and what to say about it."""
-    if situation.cluster:
+    if context.cluster:
         return False, []
-    wanted, trained, there = _count(wish), _count(train), situation.num_gpus
+    wanted, trained, there = _count(request), _count(train), context.num_gpus
     if wanted % inference.tensor_parallel_size:
         raise ConfigError(
             f"inference_model.tensor_parallel_size={inference.tensor_parallel_size} does not divide the {wanted} "
-            f"devices of inference_model.devices={wish.devices}: take a divisor"
+            f"devices of inference_model.devices={request.devices}: take a divisor"
         )
     if max(trained, wanted) > there:
         raise ConfigError(
@@ -246,7 +253,7 @@ def _takes_turns(
             f"{there} GPU(s) for {trained} of train_model and {wanted} of inference_model: they take turns, as "
             "with inference_model.colocate=true"
         )
-    if situation.overlapped:
+    if context.overlapped:
         raise ConfigError(
             f"inference_model.num_devices={wanted} and train_model.num_devices={trained} must take turns on "
             f"{there} GPU(s), but grpo_async.py works on both at once: use grpo.py, or more GPUs"
@@ -254,8 +261,8 @@ def _takes_turns(
     return True, notes
 
 
-class _Allotment:
-    """GPUs that nobody has yet."""
+class _FreeDevices:
+    """The GPUs that no component has yet."""
 
     def __init__(self, num_gpus: int, hand: dict[str, tuple[int, ...]]) -> None:
         reserved = {device for devices in hand.values() for device in devices}
@@ -265,20 +272,20 @@ class _Allotment:
     def free(self) -> int:
         return len(self._free)
 
-    def take(self, wish: Wish, shared: tuple[int, ...] = ()) -> tuple[int, ...]:
+    def take(self, request: DeviceRequest, shared: tuple[int, ...] = ()) -> tuple[int, ...]:
         """The devices given by hand, else `shared` ones first and then free ones.
 
         Raises:
             ConfigError: devices given by hand to other components leave too few.
         """
-        hand = _by_hand(wish)
+        hand = _by_hand(request)
         if hand:
             return hand
-        missing = wish.num_devices - len(shared)
+        missing = request.num_devices - len(shared)
         if missing > len(self._free):
             raise ConfigError(
-                f"{wish.section}.num_devices={wish.num_devices}: only {len(self._free) + len(shared)} GPU(s) are "
+                f"{request.section}.num_devices={request.num_devices}: only {len(self._free) + len(shared)} GPU(s) are "
                 "left by the `devices` lists of the other components; shorten those, or lower num_devices"
             )
         new = [self._free.pop(0) for _ in range(max(0, missing))]
-        return (*shared[: wish.num_devices], *new)
+        return (*shared[: request.num_devices], *new)

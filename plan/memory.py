@@ -44,7 +44,7 @@ ReferenceAt = Literal["elsewhere", "resident", "visiting"]
 
 
 @dataclass(frozen=True)
-class Part:
+class Use:
     """One use of memory in bytes, and the keys that change it."""
 
     what: str
@@ -57,15 +57,15 @@ class Phase:
     """What one device holds while one thing happens."""
 
     name: str
-    parts: tuple[Part, ...]
+    uses: tuple[Use, ...]
 
     @property
     def bytes(self) -> float:
-        return sum(part.bytes for part in self.parts)
+        return sum(use.bytes for use in self.uses)
 
     @property
-    def largest(self) -> Part:
-        return max(self.parts, key=lambda part: part.bytes)
+    def largest(self) -> Use:
+        return max(self.uses, key=lambda use: use.bytes)
 
 
 def microbatch_rows(config: Config) -> int:
@@ -113,7 +113,7 @@ def arithmetic(config: Config, on_cpu: bool) -> Arithmetic:
 class Share:
     """What lies on one of the GPUs that the layers are spread over.
 
-    of_all: its part of the parameters. head: whether the output head is there.
+    of_all: its share of the parameters. head: whether the output head is there.
     """
 
     layers: int
@@ -124,7 +124,7 @@ class Share:
 def shares(shape: ModelShape, devices: int) -> tuple[Share, ...]:
     """The kinds of devices that may be the fullest.
 
-    Devices are filled in turn with whole layers: each but the last gets an equal part and up to one layer more.
+    Devices are filled in turn with whole layers: each but the last gets an equal share and up to one layer more.
     Embedding and head cannot be cut. A tied head is on the first device with the embedding, another on the last.
     """
     if devices == 1:
@@ -154,25 +154,25 @@ def between_steps(
     return Phase("generate", _resident(config, shape, fullest, reference))
 
 
-def _resident(config: Config, shape: ModelShape, share: Share, reference: ReferenceAt) -> tuple[Part, ...]:
+def _resident(config: Config, shape: ModelShape, share: Share, reference: ReferenceAt) -> tuple[Use, ...]:
     of_all, trained = share.of_all, trained_parameters(config, shape)
     width = DTYPE_BYTES[config.model.dtype]
-    parts = [Part("weights", shape.parameters * width * of_all, "model.dtype, train_model.num_devices")]
+    uses = [Use("weights", shape.parameters * width * of_all, "model.dtype, train_model.num_devices")]
     if config.train_model.lora.enabled:
-        parts.append(Part("adapters", trained * FLOAT * of_all, "train_model.lora.r"))
+        uses.append(Use("adapters", trained * FLOAT * of_all, "train_model.lora.r"))
     elif width < FLOAT:
         remainders = trained * (FLOAT - width) * of_all
-        parts.append(Part("rest of the weights to float32", remainders, "train_model.lora.enabled"))
+        uses.append(Use("rest of the weights to float32", remainders, "train_model.lora.enabled"))
     if reference == "resident":
-        parts.append(_reference(config, shape))
+        uses.append(_reference(config, shape))
     state = optimizer_state_bytes(config, shape) * of_all
-    parts.append(Part("optimizer state", state, "train_model.lora.enabled, optimizer.name"))
-    return tuple(parts)
+    uses.append(Use("optimizer state", state, "train_model.lora.enabled, optimizer.name"))
+    return tuple(uses)
 
 
-def _reference(config: Config, shape: ModelShape) -> Part:
+def _reference(config: Config, shape: ModelShape) -> Use:
     """Whole on one device, whichever the layers of the learner are spread over."""
-    return Part("reference", reference_bytes(config, shape), "policy.kl_coef=0 needs none")
+    return Use("reference", reference_bytes(config, shape), "policy.kl_coef=0 needs none")
 
 
 def optimizer_state_bytes(config: Config, shape: ModelShape) -> float:
@@ -204,10 +204,10 @@ def _phases_on(
     resident = _resident(config, shape, share, reference)
     gradients = _gradients(config, shape, share)
     temporary = _master_bucket_bytes(config, shape)
-    step = Part("weights in float32, a part at a time", temporary, "model.dtype, train_model.lora.enabled")
+    step = Use("weights in float32, a part at a time", temporary, "model.dtype, train_model.lora.enabled")
 
-    def phase(name: str, *parts: Part) -> Phase:
-        return Phase(name, (*resident, *(part for part in parts if part.bytes)))
+    def phase(name: str, *uses: Use) -> Phase:
+        return Phase(name, (*resident, *(use for use in uses if use.bytes)))
 
     visitor = [_reference(config, shape)] if reference == "visiting" else []
     return (
@@ -217,11 +217,11 @@ def _phases_on(
     )
 
 
-def _gradients(config: Config, shape: ModelShape, share: Share) -> Part:
+def _gradients(config: Config, shape: ModelShape, share: Share) -> Use:
     lora = config.train_model.lora.enabled
     width = FLOAT if lora else DTYPE_BYTES[config.model.dtype]
     size = trained_parameters(config, shape) * width * share.of_all
-    return Part("gradients", size, "train_model.lora.enabled")
+    return Use("gradients", size, "train_model.lora.enabled")
 
 
 def _master_bucket_bytes(config: Config, shape: ModelShape) -> float:
@@ -242,22 +242,22 @@ def _copies(config: Config, shape: ModelShape, share: Share, on_cpu: bool) -> fl
     return weight_copies_bytes(shape, widths) * share.of_all * (2 if twice else 1)
 
 
-def _scoring(config: Config, shape: ModelShape, share: Share, on_cpu: bool) -> list[Part]:
+def _scoring(config: Config, shape: ModelShape, share: Share, on_cpu: bool) -> list[Use]:
     """Log-probs without gradients: the larger of a block and the head."""
     batch, widths = microbatch(config, shape, on_cpu), arithmetic(config, on_cpu)
     block = block_scoring_bytes(shape, batch, widths) + mask_bytes(batch) * (1 + widths.factor)
-    moments = [Part("one layer's activations", block, BATCH_KNOBS)]
+    moments = [Use("one layer's activations", block, BATCH_KNOBS)]
     if share.head:
-        moments.append(Part("output head", head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS))
+        moments.append(Use("output head", head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS))
     cached = config.train.shares_prompt and widths.trains_weights
     copies = _copies(config, shape, share, on_cpu) if cached else 0.0
     return [
-        Part("half-precision weights", copies, f"{CHECKPOINTING}, train.share_prompt"),
-        max(moments, key=lambda part: part.bytes),
+        Use("half-precision weights", copies, f"{CHECKPOINTING}, train.share_prompt"),
+        max(moments, key=lambda use: use.bytes),
     ]
 
 
-def _peak(config: Config, shape: ModelShape, share: Share, on_cpu: bool, gradients: Part) -> list[Part]:
+def _peak(config: Config, shape: ModelShape, share: Share, on_cpu: bool, gradients: Use) -> list[Use]:
     """The fullest of four moments: the head's forward pass, its backward pass, the backward pass of the last block
     and that of the first. With one microbatch a step, gradients come into being between the last two."""
     batch, widths = microbatch(config, shape, on_cpu), arithmetic(config, on_cpu)
@@ -267,21 +267,21 @@ def _peak(config: Config, shape: ModelShape, share: Share, on_cpu: bool, gradien
     copies = _copies(config, shape, share, on_cpu)
     held = gradients.bytes if config.train.gradient_accumulation_steps > 1 else 0.0
 
-    def moment(now: Part, gradient: float = held, layers: int = share.layers) -> list[Part]:
+    def moment(now: Use, gradient: float = held, layers: int = share.layers) -> list[Use]:
         activations = layers * kept + mask_bytes(batch)
         copied = copies * layers / share.layers
         return [
-            Part(gradients.what, gradient, gradients.knobs),
-            Part(f"activations of {batch.positions} tokens", activations, f"{BATCH_KNOBS}, {CHECKPOINTING}"),
-            Part("half-precision weights", copied, f"{CHECKPOINTING}, model.dtype"),
+            Use(gradients.what, gradient, gradients.knobs),
+            Use(f"activations of {batch.positions} tokens", activations, f"{BATCH_KNOBS}, {CHECKPOINTING}"),
+            Use("half-precision weights", copied, f"{CHECKPOINTING}, model.dtype"),
             now,
         ]
 
     backward = block_backward_bytes(shape, batch, widths) + (block if recomputes else 0.0)
     waiting = waiting_head_gradient_bytes(shape, widths) if share.head else 0.0
 
-    def layer(beside: float) -> Part:
-        return Part("backward pass of one layer", backward + beside, BATCH_KNOBS)
+    def layer(beside: float) -> Use:
+        return Use("backward pass of one layer", backward + beside, BATCH_KNOBS)
 
     # Among all gradients is that of a tied head, which waits until the end.
     moments = [moment(layer(waiting)), moment(layer(0.0), gradients.bytes, layers=1)]
@@ -289,9 +289,9 @@ def _peak(config: Config, shape: ModelShape, share: Share, on_cpu: bool, gradien
         entropy = 2 if config.policy.entropy_coef else 1
         forward = head_forward_bytes(shape, batch, widths, 2)
         back = head_backward_bytes(shape, batch, widths, entropy)
-        moments.append(moment(Part("output head", forward, HEAD_KNOBS)))
-        moments.append(moment(Part("backward pass of the output head", back, HEAD_KNOBS)))
-    return max(moments, key=lambda parts: sum(part.bytes for part in parts))
+        moments.append(moment(Use("output head", forward, HEAD_KNOBS)))
+        moments.append(moment(Use("backward pass of the output head", back, HEAD_KNOBS)))
+    return max(moments, key=lambda uses: sum(use.bytes for use in uses))
 
 
 def chunk_size(config: Config, shape: ModelShape, on_cpu: bool) -> int:

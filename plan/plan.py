@@ -1,8 +1,8 @@
-"""What a run does where: everything that depends on more than one field, or on the machine, decided once.
+"""The plan of a run: every value that depends on more than one field, or on the machine, resolved once.
 
     Config ─┐
             ├─▶ make_plan ─▶ Plan ─▶ problems (plan/problems.py), remedies (plan/remedies.py), text (plan/report.py)
-    Machine ┘                  └────▶ the parts of the run, which decide nothing of this again
+    Machine ┘                  └────▶ the objects of the run, which resolve none of this again
 
 No device is touched, no weight loaded, no torch imported.
 """
@@ -15,13 +15,13 @@ from typing import Literal
 
 from config.errors import ConfigError
 from config.schema import Config
-from plan.devices import DevicePlan, Situation, TransportName, Wish, plan_devices, transport
+from plan.devices import DeviceContext, DevicePlan, DeviceRequest, TransportName, plan_devices, transport
 from plan.machine import Machine
 from plan.memory import (
     CONTEXT_BYTES,
-    Part,
     Phase,
     ReferenceAt,
+    Use,
     between_steps,
     chunk_size,
     engine_weights,
@@ -137,9 +137,9 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
         overlapped: the script is grpo_async.py.
         folder: where checkpoints will lie.
     Raises:
-        ConfigError: devices that cannot be allotted, a backend that is not there.
+        ConfigError: devices that cannot be allocated, a backend that is not there.
     """
-    devices = _allot(config, overlapped, machine)
+    devices = _allocate(config, overlapped, machine)
     shape = find_shape(config.model.name)
     engine = _engine(config, overlapped, machine, devices, shape)
     plan = Plan(
@@ -179,7 +179,7 @@ def _note_unused(plan: Plan) -> Plan:
     return replace(plan, notes=(*plan.notes, note))
 
 
-def _allot(config: Config, overlapped: bool, machine: Machine) -> DevicePlan:
+def _allocate(config: Config, overlapped: bool, machine: Machine) -> DevicePlan:
     gpus = 0 if config.device == "cpu" else machine.num_gpus
     if config.device == "cuda" and gpus == 0:
         raise ConfigError(
@@ -187,12 +187,12 @@ def _allot(config: Config, overlapped: bool, machine: Machine) -> DevicePlan:
             "device=cpu tries this config there, and run=plan plan.gpus=N plan.gpu_memory_gib=G plans for a "
             "machine that has some"
         )
-    reference = Wish("ref_model", config.ref_model.num_devices, config.ref_model.devices)
+    reference = DeviceRequest("ref_model", config.ref_model.num_devices, config.ref_model.devices)
     return plan_devices(
-        Wish("train_model", config.train_model.num_devices, config.train_model.devices),
+        DeviceRequest("train_model", config.train_model.num_devices, config.train_model.devices),
         reference if config.policy.uses_reference else None,
         config.inference_model,
-        Situation(
+        DeviceContext(
             num_gpus=gpus,
             lora=config.train_model.lora.enabled,
             overlapped=overlapped,
@@ -343,20 +343,20 @@ def engine_bytes(plan: Plan, shape: ModelShape) -> float:
     return plan.devices.workers_per_engine * (weights + (cache_on_device(plan, shape) or 0.0))
 
 
-def host_uses(plan: Plan, shape: ModelShape) -> list[Part]:
+def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
     """Memory of the machine that the run takes: everything on a CPU; beside GPUs a reference that visits them; and the
     copy of the last push."""
     if plan.devices.on_cpu:
         engines = engine_bytes(plan, shape) * len(plan.devices.engines)
         uses = [
-            Part("learner", max(phase.bytes for phase in plan.phases), "train.gradient_accumulation_steps")
+            Use("learner", max(phase.bytes for phase in plan.phases), "train.gradient_accumulation_steps")
         ]
-        uses.append(Part("engines", engines, "inference_model.num_devices, max_num_seqs"))
+        uses.append(Use("engines", engines, "inference_model.num_devices, max_num_seqs"))
     else:
         visits = reference_bytes(plan.config, shape) if plan.reference.home == "host memory" else 0.0
-        uses = [Part("visiting reference", visits, "ref_model.num_devices")]
+        uses = [Use("visiting reference", visits, "ref_model.num_devices")]
     copy = pushed_bytes(plan.config, shape, plan.weight_dtype) if plan.transport != "in_process" else 0.0
-    uses.append(Part("copy of the last push", copy, "model.name, inference_model.dtype"))
+    uses.append(Use("copy of the last push", copy, "model.name, inference_model.dtype"))
     return [use for use in uses if use.bytes]
 
 

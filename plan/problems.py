@@ -152,10 +152,8 @@ def _memory(plan: Plan, shape: ModelShape) -> list[Problem]:
 
 def _largest(phases: list[Phase]) -> str:
     phase = max(phases, key=lambda phase: phase.bytes)
-    part = phase.largest
-    return (
-        f"the largest part of phase {phase.name} is {part.what} with {gib(part.bytes)}: change {part.knobs}"
-    )
+    use = phase.largest
+    return f"the largest part of phase {phase.name} is {use.what} with {gib(use.bytes)}: change {use.knobs}"
 
 
 def _cache(plan: Plan, shape: ModelShape) -> list[Problem]:

@@ -130,9 +130,9 @@ def _below(present: float, values: Sequence[float]) -> tuple[float, ...]:
 
 def _smaller_microbatches(config: Config) -> tuple[int, ...]:
     """Divisors of what a step can be cut into: groups where a group shares its prompt, else completions."""
-    parts = config.optim_batch_groups if config.train.shares_prompt else config.optim_batch_size
+    pieces = config.optim_batch_groups if config.train.shares_prompt else config.optim_batch_size
     steps = config.train.gradient_accumulation_steps
-    return tuple(count for count in range(steps + 1, parts + 1) if parts % count == 0)
+    return tuple(count for count in range(steps + 1, pieces + 1) if pieces % count == 0)
 
 
 def _smaller_chunks(plan: Plan) -> tuple[int, ...]:

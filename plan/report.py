@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from config.schema import Config
 from plan.machine import Machine
 from plan.memory import (
-    Part,
+    Use,
     checkpoint_bytes,
     checkpoints_kept,
     engine_weights,
@@ -130,13 +130,13 @@ def _memory_lines(plan: Plan) -> list[str]:
         lines.append(_line("usable", f"{where}: {gib(usable_bytes(machine.gpu_memory_gib))}"))
     for phase in plan.phases:
         lines.append(_line(phase.name, f"{where}: {gib(phase.bytes)}"))
-        lines += map(_use, phase.parts)
+        lines += map(_use, phase.uses)
     lines.append(_line("host memory", f"{gib(host_bytes(plan, shape))} of {machine.host_memory_gib:.2f} GiB"))
     return [*lines, *map(_use, host_uses(plan, shape))]
 
 
-def _use(part: Part) -> str:
-    return f"  {gib(part.bytes):>12}  {part.what}  [{part.knobs}]"
+def _use(use: Use) -> str:
+    return f"  {gib(use.bytes):>12}  {use.what}  [{use.knobs}]"
 
 
 def _generation_lines(plan: Plan) -> list[str]:

@@ -66,20 +66,8 @@ class Generation:
         begun = time.time()
         request = self.request(self.encoder.encode(example), group_id)
         candidates = await self.generate(request)
-        last_token = time.time()
         drawn()
-        chosen = await self.judged(candidates, example, request.seed)
-        completions, left_out = split(candidates, chosen)
-        return Group(
-            group_id,
-            example,
-            request.prompt,
-            self.encoder.prompt_text(request.prompt),
-            request.sampling,
-            completions,
-            Times(begun, last_token, time.time()),
-            left_out,
-        )
+        return await self.judged(request, example, candidates, begun)
 
     def request(self, prompt: tuple[int, ...], group_id: int) -> Request:
         """What is asked for a group's first turn."""
@@ -107,15 +95,32 @@ class Generation:
             _append(whole, drawn, sampled=True)
             turn, last, whole.finish_reason = turn + 1, drawn.token_ids, drawn.finish_reason
 
-    async def judged(self, candidates: list[SampledCompletion], example: Example, seed: int) -> list[bool]:
-        """Fills in what the reward sees and says of every candidate; which of them make the group."""
+    async def judged(
+        self, request: Request, example: Example, candidates: list[SampledCompletion], begun: float
+    ) -> Group:
+        """The group of what a request drew. begun: when its prompt was encoded, in seconds of `time.time()`."""
+        drawn = time.time()
         self.encoder.decode(candidates)
         shown = [one.shown for one in candidates if one.shown is not None]
         verdicts = await self.judge(shown, [example] * len(shown))
         for one, verdict in zip(candidates, verdicts, strict=True):
             one.verdict = verdict
+        completions, left_out = split(candidates, self._chosen(verdicts, request.seed))
+        return Group(
+            request.request_id,
+            example,
+            request.prompt,
+            self.encoder.prompt_text(request.prompt),
+            request.sampling,
+            completions,
+            Times(begun, drawn, time.time()),
+            left_out,
+        )
+
+    def _chosen(self, verdicts: Sequence[Verdict], seed: int) -> list[bool]:
+        """Which of the candidates make the group."""
         if self.candidates == self.repeats:
-            return [True] * len(candidates)
+            return [True] * self.repeats
         return choose_balanced(verdicts, self.repeats, seed)
 
 

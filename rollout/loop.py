@@ -88,7 +88,8 @@ class EngineLoop:
         if not self._generating:
             self._progressed = time.monotonic()
             self._wake.set()
-        future = self._generating[own] = self._loop.create_future()
+        future: asyncio.Future[list[SampledCompletion]] = self._loop.create_future()
+        self._generating[own] = future
         try:
             return await future
         except asyncio.CancelledError:

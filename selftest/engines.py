@@ -115,9 +115,8 @@ def weights_arrive(
 
 def _an_actor() -> int:
     """Process id of an engine in a Ray actor."""
-    return next(
-        child.pid for child in psutil.Process().children(recursive=True) if "EngineHost" in child.name()
-    )
+    started = psutil.Process().children(recursive=True)
+    return int(next(child.pid for child in started if "EngineHost" in child.name()))
 
 
 def draws(bench: Bench, overrides: Sequence[str] = ()) -> str:
@@ -161,7 +160,7 @@ def repeated(engine: SteppedEngine) -> float:
         for _ in range(2)
     ]
     assert len(set(goes[0])) > len(goes[0]) // 2, "different seeds give the same completions"
-    return sum(a == b for a, b in zip(*goes, strict=True)) / len(goes[0])
+    return float(sum(a == b for a, b in zip(*goes, strict=True)) / len(goes[0]))
 
 
 def in_flight(bench: Bench) -> str:

@@ -66,7 +66,7 @@ def model_folder(bench: Bench, tied: bool = False, width: int = 128, layers: int
     torch.manual_seed(0)
     model: PreTrainedModel
     model = Qwen2ForCausalLM(Qwen2Config(**shape)) if tied else LlamaForCausalLM(LlamaConfig(**shape))
-    model.float().save_pretrained(folder)
+    model.to(torch.float32).save_pretrained(folder)  # type: ignore[arg-type]
     tokenizer.save_pretrained(folder)
     return folder
 

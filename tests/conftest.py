@@ -1,17 +1,77 @@
-"""Shared by all tests: one thread, no hub, the same properties at each run, and a Ray that a module shares."""
+"""Shared by all tests: one thread, no hub, the same properties at each run, the order, and a Ray for a module."""
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from tests.costs import ENGINE, SLOW
+
+HERE = Path(__file__).parent
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 settings.register_profile("suite", deadline=None, derandomize=True, database=None)
 settings.load_profile("suite")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="only the files that tests/costs.py has no row for")
+    parser.addoption(
+        "--costs", action="store_true", help="print the seconds of each file, for tests/costs.py"
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file that is not collected is not imported either."""
+    name = file_of(collection_path)
+    left_out = config.getoption("--quick") and (name in ENGINE or name in SLOW or name == "gpu")
+    return True if left_out else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start engines and files that compute take turns, in either kind the longest first: what runs side by
+    side needs different things, and no long file is left for the end."""
+    place = {name: number for number, name in enumerate(in_turns(ENGINE, SLOW))}
+    for item in items:
+        name = file_of(item.path)
+        if name in ENGINE:
+            item.add_marker(pytest.mark.engine)
+        elif name in SLOW:
+            item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: place.get(file_of(item.path), len(place)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not terminalreporter.config.getoption("--costs"):
+        return
+    seconds: dict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[file_of(terminalreporter.config.rootpath / report.fspath)] += report.duration
+    for name, spent in sorted(seconds.items(), key=lambda row: -row[1]):
+        terminalreporter.line(f"{spent:7.1f}  {name}")
+
+
+def file_of(path: Path) -> str:
+    """As tests/costs.py names it."""
+    return path.relative_to(HERE).as_posix() if path.is_relative_to(HERE) else path.name
+
+
+def in_turns(*kinds: dict[str, int]) -> list[str]:
+    """The names of all kinds, so that each prefix has about the same share of the cost of every kind."""
+    shares: list[tuple[float, str]] = []
+    for costs in kinds:
+        done = 0
+        for name in sorted(costs, key=lambda name: -costs[name]):
+            shares.append((done / sum(costs.values()), name))
+            done += costs[name]
+    return [name for _, name in sorted(shares)]
 
 
 @pytest.fixture(scope="module")

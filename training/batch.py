@@ -8,14 +8,14 @@ left, responses on the right, with zeros. Masks go by length, never by the value
 
 from array import array
 from collections.abc import Callable, Sequence
-from itertools import chain
+from dataclasses import fields
 
 import numpy as np
 import torch
-from tensordict import TensorClass
+from tensordict import TensorClass, TensorDict, TensorDictBase
 from torch import Tensor
 
-from envs.group import FINISH_REASONS, OUTCOMES, Group, SampledCompletion
+from envs.group import FINISH_REASONS, OUTCOMES, Group, SampledCompletion, Verdict
 
 
 class Tokens(TensorClass):
@@ -71,44 +71,77 @@ class Batch(TensorClass):
     length_reward: Tensor | None = None
     """float64 [N, 1], of `training.credit` under `policy.overlong_cache`: what the length added to the reward."""
 
+    @classmethod
+    def of(cls, tensordict: TensorDictBase) -> "Batch":
+        """The declared fields of a TensorDict [N]; what else it holds stays behind."""
+        held = {field.name: tensordict[field.name] for field in fields(cls) if field.name in tensordict}
+        held["tokens"] = _declared(Tokens, held["tokens"])
+        held["next"] = _declared(Scores, held["next"])
+        return cls(**held, batch_size=tensordict.batch_size)
+
     @property
     def group_ids(self) -> list[int]:
         """One a group, in the order of the rows."""
         return list(dict.fromkeys(self.group_id[:, 0].tolist()))
 
 
+def _declared(cls: type[Tokens] | type[Scores], nested: TensorDictBase) -> Tokens | Scores:
+    return cls(**{field.name: nested[field.name] for field in fields(cls)}, batch_size=nested.batch_size)
+
+
 def collate(groups: Sequence[Group]) -> Batch:
     """The tensors of judged groups, all of as many completions."""
-    completions = [one for group in groups for one in group.completions]
     repeats = len(groups[0].completions)
-    rows = [len(completions)]
-    prompts = [group.prompt for group in groups]
-    prompt_mask = _length_mask(prompts).flip(-1)
-    response_mask = _length_mask([one.token_ids for one in completions])
+    collated = prompt_tensors(
+        [group.group_id for group in groups], [group.prompt for group in groups], repeats
+    )
+    collated.update(
+        completion_tensors(
+            [one for group in groups for one in group.completions],
+            [group.sampling.temperature for group in groups for _ in group.completions],
+        )
+    )
+    collated["next"] = verdict_tensors([verdict for group in groups for verdict in group.verdicts])
+    return Batch.of(collated)
 
-    def of_group(values: Tensor) -> Tensor:
-        return values.repeat_interleave(repeats, dim=0)
+
+def prompt_tensors(group_ids: Sequence[int], prompts: Sequence[Sequence[int]], repeats: int) -> TensorDict:
+    """The fields of a batch [N] that are there before anything is drawn; N = groups * `repeats`."""
+    mask = _length_mask(prompts).flip(-1)
+    tokens = TensorDict({"prompt": _placed("q", prompts, mask), "prompt_mask": mask}, [len(prompts)])
+    of_groups = TensorDict({"tokens": tokens, "group_id": torch.tensor(group_ids)[:, None]}, [len(prompts)])
+    return of_groups.repeat_interleave(repeats, dim=0)
+
+
+def completion_tensors(completions: Sequence[SampledCompletion], temperatures: Sequence[float]) -> TensorDict:
+    """The fields of a batch [N] that are there once everything is drawn. temperatures: one a completion."""
+    mask = _length_mask([one.token_ids for one in completions])
 
     def of_tokens(code: str, values: Callable[[SampledCompletion], Sequence[float]]) -> Tensor:
-        return _placed(code, [values(one) for one in completions], response_mask)
+        return _placed(code, [values(one) for one in completions], mask)
 
-    return Batch(
-        tokens=Tokens(
-            prompt=of_group(_placed("q", prompts, prompt_mask)),
-            prompt_mask=of_group(prompt_mask),
-            response=of_tokens("q", lambda one: one.token_ids),
-            response_mask=response_mask,
-            loss_mask=_drawn(completions, response_mask),
-            batch_size=rows,
-        ),
-        next=_scores(groups),
-        group_id=of_group(torch.tensor([[group.group_id] for group in groups])),
-        sample_log_prob=of_tokens("f", lambda one: one.log_probs),
-        policy_version=of_tokens("q", lambda one: one.policy_versions),
-        finish_reason=torch.tensor([[FINISH_REASONS.index(one.finish_reason)] for one in completions]),
-        temperature=of_group(torch.tensor([[group.sampling.temperature] for group in groups])),
-        batch_size=rows,
-    )
+    tokens = {
+        "response": of_tokens("q", lambda one: one.token_ids),
+        "response_mask": mask,
+        "loss_mask": _drawn(completions, mask),
+    }
+    drawn = {
+        "tokens": TensorDict(tokens, [len(completions)]),
+        "sample_log_prob": of_tokens("f", lambda one: one.log_probs),
+        "policy_version": of_tokens("q", lambda one: one.policy_versions),
+        "finish_reason": torch.tensor([[FINISH_REASONS.index(one.finish_reason)] for one in completions]),
+        "temperature": torch.tensor(temperatures, dtype=torch.float32)[:, None],
+    }
+    return TensorDict(drawn, [len(completions)])
+
+
+def verdict_tensors(verdicts: Sequence[Verdict]) -> TensorDict:
+    """The fields of `Scores` [N]."""
+    scores = {
+        "reward": torch.tensor([[verdict.score] for verdict in verdicts], dtype=torch.float32),
+        "reward_status": torch.tensor([[OUTCOMES.index(verdict.outcome)] for verdict in verdicts]),
+    }
+    return TensorDict(scores, [len(verdicts)])
 
 
 def _length_mask(rows: Sequence[Sequence[int]]) -> Tensor:
@@ -133,12 +166,3 @@ def _drawn(completions: Sequence[SampledCompletion], response_mask: Tensor) -> T
         if one.sampled is not None:
             drawn[row, : len(one.sampled)] = torch.tensor(one.sampled)
     return drawn
-
-
-def _scores(groups: Sequence[Group]) -> Scores:
-    verdicts = list(chain.from_iterable(group.verdicts for group in groups))
-    return Scores(
-        reward=torch.tensor([[verdict.score] for verdict in verdicts], dtype=torch.float32),
-        reward_status=torch.tensor([[OUTCOMES.index(verdict.outcome)] for verdict in verdicts]),
-        batch_size=[len(verdicts)],
-    )

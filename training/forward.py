@@ -123,7 +123,7 @@ class ResponseScorer:
         lengths = mask.sum(-1)
         cache = DynamicCache()
         output = causal.base_model(prompt, past_key_values=cache, use_cache=True)
-        states = output.last_hidden_state
+        states: torch.Tensor = output.last_hidden_state
         rows = torch.arange(len(prompt), device=states.device)
         last = states[rows, lengths.to(states.device) - 1].repeat_interleave(self.repeats, dim=0)[:, None]
         if tokens.response.shape[1] == 1:
@@ -151,8 +151,8 @@ class ResponseScorer:
         output = causal.base_model(
             ids, attention_mask=mask.long(), position_ids=positions, use_cache=False
         ).last_hidden_state
-        width = tokens.response.shape[1]
-        return output[:, -width - 1 : -1]
+        hidden: torch.Tensor = output[:, -tokens.response.shape[1] - 1 : -1]
+        return hidden
 
 
 def score_all(scorer: ResponseScorer, batch: Batch, rows: int) -> torch.Tensor:

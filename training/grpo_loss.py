@@ -123,7 +123,8 @@ class GRPOLoss(LossModule):
 def _tokens(given: Tokens | TensorDictBase) -> Tokens:
     if isinstance(given, Tokens):
         return given
-    return Tokens.from_tensordict(given.select(*(field.name for field in fields(Tokens))))
+    tokens: Tokens = Tokens.from_tensordict(given.select(*(field.name for field in fields(Tokens))))
+    return tokens
 
 
 def _output(terms: Metrics, metrics: Metrics, log_prob: Tensor) -> TensorDict:

@@ -91,7 +91,7 @@ def selected_log_probs(
     rows = chunk_size or automatic_chunk_size(weight.shape[0], weight.shape[1], hidden.device)
     learns = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     with torch.autocast(hidden.device.type, enabled=False):
-        log_prob, entropy = _SelectedLogProbs.apply(
+        log_prob, entropy = _SelectedLogProbs.apply(  # type: ignore[no-untyped-call]
             hidden, weight, bias, targets, sampling, rows, with_entropy, learns
         )
     return log_prob, entropy if with_entropy else None

@@ -72,7 +72,7 @@ def _outside_parameters(module: nn.Module) -> Iterable[nn.Parameter]:
     if isinstance(module, nn.Embedding):
         return module.parameters()
     if isinstance(module, PreTrainedModel) and (head := module.get_output_embeddings()) is not None:
-        return head.parameters()
+        return list(head.parameters())
     return ()
 
 

@@ -19,7 +19,8 @@ def uniforms(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:
         bits = seeds + (counters + np.uint64(1)) * _GOLDEN
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
-    return ((bits ^ (bits >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    drawn: np.ndarray = ((bits ^ (bits >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return drawn
 
 
 def row_seeds(seed: int, n: int) -> list[int]:

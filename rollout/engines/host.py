@@ -99,8 +99,8 @@ class EngineHost:
         return frozenset(names)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        (scores,) = self._do(lambda: self._engine.score(sequences)).values()
-        return scores
+        scores: dict[str, list[list[float]]] = self._do(lambda: self._engine.score(sequences))
+        return next(iter(scores.values()))
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
         """Any other method of the engine, such as vLLM's `transfer`."""

@@ -12,7 +12,7 @@ class SlotLayer(CacheLayerMixin):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.positions = torch.zeros(0, dtype=torch.int64)
         self.rows = torch.zeros(0, dtype=torch.int64)
         self.width = 0

@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from config.composition import register_schema, to_config
 from config.errors import ConfigError
+from config.evaluation import EvalSetConfig
 from config.messages import PLUGINS, known_keys, quoted, readable, unknown_key
 from config.names import ELSEWHERE, HERE, SECTIONS
 from config.policy import PRESETS
@@ -200,7 +201,7 @@ def places(text: str) -> list[str]:
 def test_where_a_name_leads_to_exists(name: str) -> None:
     text = HERE.get(name) or ELSEWHERE[name]
     known = {*known_keys(Config), "hydra.run.dir"}
-    sets = {f"eval.sets.NAME.{field}" for field in known_keys(type(evaluation_set()))}
+    sets = {f"eval.sets.NAME.{field}" for field in known_keys(EvalSetConfig)}
     for place in places(text):
         assert place in known | sets, f"{name} leads to {place}"
     presets = {
@@ -211,10 +212,6 @@ def test_where_a_name_leads_to_exists(name: str) -> None:
     for preset in re.findall(r"\b(?:policy|optimizer)=\w+", text):
         assert preset in presets, f"{name} leads to {preset}"
     assert unknown_key(name, Config).startswith(f"{name}: no such configuration key; "), name
-
-
-def evaluation_set() -> object:
-    return composed("grpo_quickstart", "eval.sets={a:{dataset:x}}").eval.sets["a"]
 
 
 def test_no_name_of_ours_is_taken_for_anothers() -> None:

@@ -1,10 +1,14 @@
+"""Every shipped experiment composes, and bad input is one message."""
+
 import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from config.composition import register_schema, to_config
 from config.messages import readable
@@ -33,6 +37,21 @@ def test_every_shipped_experiment_composes(name: str) -> None:
     config = composed(name)
     assert config.total_iterations >= 1
     assert config.env.dataset
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "grpo_quickstart"])
+def test_a_gpu_experiment_says_only_what_differs(name: str) -> None:
+    """Nothing in its file is what it would be without."""
+    said = yaml.safe_load((ROOT / "config" / f"{name}.yaml").read_text())
+    presets = [entry["override policy"] for entry in said.pop("defaults") if isinstance(entry, dict)]
+    register_schema()
+    with initialize_config_dir(str(ROOT / "config"), version_base=None):
+        without = compose("base_gpu", overrides=[f"policy={preset}" for preset in presets])
+    for section, fields_of in said.items():
+        for key, value in fields_of.items():
+            assert OmegaConf.is_missing(without[section], key) or without[section][key] != value, (
+                f"{section}.{key}"
+            )
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -119,7 +138,7 @@ def all_fields(config_class: type[Any], prefix: str = "") -> list[tuple[str, str
 
 
 def test_every_field_is_read_by_code_and_documented() -> None:
-    code = [path for path in ROOT.glob("*.py")]
+    code = list(ROOT.glob("*.py"))
     for room in ("envs", "rollout", "training", "evaluation", "monitoring", "run", "plan", "config"):
         code += (ROOT / room).rglob("*.py")
     text = "\n".join(path.read_text() for path in code)

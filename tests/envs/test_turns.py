@@ -155,7 +155,7 @@ def test_the_system_prompt_tells_of_the_tools() -> None:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"max_steps": 2}, r"env\.max_steps=2: nothing answers between turns"),
+        ({"max_steps": 2}, r"env\.max_steps=2: nothing replies between turns"),
         ({"reasoning": True}, r"env\.reasoning=True.*set env\.max_steps=2"),
         ({"max_steps": 2, "tools": ["abacus"]}, r"env\.tools=\['abacus'\]: choose from calculator, python"),
         ({"max_steps": 0}, r"env\.max_steps=0: must be at least 1"),

@@ -247,11 +247,8 @@ def test_countdown_graders(answer: str, expected: float) -> None:
 
 BOXED = "\\boxed{42}"
 ASKED_FOR = {
-    **{name: "#### 42" for name in ("nanochat_gsm8k", "openai_gsm8k", "verl_gsm8k")},
-    **{
-        name: BOXED
-        for name in ("verl_math", "verl_math_verify", "trl_accuracy", "coati_boxed", "math_verify")
-    },
+    **dict.fromkeys(("nanochat_gsm8k", "openai_gsm8k", "verl_gsm8k"), "#### 42"),
+    **dict.fromkeys(("verl_math", "verl_math_verify", "trl_accuracy", "coati_boxed", "math_verify"), BOXED),
     **{name: TAGS.format(42) for name in ("torchrl_gsm8k", "torchrl_math", "coati_think_answer_tags")},
     "megatron_math": BOXED,
     "trl_reasoning_accuracy": f"<think>a</think>{BOXED}",

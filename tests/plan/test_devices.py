@@ -9,7 +9,7 @@ import pytest
 from config.errors import ConfigError
 from config.inference import InferenceModelConfig
 from plan import machine as machine_module
-from plan.devices import DevicePlan, Situation, Wish, plan_devices, transport
+from plan.devices import DeviceContext, DevicePlan, DeviceRequest, plan_devices, transport
 from plan.machine import gpu_memory_gib, visible_gpus
 
 
@@ -20,12 +20,12 @@ def plan(
     inference: Any = 1,
     tp: int = 1,
     colocate: bool = False,
-    **situation: bool,
+    **context: bool,
 ) -> DevicePlan:
     """A component is a number of devices or a list of them; reference None: not used."""
 
-    def wish(section: str, value: Any) -> Wish:
-        return Wish(section, value) if isinstance(value, int) else Wish(section, 1, value)
+    def request(section: str, value: Any) -> DeviceRequest:
+        return DeviceRequest(section, value) if isinstance(value, int) else DeviceRequest(section, 1, value)
 
     count, listed = (inference, None) if isinstance(inference, int) else (1, inference)
     size = tp if isinstance(inference, int) else 1
@@ -34,10 +34,10 @@ def plan(
     )
     config.tensor_parallel_size = tp
     return plan_devices(
-        wish("train_model", train),
-        None if reference is None else wish("ref_model", reference),
+        request("train_model", train),
+        None if reference is None else request("ref_model", reference),
         config,
-        Situation(num_gpus=gpus, **situation),
+        DeviceContext(num_gpus=gpus, **context),
     )
 
 
@@ -169,7 +169,7 @@ def test_lists_and_counts_that_disagree() -> None:
     with pytest.raises(
         ConfigError, match=r"has 2 entries but train_model.num_devices=3: give one of the two"
     ):
-        plan_devices(Wish("train_model", 3, [0, 1]), None, InferenceModelConfig(), Situation(4))
+        plan_devices(DeviceRequest("train_model", 3, [0, 1]), None, InferenceModelConfig(), DeviceContext(4))
 
 
 def test_gpus_asked_for_where_there_are_none() -> None:

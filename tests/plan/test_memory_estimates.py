@@ -97,8 +97,8 @@ def test_every_part_names_a_knob_that_exists() -> None:
     sections = vars(configured(name="grpo_math"))
     for name in ("code 7B bf16", "gsm8k 3B LoRA", "countdown 1.5B kept"):
         for phase in estimated(name).values():
-            for part in phase.parts:
-                assert part.bytes >= 0
-                for knob in part.knobs.split(" ")[0].rstrip(",").split(", "):
+            for use in phase.uses:
+                assert use.bytes >= 0
+                for knob in use.knobs.split(" ")[0].rstrip(",").split(", "):
                     section, _, key = knob.partition(".")
-                    assert key.partition("=")[0].split(".")[0] in vars(sections[section]), part
+                    assert key.partition("=")[0].split(".")[0] in vars(sections[section]), use

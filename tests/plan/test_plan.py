@@ -106,7 +106,7 @@ def test_the_cache_holds_every_sequence_up_to_a_bound(qwen: str) -> None:
 
 def test_the_report_of_the_quickstart() -> None:
     text = text_of(make_plan(config_of("grpo_quickstart"), False, machine(0, vllm=None)))
-    for part in (
+    for line in (
         "train_model      CPU",
         "engine 0         CPU, transformers, float32, in this process",
         "32 prompts x 8 completions = 256 completions",
@@ -116,18 +116,18 @@ def test_the_report_of_the_quickstart() -> None:
         "KV cache         grows to",
         "free  [train.keep_checkpoints",
     ):
-        assert part in text
+        assert line in text
 
 
 def test_the_report_for_two_gpus(qwen: str) -> None:
     plan = gpu_plan(qwen)
     text = text_of(plan)
-    for part in (
+    for line in (
         "train_model      GPU 0",
         "engine 0         GPU 1, vllm, bfloat16, Ray actor",
         "weights          travel by nccl in bfloat16",
     ):
-        assert part in text
+        assert line in text
     assert "8 microbatches x 16; 4 steps per iteration" in text
     assert "up to 196608 per optimizer step, 24576 positions in a microbatch" in text
     assert plan.shape is not None
@@ -160,7 +160,7 @@ def test_the_knobs_that_are_named_do_change_the_estimate(qwen: str) -> None:
         config = gpu_plan(qwen, *overrides).config
         assert usual.shape is not None
         optimize = train_phases(config, usual.shape, 1, on_cpu=False)[1]
-        return next(part.bytes for part in optimize.parts if part.what.startswith("activations"))
+        return next(use.bytes for use in optimize.uses if use.what.startswith("activations"))
 
     assert activations("train.gradient_accumulation_steps=4") == 2 * activations()
     assert activations("train.gradient_checkpointing=false", "train.share_prompt=false") > 10 * activations()
@@ -245,8 +245,8 @@ def test_all_problems_are_told_at_once(qwen: str) -> None:
     )
     with pytest.raises(ConfigError) as raised:
         check(plan)
-    for part in ("has 32768 positions", "phase optimize needs", "checkpoints would take"):
-        assert part in str(raised.value)
+    for line in ("has 32768 positions", "phase optimize needs", "checkpoints would take"):
+        assert line in str(raised.value)
     marked = [line for line in text_of(plan).splitlines() if line.endswith("does not fit")]
     assert [line.split("  ")[1].strip() for line in marked][-1] == "checkpoints"
     assert len(marked) >= 4

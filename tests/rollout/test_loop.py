@@ -166,7 +166,8 @@ def test_what_a_grader_raises_ends_all_that_runs(threaded: bool) -> None:
                 loop.run(together([loop.generate(request(1)), judge([Completion("")], [EXAMPLE])]))  # type: ignore[list-item, arg-type]
 
         if not threaded:
-            return fail()
+            fail()
+            return
         with loop.thread():
             fail()
             with pytest.raises(ZeroDivisionError):

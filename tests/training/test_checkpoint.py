@@ -26,7 +26,7 @@ from training.checkpoint import (
     save_checkpoint,
 )
 
-WHOLE: dict[str, Any] = {key: 0 for key in KEYS} | {"learner": dict.fromkeys(LEARNER_KEYS, 0)}
+WHOLE: dict[str, Any] = dict.fromkeys(KEYS, 0) | {"learner": dict.fromkeys(LEARNER_KEYS, 0)}
 
 
 def draws() -> list[float]:

@@ -1,0 +1,205 @@
+"""TorchRL's reward parsers as rewards: the same numbers as in TorchRL's own chat environment."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch.utils.data import DataLoader
+from torchrl.data.llm import History
+from torchrl.envs import RewardScaling, Transform
+from torchrl.envs.llm import ChatEnv, CountdownRewardParser, GSM8KRewardParser, IfEvalScorer, MATHRewardParser
+from torchrl.envs.llm.reward.ifeval import _scorer
+
+from config.env import EnvConfig
+from config.errors import ConfigError
+from envs.judging.service import RewardService
+from envs.rewards import find_reward
+from envs.task import Completion, Example, Reward, make_task
+from tests.scripts import ROOT, rows
+
+DATA = ROOT / "tests" / "fixtures" / "data"
+USER = ({"role": "user", "content": "Numbers: 2, 3, 4. Target: 14. Say it in <answer></answer>."},)
+TEXTS = [
+    "<think>3 * 4 is 12</think><answer>3*4+2</answer>",
+    "<answer> 14.0 </answer> and more",
+    "<answer>$1,200</answer>",
+    "<answer>15</answer>",
+    "<think>14</think>",
+    "14",
+    "",
+]
+HERE = "tests.envs.test_torchrl_rewards"
+
+generous = GSM8KRewardParser(format_reward=0.5)
+scaling = RewardScaling(loc=0.0, scale=2.0)
+
+
+def in_chat_env(parser: Transform, columns: Mapping[str, str], text: str) -> TensorDictBase:
+    """What the parser writes in a step of TorchRL's chat environment, whose data loader gives the columns."""
+    row = {"query": USER[0]["content"], **columns}
+    loader: DataLoader[dict[str, str]] = DataLoader(
+        [row],  # type: ignore[arg-type]
+        collate_fn=lambda batch: torch.stack([TensorDict.from_dict(each) for each in batch]),
+    )
+    env = ChatEnv.from_dataloader(
+        dataloader=loader, batch_size=(1,), input_mode="history", data_key="query", system_prompt="Be brief."
+    ).append_transform(parser)
+    asked = env.reset()
+    said = History.from_chats([[{"role": "assistant", "content": text}]])
+    asked["history", "full"] = asked["history", "prompt"].extend(said, inplace=False, dim=-1)
+    return env.step(asked)["next"]  # type: ignore[no-any-return]
+
+
+def judged(name: str, example: Example, text: str) -> Reward:
+    return find_reward(name).function(Completion(text), example, EnvConfig(dataset="x"))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(
+    ("parser", "column", "gold"),
+    [
+        (GSM8KRewardParser, "2 + 12 = 14\n#### 14", "14"),
+        (GSM8KRewardParser, "#### 1,200", "1,200"),
+        (MATHRewardParser, r"So it is $\boxed{14}$.", None),
+        (CountdownRewardParser, "target=14, numbers=2,3,4", {"target": 14, "numbers": [2, 3, 4]}),
+    ],
+)
+def test_score_and_parts_are_those_of_the_chat_environment(
+    parser: type[Transform], column: str, gold: object, text: str
+) -> None:
+    wanted = in_chat_env(parser(), {"answer": column}, text)
+    examples = [Example(USER, "unused", 0, row_data={"answer": column})]
+    if gold is not None:  # rows without such a column: the task's own gold
+        examples.append(Example(USER, gold, 0))
+    for example in examples:
+        reward = judged(f"torchrl.envs.llm:{parser.__name__}", example, text)
+        assert reward.score == wanted["reward"].item()
+        assert reward.parts == {
+            "accuracy": float(wanted["success"].item()),
+            **{name: wanted[name].item() for name in ("reward_answer", "reward_think", "reward_right")},
+        }
+
+
+def test_a_parser_with_arguments_is_named_as_an_object_of_ones_own() -> None:
+    example = Example(USER, "14", 0)
+    assert judged(f"{HERE}:generous", example, "<answer>15</answer>").score == 0.5
+    assert generous.parent is None  # what judges is a copy
+
+
+def test_a_parser_judges_in_workers_by_the_columns_of_the_row() -> None:
+    env = EnvConfig(
+        dataset="gsm8k",
+        data_files=str(DATA / "gsm8k.jsonl"),
+        reward="torchrl.envs.llm:GSM8KRewardParser",
+        reward_workers=1,
+    )
+    task = make_task(env)
+    service = RewardService(task, env)
+    try:
+        apples, bus = service.score(
+            [Completion("<answer>7</answer>"), Completion("<answer>1</answer>")], task.examples("train")[:2]
+        )
+    finally:
+        service.close()
+    assert (apples.score, apples.parts["accuracy"], apples.outcome) == (1.0, 1.0, "scored")
+    assert (bus.score, bus.parts["accuracy"]) == (pytest.approx(0.1), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("torchrl.envs.llm:GSM8KEnv", "no Transform that writes a reward"),
+        ("torchrl.envs:RewardSum", r"it writes \['episode_reward'\], and no 'reward'"),
+        ("torchrl.envs:RewardScaling", "without arguments failed: TypeError.*env.reward=my_module:graded"),
+        ("torchrl.envs.llm:Nothing", "has no 'Nothing'"),
+    ],
+)
+def test_what_cannot_judge_gives_one_message(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"env.reward={name}: .*{message}"):
+        find_reward(name)
+
+
+def test_a_column_that_is_not_there_is_named() -> None:
+    with pytest.raises(LookupError, match=r"'reward' not found.*the columns of the row are hint"):
+        judged(f"{HERE}:scaling", Example(USER, "14", 0, row_data={"hint": "?"}), "14")
+
+
+def test_the_scorer_of_ifeval_says_which_library_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_scorer, "_has_immutabledict", False)
+    with pytest.raises(ImportError, match="immutabledict must be installed"):
+        judged("torchrl.envs.llm:IfEvalScorer", Example(USER, "", 0), "14")
+
+
+class TwoScores(IfEvalScorer):  # type: ignore[misc]
+    """Writes what IfEvalScorer does, without the libraries that it needs."""
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        followed = [[each == "no_comma" for each in ids] for ids in tensordict["instruction_id_list"]]
+        next_tensordict["ifeval_score"] = TensorDict({"strict": torch.tensor(followed)}, [1])
+        next_tensordict["reward"] = torch.full((1, 1, 1), 0.25)
+        return next_tensordict
+
+
+def test_nested_scores_are_parts_and_columns_may_be_lists() -> None:
+    example = Example(USER, "", 0, row_data={"instruction_id_list": ["no_comma", "json"], "reward": 9})
+    assert judged(f"{HERE}:TwoScores", example, "x") == Reward(0.25, {"ifeval_score.strict": 0.5})
+
+
+def test_torch_is_imported_only_where_a_parser_is_named() -> None:
+    code = "import sys; from envs.rewards import find_reward; find_reward('exact'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def commands() -> list[list[str]]:
+    text = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
+    return [
+        shlex.split(line) for line in re.findall(r"^python (grpo\.py .*GSM8KRewardParser.*)$", text, re.M)
+    ]
+
+
+def test_the_first_command_of_the_text_grades_with_every_part(tmp_path: Path) -> None:
+    (command, _) = commands()
+    (tmp_path / "samples.jsonl").write_text('{"row": 0, "completion": "<answer>7</answer>"}\n')
+    grade = [
+        "run=rewards",
+        f"env.data_files={DATA / 'gsm8k.jsonl'}",
+        f"env.samples={tmp_path / 'samples.jsonl'}",
+    ]
+    done = subprocess.run(
+        [sys.executable, *command, *grade, f"hydra.run.dir={tmp_path}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    graded = json.loads(done.stdout)
+    assert graded["score"] == 1.0
+    assert graded["parts"] == {
+        "accuracy": 1.0,
+        "reward_answer": 1.0,
+        "reward_right": 1.0,
+        "reward_think": 0.0,
+    }
+
+
+def test_the_second_command_of_the_text_trains(tmp_path: Path) -> None:
+    (_, command) = commands()
+    short = ["train.total_dialog_turns=512", "env.reward_workers=1", "logging.progress=false"]
+    done = subprocess.run(
+        [sys.executable, *command, *short, f"hydra.run.dir={tmp_path}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    logged = [row for row in rows(tmp_path) if "reward/mean" in row]
+    assert logged and all({"reward/exact", "reward/GSM8KRewardParser"} <= set(row) for row in logged)

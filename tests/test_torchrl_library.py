@@ -1,0 +1,35 @@
+"""docs/library.md, run as it is printed."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.scripts import ROOT
+
+TEXT = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_text_trains_from_the_first_line_to_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    imports, loop, in_torchrl = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    assert all(line.startswith(("from ", "import ")) for line in imports.split("\n") if line)
+    assert len([line for line in loop.splitlines() if line.strip()]) <= 25
+    (tmp_path / "library.py").write_text(imports + loop + in_torchrl)
+    monkeypatch.chdir(ROOT)
+    made = runpy.run_path(str(tmp_path / "library.py"))
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    rewards = [float(row[1]) for row in printed if len(row) == 3 and row[0].isdigit()]
+    assert len(rewards) == 45
+    assert sum(rewards[:5]) / 5 < 0.75 < 0.85 < sum(rewards[40:]) / 5  # it learns, and goes on under TorchRL
+    assert made["engine"].policy_version == 45
+    assert [group.group_id for group in made["env"].groups] == made["batch"].group_ids
