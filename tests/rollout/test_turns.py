@@ -125,14 +125,14 @@ def collected(model: Any, tokenizer: Any, steps: int, max_tokens: int = 24) -> t
 
 def test_the_ids_trained_on_are_the_ids_sampled(model: Any, tokenizer: Any) -> None:
     batch, engine, _ = collected(model, tokenizer, steps=3)
-    tokens = batch["tokens"]
+    tokens = batch.tokens
     by_prefix = {(request.prompt, tuple(ids)) for request, ids in engine.drawn}
     turns = 0
-    for row in range(len(tokens["response"])):
-        prompt = tokens["prompt"][row][tokens["prompt_mask"][row]].tolist()
-        length = int(tokens["response_mask"][row].sum())
-        response = tokens["response"][row][:length].tolist()
-        drawn = tokens["loss_mask"][row][:length].tolist()
+    for row in range(len(tokens.response)):
+        prompt = tokens.prompt[row][tokens.prompt_mask[row]].tolist()
+        length = int(tokens.response_mask[row].sum())
+        response = tokens.response[row][:length].tolist()
+        drawn = tokens.loss_mask[row][:length].tolist()
         begin = 0
         while begin < length:
             end = begin
@@ -144,37 +144,37 @@ def test_the_ids_trained_on_are_the_ids_sampled(model: Any, tokenizer: Any) -> N
             while begin < length and not drawn[begin]:
                 begin += 1
     assert turns == len(engine.drawn) > 2 * GROUPS * REPEATS
-    assert not tokens["loss_mask"][~tokens["response_mask"]].any()
+    assert not tokens.loss_mask[~tokens.response_mask].any()
 
 
 def test_environment_tokens_are_the_templates_and_carry_no_probability(model: Any, tokenizer: Any) -> None:
     batch, _, _ = collected(model, tokenizer, steps=2)
-    written = batch["tokens", "response_mask"] & ~batch["tokens", "loss_mask"]
+    written = batch.tokens.response_mask & ~batch.tokens.loss_mask
     answer = tokenizer.encode("<user>+?<assistant>", add_special_tokens=False)
-    assert batch["tokens", "response"][written].tolist() == answer * (GROUPS * REPEATS)
-    assert (batch["sample_log_prob"][written] == 0).all()
-    assert (batch["sample_log_prob"][batch["tokens", "loss_mask"]] < 0).all()
+    assert batch.tokens.response[written].tolist() == answer * (GROUPS * REPEATS)
+    assert (batch.sample_log_prob[written] == 0).all()
+    assert (batch.sample_log_prob[batch.tokens.loss_mask] < 0).all()
 
 
 def test_the_trainers_log_probs_are_the_engines(model: Any, tokenizer: Any) -> None:
     batch, _, _ = collected(model, tokenizer, steps=3)
-    mask = batch["tokens", "loss_mask"]
+    mask = batch.tokens.loss_mask
     for share in (True, False):
         with torch.no_grad():
-            scored = ResponseScorer(model, REPEATS, share, chunk_size=64)(batch).log_prob
-        torch.testing.assert_close(scored[mask], batch["sample_log_prob"][mask], atol=1e-4, rtol=1e-4)
+            scored = ResponseScorer(model, REPEATS, share, chunk_size=64)(batch.tokens).log_prob
+        torch.testing.assert_close(scored[mask], batch.sample_log_prob[mask], atol=1e-4, rtol=1e-4)
         assert (scored[~mask] == 0).all()
 
 
 def test_the_last_turn_is_judged(model: Any, tokenizer: Any) -> None:
     batch, _, rewards = collected(model, tokenizer, steps=2)
-    tokens = batch["tokens"]
+    tokens = batch.tokens
     assert len(rewards.seen) == len(batch)
     for row, judged in enumerate(rewards.seen):
-        length = int(tokens["response_mask"][row].sum())
-        text = tokenizer.decode(tokens["response"][row][:length].tolist())
+        length = int(tokens.response_mask[row].sum())
+        text = tokenizer.decode(tokens.response[row][:length].tolist())
         assert judged.text == text.rpartition("<user>+?<assistant>")[2].removesuffix("<eos>")
-        assert judged.num_tokens == int(tokens["loss_mask"][row].sum())
+        assert judged.num_tokens == int(tokens.loss_mask[row].sum())
 
 
 def test_the_texts_of_a_group_are_its_tokens(model: Any, tokenizer: Any) -> None:
@@ -201,12 +201,12 @@ def test_with_a_silent_environment_it_is_the_engine_alone(model: Any, tokenizer:
 
 def test_max_tokens_bounds_the_whole_response(model: Any, tokenizer: Any) -> None:
     batch, engine, rewards = collected(model, tokenizer, steps=4, max_tokens=12)
-    lengths = batch["tokens", "response_mask"].sum(-1)
+    lengths = batch.tokens.response_mask.sum(-1)
     assert int(lengths.max()) <= 12
     assert all(len(request.prompt) + request.sampling.max_tokens <= 9 + 12 for request, _ in engine.drawn)
     cut = [judged.truncated for judged in rewards.seen]
     assert all(cut)  # four turns never fit: an answer that finds no room ends the response as truncated
-    ends = batch["tokens", "loss_mask"].gather(1, lengths[:, None] - 1)
+    ends = batch.tokens.loss_mask.gather(1, lengths[:, None] - 1)
     assert ends.all()  # and no answer is left hanging at the end
 
 
@@ -226,7 +226,7 @@ class Pushed(TransformersEngine):
 
     def step(self, timeout: float = 0.0) -> list[Response]:
         responses = super().step(timeout)
-        self.load_weights(self.model.state_dict().items(), self.policy_version + 1)
+        self.load(self.model.state_dict().items(), self.policy_version + 1)
         return responses
 
 
