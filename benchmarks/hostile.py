@@ -42,8 +42,7 @@ BOMBS = (
 
 def clean(completion: Completion, example: Example, env: EnvConfig) -> Reward:
     """The sum as a boxed answer, judged by the rule `math`."""
-    rule = RULES["math"]
-    return rule.weighted(rule.judge(f"\\boxed{{{completion.text.strip()}}}", example.answer, env))
+    return RULES["math"].reward(Completion(f"\\boxed{{{completion.text.strip()}}}"), example, env)
 
 
 def hostile(completion: Completion, example: Example, env: EnvConfig) -> Reward:
@@ -51,8 +50,7 @@ def hostile(completion: Completion, example: Example, env: EnvConfig) -> Reward:
     chance = zlib.crc32(f"{example.row} {completion.text} {completion.num_tokens}".encode())
     if chance % ONE_IN:
         return clean(completion, example, env)
-    rule = RULES["math"]
-    verdict = rule.weighted(rule.judge(BOMBS[chance // ONE_IN % len(BOMBS)], example.answer, env))
+    verdict = RULES["math"].reward(Completion(BOMBS[chance // ONE_IN % len(BOMBS)]), example, env)
     assert verdict.score == 0, "a bomb scored"
     return verdict
 
@@ -61,7 +59,7 @@ def seconds_per_iteration(reward: str, iterations: int, overrides: list[str]) ->
     """Median seconds that an iteration of a run takes, its start left out."""
     import grpo
     from run.jobs import run_job
-from run.lockstep import Lockstep
+    from run.lockstep import Lockstep
     from tests.scripts import configured
 
     with tempfile.TemporaryDirectory() as folder:

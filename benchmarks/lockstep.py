@@ -2,7 +2,7 @@
 
     python benchmarks/lockstep.py [--iterations 30] [key=value ...]
 
-Prints seconds per iteration of grpo.py's loop (collect, prepare, step, push, metrics) and of
+Prints seconds per iteration of grpo.py's loop (collect, advantage, learn, push, metrics) and of
 benchmarks/bare_loop.py, which shares prompts likewise and has no framework; medians of alternating runs, the
 ratio pair by pair, and the peak memory of either, each alone in a process of its own. Both train from the same
 weights on the same prompts.
@@ -17,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,27 +28,46 @@ import torch  # noqa: E402
 from hydra import compose, initialize_config_dir  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
 
+import grpo  # noqa: E402
 from benchmarks.bare_loop import Bare  # noqa: E402
 from config.composition import register_schema, to_config  # noqa: E402
 from config.schema import Config  # noqa: E402
 from envs.task import Example, make_task  # noqa: E402
 from run.build import build  # noqa: E402
+from run.lockstep import Lockstep  # noqa: E402
+from run.run import Run  # noqa: E402
+from training.local_learner import LocalLearner  # noqa: E402
 from training.model import causal_model, load_model, load_tokenizer  # noqa: E402
 from training.optimizer import make_optimizer  # noqa: E402
 
+WARM_UP = 3
 
-def our_iteration(parts: Parts) -> float:
-    """What grpo.py does between two iterations; returns the seconds of the canary, which a bare loop has not."""
-    with parts.monitor.timed("collect"):
-        groups = parts.collect()
-    with parts.monitor.timed("optimize"):
-        batch = parts.learner.prepare(groups)
-    for minibatch in parts.minibatches(batch):
-        with parts.monitor.timed("optimize"):
-            report = parts.learner.step(minibatch)
-        parts.optimized(minibatch, report)
-    parts.push_weights()
-    return parts.monitor.extra["canary/seconds"]
+
+class Timed(Lockstep):
+    """grpo.py's loop for some iterations, each timed; a bare loop's comes before each, where there is one."""
+
+    iterations_left = 0
+    examples_for: Callable[[list[Example]], None] = staticmethod(lambda examples: None)
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.ours: list[float] = []
+        self.bare: list[float] = []
+        self.canary: list[float] = []
+
+    def iterations(self) -> Iterator[int]:
+        for iteration in range(1, self.iterations_left + 1):
+            examples = self.run.prompts.draw(self.run.config.prompts_per_iteration)
+            began = time.perf_counter()
+            self.examples_for(examples)
+            middle = time.perf_counter()
+            yield iteration
+            self.ours.append(time.perf_counter() - middle)
+            self.bare.append(middle - began)
+            self.canary.append(self.run.monitor.extra["canary/seconds"])
+
+    def done(self, iteration: int) -> None:
+        """Neither evaluation nor checkpoint, which a bare loop has not."""
 
 
 def make_bare(config: Config, model: PreTrainedModel) -> Bare:
@@ -80,11 +100,10 @@ def run_alone(which: str, config: Config, iterations: int) -> None:
     """Prints the peak after some iterations of one of the two."""
     with tempfile.TemporaryDirectory() as folder:
         if which == "ours":
-            parts = build(config, Path(folder))
-            parts.push_weights()
-            for _ in range(iterations):
-                our_iteration(parts)
-            parts.close("finished")
+            working = build(config, Path(folder), Timed)
+            working.iterations_left = iterations
+            grpo.train(working)
+            working.run.close("finished")
         else:
             torch.set_num_threads(config.train_model.num_threads or torch.get_num_threads())
             bare = make_bare(config, load_model(config.model, [torch.device("cpu")]))
@@ -116,22 +135,14 @@ def main() -> None:
         run_alone(asked.only, config, asked.iterations)
         return
     with tempfile.TemporaryDirectory() as folder:
-        parts = build(config, Path(folder))
-        bare = make_bare(config, causal_model(parts.learner.model))
-        parts.push_weights()
-        ours, theirs, canary = [], [], []
-        for index in range(asked.iterations + 3):
-            examples = parts.prompts.draw(config.prompts_per_iteration)
-            began = time.perf_counter()
-            iterate_bare(bare, examples)
-            middle = time.perf_counter()
-            watched = our_iteration(parts)
-            ended = time.perf_counter()
-            if index >= 3:
-                theirs.append(middle - began)
-                ours.append(ended - middle)
-                canary.append(watched)
-        parts.close("finished")
+        working = build(config, Path(folder), Timed)
+        assert isinstance(working.run.learner, LocalLearner)
+        bare = make_bare(config, causal_model(working.run.learner.model))
+        working.iterations_left = asked.iterations + WARM_UP
+        working.examples_for = partial(iterate_bare, bare)
+        grpo.train(working)
+        working.run.close("finished")
+    ours, theirs, canary = (taken[WARM_UP:] for taken in (working.ours, working.bare, working.canary))
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     unwatched = [(a - c) / b for a, b, c in zip(ours, theirs, canary, strict=True)]
     peaks = {which: peak_alone(which, 5, asked.config_name, asked.overrides) for which in ("ours", "bare")}

@@ -28,6 +28,7 @@ from config.composition import register_schema, to_config  # noqa: E402
 from config.policy import PRESETS  # noqa: E402
 from config.schema import Config  # noqa: E402
 from run.jobs import run_job  # noqa: E402
+from run.lockstep import Lockstep  # noqa: E402
 
 KNOWN = sorted(path.stem for path in PRESETS.glob("*.yaml"))
 WINDOW = 5

@@ -23,7 +23,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -36,7 +35,12 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM  # noqa: E
 from config.composition import register_schema, to_config  # noqa: E402
 from config.schema import Config  # noqa: E402
 from rollout.engines.sampler import Request  # noqa: E402
+from rollout.generate import Generation  # noqa: E402
 from run.build import build  # noqa: E402
+from run.lockstep import Lockstep  # noqa: E402
+from run.overlapped import Overlapped  # noqa: E402
+from run.schedule import Schedule, ScheduleType  # noqa: E402
+from training.batch import Batch  # noqa: E402
 
 ENGINE_CORE, LEARNER_CORE = 0, 1
 LONGEST, MEDIAN = 192, 32
@@ -94,15 +98,14 @@ class Lengths:
         drawn = MEDIAN * math.exp(self.sigma * random.Random(group_id).gauss(0.0, 1.0))
         return max(1, min(LONGEST, round(drawn)))
 
-    def force(self, parts: Parts) -> None:
-        policy = parts.rollouts.policy
-        plain = policy.request
+    def force(self, generation: Generation) -> None:
+        plain = generation.request
 
-        def forced(group_id: int, prompt: Sequence[int]) -> Request:
-            request = plain(group_id, prompt)
+        def forced(prompt: tuple[int, ...], group_id: int) -> Request:
+            request = plain(prompt, group_id)
             return replace(request, sampling=replace(request.sampling, max_tokens=self.of(group_id)))
 
-        policy.request = forced  # type: ignore[method-assign]
+        generation.request = forced  # type: ignore[method-assign]
 
 
 def configured(folder: Path, engine: str, more: Sequence[str]) -> Config:
@@ -119,38 +122,38 @@ def actor() -> int:
 
 
 @contextmanager
-def built(config: Config, lengths: Lengths, overlapped: bool) -> Iterator[Parts]:
+def built(config: Config, lengths: Lengths, schedule: type[ScheduleType]) -> Iterator[ScheduleType]:
     with tempfile.TemporaryDirectory() as run_dir:
-        parts = build(config, Path(run_dir), overlapped)
-        lengths.force(parts)
-        if not parts.plan.devices.in_process:
+        working = build(config, Path(run_dir), schedule)
+        run = working.run
+        lengths.force(run.generation)
+        if not run.plan.devices.in_process:
             for task in Path(f"/proc/{actor()}/task").iterdir():
                 os.sched_setaffinity(int(task.name), {ENGINE_CORE})
         os.sched_setaffinity(0, {LEARNER_CORE})
         try:
-            parts.push_weights()
-            yield parts
+            working.push_weights()
+            yield working
         finally:
-            parts.close("finished")
+            run.close("finished")
 
 
-def learn(parts: Parts, groups: Any, epochs: int) -> int:
+def learn(working: Schedule, batch: Batch, epochs: int) -> int:
     """What both schedules do with a batch; returns its response tokens."""
-    batch = parts.learner.prepare(groups)
     for _ in range(epochs):
-        parts.optimized(batch, parts.learner.step(batch))
-    return int(batch["tokens", "response_mask"].sum())
+        working.learn(batch)
+    return int(batch.tokens.response_mask.sum())
 
 
 def lockstep(config: Config, lengths: Lengths, iterations: int, epochs: int) -> Measured:
-    with built(config, lengths, overlapped=False) as parts:
+    with built(config, lengths, Lockstep) as working:
         collects, learns, tokens = [], [], 0
         for index in range(iterations + WARM_UP):
             began = time.perf_counter()
-            groups = parts.collect()
+            groups = working.collect()
             middle = time.perf_counter()
-            count = learn(parts, groups, epochs)
-            parts.push_weights()
+            count = learn(working, working.advantage(groups), epochs)
+            working.push_weights()
             if index >= WARM_UP:
                 collects.append(middle - began)
                 learns.append(time.perf_counter() - middle)
@@ -160,19 +163,20 @@ def lockstep(config: Config, lengths: Lengths, iterations: int, epochs: int) -> 
 
 
 def overlapped(config: Config, lengths: Lengths, iterations: int, epochs: int) -> Measured:
-    with built(config, lengths, overlapped=True) as parts, parts.streaming():
-        assert parts.stream is not None
-        if parts.plan.devices.in_process:
-            parts.stream.call(lambda: os.sched_setaffinity(0, {ENGINE_CORE}))
+    with built(config, lengths, Overlapped) as working, working.generation():
+        if working.run.plan.devices.in_process:
+            working.run.loop.call(lambda: os.sched_setaffinity(0, {ENGINE_CORE}))
         waits, learns, tokens = [], [], 0
         for index in range(iterations + WARM_UP):
             began = time.perf_counter()
-            groups = parts.take()
-            drawn = groups["age"][groups["tokens", "loss_mask"]]
-            assert int(drawn.max()) <= config.train.max_policy_age, "a token is too old"
+            groups = working.take()
             middle = time.perf_counter()
-            count = learn(parts, groups, epochs)
-            parts.push_weights()
+            batch = working.advantage(groups)
+            assert batch.age is not None
+            drawn = batch.age[batch.tokens.loss_mask]
+            assert int(drawn.max()) <= config.train.max_policy_age, "a token is too old"
+            count = learn(working, batch, epochs)
+            working.push_weights()
             if index >= WARM_UP:
                 waits.append(middle - began)
                 learns.append(time.perf_counter() - middle)

@@ -26,8 +26,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from config.env import EnvConfig  # noqa: E402
+from envs.judging.judge import make_judge  # noqa: E402
 from envs.judging.service import RewardService  # noqa: E402
-from envs.rewards import find_reward, make_judge  # noqa: E402
+from envs.rewards import find_reward  # noqa: E402
 from envs.task import Completion, Example, Reward, make_task  # noqa: E402
 
 
@@ -44,7 +45,6 @@ def formula(chance: random.Random, right: bool) -> tuple[str, str]:
 def in_a_worker(completion: Completion, example: Example, env: EnvConfig) -> Reward:
     """The reward `gsm8k`, which as a function named by import path is judged in worker processes."""
     named = find_reward("gsm8k")
-    assert named is not None
     return named.function(completion, example, env)
 
 
@@ -83,8 +83,8 @@ def processor_seconds(service: RewardService) -> float:
     """This process's and the workers' together."""
     if service._pool is None:
         return time.process_time()
-    nursery = psutil.Process(service._pool.process.pid)
-    spent = [process.cpu_times() for process in (nursery, *nursery.children())]
+    fork_server = psutil.Process(service._pool.process.pid)
+    spent = [process.cpu_times() for process in (fork_server, *fork_server.children())]
     retired = spent[0].children_user + spent[0].children_system
     return time.process_time() + retired + sum(each.user + each.system for each in spent)
 

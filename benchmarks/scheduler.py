@@ -132,7 +132,7 @@ class Engines:
     def kill_one(self) -> None:
         index = self.chance.randrange(len(self.alive))
         self.alive[index], self.alive[-1] = self.alive[-1], self.alive[index]
-        self.dispatch.lost(self.alive.pop())
+        self.dispatch.engine_lost(self.alive.pop())
         heapq.heappush(self.events, (self.clock + RESTART_S, self.next_engine, -1, 0))
         self.next_engine += 1
         self.killed += 1

@@ -78,14 +78,14 @@ def command_line(job: Job) -> None:
     try:
         main()
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
-        sys.exit(_complain(readable(error)))
+        sys.exit(_complain(readable(error, Config)))
     except KeyboardInterrupt:
         sys.exit(_complain(ENDED, INTERRUPTED))
     except (OSError, ValueError) as error:
         why = None if began else _from_the_system(error)
         if why is None and not is_readable(error):
             raise
-        sys.exit(_complain(UNWRITABLE.format(why=why) if why else readable(error)))
+        sys.exit(_complain(UNWRITABLE.format(why=why) if why else readable(error, Config)))
 
 
 def _outcome(job: Job, composed: DictConfig, run_dir: Path) -> RunOutcome:
@@ -93,7 +93,7 @@ def _outcome(job: Job, composed: DictConfig, run_dir: Path) -> RunOutcome:
     try:
         return job(to_config(composed), run_dir, partial(save_settings, run_dir, composed, HydraConfig.get()))
     except (ConfigError, OmegaConfBaseException) as error:
-        code = _ended_with(readable(error))
+        code = _ended_with(readable(error, Config))
         remove_if_unused(run_dir)
         sys.exit(code)
     except RunError as error:

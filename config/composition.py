@@ -62,7 +62,7 @@ def check_composed(composed: DictConfig, schema: type[Any]) -> None:
         raise ConfigError(NOT_ON_BASE)
     unknown = list(unknown_keys(composed))
     if unknown:
-        raise ConfigError("\n".join(unknown_key(key) for key in unknown))
+        raise ConfigError("\n".join(unknown_key(key, schema) for key in unknown))
 
 
 def known_names(schema: type[Any]) -> set[str]:

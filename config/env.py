@@ -9,7 +9,7 @@ from omegaconf import MISSING
 from config.errors import ConfigError
 
 DUPLICATES = ("keep", "first", "drop")
-TOOLS = {"calculator": "envs.calculator:calculator", "python": "envs.python_tool:PythonTool"}
+TOOLS = {"calculator": "envs.tools.calculator:calculator", "python": "envs.tools.python:PythonTool"}
 """Name of a tool and where it is; those of a user are named module:function or module:Class."""
 SANDBOXES = ("auto", "bubblewrap", "namespaces", "rlimits")
 

@@ -13,7 +13,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from config.errors import ConfigError
 from config.names import section_elsewhere, translated
-from config.schema import Config
 
 PLUGINS = {
     "hydra/launcher/joblib": "hydra-joblib-launcher",
@@ -62,15 +61,15 @@ def known_keys(config_class: type[Any], prefix: str = "") -> list[str]:
     return keys
 
 
-def readable(error: BaseException) -> str:
-    """One message for a user who mistyped something."""
+def readable(error: BaseException, schema: type[Any]) -> str:
+    """One message for a user who mistyped something. schema: the dataclass of all keys."""
     chain = _chain(error)
     for link in chain:
         if isinstance(link, ConfigError):
             return str(link)
     unknown = re.search(r"Could not (?:override|append to) (?:config\. )?'([^']+)'", str(error))
     if unknown:
-        return unknown_key(unknown.group(1))
+        return unknown_key(unknown.group(1), schema)
     if isinstance(error, MissingConfigException):
         return _missing_file(error)
     if isinstance(error, OverrideParseException):
@@ -78,7 +77,7 @@ def readable(error: BaseException) -> str:
     file = re.match(r"In '(\S+)': \w+ raised while composing config", str(error))
     for link in chain:
         if isinstance(link, OmegaConfBaseException) and (place := re.search(r"full_key: (\S+)", str(link))):
-            return _wrong_value(place.group(1), str(link).splitlines()[0], file[1] if file else "")
+            return _wrong_value(place.group(1), str(link).splitlines()[0], file[1] if file else "", schema)
     return _of_hydra(str(error))
 
 
@@ -87,11 +86,11 @@ def is_readable(error: BaseException) -> bool:
     return isinstance(error, ValueError) and str(error).startswith(_NOT_A_NAME)
 
 
-def unknown_key(key: str) -> str:
+def unknown_key(key: str, schema: type[Any]) -> str:
     """What is said of a key that does not exist: where it is under another trainer's name, or which ones are near."""
     if key.startswith("hydra."):
         return f"{key}: no such key of Hydra's; --cfg hydra prints those that there are"
-    known = known_keys(Config)
+    known = known_keys(schema)
     if key in known:
         return f"{key}: {NOT_ON_BASE}"
     last = key.split(".")[-1]
@@ -106,7 +105,7 @@ def unknown_key(key: str) -> str:
     return f"{key}: no such configuration key; {hint}"
 
 
-def _wrong_value(key: str, text: str, file: str) -> str:
+def _wrong_value(key: str, text: str, file: str, schema: type[Any]) -> str:
     """`text`: what OmegaConf says of the value. `file`: the config that holds it, or nothing."""
     where = f" (in {file}.yaml)" if file else ""
     if file.partition("/")[0] == key and "/" in file:
@@ -115,7 +114,7 @@ def _wrong_value(key: str, text: str, file: str) -> str:
             "first line is\n  # @package _global_"
         )
     if re.match(r"Key '.*' not in '", text):
-        return unknown_key(key) + where
+        return unknown_key(key, schema) + where
     remedy = next((remedy for part, remedy in _REMEDIES if part in text), None)
     return f"{key}: {text.rstrip('.')}" + (f"; {remedy.format(key=key)}" if remedy else "") + where
 

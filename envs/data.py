@@ -61,7 +61,7 @@ class Row:
 
 
 def _unusable(value: Any) -> str | None:
-    """What parquet can hold and no prompt or gold answer can be."""
+    """What parquet can hold and no prompt or gold can be."""
     if isinstance(value, bytes):
         return "bytes, which are no text"
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Rows that ask the same: found, reported, and kept or dropped as `env.duplicates` says."""
+"""Duplicate rows, which ask the same: found, reported, and kept or dropped as `env.duplicates` says."""
 
 import logging
 from collections.abc import Callable, Sequence

@@ -108,6 +108,13 @@ class Group:
         """The oldest policy version that drew one of its tokens."""
         return min(version for one in self.completions for version in one.policy_versions)
 
+    def chain(self) -> Iterator["Group"]:
+        """This group, and those that it is in place of, the newest first."""
+        group: Group | None = self
+        while group is not None:
+            yield group
+            group = group.in_place_of
+
     @property
     def verdicts(self) -> list[Verdict]:
         """Those on its completions, in their order."""

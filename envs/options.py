@@ -1,5 +1,4 @@
-"""What can be told of tasks, rewards and tools before any data is read: names, options, files, the parts that weights
-name."""
+"""Checks of tasks, rewards and tools before any data is read: names, options, files, the parts that weights name."""
 
 from config.env import EnvConfig
 from config.errors import ConfigError
@@ -7,7 +6,7 @@ from config.schema import Config
 from envs.data import data_files
 from envs.rewards import find_rewards
 from envs.task import make_task
-from envs.tools import find_tools
+from envs.tools.tool import find_tools
 
 
 def option_problems(config: Config) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a user names as `module:name`: a reward, a task or a tool of their own. No torch here."""
+"""Code of the user's own, named `module:name`: a reward, a task or a tool. No torch here."""
 
 import os
 import sys

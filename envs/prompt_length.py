@@ -1,4 +1,4 @@
-"""How long prompts are in tokens, without tokenizing more of them than it takes."""
+"""The limit on the length of prompts in tokens, checked without tokenizing more of them than it takes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from envs.task import Example
 
 _PREFIX_TOKENS = 8
 _CHARACTERS_PER_TOKEN = 8
-"""Of the part of a long prompt that is looked at first."""
+"""Of the beginning of a long prompt, which is looked at first."""
 
 
 class PromptLimit:
@@ -30,9 +30,9 @@ class PromptLimit:
         return self._tokens(example)[0] <= self.limit
 
     def _tokens(self, example: Example) -> tuple[int, bool]:
-        """Tokens of the prompt and true, or of a part of it that is far over the limit by itself and false.
+        """Tokens of the prompt and true, or of its beginning, which is far over the limit by itself, and false.
 
-        The part grows until it is that or all: a text of megabytes is not tokenized to learn that it is too long.
+        The beginning grows until it is that or all: a text of megabytes is not tokenized to learn that it is too long.
         """
         longest = max(len(message["content"]) for message in example.messages)
         cut = _CHARACTERS_PER_TOKEN * max(self.limit, 8)

@@ -1,26 +1,25 @@
-"""Which function judges: the task's own, a named reward, a function of the user's, or several. No torch here.
+"""Named rewards: functions that `env.reward` finds by name, of this project or of the user's. No torch here.
 
 A named reward is a function of a module in `envs/verifiers` under the `reward` decorator; `env.reward=NAME` puts
-it in the place of the task's own, and its system prompt in the place of the task's. Of several, each is a part of
-the verdict by its name, and the score is their sum, weighted by `env.reward_weights`.
+it in the place of the task's own, and its system prompt in the place of the task's. `envs.judging.judge` makes the
+judge of a task from them.
 """
 
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, SupportsFloat, get_args
+from typing import Any, SupportsFloat
 
 from config.env import EnvConfig
 from config.errors import ConfigError
+from envs.example import Completion, Example, Reward
 from envs.own import is_own, load_own
-from envs.task import Completion, Example, Outcome, Reward, Task
 
 RewardFunction = Callable[[Completion, Example, EnvConfig], Reward]
-Judge = Callable[[Completion, Example], Reward]
 
 
 @dataclass(frozen=True)
@@ -141,137 +140,3 @@ def _adapted(path: str, function: Callable[..., Any], takes_env: bool) -> Reward
 
 async def _awaited(result: Awaitable[Any]) -> Any:
     return await result
-
-
-def judges_in_process(task: Task) -> bool:
-    """Whether judging is safe enough to need no worker process."""
-    named = find_rewards(task.env)
-    return all(each.in_process for each in named) if named else task.in_process
-
-
-def least_score(task: Task) -> float:
-    """The score of a completion that could not be judged because of what it says."""
-    named = find_rewards(task.env)
-    if not named:
-        return task.min_score
-    least = [task.min_score if each.min_score is None else each.min_score for each in named]
-    return sum(weight * score for weight, score in zip(weights_of(task.env), least, strict=True))
-
-
-def weights_of(env: EnvConfig) -> list[float]:
-    """What each of several rewards counts; 1 where nothing is said, and for one reward alone."""
-    if isinstance(env.reward_weights, list):
-        return env.reward_weights
-    return [1.0] * len(reward_names(env))
-
-
-def make_judge(task: Task) -> Judge:
-    """The task's judge with `env.reward` and `env.reward_weights` applied."""
-    named, env = find_rewards(task.env), task.env
-    if isinstance(env.reward, list):
-        chosen = _combined(named, env)
-    elif named:
-        function = named[0].function
-        chosen = lambda completion, example: function(completion, example, env)  # noqa: E731
-    else:
-        chosen = task.reward
-    weights = env.reward_weights
-    if not isinstance(weights, dict) or not weights:
-        return chosen
-    return lambda completion, example: weighted(chosen(completion, example), weights)
-
-
-def part_names(paths: list[str]) -> list[str]:
-    """What several rewards are called in the verdict: functions by their name, or with their module where two have
-    the same."""
-    short = [path.rpartition(":")[2] for path in paths]
-    return [path if short.count(name) > 1 else name for path, name in zip(paths, short, strict=True)]
-
-
-def _combined(named: list[NamedReward], env: EnvConfig) -> Judge:
-    """One verdict of several: their scores as parts, the weighted sum, and the worst of their outcomes.
-
-    `accuracy` is that of the reward of this name, else of the first: its own part of that name, or whether its score
-    is at least 1.
-    """
-    names, weights = part_names([each.name for each in named]), weights_of(env)
-    judges_accuracy = names.index("accuracy") if "accuracy" in names else 0
-
-    def judge(completion: Completion, example: Example) -> Reward:
-        scores: dict[str, float] = {}
-        outcomes: list[str] = []
-        accuracy = 0.0
-        for place, (name, each) in enumerate(zip(names, named, strict=True)):
-            verdict = each.function(completion, example, env)
-            scores[name], parts = checked(verdict, f"reward {name}")
-            outcomes.append(verdict.outcome)
-            if place == judges_accuracy:
-                accuracy = parts.get("accuracy", float(scores[name] >= 1.0))
-        score = sum(weight * each for weight, each in zip(weights, scores.values(), strict=True))
-        return Reward(
-            score, scores | {"accuracy": accuracy}, "invalid" if "invalid" in outcomes else "scored"
-        )
-
-    return judge
-
-
-TAKEN = frozenset(
-    (
-        *("mean", "std", "zero_variance_groups", "errors", "invalid", "length"),
-        *("errors_total", "invalid_total", "workers_replaced", "control_tokens"),
-    )
-)
-"""What `reward/...` means in the log, so that no part may be called so."""
-LARGEST = 3.4028234663852886e38
-"""The largest float32: rewards become tensors of those."""
-
-
-def number(value: Any, what: str) -> float:
-    """A number of Python, numpy or torch (of no or one dimension) as a float.
-
-    Raises:
-        TypeError: it is none.
-        ValueError: it is not finite in float32.
-    """
-    if not isinstance(value, SupportsFloat) or isinstance(value, str):
-        raise TypeError(f"{what} is {value!r}; a number is needed")
-    result = float(value)
-    if not abs(result) <= LARGEST:
-        raise ValueError(f"{what} is {result}; a number that is finite in float32 is needed")
-    return result
-
-
-def checked(reward: Reward, name: str = "reward") -> tuple[float, dict[str, float]]:
-    """Score and parts in plain floats. name: what a message calls the reward.
-
-    Raises:
-        TypeError, ValueError: what is no number, or none that is finite in float32; an outcome or a part whose name
-            means something else.
-    """
-    if reward.outcome == "error":
-        raise ValueError(f"the {name} itself gave the outcome 'error'")
-    if reward.outcome not in get_args(Outcome):
-        raise ValueError(f"the {name}'s outcome is {reward.outcome!r}; known: {', '.join(get_args(Outcome))}")
-    if not isinstance(reward.parts, dict):
-        raise TypeError(f"the {name}'s parts are {reward.parts!r}; {{NAME: number}} is needed")
-    for part in reward.parts:
-        if not isinstance(part, str) or not part:
-            raise TypeError(f"the {name} has a part called {part!r}; a text is needed")
-        if part in TAKEN:
-            raise ValueError(
-                f"the {name} has a part called {part!r}, but reward/{part} is a metric; rename the part"
-            )
-    parts = {part: number(value, f"the part {part}") for part, value in reward.parts.items()}
-    return number(reward.score, f"the {name}'s score"), parts
-
-
-def weighted(verdict: Reward, weights: dict[str, float]) -> Reward:
-    """The verdict with the weighted sum of its parts as score; parts without a weight count nothing."""
-    missing = sorted(set(weights) - set(verdict.parts))
-    if missing:
-        raise ConfigError(
-            f"env.reward_weights.{missing[0]}: the reward has no such part; it gives "
-            f"{', '.join(sorted(verdict.parts)) or 'none'}"
-        )
-    score = sum(weight * number(verdict.parts[name], f"the part {name}") for name, weight in weights.items())
-    return replace(verdict, score=score)

@@ -2,64 +2,34 @@
 
 A task is a class with `examples(split)` and `reward(completion, example)`: one file in `envs/tasks`, named by the
 `register` decorator (importing `envs.tasks` registers all of them), or a class of the user's, `module:Class`.
-`envs.rewards` puts rewards that a user names and the weights of parts on top.
+`envs.judging.judge` puts the rewards that a user names and the weights of parts on top.
 """
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.data import Row, is_text
+from envs.example import Completion, Example, Message, Outcome, Reward
 from envs.own import described, is_own, load_own
+from envs.rewards import asked_form, reward_names
 
-Outcome = Literal["scored", "invalid", "error"]
-Message = dict[str, str]
-
-
-@dataclass(frozen=True)
-class Example:
-    """One prompt.
-
-    messages: chat messages, the system prompt included.
-    answer: whatever the task's reward needs to judge (a number, a list of tests, ...).
-    row: the example's index in its source, for reports and the ledger.
-    source: in a mixture, the name of the member that the example comes from.
-    row_data: the columns of the row that the example was made of, by name, for rewards that need more than `answer`.
-    """
-
-    messages: tuple[Message, ...]
-    answer: Any
-    row: int
-    source: str = ""
-    row_data: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Completion:
-    """What a reward sees of a sampled answer: its text, how many tokens it has, and whether it was cut off.
-
-    control_tokens: the model wrote control tokens where none belong, which the text does not show. No reward sees
-    such an answer: it is `invalid`.
-    """
-
-    text: str
-    num_tokens: int = 0
-    truncated: bool = False
-    control_tokens: bool = False
-
-
-@dataclass(frozen=True)
-class Reward:
-    """A verdict. `parts` are unweighted named components (accuracy, format, ...) that are logged beside it."""
-
-    score: float
-    parts: dict[str, float] = field(default_factory=dict)
-    outcome: Outcome = "scored"
+__all__ = [
+    "Completion",
+    "Example",
+    "Message",
+    "Outcome",
+    "Reward",
+    "Task",
+    "checked_examples",
+    "known_tasks",
+    "make_task",
+    "register",
+]
 
 
 class Task(ABC):
@@ -81,6 +51,12 @@ class Task(ABC):
         self.name = self.name or env.dataset
         self.members: dict[str, Task] = {}
 
+    def check_options(self, known: Iterable[str]) -> None:
+        """Raises ConfigError for a key of `env.options` that is not among the known."""
+        names = list(known)
+        for key in sorted(set(self.env.options) - set(names)):
+            raise ConfigError(f"env.options.{key}: the {self.name} task knows {', '.join(names)}")
+
     @abstractmethod
     def examples(self, split: str) -> Sequence[Example]:
         """All prompts of a split, in a fixed order."""
@@ -94,8 +70,6 @@ class Task(ABC):
 
     def messages(self, user: str) -> tuple[Message, ...]:
         """The chat for one user message: `env.system_prompt`, else that of `env.reward`, else the task's own."""
-        from envs.rewards import asked_form
-
         system = self.env.system_prompt
         if system is None:
             system = asked_form(self.env) or self.system_prompt
@@ -107,8 +81,6 @@ class Task(ABC):
 
         The judges of this project read none, so that big columns are then neither kept nor sent to workers.
         """
-        from envs.rewards import reward_names
-
         names = [self.env.dataset, *reward_names(self.env)]
         return row.values if any(is_own(name) for name in names) else {}
 

@@ -19,7 +19,7 @@ from config.errors import ConfigError
 from envs.control_tokens import control_tokens
 from envs.mixed import Mixed
 from envs.task import Example
-from envs.tools import instructions, make_tools
+from envs.tools.tool import instructions, make_tools
 
 _MARK = "the-answer-goes-here"
 

@@ -6,7 +6,7 @@ groups included: else they would be those of the choice, not the policy's.
 
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Protocol
 
@@ -38,10 +38,10 @@ def rollout_metrics(
 
     batch: credited. groups: those of its rows, in their order. members: the data sets of a mixture.
     """
-    generated = [one for group in groups for one in _for_one_place(group)]
+    generated = [one for group in groups for one in group.chain()]
     metrics = reward_metrics(generated)
     metrics |= _length_metrics([one for group in groups for one in group.completions])
-    metrics |= _trained_metrics(batch, sum(len(_candidates(group)) for group in generated))
+    metrics |= _trained_metrics(batch, sum(len(group.candidates) for group in generated))
     metrics |= {
         "rollout/temperature": _mean([group.sampling.temperature for group in groups]),
         "policy_version": float(policy_version),
@@ -53,25 +53,13 @@ def rollout_metrics(
     return metrics | member_metrics(generated, members) | age_metrics(batch, policy_version)
 
 
-def _for_one_place(group: Group) -> Iterator[Group]:
-    """The group and all that dynamic sampling refused before it came."""
-    earlier: Group | None = group
-    while earlier is not None:
-        yield earlier
-        earlier = earlier.in_place_of
-
-
-def _candidates(group: Group) -> list[SampledCompletion]:
-    return group.completions + group.left_out
-
-
 def _verdicts(completions: Sequence[SampledCompletion]) -> list[Verdict]:
     return [one.verdict for one in completions if one.verdict is not None]
 
 
 def reward_metrics(generated: Sequence[Group]) -> dict[str, float]:
     """Of all completions of these groups. Those that could not be judged are counted, and left out of the rest."""
-    of_groups = [_verdicts(_candidates(group)) for group in generated]
+    of_groups = [_verdicts(group.candidates) for group in generated]
     verdicts = list(chain.from_iterable(of_groups))
     judged = [verdict for verdict in verdicts if verdict.judged]
     rewards = [verdict.score for verdict in judged]
@@ -135,7 +123,7 @@ def member_metrics(generated: Sequence[Group], members: Sequence[str]) -> dict[s
     """
     metrics: dict[str, float] = {}
     for name in members:
-        mine = [one for group in generated if group.example.source == name for one in _candidates(group)]
+        mine = [one for group in generated if group.example.source == name for one in group.candidates]
         rewards = [verdict.score for verdict in _verdicts(mine) if verdict.judged]
         metrics[f"completions/{name}"] = float(len(mine))
         if mine:

@@ -55,7 +55,7 @@ class GroupBuffer(Generic[Group]):
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def __post_init__(self) -> None:
-        self._first_version = self.version
+        self._pushed_at = self.first_batch
 
     def may_admit(self) -> bool:
         """Whether one more group may start now."""
@@ -65,9 +65,10 @@ class GroupBuffer(Generic[Group]):
             return self._version_at(self.admitted - self.dropped) - self.version <= self.max_age
 
     def _version_at(self, sequence: int) -> int:
-        """The trainer's version at the batch that the group of this sequence number is meant for."""
-        pushes = (self.first_batch + sequence // self.batch_groups) // self.batches_per_version
-        return self._first_version + pushes - self.first_batch // self.batches_per_version
+        """The trainer's version at the batch that the group of this sequence number is meant for: the present one, and
+        the pushes that are due between the batch at the last push and that one."""
+        batch = self.first_batch + sequence // self.batch_groups
+        return self.version + batch // self.batches_per_version - self._pushed_at // self.batches_per_version
 
     def admit(self) -> int:
         """The sequence number of a group that starts now."""
@@ -154,6 +155,7 @@ class GroupBuffer(Generic[Group]):
         """The trainer's weights have a new version: more groups may start."""
         with self._changed:
             self.version = version
+            self._pushed_at = self.first_batch + (self.taken - self.dropped) // self.batch_groups
             self._changed.notify_all()
         self.made_room()
 

@@ -99,9 +99,9 @@ def print_plan(config: Config, run_dir: Path, schedule: type[Schedule]) -> RunOu
 
 def grade_samples(config: Config, run_dir: Path, schedule: type[Schedule]) -> RunOutcome:
     """`run=rewards`: judges saved completions; no model."""
-    from run.grade import grade
+    from run.rewards import run_rewards
 
-    code = grade(config.env)
+    code = run_rewards(config.env)
     remove_if_unused(run_dir)
     if code:
         sys.exit(code)

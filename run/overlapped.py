@@ -104,7 +104,7 @@ def make_stream(run: Run) -> "Stream":
         capacity=train.buffer_groups or 2 * groups,
         keep_order=train.stale_groups == "wait",
         first_batch=run.first_iteration,
-        version=run.weights.version,
+        version=run.weights.version + 1,  # of the push that comes before generation
     )
     in_flight = config.env.num_envs * len(run.plan.devices.engines)
     return Stream(

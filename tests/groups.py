@@ -2,13 +2,13 @@
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from transformers import PreTrainedModel
 
 from envs.group import OUTCOMES, FinishReason, Group, SampledCompletion, Sampling, Times, Verdict
 from envs.task import Example, Outcome
 from rollout.engines.sampler import Request
-from rollout.engines.sampler import Sampling as EngineSampling
 from rollout.engines.transformers_engine import TransformersEngine
 from tests.tiny import EOS, LetterTokenizer, numbered_examples, tiny_llama
 
@@ -111,7 +111,7 @@ def drawn_groups(
     """
     tokenizer, engine = LetterTokenizer(), TransformersEngine(model, [EOS])
     prompts = tokenizer.apply_chat_template([list(example.messages) for example in examples])
-    sampling = EngineSampling(temperature=temperature, max_tokens=max_tokens)
+    sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
     for group_id, prompt in enumerate(prompts):
         engine.submit(Request(group_id, tuple(prompt), repeats, sampling, seed=group_id))
     drawn: dict[int, list[SampledCompletion]] = {}
@@ -119,15 +119,7 @@ def drawn_groups(
         for response in engine.step(1.0):
             texts = tokenizer.batch_decode([one.token_ids for one in response.completions])
             drawn[response.request_id] = [
-                SampledCompletion(
-                    one.token_ids,
-                    one.log_probs,
-                    one.policy_versions,
-                    one.finish_reason,
-                    one.sampled,
-                    text,
-                    verdict=judge(response.request_id, place, text),
-                )
+                replace(one, text=text, verdict=judge(response.request_id, place, text))
                 for place, (one, text) in enumerate(zip(response.completions, texts, strict=True))
             ]
     return [
@@ -136,7 +128,7 @@ def drawn_groups(
             example,
             tuple(prompt),
             "",
-            Sampling(temperature=temperature, max_tokens=max_tokens),
+            sampling,
             drawn[group_id],
             TIMES,
         )

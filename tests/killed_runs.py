@@ -8,15 +8,17 @@ import re
 from pathlib import Path
 from typing import Any
 
-import rollout.streaming  # noqa: F401
 import torch
 import transformers.models.llama.modeling_llama  # noqa: F401
 
 import grpo_async
-import training.learner  # noqa: F401
+import rollout.stream  # noqa: F401
+import training.local_learner  # noqa: F401
 from config.schema import Config
 from run.jobs import run_job
+from run.overlapped import Overlapped
 from tests.scripts import configured
+from training.batch import Batch
 from training.checkpoint import newest_checkpoint
 
 
@@ -44,25 +46,24 @@ def train_noting_prompts(stale: str, run_dir: Path, ledger: Path, events: Any) -
     torch.set_num_threads(1)
     run_dir.mkdir(exist_ok=True)
 
-    def train(config: Config, parts: Parts) -> None:
-        step = parts.learner.step
-
-        def noted(batch: Any) -> Any:
-            report = step(batch)
-            prompts = parts.rollouts.env.prompt_texts(batch[:: config.env.repeats])
+    class Noting(Overlapped):
+        def learn(self, batch: Batch) -> None:
+            super().learn(batch)
+            prompts = [group.prompt_text for group in self.run.groups.values()]
             sums = [re.findall(r"\d+\+\d+=", prompt)[0] for prompt in prompts]
             with ledger.open("a") as file:
-                file.write(f"{parts.learner.optimizer_steps}\t{' '.join(sums)}\n")
+                file.write(f"{self.run.learner.optimizer_steps}\t{' '.join(sums)}\n")
             events.release()
-            return report
+
+    def train(working: Overlapped) -> None:
+        save = working.run.checkpoint
 
         def checkpoint(iteration: int) -> None:
             save(iteration)
             events.release()
 
-        save = parts.checkpoint
-        parts.learner.step, parts.checkpoint = noted, checkpoint
+        working.run.checkpoint = checkpoint  # type: ignore[method-assign]
         events.release()
-        grpo_async.train(config, parts)
+        grpo_async.train(working)
 
-    run_job(one_epoch(stale, run_dir), run_dir, train)
+    run_job(one_epoch(stale, run_dir), run_dir, train, Noting)

@@ -6,15 +6,30 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 
+import grpo
+import grpo_async
 from config.composition import register_schema, to_config
 from config.schema import Config
+from run.lockstep import Lockstep
+from run.overlapped import Overlapped
 
+SCHEDULE_OF: dict[ModuleType, Any] = {grpo: Lockstep, grpo_async: Overlapped}
+"""What each script's loop works with."""
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ("logging.progress=false", "logging.sample_frequency=0", "train_model.num_threads=1")
+
+
+class StoppingAfterTheFirst(Lockstep):
+    """A run that is asked to stop in its first iteration."""
+
+    def done(self, iteration: int) -> None:
+        self.run.stop.requested = True
+        super().done(iteration)
 
 
 def configured(*overrides: str, name: str = "grpo_quickstart") -> Config:

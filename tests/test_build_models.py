@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-import training.model
-import training.reference
+import training.models
 from config.schema import Config, ModelConfig, TrainConfig
 from plan.machine import Machine
 from plan.plan import Plan, ReferencePlan, make_plan
 from tests.tiny import tiny_llama
+from training.models import make_models
 from training.reference import Reference
 
 CPU = torch.device("cpu")
@@ -63,10 +63,11 @@ def test_the_reference_lives_where_the_plan_says(
         loaded.append((places, autocast))
         return tiny_llama()
 
-    monkeypatch.setattr(training.model, "load_frozen", load)
-    monkeypatch.setattr(training.reference, "HostMemory", Visitor)
+    monkeypatch.setattr(training.models, "load_frozen", load)
+    monkeypatch.setattr(training.models, "HostMemory", Visitor)
     there = replace(plan, devices=replace(plan.devices, train=train), reference=ReferencePlan(home, devices))
-    policy, scorer, reference = build_models(plan.config, tiny_llama(), there)
+    models = make_models(plan.config, tiny_llama(), there)
+    policy, scorer, reference = models.policy, models.scorer, models.reference
     assert loaded == [(loaded_on, torch.bfloat16)]
     assert visited == visits
     assert isinstance(reference, Reference)

@@ -7,7 +7,7 @@ import grpo
 import grpo_async
 from monitoring.watch import BOUNDS
 from run.jobs import run_job
-from tests.scripts import ROOT, configured, rows
+from tests.scripts import ROOT, SCHEDULE_OF, configured, rows
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 COUNTED = re.compile(r"(age/histogram/|ess/age_)\d+")
@@ -36,7 +36,7 @@ def test_every_metric_is_explained(tmp_path: Path) -> None:
     for script in (grpo, grpo_async):
         folder = tmp_path / script.__name__
         folder.mkdir()
-        run_job(configured(*SMALL), folder, script.train)
+        run_job(configured(*SMALL), folder, script.train, SCHEDULE_OF[script])
         logged = {name for row in rows(folder) for name in row}
         general = {COUNTED.sub(r"\1K", name.replace("reward/accuracy", "reward/PART")) for name in logged}
         assert general - explained == set()

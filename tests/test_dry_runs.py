@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,11 +22,13 @@ from envs.task import make_task
 from plan.machine import installed_vllm
 from plan.model_shape import KNOWN
 from run.jobs import run_job
-from run.resume import Saved
+from run.schedule import Schedule
 from tests.punkt import OWN_PUNKT, use_punkt
-from tests.scripts import ROOT, configured, rows
+from tests.scripts import ROOT, SCHEDULE_OF, configured, rows
 from tests.small_qwen import END, PADDING, save_qwen
-from training.checkpoint import load_checkpoint, newest_checkpoint
+from training.batch import Batch
+from training.checkpoint import Saved, load_checkpoint, newest_checkpoint
+from training.local_learner import LocalLearner
 
 pytestmark = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 GPU_CONFIGS = [
@@ -150,23 +151,24 @@ def run_script(config: Config, script: str, run_dir: Path) -> Seen:
     """
     seen: list[Seen] = []
 
-    def train(config: Config, parts: Parts) -> None:
+    def train(working: Schedule) -> None:
         scores: list[bool] = []
-        optimized = parts.optimized
+        run, learn = working.run, working.run.learn
 
-        def noted(batch: Any, report: Any) -> None:
-            scored = batch.get("ref_log_prob", None)
+        def noted(batch: Batch) -> None:
+            learn(batch)
+            scored = batch.ref_log_prob
             scores.append(scored is not None and bool(scored.isfinite().all()))
-            optimized(batch, report)
 
-        parts.optimized = noted  # type: ignore[method-assign]
-        SCRIPTS[script].train(config, parts)
-        parts.restore(saved(run_dir))
-        dtype = next(parts.learner.model.parameters()).dtype
-        largest, steps = parts.weights.canary.tolerance.largest, parts.learner.optimizer_steps
-        seen.append(Seen(parts.plan.engine.dtype, largest, dtype, steps, scores))
+        run.learn = noted  # type: ignore[method-assign]
+        SCRIPTS[script].train(working)
+        run.restore(saved(run_dir))
+        assert isinstance(run.learner, LocalLearner)
+        dtype = next(run.learner.model.parameters()).dtype
+        largest, steps = run.weights.canary.tolerance.largest, run.learner.optimizer_steps
+        seen.append(Seen(run.plan.engine.dtype, largest, dtype, steps, scores))
 
-    assert run_job(config, run_dir, train, overlapped=script == "grpo_async.py") == "finished"
+    assert run_job(config, run_dir, train, SCHEDULE_OF[SCRIPTS[script]]) == "finished"
     return seen[0]
 
 

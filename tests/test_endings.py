@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ import torch
 import grpo
 import grpo_async
 from config.errors import ConfigError
-from config.schema import Config
 from monitoring import trackers
 from rollout.engines.transformers_engine import TransformersEngine
 from run.build import build
@@ -32,40 +30,37 @@ def checkpoints(run_dir: Path) -> list[int]:
 
 
 def test_a_stop_after_the_checkpoint_of_its_iteration_leaves_one_of_the_next(tmp_path: Path) -> None:
-    def train(config: Config, parts: Parts) -> None:
-        done = parts.iteration_done
+    class Stopping(Lockstep):
+        def done(self, iteration: int) -> None:
+            super().done(iteration)
+            self.run.stop.requested = iteration == 2 or self.run.stop.requested
 
-        def stopped_after(iteration: int, batch: Any) -> None:
-            done(iteration, batch)
-            parts.stop.requested = iteration == 2 or parts.stop.requested
-
-        parts.iteration_done = stopped_after  # type: ignore[method-assign]
-        grpo.train(config, parts)
-
-    assert run_job(configured(*SMALL, "train.checkpoint_frequency=0"), tmp_path, train) == "interrupted"
+    config = configured(*SMALL, "train.checkpoint_frequency=0")
+    assert run_job(config, tmp_path, grpo.train, Stopping) == "interrupted"
     assert checkpoints(tmp_path) == [3]
     assert rows(tmp_path)[-1]["optimizer_step"] == 3
 
 
 def test_a_stop_during_a_checkpoint_needs_no_other(tmp_path: Path) -> None:
-    def train(config: Config, parts: Parts) -> None:
-        save = parts.checkpoint
+    def train(working: Lockstep) -> None:
+        save = working.run.checkpoint
 
         def stopped_in(iteration: int) -> None:
             save(iteration)
-            parts.stop.requested = True
+            working.run.stop.requested = True
 
-        parts.checkpoint = stopped_in  # type: ignore[method-assign]
-        grpo.train(config, parts)
+        working.run.checkpoint = stopped_in  # type: ignore[method-assign]
+        grpo.train(working)
 
-    assert run_job(configured(*SMALL, "train.checkpoint_frequency=2"), tmp_path, train) == "interrupted"
+    config = configured(*SMALL, "train.checkpoint_frequency=2")
+    assert run_job(config, tmp_path, train, Lockstep) == "interrupted"
     assert checkpoints(tmp_path) == [2]
 
 
 def test_checkpoints_in_the_way_of_a_new_run_are_named(tmp_path: Path) -> None:
     save_checkpoint(checkpoint_path(tmp_path, 7), {"iteration": 7}, keep=0)
     with pytest.raises(ConfigError, match=r"holds the checkpoints of an earlier run.*train\.resume=auto"):
-        build(configured(*SMALL), tmp_path)
+        build(configured(*SMALL), tmp_path, Lockstep)
 
 
 def test_a_checkpoint_of_another_version_is_named(tmp_path: Path) -> None:
@@ -73,23 +68,23 @@ def test_a_checkpoint_of_another_version_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"checkpoint_000007\.pt: it holds no config, evaluated, .*another version"
     ):
-        build(configured(*SMALL, "train.resume=auto"), tmp_path)
+        build(configured(*SMALL, "train.resume=auto"), tmp_path, Lockstep)
 
 
 def test_an_evaluation_that_was_given_up_is_made_up_for(tmp_path: Path) -> None:
     config = configured(*SMALL, SETS, "eval.frequency=2", "train.resume=auto")
 
-    def train(config: Config, parts: Parts) -> None:
-        evaluate = parts.evaluate
+    def train(working: Lockstep) -> None:
+        evaluate = working.run.evaluate
 
         def stopped_in(iteration: int) -> None:
-            parts.stop.requested = iteration == 2
+            working.run.stop.requested = iteration == 2
             evaluate(iteration)
 
-        parts.evaluate = stopped_in  # type: ignore[method-assign]
-        grpo.train(config, parts)
+        working.run.evaluate = stopped_in  # type: ignore[method-assign]
+        grpo.train(working)
 
-    assert run_job(config, tmp_path, train) == "interrupted"
+    assert run_job(config, tmp_path, train, Lockstep) == "interrupted"
     assert checkpoints(tmp_path) == [2]
     assert run_job(config, tmp_path, grpo.train, Lockstep) == "finished"
     assert [row["iteration"] for row in rows(tmp_path) if "reward/mean" not in row] == [0, 2, 4]
@@ -120,7 +115,7 @@ def test_an_interrupted_sweep_begins_no_other_run(tmp_path: Path) -> None:
 def test_each_script_goes_on_from_its_own_checkpoints(tmp_path: Path) -> None:
     run_job(configured(*SMALL), tmp_path, grpo_async.train, Overlapped)
     with pytest.raises(ConfigError, match=r"grpo_async\.py wrote it, .* go on with grpo_async\.py"):
-        build(configured(*SMALL, "train.resume=auto"), tmp_path)
+        build(configured(*SMALL, "train.resume=auto"), tmp_path, Lockstep)
 
 
 def test_auto_passes_over_what_is_not_this_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +132,7 @@ def test_auto_passes_over_what_is_not_this_run(tmp_path: Path, monkeypatch: pyte
         checkpoint_path(folder, 1).parent.mkdir()
     checkpoint_path(siblings[3], 1).write_bytes(ours.read_bytes()[:1000])
     torch.save({"iteration": 1}, checkpoint_path(siblings[4], 1))
-    assert find(config, siblings[0].parent / "09-00-00", overlapped=False)[0].path == ours
+    assert find(config, siblings[0].parent / "09-00-00", Lockstep)[0].path == ours
 
 
 @pytest.mark.parametrize(("keep", "left"), [(0, [100, 150]), (1, [150]), (3, [100, 150])])
@@ -158,5 +153,5 @@ def test_a_run_that_cannot_be_built_closes_what_was_built(
     monkeypatch.setattr(trackers, "make_tracker", refuse)
     monkeypatch.setattr(TransformersEngine, "close", lambda engine: closed.append("engine"))
     with pytest.raises(ConfigError, match="no such tracker"):
-        build(configured(*SMALL), tmp_path)
+        build(configured(*SMALL), tmp_path, Lockstep)
     assert closed == ["engine"]

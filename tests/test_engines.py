@@ -1,32 +1,36 @@
 """From the plan to engines and pushes, and the order of waking, pushing and sleeping where GPUs are shared.
 
-There is no GPU here: engine, canary and transport are stand-ins that note when they are called, and plans are made
-for machines that have GPUs."""
+There is no GPU here: learner, engine and canary are stand-ins that note when they are called, and plans are made for
+machines that have GPUs."""
 
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 import torch
 
-import run.engines
 from config.schema import Config
 from plan.machine import Machine, installed_vllm
 from plan.plan import Plan, make_plan
-from rollout.engines.pool import RayPool
+from rollout.engines import ray_runtime
 from rollout.engines.ray_runtime import EnginePlace
+from rollout.engines.transformers_engine import TransformersEngine
+from rollout.engines.vllm_settings import AdapterShape
 from rollout.weights.canary import FLOOR, Tolerance, canary_sequences
-from rollout.weights.outgoing import Outgoing
-from rollout.weights.transports import InProcess
+from rollout.weights.outgoing import NamedTensors, ReadyTensor
+from rollout.weights.push import Weights
+from rollout.weights.transports import TRANSPORTS, ObjectStore, SharedMemory
 from run.engines import (
-    Weights,
+    adapter_shape,
     build_weights,
     engine_places,
     measure_tolerance,
-    outgoing,
     vllm_settings,
 )
 from tests.rollout.conftest import lora_policy
-from tests.tiny import VOCABULARY, tiny_llama
+from tests.scripts import configured
+from tests.tiny import EOS, VOCABULARY, tiny_llama
+from training.local_learner import policy_weights
+from training.model import linear_names, load_model
 
 Calls = list[str]
 
@@ -44,10 +48,16 @@ def gpu_plan(config: Config, ids: tuple[str, ...], vllm: str | None = "0.32.0", 
 
 
 class Noting:
-    """Engine, canary and transport in one."""
+    """Learner, engine and canary in one."""
+
+    policy_version = 0
+    received = frozenset({"weight"})
 
     def __init__(self) -> None:
         self.calls: Calls = []
+
+    def publish(self) -> list[ReadyTensor]:
+        return [ReadyTensor("weight", torch.ones(1))]
 
     def sleep(self) -> None:
         self.calls.append("sleep")
@@ -55,26 +65,23 @@ class Noting:
     def wake(self) -> None:
         self.calls.append("wake")
 
+    def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, list[list[float]]]:
+        raise AssertionError("that is the canary's business")
+
     def before_push(self) -> None:
         self.calls.append("score before")
 
     def after_push(self, version: int, received: frozenset[str]) -> dict[str, float]:
+        assert received == self.received
         self.calls.append("score after")
         return {"canary/max_abs_diff": 0.0}
 
-    def push(self, weights: Outgoing, version: int) -> None:
+    def load(self, weights: NamedTensors, version: int) -> None:
         self.calls.append(f"push {version}: {', '.join(name for name, _ in weights)}")
 
 
-def weights(noting: Any, in_turns: bool) -> Weights:
-    return Weights(
-        torch.nn.Linear(1, 1, bias=False),
-        noting,
-        noting,
-        noting,
-        named=lambda model: Outgoing.of(model.state_dict().items()),
-        sleeper=noting if in_turns else None,
-    )
+def weights(noting: Noting, in_turns: bool) -> Weights:
+    return Weights(noting, noting, noting, in_turns)
 
 
 def test_engines_sleep_only_between_collecting_and_the_next_push() -> None:
@@ -96,33 +103,6 @@ def test_engines_with_gpus_of_their_own_never_sleep() -> None:
     pushed.rest_engines()
     pushed.push()
     assert not {"sleep", "wake"} & set(noting.calls)
-
-
-def test_an_engine_replaced_in_a_push_gets_no_push_inside_it() -> None:
-    noting = Noting()
-    pushed = weights(noting, in_turns=False)
-    under_way: list[bool] = []
-    push = noting.push
-
-    def note(weights: Outgoing, version: int) -> None:
-        under_way.append(pushed.pushing)
-        push(weights, version)
-
-    noting.push = note  # type: ignore[method-assign]
-    pushed.push()
-    pushed.push_again()
-    assert under_way == [True, True]
-    assert not pushed.pushing
-
-
-def test_a_replaced_engine_gets_the_present_version_again() -> None:
-    noting = Noting()
-    pushed = weights(noting, in_turns=False)
-    pushed.push()
-    noting.calls.clear()
-    pushed.push_again()
-    assert noting.calls == ["push 0: weight"]
-    assert pushed.version == 0
 
 
 def test_the_learners_spare_gpu_memory_is_given_back_before_engines_wake(
@@ -165,17 +145,6 @@ def test_settings_of_an_engine_are_the_plans() -> None:
     assert settings.weight_transfer == plan.transport == "nccl"
 
 
-class Pool(RayPool):
-    """A pool without actors."""
-
-    def __init__(self) -> None:
-        self.transport = InProcess(self)
-        self.request_push = None
-
-    def sleep(self) -> None:
-        raise AssertionError("this engine cannot")
-
-
 @pytest.mark.parametrize("change", ["adapter", "transformers", "no vLLM"])
 def test_only_vllms_full_weights_travel_natively(change: str) -> None:
     """Adapters are files to vLLM, and transformers engines know neither its transfer nor sleep."""
@@ -184,53 +153,103 @@ def test_only_vllms_full_weights_travel_natively(change: str) -> None:
         config.train_model.lora.enabled, config.inference_model.lora = True, "adapter"
     if change == "transformers":
         config.inference_model.backend = "transformers"
-    pool = Pool()
     for ids in (("0", "1"), ("0",)):
         config.ray.enabled = len(ids) == 1
         plan = gpu_plan(config, ids, vllm=None if change == "no vLLM" else "0.32.0")
-        built = build_weights(config, tiny_llama(), pool, plan)
-        assert built.transport is pool.transport
         assert plan.transport == "shared_memory"
+        transport = TRANSPORTS[plan.transport](plan)
+        assert transport.direct is None and isinstance(transport.copy, SharedMemory)
+        built = build_weights(config, policy_weights(config, tiny_llama(), plan), Noting(), plan)
+        assert built.takes_turns == plan.engine.sleeps
         if plan.engine.backend == "transformers":
-            assert built.sleeper is None
+            assert not plan.engine.sleeps
         else:
-            assert vllm_settings(config, (2,), plan).weight_transfer is None
-            assert (built.sleeper is pool) == plan.devices.colocated
+            settings = vllm_settings(config, (2,), plan)
+            assert settings.weight_transfer is None
+            assert plan.engine.sleeps == settings.sleep == plan.devices.colocated
+
+
+def test_an_engine_that_keeps_its_memory_says_so() -> None:
+    with pytest.raises(RuntimeError, match="cannot give its memory back"):
+        TransformersEngine(tiny_llama(), [EOS]).sleep()
+
+
+def test_the_canary_is_the_plans() -> None:
+    """An engine without a prefix cache is asked for less, and one that slept has nothing cached to ask about."""
+    config = a_config()
+    found = {}
+    for name, ids, vllm in (
+        ("own", ("0", "1"), "0.32.0"),
+        ("turns", ("0",), "0.32.0"),
+        ("plain", ("0", "1"), None),
+    ):
+        plan = gpu_plan(config, ids, vllm)
+        canary = build_weights(config, policy_weights(config, tiny_llama(), plan), Noting(), plan).canary
+        lengths = [len(sequence) for sequence in canary.sequences]  # type: ignore[attr-defined]
+        found[name] = (lengths, canary._scores_anew)  # type: ignore[attr-defined]
+    assert found == {"own": ([160] * 3, True), "turns": ([160] * 3, False), "plain": ([24], False)}
 
 
 @pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 def test_engines_on_a_cluster_reach_the_learner_at_its_nodes_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rollout.weights import transfer as vllm_transfer
+    """And a replaced engine, on whichever node, the copy of the last push."""
+    from rollout.weights.transfer import LOOPBACK, NativeTransfer
 
-    seen: list[str] = []
-    monkeypatch.setattr(
-        vllm_transfer, "NativeTransfer", lambda backend, pool, split, address, timeout: seen.append(address)
-    )
-    monkeypatch.setattr(run.engines, "own_address", lambda: "10.1.2.3")
-    for cluster in (None, "10.1.2.3:6379"):
+    monkeypatch.setattr(ray_runtime, "own_address", lambda: "10.1.2.3")
+    for cluster, address, copy in (
+        (None, LOOPBACK, SharedMemory),
+        ("10.1.2.3:6379", "10.1.2.3", ObjectStore),
+    ):
         config = a_config()
         config.ray.address = cluster
         plan = gpu_plan(config, ("0", "1"))
         assert plan.transport == "nccl"
-        build_weights(config, tiny_llama(), Pool(), plan)
-    assert seen == [vllm_transfer.LOOPBACK, "10.1.2.3"]
+        transport = TRANSPORTS[plan.transport](plan)
+        assert isinstance(transport.direct, NativeTransfer) and isinstance(transport.copy, copy)
+        assert transport.direct._address() == address
 
 
 def test_the_tolerance_is_measured_unless_it_is_given() -> None:
     config = a_config()
-    plan, model = gpu_plan(config, ("0", "1")), tiny_llama()
+    plan = gpu_plan(config, ("0", "1"))
+    learner = policy_weights(config, tiny_llama(), plan)
     sequences = canary_sequences(VOCABULARY, 160)
-    half = measure_tolerance(config, model, plan, sequences)
+    half = measure_tolerance(config, learner, plan, sequences)
     config.inference_model.quantization = "fp8"
-    float8 = measure_tolerance(config, model, plan, sequences)
+    float8 = measure_tolerance(config, learner, plan, sequences)
     assert FLOOR["bfloat16"] < half.largest < float8.largest
     assert float8.mean > 4 * half.mean
     config.inference_model.canary_tolerance = 0.6
-    assert measure_tolerance(config, model, plan, sequences) == Tolerance(0.6, pytest.approx(0.1))
+    assert measure_tolerance(config, learner, plan, sequences) == Tolerance(0.6, pytest.approx(0.1))
 
 
 def test_full_weights_leave_in_the_engines_dtype_and_adapters_as_they_are() -> None:
-    plan = gpu_plan(a_config(), ("0", "1"))
-    full, adapter = outgoing(plan, merged=True), outgoing(plan, merged=False)
-    assert {part.dtype for part in full(lora_policy()).parts} == {torch.bfloat16}
-    assert {part.dtype for part in adapter(lora_policy()).parts} == {torch.float32}
+    config = a_config()
+    plan = gpu_plan(config, ("0", "1"))
+    full = policy_weights(config, lora_policy(), plan).publish()
+    config.inference_model.lora = "adapter"
+    adapter = policy_weights(config, lora_policy(), plan).publish()
+    assert {tensor.dtype for tensor in full} == {torch.bfloat16}
+    assert {tensor.dtype for tensor in adapter} == {torch.float32}
+    assert len(adapter) == 8 < len(full)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_tied_head_is_looked_for_where_a_push_carries_one(tied: bool) -> None:
+    config = a_config()
+    plan = gpu_plan(config, ("0", "1"))
+    assert policy_weights(config, lora_policy(tied), plan).tied_head == ("lm_head.weight" if tied else None)
+    config.inference_model.lora = "adapter"
+    assert policy_weights(config, lora_policy(tied), plan).tied_head is None
+
+
+def test_an_adapters_shape_is_read_from_files_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configured("train_model.lora.enabled=true", "inference_model.lora=adapter")
+    expected = linear_names(load_model(config.model, [torch.device("cpu")]))
+    monkeypatch.setattr(
+        "transformers.PreTrainedModel.from_pretrained", lambda *_, **how: pytest.fail("weights")
+    )
+    lora = config.train_model.lora
+    assert adapter_shape(config) == AdapterShape(lora.r, lora.alpha, expected)
+    config.inference_model.lora = "merge"
+    assert adapter_shape(config) is None

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,8 @@ import torch
 import grpo
 import grpo_async
 from config.errors import ConfigError
-from config.schema import Config
+from evaluation.sets import load_sets
 from run.build import build
-from run.evaluation import load_sets
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
@@ -141,18 +141,17 @@ def test_a_file_that_repeats_its_problems_counts_each_once(tmp_path: Path) -> No
 
 
 def test_a_stop_gives_the_evaluation_up(tmp_path: Path) -> None:
-    def train(config: Config, parts: Parts) -> None:
-        run_one = parts.evaluation.run
+    def train(working: Overlapped) -> None:
+        evaluation, run_one = working.run.evaluation, working.run.evaluation.run
 
-        def stopping(iteration: int, *arguments: Any) -> list[str]:
-            parts.stop.requested = iteration == 2
-            tables: list[str] = run_one(iteration, *arguments)
-            return tables
+        def stopping(iteration: int, stopped: Callable[[], bool]) -> Any:
+            working.run.stop.requested = iteration == 2
+            return run_one(iteration, stopped)
 
-        parts.evaluation.run = stopping
-        grpo_async.train(config, parts)
+        evaluation.run = stopping  # type: ignore[method-assign]
+        grpo_async.train(working)
 
-    run_job(configured(*SMALL, SETS, "eval.frequency=2"), tmp_path, train)
+    run_job(configured(*SMALL, SETS, "eval.frequency=2"), tmp_path, train, Overlapped)
     assert [row["iteration"] for row in evaluations(tmp_path)] == [0]
     assert not (tmp_path / "eval/held_out/iteration_2.jsonl").exists()
     assert (tmp_path / "checkpoints/checkpoint_000002.pt").exists()
@@ -160,15 +159,15 @@ def test_a_stop_gives_the_evaluation_up(tmp_path: Path) -> None:
 
 
 def test_random_states_are_left_alone(tmp_path: Path) -> None:
-    parts = build(configured(*SMALL, SETS), tmp_path)
-    parts.push_weights()
-    before = torch.get_rng_state(), parts.generator.get_state(), parts.prompts.state_dict()
-    parts.evaluate(0)
-    after = torch.get_rng_state(), parts.generator.get_state(), parts.prompts.state_dict()
+    run = build(configured(*SMALL, SETS), tmp_path, Lockstep).run
+    run.push_weights()
+    before = torch.get_rng_state(), run.generator.get_state(), run.prompts.state_dict()
+    run.evaluate(0)
+    after = torch.get_rng_state(), run.generator.get_state(), run.prompts.state_dict()
     assert torch.equal(before[0], after[0]) and torch.equal(before[1], after[1])
     assert before[2] == after[2]
-    assert parts.rollouts.env.next_group_id == 0
-    parts.close("finished")
+    assert run.prompts.next_group_id == 0
+    run.close("finished")
 
 
 AIME = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "aime2024.jsonl"
@@ -220,5 +219,6 @@ def test_a_resumed_run_keeps_its_evaluations_and_repeats_none(tmp_path: Path) ->
         configured(*evaluated, "train.total_dialog_turns=48", f"train.resume={checkpoint}"),
         second,
         grpo.train,
+        Lockstep,
     )
     assert [row["iteration"] for row in evaluations(second)] == [0, 1, 2, 3]

@@ -1,23 +1,26 @@
 """The lockstep script, whole: what it logs, what it writes, what a kill costs, what Ctrl-C leaves."""
 
 import json
+import random
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from tensordict import TensorDictBase
 
 import grpo
+from envs.group import Group
 from run.build import build
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from tests.processes import alive
 from tests.scripts import ROOT, configured, finish, rows, start, wait_for, without_clocks
-from training.learner import StepReport
+from training.batch import Batch, collate
+from training.local_learner import LocalLearner
 
 SMALL = ("env.num_envs=4", "env.repeats=4")
 LOGGED = {
@@ -53,16 +56,14 @@ def test_a_short_run_logs_every_metric_and_leaves_checkpoints(tmp_path: Path) ->
 def test_an_iteration_is_trained_on_in_steps_of_whole_groups(tmp_path: Path) -> None:
     """4 groups of 4 an iteration, 8 completions a step: every group once an epoch, and two of them in each step."""
     config = configured(*SMALL, "train.total_dialog_turns=32", "train.optim_batch_size=8", "train.epochs=2")
-    parts = build(config, tmp_path)
-    step, trained = parts.learner.step, []
+    trained: list[torch.Tensor] = []
 
-    def noted(batch: TensorDictBase) -> StepReport:
-        trained.append(batch["group_id"].view(2, 4))
-        return step(batch)
+    class Noting(Lockstep):
+        def learn(self, minibatch: Batch) -> None:
+            trained.append(minibatch.group_id.view(2, 4))
+            super().learn(minibatch)
 
-    parts.learner.step = noted  # type: ignore[method-assign]
-    grpo.train(config, parts)
-    parts.close("finished")
+    run_job(config, tmp_path, grpo.train, Noting)
     assert [row["optimizer_step"] for row in rows(tmp_path)] == list(range(1, 9))
     epochs = torch.stack(trained).view(4, 4, 4)
     assert (epochs == epochs[..., :1]).all()
@@ -70,9 +71,10 @@ def test_an_iteration_is_trained_on_in_steps_of_whole_groups(tmp_path: Path) -> 
 
 
 def test_without_kl_no_reference_is_loaded(tmp_path: Path) -> None:
-    parts = build(configured(*SMALL, "policy.kl_coef=0"), tmp_path)
-    assert parts.learner.reference is None
-    parts.close("finished")
+    working = build(configured(*SMALL, "policy.kl_coef=0"), tmp_path, Lockstep)
+    assert isinstance(working.run.learner, LocalLearner)
+    assert working.run.learner.reference is None
+    working.run.close("finished")
 
 
 def test_mixed_precision_lora_and_accumulation_run(tmp_path: Path) -> None:
@@ -87,39 +89,36 @@ def test_mixed_precision_lora_and_accumulation_run(tmp_path: Path) -> None:
     assert len(rows(tmp_path)) == 2
 
 
-def learned(tmp_path: Path, train: object) -> tuple[float, float]:
+def learned(tmp_path: Path, schedule: type[Lockstep]) -> tuple[float, float]:
     """Mean reward of the first and of the last five of 30 iterations of the quickstart."""
     config = configured("train.total_dialog_turns=7680", "env.num_envs=32", "env.repeats=8")
-    run_job(config, tmp_path, train)  # type: ignore[arg-type]
+    run_job(config, tmp_path, grpo.train, schedule)
     rewards = [row["reward/mean"] for row in rows(tmp_path)]
     return rewards[0], sum(rewards[-5:]) / 5
 
 
 def test_reward_rises(tmp_path: Path) -> None:
-    before, after = learned(tmp_path, grpo.train, Lockstep)
+    before, after = learned(tmp_path, Lockstep)
     assert before <= 0.4
     assert after >= 0.75
 
 
 def test_with_shuffled_rewards_it_does_not(tmp_path: Path) -> None:
     """The control: the same run, the rewards of every batch permuted before the learner sees them."""
-    generator = torch.Generator().manual_seed(0)
+    chance = random.Random(0)
 
-    def train(config: object, parts: object) -> None:
-        prepare = parts.learner.prepare  # type: ignore[attr-defined]
+    class Shuffling(Lockstep):
+        def advantage(self, groups: Sequence[Group]) -> Batch:
+            completions = [one for group in groups for one in group.completions]
+            true = [one.verdict for one in completions]
+            for one, verdict in zip(completions, chance.sample(true, len(true)), strict=True):
+                one.verdict = verdict
+            batch = super().advantage(groups)
+            for one, verdict in zip(completions, true, strict=True):
+                one.verdict = verdict
+            return batch
 
-        def shuffled(batch: object) -> object:
-            true = batch["next", "reward"].clone()  # type: ignore[index]
-            order = torch.randperm(len(true), generator=generator)
-            batch["next", "reward"] = true[order]  # type: ignore[index]
-            prepared = prepare(batch)
-            prepared["next", "reward"] = true
-            return prepared
-
-        parts.learner.prepare = shuffled  # type: ignore[attr-defined]
-        grpo.train(config, parts)  # type: ignore[arg-type]
-
-    before, after = learned(tmp_path, train)
+    before, after = learned(tmp_path, Shuffling)
     assert after < before + 0.1
 
 
@@ -200,13 +199,13 @@ def test_under_lora_the_base_is_the_reference(tmp_path: Path) -> None:
     """On one GPU the reference has no memory of its own; the CPU run of it gives the same numbers."""
     from training.reference import AdapterOff
 
-    parts = build(configured(*SMALL, "train_model.lora.enabled=true"), tmp_path)
-    batch = parts.rollouts.env.groups(2)
-    batch = parts.rollouts.env.step(parts.rollouts.policy(batch))
-    own = parts.learner.reference.log_prob(batch)
-    shared = AdapterOff(parts.learner.scorer, parts.learner.reference.rows).log_prob(batch)
+    working = build(configured(*SMALL, "train_model.lora.enabled=true"), tmp_path, Lockstep)
+    batch, learner = collate(working.collect()), working.run.learner
+    assert isinstance(learner, LocalLearner) and learner.reference is not None
+    own = learner.reference.log_prob(batch)
+    shared = AdapterOff(learner.scorer, learner.reference.rows).log_prob(batch)
     torch.testing.assert_close(own, shared, atol=1e-6, rtol=0)
-    parts.close("finished")
+    working.run.close("finished")
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:

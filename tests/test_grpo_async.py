@@ -4,23 +4,24 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import grpo
 import grpo_async
-import run.engines
-from config.schema import Config
-from rollout.engines.pool import RayPool
-from rollout.weights.outgoing import Outgoing
+from rollout.weights.transports import TRANSPORTS, SharedMemory, Transport
 from run.build import build
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
 from tests.processes import engine_processes
+from tests.rollout.pool_engines import HandCarried
 from tests.scripts import configured, finish, rows, start, wait_for, without_clocks
+from training.batch import Batch
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=160")
 
@@ -49,18 +50,13 @@ def test_no_token_is_older_than_the_bound(stale: str, max_age: int, frequency: i
     )
     oldest: list[int] = []
 
-    def train(config: Config, parts: Parts) -> None:
-        step = parts.learner.step
-
-        def checked(batch: Any) -> Any:
-            ages = parts.weights.version - batch["policy_version"][batch["mask"]]
+    class Checking(Overlapped):
+        def learn(self, batch: Batch) -> None:
+            ages = self.run.weights.version - batch.policy_version[batch.mask]
             oldest.append(int(ages.max()))
-            return step(batch)
+            super().learn(batch)
 
-        parts.learner.step = checked
-        grpo_async.train(config, parts)
-
-    run_job(config, tmp_path, train)
+    run_job(config, tmp_path, grpo_async.train, Checking)
     assert len(oldest) == 10
     assert 1 <= max(oldest) <= max_age
     metrics = rows(tmp_path)
@@ -78,11 +74,11 @@ def test_no_token_is_older_than_the_bound(stale: str, max_age: int, frequency: i
 @pytest.mark.parametrize("update", ["abort", "wait"])
 def test_other_ways_of_updating_train_too(update: str, tmp_path: Path) -> None:
     config = configured(*SMALL, "train.max_policy_age=2", f"inference_model.update={update}")
-    parts = build(config, tmp_path)
-    grpo_async.train(config, parts)
+    working = build(config, tmp_path, Overlapped)
+    grpo_async.train(working)
     assert len(rows(tmp_path)) == 10
-    assert len(parts.rollouts.env.in_flight) == 0
-    parts.close("finished")
+    assert working.stream.groups_in_flight == 0
+    working.run.close("finished")
 
 
 def test_the_trainers_log_probs_are_those_before_the_first_of_several_epochs(tmp_path: Path) -> None:
@@ -104,49 +100,45 @@ def test_the_trainers_log_probs_are_those_before_the_first_of_several_epochs(tmp
 
 
 def test_an_error_in_the_rollout_thread_is_raised_in_the_trainer(tmp_path: Path) -> None:
-    parts = build(configured(*SMALL), tmp_path)
+    working = build(configured(*SMALL), tmp_path, Overlapped)
 
     def broken(completions: Any, examples: Any) -> Any:
         raise ZeroDivisionError("a bug in my reward")
 
-    parts.rewards.submit = broken
+    working.run.rewards.submit = broken  # type: ignore[method-assign]
     with pytest.raises(ZeroDivisionError, match="bug in my reward") as raised:
-        grpo_async.train(parts.config, parts)
+        grpo_async.train(working)
     assert "broken" in [frame.name for frame in raised.traceback]
     assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
-    assert len(parts.rollouts.env.in_flight) == 0
-    parts.close("failed")
+    assert working.stream.groups_in_flight == 0
+    working.run.close("failed")
 
 
 def test_a_silent_engine_is_named_when_the_deadline_passes(tmp_path: Path) -> None:
-    parts = build(configured(*SMALL, "train.wait_timeout_s=5"), tmp_path)
-    parts.rollouts.policy.engine.step = lambda timeout: (
-        time.sleep(0.05) or []
-    )  # an engine that never finishes
+    working = build(configured(*SMALL, "train.wait_timeout_s=5"), tmp_path, Overlapped)
+    working.run.engine.step = lambda timeout: time.sleep(0.05) or []  # an engine that never finishes
     with pytest.raises(
         TimeoutError, match=r"the learner waited .* for the engines: it has 0 of 4 groups, 4 are in"
     ):
-        grpo_async.train(parts.config, parts)
-    parts.close("failed")
+        grpo_async.train(working)
+    working.run.close("failed")
 
 
-class HandCarried:
-    """In the place of `nccl`, which needs GPUs: the tensors are arguments of a call, and no handle keeps them."""
-
-    name = "nccl"
-
-    def __init__(self, pool: RayPool) -> None:
-        self.pool = pool
-
-    def push(self, weights: Outgoing, version: int) -> None:
-        named = [(name, tensor.clone()) for name, tensor in weights]
-        arguments = {"weights": named, "version": version}
-        self.pool.call_each("load_weights", [arguments] * len(self.pool.members))
-        self.pool.note_push(version, frozenset(name for name, _ in named))
+def hand_carried(
+    monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None] = lambda version: None
+) -> None:
+    """A pretended native transfer in the place of shared memory, which holds the copy beside it."""
+    direct = HandCarried("load", before)
+    monkeypatch.setitem(TRANSPORTS, "shared_memory", lambda plan: Transport(SharedMemory(), direct))
 
 
-@pytest.mark.parametrize(("frequency", "versions"), [(1, 10), (10, 2)])
-def test_an_engine_that_is_lost_gets_weights_that_only_the_learner_has(
+def kill_the_engine(others: set[int]) -> None:
+    (victim,) = set(engine_processes()) - others
+    os.kill(victim, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("frequency", "versions"), [(1, 10), (10, 1)])
+def test_an_engine_lost_between_two_pushes_comes_back_with_the_present_version(
     frequency: int,
     versions: int,
     local_ray: None,
@@ -154,43 +146,64 @@ def test_an_engine_that_is_lost_gets_weights_that_only_the_learner_has(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """SIGKILL of the only engine: it waits for weights, the learner for groups, so the learner pushes again.
-
-    Between two pushes the learner's weights are newer than the last version: that push is one more version. With
-    10 batches a version there is no other: the engine has at most six of them ready when it is lost.
-    """
-    monkeypatch.setattr(run.engines, "_transport", lambda config, engine, plan: HandCarried(engine))
+    """SIGKILL of the only engine while the learner's weights are newer than the last version: the new one loads that
+    version by itself, nobody pushes before its time, and every later push is proven by the canary."""
+    hand_carried(monkeypatch)
     others = set(engine_processes())
     config = configured(
         *SMALL, "ray.enabled=true", f"train.weight_update_frequency={frequency}", "train.wait_timeout_s=120"
     )
 
-    def train(config: Config, parts: Parts) -> None:
-        step = parts.learner.step
+    def train(schedule: Overlapped) -> None:
+        learn = schedule.learn
 
-        def killing(batch: Any) -> Any:
-            ages = parts.weights.version - batch["policy_version"][batch["mask"]]
+        def killing(batch: Batch) -> None:
+            ages = schedule.run.weights.version - batch.policy_version[batch.mask]
             assert 0 <= int(ages.min()) <= int(ages.max()) <= 1
-            if parts.learner.optimizer_steps == 2:
-                (victim,) = set(engine_processes()) - others
-                os.kill(victim, signal.SIGKILL)
-            return step(batch)
+            if schedule.run.learner.optimizer_steps == 2:
+                kill_the_engine(others)
+            learn(batch)
 
-        parts.learner.step = killing
-        grpo_async.train(config, parts)
+        schedule.learn = killing  # type: ignore[method-assign]
+        grpo_async.train(schedule)
 
-    run_job(config, tmp_path, train, overlapped=True)
+    run_job(config, tmp_path, train, Overlapped)
     metrics = rows(tmp_path)
-    assert len(metrics) == 10
+    assert [row["policy_version"] for row in metrics] == [row // frequency for row in range(10)]
     assert metrics[-1]["policy_version"] == versions - 1
-    assert "engine 0 (CPU) is back" in caplog.text
+    assert caplog.text.count("engine 0 (CPU) is back") == 1
 
 
-def test_an_engine_that_is_lost_in_an_evaluation_gets_its_weights_there(
+@pytest.mark.parametrize(("script", "schedule"), [(grpo, Lockstep), (grpo_async, Overlapped)])
+def test_an_engine_lost_in_a_push_comes_back_with_it(
+    script: ModuleType,
+    schedule: type[Lockstep] | type[Overlapped],
+    local_ray: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """SIGKILL as the native transfer of version 3 begins: the new engine loads the copy, before the canary."""
+
+    def before(version: int) -> None:
+        if version == 3:
+            kill_the_engine(others)
+
+    hand_carried(monkeypatch, before)
+    others = set(engine_processes())
+    config = configured(*SMALL, "ray.enabled=true", "train.wait_timeout_s=120")
+    run_job(config, tmp_path, script.train, schedule)
+    metrics = rows(tmp_path)
+    assert [row["policy_version"] for row in metrics] == list(range(10))
+    assert "was lost during load, which needs every engine" in caplog.text
+    assert "engine 0 (CPU) is back, with policy version 3" in caplog.text
+
+
+def test_an_engine_lost_in_an_evaluation_gets_its_weights_there(
     local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The learner waits for the evaluation, the evaluation for the only engine, and that one for the learner."""
-    monkeypatch.setattr(run.engines, "_transport", lambda config, engine, plan: HandCarried(engine))
+    """The learner waits for the evaluation, and that for the only engine, which needs neither of them."""
+    hand_carried(monkeypatch)
     others = set(engine_processes())
     config = configured(
         *SMALL,
@@ -199,20 +212,19 @@ def test_an_engine_that_is_lost_in_an_evaluation_gets_its_weights_there(
         "eval.sets={held_out:{dataset:arithmetic,n:2,limit:8}}",
     )
 
-    def train(config: Config, parts: Parts) -> None:
-        evaluate = parts.evaluate
+    def train(schedule: Overlapped) -> None:
+        evaluate = schedule.run.evaluate
 
         def killing(iteration: int) -> None:
             if iteration == 10:
-                (victim,) = set(engine_processes()) - others
-                os.kill(victim, signal.SIGKILL)
+                kill_the_engine(others)
             evaluate(iteration)
 
-        parts.evaluate = killing  # type: ignore[method-assign]
-        grpo_async.train(config, parts)
+        schedule.run.evaluate = killing  # type: ignore[method-assign]
+        grpo_async.train(schedule)
 
-    assert run_job(config, tmp_path, train, overlapped=True) == "finished"
-    assert "engine 0 (CPU) is back" in caplog.text
+    assert run_job(config, tmp_path, train, Overlapped) == "finished"
+    assert "engine 0 (CPU) is back, with policy version 10" in caplog.text
     assert [row["iteration"] for row in rows(tmp_path) if "reward/mean" not in row] == [0, 10]
 
 

@@ -1,6 +1,7 @@
 """Imports point down only, and the rooms on one level never import each other."""
 
 import ast
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,40 @@ MAY_IMPORT = {
     "selftest": {"selftest", "grpo", "grpo_async", "grpo_utils", "run", *BELOW_THE_RUN},
 }
 ROOMS = set(MAY_IMPORT) | {"grpo", "grpo_async", "grpo_utils", "tests", "benchmarks"}
-WITHOUT_TORCH = ["config", "plan", "envs/tasks", "envs/verifiers"]
+WITHOUT_TORCH = [
+    "config",
+    "plan",
+    "envs/tasks",
+    "envs/tools",
+    "envs/verifiers",
+    "envs/judging",
+    "envs/sandbox",
+]
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def is_for_types(node: ast.AST) -> bool:
+    """An `if TYPE_CHECKING:`, which is never run."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def modules_imported(path: Path, known: set[str]) -> set[str]:
+    """Those of the known modules that a file imports anywhere when it runs, functions included."""
+    names: set[str] = set()
+    tree = ast.parse(path.read_text())
+    for_types = {id(inner) for node in ast.walk(tree) if is_for_types(node) for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= inside & known or {node.module}
+    return names & known
 
 
 def imported(path: Path) -> set[str]:
@@ -40,6 +74,17 @@ def test_a_room_imports_only_what_lies_below(room: str) -> None:
     for path in files:
         wrong = (imported(path) & ROOMS) - MAY_IMPORT[room]
         assert not wrong, f"{path.relative_to(ROOT)} imports {', '.join(sorted(wrong))}"
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    places = [*ROOT.glob("grpo*.py"), *(path for room in MAY_IMPORT for path in (ROOT / room).rglob("*.py"))]
+    modules = {module_of(path): path for path in places}
+    graph = {name: modules_imported(path, set(modules)) for name, path in modules.items()}
+    assert sum(map(len, graph.values())) > len(graph)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"imports in a circle: {' <- '.join(error.args[1])}")
 
 
 @pytest.mark.parametrize("place", WITHOUT_TORCH)

@@ -1,16 +1,15 @@
 """`optimizer=muon_adamw` in the whole loop: it runs, both halves move, and a resumed run is the same run."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import grpo
-from config.schema import Config
 from run.jobs import run_job
 from run.lockstep import Lockstep
-from tests.scripts import configured, rows, without_clocks
+from tests.scripts import StoppingAfterTheFirst, configured, rows, without_clocks
 from training.checkpoint import load_checkpoint, newest_checkpoint
+from training.local_learner import LocalLearner
 from training.optimizer import JointOptimizer
 
 MUON = (
@@ -23,17 +22,6 @@ MUON = (
 )
 
 
-def stopping_after_the_first(config: Config, parts: Parts) -> None:
-    done = parts.iteration_done
-
-    def stop(iteration: int, batch: Any) -> None:
-        parts.stop.requested = True
-        done(iteration, batch)
-
-    parts.iteration_done = stop
-    grpo.train(config, parts)
-
-
 def weights_of(run_dir: Path) -> dict[str, torch.Tensor]:
     path = newest_checkpoint(run_dir)
     assert path is not None
@@ -44,15 +32,17 @@ def test_three_iterations_stopped_after_one_and_resumed_are_three_iterations(tmp
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     start: dict[str, torch.Tensor] = {}
 
-    def noting_the_start(config: Config, parts: Parts) -> None:
-        assert isinstance(parts.learner.optimizer, JointOptimizer)
-        start.update({name: value.clone() for name, value in parts.learner.model.state_dict().items()})
-        grpo.train(config, parts)
+    def noting_the_start(working: Lockstep) -> None:
+        learner = working.run.learner
+        assert isinstance(learner, LocalLearner)
+        assert isinstance(learner.optimizer, JointOptimizer)
+        start.update({name: value.clone() for name, value in learner.model.state_dict().items()})
+        grpo.train(working)
 
     for folder in (whole, broken):
         folder.mkdir()
-    run_job(configured(*MUON), whole, noting_the_start)
-    run_job(configured(*MUON), broken, stopping_after_the_first)
+    run_job(configured(*MUON), whole, noting_the_start, Lockstep)
+    run_job(configured(*MUON), broken, grpo.train, StoppingAfterTheFirst)
     assert len(rows(broken)) == 1
     run_job(configured(*MUON, "train.resume=auto"), broken, grpo.train, Lockstep)
     assert len(rows(whole)) == 3

@@ -9,7 +9,6 @@ import pytest
 import grpo
 import grpo_async
 from config.errors import RunError
-from config.schema import Config
 from envs.task import Completion, Example
 from run.jobs import run_job
 from run.lockstep import Lockstep
@@ -84,12 +83,12 @@ def test_one_step_that_taught_something_is_enough(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_is_not_blamed(tmp_path: Path) -> None:
-    def stopping(config: Config, parts: Parts) -> None:
-        parts.stop.requested = True
-        grpo.train(config, parts)
+    def stopping(working: Lockstep) -> None:
+        working.run.stop.requested = True
+        grpo.train(working)
 
     config = configured(*CUT, "train.total_dialog_turns=64")
-    assert run_job(config, tmp_path, stopping) == "interrupted"
+    assert run_job(config, tmp_path, stopping, Lockstep) == "interrupted"
 
 
 def test_a_resumed_run_is_judged_by_all_of_its_steps(tmp_path: Path) -> None:

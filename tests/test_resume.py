@@ -16,7 +16,6 @@ import yaml
 import grpo
 import grpo_async
 from config.errors import ConfigError, RunError
-from config.schema import Config
 from plan.memory import checkpoint_bytes
 from plan.model_shape import find_shape
 from run.jobs import run_job
@@ -26,6 +25,7 @@ from run.resume import find, siblings
 from tests.scripts import QUICK, ROOT, configured, finish, rows, start, wait_for, without_clocks
 from tests.tiny import resized_quickstart
 from training.checkpoint import checkpoint_path, load_checkpoint, newest_checkpoint
+from training.local_learner import LocalLearner
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64", "train.checkpoint_frequency=2")
 LORA = ("train_model.lora.enabled=true", "train_model.lora.dropout=0.1", "optimizer.lr=3e-3")
@@ -72,14 +72,17 @@ def test_a_changed_learning_rate_and_schedule_take_effect_and_are_said(
     schedule = ("optimizer.schedule=linear", "optimizer.warmup_steps=0", "optimizer.min_lr_fraction=0")
     seen: list[dict[str, Any]] = []
 
-    def train(config: Config, parts: Parts) -> None:
-        seen.extend({**group, "params": []} for group in parts.learner.optimizer.param_groups)
-        grpo.train(config, parts)
+    def train(working: Lockstep) -> None:
+        learner = working.run.learner
+        assert isinstance(learner, LocalLearner)
+        seen.extend({**group, "params": []} for group in learner.optimizer.param_groups)
+        grpo.train(working)
 
     run_job(
         configured(*SMALL, *changed, *schedule, "train.total_dialog_turns=128", "train.resume=auto"),
         halfway,
         train,
+        Lockstep,
     )
     told = capsys.readouterr().err
     for line in ("optimizer.lr: 0.0003 -> 0.001 applied", "optimizer.warmup_steps: 5 -> 0 applied"):
@@ -94,6 +97,7 @@ def test_a_changed_learning_rate_and_schedule_take_effect_and_are_said(
         configured(*SMALL, *changed, *schedule, "train.total_dialog_turns=128", "train.resume=auto"),
         halfway,
         grpo.train,
+        Lockstep,
     )
     assert "applied" not in capsys.readouterr().err
 
@@ -257,11 +261,11 @@ def test_auto_leaves_a_run_that_is_at_work_alone(trained: Path, tmp_path: Path) 
         [sys.executable, "-c", script, str(landed)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert other.stdout is not None and other.stdout.readline()
-    saved, told = find(config, tmp_path / "outputs/2026-01-01/00-00-01", overlapped=False)
+    saved, told = find(config, tmp_path / "outputs/2026-01-01/00-00-01", Lockstep)
     other.communicate()
     assert saved is None
     assert f"{landed} is at work (process {other.pid} on " in told[0]
-    saved, _ = find(config, tmp_path / "outputs/2026-01-01/00-00-01", overlapped=False)
+    saved, _ = find(config, tmp_path / "outputs/2026-01-01/00-00-01", Lockstep)
     assert saved is not None and saved.run_dir == landed
 
 

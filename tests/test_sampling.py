@@ -1,80 +1,95 @@
 """What is sampled and what of it is trained on, in both schedules: dynamic sampling, oversampling, temperature."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 
 import grpo
 import grpo_async
-from config.schema import Config
+from envs.group import Group
 from run.build import build
 from run.jobs import run_job
 from run.lockstep import Lockstep
-from tests.scripts import configured, rows, without_clocks
+from tests.scripts import SCHEDULE_OF, StoppingAfterTheFirst, configured, rows, without_clocks
+from training.batch import Batch
 
 SMALL = ("env.num_envs=8", "env.repeats=4", "train.total_dialog_turns=96", "policy.kl_coef=0")
 DYNAMIC = (*SMALL, "policy.filter_range=[0.01,0.99]", "policy.dynamic_batching=true")
-Train = Callable[[Config, Parts], None]
-SCHEDULES = pytest.mark.parametrize("train", [grpo.train, grpo_async.train], ids=["lockstep", "overlapped"])
+SCHEDULES = pytest.mark.parametrize("script", [grpo, grpo_async], ids=["lockstep", "overlapped"])
 
 
-def batches_of(train: Train, run_dir: Path, *overrides: str) -> tuple[list[Any], list[str]]:
-    """The prepared batches of a run, and what it said."""
-    parts = build(configured(*overrides), run_dir)
-    prepare, batches, said = parts.learner.prepare, [], []
+@dataclass
+class Made:
+    """The groups of one optimizer step, and the batch of them."""
 
-    def noted(batch: Any) -> Any:
-        batches.append(prepare(batch))
-        return batches[-1]
+    groups: list[Group]
+    batch: Batch
 
-    parts.learner.prepare = noted
-    parts.monitor.say = said.append
-    train(parts.config, parts)
-    parts.close("finished")
-    return batches, said
+    @property
+    def generated(self) -> list[int]:
+        """Groups that were generated for each place."""
+        return [len(list(group.chain())) for group in self.groups]
+
+
+def batches_of(script: ModuleType, run_dir: Path, *overrides: str) -> tuple[list[Made], list[str]]:
+    """The credited batches of a run, and what it said."""
+    working = build(configured(*overrides), run_dir, SCHEDULE_OF[script])
+    made: list[Made] = []
+    said: list[str] = []
+    credit = working.run.learner.credit
+
+    def noted(groups: list[Group], version: int | None) -> Batch:
+        made.append(Made(groups, credit(groups, version)))
+        return made[-1].batch
+
+    working.run.learner.credit = noted
+    working.run.monitor.say = said.append
+    script.train(working)
+    working.run.close("finished")
+    return made, said
 
 
 @SCHEDULES
-def test_every_group_has_right_and_wrong_ones(train: Train, tmp_path: Path) -> None:
+def test_every_group_has_right_and_wrong_ones(script: ModuleType, tmp_path: Path) -> None:
     in_order = "train.stale_groups=wait"  # the buffer waits for every place, replaced or not
-    batches, said = batches_of(train, tmp_path, *DYNAMIC, in_order, "policy.filter_attempts=100")
-    for batch in batches:
-        rates = batch["next", "reward_parts", "accuracy"].view(8, 4).mean(1)
-        assert ((rates > 0) & (rates < 1)).all()
-        assert len(batch["group_id"].unique()) == 8
-        assert batch["mask"].any(-1).all()
+    made, said = batches_of(script, tmp_path, *DYNAMIC, in_order, "policy.filter_attempts=100")
+    for one in made:
+        for group in one.groups:
+            assert 0 < sum(verdict.parts["accuracy"] for verdict in group.verdicts) < 4
+        assert len(one.batch.group_id.unique()) == 8
+        assert one.batch.mask.any(-1).all()
     assert not any("dynamic sampling" in text for text in said)
-    for row, batch in zip(rows(tmp_path), batches, strict=True):
+    for row, one in zip(rows(tmp_path), made, strict=True):
         generated = row["groups/generated"]
-        assert generated == batch["generated", "groups"][::4].sum() >= 8
+        assert generated == sum(one.generated) >= 8
         assert row["sample_utilization"] == pytest.approx(8 / generated)
         assert row["reward/zero_variance_groups"] == pytest.approx(1 - 8 / generated)
     assert max(row["groups/generated"] for row in rows(tmp_path)) > 8
 
 
 @SCHEDULES
-def test_after_the_cap_it_trains_on_what_there_is_and_says_so(train: Train, tmp_path: Path) -> None:
-    batches, said = batches_of(
-        train, tmp_path, *DYNAMIC, "policy.filter_range=[0.49,0.51]", "policy.filter_attempts=1"
+def test_after_the_cap_it_trains_on_what_there_is_and_says_so(script: ModuleType, tmp_path: Path) -> None:
+    made, said = batches_of(
+        script, tmp_path, *DYNAMIC, "policy.filter_range=[0.49,0.51]", "policy.filter_attempts=1"
     )
-    for batch in batches:
-        inside = (batch["next", "reward"].view(8, 4).mean(1) == 0.5).tolist()
-        assert batch["mask"].any(-1).view(8, 4).any(1).tolist() == inside
-        assert batch["generated", "groups"].max() == 2
+    for one in made:
+        inside = (one.batch.next.reward.view(8, 4).mean(1) == 0.5).tolist()
+        assert one.batch.mask.any(-1).view(8, 4).any(1).tolist() == inside
+        assert max(one.generated) == 2
     loud = [text for text in said if text.startswith("dynamic sampling: ")]
-    assert len(loud) == len(batches)
+    assert len(loud) == len(made)
     assert "policy.filter_attempts=1" in loud[0]
 
 
 def test_without_dynamic_batching_the_groups_outside_are_only_masked(tmp_path: Path) -> None:
-    batches, _ = batches_of(grpo.train, tmp_path, *DYNAMIC, "policy.dynamic_batching=false")
+    made, _ = batches_of(grpo, tmp_path, *DYNAMIC, "policy.dynamic_batching=false")
     outside = 0
-    for batch in batches:
-        rates = batch["next", "reward"].view(8, 4).mean(1)
+    for one in made:
+        rates = one.batch.next.reward.view(8, 4).mean(1)
         mixed = ((rates > 0) & (rates < 1)).tolist()
-        assert batch["mask"].any(-1).view(8, 4).all(1).tolist() == mixed
+        assert one.batch.mask.any(-1).view(8, 4).all(1).tolist() == mixed
         outside += mixed.count(False)
     assert outside > 0
     shares = [row["sample_utilization"] for row in rows(tmp_path)]
@@ -82,20 +97,20 @@ def test_without_dynamic_batching_the_groups_outside_are_only_masked(tmp_path: P
 
 
 @SCHEDULES
-def test_oversampling_balances_the_groups(train: Train, tmp_path: Path) -> None:
-    batches, _ = batches_of(train, tmp_path, *SMALL, "env.oversample=16")
-    kept = sum(float(batch["next", "reward"].mean()) for batch in batches) / len(batches)
-    raw = sum(row["reward/mean"] for row in rows(tmp_path)) / len(batches)
+def test_oversampling_balances_the_groups(script: ModuleType, tmp_path: Path) -> None:
+    made, _ = batches_of(script, tmp_path, *SMALL, "env.oversample=16")
+    kept = sum(float(one.batch.next.reward.mean()) for one in made) / len(made)
+    raw = sum(row["reward/mean"] for row in rows(tmp_path)) / len(made)
     assert raw < 0.45
     assert raw + 0.05 < kept <= 0.5
     assert all(row["sample_utilization"] == 0.25 for row in rows(tmp_path))
 
 
 @SCHEDULES
-def test_the_log_probs_follow_a_moving_temperature(train: Train, tmp_path: Path) -> None:
+def test_the_log_probs_follow_a_moving_temperature(script: ModuleType, tmp_path: Path) -> None:
     moving = ("inference_model.temperature=1.5", "inference_model.temperature_end=0.5")
     config = configured(*SMALL, *moving, "train.max_policy_age=0", "policy.objective=none", "optimizer.lr=0")
-    run_job(config, tmp_path, train)
+    run_job(config, tmp_path, script.train, SCHEDULE_OF[script])
     metrics = rows(tmp_path)
     assert [row["rollout/temperature"] for row in metrics] == pytest.approx([1.5, 1.0, 0.5])
     for row in metrics:  # the trainer's log-probs are the engine's at every temperature
@@ -112,17 +127,7 @@ def test_a_resumed_run_replaces_groups_and_cools_as_if_never_stopped(tmp_path: P
         folder.mkdir()
     run_job(configured(*options), whole, grpo.train, Lockstep)
 
-    def stopping(config: Config, parts: Parts) -> None:
-        done = parts.iteration_done
-
-        def stop_after_the_first(iteration: int, batch: Any) -> None:
-            parts.stop.requested = True
-            done(iteration, batch)
-
-        parts.iteration_done = stop_after_the_first
-        grpo.train(config, parts)
-
-    run_job(configured(*options), broken, stopping)
+    run_job(configured(*options), broken, grpo.train, StoppingAfterTheFirst)
     run_job(configured(*options, "train.resume=auto"), broken, grpo.train, Lockstep)
     assert without_clocks(rows(broken)) == without_clocks(rows(whole))
 
@@ -134,5 +139,6 @@ def test_what_length_costs_is_logged(tmp_path: Path) -> None:
         ),
         tmp_path,
         grpo.train,
+        Lockstep,
     )
     assert all(-1.0 <= row["reward/length"] < 0.0 for row in rows(tmp_path))

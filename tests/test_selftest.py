@@ -199,19 +199,20 @@ def test_the_default_config_needs_neither_its_model_nor_a_gpu(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """grpo_gsm8k names a model on the hub and device=cuda."""
+    import grpo_utils
     from config.schema import Config
-    from run.jobs import ALONE, run_job
+    from run.lockstep import Lockstep
     from tests.scripts import configured
 
     monkeypatch.setattr("selftest.main.CHECKS", ())
     seen: list[Path] = []
     monkeypatch.setattr("selftest.main.selftest", lambda run_dir: seen.append(run_dir) or 1)
     config: Config = configured("run=selftest", name="grpo_gsm8k")
+    monkeypatch.setattr(grpo_utils, "command_line", lambda job: job(config, tmp_path, lambda: None))
     with pytest.raises(SystemExit) as ended:
-        run_job(config, tmp_path, lambda config, parts: None)
+        grpo_utils.launch(lambda working: None, Lockstep)
     assert ended.value.code == 1
     assert seen == [tmp_path]
-    assert "selftest" in ALONE
 
 
 @pytest.fixture

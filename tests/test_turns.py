@@ -2,14 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 
 import grpo
 import grpo_async
 from run.jobs import run_job
-from tests.scripts import configured, rows
+from tests.scripts import SCHEDULE_OF, configured, rows
 
 TURNS = ("env.max_steps=2", "env.reasoning=true", "env.reasoning_prompt='?'", "inference_model.max_tokens=16")
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
@@ -17,12 +17,13 @@ SETS = "eval.sets={held_out:{dataset:arithmetic,n:2,limit:5}}"
 
 
 @pytest.mark.parametrize(
-    ("train", "age", "more"),
-    [(grpo.train, 0, ()), (grpo_async.train, 2, ()), (grpo_async.train, 2, ("ray.enabled=true",))],
+    ("script", "age", "more"),
+    [(grpo, 0, ()), (grpo_async, 2, ()), (grpo_async, 2, ("ray.enabled=true",))],
     ids=["lockstep", "overlapped", "overlapped, a Ray actor"],
 )
-def test_a_run_of_two_turns(train: Any, age: int, more: tuple[str, ...], tmp_path: Path) -> None:
-    run_job(configured(*SMALL, *TURNS, SETS, f"train.max_policy_age={age}", *more), tmp_path, train)
+def test_a_run_of_two_turns(script: ModuleType, age: int, more: tuple[str, ...], tmp_path: Path) -> None:
+    config = configured(*SMALL, *TURNS, SETS, f"train.max_policy_age={age}", *more)
+    run_job(config, tmp_path, script.train, SCHEDULE_OF[script])
     metrics = [row for row in rows(tmp_path) if "reward/mean" in row]
     assert len(metrics) == 4
     for row in metrics:

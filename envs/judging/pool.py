@@ -1,4 +1,7 @@
-"""Worker processes as the service sees them: started, given batches, read from, replaced. See `reward_worker`."""
+"""Worker processes as the service sees them: started, given batches, read from, replaced.
+
+The processes themselves are in `fork_server`, which forks them, and in `worker`, which is what they run.
+"""
 
 import json
 import mmap
@@ -9,28 +12,54 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from config.errors import ConfigError, DeadlineError
-from envs.judging.worker import FORK, IDLE, KILL, PROGRESS, Verdict, describe, pack
-from envs.task import Completion, Example, Task
+from envs.example import Completion, Example
+from envs.judging.fork_server import FORK, KILL
+from envs.judging.outcome import Result
+from envs.judging.worker import IDLE, PROGRESS, pack, unpack
+from envs.task import Task
 
 START_SECONDS = 120.0
-ANSWER_SECONDS = 30.0
+REPLY_SECONDS = 30.0
 AHEAD_BYTES = 48 << 10
 """Far below the smallest default buffer of a Unix socket."""
 _BODY = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from envs.judging.worker import start_nursery; start_nursery(int(sys.argv[2]))"
+    "from envs.judging.fork_server import serve; serve(int(sys.argv[2]))"
 )
 
 
-class NurseryDied(Exception):
+DIED = "its process died"
+
+
+class ForkServerDied(Exception):
     """The process that forks the workers was killed from outside or by a verification."""
 
 
+@dataclass(frozen=True)
+class LostWorker:
+    """A worker that died or has to be ended.
+
+    running: index of the verification that ran, or IDLE. seconds: that it had taken. unanswered: indices without a
+    result, in order. reason: DIED, or the deadline that it broke.
+    """
+
+    running: int
+    seconds: float
+    unanswered: list[int]
+    reason: str
+
+    @property
+    def died(self) -> bool:
+        """Whether it ended through no deadline."""
+        return self.reason == DIED
+
+
 class Worker:
-    """One judging process. `unanswered` are the indices that it was given and has not answered, in order."""
+    """One judging process. `unanswered` are the indices that it was given and has sent no result for, in order."""
 
     def __init__(self, pid: int, connection: Connection, page: mmap.mmap) -> None:
         self.pid = pid
@@ -39,7 +68,7 @@ class Worker:
         self.unanswered: dict[int, None] = {}
         self.batches = 0
 
-    def give(self, items: list[tuple[int, Completion, Example]]) -> bool:
+    def send(self, items: list[tuple[int, Completion, Example]]) -> bool:
         """Queue a batch; False where it must wait: a busy worker does not read, so what it is sent ahead must fit
         into the socket's buffer. Raises OSError from a dead worker."""
         message = pickle.dumps(pack(items), pickle.HIGHEST_PROTOCOL)
@@ -50,13 +79,17 @@ class Worker:
         self.connection.send_bytes(message)
         return True
 
-    def take(self) -> list[Verdict]:
-        """The next portion of verdicts. Raises EOFError or OSError from a dead worker."""
-        verdicts, done = self.connection.recv()
-        for verdict in verdicts:
-            del self.unanswered[verdict[0]]
+    def receive(self) -> list[tuple[int, Result]]:
+        """The next portion of results, by index. Raises EOFError or OSError from a dead worker."""
+        results, done = unpack(self.connection.recv())
+        for index, _ in results:
+            del self.unanswered[index]
         self.batches -= done
-        return verdicts
+        return results
+
+    def lost(self, reason: str) -> LostWorker:
+        """What is lost with it. One reading, since it may go on to its next verification before it is ended."""
+        return LostWorker(*self.running(), list(self.unanswered), reason)
 
     def running(self) -> tuple[int, float]:
         """Index of the verification that runs now (or IDLE) and the seconds that it has taken.
@@ -71,14 +104,14 @@ class Worker:
 
 
 class Pool:
-    """A nursery and the workers that it forked.
+    """A fork server and the workers that it forked.
 
     Raises:
         ConfigError: the task or its reward cannot be loaded in a process of its own.
     """
 
     def __init__(self, task: Task, memory_gib: float) -> None:
-        module, name = describe(task)
+        module, name = type(task).__module__, type(task).__qualname__
         if module == "__main__" or "<locals>" in name:
             raise ConfigError(
                 f"task {name}: reward workers import it by name, which {module} cannot give; define it at the top "
@@ -98,76 +131,76 @@ class Pool:
                 start_new_session=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
-        self._greeting = Connection(os.dup(self.control.fileno()))
-        self._greeting.send(self._task)
-        self._greeted = False
+        self._handshake = Connection(os.dup(self.control.fileno()))
+        self._handshake.send(self._task)
+        self._ready = False
 
     def restart(self) -> None:
-        """A new nursery in the place of one that died; its workers died with it."""
+        """A new fork server in the place of one that died; its workers died with it."""
         self.close()
         self._start()
 
     def is_ready(self) -> bool:
-        """Whether workers can be had without waiting for the nursery's imports."""
-        return self._greeted or self._greeting.poll(0)
+        """Whether workers can be had without waiting for the fork server's imports."""
+        return self._ready or self._handshake.poll(0)
 
-    def _wait_for_nursery(self) -> None:
-        if self._greeted:
+    def _wait_until_ready(self) -> None:
+        if self._ready:
             return
-        if not self._greeting.poll(START_SECONDS):
+        if not self._handshake.poll(START_SECONDS):
             raise DeadlineError(
                 f"the reward service waited {START_SECONDS:.0f} s for its first process to start"
             )
         try:
-            trouble = self._greeting.recv()
+            trouble = self._handshake.recv()
         except (EOFError, ConnectionError):
-            trouble = f"its process ended with exit code {self.process.wait(ANSWER_SECONDS)}"
-        self._greeting.close()
+            trouble = f"its process ended with exit code {self.process.wait(REPLY_SECONDS)}"
+        self._handshake.close()
         if trouble is not None:
             raise ConfigError(f"the reward cannot be loaded in a worker process: {trouble}")
-        self._greeted = True
-        self.control.settimeout(ANSWER_SECONDS)
+        self._ready = True
+        self.control.settimeout(REPLY_SECONDS)
 
     def add_worker(self) -> Worker:
-        self._wait_for_nursery()
+        self._wait_until_ready()
         try:
             self.control.sendall(FORK)
-            answer, fds, _, _ = socket.recv_fds(self.control, 64, 2)
+            reply, fds, _, _ = socket.recv_fds(self.control, 64, 2)
         except ConnectionError as error:
-            raise NurseryDied from error
+            raise ForkServerDied from error
         if len(fds) != 2:
-            raise NurseryDied
+            raise ForkServerDied
         page = mmap.mmap(fds[1], mmap.PAGESIZE)
         os.close(fds[1])
-        worker = Worker(int(answer), Connection(fds[0]), page)
+        worker = Worker(int(reply), Connection(fds[0]), page)
         self.workers.append(worker)
         return worker
 
     def present(self, workers: Iterable[Worker]) -> Iterator[Worker]:
-        """Those that are still there when their turn comes: the loss of one can be found to be the loss of all."""
+        """Those that are not lost yet when their turn comes: with one of them all can turn out to be lost."""
         return (worker for worker in workers if worker in self.workers)
 
     def remove_worker(self, worker: Worker) -> None:
-        """Kill it and whatever it started. Raises NurseryDied where the killer is gone itself."""
+        """Kill it and whatever it started. Raises ForkServerDied where the killer is gone itself."""
         self.workers.remove(worker)
         worker.close()
         try:
             self.control.sendall(KILL + str(worker.pid).encode())
-            answered = self.control.recv(1)
+            reply = self.control.recv(1)
         except ConnectionError as error:
-            raise NurseryDied from error
-        if not answered:
-            raise NurseryDied
+            raise ForkServerDied from error
+        if not reply:
+            raise ForkServerDied
 
     def close(self) -> None:
         """End every process. Safe to call twice."""
         for worker in self.workers:
             worker.close()
         self.workers = []
-        self._greeting.close()
+        self._handshake.close()
         self.control.close()
         try:
-            self.process.wait(ANSWER_SECONDS)
+            self.process.wait(REPLY_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

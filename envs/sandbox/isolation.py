@@ -1,4 +1,4 @@
-"""What else Linux offers to shut a process in: namespaces, a private root, Landlock, an unprivileged user.
+"""Isolation of a process by namespaces, a private root, Landlock and an unprivileged user.
 
 By ctypes, so that nothing has to be compiled or installed. Runs in the sandbox's own interpreter, which has no
 site-packages, and imports little: every millisecond here is paid at each start.
@@ -122,7 +122,7 @@ def drop_privileges(user: int) -> None:
 
 def landlock_version() -> int:
     """Landlock's interface version; 0 where the kernel has none or the container refuses it."""
-    return max(0, libc.syscall(SYS_LANDLOCK_CREATE, None, 0, 1))
+    return max(0, int(libc.syscall(SYS_LANDLOCK_CREATE, None, 0, 1)))
 
 
 class _PathRule(ctypes.Structure):

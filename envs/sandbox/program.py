@@ -1,4 +1,4 @@
-"""The process of one test: gives up all it can give up, then runs the program that a model wrote."""
+"""The process of one test: it drops its privileges, limits itself, and then runs the program that a model wrote."""
 
 import atexit
 import json

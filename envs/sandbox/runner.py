@@ -1,7 +1,7 @@
-"""The sandbox's inside: a supervisor that forks one process per test (`envs.sandbox.program`).
+"""The supervisor, which is the process inside the sandbox: it forks one process per test (`program`).
 
     grader ──socket──▶ supervisor ──fork──▶ test      START, with descriptors: program, stdin; out, err, value
-           ◀──────────                                ANSWER: how it ended
+           ◀──────────                                REPLY: how it ended
            ◀──pipes──────────────────────── test      what it printed
 
 Started by `envs.sandbox.sandbox` as a bare interpreter (no site-packages, empty environment). The supervisor never runs
@@ -29,7 +29,7 @@ LENGTH = struct.Struct("<I")
 START, END = b"S", b"E"
 DESCRIPTORS = 5
 """That come with START: the program, standard input, standard output, standard error, the value of a function."""
-ANSWER = struct.Struct("<iid")
+REPLY = struct.Struct("<iid")
 """The error number where it could not be forked, exit code, CPU seconds."""
 KILL_SECONDS = 10.0
 GET_ENTRIES = {"x86_64": 217, "aarch64": 61}
@@ -60,10 +60,10 @@ def _receive(grader: socket.socket, size: int) -> bytes:
     """Raises EOFError when the other end closes."""
     received = b""
     while len(received) < size:
-        part = grader.recv(size - len(received))
-        if not part:
+        piece = grader.recv(size - len(received))
+        if not piece:
             raise EOFError
-        received += part
+        received += piece
     return received
 
 
@@ -183,7 +183,7 @@ class Supervisor:
         if pid > 0:
             code, cpu = self._until_end(pid)
         self.end_all()
-        self.grader.sendall(ANSWER.pack(reason, code, cpu))
+        self.grader.sendall(REPLY.pack(reason, code, cpu))
 
     def _until_end(self, pid: int) -> tuple[int, float]:
         """Exit code and CPU seconds of a test that ends by itself, or is ended because the grader says so.

@@ -1,4 +1,4 @@
-"""Runs programs that a model wrote: without network, within limits, and with nothing left of them afterwards.
+"""The sandbox: runs programs that a model wrote, without network, within limits, and leaves nothing of them.
 
     with Sandbox() as sandbox:
         run = sandbox.run("print(int(input()) + 1)", b"41\\n")     # run.stdout == b"42\\n"

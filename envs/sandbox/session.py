@@ -1,4 +1,4 @@
-"""One supervisor process as the grader sees it: started at a level, given jobs, held to deadlines, ended."""
+"""A session with one supervisor process, as the grader sees it: started, given jobs, held to deadlines, ended."""
 
 import fcntl
 import marshal
@@ -18,7 +18,7 @@ from typing import Any
 
 from envs.sandbox import isolation
 from envs.sandbox.program import READY, write_all
-from envs.sandbox.runner import ANSWER, END, START, pack
+from envs.sandbox.runner import END, REPLY, START, pack
 from envs.sandbox.watch import Status, Watch
 
 START_SECONDS = 30.0
@@ -31,7 +31,7 @@ INSIDE_DIRECTORY = "/tmp"
 
 
 class SandboxError(RuntimeError):
-    """The sandbox itself failed: no verdict about the program."""
+    """The sandbox itself failed, which says nothing about the program."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,9 @@ class Job:
 class Session:
     """One supervisor process and the socket to it.
 
-    The supervisor is told to start a program and when to end it, and answers how it ended. The program itself, its
-    input and its output travel in descriptors that the supervisor hands on unread: it forks the next program too.
+    The grader tells the supervisor to start a program and when to end it; the supervisor replies how it ended. The
+    program itself, its input and its output travel in descriptors that the supervisor passes on unread: it forks the
+    next program too.
     """
 
     def __init__(self, level: str, limits: Limits, without: tuple[str, ...]) -> None:
@@ -135,8 +136,8 @@ class Session:
             status = watch.until(self.socket.fileno(), began + job.wall_seconds)
             if status != "finished":
                 self._send(END)
-            answer = self._receive(ANSWER.size, GRACE_SECONDS, "end a program")
-            reason, code, cpu = ANSWER.unpack(answer)
+            reply = self._receive(REPLY.size, GRACE_SECONDS, "end a program")
+            reason, code, cpu = REPLY.unpack(reply)
             stdout, stderr, value = watch.rest()
         wall = time.monotonic() - began
         if reason:
@@ -179,12 +180,12 @@ class Session:
             if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
                 raise self._failure(f"waited {seconds:g} s for it to {what}")
             try:
-                part = self.socket.recv(size - len(received))
+                piece = self.socket.recv(size - len(received))
             except ConnectionResetError:
-                part = b""
-            if not part:
+                piece = b""
+            if not piece:
                 raise self._failure(f"ended before it could {what}")
-            received += part
+            received += piece
         return received
 
     def _failure(self, what: str) -> SandboxError:
@@ -235,9 +236,9 @@ def _bubblewrap(limits: Limits) -> list[str]:
     modules = [project.parent / "__init__.py", *sorted(project.glob("*.py"))]
     readable = [*isolation.readable_paths(), os.path.realpath(sys.executable), *map(str, modules)]
     above = sorted({str(parent) for path in readable for parent in Path(path).parents} - {"/"})
-    entered = [part for path in above for part in ("--perms", "0755", "--dir", path)]
-    binds = [part for path in readable for part in ("--ro-bind", os.path.realpath(path), path)]
-    devices = [part for path in isolation.DEVICES for part in ("--dev-bind", path, path)]
+    entered = [word for path in above for word in ("--perms", "0755", "--dir", path)]
+    binds = [word for path in readable for word in ("--ro-bind", os.path.realpath(path), path)]
+    devices = [word for path in isolation.DEVICES for word in ("--dev-bind", path, path)]
     names = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     if os.geteuid() != 0:
         names.append("--unshare-user")
@@ -257,7 +258,7 @@ def _bubblewrap(limits: Limits) -> list[str]:
 
 
 def _settings(level: str, limits: Limits, without: tuple[str, ...], directory: str) -> dict[str, Any]:
-    """What the supervisor is told.
+    """The settings that the supervisor is sent.
 
     files: what keeps the user's files from the program: a `root of its own`, `landlock`, or that it may change none.
     """

@@ -193,8 +193,8 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.POINTER(_Filter))]
 
 
-def _returns(verdict: int) -> Instruction:
-    return (RETURN, 0, 0, verdict)
+def _returns(action: int) -> Instruction:
+    return (RETURN, 0, 0, action)
 
 
 def _body(

@@ -1,4 +1,4 @@
-"""What the grader sees of a program that runs: its output as it comes, its deadline, the size of its files."""
+"""A watch over a program that runs: its output as it comes, its deadline, the size of its files."""
 
 import os
 import select
@@ -65,23 +65,23 @@ class Watch:
         _close(self.theirs)
         self.theirs = []
 
-    def until(self, answer: int, deadline: float) -> Status:
-        """Reads until the descriptor `answer` can be read, or a limit is broken: then it says which."""
+    def until(self, reply: int, deadline: float) -> Status:
+        """Reads until the descriptor `reply` can be read, or a limit is broken: then it says which."""
         poll = select.poll()
         by_fd = {stream.fd: stream for stream in self.streams}
-        for fd in (answer, *by_fd):
+        for fd in (reply, *by_fd):
             poll.register(fd, select.POLLIN)
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
                 return "time"
             events = poll.poll(1000 * (left if self.directory is None else min(left, DISK_CHECK_SECONDS)))
-            for stream in (by_fd[fd] for fd, _ in events if fd != answer):
+            for stream in (by_fd[fd] for fd, _ in events if fd != reply):
                 if not stream.read() and not stream.open:
                     poll.unregister(stream.fd)
             if any(stream.overflow for stream in self.streams):
                 return "output"
-            if any(fd == answer for fd, _ in events):
+            if any(fd == reply for fd, _ in events):
                 return "finished"
             if self.directory is not None and self._disk_is_full(self.directory):
                 return "disk"

@@ -1,4 +1,4 @@
-"""AIME 2024 and 2025: thirty problems a year with answers from 0 to 999. For evaluation, not for training."""
+"""AIME 2024 and 2025: thirty problems a year with whole numbers from 0 to 999. For evaluation, not for training."""
 
 import re
 from typing import ClassVar
@@ -6,8 +6,8 @@ from typing import ClassVar
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.data import Row
-from envs.math_rows import MathTask, text_or_none
 from envs.task import register
+from envs.tasks.math_rows import MathTask, text_or_none
 
 HUBS: dict[int, tuple[str, str | None]] = {
     2024: ("HuggingFaceH4/aime_2024", None),
@@ -29,9 +29,7 @@ class AIME(MathTask):
 
     def __init__(self, env: EnvConfig) -> None:
         super().__init__(env)
-        unknown = sorted(set(env.options) - {"year"})
-        if unknown:
-            raise ConfigError(f"env.options.{unknown[0]}: the aime task knows year")
+        self.check_options(["year"])
         year = env.options.get("year", 2024)
         if year not in HUBS:
             raise ConfigError(f"env.options.year={year!r}: choose one of {', '.join(map(str, HUBS))}")

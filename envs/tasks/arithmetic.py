@@ -1,4 +1,4 @@
-"""Additions: the quickstart's task. Every pair of operands is a row; a tenth of them is held out for test."""
+"""Additions, the quickstart's task. Every pair of operands is a row; a tenth of them is held out for test."""
 
 import random
 from collections.abc import Sequence
@@ -12,15 +12,13 @@ OPTIONS = {"max_operand": 99}
 
 @register("arithmetic")
 class Arithmetic(Task):
-    """`A+B=` is answered by the sum and nothing else. Options: `max_operand` (largest operand)."""
+    """1.0 where the completion of `A+B=` is the sum and nothing else. Options: `max_operand` (largest operand)."""
 
     in_process = True
 
     def __init__(self, env: EnvConfig) -> None:
         super().__init__(env)
-        unknown = sorted(set(env.options) - set(OPTIONS))
-        if unknown:
-            raise ConfigError(f"env.options.{unknown[0]}: the arithmetic task knows {', '.join(OPTIONS)}")
+        self.check_options(OPTIONS)
         self.largest = {**OPTIONS, **env.options}["max_operand"]
         if not isinstance(self.largest, int) or self.largest < 1:
             raise ConfigError(f"env.options.max_operand={self.largest!r}: must be a whole number above 0")

@@ -1,4 +1,4 @@
-"""Programming problems judged by running the answer on tests: standard input and output, or a function."""
+"""Programming problems, judged by running the model's program on tests: standard input and output, or a function."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,10 +26,7 @@ class Code(Task):
 
     def __init__(self, env: EnvConfig) -> None:
         super().__init__(env)
-        unknown = sorted(set(env.options) - set(CodeOptions.__dataclass_fields__))
-        if unknown:
-            known = ", ".join(CodeOptions.__dataclass_fields__)
-            raise ConfigError(f"env.options.{unknown[0]}: the code task knows {known}")
+        self.check_options(CodeOptions.__dataclass_fields__)
         CodeOptions.of(env)
 
     def examples(self, split: str) -> Sequence[Example]:

@@ -1,27 +1,22 @@
-"""Countdown: reach a target from given numbers with + - * /, each number used exactly once. Generated."""
+"""Countdown puzzles: reach a target from given numbers with + - * /, each number used exactly once. Generated."""
 
 import ast
 import operator
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.task import Completion, Example, Reward, Task, register
+from envs.verifiers.expressions import NOT_ARITHMETIC, parse, value
 
 OPTIONS = {"num_rows": 10_000, "min_numbers": 3, "max_numbers": 4, "max_number": 99, "max_target": 999}
 FORMAT_SCORE = 0.1
 MAX_CHARACTERS = 200
 _ANSWER = re.compile(r"<answer>([^<]*)</answer>")
-_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
 
 
 @register("countdown")
@@ -36,9 +31,7 @@ class Countdown(Task):
 
     def __init__(self, env: EnvConfig) -> None:
         super().__init__(env)
-        unknown = sorted(set(env.options) - set(OPTIONS))
-        if unknown:
-            raise ConfigError(f"env.options.{unknown[0]}: the countdown task knows {', '.join(OPTIONS)}")
+        self.check_options(OPTIONS)
         self.options = {**OPTIONS, **env.options}
 
     def examples(self, split: str) -> Sequence[Example]:
@@ -82,23 +75,17 @@ class Countdown(Task):
 
 
 def reaches(expression: str, numbers: Sequence[int], target: int) -> bool:
-    """Whether the expression is plain arithmetic over exactly these numbers and equals the target."""
+    """Whether the expression is + - * / without signs over exactly these whole numbers, and equals the target."""
     if len(expression) > MAX_CHARACTERS:
         return False
     try:
-        tree = ast.parse(expression.strip(), mode="eval").body
-        value, used = _evaluate(tree)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        tree = parse(expression.strip())
+        hit = value(tree) == target
+    except NOT_ARITHMETIC:
         return False
-    return Counter(used) == Counter(numbers) and value == target
-
-
-def _evaluate(node: ast.expr) -> tuple[Fraction, list[int]]:
-    """Exact value and the numbers used. Raises ValueError for anything but + - * / on whole numbers."""
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return Fraction(node.value), [node.value]
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        left, used_left = _evaluate(node.left)
-        right, used_right = _evaluate(node.right)
-        return _OPERATORS[type(node.op)](left, right), used_left + used_right
-    raise ValueError(f"not allowed in an answer: {ast.dump(node)[:60]}")
+    nodes = list(ast.walk(tree))
+    used = [node.value for node in nodes if isinstance(node, ast.Constant)]
+    plain = all(type(number) is int for number in used) and not any(
+        isinstance(node, ast.UnaryOp) for node in nodes
+    )
+    return hit and plain and Counter(used) == Counter(numbers)

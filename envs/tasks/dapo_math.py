@@ -6,8 +6,8 @@ The published file repeats every problem about a hundred times and gives some of
 
 from config.errors import ConfigError
 from envs.data import Row
-from envs.math_rows import MathTask, text_or_none
 from envs.task import register
+from envs.tasks.math_rows import MathTask, text_or_none
 
 _HEAD = "Solve the following math problem step by step."
 _TAIL = 'Remember to put your answer on its own line after "Answer:".'
@@ -15,7 +15,7 @@ _TAIL = 'Remember to put your answer on its own line after "Answer:".'
 
 @register("dapo_math")
 class DapoMath(MathTask):
-    """1.0 for the right answer after the last `Answer:`.
+    """1.0 where the gold follows the last `Answer:`.
 
     Rows have `problem` and `answer`, or the published file's `prompt` and `reward_model.ground_truth`; the
     instructions that the published prompts carry are cut, since the system prompt gives them.

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from config.errors import ConfigError
 from envs.data import Row, load_rows
 from envs.task import Completion, Example, Reward, Task, register
-from envs.verifiers.numbers import final_number, same_number
+from envs.verifiers.numbers import final_number
+from envs.verifiers.rules import RULES
 
-FORMAT_SCORE = 0.1
+RULE = RULES["gsm8k"]
 
 
 @register("gsm8k")
@@ -15,9 +16,8 @@ class GSM8K(Task):
     """1.0 for the right number, 0.1 for a wrong one in the asked-for format, else 0."""
 
     in_process = True
-    system_prompt = (
-        "Solve the problem step by step. Write the final answer, a number alone, in the last line after ####."
-    )
+    system_prompt = RULE.system_prompt
+    weights = RULE.weights
 
     def examples(self, split: str) -> Sequence[Example]:
         return [self._example(row) for row in load_rows(self.env, "openai/gsm8k", "main", split)]
@@ -29,8 +29,4 @@ class GSM8K(Task):
         return Example(self.messages(row.text("question")), gold, row.index, row_data=self.row_data(row))
 
     def reward(self, completion: Completion, example: Example) -> Reward:
-        given = final_number(completion.text)
-        accuracy = float(given is not None and same_number(given, example.answer))
-        formatted = float(given is not None)
-        score = 1.0 if accuracy else FORMAT_SCORE * formatted
-        return Reward(score, {"accuracy": accuracy, "format": formatted})
+        return RULE.reward(completion, example, self.env)

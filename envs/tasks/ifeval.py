@@ -18,8 +18,8 @@ class IFEval(Task):
     """The share of instructions followed (`credit=share`), or 1.0 only for all of them (`credit=all`).
 
     Options: `verdict` (`strict`, or `loose`: also without the first or last line, or asterisks) and `credit`.
-    Parts: `accuracy` (all followed, by the verdict), `instructions` (their share), and both `strict` and `loose`
-    prompt-level verdicts, as the paper reports them.
+    Parts: `accuracy` (all followed, as `verdict` says), `instructions` (their share), and `strict` and `loose` (all
+    followed in that sense), as the paper reports them.
     """
 
     weights: Mapping[str, float] = MappingProxyType(

@@ -1,4 +1,4 @@
-"""Any local file: one row a line with a prompt or messages, and an answer or test cases.
+"""Rows of any local file: one a line with a prompt or messages, and an answer or test cases.
 
 {"prompt": "...", "answer": "..."}
 {"messages": {"role": "user", "content": "..."} or a list of them, "gt_answer": "..."}
@@ -19,12 +19,12 @@ from envs.verifiers.rules import RULES
 ANSWER_COLUMNS = ("answer", "gt_answer")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ASKING = ("user", "tool")
-"""Roles of a message that the model answers."""
+"""Roles of a message that the model replies to."""
 
 
 @register("jsonl")
 class JSONLines(Task):
-    """Test cases are run; an answer is compared as text, else as mathematics, however the completion marks it.
+    """Runs test cases; compares the final answer, however it is marked, with the gold as text, else as mathematics.
 
     `env.reward` puts any other judge in its place.
     """
@@ -70,8 +70,7 @@ class JSONLines(Task):
             return Reward(1.0, {"accuracy": 1.0})
         if not isinstance(example.answer, str):
             return code.code_reward(completion, example, self.env)
-        rule = RULES["math"]
-        return rule.weighted(rule.judge(completion.text, example.answer, self.env))
+        return RULES["math"].reward(completion, example, self.env)
 
     def warm_up(self) -> None:
         equivalence.warm_up()

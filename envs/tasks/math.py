@@ -1,14 +1,14 @@
 """MATH (Hendrycks et al. 2021): competition problems with answers in LaTeX."""
 
 from envs.data import Row
-from envs.math_rows import MathTask, text_or_none
 from envs.task import register
+from envs.tasks.math_rows import MathTask, text_or_none
 from envs.verifiers.extract import boxed
 
 
 @register("math")
 class Math(MathTask):
-    """1.0 for an answer equal to the gold in value, however it is marked; the prompt asks for a box.
+    """1.0 for a final answer equal to the gold in value, however it is marked; the prompt asks for a box.
 
     Rows have `problem` and `answer`, or `solution` with the answer in its last box.
     """

@@ -1,4 +1,4 @@
-"""Several data sets at once, each with its own rows, prompt and reward, drawn by weight.
+"""A mixture: several data sets, each with its own rows, prompt and reward, drawn by weight.
 
 env.dataset=mixture env.mixture='{gsm8k: 3, algebra: {dataset: math, weight: 1, options: {...}}}'
 """
@@ -14,8 +14,9 @@ from omegaconf.errors import OmegaConfBaseException
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.duplicates import distinct_examples
+from envs.judging.judge import make_judge
+from envs.judging.outcome import Judge
 from envs.mixed import Mixed
-from envs.rewards import Judge, make_judge
 from envs.task import Completion, Example, Reward, Task, make_task, register
 
 OWN_FIELDS = (

@@ -1,4 +1,4 @@
-"""Generated puzzles of the reasoning-gym library, judged by the library's own scorers."""
+"""Puzzles that the reasoning-gym library generates, judged by the library's own scorers."""
 
 from collections.abc import Sequence
 from typing import Any

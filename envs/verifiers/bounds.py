@@ -1,4 +1,4 @@
-"""What an expression may cost before it is given to sympy: cheap limits on its text that stop bombs early.
+"""Limits on a formula before sympy reads it: cheap to check on its text, they stop bombs early.
 
 They stop what a model writes by accident or to cheat (power towers, huge factorials, sums over a billion terms);
 what is left is bounded by the deadline of the worker process that runs it.
@@ -29,7 +29,7 @@ _FUNCTIONS = frozenset(("sin", "cos", "tan", "log", "sqrt", "exp", "sec", "csc",
 
 
 def is_bounded(text: str) -> bool:
-    """Whether a canonical answer is short, shallow and small enough to be worth parsing at all."""
+    """Whether a canonical text is short, shallow and small enough to be worth parsing at all."""
     if len(text) > MAX_CHARACTERS or not text.isascii() or _FORBIDDEN.search(text):
         return False
     if _depth(text) > MAX_DEPTH or any(len(number) > MAX_DIGITS for number in _NUMBER.findall(text)):

@@ -1,4 +1,4 @@
-"""Programs judged by tests: the last Python block of a completion, run in the sandbox, compared outside it."""
+"""The reward `code`: the last Python block of a completion, run on tests in the sandbox, compared outside it."""
 
 import atexit
 import json
@@ -12,9 +12,9 @@ from typing import Any
 
 from config.env import EnvConfig
 from config.errors import ConfigError
+from envs.example import Completion, Example, Reward
 from envs.rewards import reward
 from envs.sandbox.sandbox import Limits, Run, Sandbox, choose_level
-from envs.task import Completion, Example, Reward
 from envs.verifiers.extract import after_thinking
 from envs.verifiers.outputs import coati_same_output, same_output, same_value
 
@@ -146,7 +146,7 @@ def _opens(line: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CodeResult:
     """How many tests passed, of how many; `failure` says how the first that did not went wrong."""
 
     passed: int
@@ -154,7 +154,7 @@ class Verdict:
     failure: str = ""
 
 
-def judge(sandbox: Sandbox, code: str, tests: Tests, options: CodeOptions, seconds: float) -> Verdict:
+def judge(sandbox: Sandbox, code: str, tests: Tests, options: CodeOptions, seconds: float) -> CodeResult:
     """Runs the tests in order, for at most `seconds` in all; those that there is no time for have failed.
 
     Raises:
@@ -166,13 +166,13 @@ def judge(sandbox: Sandbox, code: str, tests: Tests, options: CodeOptions, secon
     for given, expected in pairs:
         left = deadline - time.monotonic()
         if left <= 0:
-            return Verdict(passed, len(pairs), failure or "no time left")
+            return CodeResult(passed, len(pairs), failure or "no time left")
         wrong = _judge_one(sandbox, code, tests.function, given, expected, options, left)
         passed += not wrong
         failure = failure or wrong
         if wrong and options.credit == "all":
             break
-    return Verdict(passed, len(pairs), failure)
+    return CodeResult(passed, len(pairs), failure)
 
 
 def _judge_one(
@@ -240,7 +240,7 @@ def code_reward(completion: Completion, example: Example, env: EnvConfig) -> Rew
     if code is None:
         return Reward(0.0, {"accuracy": 0.0, "tests": 0.0, "format": 0.0}, "invalid")
     sandbox = _sandbox(env.sandbox, options, os.getpid())
-    verdict = judge(sandbox, code, tests, options, SHARE_OF_DEADLINE * env.reward_timeout_s)
-    accuracy, share = float(verdict.passed == verdict.total), verdict.passed / verdict.total
+    result = judge(sandbox, code, tests, options, SHARE_OF_DEADLINE * env.reward_timeout_s)
+    accuracy, share = float(result.passed == result.total), result.passed / result.total
     score = accuracy if options.credit == "all" else share
     return Reward(score, {"accuracy": accuracy, "tests": share, "format": 1.0})

@@ -1,9 +1,10 @@
-"""Graders that answer as other systems' graders do, for comparison with their published numbers.
+"""Graders of other systems, reproduced for comparison with their published numbers.
 
-Each reproduces the recorded verdicts of the system it is named after, faults included (a regular expression that
-stops at the third brace, a wrong answer that scores better for being longer). None is a default. They bound
-nothing: math-verify is called without its signal-based timeouts, the caller's process has the deadline.
-Those that need no mathematics are in `compat_text`; `GRADERS` names all.
+Each gives the recorded verdicts of the system it is named after, faults included (a regular expression that
+stops at the third brace, a wrong completion that scores better for being longer). None is a default;
+`compat_rewards` makes rewards of them that `env.reward` can name. They bound nothing: math-verify is called without
+its signal-based timeouts, the caller's process has the deadline. Those that need no mathematics are in `compat_text`;
+`GRADERS` names all.
 """
 
 import ast
@@ -17,6 +18,7 @@ from typing import Any
 
 from envs.verifiers import compat_text
 from envs.verifiers.compat_normalize import minerva
+from envs.verifiers.expressions import FOUR_OPERATIONS, NOT_ARITHMETIC, parse, value
 
 _GROUP = r"\{(?:[^{}]|\{[^{}]*\})*\}"
 _BOX_OF_DEPTH_THREE = re.compile(rf"\\boxed\{{((?:[^{{}}]|{_GROUP})*)\}}", re.DOTALL)
@@ -236,6 +238,9 @@ def torchrl_countdown(
     return compat_text.torchrl_verdict(text, right, format_reward)
 
 
+_WITH_FLOOR = {**FOUR_OPERATIONS, ast.FloorDiv: lambda a, b: Fraction(a // b)}
+
+
 def _integers(expression: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", expression)]
 
@@ -244,35 +249,10 @@ def _hits(expression: str, target: float) -> bool:
     if not re.fullmatch(r"[\d\s+\-*/().]+", expression):
         return False
     try:
-        value = _evaluate(ast.parse(expression.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
+        reached = value(parse(expression.strip()), _WITH_FLOOR)
+    except NOT_ARITHMETIC:
         return False
-    return abs(value - Fraction(target)) < Fraction(1, 10**5)
-
-
-_OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.Div: lambda a, b: a / b,
-    ast.FloorDiv: lambda a, b: Fraction(a // b),
-}
-
-
-def _evaluate(node: ast.expr) -> Fraction:
-    """Exact value of + - * / and //.
-
-    Raises:
-        ValueError: anything else, powers included.
-    """
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        return Fraction(node.value)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
-        value = _evaluate(node.operand)
-        return -value if isinstance(node.op, ast.USub) else value
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        return _OPERATIONS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
-    raise ValueError("only + - * / and brackets")
+    return abs(reached - Fraction(target)) < Fraction(1, 10**5)
 
 
 Grader = Callable[..., Any]
@@ -304,4 +284,4 @@ GRADERS: Mapping[str, Grader] = {
     "verl_math": compat_text.verl_math,
     "verl_math_verify": verl_math_verify,
 }
-"""Every grader by the name of its system and function."""
+"""Every grader, and every step of one that was recorded, by the name of its system and function."""

@@ -42,7 +42,8 @@ def verl_gsm8k_answer(text: str, method: str = "strict") -> str | None:
     numbers = _NUMBER.findall(tail)
     if not numbers:
         return None
-    return next((number for number in reversed(numbers) if number not in ("", ".")), numbers[0])
+    usable = [number for number in numbers if number not in ("", ".")]
+    return str(usable[-1] if usable else numbers[0])
 
 
 def verl_gsm8k(text: str, gold: str, method: str = "strict") -> float:

@@ -1,23 +1,23 @@
-"""Whether two mathematical answers are the same. Our own rules, with math-verify's LaTeX parser for what is left.
+"""Comparison of a final answer with the gold, in value. Our own rules, with math-verify's LaTeX parser for the rest.
 
 In order, and each step decides what it can:
 
-1. both in one spelling (`latex.canonical`): equal texts are the same answer, empty ones never are;
+1. both in one spelling (`latex.canonical`): equal texts are the same, empty ones never are;
 2. plain numbers, fractions and mixed numbers: exact values, so 9999 is not 10,000 and 0.333 is not 1/3;
-3. lists, tuples, intervals, unions, matrices, equations and inequalities: part by part;
+3. lists, tuples, intervals, unions, matrices, equations and inequalities: element by element;
 4. formulas within the limits of `bounds`: parsed and compared in value at fixed points.
 
-Where the gold, or a part of it, is a number, the answer must be worked out: 8+3, 22/2, \sqrt{121} and 11^1 are not 11.
-Else a model is paid for repeating the question. In detail:
+Where the gold, or an element of it, is a number, the given one must be worked out: 8+3, 22/2, \sqrt{121} and 11^1 are
+not 11. Else a model is paid for repeating the question. In detail:
 
-- the gold is a whole number, a decimal, a fraction or a mixed number: so is the answer (or it is in scientific
+- the gold is a whole number, a decimal, a fraction or a mixed number: so is the given one (or it is in scientific
   notation, or a whole number in words), its fraction in lowest terms unless the gold's is not;
-- the gold is another number (2\sqrt{2}, \frac{\pi}{4}, 2^{10}): the answer has its value and leaves no more to be
+- the gold is another number (2\sqrt{2}, \frac{\pi}{4}, 2^{10}): the given one has its value and leaves no more to be
   done than it does (`worked_out`), so 1024 is 2^{10}, and \sqrt{8} is not 2\sqrt{2};
 - a chain of equations counts by its end: 8 + 3 = 11 is 11, and 11 = 8 + 3 is 8 + 3;
 - a gold with variables is compared in value only.
 
-Two answers that cannot be read are not the same unless their texts are. Nothing here uses signals or threads; a
+Two texts that cannot be read are not the same unless they are equal. Nothing here uses signals or threads; a
 caller that needs a deadline runs it in a process of its own.
 """
 
@@ -32,11 +32,11 @@ from envs.verifiers.numbers import is_worked_out, parse_number, plain, same_numb
 from envs.verifiers.words import number_in_words
 from envs.verifiers.worked_out import worked_out
 
-MAX_ANSWER_CHARACTERS = 2000
-"""A longer answer is compared as text only (after the removal of surrounding brackets)."""
+MAX_FORMULA_CHARACTERS = 2000
+"""A longer text is compared as text only (after the removal of surrounding brackets)."""
 MAX_GIVEN_CHARACTERS = 20_000
-"""A longer one is no answer: not even its brackets are looked at."""
-MAX_PARTS = 64
+"""A longer text is never the gold: not even its brackets are looked at."""
+MAX_ELEMENTS = 64
 
 _RELATIONS = ("\\leq", "\\geq", "\\neq", "<", ">", "=")
 _FLIPPED = {"<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq", "=": "=", "\\neq": "\\neq"}
@@ -49,7 +49,7 @@ _OPEN, _CLOSE = "([", ")]"
 
 
 def same_answer(given: str, gold: str) -> bool:
-    """Whether an answer as written is the gold answer. Symmetric except for names and units the gold leaves out."""
+    """Whether a final answer, as written, is the gold. Symmetric except for names and units the gold leaves out."""
     if "\\boxed" in given:
         given = boxed(given) or ""
     if "\\boxed" in gold:
@@ -65,7 +65,7 @@ def same_answer(given: str, gold: str) -> bool:
         return False
     if left == right:
         return True
-    if max(len(left), len(right)) > MAX_ANSWER_CHARACTERS:
+    if max(len(left), len(right)) > MAX_FORMULA_CHARACTERS:
         return False
     if _same(left, right):
         return True
@@ -87,9 +87,9 @@ def _same(left: str, right: str) -> bool:
     if _WORD.fullmatch(left) and _WORD.fullmatch(right):
         return left.casefold() == right.casefold()
     for compare in (_same_matrix, _same_plus_minus, _same_union, _same_relation, _same_list):
-        verdict = compare(left, right)
-        if verdict is not None:
-            return verdict
+        same = compare(left, right)
+        if same is not None:
+            return same
     if not is_bounded(left) or not is_bounded(right):
         return False
     if _is_closed(right) and not worked_out(left, right):
@@ -129,7 +129,7 @@ def _number(text: str) -> Fraction | int | None:
 
 
 def _same_number(left: str, right: str) -> bool:
-    """Whether an answer is the number `right`, and worked out unless that is not."""
+    """Whether a text is the number `right`, and worked out unless that is not."""
     if _SIGNED_BRACKET.fullmatch(left):
         left = left[0] + left[2:-1]
     value = _number(left)
@@ -167,10 +167,10 @@ def _both_signs(text: str) -> str:
 
 
 def _same_union(left: str, right: str) -> bool | None:
-    parts = [split_top(text, ("\\cup",)) for text in (left, right)]
-    if len(parts[0]) == 1 and len(parts[1]) == 1:
+    sets = [split_top(text, ("\\cup",)) for text in (left, right)]
+    if len(sets[0]) == 1 and len(sets[1]) == 1:
         return None
-    return _same_in_any_order(*parts)
+    return _same_in_any_order(*sets)
 
 
 def _same_relation(left: str, right: str) -> bool | None:
@@ -178,7 +178,7 @@ def _same_relation(left: str, right: str) -> bool | None:
     sides = [split_top(text, _RELATIONS) for text in (left, right)]
     if len(sides[0]) == 1 and len(sides[1]) == 1:
         return None
-    signs = [_signs(text, parts) for text, parts in zip((left, right), sides, strict=True)]
+    signs = [_signs(text, each) for text, each in zip((left, right), sides, strict=True)]
     if len(sides[0]) != len(sides[1]):
         return False
     if signs[0] == signs[1] and _all_same(*sides):
@@ -191,11 +191,11 @@ def _same_relation(left: str, right: str) -> bool | None:
         return False
     from envs.verifiers.formulas import proportional
 
-    return proportional(*(f"({parts[0]})-({parts[1]})" for parts in sides))
+    return proportional(*(f"({each[0]})-({each[1]})" for each in sides))
 
 
 def _solved(sides: Sequence[str]) -> bool:
-    """Whether an equation gives a value to a variable: `2x=10` is then no answer in its place."""
+    """Whether an equation gives a value to a variable: `2x=10` does not stand for its solution."""
     return any(_is_closed(side) for side in sides) and any(
         len(side) == 1 and side.isalpha() for side in sides
     )
@@ -225,7 +225,7 @@ def _same_list(left: str, right: str) -> bool | None:
 
 
 def _items(text: str) -> tuple[str, list[str]] | None:
-    """Brackets and parts of a list of two or more, or of a set in braces; None for anything else."""
+    """Brackets and elements of a list of two or more, or of a set in braces; None for anything else."""
     if text.startswith("\\{") and text.endswith("\\}"):
         return "{}", split_top(text[2:-2], (",",))
     if text[:1] in _OPEN and text[-1:] in _CLOSE and text:
@@ -233,23 +233,23 @@ def _items(text: str) -> tuple[str, list[str]] | None:
         whole = split_top(text, (",",))
         if len(whole) == 1 and len(inside) > 1:
             return text[0] + text[-1], inside
-    parts = split_top(text, (",",))
-    parts = [part for piece in parts for part in re.split(r"(?<=[\d)}]) and (?=[-\d(\\])", piece)]
-    return ("", parts) if len(parts) > 1 else None
+    pieces = split_top(text, (",",))
+    elements = [element for piece in pieces for element in re.split(r"(?<=[\d)}]) and (?=[-\d(\\])", piece)]
+    return ("", elements) if len(elements) > 1 else None
 
 
 def _all_same(left: Sequence[str], right: Sequence[str]) -> bool:
-    if len(left) != len(right) or len(left) > MAX_PARTS:
+    if len(left) != len(right) or len(left) > MAX_ELEMENTS:
         return False
     return all(_same(a.strip(), b.strip()) for a, b in zip(left, right, strict=True))
 
 
 def _same_in_any_order(left: Sequence[str], right: Sequence[str]) -> bool:
-    if len(left) != len(right) or len(left) > MAX_PARTS:
+    if len(left) != len(right) or len(left) > MAX_ELEMENTS:
         return False
     rest = list(right)
-    for part in left:
-        match = next((other for other in rest if _same(part.strip(), other.strip())), None)
+    for element in left:
+        match = next((other for other in rest if _same(element.strip(), other.strip())), None)
         if match is None:
             return False
         rest.remove(match)

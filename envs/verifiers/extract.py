@@ -1,6 +1,7 @@
-"""Where the final answer stands in a completion. Pure text, linear in its length, no sympy.
+"""Finders of the final answer in a completion. Pure text, linear in its length, no sympy.
 
-Each finder returns the answer's text or None; an answer that was begun and not finished is None, never a guess.
+The final answer is what a completion claims; `answer` alone is the gold, here as everywhere. Each finder returns the
+text of the final answer or None; one that was begun and not finished is None, never a guess.
 """
 
 import re
@@ -9,8 +10,8 @@ _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _ANSWER_LINE = re.compile(r"answer(?:\s+is)?[*_]*\s*:[*_]*\s*([^\n]+)", re.IGNORECASE)
 _INLINE = re.compile(r"\$([^$\n]{1,400})\$|\\\((.{1,400}?)\\\)")
-_LEAD = re.compile(r"[^\d\\]*\b(?:is|equals|are)\b:?\s+(?P<answer>.+?)\.?", re.DOTALL | re.IGNORECASE)
-_CLAUSE = re.compile(r"(?P<lead>[^.;,:!?\n]*?)\b(?:is|equals)\s+(?P<answer>[^\n]+?)\.?", re.IGNORECASE)
+_LEAD = re.compile(r"[^\d\\]*\b(?:is|equals|are)\b:?\s+(?P<claim>.+?)\.?", re.DOTALL | re.IGNORECASE)
+_CLAUSE = re.compile(r"(?P<lead>[^.;,:!?\n]*?)\b(?:is|equals)\s+(?P<claim>[^\n]+?)\.?", re.IGNORECASE)
 _UNDECIDED = re.compile(r"\b(?:is|are|equals|or|if|not|either|neither|between|than)\b", re.IGNORECASE)
 NOT_VARIABLES = re.compile(r"\\[a-zA-Z]+|(?:sqrt|sin|cos|tan|sec|csc|cot|log|ln|exp|pi)(?![a-zA-Z])")
 """Names in a formula that stand for no unknown."""
@@ -73,7 +74,7 @@ def final_answer(text: str) -> str | None:
     """The final answer however it is marked.
 
     In this order, after the thoughts: the last `<answer>`, the last `\\boxed`, the last `####`, the last
-    `Answer:`, the last inline formula; a box inside a marked answer is opened.
+    `Answer:`, the last inline formula; a box inside any of them is opened.
     """
     spoken = after_thinking(text)
     if spoken is None:
@@ -96,27 +97,27 @@ def last_formula(text: str) -> str | None:
     return (found[-1][0] or found[-1][1]).strip() if found else None
 
 
-def from_prose(answer: str) -> str:
+def from_prose(given: str) -> str:
     """`the answer is 7.` and `The sum of 3 and 4 is 7.` become `7`; anything else stays, `it is 5 or it is 7` too."""
-    if len(answer) > _PROSE_LIMIT:
-        return answer
-    sentence = _LEAD.fullmatch(answer.strip())
+    if len(given) > _PROSE_LIMIT:
+        return given
+    sentence = _LEAD.fullmatch(given.strip())
     if sentence is None:
-        sentence = _CLAUSE.fullmatch(answer.strip())
+        sentence = _CLAUSE.fullmatch(given.strip())
         if sentence is None or _UNDECIDED.search(sentence["lead"]):
-            return answer
-    return sentence["answer"]
+            return given
+    return sentence["claim"]
 
 
 def chain_end(text: str) -> str:
     """`8 + 3 = 11` ends in `11`, `11 = 8 + 3` in `8 + 3`; an equation with an unknown (`2k = 6`) is no chain."""
     *begun, end = text.split("=")
-    known = all(part.strip() and not _UNKNOWN.search(NOT_VARIABLES.sub(" ", part)) for part in begun)
+    known = all(side.strip() and not _UNKNOWN.search(NOT_VARIABLES.sub(" ", side)) for side in begun)
     return end.strip() if known else text
 
 
 def think_answer_format(text: str) -> bool:
-    """Whether the text has exactly one thought, then exactly one answer, and nothing after it."""
+    """Whether the text has exactly one thought, then exactly one final answer, and nothing after it."""
     tags = ("<think>", "</think>", "<answer>", "</answer>")
     if any(text.count(tag) != 1 for tag in tags):
         return False

@@ -1,4 +1,4 @@
-"""Two formulas compared in value. math-verify's LaTeX grammar reads them; sympy evaluates them at fixed points.
+"""Comparison of two formulas in value. math-verify's LaTeX grammar reads them; sympy evaluates them at fixed points.
 
 Formulas that agree at several points without structure are taken for identical (Schwartz-Zippel for polynomials);
 this replaces symbolic simplification, whose time has no bound. Callers check `bounds.is_bounded` first.

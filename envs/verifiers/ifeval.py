@@ -1,4 +1,4 @@
-"""IFEval's verdicts (Zhou et al. 2023): which instructions a response follows, strictly and loosely."""
+"""IFEval (Zhou et al. 2023): which instructions a response follows, strictly and loosely."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ def follows_loosely(response: str, instruction: Instruction) -> bool:
 
 
 def variants(response: str) -> tuple[str, ...]:
-    """The eight readings of a response that the loose verdict allows, the response itself first."""
+    """The eight readings of a response that loose judging allows, the response itself first."""
     lines = response.split("\n")
     cut = (
         response,
@@ -73,7 +73,7 @@ def variants(response: str) -> tuple[str, ...]:
 
 
 def judge(response: str, given: Sequence[Instruction]) -> Followed:
-    """Both verdicts for every instruction."""
+    """Both, for every instruction."""
     strict = tuple(follows(response, instruction) for instruction in given)
     loose = tuple(
         followed or follows_loosely(response, instruction)

@@ -73,7 +73,7 @@ def number_paragraphs(text: str, arguments: Arguments) -> bool:
     paragraphs = _PARAGRAPH_STARS.split(text)
     if not all(paragraph.strip() for paragraph in paragraphs[1:-1]):
         return False
-    return sum(bool(paragraph.strip()) for paragraph in paragraphs) == arguments["num_paragraphs"]
+    return bool(sum(bool(paragraph.strip()) for paragraph in paragraphs) == arguments["num_paragraphs"])
 
 
 def number_words(text: str, arguments: Arguments) -> bool:
@@ -89,13 +89,13 @@ def nth_paragraph_first_word(text: str, arguments: Arguments) -> bool:
         return False
     word = paragraphs[nth - 1].split()[0].lstrip("'").lstrip('"').lower()
     end = next((place for place, letter in enumerate(word) if letter in _WORD_END), len(word))
-    return count == arguments["num_paragraphs"] and word[:end] == arguments["first_word"].lower()
+    return bool(count == arguments["num_paragraphs"] and word[:end] == arguments["first_word"].lower())
 
 
 def number_placeholders(text: str, arguments: Arguments) -> bool:
     """Texts in square brackets on one line."""
     count = sum("[" in piece for line in text.split("\n") for piece in line.split("]")[:-1])
-    return count >= arguments["num_placeholders"]
+    return bool(count >= arguments["num_placeholders"])
 
 
 def postscript(text: str, arguments: Arguments) -> bool:
@@ -107,7 +107,7 @@ def postscript(text: str, arguments: Arguments) -> bool:
 def number_bullet_lists(text: str, arguments: Arguments) -> bool:
     text = _BLANK_LINES.sub("\n\n", text)
     count = len(_BULLET_STAR.findall(text)) + len(_BULLET_DASH.findall(text))
-    return count == arguments["num_bullets"]
+    return bool(count == arguments["num_bullets"])
 
 
 def constrained_response(text: str, arguments: Arguments) -> bool:
@@ -117,12 +117,12 @@ def constrained_response(text: str, arguments: Arguments) -> bool:
 def number_highlighted_sections(text: str, arguments: Arguments) -> bool:
     single = sum(bool(found.strip("*").strip()) for found in _HIGHLIGHT.findall(text))
     double = sum(bool(found[2:-2].strip()) for found in _DOUBLE_HIGHLIGHT.findall(text))
-    return single + double >= arguments["num_highlights"]
+    return bool(single + double >= arguments["num_highlights"])
 
 
 def multiple_sections(text: str, arguments: Arguments) -> bool:
     heading = rf"\s?{arguments['section_spliter']}\s?\d+\s?"
-    return len(re.split(heading, text)) - 1 >= arguments["num_sections"]
+    return bool(len(re.split(heading, text)) - 1 >= arguments["num_sections"])
 
 
 def json_format(text: str, arguments: Arguments) -> bool:
@@ -147,10 +147,10 @@ def title(text: str, arguments: Arguments) -> bool:
 
 def two_responses(text: str, arguments: Arguments) -> bool:
     """Exactly two different texts, separated by six asterisks."""
-    parts = text.split("******")
-    if not all(part.strip() for part in parts[1:-1]):
+    pieces = text.split("******")
+    if not all(piece.strip() for piece in pieces[1:-1]):
         return False
-    responses = [part.strip() for part in parts if part.strip()]
+    responses = [piece.strip() for piece in pieces if piece.strip()]
     return len(responses) == 2 and responses[0] != responses[1]
 
 

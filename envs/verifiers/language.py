@@ -1,4 +1,4 @@
-"""Language of a text, the same on every call. `langdetect` draws random numbers; here they are seeded."""
+"""The language of a text, the same on every call. `langdetect` draws random numbers; here they are seeded."""
 
 from functools import cache
 from typing import Any

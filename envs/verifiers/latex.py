@@ -1,4 +1,4 @@
-"""LaTeX answers in one spelling, and cut into their parts. Pure text, no sympy."""
+"""LaTeX formulas in one spelling, and cut into their elements. Pure text, no sympy."""
 
 import re
 import unicodedata
@@ -60,7 +60,7 @@ _TRAILING = _EDGES + ".;,"
 
 
 def canonical(text: str) -> str:
-    """One spelling of a LaTeX or plain answer: sizes, spacing, currency, per cent, degrees and fonts are gone.
+    """One spelling of a LaTeX or plain text: sizes, spacing, currency, per cent, degrees and fonts are gone.
 
     A space stays only between two letters or digits, where it means something (`1 1/2`, `5 cm`).
     """
@@ -127,21 +127,21 @@ def without_brackets(text: str) -> str:
 
 def split_top(text: str, separators: tuple[str, ...]) -> list[str]:
     """Cut at separators that stand outside every bracket and brace. `\\{` and `\\}` count as brackets."""
-    parts, depth, begun, position = [], 0, 0, 0
+    pieces, depth, begun, position = [], 0, 0, 0
     while position < len(text):
         found = next((mark for mark in separators if depth == 0 and text.startswith(mark, position)), None)
         if found is not None:
-            parts.append(text[begun:position])
+            pieces.append(text[begun:position])
             position += len(found)
             begun = position
             continue
         depth += (text[position] in "({[") - (text[position] in ")}]")
         position += 1
-    return [*parts, text[begun:]]
+    return [*pieces, text[begun:]]
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    """A canonical answer and the unit in words behind it (empty without one): `5 cm^2` is 5 and cm^2."""
+    """A canonical text and the unit in words behind it (empty without one): `5 cm^2` is 5 and cm^2."""
     found = _UNIT.fullmatch(text)
     if found is None or not is_unit(found["unit"]):
         return text, ""

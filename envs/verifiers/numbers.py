@@ -1,4 +1,4 @@
-"""Plain numbers in answers: where the final one stands, and when two are the same. No sympy here.
+"""Plain numbers in completions: where the final one stands, and when two are the same. No sympy here.
 
 A number is exact: decimals, fractions, mixed numbers and scientific notation become a `Fraction`, so 1,000 is 1000.0
 and 3/6 is 0.5, while 9999 is not 10,000 and 0.333 is not 1/3. It is worked out where nothing is left to calculate: a
@@ -12,7 +12,7 @@ from fractions import Fraction
 from envs.verifiers.extract import after_thinking, chain_end
 
 MAX_CHARACTERS = 400
-"""A longer text is no number: reading it would cost more than any answer is worth."""
+"""A longer text is no number: reading it would cost more than it is worth."""
 MAX_WITH_UNIT = 80
 """A longer text is no number with a unit."""
 
@@ -180,11 +180,11 @@ def _read(text: str) -> tuple[Fraction, bool] | None:
         return _ratio("", match[1], match[2])
     match = _MIXED.fullmatch(text)
     if match:
-        part = _ratio("", match[3] or match[5], match[4] or match[6])
-        if part is None:
+        ratio = _ratio("", match[3] or match[5], match[4] or match[6])
+        if ratio is None:
             return None
         sign = -1 if match[1] == "-" else 1
-        return sign * (int(match[2]) + part[0]), part[1] and part[0] < 1
+        return sign * (int(match[2]) + ratio[0]), ratio[1] and ratio[0] < 1
     match = _SCIENTIFIC.fullmatch(text)
     if match:
         return Fraction(match[1]) * Fraction(10) ** int(match[2] or match[3]), True
@@ -203,16 +203,16 @@ def _ratio(sign: str, top: str, bottom: str) -> tuple[Fraction, bool] | None:
     return (-1 if sign == "-" else 1) * above / below, whole and lowest and signs < 2
 
 
-def _decimal(sign: str, whole: str, part: str | None) -> Fraction | None:
-    if not whole and not part:
+def _decimal(sign: str, whole: str, decimals: str | None) -> Fraction | None:
+    if not whole and not decimals:
         return None
-    digits = whole.replace(",", "") + (part or "")
-    value = Fraction(int(digits), 10 ** len(part or ""))
+    digits = whole.replace(",", "") + (decimals or "")
+    value = Fraction(int(digits), 10 ** len(decimals or ""))
     return -value if sign == "-" else value
 
 
 def same_number(given: str, gold: str) -> bool:
-    """Whether an answer is the gold number, worked out at least as far: 1,000 is 1000.0, and 22/2 is not 11.
+    """Whether a text is the gold number, worked out at least as far: 1,000 is 1000.0, and 22/2 is not 11.
 
     Two texts that are no numbers are never the same.
     """

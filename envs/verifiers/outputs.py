@@ -1,4 +1,4 @@
-"""Whether a program printed, or a function returned, what a test expects. Pure functions of data from outside."""
+"""Comparison of what a program printed, or a function returned, with what a test expects."""
 
 import math
 import sys

@@ -1,6 +1,7 @@
-"""Ready-made judges of a text against a gold answer: what the model is asked for, what is checked, what it is worth.
+"""Rules that judge a text against a gold: what the model is asked for, what is checked, what each part is worth.
 
-Each is a named reward too: `env.reward=NAME` puts it in the place of a task's own.
+Tasks name the rule that judges them, and each rule is a named reward: `env.reward=NAME` puts it in the place of a
+task's own.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,15 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from config.env import EnvConfig
-from envs.rewards import RewardFunction, reward
-from envs.task import Completion, Example, Reward
+from envs.example import Completion, Example, Reward
+from envs.rewards import reward
 from envs.verifiers import extract
 from envs.verifiers.equivalence import same_answer
 from envs.verifiers.numbers import final_number, parse_number, same_number
 
 Parts = dict[str, float]
 SHORT_ANSWER = 200
-"""A text of at most so many characters without any mark is itself the answer, for the rule `math`."""
+"""A text of at most so many characters without any mark is itself the final answer, for the rule `math`."""
 
 
 @dataclass(frozen=True)
@@ -28,18 +29,19 @@ class Rule:
     judge: Callable[[str, Any, EnvConfig], Parts]
     in_process: bool = False
 
-    def weighted(self, parts: Parts) -> Reward:
-        """The verdict whose score is the weighted sum of the parts."""
+    def reward(self, completion: Completion, example: Example, env: EnvConfig) -> Reward:
+        """The weighted sum of the parts that the judge gives a completion against the gold of its example."""
+        parts = self.judge(completion.text, example.answer, env)
         return Reward(sum(weight * parts[name] for name, weight in self.weights.items()), parts)
 
 
-def _verdict(given: str | None, gold: Any, formatted: bool) -> Parts:
+def _parts(given: str | None, gold: Any, formatted: bool) -> Parts:
     right = formatted and given is not None and same_answer(given, str(gold))
     return {"accuracy": float(right), "format": float(formatted)}
 
 
 def math(text: str, gold: Any, env: EnvConfig) -> Parts:
-    """The final answer however it is marked; a short text without any mark is itself the answer."""
+    """The final answer however it is marked; a short text without any mark is itself the final answer."""
     given = extract.final_answer(text)
     if (
         given is None
@@ -47,19 +49,19 @@ def math(text: str, gold: Any, env: EnvConfig) -> Parts:
         and not any(mark in text for mark in ("\\boxed", "<", "#"))
     ):
         given = text.strip() or None
-    return _verdict(given, gold, given is not None)
+    return _parts(given, gold, given is not None)
 
 
 def boxed(text: str, gold: Any, env: EnvConfig) -> Parts:
     """The last `\\boxed{}` after the thoughts."""
     spoken = extract.after_thinking(text)
     given = extract.boxed(spoken) if spoken is not None else None
-    return _verdict(given, gold, bool(given))
+    return _parts(given, gold, bool(given))
 
 
 def think_answer_tags(text: str, gold: Any, env: EnvConfig) -> Parts:
-    """One thought, then one answer; without that form nothing is earned."""
-    return _verdict(extract.tagged(text), gold, extract.think_answer_format(text))
+    """One thought, then one final answer; without that form nothing is earned."""
+    return _parts(extract.tagged(text), gold, extract.think_answer_format(text))
 
 
 def gsm8k(text: str, gold: Any, env: EnvConfig) -> Parts:
@@ -75,7 +77,7 @@ def dapo(text: str, gold: Any, env: EnvConfig) -> Parts:
     given = extract.answer_line(spoken) if spoken is not None else None
     if given is not None and "\\boxed" in given:
         given = extract.boxed(given)
-    return _verdict(given, gold, given is not None)
+    return _parts(given, gold, given is not None)
 
 
 def exact(text: str, gold: Any, env: EnvConfig) -> Parts:
@@ -109,12 +111,5 @@ RULES: dict[str, Rule] = {
 }
 
 
-def _as_reward(rule: Rule) -> RewardFunction:
-    def judge(completion: Completion, example: Example, env: EnvConfig) -> Reward:
-        return rule.weighted(rule.judge(completion.text, example.answer, env))
-
-    return judge
-
-
 for _name, _rule in RULES.items():
-    reward(_name, system_prompt=_rule.system_prompt, in_process=_rule.in_process)(_as_reward(_rule))
+    reward(_name, system_prompt=_rule.system_prompt, in_process=_rule.in_process)(_rule.reward)

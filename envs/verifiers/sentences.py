@@ -1,4 +1,4 @@
-"""Sentences and words by NLTK's Punkt model, which is read from local files and never downloaded."""
+"""Sentences and words of a text by NLTK's Punkt model, which is read from local files and never downloaded."""
 
 from functools import cache
 from typing import Any

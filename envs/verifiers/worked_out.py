@@ -1,6 +1,6 @@
-"""Whether a number is worked out as far as the gold: `2\\sqrt{2}` is, `\\sqrt{8}` and `\\sqrt{2}+\\sqrt{2}` are not.
+"""The check that a number is worked out as far as the gold: `2\\sqrt{2}` is, `\\sqrt{8}` is not.
 
-Where the gold is a number that is no fraction (`2\\sqrt{2}`, `\\frac{\\pi}{4}`, `2^{100}-1`), an answer may leave no
+Where the gold is a number that is no fraction (`2\\sqrt{2}`, `\\frac{\\pi}{4}`, `2^{100}-1`), a text may leave no
 more to be done than the gold does. What is left to be done is counted in the text, before anything is evaluated: each
 sum or difference, root, power and function, and each product of two plain numbers counts one. Fractions, radicals and
 powers must be in lowest terms too, unless the gold's are not. No sympy here.
@@ -37,7 +37,7 @@ class Form:
 
 
 def worked_out(given: str, gold: str) -> bool:
-    """Whether an answer of the gold's value leaves no more to be done than the gold; both are canonical texts.
+    """Whether a text of the gold's value leaves no more to be done than the gold; both are canonical texts.
 
     A gold in a notation that is not known here asks for nothing.
     """

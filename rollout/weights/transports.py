@@ -12,7 +12,7 @@ The host copy of the last push stays until the next one: an engine that replaces
 import math
 import mmap
 import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ import torch
 from plan.devices import TransportName
 from plan.plan import Plan
 from rollout.engines.host import WeightHandle
+from rollout.weights.direct import DirectTransfer
 from rollout.weights.outgoing import Outgoing, PublishedTensor, nbytes
 
 
@@ -32,29 +33,6 @@ class HostCopy(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-class Engines(Protocol):
-    """The live engines of a pool as a direct transfer calls them; `rollout.engines.fleet.Fleet`."""
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """Changes whenever an engine is replaced."""
-        ...
-
-    def call_each(self, method: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
-        """The method of every engine at once, each with its own arguments."""
-        ...
-
-    def stacks(self) -> str: ...
-
-
-class DirectTransfer(Protocol):
-    """From the learner's GPUs into those of the engines, past any host's memory."""
-
-    def push(self, weights: Outgoing, version: int, engines: Engines) -> None:
-        """Return when every one of the engines draws its tokens with these weights."""
-        ...
 
 
 @dataclass(frozen=True)

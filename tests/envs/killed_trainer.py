@@ -1,4 +1,4 @@
-"""A process that is killed while verifications hang. Prints the ids of its own child, the nursery and the workers."""
+"""A process that is killed while verifications hang. Prints the ids of its child, the fork server and its workers."""
 
 import os
 import time

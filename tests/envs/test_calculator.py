@@ -1,6 +1,6 @@
 import pytest
 
-from envs.calculator import calculate
+from envs.tools.calculator import calculate
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from envs.rewards import find_reward
 from envs.sandbox.sandbox import Limits, Run, Sandbox, SandboxError
 from envs.task import Completion, Task, make_task
 from envs.verifiers import code
-from envs.verifiers.code import CodeOptions, Tests, Verdict, extract_code, judge
+from envs.verifiers.code import CodeOptions, CodeResult, Tests, extract_code, judge
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
 
@@ -223,12 +223,14 @@ def test_no_function_can_talk_itself_right(sandbox: Sandbox, program: str) -> No
 def test_tests_end_at_the_first_failure_unless_their_share_counts(sandbox: Sandbox) -> None:
     program = "n = sum(map(int, input().split()))\nprint(n if n != 7 else 8)"
     tests = Tests(("1 2\n", "10 -3\n", "0 0\n"), ("3", "7", "0"))
-    assert judge(sandbox, program, tests, CodeOptions(), 10.0) == Verdict(1, 3, "wrong answer")
-    assert judge(sandbox, program, tests, CodeOptions(credit="share"), 10.0) == Verdict(2, 3, "wrong answer")
+    assert judge(sandbox, program, tests, CodeOptions(), 10.0) == CodeResult(1, 3, "wrong answer")
+    assert judge(sandbox, program, tests, CodeOptions(credit="share"), 10.0) == CodeResult(
+        2, 3, "wrong answer"
+    )
     endless = "while True: pass"
-    assert judge(sandbox, endless, tests, CodeOptions(credit="share"), 2.0) == Verdict(0, 3, "time")
-    assert judge(sandbox, RIGHT[0], tests, CodeOptions(), 0.0) == Verdict(0, 3, "no time left")
-    assert judge(sandbox, program, tests, CodeOptions(max_tests=1), 10.0) == Verdict(1, 1)
+    assert judge(sandbox, endless, tests, CodeOptions(credit="share"), 2.0) == CodeResult(0, 3, "time")
+    assert judge(sandbox, RIGHT[0], tests, CodeOptions(), 0.0) == CodeResult(0, 3, "no time left")
+    assert judge(sandbox, program, tests, CodeOptions(max_tests=1), 10.0) == CodeResult(1, 1)
     share = task(options={"credit": "share"})
     assert score(share, "n = sum(map(int, input().split()))\nprint(n if n != 7 else 8)", 0) == 0.75
 
@@ -338,7 +340,7 @@ def test_recorded_verdicts_of_another_grader_are_reproduced() -> None:
             )
             program = extract_code(row["completion"])
             tests = Tests.parse(row["test_cases"])
-            verdict = judge(sandbox, program, tests, options, 20.0) if program else Verdict(0, 1)
+            verdict = judge(sandbox, program, tests, options, 20.0) if program else CodeResult(0, 1)
             ours = verdict.passed / verdict.total
             if not row["params"]["continuous"]:
                 # it raises UnboundLocalError for every wrong program, which its callers count as wrong
@@ -365,6 +367,6 @@ def test_the_default_is_right_wherever_right_is_known() -> None:
         for case, row in rows.items():
             program = extract_code(row["completion"])
             tests = Tests.parse(row["test_cases"])
-            verdict = judge(sandbox, program, tests, CodeOptions(), 20.0) if program else Verdict(0, 1)
+            verdict = judge(sandbox, program, tests, CodeOptions(), 20.0) if program else CodeResult(0, 1)
             right = verdict.passed == verdict.total
             assert right == row["expected_correct"], case

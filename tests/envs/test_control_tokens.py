@@ -17,7 +17,7 @@ from envs.group import FinishReason, SampledCompletion, Sampling, Verdict
 from envs.judging.service import RewardService
 from envs.prompt_length import PromptLimit
 from envs.task import Completion, Example, Reward, Task
-from envs.tools import Tool
+from envs.tools.tool import Tool
 from envs.turns import Conversation
 from rollout.engines.sampler import Request
 from rollout.generate import Generation

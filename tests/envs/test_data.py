@@ -15,7 +15,7 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.data import DEEPEST
 from envs.task import make_task
-from run.grade import grade
+from run.rewards import run_rewards
 
 GOOD = b'{"prompt": "1+1=", "answer": 2}\n'
 
@@ -252,4 +252,4 @@ def test_broken_samples_are_named_with_their_line(content: bytes, expected: str,
     (tmp_path / "samples").write_bytes(content)
     env = EnvConfig(dataset="jsonl", data_files=str(tmp_path / "rows"), samples=str(tmp_path / "samples"))
     with pytest.raises(ConfigError, match=expected):
-        grade(env, io.StringIO(), io.StringIO())
+        run_rewards(env, io.StringIO(), io.StringIO())

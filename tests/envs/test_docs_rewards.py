@@ -18,7 +18,7 @@ from config.env import EnvConfig
 from envs.judging.service import RewardService
 from envs.rewards import known_rewards
 from envs.task import Completion, known_tasks, make_task
-from envs.tools import make_tools
+from envs.tools.tool import make_tools
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from config.env import EnvConfig
-from envs.rewards import make_judge
+from envs.judging.judge import make_judge
 from envs.task import Completion, Example, Task, make_task
 from tests.punkt import OWN_PUNKT, use_punkt
 

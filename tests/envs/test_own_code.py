@@ -19,7 +19,7 @@ from envs.options import option_problems
 from envs.prompts import PromptQueue, PromptSource
 from envs.task import Completion, make_task
 from envs.together import together
-from envs.tools import find_tools, instructions, make_tools
+from envs.tools.tool import find_tools, instructions, make_tools
 from envs.turns import Conversation, make_answerers, with_instructions
 from tests.scripts import ROOT, configured, rows
 

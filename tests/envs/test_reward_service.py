@@ -97,11 +97,11 @@ def test_nothing_is_left_of_a_killed_worker_or_of_the_service(tmp_path: Path) ->
     with serving("bomb") as service:
         service.score([Completion("a")], examples(1))
         workers = [worker.pid for worker in service._pool.workers]  # type: ignore[union-attr]
-        nursery = service._pool.process.pid  # type: ignore[union-attr]
+        fork_server = service._pool.process.pid  # type: ignore[union-attr]
         assert all(alive(pid) for pid in workers)
         service.score([Completion(f"child {note}")], examples(1))
         assert not alive(int(note.read_text()))
-    assert not any(alive(pid) for pid in [*workers, nursery])
+    assert not any(alive(pid) for pid in [*workers, fork_server])
 
 
 def test_async_rewards_and_polling() -> None:
@@ -134,23 +134,23 @@ def test_a_reward_that_cannot_be_imported_is_named() -> None:
         pass
 
 
-def kill_workers(service: RewardService, by_their_nursery: bool) -> None:
-    """SIGKILL them, or the nursery that they do not outlive, and see them gone."""
+def kill_workers(service: RewardService, by_their_fork_server: bool) -> None:
+    """SIGKILL them, or the fork server that they do not outlive, and see them gone."""
     pool = service._pool
     assert pool is not None
     workers = [worker.pid for worker in pool.workers]
     assert len(workers) == 2
-    for pid in [pool.process.pid] if by_their_nursery else workers:
+    for pid in [pool.process.pid] if by_their_fork_server else workers:
         os.kill(pid, signal.SIGKILL)
     for pid in workers:
         wait_until_gone(pid)
 
 
-@pytest.mark.parametrize("by_their_nursery", [False, True])
-def test_the_death_of_idle_workers_harms_no_verdict(by_their_nursery: bool) -> None:
+@pytest.mark.parametrize("by_their_fork_server", [False, True])
+def test_the_death_of_idle_workers_harms_no_verdict(by_their_fork_server: bool) -> None:
     with serving("bomb") as service:
         service.score([Completion("a")] * 8, examples(8))
-        kill_workers(service, by_their_nursery)
+        kill_workers(service, by_their_fork_server)
         scored = service.score([Completion("bb")] * 8, examples(8))
     assert [(s.outcome, s.score) for s in scored] == [("scored", 2.0)] * 8
 
@@ -168,24 +168,24 @@ def busy_workers(service: RewardService, ticket: Ticket, count: int) -> list[Wor
     return pool.workers
 
 
-@pytest.mark.parametrize("by_their_nursery", [False, True])
-def test_the_death_of_busy_workers_harms_no_verdict(by_their_nursery: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_their_fork_server", [False, True])
+def test_the_death_of_busy_workers_harms_no_verdict(by_their_fork_server: bool, tmp_path: Path) -> None:
     """All are found dead in the same look, and each while it judges."""
     with serving("bomb", reward_timeout_s=30.0) as service:
         ticket = service.submit([Completion(f"wait {tmp_path / 'on'}")] * 8, examples(8))
         busy_workers(service, ticket, 2)
-        kill_workers(service, by_their_nursery)
+        kill_workers(service, by_their_fork_server)
         (tmp_path / "on").touch()
         scored = service.wait(ticket)
     assert [s.outcome for s in scored] == ["scored"] * 8
 
 
 def test_a_death_in_company_is_not_counted_against_who_dies_once_more(tmp_path: Path) -> None:
-    """Two workers die with their nursery; then the one that judges alone is killed, which may be an accident."""
+    """Two workers die with their fork server; then the one that judges alone is killed, which may be an accident."""
     with serving("bomb", reward_timeout_s=30.0) as service:
         ticket = service.submit([Completion(f"wait {tmp_path / 'on'}")] * 2, examples(2))
         busy_workers(service, ticket, 2)
-        kill_workers(service, by_their_nursery=True)
+        kill_workers(service, by_their_fork_server=True)
         (alone,) = busy_workers(service, ticket, 1)
         os.kill(alone.pid, signal.SIGKILL)
         (tmp_path / "on").touch()
@@ -193,9 +193,9 @@ def test_a_death_in_company_is_not_counted_against_who_dies_once_more(tmp_path: 
     assert [s.outcome for s in scored] == ["scored"] * 2
 
 
-def test_a_verification_that_kills_the_nursery_is_invalid_and_the_service_goes_on() -> None:
+def test_a_verification_that_kills_the_fork_server_is_invalid_and_the_service_goes_on() -> None:
     with serving("bomb") as service:
-        scored = service.score([Completion("a"), Completion("nursery"), Completion("bb")], examples(3))
+        scored = service.score([Completion("a"), Completion("fork_server"), Completion("bb")], examples(3))
         assert [s.outcome for s in scored] == ["scored", "invalid", "scored"]
         assert service.score([Completion("ccc")], examples(1))[0].score == 3.0
 
@@ -250,8 +250,8 @@ def test_what_is_submitted_begins_before_anybody_asks_for_it(tmp_path: Path) -> 
             time.sleep(0.02)
 
 
-def test_who_dies_with_the_nursery_is_not_taken_for_its_killer() -> None:
-    texts = ["nursery"] + ["slow"] * 8
+def test_who_dies_with_the_fork_server_is_not_taken_for_its_killer() -> None:
+    texts = ["fork_server"] + ["slow"] * 8
     with serving("bomb", reward_timeout_s=30.0) as service:
         scored = service.score([Completion(text) for text in texts], examples(len(texts)))
         assert [s.outcome for s in scored] == ["invalid"] + ["scored"] * 8
@@ -270,8 +270,8 @@ def test_of_two_that_die_together_each_is_judged_again_alone(tmp_path: Path) -> 
     assert [s.outcome for s in scored] == ["invalid", "scored"]
 
 
-def test_a_nursery_that_died_before_a_worker_was_missed_is_started_anew() -> None:
-    """A row that hangs whatever is said leaves one worker of two; then the nursery dies, and that worker with it."""
+def test_a_fork_server_that_died_before_a_worker_was_missed_is_started_anew() -> None:
+    """A row that hangs whatever is said leaves one worker of two; then the fork server and that worker die."""
     with serving("bad_row", reward_timeout_s=1.0) as service:
         assert service.score([Completion("a")], [examples(2)[1]])[0].outcome == "error"
         pool = service._pool

@@ -13,10 +13,12 @@ import torch
 
 from config.env import EnvConfig
 from config.errors import ConfigError
+from envs.judging.judge import judges_in_process, least_score, make_judge
+from envs.judging.outcome import judged as judged_here
 from envs.judging.service import RewardService
-from envs.judging.worker import Judge, judged_here, pack
+from envs.judging.worker import pack
 from envs.own import load_own
-from envs.rewards import find_rewards, judges_in_process, least_score, make_judge
+from envs.rewards import find_rewards
 from envs.task import Completion, Example, Outcome, Reward, make_task
 from tests.scripts import configured
 
@@ -30,8 +32,8 @@ def outcome(result: Callable[[], Any]) -> tuple[float, dict[str, float], str, st
         assert isinstance(returned, Reward)
         return returned
 
-    _, score, parts, said, _, message = judged_here(judge, 0, Completion(""), EXAMPLE)  # type: ignore[arg-type]
-    return score, parts, said, message
+    result = judged_here(judge, Completion(""), EXAMPLE)
+    return result.score, result.parts, result.outcome, result.message
 
 
 @pytest.mark.parametrize(
@@ -127,10 +129,10 @@ def test_two_functions_of_one_name_keep_apart() -> None:
     ],
 )
 def test_the_worst_of_the_outcomes_is_that_of_the_whole(second: str, expected: Outcome, message: str) -> None:
-    judge = Judge(make_task(several("exact", f"{HERE}:{second}")))
-    _, _, _, said, _, why = judged_here(judge, 0, Completion("2"), EXAMPLE)
-    assert said == expected
-    assert re.search(message, why)
+    judge = make_judge(make_task(several("exact", f"{HERE}:{second}")))
+    result = judged_here(judge, Completion("2"), EXAMPLE)
+    assert result.outcome == expected
+    assert re.search(message, result.message)
 
 
 def test_several_are_judged_here_only_where_each_is_safe() -> None:

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.task import Example
-from envs.tools import LONGEST, Tool, tool_request
+from envs.tools.tool import LONGEST, Tool, tool_request
 from envs.turns import Conversation, ThinkAgain, make_answerers, with_instructions
 from tests.tiny import numbered_examples
 

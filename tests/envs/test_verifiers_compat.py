@@ -13,7 +13,11 @@ from typing import Any
 
 import pytest
 
+from config.env import EnvConfig
+from envs.rewards import find_reward
+from envs.task import Completion, Example
 from envs.verifiers.compat import GRADERS
+from envs.verifiers.compat_rewards import REWARDS
 
 GOLDEN = Path(__file__).resolve().parents[2] / ".." / "shared" / "golden" / "grading.jsonl.gz"
 Case = dict[str, Any]
@@ -239,3 +243,58 @@ def test_countdown_graders(answer: str, expected: float) -> None:
     text = f"<answer>{answer}</answer>"
     assert GRADERS["megatron_countdown"](text, 22, [3, 5, 7]) == expected
     assert GRADERS["torchrl_countdown"](text, 22, [3, 5, 7])["reward"] == expected
+
+
+BOXED = "\\boxed{42}"
+ASKED_FOR = {
+    **{name: "#### 42" for name in ("nanochat_gsm8k", "openai_gsm8k", "verl_gsm8k")},
+    **{
+        name: BOXED
+        for name in ("verl_math", "verl_math_verify", "trl_accuracy", "coati_boxed", "math_verify")
+    },
+    **{name: TAGS.format(42) for name in ("torchrl_gsm8k", "torchrl_math", "coati_think_answer_tags")},
+    "megatron_math": BOXED,
+    "trl_reasoning_accuracy": f"<think>a</think>{BOXED}",
+    "verl_dapo": "Answer: 42",
+}
+TOP = {"coati_boxed": 10.0, "coati_think_answer_tags": 10.0}
+
+
+def rewarded(name: str, text: str, gold: Any, truncated: bool = False) -> tuple[float, dict[str, float]]:
+    given = find_reward(name).function(
+        Completion(text, truncated=truncated), Example((), gold, 0), EnvConfig(dataset="x")
+    )
+    return given.score, given.parts
+
+
+@pytest.mark.parametrize("name", sorted(ASKED_FOR))
+def test_a_grader_is_a_reward_by_its_name(name: str) -> None:
+    right, wrong = ASKED_FOR[name], ASKED_FOR[name].replace("42", "41")
+    score, parts = rewarded(name, right, "42")
+    assert (score, parts["accuracy"]) == (TOP.get(name, 1.0), 1.0)
+    score, parts = rewarded(name, wrong, "42")
+    assert score < TOP.get(name, 1.0) and parts["accuracy"] == 0.0
+    assert rewarded(name, "", "42")[1]["accuracy"] == 0.0
+
+
+def test_the_other_graders_are_rewards_too() -> None:
+    gold = {"numbers": [3, 5, 7], "target": 22}
+    for name in ("megatron_countdown", "torchrl_countdown"):
+        assert rewarded(name, "<answer>3*5+7</answer>", gold)[0] == 1.0
+        assert rewarded(name, "<answer>3+5+7</answer>", gold)[0] == 0.1
+    assert rewarded("trl_think_format", "<think>a</think>b", None)[0] == 1.0
+    assert {*ASKED_FOR, "megatron_countdown", "torchrl_countdown", "trl_think_format"} == set(REWARDS)
+
+
+def test_what_was_cut_off_earns_nothing_where_the_system_says_so() -> None:
+    for name in ("coati_boxed", "coati_think_answer_tags", "megatron_math"):
+        assert rewarded(name, ASKED_FOR[name], "42", truncated=True)[0] == 0.0
+
+
+def test_a_gold_that_a_grader_cannot_read_is_an_error() -> None:
+    with pytest.raises(ValueError, match="cannot read the gold"):
+        rewarded("openai_gsm8k", "#### 7", "\\frac12")
+
+
+def test_the_gold_of_torchrl_may_stand_in_a_box() -> None:
+    assert rewarded("torchrl_math", TAGS.format(7), "so it is \\boxed{7}")[0] == 1.0

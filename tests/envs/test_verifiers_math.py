@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from config.env import EnvConfig
+from envs.task import Completion, Example
 from envs.verifiers import extract
 from envs.verifiers.bounds import is_bounded
 from envs.verifiers.equivalence import same_answer
@@ -357,7 +358,8 @@ PADDING = st.text(alphabet="ab 1\n.{}\\$", max_size=400)
 )
 def test_a_wrong_answer_is_never_better_for_being_longer(answer: str, before: str, name: str) -> None:
     rule = RULES[name]
-    short, long = (rule.weighted(rule.judge(text, "7000", ENV)).score for text in (answer, before + answer))
+    example = Example((), "7000", 0)
+    short, long = (rule.reward(Completion(text), example, ENV).score for text in (answer, before + answer))
     assert long <= short
 
 

@@ -10,7 +10,7 @@ import pytest
 from config.env import EnvConfig
 from envs.task import make_task
 from envs.verifiers import bounds, formulas
-from envs.verifiers.equivalence import MAX_PARTS, same_answer
+from envs.verifiers.equivalence import MAX_ELEMENTS, same_answer
 from envs.verifiers.numbers import is_worked_out
 from envs.verifiers.rules import RULES
 from envs.verifiers.words import number_in_words
@@ -284,7 +284,7 @@ def test_a_relation_between_a_name_and_a_set_is_compared_by_its_sides(given: str
 
 @pytest.mark.parametrize("brackets", ["()", "[]", ("\\{", "\\}")])
 def test_more_parts_than_the_limit_are_wrong_unless_written_alike(brackets: tuple[str, str]) -> None:
-    for count, right in ((MAX_PARTS, True), (MAX_PARTS + 1, False)):
+    for count, right in ((MAX_ELEMENTS, True), (MAX_ELEMENTS + 1, False)):
         golds, parts = (
             ",".join([str(number) for number in range(count - 1)] + [last]) for last in ("1/2", "0.5")
         )

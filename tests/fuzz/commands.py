@@ -11,13 +11,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import rollout.streaming  # noqa: F401
-
 import grpo
+import rollout.stream  # noqa: F401
 import run.engines
 import run.evaluation  # noqa: F401
-import training.learner  # noqa: F401
+import training.local_learner  # noqa: F401
 from grpo_utils import launch
+from run.lockstep import Lockstep
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MEMORY = 16 * 2**30

@@ -15,6 +15,8 @@ from plan import machine as real
 from plan.machine import Machine
 from plan.plan import Plan, make_plan
 from plan.problems import check as checked
+from run.lockstep import Lockstep
+from run.schedule import Schedule
 from selftest import engines, learner, tiny
 from selftest.catalogue import CHECKS, EXTRA
 from selftest.check import Bench, Check
@@ -51,11 +53,11 @@ def plan_of(check: Check, folder: Path, patch: pytest.MonkeyPatch) -> Plan:
     """What the check's body would start."""
     machine = machine_with(check.gpus)
 
-    def build(config: Config, run_dir: Path, overlapped: bool = False) -> NoReturn:
-        raise PlannedError(checked(make_plan(config, overlapped, machine, run_dir)))
+    def build(config: Config, run_dir: Path, schedule: type[Schedule]) -> NoReturn:
+        raise PlannedError(checked(make_plan(config, schedule.overlapped, machine, run_dir)))
 
-    def run(config: Config, run_dir: Path, train: Any, overlapped: bool) -> NoReturn:
-        raise PlannedError(checked(make_plan(config, overlapped, machine, run_dir)))
+    def run_job(config: Config, run_dir: Path, train: Any, schedule: type[Schedule]) -> NoReturn:
+        build(config, run_dir, schedule)
 
     def make_learner(config: Config, plan: Plan, run_dir: Path) -> NoReturn:
         raise PlannedError(plan)
@@ -66,8 +68,8 @@ def plan_of(check: Check, folder: Path, patch: pytest.MonkeyPatch) -> Plan:
     patch.setattr(learner, "collected", lambda *arguments: MagicMock())
     patch.setattr(learner, "make_learner", make_learner)
     patch.setattr(engines, "load_model", lambda config, devices: None)
-    patch.setattr(engines, "vllm_settings", lambda config, *_: run(config, folder, None, False))
-    patch.setattr(tiny, "run", run)
+    patch.setattr(engines, "vllm_settings", lambda config, *_: build(config, folder, Lockstep))
+    patch.setattr(tiny, "run_job", run_job)
     small = {key: value for key, value in check.options.items() if key not in ("width", "layers")}
     with pytest.raises(PlannedError) as planned:
         check.function(Bench(folder, "cuda"), **small)

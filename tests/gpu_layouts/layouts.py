@@ -1,11 +1,11 @@
 """Machines of 1 to 8 pretended GPUs, and a learner on each as the plan lays it out, from the project's own parts."""
 
+import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from accelerate import dispatch_model
-from tensordict import TensorDict
 from transformers import PreTrainedModel
 
 from config.env import EnvConfig
@@ -13,12 +13,14 @@ from config.inference import InferenceModelConfig
 from config.optimizer import OptimizerConfig
 from config.policy import PolicyConfig
 from config.schema import Config, LoraConfig, ModelConfig, RefModelConfig, TrainConfig, TrainModelConfig
+from envs.group import Group, Verdict
 from plan.machine import Machine
 from plan.plan import Plan, make_plan
+from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
-from tests.training.test_forward import REPEATS, collected
-from training.learner import Learner
-from training.models import torch_devices
+from tests.training.scorers import REPEATS
+from training.local_learner import LocalLearner, policy_weights
+from training.models import make_models, torch_devices
 
 GROUPS = 2
 
@@ -102,14 +104,14 @@ def spread(model: PreTrainedModel, devices: list[torch.device]) -> PreTrainedMod
     return placed
 
 
-def learner_on(layout: Layout, case: Case, run_dir: Path) -> tuple[Learner, Plan]:
+def learner_on(layout: Layout, case: Case, run_dir: Path) -> tuple[LocalLearner, Plan]:
     """What `build` makes of the config."""
     config = config_of(layout, case)
     plan = plan_of(layout, config)
     model = spread(tiny_llama(case.tied), torch_devices(plan.devices.train))
     torch.manual_seed(0)  # of fresh adapters
-    policy, scorer, reference = build_models(config, model, plan)
-    return Learner(policy, scorer, reference, config, run_dir), plan
+    models = make_models(config, model, plan)
+    return LocalLearner(config, models, policy_weights(config, models.policy, plan), run_dir), plan
 
 
 def save_tiny(folder: Path, tied: bool) -> Path:
@@ -117,8 +119,9 @@ def save_tiny(folder: Path, tied: bool) -> Path:
     return folder
 
 
-def host_batch() -> TensorDict:
-    """Groups as the collector makes them, on the CPU, with rewards that differ."""
-    batch = collected(num_groups=GROUPS)
-    batch["next", "reward"] = torch.rand(GROUPS * REPEATS, 1, generator=torch.Generator().manual_seed(3))
-    return batch
+def judged_groups() -> list[Group]:
+    """Groups with rewards that differ."""
+    groups, chance = drawn_from_tiny(num_groups=GROUPS, repeats=REPEATS), random.Random(3)
+    for completion in (one for group in groups for one in group.completions):
+        completion.verdict = Verdict(chance.random(), {}, "scored")
+    return groups

@@ -1,4 +1,4 @@
-"""From a batch on the host to an optimizer step, on pretended machines of 1 to 8 GPUs (see tests/pretend_gpu.py).
+"""From groups on the host to an optimizer step, on pretended machines of 1 to 8 GPUs (see tests/pretend_gpu.py).
 
 Whatever the layout, the numbers are those of one GPU, to the digit; in float32 those of one GPU are the CPU's.
 """
@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tensordict import TensorDict
 
 from config.policy import PRESETS, load_policy
-from tests.gpu_layouts.layouts import LAYOUTS, SPREADS, Case, Layout, host_batch, learner_on, save_tiny
+from envs.group import Group
+from tests.gpu_layouts.layouts import LAYOUTS, SPREADS, Case, Layout, judged_groups, learner_on, save_tiny
 from tests.pretend_gpu import pretend_gpus
 from training.models import torch_devices
 
@@ -43,8 +43,8 @@ CASES = sorted({*presets_everywhere(), *everything_of_grpo()})
 
 
 @cache
-def batch() -> TensorDict:
-    return host_batch()
+def groups() -> list[Group]:
+    return judged_groups()
 
 
 Folders = tuple[Path, Path]
@@ -70,7 +70,7 @@ def step(
         assert {parameter.device for parameter in learner.model.parameters()} == {
             *torch_devices(plan.devices.train)
         }
-        report = learner.step(learner.prepare(batch().clone()))
+        report = learner.step(learner.credit(groups()))
     assert not report.skipped
     return report.metrics
 

@@ -18,12 +18,14 @@ from config.policy import load_policy
 from plan.machine import installed_vllm
 from plan.plan import Plan
 from rollout.engines.transformers_engine import TransformersEngine
-from rollout.weights.outgoing import named_weights
-from rollout.weights.transports import InProcess, ObjectStore, SharedMemory
-from run.engines import learner_scores, outgoing
+from rollout.weights.outgoing import Outgoing
+from rollout.weights.transports import ObjectStore, SharedMemory
 from tests.gpu_layouts.layouts import LAYOUTS, SPREADS, Case, Layout, learner_on, save_tiny
 from tests.pretend_gpu import PretendedGPUs, pretend_gpus
+from tests.rollout.conftest import scores_of_one
 from tests.tiny import EOS, tiny_llama
+from training.local_learner import policy_weights
+from training.weights import PolicyWeights, named_weights
 
 needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 SEQUENCE = list(range(3, 30))
@@ -50,6 +52,10 @@ def policy_on(layout: Layout, tied: bool, lora: bool, folder: Path) -> tuple[nn.
     return learner.model, plan
 
 
+def published(model: nn.Module, plan: Plan) -> Outgoing:
+    return Outgoing(policy_weights(plan.config, model, plan).publish())
+
+
 def plain(tied: bool, dtype: torch.dtype) -> dict[str, Tensor]:
     """What must arrive: fresh adapters change nothing."""
     return {name: tensor.to(dtype) for name, tensor in tiny_llama(tied).state_dict().items()}
@@ -68,9 +74,10 @@ def test_in_process(layout: str, tied: bool, lora: bool, folder: Path) -> None:
     with pretend_gpus(LAYOUTS[layout].gpus):
         model, _ = policy_on(LAYOUTS[layout], tied, lora, folder)
         engine = TransformersEngine(tiny_llama(tied, seed=1).to("cuda:0"), [EOS])  # type: ignore[arg-type]
-        InProcess(engine).push(named_weights(model), 1)
-        scores = learner_scores(model, [SEQUENCE], 1.0)
-        assert engine.score([SEQUENCE])[0] == pytest.approx(scores[0], abs=1e-5)
+        learner = PolicyWeights(model, named_weights)
+        engine.load(Outgoing(learner.publish()), 1)
+        scores = learner.score([SEQUENCE])
+        assert scores_of_one(engine, [SEQUENCE])[0] == pytest.approx(scores[0], abs=1e-5)
 
 
 @pytest.mark.parametrize("way", ["shared memory", "object store"])
@@ -81,17 +88,12 @@ def test_through_memory(
     """Ray's store keeps what it is given."""
     monkeypatch.setattr("ray.put", lambda value: value)
     monkeypatch.setattr("ray.get", lambda value: value)
-    arrived: dict[str, Tensor] = {}
-
-    def deliver(handle: Any, version: int) -> None:
-        arrived.update(handle.open())
-
     with pretend_gpus(LAYOUTS[layout].gpus):
         model, plan = policy_on(LAYOUTS[layout], tied, lora, folder)
-        transport = SharedMemory(deliver) if way == "shared memory" else ObjectStore(deliver)
-        transport.push(outgoing(plan, merged=True)(model), 1)
+        memory = SharedMemory() if way == "shared memory" else ObjectStore()
+        arrived = dict(memory.write(published(model, plan)).open())
         assert all(tensor.device.type == "cpu" for tensor in arrived.values())
-        transport.close()
+        memory.close()
     assert same(arrived, plain(tied, torch.bfloat16))
 
 
@@ -108,9 +110,6 @@ class Engines:
             self.declared.append(arguments[0]["update_info"])
             self.read(arguments[0]["update_info"])
         return []
-
-    def note_push(self, version: int, received: frozenset[str]) -> None:
-        pass
 
     def stacks(self) -> str:
         return ""
@@ -185,7 +184,7 @@ def test_nccl(
         model, plan = policy_on(LAYOUTS[layout], tied, lora, folder)
         assert plan.transport == "nccl"
         engines = Engines(len(plan.devices.engines))
-        NativeTransfer("nccl", engines, timeout=60).push(outgoing(plan, merged=True)(model), 1)
+        NativeTransfer("nccl", timeout=60).push(published(model, plan), 1, engines)
         assert waited_for(gpus) >= set(plan.devices.train)
     (wire,), (update,) = wires, engines.declared
     assert wire.device == torch.device("cuda", plan.devices.train[0])
@@ -242,7 +241,7 @@ def test_ipc(
         assert plan.devices.train == (own,)
         engines = Engines(1)
         engines.read = read
-        NativeTransfer("ipc", engines, timeout=60).push(outgoing(plan, merged=True)(model), 1)
+        NativeTransfer("ipc", timeout=60).push(published(model, plan), 1, engines)
     assert len(buffers) == 1
     assert len(engines.declared) > 1
     assert same(arrived, plain(tied, torch.bfloat16))

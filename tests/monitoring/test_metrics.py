@@ -1,51 +1,65 @@
-"""What a batch says about itself, against numbers that were counted by hand."""
+"""What groups and their batch say about themselves, against numbers that were counted by hand."""
+
+import random
+from collections.abc import Sequence
 
 import pytest
 import torch
-from tensordict import TensorDict
 
-from monitoring.metrics import generated_metrics, rollout_metrics, without_clocks
+from envs.group import Group, SampledCompletion
+from envs.task import Outcome
+from monitoring.metrics import rollout_metrics, without_clocks
+from tests.groups import make_completion, make_group, random_group
+from training.batch import Batch, collate
 
-REPEATS = 3
-SCORED, INVALID, ERROR = range(3)
-STOP, LENGTH = range(2)
+LENGTHS = [1, 2, 3, 4, 5, 6, 3, 2, 1]
+REWARDS = [1.0, 0.0, 9.0, 0.0, 0.0, 0.0, 9.0, 9.0, 9.0]
+FORMATS = [0.5, 1.0, 77.0, 0.0, 0.0, 0.0, 77.0, 77.0, 77.0]
+ADVANTAGES = [2.0, -1.0, 50.0, 0.0, 0.0, 0.0, 50.0, 50.0, 50.0]
+OUTCOMES: list[Outcome] = [
+    *("scored", "scored", "error"),
+    *("scored", "scored", "invalid"),
+    *("error", "error", "error"),
+]
+CUT = (1, 5, 8)
 
 
-def column(values: list[float]) -> torch.Tensor:
-    return torch.tensor(values)[:, None]
+def completions(outcomes: Sequence[Outcome] = OUTCOMES) -> list[SampledCompletion]:
+    """Nine; rewards and parts of what errored are numbers that nobody may count."""
+    return [
+        make_completion(
+            LENGTHS[row],
+            REWARDS[row],
+            {"format": FORMATS[row]},
+            outcome=outcomes[row],
+            finish_reason="length" if row in CUT else "stop",
+            versions=7,
+        )
+        for row in range(9)
+    ]
 
 
-def batch() -> TensorDict:
-    """Three groups: one with an error, one of equal rewards with an invalid one, one that was not judged at all.
+def three_groups(rows: Sequence[SampledCompletion] | None = None) -> list[Group]:
+    """One with an error, one of equal rewards with an invalid one, one that was not judged at all."""
+    rows = completions() if rows is None else rows
+    return [make_group(start, rows[start : start + 3]) for start in (0, 3, 6)]
 
-    Rewards and parts of what errored are numbers that nobody may count. Row i has LENGTHS[i] tokens.
-    """
-    rows = [9]
-    lengths = torch.tensor([1, 2, 3, 4, 5, 6, 3, 2, 1])
-    inside = torch.arange(6)[None] < lengths[:, None]
-    status = column([SCORED, SCORED, ERROR, SCORED, SCORED, INVALID, ERROR, ERROR, ERROR])
-    judged = status != ERROR
-    parts = TensorDict(format=column([0.5, 1.0, 77.0, 0.0, 0.0, 0.0, 77.0, 77.0, 77.0]), batch_size=rows)
-    following = TensorDict(
-        reward=column([1.0, 0.0, 9.0, 0.0, 0.0, 0.0, 9.0, 9.0, 9.0]),
-        reward_status=status,
-        reward_parts=parts,
-        batch_size=rows,
-    )
-    return TensorDict(
-        next=following,
-        tokens=TensorDict(response_mask=inside, loss_mask=inside.clone(), batch_size=rows),
-        mask=inside & judged,
-        advantage=column([2.0, -1.0, 50.0, 0.0, 0.0, 0.0, 50.0, 50.0, 50.0]),
-        finish_reason=column([STOP, LENGTH, STOP, STOP, STOP, LENGTH, STOP, STOP, LENGTH]),
-        policy_version=torch.full((9, 6), 7),
-        batch_size=rows,
-    )
+
+def credited(groups: Sequence[Group]) -> Batch:
+    """With the advantages above; what was judged is in the loss."""
+    batch = collate(groups)
+    batch.advantage = torch.tensor(ADVANTAGES)[:, None]
+    judged = [verdict.judged for group in groups for verdict in group.verdicts]
+    batch.mask = batch.tokens.loss_mask & torch.tensor(judged)[:, None]
+    return batch
+
+
+def metrics_of(groups: Sequence[Group]) -> dict[str, float]:
+    return rollout_metrics(credited(groups), groups, policy_version=7)
 
 
 def test_a_batch_by_hand() -> None:
-    metrics = rollout_metrics(batch(), REPEATS, policy_version=7)
-    assert metrics == pytest.approx(
+    assert metrics_of(three_groups()) == pytest.approx(
         {
             "reward/mean": 1 / 5,
             "reward/std": (0.8 / 4) ** 0.5,
@@ -53,12 +67,14 @@ def test_a_batch_by_hand() -> None:
             "reward/errors": 4 / 9,
             "reward/invalid": 1 / 9,
             "reward/format": 1.5 / 5,
+            "groups/generated": 3.0,
             "advantage/mean": 1 / 5,
             "advantage/std": (4.8 / 4) ** 0.5,
             "length/response_mean": 3.0,
             "length/response_max": 6.0,
             "length/truncated": 3 / 9,
             "sample_utilization": 5 / 9,
+            "rollout/temperature": 1.0,
             "policy_version": 7.0,
             "age/mean": 0.0,
             "age/max": 0.0,
@@ -67,35 +83,40 @@ def test_a_batch_by_hand() -> None:
     )
 
 
-def test_what_only_some_batches_have() -> None:
-    some = batch()
-    some["temperature"] = torch.linspace(0.5, 1.3, 9)[:, None]
-    some["length_reward"] = column([-1.0, -0.5, 66.0, 0.0, 0.0, 0.0, 66.0, 66.0, 66.0])
-    metrics = rollout_metrics(some, REPEATS, policy_version=7)
+def test_what_differs_from_batch_to_batch() -> None:
+    groups = [
+        make_group(number, group.completions, temperature=temperature)
+        for number, (group, temperature) in enumerate(zip(three_groups(), (0.5, 0.9, 1.3), strict=True))
+    ]
+    batch = credited(groups)
+    batch.length_reward = torch.tensor([-1.0, -0.5, 66.0, 0.0, 0.0, 0.0, 66.0, 66.0, 66.0])[:, None]
+    metrics = rollout_metrics(batch, groups, policy_version=7)
     assert metrics["rollout/temperature"] == pytest.approx(0.9)
     assert metrics["reward/length"] == pytest.approx(-1.5 / 5)
 
 
 def test_where_little_or_nothing_was_judged_all_numbers_are_finite() -> None:
-    some = batch()
-    some["next", "reward_status"][1:] = ERROR
-    some["mask"][1:] = False
-    metrics = rollout_metrics(some, REPEATS, policy_version=7)
+    metrics = metrics_of(three_groups(completions(["scored", *["error"] * 8])))
     told = ("reward/mean", "reward/std", "advantage/mean", "advantage/std", "reward/zero_variance_groups")
     assert [metrics[name] for name in told] == [1.0, 0.0, 2.0, 0.0, 1.0]
-    some["next", "reward_status"][:] = ERROR
-    some["mask"][:] = False
-    metrics = rollout_metrics(some, REPEATS, policy_version=7)
+    metrics = metrics_of(three_groups(completions(["error"] * 9)))
     told = ("reward/mean", "reward/format", "advantage/mean", "sample_utilization", "age/mean", "age/max")
     assert [metrics[name] for name in told] == [0.0] * 6
 
 
+def test_rewards_are_equal_where_the_learner_reads_one_number() -> None:
+    """It reads float32, in which 0.1 + 0.2 is 0.3."""
+    groups = [make_group(0, [make_completion(1, score) for score in (0.1 + 0.2, 0.3, 0.3)])]
+    batch = collate(groups)
+    batch.advantage, batch.mask = torch.zeros(3, 1), batch.tokens.loss_mask
+    assert rollout_metrics(batch, groups, 0)["reward/zero_variance_groups"] == 1.0
+
+
 def test_ages_are_of_the_tokens_that_are_trained_on() -> None:
     """Row 0 has one token of version 4, row 1 two of 7 and 6; row 2, which errored, is the oldest of all."""
-    some = batch()
-    some["policy_version"][0], some["policy_version"][2] = 4, 0
-    some["policy_version"][1, 1] = 6
-    metrics = rollout_metrics(some, REPEATS, policy_version=7)
+    rows = completions()
+    rows[0].policy_versions, rows[1].policy_versions, rows[2].policy_versions = [4], [7, 6], [0, 0, 0]
+    metrics = metrics_of(three_groups(rows))
     ages = {name: value for name, value in metrics.items() if name.startswith("age/")}
     assert ages == {
         "age/mean": pytest.approx((3 + 1) / 18),
@@ -107,71 +128,117 @@ def test_ages_are_of_the_tokens_that_are_trained_on() -> None:
     }
 
 
-def generated(**sums: list[float]) -> TensorDict:
-    """The totals of each group's place, in all of its rows."""
-    parts = TensorDict(format=column(sums.pop("format")), batch_size=[3])
-    columns = {name: column(values).double() for name, values in sums.items()}
-    totals = TensorDict(**columns, reward_parts=parts, batch_size=[3])
-    return totals[torch.arange(9) // REPEATS]
-
-
 def test_with_replaced_groups_the_rewards_are_those_of_all_that_was_generated() -> None:
-    """Six groups of three for three places, two of which were replaced: 10 of 18 completions were judged."""
-    some = batch()
-    some["generated"] = generated(
-        groups=[1, 2, 3],
-        completions=[3, 6, 9],
-        judged=[2, 5, 3],
-        invalid=[0, 1, 2],
-        reward=[1, 4, 0],
-        reward_squared=[1, 8, 0],
-        zero_variance=[0, 1, 2],
-        format=[1.5, 3.5, 1.0],
-    )
-    metrics = rollout_metrics(some, REPEATS, policy_version=7)
+    """Three more groups for two of the places: the second was replaced once, the third twice."""
+    groups = three_groups()
+    first = make_group(10, [make_completion(1, 2.0, {"format": 1.0}) for _ in range(3)])
+    second = make_group(11, [make_completion(1, 0.0, {"format": 0.0}, outcome="invalid") for _ in range(3)])
+    third = make_group(12, [make_completion(1, score, {"format": 0.5}) for score in (1.0, 0.0, 0.0)])
+    groups[1].in_place_of = first
+    groups[2].in_place_of, second.in_place_of = second, third
+    metrics = metrics_of(groups)
+    rewards = [1.0, 0.0, 0.0, 0.0, 0.0, *[2.0] * 3, *[0.0] * 3, 1.0, 0.0, 0.0]
+    mean = sum(rewards) / 14
     told = {
         "groups/generated": 6.0,
-        "reward/mean": 5 / 10,
-        "reward/std": ((9 - 10 * 0.25) / 9) ** 0.5,
-        "reward/zero_variance_groups": 3 / 6,
-        "reward/errors": 8 / 18,
-        "reward/invalid": 3 / 18,
-        "reward/format": 6 / 10,
+        "reward/mean": mean,
+        "reward/std": (sum((reward - mean) ** 2 for reward in rewards) / 13) ** 0.5,
+        "reward/zero_variance_groups": 4 / 6,
+        "reward/errors": 4 / 18,
+        "reward/invalid": 4 / 18,
+        "reward/format": (1.5 + 3.0 + 1.5) / 14,
         "sample_utilization": 5 / 18,
     }
     assert {name: metrics[name] for name in told} == pytest.approx(told)
     assert metrics["advantage/mean"] == pytest.approx(1 / 5)  # of what is trained on
+    assert metrics["length/response_mean"] == 3.0
 
 
-def test_where_nothing_was_replaced_only_the_number_of_groups_is_added() -> None:
-    some = batch()
-    some["generated"] = generated(completions=[3, 3, 3], groups=[1, 1, 1], judged=[2, 3, 0], format=[0, 0, 0])
-    assert generated_metrics(some, REPEATS) == {"groups/generated": 3.0}
+def test_candidates_that_were_left_out_count_as_generated() -> None:
+    groups = three_groups()
+    groups[1].left_out = [make_completion(9, 4.0, {"format": 1.0}), make_completion(9, 7.0, outcome="error")]
+    metrics = metrics_of(groups)
+    told = {
+        "groups/generated": 3.0,
+        "reward/mean": 5 / 6,
+        "reward/zero_variance_groups": 1 / 3,
+        "reward/errors": 5 / 11,
+        "reward/format": 2.5 / 6,
+        "sample_utilization": 5 / 11,
+        "length/response_max": 6.0,
+    }
+    assert {name: metrics[name] for name in told} == pytest.approx(told)
+
+
+def test_where_nothing_was_replaced_only_the_number_of_groups_says_so() -> None:
+    assert metrics_of(three_groups())["groups/generated"] == 3.0
 
 
 def test_where_none_of_it_was_judged_all_numbers_are_finite() -> None:
-    some, nothing = batch(), [0.0, 0.0, 0.0]
-    some["generated"] = generated(
-        groups=[2, 2, 2],
-        completions=[6, 6, 6],
-        zero_variance=[2, 2, 2],
-        **dict.fromkeys(("judged", "invalid", "reward", "reward_squared", "format"), nothing),
-    )
-    metrics = rollout_metrics(some, REPEATS, policy_version=7)
+    groups = three_groups(completions(["error"] * 9))
+    for group, other in zip(groups, three_groups(completions(["error"] * 9)), strict=True):
+        group.in_place_of = other
+    metrics = metrics_of(groups)
     told = ("reward/mean", "reward/std", "reward/format", "reward/errors", "reward/zero_variance_groups")
     assert [metrics[name] for name in told] == [0.0, 0.0, 0.0, 1.0, 1.0]
 
 
 def test_turns_are_counted_where_the_environment_wrote_some_tokens() -> None:
     """Row 3 (4 tokens): drawn, written, drawn, drawn. Row 5 (6 tokens): d w w d w d. The others are one turn each."""
-    assert "turns/mean" not in rollout_metrics(batch(), REPEATS, policy_version=7)
-    some = batch()
-    some["tokens", "loss_mask"][3, 1] = False
-    for written in (1, 2, 4):
-        some["tokens", "loss_mask"][5, written] = False
-    metrics = rollout_metrics(some, REPEATS, policy_version=7)
+    assert "turns/mean" not in metrics_of(three_groups())
+    rows = completions()
+    rows[0].sampled = [True]
+    assert "turns/mean" not in metrics_of(three_groups(rows))
+    rows[3].sampled = [True, False, True, True]
+    rows[5].sampled = [True, False, False, True, False, True]
+    metrics = metrics_of(three_groups(rows))
     assert metrics["turns/mean"] == pytest.approx((7 + 2 + 3) / 9)
     assert metrics["turns/drawn_tokens"] == pytest.approx((27 - 4) / 9)
+
+
+def of_tensors(batch: Batch, generated: Sequence[Group], version: int) -> dict[str, float]:
+    """The same by tensors, of which none knows of a record but the rewards'."""
+    verdicts = [one.verdict for group in generated for one in (*group.completions, *group.left_out)]
+    score = torch.tensor([one.score for one in verdicts if one.outcome != "error"], dtype=torch.float64)
+    drawn, response = batch.tokens.loss_mask, batch.tokens.response_mask
+    written = response & ~drawn
+    turns = 1 + (drawn[:, 1:] & written[:, :-1]).sum(-1)
+    trained = batch.mask.any(-1)
+    age = (version - batch.policy_version[batch.mask]).double()
+    return {
+        "reward/mean": score.mean().item(),
+        "reward/std": score.std().item(),
+        "reward/errors": 1 - len(score) / len(verdicts),
+        "reward/invalid": sum(one.outcome == "invalid" for one in verdicts) / len(verdicts),
+        "advantage/mean": batch.advantage[trained].double().mean().item(),
+        "advantage/std": batch.advantage[trained].double().std().item(),
+        "length/response_mean": response.sum(-1).double().mean().item(),
+        "length/response_max": float(response.sum(-1).max()),
+        "length/truncated": (batch.finish_reason == 1).double().mean().item(),
+        "sample_utilization": trained.sum().item() / len(verdicts),
+        "rollout/temperature": batch.temperature.double().mean().item(),
+        "turns/mean": turns.double().mean().item(),
+        "turns/drawn_tokens": drawn.sum(-1).double().mean().item(),
+        "age/mean": age.mean().item(),
+        "age/max": age.max().item(),
+    }
+
+
+@pytest.mark.parametrize(("candidates", "chain"), [(0, 0), (3, 0), (0, 2), (2, 1)])
+def test_random_groups_against_tensors(candidates: int, chain: int) -> None:
+    chance = random.Random(candidates + 10 * chain)
+    for _ in range(10):
+        groups = [random_group(chance, number, 4, "", candidates, chain) for number in range(6)]
+        generated = list(groups)
+        for group in generated:
+            generated += [] if group.in_place_of is None else [group.in_place_of]
+        batch = collate(groups)
+        batch.mask = batch.tokens.loss_mask & (batch.next.reward_status != 2)
+        batch.advantage = torch.randn(len(batch), 1)
+        expected = of_tensors(batch, generated, version=6)
+        found = rollout_metrics(batch, groups, policy_version=6)
+        assert found["groups/generated"] == len(generated)
+        assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
 def test_what_a_clock_measured_is_left_out() -> None:

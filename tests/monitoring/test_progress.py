@@ -94,20 +94,20 @@ from pathlib import Path
 import {script.removesuffix(".py")} as schedule
 from run.jobs import run_job
 from monitoring.progress import Progress
-from tests.scripts import configured
+from tests.scripts import SCHEDULE_OF, configured
 seen = []
 Progress.stage = lambda self, name, done=0, total=0: seen.append(f"{{name}} {{done}}/{{total}}")
 Progress.begin = lambda self, stage: seen.append(stage)
 config = configured("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=32",
     "train.gradient_accumulation_steps=2", "train.checkpoint_frequency=0")
-run_job(config, Path({str(tmp_path)!r}), schedule.train, overlapped={script == "grpo_async.py"})
+run_job(config, Path({str(tmp_path)!r}), schedule.train, SCHEDULE_OF[schedule])
 print("\\n".join(dict.fromkeys(seen)))
 """
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
     )
     said = done.stdout.splitlines()
-    assert said[:4] == ["starting", "reading data", "loading the model", "starting engines"]
+    assert said[:4] == ["starting", "reading data", "starting engines", "loading the model"]
     for stage in ("push 0/0", "collect 0/0", "optimize 1/2", "optimize 2/2", "checkpoint 0/0"):
         assert stage in said, said
     if script == "grpo.py":

@@ -54,7 +54,7 @@ def test_every_run_of_a_sweep_is_a_run_of_its_own(tmp_path: Path, monkeypatch: p
         tracker = make_tracker(settings, run_dir, {"train": {"seed": seed}})
         assert tracker is not None
         seen.append((tracker.experiment.id, dict(tracker.experiment.config)["train"]["seed"]))
-        Monitor(run_dir, tracker, repeats=1, live=Progress(settings, total_steps=1)).close("finished")
+        Monitor(run_dir, tracker, live=Progress(settings, total_steps=1)).close("finished")
     assert seen[0][0] != seen[1][0]
     assert [seed for _, seed in seen] == [3, 4]
     assert len(list(tmp_path.rglob("*.wandb"))) == 2

@@ -1,7 +1,7 @@
 """The learner's own step on tensors that have a shape and no memory, under torch's own memory tracker.
 
-The model, `ResponseScorer`, `Learner.step` and the optimizer are the project's. What depends on values is answered as
-if every row were full: masks are true everywhere, nothing is trimmed, numbers that are read are 1. The CPU build has
+The model, `ResponseScorer`, `LocalLearner.step` and the optimizer are the project's. What depends on values is answered
+as if every row were full: masks are true everywhere, nothing is trimmed, numbers that are read are 1. The CPU build has
 no fake CUDA device, so tensors are on the CPU and the output head is told to compute as on a GPU.
 """
 
@@ -14,7 +14,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
@@ -25,9 +24,12 @@ from config.schema import Config
 from plan.memory import microbatch_rows
 from plan.model_shape import ModelShape
 from training import forward, log_probs
+from training.batch import Batch, Scores, Tokens
 from training.forward import ResponseScorer
-from training.learner import Learner
+from training.local_learner import LocalLearner
 from training.model import add_lora
+from training.models import Models
+from training.weights import PolicyWeights, named_weights
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _VALUES: dict[Any, Callable[[Tensor], object]] = {
@@ -100,7 +102,7 @@ def measured(config: Config, shape: ModelShape, phases: Sequence[str] = PHASES) 
         for phase in phases:
             if phase == "score":
                 with torch.no_grad(), tracker:
-                    learner.scorer(batch)
+                    learner.scorer(batch.tokens)
             elif phase == "optimize":
                 if config.train.gradient_accumulation_steps > 1:
                     tracker.track_external(*_fill_gradients(learner.model))
@@ -134,7 +136,7 @@ def on_a_gpu() -> Iterator[None]:
 
 
 @contextmanager
-def fake_learner(config: Config, shape: ModelShape) -> Iterator[Learner]:
+def fake_learner(config: Config, shape: ModelShape) -> Iterator[LocalLearner]:
     """A learner whose optimizer has made its first step, inside the fake mode."""
     model = _on_meta(config, shape)
     with FakeTensorMode(), FullRows(), tempfile.TemporaryDirectory() as folder:
@@ -146,7 +148,8 @@ def fake_learner(config: Config, shape: ModelShape) -> Iterator[Learner]:
             chunk_size=config.train.log_prob_chunk_size,
             autocast_dtype=DTYPES[config.train.mixed_precision],
         )
-        learner = Learner(model, scorer, None, config, Path(folder))
+        weights = PolicyWeights(model, named_weights)
+        learner = LocalLearner(config, Models(model, scorer, None), weights, Path(folder))
         _fill_gradients(model)
         learner.optimizer.step()
         learner.optimizer.zero_grad(set_to_none=True)
@@ -212,7 +215,7 @@ def _tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return found
 
 
-def full_batch(config: Config, rows: int) -> TensorDict:
+def full_batch(config: Config, rows: int) -> Batch:
     """The longest prompts and responses."""
     prompt, response = config.env.max_prompt_tokens, config.inference_model.max_tokens
 
@@ -222,13 +225,26 @@ def full_batch(config: Config, rows: int) -> TensorDict:
     def true(width: int) -> Tensor:
         return torch.ones(rows, width, dtype=torch.bool)
 
-    tokens = {
-        "prompt": ids(prompt),
-        "prompt_mask": true(prompt),
-        "response": ids(response),
-        "response_mask": true(response),
-        "loss_mask": true(response),
-    }
-    values = {name: torch.zeros(rows, response) for name in ("sample_log_prob", "ref_log_prob")}
-    batch = {"tokens": tokens, "advantage": torch.zeros(rows, 1), "mask": true(response), **values}
-    return TensorDict(batch, [rows])
+    def zeros(width: int) -> Tensor:
+        return torch.zeros(rows, width)
+
+    return Batch(
+        tokens=Tokens(
+            prompt=ids(prompt),
+            prompt_mask=true(prompt),
+            response=ids(response),
+            response_mask=true(response),
+            loss_mask=true(response),
+            batch_size=[rows],
+        ),
+        next=Scores(reward=zeros(1), reward_status=ids(1), batch_size=[rows]),
+        group_id=ids(1),
+        sample_log_prob=zeros(response),
+        policy_version=ids(response),
+        finish_reason=ids(1),
+        temperature=zeros(1),
+        ref_log_prob=zeros(response),
+        advantage=zeros(1),
+        mask=true(response),
+        batch_size=[rows],
+    )

@@ -1,7 +1,7 @@
-"""Tiny random Llama models, and one real vLLM engine for each, shared by all tests of a module."""
+"""Tiny random Llama models, one real vLLM engine for each, shared by all tests of a module, and pools."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,15 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from envs.group import Sampling
 from plan.machine import installed_vllm
+from rollout.engines.fleet import PoolSettings
+from rollout.engines.pool import RayPool
+from rollout.engines.ray_runtime import EnginePlace
+from rollout.engines.sampler import ALONE, Engine, Request, Response, WeightTarget
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.engines.vllm_settings import VLLMSettings
+from rollout.weights.transports import SharedMemory, Transport
 
 VOCAB = 320
 EOS = 2
@@ -55,6 +61,13 @@ def lora_policy(tied: bool = False, **how: Any) -> Any:
             if "lora_" in name:
                 parameter.normal_(std=0.2)
     return policy.eval()
+
+
+def scores_of_one(engine: WeightTarget, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Of an engine that is alone."""
+    (name, found), *others = engine.score(sequences).items()
+    assert (name, others) == (ALONE, [])
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -111,6 +124,47 @@ def tied(request: pytest.FixtureRequest) -> bool:
 def vllm_engine(started_engines: dict[bool, VLLMEngine], tied: bool) -> VLLMEngine:
     """The shared engine, back at the weights of `tiny_llama(tied)` and version 0, nothing in flight."""
     engine = started_engines[tied]
-    engine.load_weights(tiny_llama(tied).state_dict().items(), version=0)
+    engine.load(tiny_llama(tied).state_dict().items(), version=0)
     assert engine.in_flight == 0
     return engine
+
+
+# --- pools -----------------------------------------------------------------------------------------------
+
+SAMPLING = Sampling(max_tokens=16)
+OpenPool = Callable[..., RayPool]
+
+
+def through_memory() -> Transport:
+    return Transport(SharedMemory())
+
+
+@pytest.fixture
+def open_pool(local_ray: None) -> Iterator[OpenPool]:
+    opened: list[RayPool] = []
+
+    def open_one(
+        factory: Callable[[], Engine],
+        engines: int = 1,
+        transport: Transport | None = None,
+        **settings: float,
+    ) -> RayPool:
+        places = [EnginePlace(f"engine {index}") for index in range(engines)]
+        way = transport or through_memory()
+        opened.append(RayPool(factory, places, PoolSettings(**settings), way))  # type: ignore[arg-type]
+        return opened[-1]
+
+    yield open_one
+    for pool in opened:
+        pool.close()
+
+
+def requests(count: int, n: int = 2) -> list[Request]:
+    return [Request(i, (3 + i, 4, 5), n, SAMPLING, seed=100 + i) for i in range(count)]
+
+
+def drain(pool: RayPool) -> list[Response]:
+    responses = []
+    while pool.in_flight:
+        responses += pool.step(timeout=1.0)
+    return responses

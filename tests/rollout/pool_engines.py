@@ -3,14 +3,16 @@
 import os
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
 
 from config.errors import ConfigError
 from envs.group import SampledCompletion
-from rollout.engines.sampler import Request, Response
+from rollout.engines.sampler import ALONE, Request, Response
+from rollout.weights.outgoing import Outgoing
+from rollout.weights.transports import Engines
 
 
 class CountingEngine:
@@ -39,18 +41,24 @@ class CountingEngine:
         one = SampledCompletion([request.seed], [0.0], [self.policy_version], "length")
         return [one for _ in range(request.n)]
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         self.weights = {name: tensor.clone() for name, tensor in weights}
-        self.policy_version = version
+        self.policy_version, self.way = version, "copy"
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        return [[float(self.weights["sum"].sum())] * (len(sequence) - 1) for sequence in sequences]
+    def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, list[list[float]]]:
+        value = float(self.weights["sum"].sum())
+        return {ALONE: [[value] * (len(sequence) - 1) for sequence in sequences]}
 
-    def transfer(self, call: str, version: int = 0) -> str:
-        """A native push: the engine gets its weights by other means than `load_weights`."""
-        if call == "finish_weight_update":
-            self.policy_version = version
-        return f"{call} done"
+    def transfer(self, weights: dict[str, torch.Tensor], version: int) -> None:
+        """A native push: the engine gets its weights by other means than `load`."""
+        self.weights, self.policy_version, self.way = weights, version, "direct"
+
+    def came_by(self) -> str:
+        """The way of its weights."""
+        return self.way
+
+    def sleep(self) -> None: ...
+    def wake(self) -> None: ...
 
     def visible_gpus(self) -> str | None:
         """What CUDA would be shown in this process."""
@@ -58,6 +66,26 @@ class CountingEngine:
 
     def close(self) -> None:
         self.requests.clear()
+
+
+class HandCarried:
+    """In the place of `nccl`, which needs GPUs: the tensors are arguments of a call to every live engine.
+
+    method: of the engines. before: called with the version when a push begins.
+    """
+
+    def __init__(
+        self, method: str = "transfer", before: Callable[[int], None] = lambda version: None
+    ) -> None:
+        self.method = method
+        self.before = before
+
+    def push(self, weights: Outgoing, version: int, engines: Engines) -> None:
+        self.before(version)
+        carried = {"weights": {name: tensor.clone() for name, tensor in weights}, "version": version}
+        if self.method == "load":
+            carried["weights"] = list(carried["weights"].items())
+        engines.call_each(self.method, [carried] * len(engines.members))
 
 
 class HangingOnce(CountingEngine):
@@ -84,6 +112,22 @@ class HangingAlways(CountingEngine):
 
     def never_returns(self) -> None:
         threading.Event().wait()
+
+
+class SlowLoad(CountingEngine):
+    """Says what it reads of the weights in memory when it begins and, half a second later, before it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        ((name, tensor),) = weights
+        first, note = tensor.sum().item(), self.folder / "reading"
+        note.touch()
+        time.sleep(0.5)
+        note.write_text(f"{first} {tensor.sum().item()}")
+        super().load([(name, tensor)], version)
 
 
 class FailingStep(CountingEngine):

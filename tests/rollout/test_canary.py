@@ -15,16 +15,17 @@ HEAD = "lm_head.weight"
 Weights = dict[str, torch.Tensor]
 
 
-def scorer(model: LlamaForCausalLM) -> Callable[[Sequence[Sequence[int]], float], list[list[float]]]:
+class Learner:
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        self.model = model
+
     @torch.no_grad()
-    def score(sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         rows = []
         for sequence in sequences:
-            logits = model(torch.tensor([list(sequence)])).logits[0, :-1] / temperature
+            logits = self.model(torch.tensor([list(sequence)])).logits[0, :-1] / temperature
             rows.append(logits.log_softmax(-1).gather(1, torch.tensor(sequence[1:])[:, None])[:, 0].tolist())
         return rows
-
-    return score
 
 
 def train_a_little(model: LlamaForCausalLM, step: int, scale: float) -> None:
@@ -41,8 +42,8 @@ class Run:
         self.engine, self.model, self.version = engine, model, 0
         self.canary = Canary(
             canary_sequences(VOCAB, MAX_LEN),
-            lambda sequences: {"the engine": engine.score(sequences)},
-            scorer(model),
+            engine,
+            Learner(model),
             self.tolerance,
             HEAD if model.config.tie_word_embeddings else None,
         )
@@ -56,7 +57,7 @@ class Run:
         self.version += 1
         weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         self.canary.before_push()
-        self.engine.load_weights(change(weights).items(), self.version)
+        self.engine.load(change(weights).items(), self.version)
         return self.canary.after_push(self.version, self.engine.received)
 
     def step_and_push(self, change: Callable[[Weights], Weights] = lambda w: w, scale: float = 0.05) -> None:
@@ -113,7 +114,7 @@ def test_good_pushes_pass(run: Run, scale: float) -> None:
 @pytest.mark.parametrize("scale", [0.05, 1e-5])
 def test_unchanged(run: Run, monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
     """The smaller movement hides inside the tolerance, and is missed all the same."""
-    monkeypatch.setattr(run.engine, "_reload", lambda weights, version: None)
+    monkeypatch.setattr(run.engine, "_reload", lambda weights: None)
     with pytest.raises(CanaryError, match="Cause: unchanged"):
         run.step_and_push(scale=scale)
 
@@ -142,7 +143,7 @@ def test_a_replaced_engine_that_did_not_load_the_last_push(run: Run) -> None:
     """It would draw tokens with the weights it started from; the next push, good in itself, must not hide that."""
     first = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
     run.step_and_push()
-    run.engine.load_weights(first.items(), version=0)
+    run.engine.load(first.items(), version=0)
     with pytest.raises(
         CanaryError, match=r"the engine differs from policy version 2.*replaced a lost engine"
     ):
@@ -151,7 +152,7 @@ def test_a_replaced_engine_that_did_not_load_the_last_push(run: Run) -> None:
 
 def test_tied_head_missing(started_engines: dict[bool, VLLMEngine]) -> None:
     engine, model = started_engines[True], tiny_llama(True)
-    engine.load_weights(model.state_dict().items(), version=0)
+    engine.load(model.state_dict().items(), version=0)
     run = Run(engine, model)
     run.push()
     with pytest.raises(CanaryError, match=r"Cause: tied head missing; the push lacked lm_head\.weight"):
@@ -207,7 +208,7 @@ def test_an_engine_in_half_precision_keeps_far_from_its_tolerance(half: Run) -> 
 
 
 def test_half_precision_shows_an_unchanged_engine(half: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(half.engine, "_reload", lambda weights, version: None)
+    monkeypatch.setattr(half.engine, "_reload", lambda weights: None)
     with pytest.raises(CanaryError, match="Cause: unchanged"):
         half.step_and_push(scale=0.02)
 

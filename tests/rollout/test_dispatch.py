@@ -49,7 +49,7 @@ def test_a_lost_engines_groups_are_the_first_again_and_its_late_answers_do_not_c
     for number in range(6):
         dispatch.submit(request(number))
     given = numbers(dispatch.assign(0.0))
-    assert [r.request_id for r in dispatch.lost(0)] == given[0]
+    assert [r.request_id for r in dispatch.engine_lost(0)] == given[0]
     assert not dispatch.finish(0, given[0][0])
     dispatch.open(2)
     assert numbers(dispatch.assign(1.0)) == {2: given[0]}
@@ -85,7 +85,7 @@ def test_the_longest_held_group_is_known() -> None:
     dispatch.submit(request(8))
     dispatch.assign(2.0)
     assert whose(dispatch.longest()) == (0, 7, 1.0)
-    dispatch.lost(0)
+    dispatch.engine_lost(0)
     assert whose(dispatch.longest()) == (1, 8, 2.0)
 
 
@@ -109,7 +109,7 @@ def test_loads_stay_right_under_random_traffic(seed: int) -> None:
                 answered += 1
         if chance.random() < 0.02:
             engine = chance.choice(sorted(on))
-            assert {r.request_id for r in dispatch.lost(engine)} == set(on.pop(engine))
+            assert {r.request_id for r in dispatch.engine_lost(engine)} == set(on.pop(engine))
             engine = next(fresh)
             dispatch.open(engine)
             on[engine] = {}

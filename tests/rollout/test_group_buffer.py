@@ -53,6 +53,18 @@ def test_a_resumed_run_counts_on() -> None:
     assert len(admit_all(buffer)) == 4
 
 
+def test_a_resumed_run_that_pushed_once_more_than_planned_keeps_the_bound() -> None:
+    """As before the last evaluation: 7 batches, pushes after every second, and one at the end."""
+    buffer = make(max_age=0, first_batch=7, version=4, batches_per_version=2)
+    admitted = admit_all(buffer)
+    assert len(admitted) == 4, "the batch after this one has a new version"
+    for sequence in admitted:
+        buffer.put(sequence, 4, sequence)
+    assert buffer.take(1.0, _never) == admitted
+    buffer.pushed(5)
+    assert len(admit_all(buffer)) == 8
+
+
 def test_order_of_admission_is_kept() -> None:
     buffer = make()
     for sequence in (3, 1, 2, 0):
@@ -159,6 +171,14 @@ def test_no_group_is_ever_too_old_lost_or_doubled(seed: int) -> None:
             buffer.pushed(buffer.version + 1)
     assert len(trained) == len(set(trained)) == 800
     assert keep_order is False or buffer.dropped == 0
+
+
+@pytest.mark.parametrize("max_age", [0, 1])
+def test_a_buffer_made_before_the_first_push_keeps_the_bound(max_age: int) -> None:
+    """As the schedules make it: the version before the first push is one that nothing was drawn with."""
+    buffer = make(max_age, version=-1)
+    buffer.pushed(0)
+    assert len(admit_all(buffer)) == 4 * (1 + max_age)
 
 
 def test_a_push_before_its_time_does_not_widen_the_bound() -> None:

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,49 +18,26 @@ import ray
 import torch
 
 from config.errors import ConfigError
-from envs.group import Sampling
 from plan.machine import installed_vllm
-from rollout.engines.pool import EngineLost, PoolSettings, RayPool
+from rollout.engines.fleet import EngineLost, PoolSettings
+from rollout.engines.pool import RayPool
 from rollout.engines.ray_runtime import EnginePlace, start_ray
-from rollout.engines.sampler import Engine, Request, Response, generate
+from rollout.engines.sampler import Engine, Request, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from tests.processes import engine_processes, wait_until_gone
 from tests.rollout import pool_engines
-from tests.rollout.conftest import tiny_llama, tiny_settings
+from tests.rollout.conftest import (
+    SAMPLING,
+    OpenPool,
+    drain,
+    requests,
+    through_memory,
+    tiny_llama,
+    tiny_settings,
+)
 
 PROJECT = Path(__file__).resolve().parents[2]
-SAMPLING = Sampling(max_tokens=16)
-OpenPool = Callable[..., RayPool]
 TWO_PLACES = (EnginePlace("engine 0"), EnginePlace("engine 1"))
-
-
-@pytest.fixture
-def open_pool(local_ray: None) -> Iterator[OpenPool]:
-    opened: list[RayPool] = []
-
-    def open_one(
-        factory: Callable[[], Engine],
-        engines: int = 1,
-        **settings: float,
-    ) -> RayPool:
-        places = [EnginePlace(f"engine {index}") for index in range(engines)]
-        opened.append(RayPool(factory, places, PoolSettings(**settings)))  # type: ignore[arg-type]
-        return opened[-1]
-
-    yield open_one
-    for pool in opened:
-        pool.close()
-
-
-def requests(count: int, n: int = 2) -> list[Request]:
-    return [Request(i, (3 + i, 4, 5), n, SAMPLING, seed=100 + i) for i in range(count)]
-
-
-def drain(pool: RayPool) -> list[Response]:
-    responses = []
-    while pool.in_flight:
-        responses += pool.step(timeout=1.0)
-    return responses
 
 
 # --- with real vLLM engines -------------------------------------------------------------------------------
@@ -72,7 +48,9 @@ def vllm_pool(local_ray: None, tiny_folders: dict[bool, Path]) -> Iterator[RayPo
     if installed_vllm() is None:
         pytest.skip("vLLM is not installed")
     factory = partial(VLLMEngine, tiny_settings(tiny_folders[True]))
-    pool = RayPool(factory, [EnginePlace("engine 0"), EnginePlace("engine 1")], PoolSettings(window=32))
+    pool = RayPool(
+        factory, [EnginePlace("engine 0"), EnginePlace("engine 1")], PoolSettings(window=32), through_memory()
+    )
     yield pool
     pool.close()
 
@@ -82,8 +60,8 @@ def test_two_vllm_engines_answer_like_one(
 ) -> None:
     wanted = requests(24, n=4)
     alone = started_engines[True]
-    alone.load_weights(tiny_llama(True).state_dict().items(), version=1)
-    vllm_pool.load_weights(tiny_llama(True).state_dict().items(), version=1)
+    alone.load(tiny_llama(True).state_dict().items(), version=1)
+    vllm_pool.load(tiny_llama(True).state_dict().items(), version=1)
     assert vllm_pool.policy_version == 1
     expected = generate(alone, wanted)
     got = generate(vllm_pool, wanted)
@@ -98,7 +76,7 @@ def test_two_vllm_engines_answer_like_one(
 def test_a_killed_vllm_engine_loses_and_doubles_nothing(vllm_pool: RayPool) -> None:
     """SIGKILL in mid-generation; the new actor has the pushed weights before its first request."""
     weights = tiny_llama(True, seed=5).state_dict()
-    vllm_pool.load_weights(weights.items(), version=2)
+    vllm_pool.load(weights.items(), version=2)
     wanted = requests(40, n=4)
     expected = {response.request_id: response for response in generate(vllm_pool, wanted)}
     for request in wanted:
@@ -112,8 +90,9 @@ def test_a_killed_vllm_engine_loses_and_doubles_nothing(vllm_pool: RayPool) -> N
     assert all(response == expected[response.request_id] for response in responses)
 
     sequence = list(range(3, 160))
-    assert survivor in vllm_pool.members  # waits for the new actor
-    scores = vllm_pool.score_all([sequence])
+    vllm_pool.fleet.wait_for_every()
+    assert survivor in vllm_pool.fleet.members
+    scores = vllm_pool.score([sequence])
     assert list(scores) == ["engine 0", "engine 1"]
     assert survivor in engine_processes()
     assert victim not in engine_processes()
@@ -132,116 +111,25 @@ def test_groups_go_to_the_engine_with_room(open_pool: OpenPool) -> None:
     for request in requests(6):
         pool.submit(request)
     pool.step(timeout=0.0)
-    stacks = pool.stacks()
+    stacks = pool.fleet.stacks()
     assert "engine 0 (CPU), live" in stacks
     assert "engine 1 (CPU), live" in stacks
     assert sorted(response.request_id for response in drain(pool)) == list(range(6))
 
 
-def test_an_object_store_push_reaches_every_engine(open_pool: OpenPool) -> None:
-    from rollout.weights.transports import ObjectStore
-
-    pool = open_pool(pool_engines.CountingEngine, engines=2)
-    pool.transport = ObjectStore(pool.deliver)
-    for version in (1, 2):
-        weights = [
-            ("sum", torch.full((3, 5), float(version), dtype=torch.bfloat16)),
-            ("empty", torch.empty(0)),
-        ]
-        pool.load_weights(weights, version)
-        assert pool.score_all([[1, 2, 3]]) == {f"engine {i}": [[15.0 * version] * 2] for i in range(2)}
-        assert pool.received == {"sum", "empty"}
-
-
-def test_a_new_engine_waits_for_a_native_push(open_pool: OpenPool) -> None:
-    """No handle holds weights that went from GPU to GPU: the pool asks for a push, and serves after it."""
-    asked: list[int] = []
-    pool = open_pool(pool_engines.CountingEngine, engines=1)
-    pool.request_push = lambda: asked.append(1)
-
-    def native_push(version: int) -> None:
-        arguments = {"call": "finish_weight_update", "version": version}
-        assert pool.call_each("transfer", [arguments]) == ["finish_weight_update done"]
-        pool.note_push(version, frozenset({"w"}))
-
-    native_push(1)
-    members = pool.members
-    os.kill(members[0], signal.SIGKILL)
-    pool.submit(requests(1)[0])
-    while not asked:
-        assert pool.step(timeout=1.0) == []
-    assert pool.step(timeout=0.2) == [], "it must not draw with the weights it started with"
-    assert pool.members != members
-    native_push(2)
-    (response,) = drain(pool)
-    assert response.completions[0].policy_versions == [2]
-    assert pool.received == {"w"}
-
-
-def test_an_engine_lost_in_a_push_does_not_hold_up_the_others(
-    open_pool: OpenPool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The others are loaded and scored at once; the new one has the weights before it serves."""
-    pool = open_pool(pool_engines.CountingEngine, engines=2)
-    pool.load_weights([("sum", torch.ones(2))], version=1)
-    victim, survivor = pool.members
-    os.kill(victim, signal.SIGKILL)
-    assert pool.score_all([[1, 2]]) == {"engine 1": [[2.0]]}
-    pool.load_weights([("sum", torch.ones(3))], version=2)
-    assert pool.score_all([[1, 2]])["engine 1"] == [[3.0]]
-    assert pool.members[1] == survivor
-    assert pool.members[0] != victim
-    assert pool.score_all([[1, 2]]) == {"engine 0": [[3.0]], "engine 1": [[3.0]]}
-    pool.load_weights([("sum", torch.ones(4))], version=3)
-    assert caplog.text.count("engine 0 (CPU) is back, with policy version 2") == 1
-    assert caplog.text.count("is back") == 1
-
-
-def test_engines_go_on_without_one_that_does_not_come_back_until_none_is_left(
-    open_pool: OpenPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As where a cluster has no place for it."""
-    pool = open_pool(partial(pool_engines.SlowAgain, tmp_path, 2), engines=2)
-    pool.load_weights([("sum", torch.ones(2))], version=1)
-    pool.settings = replace(pool.settings, start_timeout_s=1.0)
-    lost, other = pool.members
-    os.kill(lost, signal.SIGKILL)
-    assert len(generate(pool, requests(6))) == 6
-    deadline = time.monotonic() + 60
-    while "the other engines go on" not in caplog.text and time.monotonic() < deadline:
-        pool.step(0.1)
-    assert "for engine 0 (CPU), still starting, to take the place of a lost engine" in caplog.text
-    assert re.search(r"free in Ray: \d of 8 CPUs, 0 of 0 GPUs; the other engines go on", caplog.text)
-    pool.load_weights([("sum", torch.ones(3))], version=2)
-    assert pool.score_all([[1, 2]]) == {"engine 1": [[3.0]]}
-    os.kill(other, signal.SIGKILL)
-    pool.submit(requests(1)[0])
-    with pytest.raises(
-        EngineLost, match=r"for engine 0 \(CPU\), still starting, engine 1 \(CPU\), still start"
-    ):
-        drain(pool)
-
-
-def test_the_only_engine_lost_in_a_push_is_waited_for(open_pool: OpenPool) -> None:
-    pool = open_pool(pool_engines.CountingEngine)
-    pool.load_weights([("sum", torch.ones(2))], version=1)
-    os.kill(pool.members[0], signal.SIGKILL)
-    assert pool.score_all([[1, 2]]) == {"engine 0": [[2.0]]}
-
-
 def test_an_engine_gives_way_to_nobody(open_pool: OpenPool) -> None:
     """At the niceness of 15 that Ray gives its workers, an engine stands still beside any busy process."""
     pool = open_pool(pool_engines.CountingEngine)
-    assert {psutil.Process(pid).nice() for pid in pool.members} == {psutil.Process().nice()}
+    assert {psutil.Process(pid).nice() for pid in pool.fleet.members} == {psutil.Process().nice()}
 
 
 def test_a_call_that_needs_every_engine_names_the_lost_one(open_pool: OpenPool) -> None:
     pool = open_pool(pool_engines.CountingEngine, engines=2)
-    os.kill(pool.members[1], signal.SIGKILL)
+    os.kill(pool.fleet.members[1], signal.SIGKILL)
     with pytest.raises(
         EngineLost, match=r"engine 1 \(CPU\) was lost during transfer, which needs every engine"
     ):
-        pool.call_each("transfer", [{"call": "sleep"}] * 2)
+        pool.fleet.call_each("transfer", [{"call": "sleep"}] * 2)
 
 
 def test_what_fails_while_the_pool_closes_starts_no_other_engine(
@@ -253,17 +141,19 @@ def test_what_fails_while_the_pool_closes_starts_no_other_engine(
 
     def wait() -> None:
         try:
-            pool.call_each("never_returns", [{}])
+            pool.fleet.call_each("never_returns", [{}])
         except BaseException as error:
             failures.append(error)
 
     left_behind = threading.Thread(target=wait)
     left_behind.start()
-    while not re.search(r"never_returns", pool.stacks()):
+    while not re.search(r"never_returns", pool.fleet.stacks()):
         time.sleep(0.05)
     before = set(engine_processes())
-    monkeypatch.setattr("rollout.engines.pool.start_host", lambda *_: pytest.fail("an engine beside the end"))
-    monkeypatch.setattr("rollout.engines.pool._CLOSE_S", 0.2)
+    monkeypatch.setattr(
+        "rollout.engines.ray_hosts.start_host", lambda *_: pytest.fail("an engine beside the end")
+    )
+    monkeypatch.setattr("rollout.engines.fleet._CLOSE_S", 0.2)
     pool.close()
     left_behind.join(60)
     (failure,) = failures
@@ -275,7 +165,7 @@ def test_a_hung_engine_is_found_by_deadline_and_replaced(
     open_pool: OpenPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool = open_pool(partial(pool_engines.HangingOnce, tmp_path / "hung"), engines=2, request_timeout_s=2.0)
-    pool.load_weights([("sum", torch.ones(2))], version=1)
+    pool.load([("sum", torch.ones(2))], version=1)
     for request in requests(8):
         pool.submit(request)
     responses = drain(pool)
@@ -331,7 +221,7 @@ def test_a_failing_start_takes_everything_down(
 ) -> None:
     before = set(engine_processes())
     with pytest.raises(error, match=says):
-        RayPool(factory, TWO_PLACES, PoolSettings())
+        RayPool(factory, TWO_PLACES, PoolSettings(), through_memory())
     wait_until_gone_but(before)
 
 
@@ -344,10 +234,10 @@ def test_a_start_that_takes_too_long_takes_everything_down(
     def clock() -> float:
         return time.monotonic() + (1000.0 if len(list(tmp_path.iterdir())) == 2 else 0.0)
 
-    monkeypatch.setattr("rollout.engines.pool.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr("rollout.engines.fleet.time", SimpleNamespace(monotonic=clock))
     says = r"waits_for_a_download[\s\S]*waited 600 s for engine 0 \(CPU\), engine 1"
     with pytest.raises(EngineLost, match=says):
-        RayPool(partial(pool_engines.SlowStart, tmp_path), TWO_PLACES, PoolSettings())
+        RayPool(partial(pool_engines.SlowStart, tmp_path), TWO_PLACES, PoolSettings(), through_memory())
     wait_until_gone_but(before)
 
 

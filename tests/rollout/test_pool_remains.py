@@ -21,13 +21,15 @@ from functools import partial
 import torch
 from envs.group import Sampling
 from rollout.engines.sampler import Request
-from rollout.engines.pool import PoolSettings, RayPool
+from rollout.engines.fleet import PoolSettings
+from rollout.engines.pool import RayPool
 from rollout.engines.ray_runtime import EnginePlace
+from rollout.weights.transports import SharedMemory, Transport
 from tests.rollout.pool_engines import CountingEngine
 
-pool = RayPool(partial(CountingEngine, 0.01), [EnginePlace("engine 0")], PoolSettings())
+pool = RayPool(partial(CountingEngine, 0.01), [EnginePlace("engine 0")], PoolSettings(), Transport(SharedMemory()))
 try:
-    pool.load_weights([("sum", torch.ones(1000))], version=1)
+    pool.load([("sum", torch.ones(1000))], version=1)
     pool.submit(Request(1, (1, 2), 2, Sampling(), seed=1))
     while pool.in_flight:
         pool.step(1.0)

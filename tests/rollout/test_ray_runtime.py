@@ -8,18 +8,23 @@ import psutil
 import pytest
 import ray
 
-from rollout.engines.pool import PoolSettings, RayPool
+from rollout.engines.fleet import PoolSettings
+from rollout.engines.pool import RayPool
 from rollout.engines.ray_runtime import EnginePlace, start_host
 from tests.rollout import pool_engines
+from tests.rollout.conftest import through_memory
 
 
 def test_engines_see_the_gpus_that_their_places_name(local_ray: None) -> None:
     """As CUDA_VISIBLE_DEVICES named them to the learner: not the learner's own indices, and UUIDs too."""
     names = [("4", "6"), ("GPU-8a9b2c1d-0000-1111-2222-333344445555",)]
     places = [EnginePlace(f"engine {index}", gpus) for index, gpus in enumerate(names)]
-    pool = RayPool(pool_engines.CountingEngine, places, PoolSettings())
+    pool = RayPool(pool_engines.CountingEngine, places, PoolSettings(), through_memory())
     try:
-        assert pool.call_each("visible_gpus", [{}] * 2) == ["4,6", "GPU-8a9b2c1d-0000-1111-2222-333344445555"]
+        assert pool.fleet.call_each("visible_gpus", [{}] * 2) == [
+            "4,6",
+            "GPU-8a9b2c1d-0000-1111-2222-333344445555",
+        ]
     finally:
         pool.close()
 

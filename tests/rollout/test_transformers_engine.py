@@ -10,6 +10,7 @@ from envs.group import SampledCompletion, Sampling
 from rollout.engines.draw import Filter, draw, uniforms
 from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.transformers_engine import TransformersEngine
+from tests.rollout.conftest import scores_of_one
 from tests.tiny import EOS, VOCABULARY, tiny_llama
 
 
@@ -127,7 +128,7 @@ def pushed_in_the_middle(update: str) -> tuple[list[Request], list[Response]]:
         engine.submit(request)
     for _ in range(5):
         engine.step()
-    engine.load_weights(tiny_llama(seed=1).state_dict().items(), version=1)
+    engine.load(tiny_llama(seed=1).state_dict().items(), version=1)
     assert engine.in_flight == 6
     answers: list[Response] = []
     while engine.in_flight:
@@ -176,7 +177,7 @@ def test_two_aborting_pushes_in_a_row_lose_nothing() -> None:
         answers += engine.step()
         for _ in range(2):
             version += 1
-            engine.load_weights(tiny_llama(seed=version).state_dict().items(), version)
+            engine.load(tiny_llama(seed=version).state_dict().items(), version)
     assert sorted(answer.request_id for answer in answers) == list(range(6))
     for answer in answers:
         for completion in answer.completions:
@@ -188,13 +189,13 @@ def test_a_push_that_leaves_tensors_out_is_an_error() -> None:
     engine = TransformersEngine(tiny_llama(), [EOS])
     weights = [(name, tensor) for name, tensor in tiny_llama().state_dict().items() if "lm_head" not in name]
     with pytest.raises(KeyError, match="lm_head"):
-        engine.load_weights(weights, version=1)
+        engine.load(weights, version=1)
 
 
 def test_score_is_the_models_log_prob() -> None:
     model = tiny_llama()
     sequence = [5, 9, 3, 17, 3, 3]
-    (scores,) = TransformersEngine(model, [EOS]).score([sequence])
+    (scores,) = scores_of_one(TransformersEngine(model, [EOS]), [sequence])
     with torch.no_grad():
         expected = model(torch.tensor([sequence])).logits[0, :-1].log_softmax(-1)
     assert scores == pytest.approx(

@@ -19,9 +19,10 @@ from envs.group import Sampling
 from plan.machine import installed_vllm
 from rollout.engines.sampler import Request, Response
 from rollout.engines.vllm_engine import VLLMEngine
-from rollout.weights.outgoing import Outgoing, Part, named_weights
-from rollout.weights.transports import InProcess, Layout, MappedWeights, SharedMemory
-from tests.rollout.conftest import StartEngine, lora_policy, tiny_llama
+from rollout.weights.outgoing import Outgoing
+from rollout.weights.transports import Layout, MappedWeights, SharedMemory
+from tests.rollout.conftest import StartEngine, lora_policy, scores_of_one, tiny_llama
+from training.weights import PolicyTensor, made, named_weights
 
 PROJECT = Path(__file__).resolve().parents[2]
 needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
@@ -54,34 +55,33 @@ def test_a_layout_keeps_every_value_and_stores_tied_tensors_once() -> None:
 def test_a_push_holds_one_merged_tensor_at_a_time(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither while the bytes are laid out nor while they are written, also where tensors are cast on their way."""
     alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
-    most = made = 0
-    make = Part.make
+    most = merged = 0
+    make = PolicyTensor.make
 
-    def counted(part: Part) -> torch.Tensor:
-        nonlocal most, made
-        tensor = make(part)
-        if part.layer is not None:
+    def counted(published: PolicyTensor) -> torch.Tensor:
+        nonlocal most, merged
+        tensor = make(published)
+        if published.layer is not None:
             alive.add(tensor)
-            most, made = max(most, len(alive)), made + 1
+            most, merged = max(most, len(alive)), merged + 1
         return tensor
 
-    monkeypatch.setattr(Part, "make", counted)
-    weights = named_weights(lora_policy(tied)).cast(torch.bfloat16)
-    transport = SharedMemory(lambda handle, version: None)
-    transport.push(weights, 1)
-    transport.close()
-    assert made == 4
+    monkeypatch.setattr(PolicyTensor, "make", counted)
+    memory = SharedMemory()
+    memory.write(Outgoing(named_weights(lora_policy(tied), torch.bfloat16)))
+    memory.close()
+    assert merged == 4
     assert most == 1
 
 
 def test_a_cast_push_has_two_bytes_a_parameter_and_what_is_tied_once() -> None:
     policy = lora_policy(True)
-    layout = Layout.of(named_weights(policy).cast(torch.bfloat16))
+    layout = Layout.of(Outgoing(named_weights(policy, torch.bfloat16)))
     buffer = mmap.mmap(-1, layout.size)
     layout.write(buffer)
     parameters = sum(parameter.numel() for parameter in tiny_llama(True).parameters())
     assert 2 * parameters <= layout.size < 2 * parameters + 64 * len(layout.entries)
-    expected = dict(named_weights(policy))
+    expected = made(named_weights(policy))
     for entry in layout.entries:
         assert torch.equal(entry.view(buffer), expected[entry.name].to(torch.bfloat16))
 
@@ -106,17 +106,15 @@ def test_another_process_reads_each_push_and_nothing_stays() -> None:
     before = open_weights()
     seen: list[str] = []
 
-    def deliver(handle: Any, version: int) -> None:
+    memory = SharedMemory()
+    for size, value in ((4, 2.0), (64, 0.5), (8, 1.0)):
+        handle = memory.write(Outgoing.of([("w", torch.full((size, size), value))]))
         command, given = [sys.executable, "-c", READ], pickle.dumps(handle)
         run = subprocess.run(command, input=given, capture_output=True, cwd=PROJECT, timeout=120)
-        seen.append(f"{version} {run.stdout.decode().strip()}")
-
-    transport = SharedMemory(deliver)
-    transport.push(Outgoing.of([("w", torch.full((4, 4), 2.0))]), 1)
-    transport.push(Outgoing.of([("w", torch.full((64, 64), 0.5))]), 2)
-    assert seen == ["1 {'w': 32.0}", "2 {'w': 2048.0}"]
+        seen.append(run.stdout.decode().strip())
+    assert seen == ["{'w': 32.0}", "{'w': 2048.0}", "{'w': 64.0}"]
     assert open_weights() > before
-    transport.close()
+    memory.close()
     assert open_weights() == before
 
 
@@ -132,21 +130,24 @@ def scores_of(model: Any, sequence: list[int]) -> torch.Tensor:
 @needs_vllm
 def test_a_merged_policy_in_process(vllm_engine: VLLMEngine, tied: bool) -> None:
     policy, sequence = lora_policy(tied), list(range(3, 203))
-    InProcess(vllm_engine).push(named_weights(policy), version=4)
+    vllm_engine.load(Outgoing(named_weights(policy)), version=4)
     assert vllm_engine.policy_version == 4
     torch.testing.assert_close(
-        torch.tensor(vllm_engine.score([sequence])[0]), scores_of(policy, sequence), atol=1e-4, rtol=0
+        torch.tensor(scores_of_one(vllm_engine, [sequence])[0]),
+        scores_of(policy, sequence),
+        atol=1e-4,
+        rtol=0,
     )
 
 
 @needs_vllm
 def test_shared_memory_into_an_engine(vllm_engine: VLLMEngine, tied: bool) -> None:
     model, sequence = tiny_llama(tied, seed=9), list(range(3, 203))
-    transport = SharedMemory(lambda handle, version: vllm_engine.load_weights(handle.open(), version))
-    transport.push(named_weights(model), version=5)
-    transport.close()
+    memory = SharedMemory()
+    vllm_engine.load(memory.write(Outgoing(named_weights(model))).open(), version=5)
+    memory.close()
     torch.testing.assert_close(
-        torch.tensor(vllm_engine.score([sequence])[0]), scores_of(model, sequence), atol=1e-4, rtol=0
+        torch.tensor(scores_of_one(vllm_engine, [sequence])[0]), scores_of(model, sequence), atol=1e-4, rtol=0
     )
 
 
@@ -207,13 +208,11 @@ def mapped_backend() -> Iterator[Callable[[Any], Any]]:
             assert self.source is not None
             assert [m.name for m in self.source.metadata()] == [name for name, _ in self.source]
 
-            def deliver(handle: Any, version: int) -> None:
-                names = [entry.name for entry in handle.entries]
-                self.client.update_weights({"names": names, "handle": handle})
-
             self.client.start_weight_update()
-            memory = SharedMemory(deliver)
-            memory.push(Outgoing.of(self.source), 0)
+            memory = SharedMemory()
+            handle = memory.write(Outgoing.of(self.source))
+            names = [entry.name for entry in handle.entries]
+            self.client.update_weights({"names": names, "handle": handle})
             memory.close()
             self.client.finish_weight_update()
 
@@ -221,6 +220,22 @@ def mapped_backend() -> Iterator[Callable[[Any], Any]]:
     WeightTransferTrainerFactory.register_engine("mapped", Trainer)
     yield lambda end: TrainerInit(rank=0)
     del WeightTransferEngineFactory._registry["mapped"], WeightTransferTrainerFactory._registry["mapped"]
+
+
+class OneEngine:
+    """An engine in this process as all that a native push reaches."""
+
+    members = (0,)
+
+    def __init__(self, engine: VLLMEngine) -> None:
+        self.engine = engine
+
+    def call_each(self, method: str, arguments: Any) -> list[Any]:
+        (mine,) = arguments
+        return [getattr(self.engine, method)(**mine)]
+
+    def stacks(self) -> str:
+        return ""
 
 
 @needs_vllm
@@ -231,17 +246,17 @@ def test_the_native_api_with_requests_in_flight(
 
     monkeypatch.setitem(vllm_transfer.INIT, "mapped", mapped_backend)
     engine, sequence = start_engine(True, weight_transfer="mapped"), list(range(3, 203))
-    transfer = vllm_transfer.NativeTransfer("mapped", vllm_transfer.OneEngine(engine), timeout=60)
+    transfer = vllm_transfer.NativeTransfer("mapped", timeout=60)
     engine.score([sequence])
     engine.submit(Request(1, (5, 6, 7), 2, Sampling(max_tokens=8), seed=1))
     engine.step()
     for version in (1, 2):
         model = tiny_llama(True, seed=version)
-        transfer.push(named_weights(model), version)
+        transfer.push(Outgoing(named_weights(model)), version, OneEngine(engine))
         assert engine.policy_version == version
         assert engine.received == set(model.state_dict())
         torch.testing.assert_close(
-            torch.tensor(engine.score([sequence])[0]), scores_of(model, sequence), atol=1e-4, rtol=0
+            torch.tensor(scores_of_one(engine, [sequence])[0]), scores_of(model, sequence), atol=1e-4, rtol=0
         )
     responses: list[Response] = []
     while engine.in_flight:
@@ -267,9 +282,9 @@ def test_a_native_push_that_nobody_takes_ends_by_deadline(monkeypatch: pytest.Mo
         def stacks(self) -> str:
             return "--- engine 0: in ncclBroadcast"
 
-    transfer = vllm_transfer.NativeTransfer("mapped", Nobody(), timeout=0.2)  # type: ignore[arg-type]
+    transfer = vllm_transfer.NativeTransfer("mapped", timeout=0.2)
     with pytest.raises(TimeoutError, match=r"in ncclBroadcast\nthe learner waited 0 s for 2 engines to take"):
-        transfer.push(Outgoing.of([("w", torch.ones(1))]), 1)
+        transfer.push(Outgoing.of([("w", torch.ones(1))]), 1, Nobody())  # type: ignore[arg-type]
 
 
 @needs_vllm
@@ -285,5 +300,7 @@ def test_each_engines_workers_get_their_own_ranks() -> None:
             return []
 
     targets = Three()
-    _Client(targets, workers_per_engine=2).init_weight_transfer_engine({"rank_offset": 1})  # type: ignore[arg-type]
+    client = _Client(workers_per_engine=2)
+    client.engines = targets  # type: ignore[assignment]
+    client.init_weight_transfer_engine({"rank_offset": 1})
     assert targets.calls == [[1, 3, 5]]

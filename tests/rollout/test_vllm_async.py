@@ -68,7 +68,7 @@ def test_every_token_is_that_of_an_engine_that_waits(ahead: VLLMEngine, start_en
     plain = start_engine(max_num_seqs=8)
     for version in (1, 2):
         for engine in (plain, ahead):
-            engine.load_weights(tiny_llama(False, seed=version).state_dict().items(), version)
+            engine.load(tiny_llama(False, seed=version).state_dict().items(), version)
         answers = generate(ahead, REQUESTS)
         assert answers == generate(plain, REQUESTS)
         versions = {one for r in answers for c in r.completions for one in c.policy_versions}
@@ -77,14 +77,14 @@ def test_every_token_is_that_of_an_engine_that_waits(ahead: VLLMEngine, start_en
 
 
 def test_requests_in_flight_are_finished_under_the_weights_that_began_them(ahead: VLLMEngine) -> None:
-    """A push in lockstep falls between them; the one to a replaced engine need not."""
-    ahead.load_weights(tiny_llama(False, seed=1).state_dict().items(), 1)
+    """A push in lockstep falls between them; another one need not."""
+    ahead.load(tiny_llama(False, seed=1).state_dict().items(), 1)
     expected = generate(ahead, REQUESTS)
     for request in REQUESTS:
         ahead.submit(request)
     for _ in range(6):
         ahead.step()
-    ahead.load_weights(tiny_llama(False, seed=2).state_dict().items(), 2)
+    ahead.load(tiny_llama(False, seed=2).state_dict().items(), 2)
     assert drain(ahead) == expected
 
 
@@ -96,15 +96,15 @@ def test_no_step_is_under_way_when_weights_arrive_or_memory_is_taken(
     under_way: list[int] = []
     reload = ahead._reload
 
-    def noted(weights: Any, version: int) -> None:
+    def noted(weights: Any) -> None:
         under_way.append(len(core.batch_queue))
-        reload(weights, version)
+        reload(weights)
 
     monkeypatch.setattr(ahead, "_reload", noted)
     monkeypatch.setattr(ahead._llm, "sleep", lambda level: under_way.append(len(core.batch_queue)))
     generate(ahead, REQUESTS)
     assert len(core.batch_queue) > 0
-    ahead.load_weights(tiny_llama(False).state_dict().items(), 3)
+    ahead.load(tiny_llama(False).state_dict().items(), 3)
     generate(ahead, REQUESTS)
     ahead.sleep()
     assert under_way == [0, 0]

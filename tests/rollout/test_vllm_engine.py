@@ -13,7 +13,7 @@ from rollout import vllm_settings as settings_module
 from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.engines.vllm_settings import AdapterShape, check_version, process_state_kept
-from tests.rollout.conftest import EOS, MAX_LEN, VOCAB, StartEngine, tiny_llama
+from tests.rollout.conftest import EOS, MAX_LEN, VOCAB, StartEngine, scores_of_one, tiny_llama
 
 
 def tokens(count: int, seed: int) -> list[int]:
@@ -47,7 +47,7 @@ def token_log_probs(
 def far(model: LlamaForCausalLM, engine: VLLMEngine, sequences: list[list[int]]) -> float:
     """Largest difference between the engine's scores and the model's."""
     worst = 0.0
-    for sequence, scores in zip(sequences, engine.score(sequences), strict=True):
+    for sequence, scores in zip(sequences, scores_of_one(engine, sequences), strict=True):
         expected = log_probs(model, sequence)[:-1].gather(1, torch.tensor(sequence[1:])[:, None])[:, 0]
         worst = max(worst, float((torch.tensor(scores) - expected).abs().max()))
     return worst
@@ -123,11 +123,11 @@ def test_scoring_leaves_running_requests_alone(vllm_engine: VLLMEngine, tied: bo
 
 def test_every_weight_arrives(vllm_engine: VLLMEngine, tied: bool) -> None:
     other, sequences = moved(tiny_llama(tied)), [tokens(200, 1)]
-    before = vllm_engine.score(sequences)
-    vllm_engine.load_weights(other.state_dict().items(), version=1)
+    before = scores_of_one(vllm_engine, sequences)
+    vllm_engine.load(other.state_dict().items(), version=1)
     assert far(other, vllm_engine, sequences) < 1e-4
     assert far(tiny_llama(tied), vllm_engine, sequences) > 0.1
-    assert vllm_engine.score(sequences) != before
+    assert scores_of_one(vllm_engine, sequences) != before
     assert vllm_engine.received == set(other.state_dict())
 
 
@@ -143,7 +143,7 @@ def test_a_push_between_two_tokens(updating: VLLMEngine) -> None:
     updating.submit(Request(7, tuple(prompt), 3, Sampling(max_tokens=12), seed=1))
     for _ in range(4):
         assert updating.step() == []
-    updating.load_weights(new.state_dict().items(), version=3)
+    updating.load(new.state_dict().items(), version=3)
     finished = []
     while updating.in_flight:
         finished += updating.step()
@@ -178,7 +178,7 @@ def test_the_end_token_is_kept_and_ends_a_completion(vllm_engine: VLLMEngine, ti
     model = tiny_llama(tied)
     with torch.no_grad():
         model.lm_head.weight[EOS] += model.lm_head.weight.mean(0) + 1.0
-    vllm_engine.load_weights(model.state_dict().items(), version=1)
+    vllm_engine.load(model.state_dict().items(), version=1)
     requests = [Request(i, tuple(tokens(6, i)), 8, Sampling(max_tokens=24), seed=i) for i in range(8)]
     completions = [c for r in generate(vllm_engine, requests) for c in r.completions]
     stopped = [c for c in completions if c.finish_reason == "stop"]
@@ -195,7 +195,7 @@ def test_only_the_given_tokens_end_a_completion(start_engine: StartEngine) -> No
     with torch.no_grad():
         model.lm_head.weight[EOS] += model.lm_head.weight.mean(0) + 1.0
     engine = start_engine(eos_token_ids=(7, 9))
-    engine.load_weights(model.state_dict().items(), version=1)
+    engine.load(model.state_dict().items(), version=1)
     requests = [Request(i, tuple(tokens(6, i)), 8, Sampling(max_tokens=60), seed=i) for i in range(8)]
     completions = [c for r in generate(engine, requests) for c in r.completions]
     assert any(EOS in c.token_ids[:-1] for c in completions)
@@ -264,7 +264,7 @@ def test_an_adapter_push_acts_at_once_and_in_place(start_engine: StartEngine) ->
             for name, parameter in policy.named_parameters():
                 if "lora_" in name:
                     parameter.normal_(std=0.2)
-        engine.load_weights(get_peft_model_state_dict(policy).items(), version)
+        engine.load(get_peft_model_state_dict(policy).items(), version)
         engine.submit(Request(version, (5, 6, 7), 2, Sampling(max_tokens=4), seed=0))
         engine.step()
         assert far(policy, engine, sequences) < 1e-4, "with requests in flight"
@@ -285,7 +285,7 @@ def test_a_push_reaches_every_shard(start_engine: StartEngine) -> None:
     assert len(engine._files) == shared_memory_files(), "gone when the engine is closed, says the fixture"
     for version in (1, 2):
         model = tiny_llama(True, seed=version)
-        engine.load_weights(model.state_dict().items(), version)
+        engine.load(model.state_dict().items(), version)
         assert far(model, engine, sequences) < 1e-4
     (response,) = generate(engine, [Request(1, (5, 6, 7), 2, Sampling(max_tokens=4), seed=0)])
     assert response.completions[0].policy_versions == [2] * 4

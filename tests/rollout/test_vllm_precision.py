@@ -29,7 +29,7 @@ def head_alone(dtype: torch.dtype) -> LlamaForCausalLM:
 
 def sampled_error(engine: VLLMEngine, model: LlamaForCausalLM, dtype: torch.dtype) -> float:
     """Mean |difference| of the sampled log-probs from those of float32 logits."""
-    engine.load_weights(model.state_dict().items(), version=1)
+    engine.load(model.state_dict().items(), version=1)
     (response,) = generate(engine, [Request(1, PROMPT, 8, Sampling(max_tokens=24), seed=3)])
     with computing_in(model, dtype):
         expected = learner_scores(model, [[*PROMPT, *one.token_ids] for one in response.completions], 1.0)

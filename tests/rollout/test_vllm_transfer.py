@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from plan.machine import installed_vllm
 from rollout.weights.outgoing import Outgoing
+from training.weights import PolicyTensor
 
 if installed_vllm() is None:
     pytest.skip("vLLM is not installed", allow_module_level=True)
@@ -27,16 +28,16 @@ MIB = 1 << 20
 PRETENDING = FakeTensorMode()
 
 
-def on_two_gpus() -> Outgoing:
+def on_two_gpus(dtype: torch.dtype = torch.float32) -> Outgoing:
     """As a learner has them whose layers are spread."""
     with PRETENDING:
         tensors = {f"layer {gpu}": torch.ones(8, 4, device=f"cuda:{gpu}") for gpu in (0, 1)}
-    return Outgoing.of(tensors.items())
+    return Outgoing([PolicyTensor(name, tensor, None, dtype) for name, tensor in tensors.items()])
 
 
 def test_tensors_of_several_gpus_are_packed_on_the_first() -> None:
     source = _Source()
-    source.weights = on_two_gpus().cast(torch.bfloat16)
+    source.weights = on_two_gpus(torch.bfloat16)
     with PRETENDING:
         packed = pack_tensors(iter(source), lambda pair: pair[1], MIB)
     assert packed is not None
@@ -58,9 +59,6 @@ class Engines:
         assert len(arguments) == len(self.members)
         self.calls.append(arguments[0]["call"])
         return []
-
-    def note_push(self, version: int, received: frozenset[str]) -> None:
-        self.calls.append((version, sorted(received)))
 
     def stacks(self) -> str:
         return ""
@@ -104,26 +102,25 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Engines:
 
 
 def test_a_push_waits_for_the_learners_streams_on_every_gpu(engines: Engines) -> None:
-    NativeTransfer("ipc", engines).push(on_two_gpus(), 3)
+    NativeTransfer("ipc").push(on_two_gpus(), 3, engines)
     assert engines.calls == [
         "synchronize cuda:0",
         "synchronize cuda:1",
         "thread on cuda:0",
         "init_weight_transfer_engine",
         "send",
-        (3, ["layer 0", "layer 1"]),
     ]
 
 
 def test_engines_let_go_of_the_old_connection_before_a_new_one(engines: Engines) -> None:
     """vLLM would overwrite the communicator, whose memory on every GPU would stay."""
-    transfer = NativeTransfer("nccl", engines)
+    transfer = NativeTransfer("nccl")
     weights = Outgoing.of([("w", torch.ones(2))])
-    transfer.push(weights, 1)
-    transfer.push(weights, 2)
+    transfer.push(weights, 1, engines)
+    transfer.push(weights, 2, engines)
     engines.members = (10, 12)
-    transfer.push(weights, 3)
-    assert [call for call in engines.calls if isinstance(call, str)] == [
+    transfer.push(weights, 3, engines)
+    assert engines.calls == [
         "init_weight_transfer_engine",
         "send",
         "send",
@@ -158,7 +155,7 @@ def test_a_buffer_holds_the_largest_tensor(engines: Engines) -> None:
     """An embedding of 152,064 tokens; the ipc sender refuses what does not fit."""
     with PRETENDING:
         embedding = torch.empty(152_064, 8192, device="cuda:0")
-    weights = Outgoing.of([("embedding", embedding)]).cast(torch.bfloat16)
+    weights = Outgoing([PolicyTensor("embedding", embedding, None, torch.bfloat16)])
     assert buffer_bytes(weights) == 2 * 152_064 * 8192
 
 

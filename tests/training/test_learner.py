@@ -1,69 +1,49 @@
 """One optimizer step on a real batch: the microbatch split, the finite check, the oracle."""
 
+import copy
+import random
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tensordict import TensorDict, TensorDictBase
 
-from config.env import EnvConfig
-from config.optimizer import OptimizerConfig
 from config.policy import PolicyConfig
-from config.schema import Config, ModelConfig, TrainConfig
+from envs.group import Group, Verdict
+from tests.groups import drawn_from_tiny, make_completion, make_group
 from tests.tiny import tiny_llama
-from tests.training.test_forward import REPEATS, collected, scorer
+from tests.training.scorers import REPEATS, make_learner, scorer
+from training.batch import Tokens, collate
 from training.forward import ResponseScorer, Scores, score_all
-from training.learner import Learner, NonFiniteError
+from training.learner import NonFiniteError
+from training.local_learner import LocalLearner
 from training.minibatches import microbatches
 from training.reference import Reference
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "constant_length", "pass_mean")
 
 
-def make_learner(
-    tmp_path: Path,
-    policy: PolicyConfig | None = None,
-    accumulation: int = 1,
-    optimizer: OptimizerConfig | None = None,
-    beside: bool = False,
-    dtype: torch.dtype = torch.float32,
-    share_prompt: bool = True,
-    **train: object,
-) -> Learner:
-    config = Config(
-        env=EnvConfig(dataset="arithmetic", num_envs=8, repeats=REPEATS),
-        model=ModelConfig(name="tiny"),
-        train=TrainConfig(gradient_accumulation_steps=accumulation, **train),  # type: ignore[arg-type]
-        policy=policy or PolicyConfig(),
-        optimizer=optimizer or OptimizerConfig(lr=1e-3),
-    )
-    model, frozen = tiny_llama().to(dtype), tiny_llama().to(dtype)
-    scores = scorer(frozen, share_prompt)
-    reference = Reference(scores, REPEATS, beside) if config.policy.uses_reference else None
-    return Learner(model, scorer(model, share_prompt), reference, config, tmp_path)
-
-
-def gradient_of(learner: Learner, batch: TensorDict) -> torch.Tensor:
-    """The gradient that a step applies, read just before the optimizer clears it."""
+def gradient_of(learner: LocalLearner, groups: list[Group]) -> torch.Tensor:
+    """The gradient that a step on these groups applies, read just before the optimizer clears it."""
     seen: list[torch.Tensor] = []
 
     def read(*args: object) -> None:
         seen.append(torch.cat([p.grad.flatten().double() for p in learner.model.parameters()]))
 
     handle = learner.optimizer.register_step_pre_hook(read)
-    learner.step(learner.prepare(batch))
+    learner.step(learner.credit(groups))
     handle.remove()
     return seen[0]
 
 
 @pytest.fixture(scope="module")
-def batch() -> TensorDict:
-    collected_batch = collected(num_groups=8)
-    generator = torch.Generator().manual_seed(3)
-    collected_batch["next", "reward"] = torch.rand(8 * REPEATS, 1, generator=generator)
-    return collected_batch
+def groups() -> list[Group]:
+    """Of the tiny model, with rewards at random."""
+    drawn, chance = drawn_from_tiny(num_groups=8, repeats=REPEATS), random.Random(3)
+    for completion in (one for group in drawn for one in group.completions):
+        completion.verdict = Verdict(chance.random(), {}, "scored")
+    return drawn
 
 
 def full_policy(aggregation: str) -> PolicyConfig:
@@ -74,43 +54,42 @@ def full_policy(aggregation: str) -> PolicyConfig:
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_microbatches_give_the_gradient_of_one_batch(
-    batch: TensorDict, aggregation: str, tmp_path: Path
+    groups: list[Group], aggregation: str, tmp_path: Path
 ) -> None:
     policy = full_policy(aggregation)
-    one = batch.clone()
-    one["tokens", "loss_mask"][5] = False
-    whole = gradient_of(make_learner(tmp_path, policy), one.clone())
+    one = copy.deepcopy(groups)
+    silent = one[1].completions[1]
+    silent.sampled = [False] * len(silent.token_ids)
+    whole = gradient_of(make_learner(tmp_path, policy), one)
     for accumulation in (2, 4, 8):
-        split = gradient_of(make_learner(tmp_path, policy, accumulation), one.clone())
+        split = gradient_of(make_learner(tmp_path, policy, accumulation), one)
         assert (split - whole).norm() / whole.norm() < 1e-6
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_microbatches_of_less_than_a_group_give_it_too(
-    batch: TensorDict, aggregation: str, tmp_path: Path
+    groups: list[Group], aggregation: str, tmp_path: Path
 ) -> None:
     """Where no prompt is shared, as under gradient checkpointing: a long group need not fit at once."""
     policy = full_policy(aggregation)
-    whole = gradient_of(make_learner(tmp_path, policy), batch.clone())
+    whole = gradient_of(make_learner(tmp_path, policy), groups)
     for accumulation in (8 * REPEATS // 2, 8 * REPEATS):
         learner = make_learner(tmp_path, policy, accumulation, share_prompt=False)
-        split = gradient_of(learner, batch.clone())
+        split = gradient_of(learner, groups)
         assert (split - whole).norm() / whole.norm() < 1e-5
 
 
-def test_at_step_zero_the_reference_is_the_policy(batch: TensorDict, tmp_path: Path) -> None:
+def test_at_step_zero_the_reference_is_the_policy(groups: list[Group], tmp_path: Path) -> None:
     learner = make_learner(tmp_path, PolicyConfig(kl_coef=0.1))
-    report = learner.step(learner.prepare(batch.clone()))
+    report = learner.step(learner.credit(groups))
     assert abs(report.metrics["kl/ref"]) < 1e-8
     assert report.metrics["ess"] == pytest.approx(1.0, abs=1e-6)
-    prepared = learner.prepare(batch.clone())
-    mask = prepared["mask"]
-    torch.testing.assert_close(
-        prepared["ref_log_prob"][mask], batch["sample_log_prob"][mask], atol=1e-5, rtol=1e-5
-    )
+    batch = learner.credit(groups)
+    ref, sample = batch.ref_log_prob[batch.mask], batch.sample_log_prob[batch.mask]
+    torch.testing.assert_close(ref, sample, atol=1e-5, rtol=1e-5)
 
 
-def test_a_reference_beside_the_learner_gives_the_same_numbers(batch: TensorDict, tmp_path: Path) -> None:
+def test_a_reference_beside_the_learner_gives_the_same_numbers(groups: list[Group], tmp_path: Path) -> None:
     """It has no device of its own here, but a thread of its own, which it keeps from the learner's."""
     threads: set[str] = set()
     learners = [
@@ -120,95 +99,100 @@ def test_a_reference_beside_the_learner_gives_the_same_numbers(batch: TensorDict
     assert isinstance(reference, Reference)
 
     class Noting(ResponseScorer):
-        def __call__(self, batch: TensorDictBase, with_entropy: bool = False) -> Scores:
+        def __call__(
+            self, tokens: Tokens, temperature: torch.Tensor | None = None, with_entropy: bool = False
+        ) -> Scores:
             threads.add(threading.current_thread().name)
-            return super().__call__(batch, with_entropy)
+            return super().__call__(tokens, temperature, with_entropy)
 
     reference.scorer = Noting(reference.scorer.model, REPEATS, True, chunk_size=7)
-    one, other = (
-        [learner.step(learner.prepare(batch.clone())).metrics for _ in range(2)] for learner in learners
-    )
+    one, other = ([learner.step(learner.credit(groups)).metrics for _ in range(2)] for learner in learners)
     assert one == other
     assert one[1]["kl/ref"] > 0
     assert threads == {"reference_0"}
 
 
 def test_a_non_finite_step_changes_nothing_is_saved_and_stops_the_run(
-    batch: TensorDict, tmp_path: Path
+    groups: list[Group], tmp_path: Path
 ) -> None:
     learner = make_learner(tmp_path, max_nonfinite_steps=2)
     before = [p.clone() for p in learner.model.parameters()]
-    broken = batch.clone()
-    broken["sample_log_prob"][0, 0] = float("nan")
-    report = learner.step(learner.prepare(broken.clone()))
+    broken = copy.deepcopy(groups)
+    broken[0].completions[0].log_probs[0] = float("nan")
+    report = learner.step(learner.credit(broken))
     assert report.skipped
     assert all(torch.equal(a, b) for a, b in zip(before, learner.model.parameters(), strict=True))
     saved = torch.load(tmp_path / "nonfinite" / "optimizer_step_1.pt", weights_only=True)
     assert saved["sample_log_prob"].isnan().any()
     with pytest.raises(NonFiniteError, match="max_nonfinite_steps"):
-        learner.step(learner.prepare(broken.clone()))
+        learner.step(learner.credit(broken))
 
 
-def test_an_errored_completion_teaches_nothing(batch: TensorDict, tmp_path: Path) -> None:
-    broken = batch.clone()
-    broken["next", "reward_status"][2] = 2
-    prepared = make_learner(tmp_path).prepare(broken)
-    assert prepared["advantage"][2] == 0
-    assert not prepared["mask"][2].any()
+def test_an_errored_completion_teaches_nothing(groups: list[Group], tmp_path: Path) -> None:
+    broken = copy.deepcopy(groups)
+    broken[0].completions[2].verdict = Verdict(9.0, {}, "error")
+    batch = make_learner(tmp_path).credit(broken)
+    assert batch.advantage[2] == 0
+    assert not batch.mask[2].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_state_round_trip_continues_bit_for_bit(
-    batch: TensorDict, dtype: torch.dtype, tmp_path: Path
+    groups: list[Group], dtype: torch.dtype, tmp_path: Path
 ) -> None:
     first = make_learner(tmp_path, dtype=dtype)
-    first.step(first.prepare(batch.clone()))
-    state = {k: v for k, v in first.state_dict().items()}
+    first.step(first.credit(groups))
+    state = {k: v for k, v in first.save().items()}
     torch.save(state, tmp_path / "state.pt")
     second = make_learner(tmp_path, dtype=dtype)
-    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    reports = [learner.step(learner.prepare(batch.clone())).metrics for learner in (first, second)]
+    second.load(torch.load(tmp_path / "state.pt", weights_only=True))
+    reports = [learner.step(learner.credit(groups)).metrics for learner in (first, second)]
     assert reports[0] == reports[1]
     for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16])
-def test_mixed_precision_is_close_to_full(batch: TensorDict, precision: torch.dtype, tmp_path: Path) -> None:
+def test_mixed_precision_is_close_to_full(
+    groups: list[Group], precision: torch.dtype, tmp_path: Path
+) -> None:
     learner = make_learner(tmp_path)
-    full = learner.scorer(batch).log_prob
+    batch = collate(groups)
+    full = learner.scorer(batch.tokens).log_prob
     learner.scorer.autocast_dtype = precision
-    half = learner.scorer(batch).log_prob
+    half = learner.scorer(batch.tokens).log_prob
     assert half.dtype == torch.float32
-    mask = batch["tokens", "response_mask"]
+    mask = batch.tokens.response_mask
     assert (full - half)[mask].abs().mean() < 0.1
 
 
 def test_microbatches_are_of_like_length(tmp_path: Path) -> None:
     """Positions of response that go through the model, with lengths spread as those of a real run are."""
-    groups, rows = 64, 4 * REPEATS
+    count, rows = 64, 4 * REPEATS
     generator = torch.Generator().manual_seed(0)
-    lengths = torch.empty(groups * REPEATS).log_normal_(5.0, 0.8, generator=generator).clamp_(1, 1024).long()
-    mask = torch.arange(1024) < lengths[:, None]
-    many = TensorDict({"tokens": {"response_mask": mask}}, [groups * REPEATS])
+    lengths = torch.empty(count * REPEATS).log_normal_(5.0, 0.8, generator=generator).clamp_(1, 1024).long()
+    completions = [
+        [make_completion(length) for length in of_group] for of_group in lengths.view(count, -1).tolist()
+    ]
+    many = collate([make_group(number, of_group) for number, of_group in enumerate(completions)])
+    mask = many.tokens.response_mask
     pieces = microbatches(many, REPEATS, rows)
-    positions = sum(rows * int(piece.batch["tokens", "response_mask"].sum(-1).max()) for piece in pieces)
+    positions = sum(rows * int(piece.batch.tokens.response_mask.sum(-1).max()) for piece in pieces)
     as_they_come = sum(rows * int(part.max()) for part in lengths.split(rows))
     assert positions < 0.75 * as_they_come
-    assert torch.cat([piece.rows for piece in pieces]).sort().values.equal(torch.arange(groups * REPEATS))
+    assert torch.cat([piece.rows for piece in pieces]).sort().values.equal(torch.arange(count * REPEATS))
     alone = sum(
-        rows * int(piece.batch["tokens", "response_mask"].sum(-1).max())
-        for piece in microbatches(many, 1, rows)
+        rows * int(piece.batch.tokens.response_mask.sum(-1).max()) for piece in microbatches(many, 1, rows)
     )
     assert alone < 0.8 * positions, "single rows go together better than groups"
     for piece in pieces:
         assert piece.rows.view(-1, REPEATS).diff().eq(1).all()
-        assert torch.equal(piece.batch["tokens", "response_mask"], mask[piece.rows])
-    assert microbatches(many, REPEATS, groups * REPEATS)[0].batch is many
+        assert torch.equal(piece.batch.tokens.response_mask, mask[piece.rows])
+    assert microbatches(many, REPEATS, count * REPEATS)[0].batch is many
 
 
-def test_scores_come_back_in_the_order_of_the_batch(batch: TensorDict) -> None:
-    scores = scorer(tiny_llama(), True)
+def test_scores_come_back_in_the_order_of_the_batch(groups: list[Group]) -> None:
+    batch, scores = collate(groups), scorer(tiny_llama(), True)
     with torch.no_grad():
         whole, parts = score_all(scores, batch, 8 * REPEATS), score_all(scores, batch, REPEATS)
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)
@@ -216,9 +200,9 @@ def test_scores_come_back_in_the_order_of_the_batch(batch: TensorDict) -> None:
 
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_scored_in_the_same_microbatches_the_reference_is_the_policy_exactly(
-    batch: TensorDict, accumulation: int, tmp_path: Path
+    groups: list[Group], accumulation: int, tmp_path: Path
 ) -> None:
     learner = make_learner(tmp_path, PolicyConfig(kl_coef=0.1), accumulation)
     assert isinstance(learner.reference, Reference)
-    learner.reference.rows = batch.batch_size[0] // accumulation
-    assert learner.step(learner.prepare(batch.clone())).metrics["kl/ref"] == 0.0
+    learner.reference.rows = len(groups) * REPEATS // accumulation
+    assert learner.step(learner.credit(groups)).metrics["kl/ref"] == 0.0

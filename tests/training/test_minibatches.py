@@ -2,24 +2,36 @@
 
 import pytest
 import torch
-from tensordict import TensorDict
 
+from tests.groups import make_completion, make_group
+from training.batch import Batch, collate
 from training.minibatches import microbatches, minibatches
 
 REPEATS = 3
 
 
-def groups(count: int) -> TensorDict:
-    """`count` groups of REPEATS rows; each row holds its number."""
-    rows = count * REPEATS
-    return TensorDict(row=torch.arange(rows), batch_size=[rows])
+def groups(count: int) -> Batch:
+    """`count` groups of REPEATS rows; each row's reward is its number."""
+    return answered([3] * count * REPEATS, REPEATS)
+
+
+def answered(lengths: list[int], repeats: int = 1) -> Batch:
+    """Completions of these lengths; each row's reward is its number."""
+    rows = [make_completion(length, float(row)) for row, length in enumerate(lengths)]
+    return collate(
+        [make_group(start, rows[start : start + repeats]) for start in range(0, len(rows), repeats)]
+    )
+
+
+def numbers(batch: Batch) -> list[int]:
+    return [int(reward) for reward in batch.next.reward[:, 0]]
 
 
 def steps(count: int, groups_per_step: int, epochs: int = 1, seed: int = 0) -> list[list[int]]:
     """The rows of every optimizer step."""
     generator = torch.Generator().manual_seed(seed)
     slices = minibatches(groups(count), REPEATS, groups_per_step, epochs, generator)
-    return [part["row"].tolist() for part in slices]
+    return [numbers(part) for part in slices]
 
 
 def test_every_group_comes_once_an_epoch_and_whole() -> None:
@@ -46,14 +58,6 @@ def test_a_batch_of_one_step_stays_as_it_is(groups_per_step: int) -> None:
     assert [part is batch for part in taken] == [True, True]
 
 
-def answered(lengths: list[int]) -> TensorDict:
-    mask = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
-    rows = [len(lengths)]
-    return TensorDict(
-        row=torch.arange(rows[0]), tokens=TensorDict(response_mask=mask, batch_size=rows), batch_size=rows
-    )
-
-
 @pytest.mark.parametrize(
     ("together", "expected"),
     [
@@ -66,7 +70,7 @@ def test_pieces_come_longest_first_and_say_where_their_rows_were(
 ) -> None:
     pieces = microbatches(answered([6, 3, 2, 9, 1, 4]), together, rows=2)
     assert [piece.rows.tolist() for piece in pieces] == expected
-    assert [piece.batch["row"].tolist() for piece in pieces] == expected
+    assert [numbers(piece.batch) for piece in pieces] == expected
 
 
 @pytest.mark.parametrize("rows", [6, 7])

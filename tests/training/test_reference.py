@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tensordict import TensorDict, TensorDictBase
 
 from config.schema import ModelConfig
 from tests.pretend_gpu import pretend_gpus
 from tests.tiny import tiny_llama
-from tests.training.test_forward import REPEATS, collected, scorer
+from tests.training.scorers import REPEATS, collected, scorer
+from training.batch import Batch, Tokens
 from training.forward import ResponseScorer, Scores
 from training.model import load_frozen, load_model
 from training.reference import HostMemory, Reference
@@ -19,14 +19,14 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def batch() -> TensorDict:
+def batch() -> Batch:
     return collected(num_groups=6)
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("tied", [False, True])
 def test_linear_layers_kept_in_half_give_the_bits_of_float32_ones(
-    batch: TensorDict, tied: bool, precision: torch.dtype, tmp_path: Path
+    batch: Batch, tied: bool, precision: torch.dtype, tmp_path: Path
 ) -> None:
     tiny_llama(tied).save_pretrained(tmp_path)
     config = ModelConfig(name=str(tmp_path))
@@ -43,7 +43,7 @@ def test_linear_layers_kept_in_half_give_the_bits_of_float32_ones(
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_weights_in_host_memory_visit_the_device_to_score(batch: TensorDict, tied: bool) -> None:
+def test_weights_in_host_memory_visit_the_device_to_score(batch: Batch, tied: bool) -> None:
     """The device is the CPU itself here: what is checked is that the weights are in memory of its own while the model
     works, that they are nowhere but in the host's buffer before and after, and that the numbers are the same."""
     expected = Reference(scorer(tiny_llama(tied), True), 2 * REPEATS).log_prob(batch)
@@ -55,9 +55,11 @@ def test_weights_in_host_memory_visit_the_device_to_score(batch: TensorDict, tie
     seen: list[bool] = []
 
     class Noting(ResponseScorer):
-        def __call__(self, part: TensorDictBase, with_entropy: bool = False) -> Scores:
+        def __call__(
+            self, tokens: Tokens, temperature: torch.Tensor | None = None, with_entropy: bool = False
+        ) -> Scores:
             seen.extend(parameter.data_ptr() in inside for parameter in model.parameters())
-            return super().__call__(part, with_entropy)
+            return super().__call__(tokens, temperature, with_entropy)
 
     reference = Reference(Noting(model, REPEATS, True, chunk_size=7), 2 * REPEATS, visit=home.visit)
     before = home._host.clone()
@@ -69,14 +71,14 @@ def test_weights_in_host_memory_visit_the_device_to_score(batch: TensorDict, tie
     assert torch.equal(home._host, before)
 
 
-def test_the_weights_leave_after_a_failure(batch: TensorDict) -> None:
+def test_the_weights_leave_after_a_failure(batch: Batch) -> None:
     model = tiny_llama()
     home = HostMemory(model, CPU)
     with pytest.raises(KeyError), home.visit():
         raise KeyError
     assert not any(parameter.numel() for parameter in model.parameters())
     with pytest.raises((RuntimeError, IndexError, AssertionError)):
-        scorer(model, True)(batch)
+        scorer(model, True)(batch.tokens)
 
 
 class Runtime:
@@ -95,7 +97,7 @@ class Runtime:
 
 
 def test_on_a_gpu_the_weights_are_pinned_and_the_cpu_computes_nothing(
-    batch: TensorDict, monkeypatch: pytest.MonkeyPatch
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a pretended GPU, which refuses operands of the CPU as CUDA does; pinning is recorded."""
     runtime = Runtime()

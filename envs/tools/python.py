@@ -1,10 +1,10 @@
-"""A Python interpreter for the model, in the sandbox of tested programs."""
+"""The tool `python`: an interpreter for the model, in the sandbox of tested programs."""
 
 import threading
 
 from config.env import EnvConfig
 from envs.sandbox.sandbox import Run, Sandbox, choose_level
-from envs.tools import shortened
+from envs.tools.tool import shortened
 
 
 class _Own(threading.local):

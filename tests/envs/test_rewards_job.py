@@ -8,7 +8,7 @@ import pytest
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from run.grade import grade
+from run.rewards import run_rewards
 
 
 def run(tmp_path: Path, samples: str, **options: object) -> tuple[int, list[dict[str, object]], str]:
@@ -25,7 +25,7 @@ def run(tmp_path: Path, samples: str, **options: object) -> tuple[int, list[dict
         **options,  # type: ignore[arg-type]
     )
     out, report = io.StringIO(), io.StringIO()
-    code = grade(env, out, report)
+    code = run_rewards(env, out, report)
     return code, [json.loads(line) for line in out.getvalue().splitlines()], report.getvalue()
 
 

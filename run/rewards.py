@@ -1,4 +1,4 @@
-"""Grade saved completions before anyone trains: `python grpo.py run=rewards env.dataset=... env.samples=FILE`.
+"""The job `run=rewards`, which grades saved completions: `python grpo.py run=rewards env.dataset=... env.samples=FILE`.
 
 FILE is JSONL of {"row": index in the data file, "completion": text}, optionally with `num_tokens` and `truncated`.
 Each gives one JSON line on standard output, in the order of FILE; a table follows on standard error.
@@ -16,14 +16,14 @@ from typing import Any, TextIO
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.data import local_rows, shown
-from envs.group import Verdict as Scored
+from envs.group import Verdict
 from envs.judging.service import RewardService
 from envs.task import Completion, Example, checked_examples, make_task
 
 PORTION = 512
 
 
-def grade(env: EnvConfig, out: TextIO = sys.stdout, report: TextIO = sys.stderr) -> int:
+def run_rewards(env: EnvConfig, out: TextIO = sys.stdout, report: TextIO = sys.stderr) -> int:
     """Exit code: 0, or 1 where more verifications failed than `env.max_error_rate` allows.
 
     Raises:
@@ -40,23 +40,23 @@ def grade(env: EnvConfig, out: TextIO = sys.stdout, report: TextIO = sys.stderr)
         raise ConfigError(f"env.samples={env.samples}: the file has no lines")
     service = RewardService(task, replace(env, max_error_rate=1.0))
     try:
-        scored: list[Scored] = []
+        graded: list[Verdict] = []
         for start in range(0, len(samples), PORTION):
             portion = samples[start : start + PORTION]
             verdicts = service.score(*zip(*portion, strict=True))
             for (_, example), verdict in zip(portion, verdicts, strict=True):
                 print(json.dumps(_line(example, verdict)), file=out, flush=True)
-            scored += verdicts
-        errors = sum(verdict.outcome == "error" for verdict in scored)
-        _print_table(scored, report)
+            graded += verdicts
+        errors = sum(verdict.outcome == "error" for verdict in graded)
+        _print_table(graded, report)
         if errors:
             print(f"last error: {service.last_error}", file=report)
-        return int(errors / len(scored) > env.max_error_rate)
+        return int(errors / len(graded) > env.max_error_rate)
     finally:
         service.close()
 
 
-def _line(example: Example, verdict: Scored) -> dict[str, Any]:
+def _line(example: Example, verdict: Verdict) -> dict[str, Any]:
     return {
         "row": example.row,
         "score": verdict.score,
@@ -92,11 +92,11 @@ def _sample(value: dict[str, Any], place: str, examples: dict[int, Example]) -> 
     return Completion(value["completion"], num_tokens, truncated), examples[row]
 
 
-def _print_table(scored: Sequence[Scored], report: TextIO) -> None:
-    outcomes = Counter(verdict.outcome for verdict in scored)
-    judged = [verdict for verdict in scored if verdict.outcome != "error"]
-    seconds = sorted(verdict.seconds for verdict in scored)
-    lines = [("completions", f"{len(scored)}")]
+def _print_table(graded: Sequence[Verdict], report: TextIO) -> None:
+    outcomes = Counter(verdict.outcome for verdict in graded)
+    judged = [verdict for verdict in graded if verdict.outcome != "error"]
+    seconds = sorted(verdict.seconds for verdict in graded)
+    lines = [("completions", f"{len(graded)}")]
     lines += [(name, f"{outcomes[name]}") for name in ("scored", "invalid", "error")]
     if judged:
         lines.append(("mean score", f"{statistics.fmean(verdict.score for verdict in judged):.4f}"))

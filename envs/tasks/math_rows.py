@@ -1,4 +1,4 @@
-"""What competition mathematics tasks share: problems with a gold answer, judged by a rule of `envs.verifiers.rules`."""
+"""The base of competition mathematics tasks: problems with a gold, judged by a rule of `envs.verifiers.rules`."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ PROBLEM_COLUMNS = ("problem", "question", "prompt")
 
 
 class MathTask(Task):
-    """Problems whose answer is compared in value. A row without an answer is left out and reported."""
+    """Problems whose final answer is compared with the gold in value. A row without a gold is left out and reported."""
 
     rule: ClassVar[str] = "math"
     """The rule of `envs.verifiers.rules` that judges and whose system prompt is used."""
@@ -63,12 +63,11 @@ class MathTask(Task):
         return value.strip()
 
     def gold(self, row: Row) -> str | None:
-        """The gold answer; None for a row that has none."""
+        """The gold; None for a row that has none."""
         return text_or_none(row["answer"])
 
     def reward(self, completion: Completion, example: Example) -> Reward:
-        rule = RULES[self.rule]
-        return rule.weighted(rule.judge(completion.text, example.answer, self.env))
+        return RULES[self.rule].reward(completion, example, self.env)
 
     def warm_up(self) -> None:
         warm_up()

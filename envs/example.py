@@ -1,0 +1,53 @@
+"""What tasks, rewards and judges exchange: an example, a completion as a reward sees it, a reward. No torch here.
+
+Users import these names from `envs.task`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Outcome = Literal["scored", "invalid", "error"]
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One prompt.
+
+    messages: chat messages, the system prompt included.
+    answer: the gold: whatever the task's reward needs to judge (a number, a list of tests, ...).
+    row: the example's index in its source, for reports and the ledger.
+    source: in a mixture, the name of the member that the example comes from.
+    row_data: the columns of the row that the example was made of, by name, for rewards that need more than `answer`.
+    """
+
+    messages: tuple[Message, ...]
+    answer: Any
+    row: int
+    source: str = ""
+    row_data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a reward sees of a completion: its text, how many tokens it has, and whether it was cut off.
+
+    control_tokens: the model wrote control tokens where none belong, which the text does not show. No reward sees
+    such a completion: it is `invalid`.
+    """
+
+    text: str
+    num_tokens: int = 0
+    truncated: bool = False
+    control_tokens: bool = False
+
+
+@dataclass(frozen=True)
+class Reward:
+    """What a reward function returns. `parts` are unweighted named components (accuracy, format, ...), which are
+    logged beside the score."""
+
+    score: float
+    parts: dict[str, float] = field(default_factory=dict)
+    outcome: Outcome = "scored"

@@ -1,0 +1,97 @@
+"""The judge of a task: its own reward, the one that `env.reward` names, or several with their weights. No torch here.
+
+Of several, each is a part of the verdict by its name, and the score is their sum, weighted by `env.reward_weights`.
+"""
+
+from dataclasses import replace
+
+from config.env import EnvConfig
+from config.errors import ConfigError
+from envs.example import Completion, Example, Reward
+from envs.judging.outcome import Judge, checked, number
+from envs.rewards import NamedReward, find_rewards
+from envs.task import Task
+
+
+def make_judge(task: Task) -> Judge:
+    """The task's judge with `env.reward` and `env.reward_weights` applied."""
+    named, env = find_rewards(task.env), task.env
+    if isinstance(env.reward, list):
+        chosen = _combined(named, env)
+    elif named:
+        function = named[0].function
+        chosen = lambda completion, example: function(completion, example, env)  # noqa: E731
+    else:
+        chosen = task.reward
+    weights = env.reward_weights
+    if not isinstance(weights, dict) or not weights:
+        return chosen
+    return lambda completion, example: weighted(chosen(completion, example), weights)
+
+
+def judges_in_process(task: Task) -> bool:
+    """Whether judging is safe enough to need no worker process."""
+    if task.members:
+        return all(judges_in_process(member) for member in task.members.values())
+    named = find_rewards(task.env)
+    return all(each.in_process for each in named) if named else task.in_process
+
+
+def least_score(task: Task) -> float:
+    """The score of a completion that could not be judged because of what it says."""
+    named = find_rewards(task.env)
+    if not named:
+        return task.min_score
+    least = [task.min_score if each.min_score is None else each.min_score for each in named]
+    return sum(weight * score for weight, score in zip(_weights(task.env, named), least, strict=True))
+
+
+def _weights(env: EnvConfig, named: list[NamedReward]) -> list[float]:
+    """What each of several rewards counts; 1 where nothing is said, and for one reward alone."""
+    return env.reward_weights if isinstance(env.reward_weights, list) else [1.0] * len(named)
+
+
+def part_names(paths: list[str]) -> list[str]:
+    """What several rewards are called in the verdict: functions by their name, or with their module where two have
+    the same."""
+    short = [path.rpartition(":")[2] for path in paths]
+    return [path if short.count(name) > 1 else name for path, name in zip(paths, short, strict=True)]
+
+
+def _combined(named: list[NamedReward], env: EnvConfig) -> Judge:
+    """One verdict of several: their scores as parts, the weighted sum, and the worst of their outcomes.
+
+    `accuracy` is that of the reward of this name, else of the first: its own part of that name, or whether its score
+    is at least 1.
+    """
+    names, weights = part_names([each.name for each in named]), _weights(env, named)
+    judges_accuracy = names.index("accuracy") if "accuracy" in names else 0
+
+    def judge(completion: Completion, example: Example) -> Reward:
+        scores: dict[str, float] = {}
+        outcomes: list[str] = []
+        accuracy = 0.0
+        for place, (name, each) in enumerate(zip(names, named, strict=True)):
+            verdict = each.function(completion, example, env)
+            scores[name], parts = checked(verdict, f"reward {name}")
+            outcomes.append(verdict.outcome)
+            if place == judges_accuracy:
+                accuracy = parts.get("accuracy", float(scores[name] >= 1.0))
+        score = sum(weight * each for weight, each in zip(weights, scores.values(), strict=True))
+        return Reward(
+            score, scores | {"accuracy": accuracy}, "invalid" if "invalid" in outcomes else "scored"
+        )
+
+    return judge
+
+
+def weighted(verdict: Reward, weights: dict[str, float]) -> Reward:
+    """The verdict with the weighted sum of its parts as score; parts without a weight count nothing."""
+    missing = sorted(set(weights) - set(verdict.parts))
+    if missing:
+        raise ConfigError(
+            f"env.reward_weights.{missing[0]}: the reward has no such part; it gives "
+            f"{', '.join(sorted(verdict.parts)) or 'none'}"
+        )
+    score = sum(weight * number(verdict.parts[name], f"the part {name}") for name, weight in weights.items())
+    return replace(verdict, score=score)

@@ -1,0 +1,34 @@
+"""The tool `calculator`: exact arithmetic, bounded in time and size whatever the model asks for."""
+
+from envs.verifiers.expressions import NOT_ARITHMETIC, parse, value
+
+LONGEST = 200
+"""Characters of an expression."""
+LARGEST = 10**60
+DIGITS = 12
+
+
+def calculator(request: str) -> str:
+    """You have a calculator for + - * / and parentheses."""
+    return calculate(request)
+
+
+def calculate(expression: str) -> str:
+    """The value of + - * / and parentheses over decimal numbers; commas in numbers are dropped.
+
+    Whole numbers exactly, others to 12 significant digits. What is wrong is said in the result: `error: ...`.
+    """
+    text = expression.strip().replace(",", "").replace("×", "*").replace("÷", "/").replace("−", "-")
+    if len(text) > LONGEST:
+        return f"error: longer than {LONGEST} characters"
+    try:
+        result = value(parse(text))
+    except ZeroDivisionError:
+        return "error: division by zero"
+    except NOT_ARITHMETIC:
+        return "error: only + - * / and parentheses over numbers"
+    if abs(result) >= LARGEST:
+        return "error: the result is too large"
+    if result.denominator == 1:
+        return str(result.numerator)
+    return f"{float(result):.{DIGITS}g}"

@@ -1,0 +1,90 @@
+"""Which groups and completions are trained on, and what each is worth, of groups made by hand."""
+
+import math
+
+import pytest
+
+from config.policy import PolicyConfig
+from envs.group import Group
+from tests.groups import make_completion, make_group
+from training.batch import collate
+from training.credit import credit, in_range, wants
+
+DYNAMIC = PolicyConfig(filter_range=[0.0, 1.0], dynamic_batching=True)
+
+
+def rated(*accuracies: float, errors: int = 0) -> Group:
+    right = [make_completion(2, accuracy, {"accuracy": accuracy}) for accuracy in accuracies]
+    return make_group(0, [*right, *[make_completion(2, 9.0, {"accuracy": 1.0}, outcome="error")] * errors])
+
+
+@pytest.mark.parametrize(
+    ("group", "wanted"),
+    [
+        (rated(0.0, 1.0), True),
+        (rated(0.0, 0.0), False),
+        (rated(1.0, 1.0), False),
+        (rated(0.0, 0.0, errors=1), False),
+        (rated(1.0, 1.0, errors=1), False),
+        (rated(0.0, 1.0, errors=1), True),
+        (rated(errors=2), False),
+    ],
+)
+def test_dynamic_sampling_wants_groups_between_its_bounds(group: Group, wanted: bool) -> None:
+    assert wants(DYNAMIC)(group) is wanted
+    assert in_range(DYNAMIC, [group]).tolist() == [wanted]
+
+
+def test_without_dynamic_sampling_every_group_is_wanted() -> None:
+    assert wants(PolicyConfig())(rated(errors=2))
+    assert wants(PolicyConfig(filter_range=[0.0, 1.0]))(rated(1.0, 1.0))
+
+
+def test_rewards_that_the_learner_cannot_tell_apart_do_not_deviate() -> None:
+    """0.1 + 0.2 and 0.3 are one float32: such a group has no advantages, and dynamic sampling does not want it."""
+    policy = PolicyConfig(filter_range=[0.0, math.inf], filter_on="reward_std", dynamic_batching=True)
+    group = make_group(0, [make_completion(2, 0.1 + 0.2), make_completion(2, 0.3)])
+    assert not wants(policy)(group)
+    assert not credit(policy, [group], collate([group]), 9).advantage.any()
+
+
+def test_a_group_outside_the_range_is_masked_and_keeps_its_advantages() -> None:
+    groups = [rated(0.0, 1.0), rated(1.0, 1.0)]
+    groups[1].group_id = 1
+    policy = PolicyConfig(filter_range=[0.0, 1.0], baseline="none", scale="none")
+    batch = credit(policy, groups, collate(groups), 9)
+    assert batch.mask.any(-1).tolist() == [True, True, False, False]
+    assert batch.advantage[:, 0].tolist() == [0.0, 1.0, 1.0, 1.0]
+
+
+def test_truncated_and_errored_completions_are_not_in_the_loss() -> None:
+    completions = [
+        make_completion(2, 1.0),
+        make_completion(2, 0.0, finish_reason="length"),
+        make_completion(2, 5.0, outcome="error"),
+        make_completion(3, 0.0, sampled=[True, False, True]),
+    ]
+    group = make_group(0, completions)
+    batch = credit(PolicyConfig(filter_truncated=True), [group], collate([group]), 9)
+    no = [False] * 3
+    assert batch.mask.tolist() == [[True, True, False], no, no, [True, False, True]]
+    assert batch.advantage[2] == 0
+
+
+def test_what_length_costs() -> None:
+    group = make_group(0, [make_completion(4, 1.0), make_completion(10, 1.0)])
+    policy = PolicyConfig(overlong_cache=5, overlong_fraction=1.0)
+    batch = credit(policy, [group], collate([group]), max_tokens=10)
+    assert batch.length_reward.tolist() == [[0.0], [-1.0]]
+    assert batch.advantage[0] > 0 > batch.advantage[1]
+    assert credit(PolicyConfig(), [group], collate([group]), 10).length_reward is None
+
+
+def test_the_kl_may_be_part_of_the_reward() -> None:
+    group = make_group(0, [make_completion(2, 1.0), make_completion(2, 1.0)])
+    batch = collate([group])
+    batch.ref_log_prob = batch.sample_log_prob.clone()
+    batch.ref_log_prob[1] -= 0.5
+    policy = PolicyConfig(kl_coef=0.1, kl_estimator="k1", kl_placement="reward", scale="none")
+    credited = credit(policy, [group], batch, 9)
+    assert credited.advantage[:, 0].tolist() == pytest.approx([0.05, -0.05])

@@ -1,0 +1,222 @@
+"""The loss as a TorchRL module: its keys, its terms, and TorchRL's own GRPOLoss on the same tensors."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.modules.distributions import LLMMaskedCategorical
+from torchrl.objectives import LossModule
+from torchrl.objectives.llm import GRPOLoss as TorchRLLoss
+
+from config.policy import PRESETS, PolicyConfig, load_policy
+from envs.group import Group, Verdict
+from tests.groups import drawn_from_tiny
+from tests.tiny import tiny_llama
+from tests.training.scorers import REPEATS, make_learner, scorer
+from training.aggregation import BatchTotals
+from training.batch import Batch, collate
+from training.credit import credit
+from training.forward import ResponseScorer
+from training.grpo_loss import LOSSES, GRPOLoss
+from training.loss import objective
+from training.loss_metrics import finalize_metrics, merge_metrics
+from training.minibatches import microbatches
+
+NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
+FULL = {"kl_coef": 0.1, "kl_inference_coef": 0.05, "entropy_coef": 0.01}
+
+
+@pytest.fixture(scope="module")
+def groups() -> list[Group]:
+    drawn = drawn_from_tiny(num_groups=4, repeats=REPEATS)
+    for group in drawn:
+        for place, completion in enumerate(group.completions):
+            completion.verdict = Verdict(place / REPEATS, {}, "scored")
+    return drawn
+
+
+def credited(policy: PolicyConfig, groups: list[Group]) -> Batch:
+    """With every log-prob that any policy may read."""
+    batch = collate(groups)
+    generator = torch.Generator().manual_seed(0)
+    noise = 0.1 * torch.randn(batch.sample_log_prob.shape, generator=generator)
+    batch.sample_log_prob = batch.sample_log_prob + noise
+    batch.ref_log_prob, batch.old_log_prob = (
+        batch.sample_log_prob - noise.flip(0),
+        batch.sample_log_prob + noise,
+    )
+    return credit(policy, groups, batch, max_tokens=9)
+
+
+def loss_of(policy: PolicyConfig) -> GRPOLoss:
+    return GRPOLoss(scorer(tiny_llama(), True), policy)
+
+
+def as_tensordict(batch: Batch) -> TensorDict:
+    """What a user of TorchRL holds: no class of this project in it."""
+    return TensorDict(batch.to_tensordict(retain_none=False).to_dict(), batch_size=batch.batch_size)
+
+
+@pytest.mark.parametrize("preset", NAMES)
+def test_its_terms_sum_to_the_objective(preset: str, groups: list[Group]) -> None:
+    policy = load_policy(preset)
+    loss, batch = loss_of(policy), credited(policy, groups)
+    out = loss(batch)
+    scores = loss.scorer(batch.tokens, with_entropy=True)
+    expected, metrics = objective(
+        policy,
+        scores.log_prob,
+        batch.sample_log_prob,
+        batch.old_log_prob,
+        batch.ref_log_prob,
+        batch.advantage,
+        batch.mask,
+        entropy=scores.entropy,
+    )
+    assert torch.equal(loss.total(out), expected)
+    assert torch.equal(out["log_prob"], scores.log_prob.detach())
+    assert finalize_metrics(dict(out["metrics"].items())) == finalize_metrics(metrics)
+    assert out["ESS"].item() == pytest.approx(finalize_metrics(metrics)["ess"])
+
+
+def test_what_it_is_given_and_gives(groups: list[Group]) -> None:
+    policy = PolicyConfig(**FULL)
+    loss, batch = loss_of(policy), credited(policy, groups)
+    assert isinstance(loss, LossModule)
+    assert all(batch.get(key) is not None for key in loss.in_keys)
+    out = loss(as_tensordict(batch))
+    assert type(out) is TensorDict and out.batch_size == torch.Size([])
+    assert set(out.keys()) == set(loss.out_keys) == {*LOSSES, "ESS", "log_prob", "metrics"}
+    assert all(out[name].shape == () and out[name].requires_grad for name in LOSSES)
+    sum(
+        value for name, value in out.items() if name.startswith("loss_")
+    ).backward()  # as TorchRL's trainers do
+    ours = [parameter.grad for parameter in loss.parameters()]
+    other = loss_of(policy)
+    other.total(other(batch)).backward()
+    for one, expected in zip(ours, other.actor.parameters(), strict=True):
+        torch.testing.assert_close(one, expected.grad)
+
+
+def test_a_term_that_the_policy_lacks_is_zero(groups: list[Group]) -> None:
+    policy = PolicyConfig(kl_coef=0.0)
+    out = loss_of(policy)(credited(policy, groups))
+    assert [out[name].item() for name in LOSSES[1:]] == [0.0] * 3
+
+
+def test_keys_can_be_renamed(groups: list[Group]) -> None:
+    policy = PolicyConfig(**FULL)
+    loss, batch = loss_of(policy), credited(policy, groups)
+    expected = loss(batch)
+    renamed = {
+        "tokens": ("data", "ids"),
+        "sample_log_prob": ("engine", "log_prob"),
+        "old_log_prob": "before",
+        "ref_log_prob": ("next", "reference"),
+        "advantage": "adv",
+        "mask": ("masks", "loss"),
+    }
+    other = TensorDict(batch_size=batch.batch_size)
+    for name, key in renamed.items():
+        other[key] = as_tensordict(batch)[name]
+    loss.set_keys(**renamed)
+    assert loss.tensor_keys.advantage == "adv" and "adv" in loss.in_keys
+    out = loss(other)
+    assert all(torch.equal(out[name], expected[name]) for name in (*LOSSES, "ESS"))
+    with pytest.raises(ValueError, match="not an accepted tensordict key"):
+        loss.set_keys(reward="r")
+    loss.set_keys(advantage=None)
+    assert loss.tensor_keys.advantage == "advantage"
+
+
+def test_what_is_missing_is_named(groups: list[Group]) -> None:
+    batch = credited(PolicyConfig(), groups)
+    batch.ref_log_prob = batch.advantage = None
+    with pytest.raises(KeyError, match=r"advantage.*ref_log_prob"):
+        loss_of(PolicyConfig(kl_coef=0.1))(batch)
+
+
+def test_a_moving_temperature_is_read_from_the_rows(groups: list[Group]) -> None:
+    policy = PolicyConfig(kl_coef=0.0)
+    batch = credited(policy, groups)
+    loss = GRPOLoss(scorer(tiny_llama(), True, temperature=None), policy)
+    assert "temperature" in loss.in_keys
+    fixed = GRPOLoss(scorer(tiny_llama(), True, temperature=0.5), policy)
+    batch.temperature = torch.full_like(batch.temperature, 0.5)
+    assert torch.equal(loss(batch)["log_prob"], fixed(batch)["log_prob"])
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "padded_mean", "pass_mean"])
+def test_microbatches_sum_to_the_batch(aggregation: str, groups: list[Group]) -> None:
+    policy = PolicyConfig(**FULL, aggregation=aggregation, pass_size=REPEATS)
+    batch = credited(policy, groups)
+    totals = BatchTotals.of(policy, batch.mask)
+    whole, split = loss_of(policy), loss_of(policy)
+    expected = whole(batch)
+    whole.total(expected).backward()
+    outs = []
+    for piece in microbatches(batch, REPEATS, REPEATS):
+        outs.append(split(piece.batch, totals.select(piece.rows)))
+        split.total(outs[-1]).backward()
+    for name in LOSSES:
+        assert sum(out[name].item() for out in outs) == pytest.approx(
+            expected[name].item(), rel=1e-4, abs=1e-7
+        )
+    merged = finalize_metrics(merge_metrics([dict(out["metrics"].items()) for out in outs]))
+    assert merged == pytest.approx(finalize_metrics(dict(expected["metrics"].items())), rel=1e-4, abs=1e-6)
+    for one, other in zip(whole.parameters(), split.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_the_actors_parameters_stay_its_own() -> None:
+    """No copy for a functional call, no target network, and the model is not the worse for it."""
+    model = tiny_llama()
+    loss = GRPOLoss(scorer(model, True), PolicyConfig())
+    assert [id(one) for one in loss.parameters()] == [id(one) for one in model.parameters()]
+    assert not list(loss.buffers(recurse=False)) and not loss.functional
+    assert len(loss.state_dict()) == len(model.state_dict())
+
+
+def test_the_learner_calls_it_once_a_microbatch(groups: list[Group], tmp_path: Path) -> None:
+    learner, calls = make_learner(tmp_path, PolicyConfig(kl_coef=0.1), accumulation=2), []
+    learner.loss.register_forward_hook(lambda module, given, out: calls.append(out))
+    report = learner.step(learner.credit(groups))
+    assert len(calls) == 2
+    told = sum(out["loss_objective"].item() for out in calls)
+    assert report.metrics["loss/objective"] == pytest.approx(told)
+
+
+def test_it_agrees_with_torchrls_own(groups: list[Group]) -> None:
+    """`loss_objective` and `ESS` of TorchRL's GRPOLoss are right where its output is not padded; the entropy and KL
+    terms are not (they average over padding), so they are off. Its actor here says the logits of every response."""
+    policy = load_policy("compat_torchrl", kl_inference_coef=0.0, entropy_coef=0.0)
+    batch, model = credited(policy, groups), tiny_llama()
+    whole = ResponseScorer(model, REPEATS, share_prompt=False)
+
+    class Actor(torch.nn.Module):
+        in_keys = ()
+
+        def get_dist(self, tensordict: TensorDict, logits_key: str) -> LLMMaskedCategorical:
+            logits = model.lm_head(whole._whole(model, batch.tokens))
+            return LLMMaskedCategorical(logits=logits, mask=batch.mask)
+
+    theirs = TorchRLLoss(Actor(), masking_strategy="generic", entropy_bonus=False)(
+        TensorDict(
+            {
+                ("tokens", "full"): batch.tokens.response,
+                ("log_probs", "full"): batch.sample_log_prob,
+                "advantage": batch.advantage[..., None].expand(*batch.mask.shape, 1),
+            },
+            batch_size=batch.batch_size,
+        )
+    )
+    ours = GRPOLoss(scorer(model, True), policy)(batch)
+    assert ours["loss_objective"].item() == pytest.approx(theirs.loss_objective.item(), rel=1e-4, abs=1e-6)
+    assert ours["ESS"].item() == pytest.approx(theirs.ESS.item(), rel=1e-5)
+    ours["loss_objective"].backward()
+    gradient = torch.cat([one.grad.flatten() for one in model.parameters()])
+    model.zero_grad()
+    theirs.loss_objective.backward()
+    expected = torch.cat([one.grad.flatten() for one in model.parameters()])
+    assert (gradient - expected).norm() < 1e-4 * expected.norm()
