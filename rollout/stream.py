@@ -95,7 +95,8 @@ class Stream:
         return self.buffer.take(self.timeout, self._hand_back, meanwhile)
 
     def _hand_back(self, group: Group) -> None:
-        self.loop.wake(lambda: self.prompts.returned.append(group.example))
+        """At once, so that it is there when the room that it leaves is used."""
+        self.prompts.returned.append(group.example)
 
     def outstanding(self) -> list[Example]:
         """Examples that no batch has taken, those of ready groups first; to be asked in the loop."""

@@ -94,10 +94,10 @@ def test_a_group_that_was_too_old_is_drawn_again_first() -> None:
         run.buffer.pushed(3)
         assert run.take_now() is None
         assert run.buffer.dropped == 2
-        assert [example.row for example in run.prompts.returned] == [0, 1]
-        run.answer(2, 3, 4)
-        assert run.grader.rows == [0, 1, 2, 0]  # 2 was in flight already
-        assert [example.row for example in run.prompts.returned] == [1]
+        assert [example.row for example in run.prompts.returned] == [1]  # 0 is in flight again
+        run.answer(2, 3)
+        assert run.grader.rows == [0, 1, 0, 1]
+        assert [example.row for example in run.prompts.returned] == []
 
 
 def test_a_group_that_is_not_wanted_hands_on_its_place() -> None:
