@@ -80,6 +80,7 @@ class Stream:
         self.buffer.made_room = lambda: None
         self._thread.__exit__(*exception)  # type: ignore[arg-type]
         self.prompts.returned += self.outstanding()
+        self._places.clear()
 
     @property
     def groups_in_flight(self) -> int:
