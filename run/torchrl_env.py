@@ -19,9 +19,9 @@ from torch import Tensor
 from torchrl.data import Binary, Bounded, Composite, Unbounded
 from torchrl.envs import EnvBase
 
+from envs.example import Example
 from envs.group import FINISH_REASONS, OUTCOMES, Group, SampledCompletion
 from envs.prompts import PromptQueue
-from envs.task import Example
 from envs.together import together
 from rollout.engines.sampler import Request
 from rollout.generate import Generation

@@ -19,9 +19,10 @@ from torchrl.envs.llm.reward.ifeval import _scorer
 
 from config.env import EnvConfig
 from config.errors import ConfigError
+from envs.example import Completion, Example, Reward
 from envs.judging.service import RewardService
 from envs.rewards import find_reward
-from envs.task import Completion, Example, Reward, make_task
+from envs.task import make_task
 from tests.scripts import ROOT, rows
 
 DATA = ROOT / "tests" / "fixtures" / "data"
