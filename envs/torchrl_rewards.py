@@ -15,8 +15,8 @@ from torchrl.envs import Transform, TransformedEnv
 from torchrl.envs.llm import ChatEnv, CountdownRewardParser, GSM8KRewardParser
 
 from config.errors import ConfigError
+from envs.example import Completion, Example, Reward
 from envs.own import described
-from envs.task import Completion, Example, Reward
 
 
 class ParserReward:
