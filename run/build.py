@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from config.command_line import resume_command
 from config.schema import Config
-from run.resume import changed_settings, find
+from run.resume import starting_point
 from run.run import Run
 from run.schedule import Schedule, ScheduleType
 
@@ -64,11 +64,9 @@ def _build(config: Config, run_dir: Path, schedule: type[Schedule], built: ExitS
     from training.model import load_tokenizer
 
     _keep_imports()
-    saved, told = find(config, run_dir, schedule)
-    if saved is not None:
-        told += changed_settings(saved, config, schedule)
+    saved, told = starting_point(config, run_dir, schedule)
     plan = plan_run(config, schedule, run_dir)
-    seed_everything(config, plan)
+    prepare_process(config, plan)
     live.begin("reading data")
     task = make_task(config.env)
     tokenizer = load_tokenizer(config.model.name)
@@ -77,8 +75,6 @@ def _build(config: Config, run_dir: Path, schedule: type[Schedule], built: ExitS
     conversation = make_conversation(config, tokenizer)
     if conversation is not None:
         built.callback(conversation.close)
-    if plan.devices.train:  # what works on "the" GPU of this process, as vLLM does, is to find the learner's
-        torch.cuda.set_device(plan.devices.train[0])
     live.begin("starting engines")
     engine = build_engine(config, tokenizer, plan, run_dir, adapter_shape(config))
     built.callback(engine.close)
@@ -105,9 +101,7 @@ def _build(config: Config, run_dir: Path, schedule: type[Schedule], built: ExitS
         Watch(config, plan.overlapped),
         torch.Generator().manual_seed(config.train.seed),
     )
-    told += run.restore(saved) if saved is not None else run.begin()
-    for line in told:
-        monitor.say(line)
+    run.begin(saved, told)
     return run
 
 
@@ -138,8 +132,8 @@ def _keep_imports() -> None:
     gc.freeze()
 
 
-def seed_everything(config: Config, plan: "Plan") -> None:
-    """Seeds and determinism of this process, as `train.seed` and `train.deterministic` say."""
+def prepare_process(config: Config, plan: "Plan") -> None:
+    """Seeds, determinism, threads and the current GPU of this process."""
     import numpy as np
     import torch
 
@@ -151,3 +145,5 @@ def seed_everything(config: Config, plan: "Plan") -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if plan.learner.num_threads is not None:
         torch.set_num_threads(plan.learner.num_threads)
+    if plan.devices.train:  # what works on "the" GPU of this process, as vLLM does, is to find the learner's
+        torch.cuda.set_device(plan.devices.train[0])

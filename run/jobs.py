@@ -65,12 +65,12 @@ def evaluate(
     config: Config, run_dir: Path, schedule: type[Schedule], begun: Callable[[], None]
 ) -> RunOutcome:
     """`run=eval`: neither learner nor training data; of `model.name`, or of the checkpoint of `train.resume`."""
-    from run.build import plan_run, seed_everything
+    from run.build import plan_run, prepare_process
     from run.evaluation import evaluate_alone
 
     with evaluated_model(config, run_dir, schedule) as (evaluated, saved):
         plan = plan_run(evaluated, schedule, run_dir)
-        seed_everything(evaluated, plan)
+        prepare_process(evaluated, plan)
         outcome = evaluate_alone(evaluated, run_dir, plan, saved, begun)
     if outcome == "interrupted":
         sys.exit(INTERRUPTED)

@@ -57,6 +57,18 @@ NO_PART_OF_IT = (
 MISSING = "absent"
 
 
+def starting_point(
+    config: Config, run_dir: Path, schedule: type[Schedule]
+) -> tuple["Saved | None", list[str]]:
+    """The checkpoint that a training run goes on from, and what the user should know of it.
+
+    Raises:
+        ConfigError: as `find` and `changed_settings`.
+    """
+    saved, told = find(config, run_dir, schedule)
+    return saved, told if saved is None else told + changed_settings(saved, config, schedule)
+
+
 def find(config: Config, run_dir: Path, schedule: type[Schedule]) -> tuple["Saved | None", list[str]]:
     """What `train.resume` means, and what the user should know of it.
 

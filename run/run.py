@@ -187,10 +187,15 @@ class Run:
             "next_group_id": self.prompts.next_group_id,
         }
 
-    def begin(self) -> list[str]:
-        """Start from the beginning, whatever an attempt that left no checkpoint has written. Nothing to tell."""
-        self.monitor.file.begin()
-        return []
+    def begin(self, saved: "Saved | None", told: list[str]) -> None:
+        """Go on from a checkpoint, or start from the beginning, whatever an attempt that left none has written.
+
+        told: what the user should know, in the log of the run.
+        """
+        if saved is None:
+            self.monitor.file.begin()
+        for line in told if saved is None else told + self.restore(saved):
+            self.monitor.say(line)
 
     def restore(self, saved: "Saved") -> list[str]:
         """Go on from a checkpoint; what the user should know of it.

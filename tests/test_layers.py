@@ -1,10 +1,13 @@
 """Imports point down only, and the rooms on one level never import each other."""
 
 import ast
+import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from tests.house import PAGE, page_with_map
 
 ROOT = Path(__file__).resolve().parent.parent
 BELOW_THE_RUN = {"rollout", "training", "evaluation", "monitoring", "envs", "plan", "config"}
@@ -16,13 +19,17 @@ MAY_IMPORT = {
     "training": {"training", "envs", "plan", "config"},
     "evaluation": {"evaluation", "envs", "plan", "config"},
     "monitoring": {"monitoring", "envs", "plan", "config"},
-    "run": {"run", "selftest", *BELOW_THE_RUN},
+    "run": {"run", *BELOW_THE_RUN},
     "selftest": {"selftest", "grpo", "grpo_async", "grpo_utils", "run", *BELOW_THE_RUN},
 }
 ROOMS = set(MAY_IMPORT) | {"grpo", "grpo_async", "grpo_utils", "tests", "benchmarks"}
+LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 WITHOUT_TORCH = [
     "config",
     "plan",
+    "envs/group.py",
+    "envs/task.py",
+    "envs/rewards.py",
     "envs/tasks",
     "envs/tools",
     "envs/verifiers",
@@ -89,17 +96,41 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 @pytest.mark.parametrize("place", WITHOUT_TORCH)
 def test_a_config_error_and_a_task_cost_no_torch(place: str) -> None:
-    for path in (ROOT / place).rglob("*.py"):
+    for path in [ROOT / place] if place.endswith(".py") else (ROOT / place).rglob("*.py"):
         assert not imported(path) & {"torch", "tensordict", "torchrl", "transformers", "vllm"}, path
 
 
-def test_the_scripts_know_only_the_composition_root_and_the_schema() -> None:
+def test_the_scripts_know_only_how_they_start_and_their_schedule() -> None:
     for script in ("grpo.py", "grpo_async.py"):
-        if (ROOT / script).exists():
-            assert imported(ROOT / script) <= {"run", "grpo_utils", "config"}
+        assert imported(ROOT / script) == {"run", "grpo_utils"}
 
 
-def test_only_the_composition_root_starts_the_self_test() -> None:
+@pytest.mark.parametrize("room", [*MAY_IMPORT, "benchmarks", "tests"])
+def test_files_and_functions_can_be_read_at_one_go(room: str) -> None:
+    for path in (ROOT / room).rglob("*.py"):
+        text = path.read_text()
+        assert len(text.splitlines()) <= LONGEST_FILE, path
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and room != "tests":
+                assert node.end_lineno is not None
+                assert node.end_lineno - node.lineno < LONGEST_FUNCTION, f"{path}: {node.name}"
+
+
+def test_the_map_of_the_architecture_page_is_the_house() -> None:
+    """`python -m tests.house --write` renews it."""
+    assert PAGE.read_text() == page_with_map()
+
+
+def test_the_files_that_the_architecture_page_names_exist() -> None:
+    named = re.findall(
+        r"\b(?:config|plan|envs|rollout|training|evaluation|monitoring|run|tests)/[\w/]+(?:\.py)?",
+        PAGE.read_text(),
+    )
+    missing = [name for name in named if not (ROOT / name).exists()]
+    assert not missing
+
+
+def test_only_the_start_of_the_scripts_starts_the_self_test() -> None:
     files = [*ROOT.glob("*.py"), *(path for room in BELOW_THE_RUN for path in (ROOT / room).rglob("*.py"))]
     assert {path.name for path in files if "selftest" in imported(path)} == {"grpo_utils.py"}
 

@@ -3,7 +3,6 @@
 import logging
 import os
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ import psutil
 
 from config.errors import ConfigError
 from rollout.engines.host import CONCURRENCY_GROUPS, EngineHost
-from rollout.engines.sampler import Engine
 
 log = logging.getLogger(__name__)
 
@@ -143,11 +141,6 @@ def start_host(place: EnginePlace, num_cpus: int) -> Any:
         "runtime_env": {"env_vars": environment},
     }
     return ray.remote(**options)(EngineHost).remote(visible)
-
-
-def begin_start(host: Any, factory: Callable[[], Engine]) -> Any:
-    """The reference of the call that builds the engine."""
-    return host.start.remote(factory)
 
 
 def own_address() -> str:
