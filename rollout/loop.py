@@ -76,8 +76,7 @@ class EngineLoop:
         self._failure: asyncio.Future[None] = self._loop.create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._thread: threading.Thread | None = None
-        self._pumping = self._loop.create_task(self._pump())
-        self._pumping.add_done_callback(self._note_end)
+        self._pumping = self._loop.create_task(self._watched(self._pump))
 
     # -- for groups, in the loop
 
@@ -112,19 +111,25 @@ class EngineLoop:
 
         return judge
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """A task that nobody awaits; if it fails, so does everything that the loop runs."""
-        task = self._loop.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._note_end)
+        self._tasks.add(self._loop.create_task(self._watched(begin)))
 
-    def _note_end(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not self._failure.done():
-            self._failure.set_exception(error)
-            self._failure.exception()  # else asyncio complains of one that nobody asked for
-            self.on_failure(error)
+    async def _watched(self, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Not a callback of the task's end, which costs one more turn of the loop a group."""
+        try:
+            await begin()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            if not self._failure.done():
+                self._failure.set_exception(error)
+                self._failure.exception()  # else asyncio complains of one that nobody asked for
+                self.on_failure(error)
+        finally:
+            task = asyncio.current_task()
+            assert task is not None
+            self._tasks.discard(task)
 
     async def _pump(self) -> None:
         while True:
@@ -286,3 +291,4 @@ class EngineLoop:
             for task in running:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*running, return_exceptions=True))
+            self._tasks.difference_update(running)  # those that had not begun, too

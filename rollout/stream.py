@@ -15,6 +15,7 @@ A failing group fails the loop, and with it whatever waits in `take`.
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from envs.group import Group
 from envs.prompts import PromptQueue
@@ -125,7 +126,7 @@ class Stream:
                 place = _Place(sequence, group_id, example)
                 self._places.add(place)
                 self._generating += 1
-                self.loop.spawn(self._fill(place))
+                self.loop.spawn(partial(self._fill, place))
 
     def _drawn(self) -> None:
         self._generating -= 1

@@ -68,7 +68,7 @@ def test_it_goes_through_every_problem_whatever_is_in_flight() -> None:
         loop = EngineLoop(engine, timeout=60.0, wait_timeout=60.0)
         if busy:
             training = Request(1, (5, 6, 7), 4, Sampling(max_tokens=40), seed=1)
-            loop.spawn(loop.generate(training))  # type: ignore[arg-type]
+            loop.spawn(lambda: loop.generate(training))  # type: ignore[arg-type]
         groups = evaluated(loop, LengthReward(), 7, in_flight)
         assert engine.most <= in_flight + busy
         assert [made.group_id for made in groups] == [FIRST_GROUP_ID + index for index in range(7)]
@@ -88,7 +88,7 @@ def test_the_engines_go_on_while_graders_are_slow() -> None:
         assert engine.in_flight == 0, "all have been answered, though none is judged"
         grader.release()
 
-    loop.spawn(release())
+    loop.spawn(release)
     assert len(evaluated(loop, grader, 7, in_flight=2)) == 7
     assert grader.rows == list(range(7))
     loop.close()

@@ -212,7 +212,7 @@ def test_a_thread_that_hangs_is_named(what: str) -> None:
     engine = Hanging()
     told = r"the learner waited 0 s \(train\.wait_timeout_s\) for the rollout thread.* 1 requests in flight"
     with looped(engine, wait_timeout=0.3) as loop, loop.thread():
-        loop.wake(lambda: loop.spawn(loop.generate(request(1))))  # type: ignore[arg-type]
+        loop.wake(lambda: loop.spawn(lambda: loop.generate(request(1))))  # type: ignore[arg-type]
         assert engine.hangs.wait(30)
         with pytest.raises(TimeoutError, match=told):
             loop.call(lambda: None) if what == "call" else loop.run(asyncio.sleep(0))
@@ -233,8 +233,8 @@ def test_a_spawned_task_that_fails_ends_what_runs_and_those_left_end_with_the_th
 
     with looped(ScriptedEngine()) as loop:
         with loop.thread():
-            loop.call(lambda: loop.spawn(go_on()))
-            loop.call(lambda: loop.spawn(fail()))
+            loop.call(lambda: loop.spawn(go_on))
+            loop.call(lambda: loop.spawn(fail))
             with pytest.raises(ZeroDivisionError, match="in a group"):
                 loop.run(asyncio.sleep(60))
         assert ended == ["here"]
