@@ -3,6 +3,7 @@
 import asyncio
 import io
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,7 +69,7 @@ def test_it_goes_through_every_problem_whatever_is_in_flight() -> None:
         loop = EngineLoop(engine, timeout=60.0, wait_timeout=60.0)
         if busy:
             training = Request(1, (5, 6, 7), 4, Sampling(max_tokens=40), seed=1)
-            loop.spawn(lambda: loop.generate(training))  # type: ignore[arg-type]
+            loop.spawn(partial(loop.generate, training))  # type: ignore[arg-type]
         groups = evaluated(loop, LengthReward(), 7, in_flight)
         assert engine.most <= in_flight + busy
         assert [made.group_id for made in groups] == [FIRST_GROUP_ID + index for index in range(7)]
