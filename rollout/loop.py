@@ -134,9 +134,11 @@ class EngineLoop:
     async def _pump(self) -> None:
         while True:
             if self._generating:
-                self._step()
+                answered = self._step()
                 self._poll(0.0)
                 await asyncio.sleep(0)
+                if answered:  # the group that takes the place of one that is drawn is submitted before the next step
+                    await asyncio.sleep(0)
             else:
                 with self.idle.idle():
                     if self._judging:
@@ -146,7 +148,8 @@ class EngineLoop:
                         self._wake.clear()
                         await self._wake.wait()
 
-    def _step(self) -> None:
+    def _step(self) -> bool:
+        """Whether the engine has finished a request."""
         responses = self.engine.step(_STEP_S)
         now = time.monotonic()
         if responses:
@@ -160,6 +163,7 @@ class EngineLoop:
             future = self._generating.pop(response.request_id, None)
             if future is not None and not future.done():
                 future.set_result(response.completions)
+        return bool(responses)
 
     def _poll(self, timeout: float) -> None:
         self._judging = [waiting for waiting in self._judging if not waiting[2].done()]
