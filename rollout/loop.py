@@ -137,7 +137,9 @@ class EngineLoop:
                 answered = self._step()
                 self._poll(0.0)
                 await asyncio.sleep(0)
-                if answered:  # the group that takes the place of one that is drawn is submitted before the next step
+                if (
+                    answered
+                ):  # the group that takes the place of one that is drawn is submitted before the next step
                     await asyncio.sleep(0)
             else:
                 with self.idle.idle():

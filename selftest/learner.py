@@ -98,9 +98,9 @@ def precision(bench: Bench, mixed: str, overrides: Sequence[str] = ()) -> str:
     learner = make_learner(config, learner_plan(config, bench), bench.folder)
     learner.scorer.autocast_dtype, dtype = None, learner.scorer.autocast_dtype
     mask = batch.tokens.response_mask
-    full = learner.scorer(batch).log_prob.detach().cpu()[mask]
+    full = learner.scorer(batch.tokens).log_prob.detach().cpu()[mask]
     learner.scorer.autocast_dtype = dtype
-    gap = float((learner.scorer(batch).log_prob.detach().cpu()[mask] - full).abs().mean())
+    gap = float((learner.scorer(batch.tokens).log_prob.detach().cpu()[mask] - full).abs().mean())
     assert gap < 0.1, f"log-probs under {mixed} are {gap:.2g} from those in float32 in the mean"
     before = [p.detach().clone() for p in learner.model.parameters() if p.requires_grad]
     for _ in range(3):
@@ -262,7 +262,7 @@ def head_speed(
         for shape in ((rows * length // 4, width), (width, vocabulary))
     )
     product_s = _seconds(bench, lambda: left @ right)
-    step_s = _seconds(bench, lambda: scorer(batch).log_prob.sum().backward())
+    step_s = _seconds(bench, lambda: scorer(batch.tokens).log_prob.sum().backward())
     per_product = 2 * len(left) * width * vocabulary
     rate, head_rate = per_product / product_s, 8 * rows * length * width * vocabulary / step_s
     assert head_rate > share * rate, (

@@ -302,6 +302,10 @@ class _MakingOn:
         self.operations.makes_on = self.before
 
 
+PIN_MEMORY = torch.Tensor.pin_memory
+"""torch's own, which vLLM's CPU build replaces once an engine of it has started in this process."""
+
+
 @contextmanager
 def pretend_gpus(count: int, free_bytes: int = 80 << 30) -> Iterator[PretendedGPUs]:
     """A machine with `count` GPUs for the code inside, and for the threads that it starts.
@@ -332,6 +336,7 @@ def pretend_gpus(count: int, free_bytes: int = 80 << 30) -> Iterator[PretendedGP
         "device": property(gpus.place),
         "is_cuda": property(lambda tensor: gpus.place(tensor).type == "cuda"),
         "is_cpu": property(lambda tensor: gpus.place(tensor).type == "cpu"),
+        "pin_memory": PIN_MEMORY,
     }
     with ExitStack() as pretence:
         for patch in patches(gpus):

@@ -122,6 +122,7 @@ def test_auto_takes_the_newest_run_beside(trained: tuple[Path, str], tmp_path: P
         configured("run=eval", "train.resume=auto", SETS, lora, *SMALL, *FAST),
         new,
         grpo.train,
+        Lockstep,
     )
     assert completions(new, 4) == completions(folder, 4)
 

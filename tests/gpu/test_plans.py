@@ -66,6 +66,7 @@ def plan_of(check: Check, folder: Path, patch: pytest.MonkeyPatch) -> Plan:
         patch.setattr(place, "this_machine", lambda where: machine)
     patch.setattr(engines, "build", build)
     patch.setattr(learner, "collected", lambda *arguments: MagicMock())
+    patch.setattr(learner, "collate", lambda groups: MagicMock())
     patch.setattr(learner, "make_learner", make_learner)
     patch.setattr(engines, "load_model", lambda config, devices: None)
     patch.setattr(engines, "vllm_settings", lambda config, *_: build(config, folder, Lockstep))
