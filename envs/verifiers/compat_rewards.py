@@ -1,7 +1,7 @@
-"""The graders of other systems as named rewards: `env.reward=verl_dapo` pays what verl's grader of this name pays.
+"""The graders of other systems as named rewards: `env.reward=compat_verl_dapo` pays what verl's grader `dapo` pays.
 
-Each is named after its system and its function there, and reads the gold that the task has: a text, or the numbers and
-the target of countdown. What the systems leave to settings has their defaults.
+Behind `compat_` stand the system and its function, as in the presets of objectives. A grader reads the gold that the
+task has: a text, or the numbers and the target of countdown. What the systems leave to settings has their defaults.
 """
 
 from collections.abc import Callable, Mapping
@@ -99,7 +99,7 @@ LEAST = {"verl_dapo": -1.0}
 
 
 def _register(name: str, graded: Graded) -> None:
-    @reward(name, min_score=LEAST.get(name))
+    @reward(f"compat_{name}", min_score=LEAST.get(name))
     def judge(completion: Completion, example: Example, env: EnvConfig) -> Reward:
         return _as_reward(graded(completion, example))
 

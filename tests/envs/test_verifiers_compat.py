@@ -258,7 +258,7 @@ TOP = {"coati_boxed": 10.0, "coati_think_answer_tags": 10.0}
 
 
 def rewarded(name: str, text: str, gold: Any, truncated: bool = False) -> tuple[float, dict[str, float]]:
-    given = find_reward(name).function(
+    given = find_reward(f"compat_{name}").function(
         Completion(text, truncated=truncated), Example((), gold, 0), EnvConfig(dataset="x")
     )
     return given.score, given.parts
