@@ -44,6 +44,7 @@ ENGINE = {
     "test_docs_metrics.py": 3,
     "test_build_models.py": 3,
     "test_torchrl_library.py": 3,
+    "rollout/test_transformers_engine.py": 5,
 }
 """Files that start vLLM, Ray, or whole runs of the scripts."""
 SLOW = {
@@ -71,5 +72,11 @@ SLOW = {
     "envs/test_sandbox_life.py": 3,
     "envs/test_rewards_job.py": 3,
     "envs/test_mixture.py": 3,
+    "envs/test_oracle.py": 4,
+    "test_quickstart_model.py": 3,
+    "training/test_overlong.py": 4,
+    "evaluation/test_statistics.py": 3,
+    "envs/test_verifiers_ifeval.py": 3,
+    "config/test_evaluation.py": 3,
 }
 """Files that compute for long, or start many processes."""

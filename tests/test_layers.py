@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import PAGE, page_with_map
+from tests.house import PAGE, page_with_map, parsed
 
 ROOT = Path(__file__).resolve().parent.parent
 BELOW_THE_RUN = {"rollout", "training", "evaluation", "monitoring", "envs", "plan", "config"}
@@ -50,7 +50,7 @@ def is_for_types(node: ast.AST) -> bool:
 def modules_imported(path: Path, known: set[str]) -> set[str]:
     """Those of the known modules that a file imports anywhere when it runs, functions included."""
     names: set[str] = set()
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     for_types = {id(inner) for node in ast.walk(tree) if is_for_types(node) for inner in ast.walk(node)}
     for node in ast.walk(tree):
         if id(node) in for_types:
@@ -66,7 +66,7 @@ def modules_imported(path: Path, known: set[str]) -> set[str]:
 def imported(path: Path) -> set[str]:
     """Top-level packages that a file imports anywhere, functions included."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -108,9 +108,8 @@ def test_the_scripts_know_only_how_they_start_and_their_schedule() -> None:
 @pytest.mark.parametrize("room", [*MAY_IMPORT, "benchmarks", "tests"])
 def test_files_and_functions_can_be_read_at_one_go(room: str) -> None:
     for path in (ROOT / room).rglob("*.py"):
-        text = path.read_text()
-        assert len(text.splitlines()) <= LONGEST_FILE, path
-        for node in ast.walk(ast.parse(text)):
+        assert len(path.read_text().splitlines()) <= LONGEST_FILE, path
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and room != "tests":
                 assert node.end_lineno is not None
                 assert node.end_lineno - node.lineno < LONGEST_FUNCTION, f"{path}: {node.name}"
