@@ -21,15 +21,15 @@ from envs.mixed import Mixed
 from envs.task import Example
 from envs.tools.tool import instructions, make_tools
 
-_MARK = "the-answer-goes-here"
+_MARK = "the-turn-goes-here"
 
 
-class Answerer(Protocol):
-    """One way for the environment to answer. `slow`: answering is done in a thread, beside generation."""
+class Replier(Protocol):
+    """One way for the environment to reply. `slow`: replying is done in a thread, beside generation."""
 
     slow: bool
 
-    def answer(self, text: str) -> str | None:
+    def reply(self, text: str) -> str | None:
         """The message that follows a turn with this text; None: this one has nothing to say."""
         ...
 
@@ -44,21 +44,21 @@ class ThinkAgain:
     def __init__(self, message: str) -> None:
         self.message = message
 
-    def answer(self, text: str) -> str | None:
+    def reply(self, text: str) -> str | None:
         return self.message
 
     def close(self) -> None:
         pass
 
 
-def make_answerers(env: EnvConfig) -> list[Answerer]:
-    """Those of `env.tools`, in their order, then the request to think again; the first that answers is heard."""
-    answerers: list[Answerer] = [*make_tools(env)]
-    return [*answerers, ThinkAgain(env.reasoning_prompt)] if env.reasoning else answerers
+def make_repliers(env: EnvConfig) -> list[Replier]:
+    """Those of `env.tools`, in their order, then the request to think again; the first that replies is heard."""
+    repliers: list[Replier] = [*make_tools(env)]
+    return [*repliers, ThinkAgain(env.reasoning_prompt)] if env.reasoning else repliers
 
 
 class Instructed(Sequence[Example]):
-    """Examples whose system prompt also holds the answerers' instructions."""
+    """Examples whose system prompt also holds the repliers' instructions."""
 
     def __init__(self, examples: Sequence[Example], instructions: str) -> None:
         self._examples = examples
@@ -103,7 +103,7 @@ class Conversation:
 
     Args:
         max_steps: turns of the model; the environment is silent after the last one.
-        threads: slow answers at a time.
+        threads: slow replies at a time.
 
     Raises:
         ConfigError: the chat template cannot render a second user message.
@@ -112,37 +112,37 @@ class Conversation:
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        answerers: Sequence[Answerer],
+        repliers: Sequence[Replier],
         max_steps: int,
         threads: int = 4,
     ) -> None:
         self.tokenizer = tokenizer
         self.control = control_tokens(tokenizer)
-        self.answerers = answerers
+        self.repliers = repliers
         self.max_steps = max_steps
-        slow = any(answerer.slow for answerer in answerers)
-        self._threads = ThreadPoolExecutor(threads, "answers") if slow else None
+        slow = any(replier.slow for replier in repliers)
+        self._threads = ThreadPoolExecutor(threads, "replies") if slow else None
         self._after("ok")
 
-    async def answer(self, token_ids: Sequence[int], turn: int) -> list[int]:
+    async def reply(self, token_ids: Sequence[int], turn: int) -> list[int]:
         """What is appended to the model's turn number `turn`, from 1, which ended in an end token: the rest of the
         template's end of the turn, the message, and the beginning of the model's next turn.
 
-        No ids: the conversation is over. What an answerer raises is raised here.
+        No ids: the conversation is over. What an replier raises is raised here.
         """
         if turn >= self.max_steps:
             return []
         if self._threads is None:
-            return self.answer_now(token_ids)
-        return await get_running_loop().run_in_executor(self._threads, self.answer_now, token_ids)
+            return self.reply_now(token_ids)
+        return await get_running_loop().run_in_executor(self._threads, self.reply_now, token_ids)
 
-    def answer_now(self, token_ids: Sequence[int]) -> list[int]:
-        """As `answer`, of any turn. Nothing where the turn holds control tokens before its end: such a completion is
+    def reply_now(self, token_ids: Sequence[int]) -> list[int]:
+        """As `reply`, of any turn. Nothing where the turn holds control tokens before its end: such a completion is
         `invalid`."""
         if self.control.inside(token_ids, token_ids[-1:]):
             return []
         (text,) = self.tokenizer.batch_decode([list(token_ids)], skip_special_tokens=True)
-        said = next((said for by in self.answerers if (said := by.answer(text)) is not None), None)
+        said = next((said for by in self.repliers if (said := by.reply(text)) is not None), None)
         if said is None:
             return []
         ids = self._after(said.encode("utf-8", "replace").decode())  # a lone surrogate has no encoding
@@ -170,5 +170,5 @@ class Conversation:
     def close(self) -> None:
         if self._threads is not None:
             self._threads.shutdown(wait=True, cancel_futures=True)
-        for answerer in self.answerers:
-            answerer.close()
+        for replier in self.repliers:
+            replier.close()

@@ -2,7 +2,7 @@
 
     example ─▶ prompt ─▶ n completions ─▶ each converses ─▶ drawn ─▶ judged ─▶ chosen ─▶ Group
                                              │     ▲
-                 what it drew, if it ended ──▶     └── the answer is appended, and one more turn is drawn
+                 what it drew, if it ended ──▶     └── the reply is appended, and one more turn is drawn
 
 Any number of groups live side by side in one asyncio loop; whoever wants groups says how many. A conversation is one
 stream of token ids that is only ever extended.
@@ -29,7 +29,7 @@ class Generation:
     """Makes groups.
 
     Args:
-        conversation: what answers between turns; None where a completion has but one.
+        conversation: what replies between turns; None where a completion has but one.
         sampling: of groups begun from now on.
         candidates: completions that are generated for a prompt.
         repeats: completions of a group; where that is less, a balanced choice of the candidates.
@@ -84,13 +84,13 @@ class Generation:
     async def _converse(
         self, conversation: Conversation, request: Request, row: int, whole: SampledCompletion
     ) -> None:
-        """Extends a completion turn by turn. `max_tokens` holds for all of it; an answer without room ends it."""
+        """Extends a completion turn by turn. `max_tokens` holds for all of it; a reply without room ends it."""
         turn, last, whole.sampled = 1, whole.token_ids, [True] * len(whole.token_ids)
-        while whole.finish_reason == "stop" and (answer := await conversation.answer(last, turn)):
-            if request.sampling.max_tokens - len(whole.token_ids) <= len(answer):
+        while whole.finish_reason == "stop" and (reply := await conversation.reply(last, turn)):
+            if request.sampling.max_tokens - len(whole.token_ids) <= len(reply):
                 whole.finish_reason = "length"
                 return
-            _append(whole, SampledCompletion(answer, [0.0] * len(answer), [], "stop"), sampled=False)
+            _append(whole, SampledCompletion(reply, [0.0] * len(reply), [], "stop"), sampled=False)
             (drawn,) = await self.sampler.generate(_next_turn(request, row, turn, whole))
             _append(whole, drawn, sampled=True)
             turn, last, whole.finish_reason = turn + 1, drawn.token_ids, drawn.finish_reason

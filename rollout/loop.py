@@ -21,7 +21,7 @@ traceback, and told to `on_failure`.
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import count
@@ -31,10 +31,10 @@ from config.errors import DeadlineError
 from envs.group import SampledCompletion, Verdict
 from envs.task import Completion, Example
 from rollout.engines.sampler import Request, SteppedEngine
+from rollout.generate import Judge
 from rollout.idle import IdleClock
 
 Result = TypeVar("Result")
-Judge = Callable[[Sequence[Completion], Sequence[Example]], Awaitable[list[Verdict]]]
 _STEP_S = 0.05
 _LOOK_S = 0.5
 _END_S = 30.0
@@ -134,13 +134,13 @@ class EngineLoop:
     async def _pump(self) -> None:
         while True:
             if self._generating:
-                answered = self._step()
+                finished = self._step()
                 self._poll(0.0)
                 await asyncio.sleep(0)
-                if (
-                    answered
-                ):  # the group that takes the place of one that is drawn is submitted before the next step
-                    await asyncio.sleep(0)
+                if finished:
+                    await asyncio.sleep(
+                        0
+                    )  # what takes the place of a drawn group is submitted before the next step
             else:
                 with self.idle.idle():
                     if self._judging:

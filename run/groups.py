@@ -10,7 +10,7 @@ from envs.judging.service import RewardService
 from envs.prompt_length import PromptLimit
 from envs.prompts import PromptQueue, PromptSource
 from envs.task import Task
-from envs.turns import Conversation, make_answerers, with_instructions
+from envs.turns import Conversation, make_repliers, with_instructions
 from evaluation.evaluation import Evaluation
 from evaluation.sets import EvalSet
 from monitoring.monitor import Monitor
@@ -35,10 +35,10 @@ def make_prompts(config: Config, task: Task, tokenizer: PreTrainedTokenizerBase)
 
 
 def make_conversation(config: Config, tokenizer: PreTrainedTokenizerBase) -> Conversation | None:
-    """What answers between turns; None where a completion has but one."""
+    """What replies between turns; None where a completion has but one."""
     if config.env.max_steps == 1:
         return None
-    return Conversation(tokenizer, make_answerers(config.env), config.env.max_steps)
+    return Conversation(tokenizer, make_repliers(config.env), config.env.max_steps)
 
 
 def make_encoder(config: Config, tokenizer: PreTrainedTokenizerBase) -> Encoder:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 class Tool:
     """Answers a turn that ends in `<NAME>request</NAME>` with what `run` makes of the request.
 
-    slow: answering is done in a thread, beside generation.
+    slow: replying is done in a thread, beside generation.
     """
 
     def __init__(self, name: str, run: Callable[[str], str], slow: bool, close: Callable[[], None]) -> None:
@@ -33,7 +33,7 @@ class Tool:
         self.slow = slow
         self.close = close
 
-    def answer(self, text: str) -> str | None:
+    def reply(self, text: str) -> str | None:
         """The message that follows a turn with this text; None where it does not end in a call of this tool."""
         request = tool_request(self.name, text)
         return None if request is None else f"{self.name}: {self.run(request)}"

@@ -200,10 +200,10 @@ class Fleet:
                 self.engine_lost(slot, f"the pool waited {limit:.0f} s for {what} of it (pid {slot.pid})")
                 continue
             with suppress(HostLost):
-                answered[slot] = self.answer(slot, ref)
+                answered[slot] = self.result_of(slot, ref)
         return answered
 
-    def answer(self, slot: Slot, ref: Reference) -> Any:
+    def result_of(self, slot: Slot, ref: Reference) -> Any:
         """What a call returned.
 
         Raises:
@@ -303,7 +303,7 @@ class Fleet:
             owners = {slot.pending: slot for slot in late}
             for ref in wait_for_any(owners, min(remaining, 1.0)):
                 with suppress(HostLost):
-                    self.arrived(owners[ref], self.answer(owners[ref], ref))
+                    self.arrived(owners[ref], self.result_of(owners[ref], ref))
 
     def check_deadlines(self) -> None:
         """An engine that holds a group beyond its time counts as hung."""

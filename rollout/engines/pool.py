@@ -97,7 +97,7 @@ class RayPool:
             slot = owners[ref]
             if ref in slot.references:  # else the engine was lost a moment ago
                 with suppress(HostLost):
-                    responses += self._answered(slot, ref, self.fleet.answer(slot, ref))
+                    responses += self._answered(slot, ref, self.fleet.result_of(slot, ref))
         return responses
 
     def _answered(self, slot: Slot, ref: Reference, value: Any) -> list[Response]:

@@ -210,7 +210,7 @@ def test_a_slow_tokenizer_is_refused_where_it_matters(tokenizer: PreTrainedToken
 def test_what_a_tool_says_is_text(tokenizer: PreTrainedTokenizerBase, said: str) -> None:
     tool = Tool("echo", lambda request: said, slow=False, close=lambda: None)
     conversation: Conversation = Conversation(tokenizer, [tool], 2)
-    ids = conversation.answer_now([*tokenizer.encode("<echo>x</echo>", add_special_tokens=False), EOS])
+    ids = conversation.reply_now([*tokenizer.encode("<echo>x</echo>", add_special_tokens=False), EOS])
     assert [token for token in ids if token < 7] == [USER, ASSISTANT]
     assert tokenizer.decode(ids) == f"<user>echo: {said}<assistant>".replace("\ud800", "?")
 
@@ -219,8 +219,8 @@ def test_a_turn_that_holds_control_tokens_is_not_answered(tokenizer: PreTrainedT
     tool = Tool("echo", lambda request: request, slow=False, close=lambda: None)
     conversation: Conversation = Conversation(tokenizer, [tool], 2)
     call = tokenizer.encode("<echo>x</echo>", add_special_tokens=False)
-    assert conversation.answer_now([*call, EOS])
-    assert conversation.answer_now([USER, *call, EOS]) == []
+    assert conversation.reply_now([*call, EOS])
+    assert conversation.reply_now([USER, *call, EOS]) == []
 
 
 class Right(Task):

@@ -177,7 +177,7 @@ def test_the_tool_of_the_text_answers(tmp_path: Path, monkeypatch: pytest.Monkey
     text = (ROOT / "docs" / "turns.md").read_text(encoding="utf-8")
     module = beside(tmp_path, monkeypatch, "tool_of_the_text", block("python", "def capital", text))
     (tool,) = make_tools(EnvConfig(dataset="x", max_steps=3, tools=[f"{module}:capital"]))
-    assert tool.answer("<capital>Peru</capital>") == "capital: Lima"
+    assert tool.reply("<capital>Peru</capital>") == "capital: Lima"
 
 
 def test_the_task_of_the_readme_trains_as_it_is_printed(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from envs.prompts import PromptQueue, PromptSource
 from envs.task import Completion, make_task
 from envs.together import together
 from envs.tools.tool import find_tools, instructions, make_tools
-from envs.turns import Conversation, make_answerers, with_instructions
+from envs.turns import Conversation, make_repliers, with_instructions
 from tests.scripts import ROOT, configured, rows
 
 HERE = "tests.envs.own_code"
@@ -125,7 +125,7 @@ def test_the_system_prompt_tells_of_a_tool_in_the_first_paragraph_of_its_docstri
 
 def answers(env: EnvConfig, *turns: str) -> list[str | None]:
     made = make_tools(env)
-    said = [next((text for tool in made if (text := tool.answer(turn)) is not None), None) for turn in turns]
+    said = [next((text for tool in made if (text := tool.reply(turn)) is not None), None) for turn in turns]
     for tool in made:
         tool.close()
     return said
@@ -185,13 +185,13 @@ def test_a_tool_that_hangs_is_left_behind_and_does_not_keep_the_process() -> Non
 
 def test_tools_answer_beside_generation() -> None:
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "quickstart")
-    conversation = Conversation(tokenizer, make_answerers(tools("search")), 3)
+    conversation = Conversation(tokenizer, make_repliers(tools("search")), 3)
     calls = [
         tokenizer.encode(f"<search>{word}</search>", add_special_tokens=False) for word in ("owl", "break")
     ]
 
     async def ask() -> list[list[int]]:
-        return await asyncio.wait_for(together([conversation.answer([*ids, 2], 1) for ids in calls]), 30)
+        return await asyncio.wait_for(together([conversation.reply([*ids, 2], 1) for ids in calls]), 30)
 
     said = [tokenizer.decode(ids) for ids in asyncio.run(ask())]
     conversation.close()

@@ -12,7 +12,7 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.task import Example
 from envs.tools.tool import LONGEST, Tool, tool_request
-from envs.turns import Conversation, ThinkAgain, make_answerers, with_instructions
+from envs.turns import Conversation, ThinkAgain, make_repliers, with_instructions
 from tests.tiny import numbered_examples
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "models" / "quickstart"
@@ -49,7 +49,7 @@ def test_a_call_ends_the_turn(text: str, request_: str | None) -> None:
 
 
 def test_the_stream_reads_as_the_template_would_have_written_it(tokenizer: PreTrainedTokenizerBase) -> None:
-    conversation: Conversation = Conversation(tokenizer, make_answerers(calculator()), 3)
+    conversation: Conversation = Conversation(tokenizer, make_repliers(calculator()), 3)
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "6*7?"}], add_generation_prompt=True, return_dict=False
     )
@@ -63,8 +63,8 @@ def test_the_stream_reads_as_the_template_would_have_written_it(tokenizer: PreTr
         add_generation_prompt=True,
         return_dict=False,
     )
-    assert [*prompt, *turn, *conversation.answer_now(turn)] == whole
-    assert conversation.answer_now(drawn(tokenizer, "It is 42.")) == []
+    assert [*prompt, *turn, *conversation.reply_now(turn)] == whole
+    assert conversation.reply_now(drawn(tokenizer, "It is 42.")) == []
 
 
 def test_an_end_token_that_the_template_does_not_use_stays_in_the_stream(
@@ -72,14 +72,14 @@ def test_an_end_token_that_the_template_does_not_use_stays_in_the_stream(
 ) -> None:
     conversation: Conversation = Conversation(tokenizer, [ThinkAgain("?")], 2)
     other = [25, 22, 7]  # ended by an end token other than the template's
-    assert conversation.answer_now(other) == [EOS, *conversation.answer_now([25, 22, EOS])]
+    assert conversation.reply_now(other) == [EOS, *conversation.reply_now([25, 22, EOS])]
 
 
 def test_tools_are_heard_before_the_request_to_think_again(tokenizer: PreTrainedTokenizerBase) -> None:
     env = EnvConfig(dataset="x", max_steps=3, tools=["calculator"], reasoning=True, reasoning_prompt="Sure?")
-    conversation: Conversation = Conversation(tokenizer, make_answerers(env), 3)
+    conversation: Conversation = Conversation(tokenizer, make_repliers(env), 3)
     said = [
-        tokenizer.decode(conversation.answer_now(drawn(tokenizer, text)))
+        tokenizer.decode(conversation.reply_now(drawn(tokenizer, text)))
         for text in ("<calculator>1/0</calculator>", "It is 3.")
     ]
     assert said == ["<user>calculator: error: division by zero<assistant>", "<user>Sure?<assistant>"]
@@ -87,8 +87,8 @@ def test_tools_are_heard_before_the_request_to_think_again(tokenizer: PreTrained
 
 def test_after_the_last_turn_it_is_silent(tokenizer: PreTrainedTokenizerBase) -> None:
     conversation = Conversation(tokenizer, [ThinkAgain("?")], 2)
-    assert asyncio.run(conversation.answer(drawn(tokenizer, "1"), turn=1))
-    assert asyncio.run(conversation.answer(drawn(tokenizer, "2"), turn=2)) == []
+    assert asyncio.run(conversation.reply(drawn(tokenizer, "1"), turn=1))
+    assert asyncio.run(conversation.reply(drawn(tokenizer, "2"), turn=2)) == []
 
 
 def test_slow_answers_come_beside_generation_and_their_errors_surface(
@@ -107,7 +107,7 @@ def test_slow_answers_come_beside_generation_and_their_errors_surface(
     conversation = Conversation(tokenizer, [tool], 2)
 
     def ask(request: str) -> "asyncio.Task[list[int]]":
-        return asyncio.ensure_future(conversation.answer(drawn(tokenizer, f"<python>{request}</python>"), 1))
+        return asyncio.ensure_future(conversation.reply(drawn(tokenizer, f"<python>{request}</python>"), 1))
 
     async def converse() -> list[list[int]]:
         asked = [ask("a"), ask("b")]
@@ -173,7 +173,7 @@ def python(tokenizer: PreTrainedTokenizerBase) -> Iterator[Conversation]:
     if all(why_not(level) for level in LEVELS):
         pytest.skip("no sandbox works here")
     env = EnvConfig(dataset="x", max_steps=2, tools=["python"])
-    conversation: Conversation = Conversation(tokenizer, make_answerers(env), 2)
+    conversation: Conversation = Conversation(tokenizer, make_repliers(env), 2)
     yield conversation
     conversation.close()
 
@@ -187,7 +187,7 @@ def test_python_runs_in_the_sandbox(python: Conversation, tokenizer: PreTrainedT
         "import socket; socket.create_connection(('127.0.0.1', 1))": "Error",
     }
     for source, expected in programs.items():
-        ids = python.answer_now(drawn(tokenizer, f"<python>{source}</python>"))
+        ids = python.reply_now(drawn(tokenizer, f"<python>{source}</python>"))
         assert expected in tokenizer.decode(ids), source
 
 
@@ -208,7 +208,7 @@ HOSTILE_PROGRAMS = (
 def test_whatever_a_program_prints_the_model_is_told_something(
     program: str, python: Conversation, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    ids = python.answer_now(drawn(tokenizer, f"<python>{program}</python>"))
+    ids = python.reply_now(drawn(tokenizer, f"<python>{program}</python>"))
     said = tokenizer.decode(ids)
     assert "python: " in said
     assert len(said) < 3 * LONGEST
