@@ -167,7 +167,7 @@ class Simulation:
 
     async def _learn(self) -> None:
         """The learner, between any two steps of the engines."""
-        self.stream.wake()
+        self.loop.wake()
         learner_free_at, learning = 0.0, False
         kills = max(1, round(KILLED_SHARE * len(self.engines.alive)))
         due = sorted(self.engines.chance.sample(range(1, self.batches * self.batch), kills))
