@@ -9,7 +9,8 @@
        ▲                                                        │
        └───────────── wake: a take or a push made room ◀────────┘
 
-Each task makes one group after another; there are as many as groups that are generated or judged at a time. A failing group fails the loop, and with it whatever waits in `take`.
+A task makes one group after another; as many tasks live as groups are generated or judged. A failing group fails the
+loop, and with it whatever waits in `take`.
 """
 
 from collections.abc import Callable
