@@ -85,7 +85,7 @@ class Engines:
         self.version = 0
         self.killed = 0
         self.simulated_s = 0.0
-        self.until = 1.0
+        self.until = 0.0
         self.alive = list(range(count))
         self.next_engine = count
         self.events: list[
@@ -154,6 +154,11 @@ class Simulation:
         )
         groups_: Any = Groups(self.loop)
         self.stream = Stream(self.loop, groups_, self.prompts, self.buffer, self.batch, timeout=0.0)
+        self.begin, self.loop.before_step = self.loop.before_step, self._before_step
+        self._finished = asyncio.Event()
+        self.learner_free_at, self.learning, self.done = 0.0, False, 0
+        kills = max(1, round(KILLED_SHARE * workers))
+        self.due = sorted(self.engines.chance.sample(range(1, self.batches * self.batch), kills))
         self.consumed: list[int] = []
         self.most_held = 0
         self.cpu_s = 0.0
@@ -161,33 +166,35 @@ class Simulation:
 
     def run(self) -> None:
         began = time.thread_time()
-        self.loop.run(self._learn())
+        self.loop.run(self._finished.wait())
         self.cpu_s = time.thread_time() - began - self.engines.simulated_s
         self.loop.close()
 
-    async def _learn(self) -> None:
-        """The learner, between any two steps of the engines."""
-        self.stream.wake()
-        learner_free_at, learning = 0.0, False
-        kills = max(1, round(KILLED_SHARE * len(self.engines.alive)))
-        due = sorted(self.engines.chance.sample(range(1, self.batches * self.batch), kills))
-        done = 0
-        while done < self.batches:
+    def _before_step(self) -> bool:
+        """The learner, whose thread is as fast as can be; then groups begin in the room that it made."""
+        while True:
             began = time.thread_time()
-            if learning and self.engines.clock >= learner_free_at:
-                learning, done = False, done + 1
-                self._push()
-            if not learning and self._consume():
-                learning, learner_free_at = True, self.engines.clock + MEAN_S
-            while due and len(self.consumed) >= due[0] and self.engines.alive:
-                due.pop(0)
-                self.engines.kill_one()
-            self.engines.until = learner_free_at if learning else self.engines.clock + 1.0
-            if not self.stream.groups_in_flight:
-                self.engines.clock = self.engines.until
-            self.most_held = max(self.most_held, self.stream.groups_in_flight + self.buffer.ready)
+            self._learn()
             self.engines.simulated_s += time.thread_time() - began
-            await asyncio.sleep(0)
+            begun = self.begin()
+            if begun or self.stream.groups_in_flight or self._finished.is_set():
+                return begun
+            self.engines.clock = self.engines.until  # nothing is generated before the learner is done
+
+    def _learn(self) -> None:
+        engines = self.engines
+        if self.learning and engines.clock >= self.learner_free_at:
+            self.learning, self.done = False, self.done + 1
+            self._push()
+        if not self.learning and self._consume():
+            self.learning, self.learner_free_at = True, engines.clock + MEAN_S
+        while self.due and len(self.consumed) >= self.due[0] and engines.alive:
+            self.due.pop(0)
+            engines.kill_one()
+        engines.until = self.learner_free_at if self.learning else engines.clock + 1.0
+        self.most_held = max(self.most_held, self.stream.groups_in_flight + self.buffer.ready)
+        if self.done == self.batches:
+            self._finished.set()
 
     def _consume(self) -> bool:
         began = time.thread_time()

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from itertools import pairwise
 
 from config.errors import RunError
@@ -283,7 +284,7 @@ class Watch:
             rows = list(self._on_policy if bound.lockstep else self._recent)[-bound.rows :]
             if len(rows) < bound.rows or rows[-1] is not row:
                 continue
-            for name in _names(bound.metrics, row):
+            for name in _names(bound.metrics, tuple(row)):
                 values = [known[name] for known in rows if name in known]
                 if len(values) == bound.rows and bound.crossed(values, self.config):
                     self._said.add(bound.metrics[0])
@@ -364,9 +365,11 @@ def _other_prompts(accuracy: float) -> list[str]:
     ]
 
 
-def _names(metrics: Iterable[str], row: Row) -> list[str]:
+@cache
+def _names(metrics: tuple[str, ...], logged: tuple[str, ...]) -> list[str]:
+    """The logged names that these stand for. Rows have one set of names, or a few."""
     patterns = [f"{name[:-1]}*" if name.endswith("_K") else name for name in metrics]
-    return [name for name in row if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    return [name for name in logged if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 def _accuracy(row: Row) -> float:

@@ -57,24 +57,22 @@ class GroupBuffer(Generic[Group]):
     def __post_init__(self) -> None:
         self._pushed_at = self.first_batch
 
-    def may_admit(self) -> bool:
-        """Whether one more group may start now."""
+    def admit(self) -> int | None:
+        """The sequence number of a group that starts now; None where no more may."""
         with self._changed:
+            sequence = self.admitted
             if self.ready >= self.capacity:
-                return False
-            return self._version_at(self.admitted - self.dropped) - self.version <= self.max_age
+                return None
+            if self._version_at(sequence - self.dropped) - self.version > self.max_age:
+                return None
+            self.admitted += 1
+            return sequence
 
     def _version_at(self, sequence: int) -> int:
         """The trainer's version at the batch that the group of this sequence number is meant for: the present one, and
         the pushes that are due between the batch at the last push and that one."""
         batch = self.first_batch + sequence // self.batch_groups
         return self.version + batch // self.batches_per_version - self._pushed_at // self.batches_per_version
-
-    def admit(self) -> int:
-        """The sequence number of a group that starts now."""
-        with self._changed:
-            self.admitted += 1
-            return self.admitted - 1
 
     @property
     def ready(self) -> int:

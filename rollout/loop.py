@@ -67,6 +67,7 @@ class EngineLoop:
         self.wait_timeout = wait_timeout
         self.idle = IdleClock()
         self.on_failure: Callable[[BaseException], None] = lambda error: None
+        self.before_step: Callable[[], bool] = lambda: False
         self._ids = count()
         self._generating: dict[int, asyncio.Future[list[SampledCompletion]]] = {}
         self._judging: list[tuple[Grader, Ticket, asyncio.Future[list[Verdict]]]] = []
@@ -133,14 +134,12 @@ class EngineLoop:
 
     async def _pump(self) -> None:
         while True:
+            if self.before_step():
+                await asyncio.sleep(0)  # what was begun is submitted before the step
             if self._generating:
-                finished = self._step()
+                self._step()
                 self._poll(0.0)
                 await asyncio.sleep(0)
-                if finished:
-                    await asyncio.sleep(
-                        0
-                    )  # what takes the place of a drawn group is submitted before the next step
             else:
                 with self.idle.idle():
                     if self._judging:
@@ -150,8 +149,7 @@ class EngineLoop:
                         self._wake.clear()
                         await self._wake.wait()
 
-    def _step(self) -> bool:
-        """Whether the engine has finished a request."""
+    def _step(self) -> None:
         responses = self.engine.step(_STEP_S)
         now = time.monotonic()
         if responses:
@@ -165,7 +163,6 @@ class EngineLoop:
             future = self._generating.pop(response.request_id, None)
             if future is not None and not future.done():
                 future.set_result(response.completions)
-        return bool(responses)
 
     def _poll(self, timeout: float) -> None:
         self._judging = [waiting for waiting in self._judging if not waiting[2].done()]
@@ -228,7 +225,7 @@ class EngineLoop:
                 future.set_exception(error)
 
         self._check()
-        self.wake(obey)
+        self._loop.call_soon_threadsafe(obey)
         deadline = time.monotonic() + self.wait_timeout
         while not future.done():
             self._check()
@@ -257,9 +254,9 @@ class EngineLoop:
             finally:
                 self._progressed += time.monotonic() - began
 
-    def wake(self, function: Callable[[], None]) -> None:
-        """Have `function` called in the loop soon; from any thread."""
-        self._loop.call_soon_threadsafe(function)
+    def wake(self) -> None:
+        """Have `before_step` called soon; from any thread."""
+        self._loop.call_soon_threadsafe(self._wake.set)
 
     @contextmanager
     def thread(self) -> Iterator[None]:
@@ -275,7 +272,7 @@ class EngineLoop:
             yield
             raised = False
         finally:
-            self.wake(self._loop.stop)
+            self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_END_S)
             hangs, self._thread = self._thread.is_alive(), None
             if not hangs:

@@ -9,7 +9,8 @@
        ▲                                                        │
        └───────────── wake: a take or a push made room ◀────────┘
 
-A failing group fails the loop, and with it whatever waits in `take`.
+A task makes one group after another; as many tasks live as groups are generated or judged. A failing group fails the
+loop, and with it whatever waits in `take`.
 """
 
 from collections.abc import Callable
@@ -66,19 +67,19 @@ class Stream:
         self._generating = 0
         self._places: set[_Place] = set()
         self._thread = ExitStack()
-        self._woken = False
-        buffer.made_room = self.wake
+        buffer.made_room = loop.wake
+        loop.before_step = self._begin
         loop.on_failure = buffer.fail
 
     def __enter__(self) -> "Stream":
         self.loop.idle.share()  # what was idle before does not count
-        self.wake()
+        self.loop.wake()
         self._thread.enter_context(self.loop.thread())
         return self
 
     def __exit__(self, *exception: object) -> None:
         """Ends the thread after its current step; the prompts of groups that no batch has taken are handed back."""
-        self.buffer.made_room = lambda: None
+        self.buffer.made_room, self.loop.before_step = lambda: None, lambda: False
         self._thread.__exit__(*exception)  # type: ignore[arg-type]
         self.prompts.returned += self.outstanding()
         self._places.clear()
@@ -105,32 +106,35 @@ class Stream:
         flying = sorted(self._places, key=lambda place: place.sequence)
         return [group.example for group in self.buffer.contents()] + [place.example for place in flying]
 
-    def wake(self) -> None:
-        """Have groups begun soon, where there is room; from any thread. Those who ask before then ask once."""
-        if not self._woken:
-            self._woken = True
-            self.loop.wake(self._woken_up)
+    def _begin(self) -> bool:
+        """Begin groups until the engines are full or the buffer wants no more; whether there was room for any."""
+        began = False
+        while place := self._next_place():
+            self.loop.spawn(partial(self._fill_places, place))
+            began = True
+        return began
 
-    def _woken_up(self) -> None:
-        self._woken = False
-        self._admit()
+    def _next_place(self) -> _Place | None:
+        """One more, if the engines and the buffer have room."""
+        if self._generating >= self.in_flight or (sequence := self.buffer.admit()) is None:
+            return None
+        place = _Place(sequence, *self._draw())
+        self._places.add(place)
+        return place
 
-    def _admit(self) -> None:
-        """Begin groups until the engines are full or the buffer wants no more."""
-        sequences: list[int] = []
-        while self._generating + len(sequences) < self.in_flight and self.buffer.may_admit():
-            sequences.append(self.buffer.admit())
-        if sequences:
-            begun = self.prompts.begin(len(sequences))
-            for sequence, (group_id, example) in zip(sequences, begun, strict=True):
-                place = _Place(sequence, group_id, example)
-                self._places.add(place)
-                self._generating += 1
-                self.loop.spawn(partial(self._fill, place))
+    def _draw(self) -> tuple[int, Example]:
+        self._generating += 1
+        (drawn,) = self.prompts.begin(1)
+        return drawn
 
     def _drawn(self) -> None:
         self._generating -= 1
-        self._admit()
+
+    async def _fill_places(self, place: _Place | None) -> None:
+        """One after the other, as long as there is room."""
+        while place:
+            await self._fill(place)
+            place = self._next_place()
 
     async def _fill(self, place: _Place) -> None:
         """Make groups until one is wanted, which goes into the buffer."""
@@ -139,8 +143,7 @@ class Stream:
             assert self.wants is not None
             if self.wants(group):
                 break
-            ((place.group_id, place.example),) = self.prompts.begin(1)
-            self._generating += 1
+            place.group_id, place.example = self._draw()
             refused, group = group, await self._make(place)
             group.in_place_of = refused
         self._places.remove(place)

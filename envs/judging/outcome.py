@@ -73,7 +73,8 @@ def number(value: Any, what: str) -> float:
         TypeError: it is none.
         ValueError: it is not finite in float32.
     """
-    if not isinstance(value, SupportsFloat) or isinstance(value, str):
+    known = isinstance(value, float | int)  # asking for the protocol takes ten times as long
+    if not known and (not isinstance(value, SupportsFloat) or isinstance(value, str)):
         raise TypeError(f"{what} is {value!r}; a number is needed")
     result = float(value)
     if not abs(result) <= LARGEST:

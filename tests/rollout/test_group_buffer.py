@@ -23,8 +23,8 @@ def make(
 
 def admit_all(buffer: GroupBuffer[int]) -> list[int]:
     admitted = []
-    while buffer.may_admit() and len(admitted) < 10_000:
-        admitted.append(buffer.admit())
+    while len(admitted) < 10_000 and (sequence := buffer.admit()) is not None:
+        admitted.append(sequence)
     return admitted
 
 
@@ -111,9 +111,11 @@ def test_contents_are_in_the_order_in_which_they_would_be_taken() -> None:
 
 def test_capacity_holds_back_admission() -> None:
     buffer = make(max_age=9, capacity=2)
-    for sequence in range(2):
-        buffer.put(buffer.admit(), 0, sequence)
-    assert not buffer.may_admit()
+    for group in range(2):
+        sequence = buffer.admit()
+        assert sequence is not None
+        buffer.put(sequence, 0, group)
+    assert buffer.admit() is None
 
 
 def test_a_wait_ends_with_a_message_about_who_waits_for_whom() -> None:
@@ -154,10 +156,10 @@ def test_no_group_is_ever_too_old_lost_or_doubled(seed: int) -> None:
     clock = 0.0
     for batch in range(200):
         while True:
-            while buffer.may_admit() and len(flying) < 16:
+            while len(flying) < 16 and (sequence := buffer.admit()) is not None:
                 prompt = returned.pop() if returned else next(prompts)
                 started[prompt] = buffer.version
-                flying.append((clock + chance.lognormvariate(0, 1.5), buffer.admit(), buffer.version, prompt))
+                flying.append((clock + chance.lognormvariate(0, 1.5), sequence, buffer.version, prompt))
             try:
                 groups = buffer.take(0.0, returned.append)
                 break

@@ -212,7 +212,7 @@ def test_a_thread_that_hangs_is_named(what: str) -> None:
     engine = Hanging()
     told = r"the learner waited 0 s \(train\.wait_timeout_s\) for the rollout thread.* 1 requests in flight"
     with looped(engine, wait_timeout=0.3) as loop, loop.thread():
-        loop.wake(lambda: loop.spawn(lambda: loop.generate(request(1))))  # type: ignore[arg-type]
+        loop.call(lambda: loop.spawn(lambda: loop.generate(request(1))))  # type: ignore[arg-type]
         assert engine.hangs.wait(30)
         with pytest.raises(TimeoutError, match=told):
             loop.call(lambda: None) if what == "call" else loop.run(asyncio.sleep(0))

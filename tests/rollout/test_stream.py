@@ -37,7 +37,7 @@ class Driven:
         made = generation(self.loop, self.grader, 1, Sampling())
         wants: Callable[[Group], bool] = lambda group: group.group_id not in refused  # noqa: E731
         self.stream = Stream(self.loop, made, self.prompts, self.buffer, in_flight, 60.0, wants, attempts)
-        self.stream.wake()
+        self.loop.wake()
         self.turn()
 
     def turn(self) -> None:
