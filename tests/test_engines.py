@@ -186,7 +186,7 @@ def test_the_canary_is_the_plans() -> None:
         plan = gpu_plan(config, ids, vllm)
         canary = build_weights(config, policy_weights(config, tiny_llama(), plan), Noting(), plan).canary
         lengths = [len(sequence) for sequence in canary.sequences]  # type: ignore[attr-defined]
-        found[name] = (lengths, canary._scores_anew)  # type: ignore[attr-defined]
+        found[name] = (lengths, canary.scores_anew)
     assert found == {"own": ([160] * 3, True), "turns": ([160] * 3, False), "plain": ([24], False)}
 
 

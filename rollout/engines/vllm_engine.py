@@ -248,14 +248,11 @@ class VLLMEngine:
         assert self.settings.adapter is not None
         if self._adapter_folder is None:
             self._adapter_folder = tempfile.TemporaryDirectory(prefix="grpo_adapter_")
-        shape = self.settings.adapter
-        self.received = write_adapter(
-            Path(self._adapter_folder.name), weights, shape.rank, shape.alpha, shape.target_modules
-        )
-        self._adapter = LoRARequest("policy", 1, self._adapter_folder.name, load_inplace=True)
-        self._llm.add_lora(self._adapter)
-        # Later requests name the adapter without the flag, which would load it again at every step.
-        self._adapter = LoRARequest("policy", 1, self._adapter_folder.name)
+        folder = self._adapter_folder.name
+        self.received = write_adapter(Path(folder), weights, self.settings.adapter)
+        self._llm.add_lora(LoRARequest("policy", 1, folder, load_inplace=True))
+        # Requests name the adapter without the flag, which would load it again at every step.
+        self._adapter = LoRARequest("policy", 1, folder)
 
     def _set_version(self, version: int) -> None:
         self._llm.reset_prefix_cache(reset_running_requests=True)

@@ -8,15 +8,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from rollout.engines.vllm_settings import AdapterShape
 from rollout.weights.transports import MappedWeights
 
 
 def write_adapter(
-    folder: Path,
-    weights: Iterable[tuple[str, torch.Tensor]],
-    rank: int,
-    alpha: float,
-    target_modules: Iterable[str],
+    folder: Path, weights: Iterable[tuple[str, torch.Tensor]], shape: AdapterShape
 ) -> frozenset[str]:
     """Write a LoRA adapter in peft's format; returns the names written."""
     tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in weights}
@@ -24,9 +21,9 @@ def write_adapter(
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "r": rank,
-        "lora_alpha": alpha,
-        "target_modules": list(target_modules),
+        "r": shape.rank,
+        "lora_alpha": shape.alpha,
+        "target_modules": list(shape.target_modules),
         "bias": "none",
         "use_dora": False,
         "use_rslora": False,

@@ -24,8 +24,7 @@ from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from config.errors import DeadlineError
-from rollout.weights.direct import Engines
-from rollout.weights.outgoing import Outgoing, nbytes
+from rollout.weights.outgoing import Engines, Outgoing, nbytes
 
 LOOPBACK = "127.0.0.1"
 _LARGE_CARD, _BUFFER, _SMALL_BUFFER = 40 << 30, 1 << 30, 256 << 20  # bytes
@@ -126,7 +125,7 @@ class _Client:
 
 
 class NativeTransfer:
-    """A `rollout.weights.direct.DirectTransfer` over vLLM's API.
+    """A `rollout.weights.outgoing.DirectTransfer` over vLLM's API.
 
     Args:
         backend: "nccl", or "ipc" for engines on the learner's own GPU but in other processes; the engines are
