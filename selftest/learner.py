@@ -2,9 +2,9 @@
 
 import math
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -18,7 +18,7 @@ from run.build import build
 from run.lockstep import Lockstep
 from selftest.check import Bench
 from selftest.tiny import configured, model_folder, moved, subfolder
-from training.batch import Batch, Scores, Tokens, collate
+from training.batch import Tokens, collate
 from training.forward import ResponseScorer
 from training.local_learner import LocalLearner, make_learner
 from training.log_probs import selected_log_probs
@@ -29,11 +29,11 @@ HALF = (torch.bfloat16, torch.float16)
 def collected(bench: Bench, *overrides: str) -> list[Group]:
     """Four groups of four completions drawn on the CPU, with random rewards, for a random model never is right."""
     config = configured(Bench(bench.folder, "cpu"), *overrides)
-    working = build(config, subfolder(bench, "rollouts"), Lockstep)
+    run = build(config, subfolder(bench, "rollouts"), Lockstep)
     try:
-        groups = working.collect()
+        groups = run.collect()
     finally:
-        working.run.close("finished")
+        run.close("finished")
     chance = random.Random(3)
     for completion in (one for group in groups for one in group.completions):
         completion.verdict = Verdict(chance.random(), {}, "scored")
@@ -212,26 +212,15 @@ def layouts(bench: Bench, overrides: Sequence[str] = ("train_model.num_devices=2
     return f"tied and untied head, gradients within {worst:.1g}"
 
 
-def synthetic_batch(rows: int, width: int, vocabulary: int) -> Batch:
-    """Random responses, all of one length."""
-    generator = torch.Generator().manual_seed(0)
-    everything, prompt = torch.ones(rows, width, dtype=torch.bool), torch.ones(rows, 8, dtype=torch.bool)
-    column = torch.zeros(rows, 1)
-    return Batch(
-        tokens=Tokens(
-            prompt=torch.zeros(rows, 8, dtype=torch.int64),
-            prompt_mask=prompt,
-            response=torch.randint(0, vocabulary, (rows, width), generator=generator),
-            response_mask=everything,
-            loss_mask=everything.clone(),
-            batch_size=[rows],
-        ),
-        next=Scores(reward=column, reward_status=column.long(), batch_size=[rows]),
-        group_id=column.long(),
-        sample_log_prob=torch.zeros(rows, width),
-        policy_version=torch.zeros(rows, width, dtype=torch.int64),
-        finish_reason=column.long(),
-        temperature=column + 1,
+def random_responses(rows: int, width: int, vocabulary: int) -> Tokens:
+    """All of one length, to prompts of 8 tokens."""
+    drawn = torch.randint(0, vocabulary, (rows, width), generator=torch.Generator().manual_seed(0))
+    return Tokens(
+        prompt=torch.zeros(rows, 8, dtype=torch.int64),
+        prompt_mask=torch.ones(rows, 8, dtype=torch.bool),
+        response=drawn,
+        response_mask=torch.ones_like(drawn, dtype=torch.bool),
+        loss_mask=torch.ones_like(drawn, dtype=torch.bool),
         batch_size=[rows],
     )
 
@@ -245,24 +234,23 @@ def head_speed(
     share: float = 0.3,
 ) -> str:
     """Under bfloat16 autocast the head of float32 weights reaches `share` of the rate of a plain bfloat16 product."""
+    shape = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=1,
+        num_attention_heads=max(1, width // 128),
+    )
     with torch.device(bench.device):
-        model = LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=vocabulary,
-                hidden_size=width,
-                intermediate_size=2 * width,
-                num_hidden_layers=1,
-                num_attention_heads=max(1, width // 128),
-            )
-        )
+        model = LlamaForCausalLM(shape)
     scorer = ResponseScorer(model, 4, share_prompt=True, autocast_dtype=torch.bfloat16)
-    batch = synthetic_batch(rows, length, vocabulary)
+    tokens = random_responses(rows, length, vocabulary)
     left, right = (
         torch.randn(shape, device=bench.device, dtype=torch.bfloat16)
         for shape in ((rows * length // 4, width), (width, vocabulary))
     )
     product_s = _seconds(bench, lambda: left @ right)
-    step_s = _seconds(bench, lambda: scorer(batch.tokens).log_prob.sum().backward())
+    step_s = _seconds(bench, lambda: scorer(tokens).log_prob.sum().backward())
     per_product = 2 * len(left) * width * vocabulary
     rate, head_rate = per_product / product_s, 8 * rows * length * width * vocabulary / step_s
     assert head_rate > share * rate, (
@@ -271,10 +259,8 @@ def head_speed(
     return f"{head_rate / 1e12:.3g} of {rate / 1e12:.3g} TFLOPS"
 
 
-def _seconds(bench: Bench, work: Any) -> float:
+def _seconds(bench: Bench, work: Callable[[], object]) -> float:
     """The second of two goes."""
-    import time
-
     for _ in range(2):
         if bench.device == "cuda":
             torch.cuda.synchronize()
