@@ -120,9 +120,7 @@ def _wandb(logging: LoggingConfig, run_dir: Path, name: str, config: dict[str, A
     options = {
         "project": logging.project,
         "offline": offline,
-        "mode": "offline"
-        if offline
-        else "online",  # what wandb read from the environment at its first start holds
+        "mode": "offline" if offline else "online",  # else that of the environment at its first start holds
         "config": config,
         "settings": wandb.Settings(init_timeout=REACH_S, login_timeout=REACH_S),
     }

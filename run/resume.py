@@ -22,16 +22,8 @@ DATE, TIME, JOB = r"\d{4}-\d\d-\d\d", r"\d\d-\d\d-\d\d(-\d+)?", r"\d+"
 LANDING = {"outputs": "*/*", "multirun": "*/*/*"}
 
 BEGUN_WITH = (
-    *(
-        "env.dataset",
-        "env.data_files",
-        "env.split",
-        "env.holdout",
-        "env.duplicates",
-        "env.mixture",
-        "env.options",
-    ),
-    *("env.max_prompt_tokens", "env.system_prompt", "env.tools", "env.repeats"),
+    *("env.dataset", "env.data_files", "env.split", "env.holdout", "env.duplicates", "env.mixture"),
+    *("env.options", "env.max_prompt_tokens", "env.system_prompt", "env.tools", "env.repeats"),
     *("train.seed", "train.epochs", "model.dtype", "optimizer.name"),
     *("train_model.lora.enabled", "train_model.lora.r", "train_model.lora.alpha"),
 )
@@ -41,19 +33,12 @@ UNSAID = ("run", "train.resume", "plan")
 NO_PART_OF_IT = (
     *UNSAID,
     *("logging", "eval", "ray", "device", "ref_model"),
-    *(
-        "train.total_dialog_turns",
-        "train.checkpoint_frequency",
-        "train.keep_checkpoints",
-        "train.wait_timeout_s",
-    ),
+    *("train.total_dialog_turns", "train.checkpoint_frequency", "train.keep_checkpoints"),
+    *("train.wait_timeout_s", "inference_model.start_timeout_s"),
     *("train_model.num_devices", "train_model.devices", "train_model.num_threads", "env.reward_workers"),
     *("inference_model.num_devices", "inference_model.devices", "inference_model.request_timeout_s"),
-    "inference_model.start_timeout_s",
 )
 """Settings that may differ between two runs that are the same one to `train.resume=auto`."""
-
-
 MISSING = "absent"
 
 
@@ -107,18 +92,14 @@ def find(config: Config, run_dir: Path, schedule: type[Run]) -> tuple["Saved | N
 
 def given(path: Path, key: str = "train.resume") -> tuple["Saved", list[str]]:
     """A checkpoint, a run's folder or the folder of its checkpoints. key: the setting that names it."""
-    try:
-        return _at(path)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("train.resume", key, 1)) from error
-
-
-def _at(path: Path) -> tuple["Saved", list[str]]:
     from training.checkpoint import FOLDER, Saved, load_checkpoint
 
-    if path.is_dir():
-        return _newest(path.parent if path.name == FOLDER else path)
-    return Saved(path, load_checkpoint(path)), []
+    try:
+        if path.is_dir():
+            return _newest(path.parent if path.name == FOLDER else path)
+        return Saved(path, load_checkpoint(path)), []
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("train.resume", key, 1)) from error
 
 
 def _newest(run_dir: Path) -> tuple["Saved", list[str]]:
@@ -245,16 +226,13 @@ def _counts(before: dict[str, Any], config: Config, schedule: type[Run]) -> list
     train, env = before["train"], before["env"]
     iteration = train["dialog_turns_per_batch"] or env["num_envs"] * env["repeats"]
     step = train["optim_batch_size"] or iteration
-    pairs = [
-        ("completions of an iteration", iteration, config.completions_per_iteration),
-        ("completions of an optimizer step", step, config.optim_batch_size),
+    iterations = "completions of an iteration (env.num_envs, train.dialog_turns_per_batch)"
+    counts = [
+        Change(iterations, iteration, config.completions_per_iteration),
+        Change("completions of an optimizer step (train.optim_batch_size)", step, config.optim_batch_size),
     ]
     if schedule.overlapped:
         per_version = -(-train["weight_update_frequency"] // train["epochs"])
-        pairs.append(("batches between two pushes", per_version, config.batches_per_version))
-    keys = {
-        "completions of an iteration": "env.num_envs, train.dialog_turns_per_batch",
-        "completions of an optimizer step": "train.optim_batch_size",
-        "batches between two pushes": "train.weight_update_frequency",
-    }
-    return [Change(f"{what} ({keys[what]})", old, new) for what, old, new in pairs if old != new]
+        pushes = "batches between two pushes (train.weight_update_frequency)"
+        counts.append(Change(pushes, per_version, config.batches_per_version))
+    return [change for change in counts if change.before != change.now]

@@ -247,7 +247,7 @@ class Run:
             ending.callback(self.loop.close)
 
     def _show_sample(self) -> None:
-        from monitoring.samples import sample_text
+        from monitoring.monitor import sample_text
 
         *_, newest = self.groups.values()
         self.monitor.say(sample_text(self.monitor.optimizer_step, newest))

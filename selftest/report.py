@@ -7,6 +7,7 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from plan.machine import Machine, gpu_table
@@ -54,10 +55,8 @@ def row_lines(row: Row, width: int) -> list[str]:
     first = f"{row.name:<{width}}  {row.status:<8}  {row.seconds:5.1f} s  "
     if row.status != "does not":
         return [(first + row.detail).rstrip()]
-    under = textwrap.TextWrapper(columns - 4, initial_indent=" " * 4, subsequent_indent=" " * 4)
-    remedy = under.wrap(f"remedy: {row.remedy}")
-    under.max_lines = 6
-    reason = under.wrap(row.detail)
+    wrap = partial(textwrap.wrap, width=columns - 4, initial_indent=" " * 4, subsequent_indent=" " * 4)
+    reason, remedy = wrap(row.detail, max_lines=6), wrap(f"remedy: {row.remedy}")
     return [first.rstrip(), *reason, *(remedy if row.remedy else [])]
 
 
