@@ -1,23 +1,19 @@
-"""Every check, cheap ones first. `run=selftest` tries CHECKS, `make gpu-test` those that need a GPU, and EXTRA."""
+"""Every check, cheap ones first. `run=selftest` tries them, `make gpu-test` those that need a GPU, and longer ones."""
 
 from selftest.check import Check
 
 LORA = ["train_model.lora.enabled=true", "optimizer.lr=1e-2"]
 ADAPTER = [*LORA, "inference_model.lora=adapter"]
 VLLM = "inference_model.backend=vllm"
-TRANSFORMERS = "inference_model.backend=transformers"
 ACTOR = "ray.enabled=true"
 HALF = "train.mixed_precision=bf16"
 FULL = ["inference_model.dtype=float32"]
 GRAPHS = "inference_model.enforce_eager=false"
-FP8 = ["inference_model.quantization=fp8", "inference_model.canary_tolerance=5"]
 WHOLE_GPU = "inference_model.gpu_memory_utilization=0.9"
 NO_REFERENCE = "policy.kl_coef=0"
 APART = ["inference_model.devices=[1]", "train_model.devices=[0]", NO_REFERENCE]
 """Learner and engine on a GPU each."""
 CHECKPOINTING = [*LORA, "train.gradient_checkpointing=true"]
-SWAPPED = ["train_model.devices=[1]", "inference_model.devices=[0]", NO_REFERENCE]
-TWO_TRAIN = ["train_model.num_devices=2", NO_REFERENCE]
 PARALLEL_ENGINE = ["inference_model.num_devices=2", "inference_model.tensor_parallel_size=2"]
 HOMES = ["training GPU", "host memory", "base of the LoRA policy"]
 ARRIVE, PRECISION, SCHEDULE = "engines.weights_arrive", "learner.precision", "runs.schedule"
@@ -117,25 +113,3 @@ SEVERAL_GPUS = (
     gpu("tensor parallel, GPUs", ARRIVE, PARALLEL, 3, overrides=[*PARALLEL_ENGINE, NO_REFERENCE]),
 )
 CHECKS = (*MACHINE, *LEARNERS, *RUNS, *CPU_ENGINES, *GPU_LEARNERS, *GPU_ENGINES, *SEVERAL_GPUS)
-
-EXTRA = (
-    gpu("head as fast as a product", "learner.head_speed", LEARNER, vllm=False),
-    gpu("a step takes what the plan says", "learner.memory", LEARNER, vllm=False, width=1024, layers=8),
-    gpu("push right after an update", "push.race", NCCL),
-    gpu("resume in turns", "runs.resume", RUN, overrides=[VLLM]),
-    gpu("it learns, one GPU", "runs.learns", RUN, overrides=[VLLM]),
-    gpu("it learns, transformers", "runs.learns", RUN, 2, vllm=False, overrides=[TRANSFORMERS]),
-    gpu("vLLM in float32", "engines.draws", ENGINE, overrides=FULL),
-    gpu("weights, tied head", ARRIVE, ENGINE, tied=True),
-    gpu("LoRA merged over nccl", ARRIVE, NCCL, 2, overrides=[*APART, *LORA]),
-    gpu("engine lost between two pushes", ARRIVE, NCCL, 2, overrides=APART, lose_engine=True),
-    gpu("fp8 weights", ARRIVE, ENGINE, overrides=FP8),
-    gpu("canary, 40 M parameters", ARRIVE, ENGINE, overrides=[GRAPHS], width=512, layers=12),
-    gpu("canary, 300 M parameters", ARRIVE, ENGINE, overrides=[GRAPHS], width=1280, layers=16),
-    gpu("nccl, GPUs in reverse", SCHEDULE, NCCL, 2, overrides=[VLLM], reverse_gpus=True),
-    gpu("learner on GPU 1, engine on 0", ARRIVE, NCCL, 2, overrides=SWAPPED),
-    gpu("transformers engine on another GPU", SCHEDULE, RUN, 2, vllm=False, overrides=[TRANSFORMERS]),
-    gpu("learner on two GPUs, engine on a third", ARRIVE, NCCL, 3, overrides=TWO_TRAIN, tied=True),
-    gpu("two engines", ARRIVE, NCCL, 3, overrides=["inference_model.num_devices=2", NO_REFERENCE]),
-)
-"""Longer ones, or such as measure."""

@@ -2,12 +2,10 @@
 
 import math
 import random
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from config.policy import PRESETS, load_policy
 from config.schema import Config
@@ -18,8 +16,7 @@ from run.build import build
 from run.lockstep import Lockstep
 from selftest.check import Bench
 from selftest.tiny import configured, model_folder, moved, subfolder
-from training.batch import Tokens, collate
-from training.forward import ResponseScorer
+from training.batch import collate
 from training.local_learner import LocalLearner, make_learner
 from training.log_probs import selected_log_probs
 
@@ -210,80 +207,3 @@ def layouts(bench: Bench, overrides: Sequence[str] = ("train_model.num_devices=2
         worst = max(worst, apart(ours, theirs))
         assert worst < 1e-3, f"{'tied' if tied else 'untied'} head: the gradient is {worst:.2g} off"
     return f"tied and untied head, gradients within {worst:.1g}"
-
-
-def random_responses(rows: int, width: int, vocabulary: int) -> Tokens:
-    """All of one length, to prompts of 8 tokens."""
-    drawn = torch.randint(0, vocabulary, (rows, width), generator=torch.Generator().manual_seed(0))
-    return Tokens(
-        prompt=torch.zeros(rows, 8, dtype=torch.int64),
-        prompt_mask=torch.ones(rows, 8, dtype=torch.bool),
-        response=drawn,
-        response_mask=torch.ones_like(drawn, dtype=torch.bool),
-        loss_mask=torch.ones_like(drawn, dtype=torch.bool),
-        batch_size=[rows],
-    )
-
-
-def head_speed(
-    bench: Bench,
-    width: int = 2048,
-    vocabulary: int = 151_936,
-    rows: int = 16,
-    length: int = 300,
-    share: float = 0.3,
-) -> str:
-    """Under bfloat16 autocast the head of float32 weights reaches `share` of the rate of a plain bfloat16 product."""
-    shape = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=1,
-        num_attention_heads=max(1, width // 128),
-    )
-    with torch.device(bench.device):
-        model = LlamaForCausalLM(shape)
-    scorer = ResponseScorer(model, 4, share_prompt=True, autocast_dtype=torch.bfloat16)
-    tokens = random_responses(rows, length, vocabulary)
-    left, right = (
-        torch.randn(shape, device=bench.device, dtype=torch.bfloat16)
-        for shape in ((rows * length // 4, width), (width, vocabulary))
-    )
-    product_s = _seconds(bench, lambda: left @ right)
-    step_s = _seconds(bench, lambda: scorer(tokens).log_prob.sum().backward())
-    per_product = 2 * len(left) * width * vocabulary
-    rate, head_rate = per_product / product_s, 8 * rows * length * width * vocabulary / step_s
-    assert head_rate > share * rate, (
-        f"the head runs at {head_rate / 1e12:.0f} TFLOPS, a plain bfloat16 product at {rate / 1e12:.0f}"
-    )
-    return f"{head_rate / 1e12:.3g} of {rate / 1e12:.3g} TFLOPS"
-
-
-def _seconds(bench: Bench, work: Callable[[], object]) -> float:
-    """The second of two goes."""
-    for _ in range(2):
-        if bench.device == "cuda":
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        work()
-        if bench.device == "cuda":
-            torch.cuda.synchronize()
-        took = time.perf_counter() - began
-    return took
-
-
-def memory(bench: Bench, width: int = 128, layers: int = 2) -> str:
-    """What a step takes of a GPU at its peak, against the plan's estimate."""
-    name = f"model.name={model_folder(bench, width=width, layers=layers)}"
-    groups = collected(bench)
-    config = configured(bench, name, "policy.kl_coef=0")
-    plan = learner_plan(config, bench)
-    learner = make_learner(config, plan, bench.folder)
-    estimate = max(phase.bytes for phase in plan.phases)
-    for _ in range(2):
-        learner.step(learner.credit(groups))
-    measured = torch.cuda.max_memory_allocated() if bench.device == "cuda" else 0
-    assert measured < 1.2 * estimate, (
-        f"a step took {measured / 2**20:.0f} MiB, estimated {estimate / 2**20:.0f}"
-    )
-    return f"{measured / 2**20:.0f} MiB, estimated {estimate / 2**20:.0f}"

@@ -18,8 +18,9 @@ from plan.problems import check as checked
 from run.lockstep import Lockstep
 from run.run import Run
 from selftest import engines, learner, tiny
-from selftest.catalogue import CHECKS, EXTRA
+from selftest.catalogue import CHECKS
 from selftest.check import Bench, Check
+from tests.gpu.longer import EXTRA
 
 GPU_CHECKS = {check.name: check for check in (*CHECKS, *EXTRA) if check.gpus}
 AWAY = {"output head, GPU", "head as fast as a product", "push right after an update"}
