@@ -178,16 +178,13 @@ def changes(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> li
     """Every setting that differs, by its dotted key; a section that only one side has is one."""
     found: list[Change] = []
     for key in dict.fromkeys([*before, *now]):
-        old, new = (_comparable(side.get(key, MISSING)) for side in (before, now))
+        old, new = (side.get(key, MISSING) for side in (before, now))
+        old, new = (list(value) if isinstance(value, tuple) else value for value in (old, new))
         if isinstance(old, dict) and isinstance(new, dict):
             found += changes(old, new, f"{prefix}{key}.")
         elif old != new:
             found.append(Change(f"{prefix}{key}", old, new))
     return found
-
-
-def _comparable(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def under(key: str, settings: tuple[str, ...]) -> bool:

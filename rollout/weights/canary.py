@@ -178,7 +178,12 @@ class Canary:
         """
         learner = _flat(self.learner.score(self.sequences))
         if not torch.isfinite(learner).all():
-            raise CanaryError(_diverged(version))
+            raise CanaryError(
+                f"the canary at the push of policy version {version}: the learner's own log-probs are not finite, "
+                "whatever the engines have. Cause: training diverged, or a checkpoint that it went on from is damaged. "
+                "Lower optimizer.lr, keep optimizer.clip_grad_norm, and go on from an earlier checkpoint with "
+                "train.resume=PATH"
+            )
         worst = 0.0
         last = torch.cat([torch.arange(len(s) - 1) == len(s) - 2 for s in self.sequences])
         after = self.engines.score(self.sequences)
@@ -205,7 +210,8 @@ class Canary:
                 "Cause: stale prefix cache; only tokens scored through cached keys and values are off, which "
                 "the old weights wrote (reset_prefix_cache did not run, or not on this engine)"
             )
-        if _is_unchanged(evidence):
+        before = evidence.engine_before
+        if before is not None and _rms(evidence.engine - before) < 0.1 * _rms(evidence.learner - before):
             return "Cause: unchanged; the engine still answers with its weights from before the push"
         if self.tied_head is not None and self.tied_head not in received:
             return (
@@ -237,21 +243,6 @@ class Canary:
         best = (low + high) / 2
         explained = distance(best) < 0.1 * _rms(evidence.engine - evidence.learner)
         return math.exp(best) if explained and abs(best) > 0.01 else None
-
-
-def _diverged(version: int) -> str:
-    return (
-        f"the canary at the push of policy version {version}: the learner's own log-probs are not finite, whatever the "
-        "engines have. Cause: training diverged, or a checkpoint that it went on from is damaged. Lower optimizer.lr, "
-        "keep optimizer.clip_grad_norm, and go on from an earlier checkpoint with train.resume=PATH"
-    )
-
-
-def _is_unchanged(evidence: Evidence) -> bool:
-    before = evidence.engine_before
-    if before is None:
-        return False
-    return _rms(evidence.engine - before) < 0.1 * _rms(evidence.learner - before)
 
 
 def _flat(scores: Scores) -> torch.Tensor:
