@@ -131,9 +131,7 @@ def draws(bench: Bench, overrides: Sequence[str] = ()) -> str:
             Sampling(temperature=0.7, top_k=20, top_p=0.9, max_tokens=8),
         ):
             apart = drawn_gap(model, engine, sampling)
-            at_the_edge = (
-                apart.isinf()
-            )  # of the kept tokens: half precision may order two neighbours otherwise
+            at_the_edge = apart.isinf()  # half precision may order the last kept token and the next otherwise
             assert not at_the_edge.any() or dtype != "float32", (
                 f"{sampling}: a token was drawn that is cut off"
             )

@@ -206,7 +206,7 @@ def test_engines_on_a_cluster_reach_the_learner_at_its_nodes_address(monkeypatch
         assert plan.transport == "nccl"
         transport = TRANSPORTS[plan.transport](plan)
         assert isinstance(transport.direct, NativeTransfer) and isinstance(transport.copy, copy)
-        assert transport.direct._address() == address
+        assert transport.direct.address() == address
 
 
 def test_the_tolerance_is_measured_unless_it_is_given() -> None:
