@@ -4,6 +4,7 @@ import json
 import logging as python_logging
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ REACH_S = 12.0
 """How long W&B may take to ask for a key, and to answer; its own default is 90."""
 
 
+@dataclass
 class MetricsFile:
     """One JSON object a line, one line an optimizer step, flushed as it is written."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     def append(self, row: dict[str, Any]) -> None:
         size = self.path.stat().st_size if self.path.is_file() else 0

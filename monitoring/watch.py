@@ -308,7 +308,10 @@ def explanation(rows: Sequence[Row], config: Config) -> str:
         helps.append("raise inference_model.max_tokens")
     if mean("sample_utilization") == 0:
         found.append("no answer was in the loss")
-        helps += _filters(config)
+        if config.policy.filter_range is not None:
+            helps.append(f"widen policy.filter_range={config.policy.filter_range}")
+        if config.policy.filter_truncated:
+            helps.append("set policy.filter_truncated=false")
     if not all(math.isfinite(row["grad_norm"]) for row in rows):
         found.append("gradients were not finite")
         helps.append("lower optimizer.lr")
@@ -318,16 +321,6 @@ def explanation(rows: Sequence[Row], config: Config) -> str:
         helps += _other_prompts(_mean([_accuracy(row) for row in rows]))
     why = ", ".join(found) or "the gradient was zero"
     return f"{why[0].upper()}{why[1:]}. What helps: {'; '.join(helps) or 'look at grad_norm and lr'}"
-
-
-def _filters(config: Config) -> list[str]:
-    policy = config.policy
-    helps = []
-    if policy.filter_range is not None:
-        helps.append(f"widen policy.filter_range={policy.filter_range}")
-    if policy.filter_truncated:
-        helps.append("set policy.filter_truncated=false")
-    return helps
 
 
 def _other_prompts(accuracy: float) -> list[str]:
