@@ -141,6 +141,10 @@ class Monitor:
         self.live.bar.write(text, file=sys.stderr)
         log.info(text)
 
+    def show(self, group: Group) -> None:
+        """A question with the best and the worst of its answers."""
+        self.say(sample_text(self.optimizer_step, group))
+
     def close(self, outcome: RunOutcome) -> None:
         """Write `summary.json`, end the tracker."""
         self.live.close()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from config.command_line import resume_command
 from config.schema import Config
 from run.resume import starting_point
-from run.run import AnyRun
+from run.run import AnyRun, Run
 
 if TYPE_CHECKING:
     from monitoring.monitor import Monitor
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from training.checkpoint import Saved
 
 
-def plan_run(config: Config, schedule: type[AnyRun], run_dir: Path) -> "Plan":
+def plan_run(config: Config, schedule: type[Run], run_dir: Path) -> "Plan":
     """Who lives where; raises ConfigError for a plan that cannot work, before anything is loaded."""
     from plan.machine import this_machine
     from plan.plan import make_plan

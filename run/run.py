@@ -104,9 +104,7 @@ class Run:
     def advantage(self, groups: "Sequence[Group]") -> "Batch":
         """Groups as tensors, with their advantages and what else the objective reads."""
         self.groups = {group.group_id: group for group in groups}
-        trained_at = (
-            self.weights.version if self.overlapped else None
-        )  # the age of a token can be other than 0
+        trained_at = self.weights.version if self.overlapped else None  # else no token is older than these
         with self.monitor.timed("optimize"):
             return self.learner.credit(groups, trained_at)
 
@@ -156,7 +154,8 @@ class Run:
         self._tell_of_groups_unwanted()
         every = self.config.logging.sample_frequency
         if every and (iteration % every == 0 or iteration == 1):
-            self._show_sample()
+            *_, newest = self.groups.values()
+            self.monitor.show(newest)
 
     def evaluation_due(self, iteration: int) -> bool:
         """Whether `eval.sets` are evaluated after this iteration."""
@@ -245,12 +244,6 @@ class Run:
                 ending.callback(self.rollouts.conversation.close)
             ending.callback(self.engine.close)
             ending.callback(self.loop.close)
-
-    def _show_sample(self) -> None:
-        from monitoring.monitor import sample_text
-
-        *_, newest = self.groups.values()
-        self.monitor.say(sample_text(self.monitor.optimizer_step, newest))
 
     def _tell_of_groups_unwanted(self) -> None:
         """Groups that the batch held and that nothing could be learned from, for reasons that the user can mend."""
