@@ -14,13 +14,16 @@ from torchrl.record.loggers import Logger
 from config.files import written_whole
 from config.folders import SUMMARY
 from config.outcome import RunOutcome
-from envs.group import Group
+from envs.group import Group, SampledCompletion, Verdict
+from envs.task import Example
 from monitoring.metrics import Trained, rollout_metrics
 from monitoring.progress import Progress
 from monitoring.trackers import MetricsFile, close_tracker
 
 log = logging.getLogger("grpo")
 """Goes to `grpo.log` in the run's folder alone (config/base.yaml)."""
+LONGEST_TEXT, LONGEST_GOLD = 4000, 200
+"""Characters of a sample that are shown."""
 
 
 class Monitor:
@@ -138,6 +141,10 @@ class Monitor:
         self.live.bar.write(text, file=sys.stderr)
         log.info(text)
 
+    def show(self, group: Group) -> None:
+        """A question with the best and the worst of its answers."""
+        self.say(sample_text(self.optimizer_step, group))
+
     def close(self, outcome: RunOutcome) -> None:
         """Write `summary.json`, end the tracker."""
         self.live.close()
@@ -154,13 +161,51 @@ class Monitor:
         }
         with written_whole(self.run_dir / SUMMARY) as file:
             file.write((json.dumps(summary, indent=2) + "\n").encode())
-        steps = f"{self.optimizer_step} optimizer steps, " if rewards else ""
-        change = "metrics"
+        told = "nothing was measured"
         if rewards:
-            change = f"reward {rewards[0]:.3f} -> {rewards[-1]:.3f}; metrics and checkpoints"
-        measured = self.file.path.exists()  # else the folder may not stay
-        self.say(
-            f"{outcome}: " + (f"{steps}{change} in {self.run_dir}" if measured else "nothing was measured")
-        )
+            change = f"reward {rewards[0]:.3f} -> {rewards[-1]:.3f}"
+            told = (
+                f"{self.optimizer_step} optimizer steps, {change}; metrics and checkpoints in {self.run_dir}"
+            )
+        elif self.file.path.exists():  # else the folder may not stay
+            told = f"metrics in {self.run_dir}"
+        self.say(f"{outcome}: {told}")
         if self.tracker is not None:
             close_tracker(self.tracker, outcome)
+
+
+def sample_text(step: int, group: Group) -> str:
+    """A question with the best and the worst of its answers, for a person to read."""
+    lines = [f"sample at step {step}", _indented(question(group.example), 2)]
+    scores = [verdict.score for verdict in group.verdicts]
+    for index in dict.fromkeys((scores.index(max(scores)), scores.index(min(scores)))):
+        one, verdict = group.completions[index], group.verdicts[index]
+        lines += [f"  {_headline(one, verdict, group.example)}", _indented(one.text, 4)]
+    return "\n".join(lines)
+
+
+def question(example: Example) -> str:
+    """What the user asked; a whole chat with its roles. The system prompt is the same for all and left out."""
+    asked = [message for message in example.messages if message["role"] != "system"]
+    if len(asked) == 1:
+        return asked[0]["content"]
+    return "\n".join(f"{message['role']}: {message['content']}" for message in asked)
+
+
+def _headline(one: SampledCompletion, verdict: Verdict, example: Example) -> str:
+    """`reward 0.20 (accuracy 0, brief 0.2), 8 tokens, stop; gold 5`"""
+    parts = ", ".join(f"{name} {value:.3g}" for name, value in verdict.parts.items())
+    outcome = "" if verdict.outcome == "scored" else f", {verdict.outcome}"
+    gold = _short(" ".join(str(example.answer).split()), LONGEST_GOLD)
+    return (
+        f"reward {verdict.score:.2f}{f' ({parts})' if parts else ''}{outcome}, {one.num_drawn} tokens, "
+        f"{one.finish_reason}; gold {gold}"
+    )
+
+
+def _indented(text: str, width: int) -> str:
+    return "\n".join(" " * width + line for line in _short(text, LONGEST_TEXT).splitlines() or [""])
+
+
+def _short(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]} ..."

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from functools import partial
 from typing import Any
 
 from tqdm import tqdm
@@ -21,33 +22,24 @@ class Progress:
 
     def __init__(self, logging: LoggingConfig, total_steps: int, first_step: int = 0) -> None:
         self.logging = logging
-        self._live = sys.stderr.isatty()
-        self._interval = 0.5 if self._live else 10.0
+        live = sys.stderr.isatty()
+        self._interval = 0.5 if live else 10.0
+        self._line = partial(tqdm, mininterval=self._interval, dynamic_ncols=live)
         self._shown = time.monotonic()
         self._numbers = ""
-        self.bar = tqdm(
+        self.bar = self._line(
             total=total_steps,
             initial=first_step,
             desc="grpo",
             unit="step",
-            mininterval=self._interval,
             disable=not logging.progress or not total_steps,
-            dynamic_ncols=self._live,
             bar_format=_LINE,
         )
 
     def second(self, total: int, name: str, unit: str) -> "tqdm[Any]":
         """A second line, for what happens between two optimizer steps. To be used in a `with` statement."""
-        return tqdm(
-            total=total,
-            desc=name,
-            unit=unit,
-            position=1,
-            leave=False,
-            mininterval=self._interval,
-            disable=not self.logging.progress,
-            dynamic_ncols=self._live,
-        )
+        silent = not self.logging.progress
+        return self._line(total=total, desc=name, unit=unit, position=1, leave=False, disable=silent)
 
     def begin(self, stage: str) -> None:
         """A stage before the first step, which may take long: shown at once."""

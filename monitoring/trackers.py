@@ -4,6 +4,7 @@ import json
 import logging as python_logging
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ REACH_S = 12.0
 """How long W&B may take to ask for a key, and to answer; its own default is 90."""
 
 
+@dataclass
 class MetricsFile:
     """One JSON object a line, one line an optimizer step, flushed as it is written."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     def append(self, row: dict[str, Any]) -> None:
         size = self.path.stat().st_size if self.path.is_file() else 0
@@ -120,9 +121,7 @@ def _wandb(logging: LoggingConfig, run_dir: Path, name: str, config: dict[str, A
     options = {
         "project": logging.project,
         "offline": offline,
-        "mode": "offline"
-        if offline
-        else "online",  # what wandb read from the environment at its first start holds
+        "mode": "offline" if offline else "online",  # else that of the environment at its first start holds
         "config": config,
         "settings": wandb.Settings(init_timeout=REACH_S, login_timeout=REACH_S),
     }

@@ -78,6 +78,8 @@ def many_dropped(values: Sequence[float], config: Config) -> bool:
     return values[-1] - values[0] > config.optim_batch_groups * (len(values) - 1) / 4
 
 
+SMALLER_STEPS = "lower optimizer.lr, train.epochs or train.max_policy_age"
+ONE_DTYPE = "use one dtype on both sides (train.mixed_precision, inference_model.dtype), or policy.mismatch"
 BOUNDS = (
     Bound(
         ("reward/mean",),
@@ -144,42 +146,19 @@ BOUNDS = (
         "lower optimizer.lr or raise policy.kl_coef",
         rows=5,
     ),
-    Bound(
-        ("kl/inference",),
-        "above 0.01 in lockstep",
-        above(0.01),
-        "use one dtype on both sides (train.mixed_precision, inference_model.dtype), or policy.mismatch",
-        rows=2,
-        lockstep=True,
-    ),
-    Bound(
-        ("ratio/mean",),
-        "mean below 0.5 or above 2",
-        outside(0.5, 2.0),
-        "lower optimizer.lr, train.epochs or train.max_policy_age",
-        rows=3,
-    ),
-    Bound(
-        ("ess",),
-        "below 0.5",
-        below(0.5),
-        "lower optimizer.lr, train.epochs or train.max_policy_age",
-        rows=3,
-    ),
+    Bound(("kl/inference",), "above 0.01 in lockstep", above(0.01), ONE_DTYPE, rows=2, lockstep=True),
+    Bound(("ratio/mean",), "mean below 0.5 or above 2", outside(0.5, 2.0), SMALLER_STEPS, rows=3),
+    Bound(("ess",), "below 0.5", below(0.5), SMALLER_STEPS, rows=3),
     Bound(
         ("mismatch/p99",),
         "p99 above 0.1 in lockstep: the two sides compute different things",
         above(0.1),
-        "use one dtype on both sides (train.mixed_precision, inference_model.dtype), or policy.mismatch",
+        ONE_DTYPE,
         rows=2,
         lockstep=True,
     ),
     Bound(
-        ("loss/clip_fraction_low", "loss/clip_fraction_high"),
-        "above 0.2",
-        above(0.2),
-        "lower optimizer.lr, train.epochs or train.max_policy_age",
-        rows=3,
+        ("loss/clip_fraction_low", "loss/clip_fraction_high"), "above 0.2", above(0.2), SMALLER_STEPS, rows=3
     ),
     Bound(
         ("entropy",),
@@ -203,11 +182,7 @@ BOUNDS = (
         rows=5,
     ),
     Bound(
-        ("ess/age_K",),
-        "below 0.5: lower `train.max_policy_age`",
-        below(0.5),
-        "or lower optimizer.lr",
-        rows=3,
+        ("ess/age_K",), "below 0.5: lower `train.max_policy_age`", below(0.5), "or lower optimizer.lr", rows=3
     ),
     Bound(
         ("groups/dropped_stale",),
@@ -334,7 +309,10 @@ def explanation(rows: Sequence[Row], config: Config) -> str:
         helps.append("raise inference_model.max_tokens")
     if mean("sample_utilization") == 0:
         found.append("no answer was in the loss")
-        helps += _filters(config)
+        if config.policy.filter_range is not None:
+            helps.append(f"widen policy.filter_range={config.policy.filter_range}")
+        if config.policy.filter_truncated:
+            helps.append("set policy.filter_truncated=false")
     if not all(math.isfinite(row["grad_norm"]) for row in rows):
         found.append("gradients were not finite")
         helps.append("lower optimizer.lr")
@@ -344,16 +322,6 @@ def explanation(rows: Sequence[Row], config: Config) -> str:
         helps += _other_prompts(_mean([_accuracy(row) for row in rows]))
     why = ", ".join(found) or "the gradient was zero"
     return f"{why[0].upper()}{why[1:]}. What helps: {'; '.join(helps) or 'look at grad_norm and lr'}"
-
-
-def _filters(config: Config) -> list[str]:
-    policy = config.policy
-    helps = []
-    if policy.filter_range is not None:
-        helps.append(f"widen policy.filter_range={policy.filter_range}")
-    if policy.filter_truncated:
-        helps.append("set policy.filter_truncated=false")
-    return helps
 
 
 def _other_prompts(accuracy: float) -> list[str]:

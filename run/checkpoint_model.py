@@ -4,7 +4,7 @@ model.name=RUN or CHECKPOINT ──with_model──▶ a folder in Hugging Face 
 run=eval train.resume=... ──evaluated_model──▶ such a folder, removed afterwards
 """
 
-import shutil
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from config.errors import ConfigError
 from config.schema import Config, LoraConfig, ModelConfig
 from run.resume import find, given
-from run.schedule import Schedule
+from run.run import Run
 
 if TYPE_CHECKING:  # torch costs seconds
     from training.checkpoint import Saved
@@ -67,17 +67,16 @@ def _named(config: Config, name: Path | str) -> Config:
 def _made_beside(folder: Path) -> Iterator[Path]:
     """A folder to fill, which takes the name `folder` at the end; another that did so first is as good."""
     folder.parent.mkdir(exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        yield unfinished
-        unfinished.chmod(0o755)
+    with tempfile.TemporaryDirectory(
+        prefix=f".{folder.name}.", dir=folder.parent, ignore_cleanup_errors=True
+    ) as unfinished:
+        yield Path(unfinished)
+        os.chmod(unfinished, 0o755)
         try:
-            unfinished.rename(folder)
+            os.rename(unfinished, folder)
         except OSError:
             if not folder.is_dir():
                 raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def write_model(saved: "Saved", model: ModelConfig, folder: Path) -> None:
@@ -105,7 +104,7 @@ def write_model(saved: "Saved", model: ModelConfig, folder: Path) -> None:
 
 @contextmanager
 def evaluated_model(
-    config: Config, run_dir: Path, schedule: type[Schedule]
+    config: Config, run_dir: Path, schedule: type[Run]
 ) -> Iterator[tuple[Config, "Saved | None"]]:
     """For `run=eval`: the config with the checkpoint of `train.resume` as its model, in a folder that is removed.
 

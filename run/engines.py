@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -17,17 +18,18 @@ from config.folders import ENGINE_LOG
 from config.schema import Config
 from plan.model_shape import model_path
 from plan.plan import Plan
-from rollout.engines.fleet import PoolSettings
-from rollout.engines.pool import RayPool
-from rollout.engines.ray_runtime import EnginePlace
 from rollout.engines.sampler import Engine, WeightTarget
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.engines.vllm_settings import AdapterShape, VLLMSettings
 from rollout.weights.canary import Canary, Tolerance, canary_sequences
-from rollout.weights.push import Learner, Weights
+from rollout.weights.outgoing import Learner
+from rollout.weights.push import Weights
 from rollout.weights.transports import TRANSPORTS
 from training.model import linear_names, load_model, saved_eos_token_ids, skeleton
+
+if TYPE_CHECKING:  # Ray costs a second, which one engine in this process need not wait for
+    from rollout.engines.ray_runtime import EnginePlace
 
 
 def build_engine(
@@ -41,7 +43,6 @@ def build_engine(
 
     adapter: that pushes will carry; None where they carry full weights, or where nobody trains.
     """
-    inference, devices = config.inference_model, plan.devices
     eos = tuple(saved_eos_token_ids(config.model.name, tokenizer))
     factory: Callable[[], Engine]
     if plan.engine.backend == "vllm":
@@ -49,8 +50,14 @@ def build_engine(
         factory = partial(VLLMEngine, replace(vllm_settings(config, eos, plan, adapter), log=log))
     else:
         factory = partial(_transformers_engine, config, eos, plan)
-    if devices.in_process:
-        return factory()
+    return factory() if plan.devices.in_process else _pool(config, plan, factory)
+
+
+def _pool(config: Config, plan: Plan, factory: Callable[[], Engine]) -> Engine:
+    from rollout.engines.fleet import PoolSettings
+    from rollout.engines.pool import RayPool
+
+    inference = config.inference_model
     settings = PoolSettings(
         start_timeout_s=inference.start_timeout_s,
         request_timeout_s=inference.request_timeout_s,
@@ -62,16 +69,14 @@ def build_engine(
     return RayPool(factory, engine_places(plan), settings, TRANSPORTS[plan.transport](plan))
 
 
-def engine_places(plan: Plan) -> list[EnginePlace]:
+def engine_places(plan: Plan) -> "list[EnginePlace]":
     """Where the engines of a pool live; on a cluster Ray chooses their GPUs."""
-    places = []
-    for index, gpus in enumerate(plan.devices.engines):
-        name = f"engine {index}"
-        if plan.devices.on_cluster:
-            places.append(EnginePlace(name, num_gpus=len(gpus)))
-        else:
-            places.append(EnginePlace(name, plan.machine.physical(gpus)))
-    return places
+    from rollout.engines.ray_runtime import EnginePlace
+
+    numbered = [(f"engine {index}", gpus) for index, gpus in enumerate(plan.devices.engines)]
+    if plan.devices.on_cluster:
+        return [EnginePlace(name, num_gpus=len(gpus)) for name, gpus in numbered]
+    return [EnginePlace(name, plan.machine.physical(gpus)) for name, gpus in numbered]
 
 
 def adapter_shape(config: Config) -> AdapterShape | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from config.errors import ConfigError
 from config.folders import holder
 from config.schema import Config
-from run.schedule import Schedule
+from run.run import Run
 
 if TYPE_CHECKING:  # torch costs seconds
     from training.checkpoint import Saved
@@ -22,16 +22,8 @@ DATE, TIME, JOB = r"\d{4}-\d\d-\d\d", r"\d\d-\d\d-\d\d(-\d+)?", r"\d+"
 LANDING = {"outputs": "*/*", "multirun": "*/*/*"}
 
 BEGUN_WITH = (
-    *(
-        "env.dataset",
-        "env.data_files",
-        "env.split",
-        "env.holdout",
-        "env.duplicates",
-        "env.mixture",
-        "env.options",
-    ),
-    *("env.max_prompt_tokens", "env.system_prompt", "env.tools", "env.repeats"),
+    *("env.dataset", "env.data_files", "env.split", "env.holdout", "env.duplicates", "env.mixture"),
+    *("env.options", "env.max_prompt_tokens", "env.system_prompt", "env.tools", "env.repeats"),
     *("train.seed", "train.epochs", "model.dtype", "optimizer.name"),
     *("train_model.lora.enabled", "train_model.lora.r", "train_model.lora.alpha"),
 )
@@ -41,25 +33,16 @@ UNSAID = ("run", "train.resume", "plan")
 NO_PART_OF_IT = (
     *UNSAID,
     *("logging", "eval", "ray", "device", "ref_model"),
-    *(
-        "train.total_dialog_turns",
-        "train.checkpoint_frequency",
-        "train.keep_checkpoints",
-        "train.wait_timeout_s",
-    ),
+    *("train.total_dialog_turns", "train.checkpoint_frequency", "train.keep_checkpoints"),
+    *("train.wait_timeout_s", "inference_model.start_timeout_s"),
     *("train_model.num_devices", "train_model.devices", "train_model.num_threads", "env.reward_workers"),
     *("inference_model.num_devices", "inference_model.devices", "inference_model.request_timeout_s"),
-    "inference_model.start_timeout_s",
 )
 """Settings that may differ between two runs that are the same one to `train.resume=auto`."""
-
-
 MISSING = "absent"
 
 
-def starting_point(
-    config: Config, run_dir: Path, schedule: type[Schedule]
-) -> tuple["Saved | None", list[str]]:
+def starting_point(config: Config, run_dir: Path, schedule: type[Run]) -> tuple["Saved | None", list[str]]:
     """The checkpoint that a training run goes on from, and what the user should know of it.
 
     Raises:
@@ -69,7 +52,7 @@ def starting_point(
     return saved, told if saved is None else told + changed_settings(saved, config, schedule)
 
 
-def find(config: Config, run_dir: Path, schedule: type[Schedule]) -> tuple["Saved | None", list[str]]:
+def find(config: Config, run_dir: Path, schedule: type[Run]) -> tuple["Saved | None", list[str]]:
     """What `train.resume` means, and what the user should know of it.
 
     That is a checkpoint, the newest one of a run's folder, or with `auto` of this very run: in this run's own folder
@@ -109,18 +92,14 @@ def find(config: Config, run_dir: Path, schedule: type[Schedule]) -> tuple["Save
 
 def given(path: Path, key: str = "train.resume") -> tuple["Saved", list[str]]:
     """A checkpoint, a run's folder or the folder of its checkpoints. key: the setting that names it."""
-    try:
-        return _at(path)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("train.resume", key, 1)) from error
-
-
-def _at(path: Path) -> tuple["Saved", list[str]]:
     from training.checkpoint import FOLDER, Saved, load_checkpoint
 
-    if path.is_dir():
-        return _newest(path.parent if path.name == FOLDER else path)
-    return Saved(path, load_checkpoint(path)), []
+    try:
+        if path.is_dir():
+            return _newest(path.parent if path.name == FOLDER else path)
+        return Saved(path, load_checkpoint(path)), []
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("train.resume", key, 1)) from error
 
 
 def _newest(run_dir: Path) -> tuple["Saved", list[str]]:
@@ -130,9 +109,7 @@ def _newest(run_dir: Path) -> tuple["Saved", list[str]]:
     return Saved(path, state), [f"passed over, as it cannot be read: {reason}" for reason in passed_over]
 
 
-def _among_siblings(
-    config: Config, run_dir: Path, schedule: type[Schedule]
-) -> tuple["Saved | None", list[str]]:
+def _among_siblings(config: Config, run_dir: Path, schedule: type[Run]) -> tuple["Saved | None", list[str]]:
     from training.checkpoint import checkpoints, origin
 
     nearest = ""
@@ -201,7 +178,8 @@ def changes(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> li
     """Every setting that differs, by its dotted key; a section that only one side has is one."""
     found: list[Change] = []
     for key in dict.fromkeys([*before, *now]):
-        old, new = (_comparable(side.get(key, MISSING)) for side in (before, now))
+        old, new = (side.get(key, MISSING) for side in (before, now))
+        old, new = (list(value) if isinstance(value, tuple) else value for value in (old, new))
         if isinstance(old, dict) and isinstance(new, dict):
             found += changes(old, new, f"{prefix}{key}.")
         elif old != new:
@@ -209,15 +187,11 @@ def changes(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> li
     return found
 
 
-def _comparable(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
 def under(key: str, settings: tuple[str, ...]) -> bool:
     return any(key == setting or key.startswith(f"{setting}.") for setting in settings)
 
 
-def changed_settings(saved: "Saved", config: Config, schedule: type[Schedule]) -> list[str]:
+def changed_settings(saved: "Saved", config: Config, schedule: type[Run]) -> list[str]:
     """A line for every setting that is another than the checkpoint's, all of which take effect.
 
     Raises:
@@ -244,21 +218,18 @@ def changed_settings(saved: "Saved", config: Config, schedule: type[Schedule]) -
     return [f"{change} applied" for change in found]
 
 
-def _counts(before: dict[str, Any], config: Config, schedule: type[Schedule]) -> list[Change]:
+def _counts(before: dict[str, Any], config: Config, schedule: type[Run]) -> list[Change]:
     """The sizes by which iterations and versions are counted, wherever they come from."""
     train, env = before["train"], before["env"]
     iteration = train["dialog_turns_per_batch"] or env["num_envs"] * env["repeats"]
     step = train["optim_batch_size"] or iteration
-    pairs = [
-        ("completions of an iteration", iteration, config.completions_per_iteration),
-        ("completions of an optimizer step", step, config.optim_batch_size),
+    iterations = "completions of an iteration (env.num_envs, train.dialog_turns_per_batch)"
+    counts = [
+        Change(iterations, iteration, config.completions_per_iteration),
+        Change("completions of an optimizer step (train.optim_batch_size)", step, config.optim_batch_size),
     ]
     if schedule.overlapped:
         per_version = -(-train["weight_update_frequency"] // train["epochs"])
-        pairs.append(("batches between two pushes", per_version, config.batches_per_version))
-    keys = {
-        "completions of an iteration": "env.num_envs, train.dialog_turns_per_batch",
-        "completions of an optimizer step": "train.optim_batch_size",
-        "batches between two pushes": "train.weight_update_frequency",
-    }
-    return [Change(f"{what} ({keys[what]})", old, new) for what, old, new in pairs if old != new]
+        pushes = "batches between two pushes (train.weight_update_frequency)"
+        counts.append(Change(pushes, per_version, config.batches_per_version))
+    return [change for change in counts if change.before != change.now]

@@ -1,6 +1,6 @@
 """What a check is, what it needs of the machine, and what became of it."""
 
-import importlib
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,10 +44,8 @@ class Check:
 
     @property
     def function(self) -> Body:
-        module, _, name = self.body.rpartition(".")
-        found: Body = getattr(
-            importlib.import_module(module if "." in module else f"selftest.{module}"), name
-        )
+        inside = self.body.count(".") == 1
+        found: Body = pkgutil.resolve_name(f"selftest.{self.body}" if inside else self.body)
         return found
 
     def missing(self, machine: Machine, vllm_build: Device | None) -> str | None:

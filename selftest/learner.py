@@ -4,10 +4,8 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from config.policy import PRESETS, load_policy
 from config.schema import Config
@@ -18,8 +16,7 @@ from run.build import build
 from run.lockstep import Lockstep
 from selftest.check import Bench
 from selftest.tiny import configured, model_folder, moved, subfolder
-from training.batch import Batch, Scores, Tokens, collate
-from training.forward import ResponseScorer
+from training.batch import collate
 from training.local_learner import LocalLearner, make_learner
 from training.log_probs import selected_log_probs
 
@@ -29,11 +26,11 @@ HALF = (torch.bfloat16, torch.float16)
 def collected(bench: Bench, *overrides: str) -> list[Group]:
     """Four groups of four completions drawn on the CPU, with random rewards, for a random model never is right."""
     config = configured(Bench(bench.folder, "cpu"), *overrides)
-    working = build(config, subfolder(bench, "rollouts"), Lockstep)
+    run = build(config, subfolder(bench, "rollouts"), Lockstep)
     try:
-        groups = working.collect()
+        groups = run.collect()
     finally:
-        working.run.close("finished")
+        run.close("finished")
     chance = random.Random(3)
     for completion in (one for group in groups for one in group.completions):
         completion.verdict = Verdict(chance.random(), {}, "scored")
@@ -210,94 +207,3 @@ def layouts(bench: Bench, overrides: Sequence[str] = ("train_model.num_devices=2
         worst = max(worst, apart(ours, theirs))
         assert worst < 1e-3, f"{'tied' if tied else 'untied'} head: the gradient is {worst:.2g} off"
     return f"tied and untied head, gradients within {worst:.1g}"
-
-
-def synthetic_batch(rows: int, width: int, vocabulary: int) -> Batch:
-    """Random responses, all of one length."""
-    generator = torch.Generator().manual_seed(0)
-    everything, prompt = torch.ones(rows, width, dtype=torch.bool), torch.ones(rows, 8, dtype=torch.bool)
-    column = torch.zeros(rows, 1)
-    return Batch(
-        tokens=Tokens(
-            prompt=torch.zeros(rows, 8, dtype=torch.int64),
-            prompt_mask=prompt,
-            response=torch.randint(0, vocabulary, (rows, width), generator=generator),
-            response_mask=everything,
-            loss_mask=everything.clone(),
-            batch_size=[rows],
-        ),
-        next=Scores(reward=column, reward_status=column.long(), batch_size=[rows]),
-        group_id=column.long(),
-        sample_log_prob=torch.zeros(rows, width),
-        policy_version=torch.zeros(rows, width, dtype=torch.int64),
-        finish_reason=column.long(),
-        temperature=column + 1,
-        batch_size=[rows],
-    )
-
-
-def head_speed(
-    bench: Bench,
-    width: int = 2048,
-    vocabulary: int = 151_936,
-    rows: int = 16,
-    length: int = 300,
-    share: float = 0.3,
-) -> str:
-    """Under bfloat16 autocast the head of float32 weights reaches `share` of the rate of a plain bfloat16 product."""
-    with torch.device(bench.device):
-        model = LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=vocabulary,
-                hidden_size=width,
-                intermediate_size=2 * width,
-                num_hidden_layers=1,
-                num_attention_heads=max(1, width // 128),
-            )
-        )
-    scorer = ResponseScorer(model, 4, share_prompt=True, autocast_dtype=torch.bfloat16)
-    batch = synthetic_batch(rows, length, vocabulary)
-    left, right = (
-        torch.randn(shape, device=bench.device, dtype=torch.bfloat16)
-        for shape in ((rows * length // 4, width), (width, vocabulary))
-    )
-    product_s = _seconds(bench, lambda: left @ right)
-    step_s = _seconds(bench, lambda: scorer(batch.tokens).log_prob.sum().backward())
-    per_product = 2 * len(left) * width * vocabulary
-    rate, head_rate = per_product / product_s, 8 * rows * length * width * vocabulary / step_s
-    assert head_rate > share * rate, (
-        f"the head runs at {head_rate / 1e12:.0f} TFLOPS, a plain bfloat16 product at {rate / 1e12:.0f}"
-    )
-    return f"{head_rate / 1e12:.3g} of {rate / 1e12:.3g} TFLOPS"
-
-
-def _seconds(bench: Bench, work: Any) -> float:
-    """The second of two goes."""
-    import time
-
-    for _ in range(2):
-        if bench.device == "cuda":
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        work()
-        if bench.device == "cuda":
-            torch.cuda.synchronize()
-        took = time.perf_counter() - began
-    return took
-
-
-def memory(bench: Bench, width: int = 128, layers: int = 2) -> str:
-    """What a step takes of a GPU at its peak, against the plan's estimate."""
-    name = f"model.name={model_folder(bench, width=width, layers=layers)}"
-    groups = collected(bench)
-    config = configured(bench, name, "policy.kl_coef=0")
-    plan = learner_plan(config, bench)
-    learner = make_learner(config, plan, bench.folder)
-    estimate = max(phase.bytes for phase in plan.phases)
-    for _ in range(2):
-        learner.step(learner.credit(groups))
-    measured = torch.cuda.max_memory_allocated() if bench.device == "cuda" else 0
-    assert measured < 1.2 * estimate, (
-        f"a step took {measured / 2**20:.0f} MiB, estimated {estimate / 2**20:.0f}"
-    )
-    return f"{measured / 2**20:.0f} MiB, estimated {estimate / 2**20:.0f}"

@@ -1,5 +1,7 @@
 """What training needs of the machine besides models: a sandbox, trackers, Ray."""
 
+import importlib
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -36,8 +38,6 @@ def trackers(bench: Bench) -> str:
 
 def ray_runtime(bench: Bench) -> str:
     """A local runtime on loopback, and a task in a process of its own."""
-    import math
-
     import ray
 
     from rollout.engines.ray_runtime import start_ray
@@ -54,8 +54,6 @@ def ray_runtime(bench: Bench) -> str:
 
 def packages(bench: Bench, names: Sequence[str]) -> str:
     """The packages load, and torch sees the GPUs that the driver tells of."""
-    import importlib
-
     import torch
 
     from plan.machine import visible_gpus

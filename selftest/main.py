@@ -1,5 +1,6 @@
 """The command behind `run=selftest`."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from plan.machine import this_machine
 from selftest.catalogue import CHECKS
 from selftest.check import Check, Row
 from selftest.report import header, row_lines, table, vllm_build, write
-from selftest.runner import Processes, forked, not_working, run_checks
+from selftest.runner import Processes, forked, run_checks
 
 
 def selftest(
@@ -26,11 +27,9 @@ def selftest(
 
     rows = run_checks(checks, machine, vllm_build(), said, processes())
     path = write(run_dir, machine, rows)
-    wrong = list(not_working(rows))
-    counts = {
-        status: sum(row.status == status for row in rows) for status in ("works", "does not", "not here")
-    }
-    print("\n" + ", ".join(f"{status}: {count}" for status, count in counts.items()) + f"; {path}")
+    wrong = [row for row in rows if row.status == "does not"]
+    count = Counter(row.status for row in rows)
+    print(f"\nworks: {count['works']}, does not: {count['does not']}, not here: {count['not here']}; {path}")
     if wrong:
         print(f"\n{table(wrong)}")
     return 1 if wrong else 0

@@ -12,6 +12,7 @@ import traceback
 from pathlib import Path
 
 from config.errors import ConfigError
+from config.files import written_whole
 from selftest.check import Bench, Check
 
 OUTCOME, OUTPUT = "outcome.json", "output.txt"
@@ -39,7 +40,9 @@ def work(check: Check, folder: Path, seconds: float) -> None:
             os.dup2(output.fileno(), number)
         faulthandler.enable(output)
         faulthandler.dump_traceback_later(max(seconds - _DUMP_S, seconds / 2), file=output)
-        _leave(folder, _tried(check, folder))
+        outcome = json.dumps(_tried(check, folder))
+        with written_whole(folder / OUTCOME) as left:
+            left.write(outcome.encode())
         faulthandler.cancel_dump_traceback_later()
         faulthandler.disable()
         sys.stdout.flush()
@@ -68,9 +71,3 @@ def _tried(check: Check, folder: Path) -> dict[str, str]:
             "trace": traceback.format_exc(),
             "remedy": "" if own else check.remedy,
         }
-
-
-def _leave(folder: Path, outcome: dict[str, str]) -> None:
-    beside = folder / f"{OUTCOME}.tmp"
-    beside.write_text(json.dumps(outcome))
-    beside.replace(folder / OUTCOME)

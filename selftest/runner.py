@@ -191,7 +191,3 @@ def _place(lines: Sequence[str]) -> str:
     starts = [number for number, line in enumerate(lines) if re.match(r"(Current thread|Thread) 0x", line)]
     frames = lines[starts[-1] + 1 :] if starts else []
     return f", in {frames[0].strip()}" if frames else ""
-
-
-def not_working(rows: Sequence[Row]) -> Iterator[Row]:
-    return (row for row in rows if row.status == "does not")

@@ -53,12 +53,3 @@ def resume(bench: Bench, overrides: Sequence[str] = ()) -> str:
     ours, theirs = (torch.load(one, weights_only=True)["learner"]["model"] for one in last)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours), "weights differ after the checkpoint"
     return "equal bits"
-
-
-def learns(bench: Bench, overrides: Sequence[str] = (), iterations: int = 20) -> str:
-    """The quickstart's reward rises."""
-    usual = (*QUICKSTART, "env.num_envs=32", *overrides)
-    rewards = [row["reward/mean"] for row in train(bench, *usual, iterations=iterations)]
-    first, last = sum(rewards[:4]) / 4, sum(rewards[-4:]) / 4
-    assert last > first + 0.1, f"the reward went from {first:.2f} to {last:.2f} in {iterations} iterations"
-    return f"reward {first:.2f} to {last:.2f}"

@@ -186,7 +186,7 @@ def test_the_canary_is_the_plans() -> None:
         plan = gpu_plan(config, ids, vllm)
         canary = build_weights(config, policy_weights(config, tiny_llama(), plan), Noting(), plan).canary
         lengths = [len(sequence) for sequence in canary.sequences]  # type: ignore[attr-defined]
-        found[name] = (lengths, canary._scores_anew)  # type: ignore[attr-defined]
+        found[name] = (lengths, canary.scores_anew)
     assert found == {"own": ([160] * 3, True), "turns": ([160] * 3, False), "plain": ([24], False)}
 
 
@@ -206,7 +206,7 @@ def test_engines_on_a_cluster_reach_the_learner_at_its_nodes_address(monkeypatch
         assert plan.transport == "nccl"
         transport = TRANSPORTS[plan.transport](plan)
         assert isinstance(transport.direct, NativeTransfer) and isinstance(transport.copy, copy)
-        assert transport.direct._address() == address
+        assert transport.direct.address() == address
 
 
 def test_the_tolerance_is_measured_unless_it_is_given() -> None:

@@ -17,11 +17,13 @@ import pytest
 
 from plan.machine import Machine, installed_vllm, this_machine
 from selftest import engines, learner
-from selftest.catalogue import CHECKS, EXTRA
+from selftest.catalogue import CHECKS
 from selftest.check import Bench, Check, Row
 from selftest.main import selftest
 from selftest.report import FILE, table, vllm_build
 from selftest.runner import Processes, forked, fresh, run_check, run_checks
+from tests.gpu import longer
+from tests.gpu.longer import EXTRA
 from tests.processes import wait_until_gone
 from tests.scripts import ROOT
 
@@ -243,12 +245,12 @@ def test_reference_resume_and_layouts(bench: Bench) -> None:
     learner.references(bench, ["host memory", "base of the LoRA policy"])
     learner.resumes(bench)
     learner.layouts(bench, ["train.gradient_accumulation_steps=4", "train.share_prompt=false"])
-    learner.memory(bench)
+    longer.memory(bench)
 
 
 def test_the_heads_rate_is_measured(bench: Bench) -> None:
     """The sizes are small and the share is none: it is about running."""
-    assert "TFLOPS" in learner.head_speed(bench, width=128, vocabulary=512, rows=4, length=8, share=0.0)
+    assert "TFLOPS" in longer.head_speed(bench, width=128, vocabulary=512, rows=4, length=8, share=0.0)
 
 
 def test_iterations_in_turns(bench: Bench) -> None:

@@ -21,6 +21,8 @@ import socket
 import sys
 import tempfile
 import time
+from contextlib import suppress
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import IO
 
@@ -68,6 +70,7 @@ def serve(control_fd: int) -> None:
     ForkServer(control, judge, memory_bytes, parent).serve()
 
 
+@dataclass
 class ForkServer:
     """Forks, kills and reaps workers.
 
@@ -75,12 +78,11 @@ class ForkServer:
     parent: the process that it lives for. The socket alone does not tell: a child of it may hold a copy.
     """
 
-    def __init__(self, control: socket.socket, judge: Judge, memory_bytes: int, parent: int) -> None:
-        self.control = control
-        self.judge = judge
-        self.memory_bytes = memory_bytes
-        self.parent = parent
-        self.workers: set[int] = set()
+    control: socket.socket
+    judge: Judge
+    memory_bytes: int
+    parent: int
+    workers: set[int] = field(default_factory=set)
 
     def serve(self) -> None:
         while os.getppid() == self.parent:
@@ -130,10 +132,8 @@ class ForkServer:
         """End a worker and its process group."""
         if pid in self.workers:
             for end in (os.killpg, os.kill):
-                try:
+                with suppress(ProcessLookupError):
                     end(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
             os.waitpid(pid, 0)
             self.workers.discard(pid)
 
@@ -155,14 +155,9 @@ class ForkServer:
                 time.sleep(0.002)
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            self.workers.discard(pid)
+        with suppress(ChildProcessError):
+            while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                self.workers.discard(pid)
 
 
 def _page() -> IO[bytes]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 from config.errors import ConfigError, DeadlineError
@@ -58,15 +58,15 @@ class LostWorker:
         return self.reason == DIED
 
 
+@dataclass(eq=False)
 class Worker:
     """One judging process. `unanswered` are the indices that it was given and has sent no result for, in order."""
 
-    def __init__(self, pid: int, connection: Connection, page: mmap.mmap) -> None:
-        self.pid = pid
-        self.connection = connection
-        self.page = page
-        self.unanswered: dict[int, None] = {}
-        self.batches = 0
+    pid: int
+    connection: Connection
+    page: mmap.mmap
+    unanswered: dict[int, None] = field(default_factory=dict)
+    batches: int = 0
 
     def send(self, items: list[tuple[int, Completion, Example]]) -> bool:
         """Queue a batch; False where it must wait: a busy worker does not read, so what it is sent ahead must fit
@@ -163,18 +163,22 @@ class Pool:
 
     def add_worker(self) -> Worker:
         self._wait_until_ready()
-        try:
-            self.control.sendall(FORK)
-            reply, fds, _, _ = socket.recv_fds(self.control, 64, 2)
-        except ConnectionError as error:
-            raise ForkServerDied from error
-        if len(fds) != 2:
-            raise ForkServerDied
-        page = mmap.mmap(fds[1], mmap.PAGESIZE)
-        os.close(fds[1])
-        worker = Worker(int(reply), Connection(fds[0]), page)
+        pid, (connection, page) = self._ask(FORK)
+        worker = Worker(int(pid), Connection(connection), mmap.mmap(page, mmap.PAGESIZE))
+        os.close(page)
         self.workers.append(worker)
         return worker
+
+    def _ask(self, message: bytes) -> tuple[bytes, list[int]]:
+        """The fork server's reply, and the descriptors that come with it."""
+        try:
+            self.control.sendall(message)
+            reply, descriptors, _, _ = socket.recv_fds(self.control, 64, 2)
+        except ConnectionError as error:
+            raise ForkServerDied from error
+        if not reply:
+            raise ForkServerDied
+        return reply, descriptors
 
     def present(self, workers: Iterable[Worker]) -> Iterator[Worker]:
         """Those that are not lost yet when their turn comes: with one of them all can turn out to be lost."""
@@ -184,13 +188,7 @@ class Pool:
         """Kill it and whatever it started. Raises ForkServerDied where the killer is gone itself."""
         self.workers.remove(worker)
         worker.close()
-        try:
-            self.control.sendall(KILL + str(worker.pid).encode())
-            reply = self.control.recv(1)
-        except ConnectionError as error:
-            raise ForkServerDied from error
-        if not reply:
-            raise ForkServerDied
+        self._ask(KILL + str(worker.pid).encode())
 
     def close(self) -> None:
         """End every process. Safe to call twice."""

@@ -21,12 +21,11 @@ from config.env import EnvConfig
 from config.errors import ConfigError, DeadlineError
 from envs.example import Completion, Example
 from envs.group import Verdict
-from envs.judging.blame import Blame
+from envs.judging.blame import Blame, Ticket, Verification
 from envs.judging.judge import judges_in_process, least_score, make_judge
 from envs.judging.outcome import Result, crashed, judged
 from envs.judging.pool import DIED, ForkServerDied, LostWorker, Pool, Worker
 from envs.judging.tally import Tally
-from envs.judging.verification import Ticket, Verification
 from envs.judging.worker import IDLE
 from envs.task import Task
 
@@ -108,10 +107,9 @@ class RewardService:
 
     def wait(self, ticket: Ticket) -> list[Verdict]:
         """The verdicts in the order of the batch. Raises as `poll`; every verification has its own deadline."""
-        while True:
-            verdicts = self.poll(ticket, timeout=1.0)
-            if verdicts is not None:
-                return verdicts
+        while (verdicts := self.poll(ticket, timeout=1.0)) is None:
+            continue
+        return verdicts
 
     def metrics(self) -> dict[str, float]:
         """Latency percentiles in seconds over the last verifications, and counts of the whole run."""
@@ -175,7 +173,7 @@ class RewardService:
         self._early_deaths = 0
         for index, result in results:
             item = self._items.pop(index)
-            self._conclude(item, self._blame.of_result(item, self._in_time(result)))
+            self._finish(item, self._blame.of_result(item, self._in_time(result)))
 
     def _in_time(self, result: Result) -> Result:
         """One that came after its deadline counts as none, whether or not anybody looked meanwhile."""
@@ -222,7 +220,7 @@ class RewardService:
                     self._enqueue(self._items.pop(index), first=True)
         for loss, item in ran:
             del self._items[loss.running]
-            self._conclude(item, self._blame.of_lost_worker(item, loss, alone=len(ran) == 1))
+            self._finish(item, self._blame.of_lost_worker(item, loss, alone=len(ran) == 1))
 
     def _count_early_death(self, early: bool) -> None:
         self._early_deaths += early
@@ -232,14 +230,11 @@ class RewardService:
                 f"env.reward_memory_gib={self.env.reward_memory_gib:g} enough for the reward's imports and its rows?"
             )
 
-    def _conclude(self, item: Verification, result: Result | None) -> None:
+    def _finish(self, item: Verification, result: Result | None) -> None:
         """Finish a verification; where it has no result yet, it is the next to be judged."""
         if result is None:
             self._enqueue(item, first=True)
-        else:
-            self._finish(item, result)
-
-    def _finish(self, item: Verification, result: Result) -> None:
+            return
         item.ticket.verdicts[item.position] = result.verdict()
         item.ticket.missing -= 1
         self._tally.add(item.example, result)

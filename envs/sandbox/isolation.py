@@ -59,11 +59,8 @@ def unshare_namespaces() -> None:
     if user == 0 and libc.unshare(NAMESPACES) == 0:
         return
     _check(libc.unshare(NAMESPACES | CLONE_NEWUSER), "unshare")
-    for name, line in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{INNER_ID} {user} 1"),
-        ("gid_map", f"{INNER_ID} {group} 1"),
-    ):
+    maps = {"setgroups": "deny", "uid_map": f"{INNER_ID} {user} 1", "gid_map": f"{INNER_ID} {group} 1"}
+    for name, line in maps.items():
         with open(f"/proc/self/{name}", "w") as file:
             file.write(line)
 

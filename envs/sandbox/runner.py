@@ -37,16 +37,8 @@ GET_ENTRIES = {"x86_64": 217, "aarch64": 61}
 NO_ENTRIES = 48
 """Bytes that it gives of an empty directory: `.` and `..`."""
 PRELOADED = (
-    "bisect",
-    "collections",
-    "functools",
-    "heapq",
-    "itertools",
-    "json",
-    "math",
-    "random",
-    "re",
-    "typing",
+    *("bisect", "collections", "functools", "heapq", "itertools"),
+    *("json", "math", "random", "re", "typing"),
 )
 """What most programs import: loaded once here, it costs a test nothing."""
 

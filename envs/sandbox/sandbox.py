@@ -14,7 +14,6 @@ import logging
 import shutil
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 from config.errors import ConfigError
@@ -77,21 +76,16 @@ class Sandbox:
         return self.limits.wall_seconds if asked is None else min(asked, self.limits.wall_seconds)
 
     def _job(self, job: Job) -> Run:
-        session = self._session
-        if session is not None and session.usable():
+        if self._session is not None and self._session.usable():
             with contextlib.suppress(SandboxError):
-                return session.job(job)
-        self._session = session = self._replace(session)
+                return self._session.job(job)
+        self.close()
+        self._session = Session(self.level, self.limits, self.without)
         try:
-            return session.job(job)
+            return self._session.job(job)
         except SandboxError:
             self.close()
             raise
-
-    def _replace(self, session: "Session | None") -> "Session":
-        if session is not None:
-            session.close()
-        return Session(self.level, self.limits, self.without)
 
     def close(self) -> None:
         """Ends the supervisor, and with it all that might be left in the sandbox."""
@@ -102,9 +96,7 @@ class Sandbox:
     def __enter__(self) -> "Sandbox":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
@@ -120,11 +112,8 @@ def why_not(level: str) -> str | None:
     if level == "bubblewrap" and shutil.which("bwrap") is None:
         return "bwrap is not installed"
     try:
-        session = Session(level, Limits(), ())
-        try:
+        with contextlib.closing(Session(level, Limits(), ())) as session:
             run = session.job(Job(b"import decimal; print(6 * 7)", PROBE_SECONDS))
-        finally:
-            session.close()
     except (SandboxError, OSError) as error:
         return str(error)
     return None if run.stdout == b"42\n" else f"a test program printed {run.stdout!r} {run.stderr!r}"

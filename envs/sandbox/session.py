@@ -243,18 +243,8 @@ def _bubblewrap(limits: Limits) -> list[str]:
     if os.geteuid() != 0:
         names.append("--unshare-user")
     size = ["--perms", "1777", "--size", str(limits.disk_mib << 20), "--tmpfs", INSIDE_DIRECTORY]
-    ends = ["--die-with-parent", "--new-session", "--as-pid-1", "--chdir", "/"]
-    return [
-        shutil.which("bwrap") or "bwrap",
-        *names,
-        *entered,
-        *binds,
-        *devices,
-        *size,
-        "--remount-ro",
-        "/",
-        *ends,
-    ]
+    ends = ["--remount-ro", "/", "--die-with-parent", "--new-session", "--as-pid-1", "--chdir", "/"]
+    return [shutil.which("bwrap") or "bwrap", *names, *entered, *binds, *devices, *size, *ends]
 
 
 def _settings(level: str, limits: Limits, without: tuple[str, ...], directory: str) -> dict[str, Any]:

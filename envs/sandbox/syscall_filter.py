@@ -147,15 +147,8 @@ KEPT = {
 }
 """Changes of a file that Landlock does not see, and a call whose flags cannot be read here."""
 
-CLONE, CLONE3, KILL, TGKILL, PRLIMIT, FCNTL, PRCTL = (
-    (56, 220),
-    (435, 435),
-    (62, 129),
-    (234, 131),
-    (302, 261),
-    (72, 25),
-    (157, 167),
-)
+CLONE, CLONE3, KILL, TGKILL = (56, 220), (435, 435), (62, 129), (234, 131)
+PRLIMIT, FCNTL, PRCTL = (302, 261), (72, 25), (157, 167)
 OPEN, OPENAT, IOCTL, SOCKETPAIR, SENDTO = (2, None), (257, 56), (16, 29), (53, 199), (44, 206)
 CLONE_THREAD = 0x10000
 IOCTL_ALLOWED = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)

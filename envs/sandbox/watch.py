@@ -5,7 +5,6 @@ import select
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Literal
 
 from envs.sandbox.isolation import DISK_ENTRIES
@@ -119,9 +118,7 @@ class Watch:
     def __enter__(self) -> "Watch":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         _close([*self.theirs, *(stream.fd for stream in self.streams)])
 
 

@@ -16,27 +16,25 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import ray
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
+
 from config.errors import ConfigError, RunError
 from rollout.engines.dispatch import Dispatch
 from rollout.engines.host import WeightHandle
-from rollout.engines.ray_hosts import (
-    HostFailed,
-    HostLost,
-    RayHost,
-    Reference,
-    leave_ray,
-    outcome,
-    ray_runs,
-    wait_for_all,
-    wait_for_any,
-)
-from rollout.engines.ray_runtime import EnginePlace, free_resources, start_ray
+from rollout.engines.ray_runtime import EnginePlace, free_resources, start_host, start_ray
 from rollout.engines.sampler import Engine
 
 log = logging.getLogger(__name__)
 
 _CLOSE_S = 10.0
 _STACKS_S = 5.0
+Reference = Any
+"""Of Ray, to what a call of an actor will bring."""
+
+
+class HostLost(Exception):
+    """The actor of an engine died before it answered; another one starts in its place."""
 
 
 class EngineLost(RunError):
@@ -52,8 +50,7 @@ class CallBroken(EngineLost):
 class PoolSettings:
     """How a pool treats its engines.
 
-    window: completions that one engine holds at a time; further groups wait in the pool, so that whichever
-        engine is free first takes them.
+    window: completions that one engine holds at a time (`rollout.engines.dispatch.Dispatch`).
     max_attempts: engines that may be lost one after the other at one place, or with one group.
     address: of a Ray cluster; None starts a local runtime.
     """
@@ -68,15 +65,15 @@ class PoolSettings:
 
 @dataclass(eq=False)
 class Slot:
-    """One place and the engine that is there now. `number` never recurs.
+    """One place and the engine that is there now, a `rollout.engines.host.EngineHost` in an actor of its own.
 
-    pending: its start or its load. lost_in_a_row: engines at this place since one finished a group.
-    replaces_lost: it has not served yet, in the place of an engine that was lost. overdue: and that has been told.
+    number: never recurs. pending: its start or its load. lost_in_a_row: engines at this place since one finished a
+    group. replaces_lost: it has not served yet, in the place of an engine that was lost. overdue: and that was told.
     """
 
     number: int
     place: EnginePlace
-    host: RayHost
+    actor: Any
     pending: Reference
     state: Literal["starting", "loading", "live"] = "starting"
     since: float = field(default_factory=time.monotonic)
@@ -100,24 +97,21 @@ class Fleet:
     Args:
         factory: builds one engine inside its actor; must be picklable.
         places: one engine each.
-        groups: what is on which engine; the groups of a lost one go back to it.
+
+    groups: what is on which engine; the groups of a lost one go back to it.
 
     Raises:
         ConfigError, EngineLost: an engine does not start; everything already started is taken down.
     """
 
     def __init__(
-        self,
-        factory: Callable[[], Engine],
-        places: Sequence[EnginePlace],
-        settings: PoolSettings,
-        groups: Dispatch,
+        self, factory: Callable[[], Engine], places: Sequence[EnginePlace], settings: PoolSettings
     ) -> None:
         self.settings = settings
+        self.groups = Dispatch(settings.window)
         self.version = 0
         self.slots: list[Slot] = []
         self._factory = factory
-        self._groups = groups
         self._numbers = itertools.count()
         self._last_push: WeightHandle | None = None
         self._closing = False
@@ -131,20 +125,17 @@ class Fleet:
 
     def close(self) -> None:
         self._closing = True
-        if self.slots and ray_runs():
-            for end in (
-                RayHost.close,
-                RayHost.terminate,
-            ):  # the engine, then its process, so that it cleans up
-                calls = [end(slot.host) for slot in self.slots if slot.state == "live"]
-                wait_for_all(calls, _CLOSE_S)
+        if self.slots and ray.is_initialized():
+            for end in ("close", "__ray_terminate__"):  # the engine, then its process, so that it cleans up
+                wait_for_all([getattr(slot.actor, end).remote() for slot in self.live], _CLOSE_S)
             for slot in self.slots:
-                slot.host.kill()
+                ray.kill(slot.actor)
         self.slots = []
+        self.groups.clear()
         self._last_push = None
         if self._owns_ray:
             self._owns_ray = False
-            leave_ray()
+            ray.shutdown()
 
     # --- who is there --------------------------------------------------------------------------------------
 
@@ -182,7 +173,7 @@ class Fleet:
         """
         live = self.wait_for_some()
         pairs = zip(live, arguments, strict=True)
-        answered = self.results({slot.host.call(method, own): slot for slot, own in pairs}, method)
+        answered = self.results({slot.actor.call.remote(method, own): slot for slot, own in pairs}, method)
         lost = [str(slot.place) for slot in live if slot not in answered]
         if lost:
             raise CallBroken(f"{', '.join(lost)} was lost during {method}, which needs every engine")
@@ -207,22 +198,22 @@ class Fleet:
         """What a call returned.
 
         Raises:
-            HostLost: the engine died before; another one starts in its place.
+            HostLost: see there.
             EngineLost, ConfigError: what the engine raised.
         """
         try:
-            return outcome(ref)
-        except HostLost as lost:
-            self.engine_lost(slot, str(lost))
-            raise
-        except HostFailed as error:
+            return ray.get(ref)
+        except (RayActorError, ObjectLostError) as error:  # an answer lies where it was made until fetched
+            self.engine_lost(slot, str(error).splitlines()[0])
+            raise HostLost from None
+        except RayTaskError as error:
             raise _failure(slot, error) from None
 
     # --- the life of an engine -----------------------------------------------------------------------------
 
     def _new_slot(self, place: EnginePlace) -> Slot:
-        host = RayHost(place, self.settings.num_cpus_per_engine)
-        return Slot(next(self._numbers), place, host, host.start(self._factory))
+        actor = start_host(place, self.settings.num_cpus_per_engine)
+        return Slot(next(self._numbers), place, actor, actor.start.remote(self._factory))
 
     def publish(
         self, handle: WeightHandle, version: int, names: frozenset[str], served: Collection[Slot] = ()
@@ -255,14 +246,14 @@ class Fleet:
     def _begin_load(self, slot: Slot) -> None:
         assert self._last_push is not None
         slot.state, slot.since = "loading", time.monotonic()
-        slot.pending = slot.host.load(self._last_push, self.version)
+        slot.pending = slot.actor.load.remote(self._last_push, self.version)
 
     def _serve(self, slot: Slot) -> None:
         if slot.replaces_lost:
             slot.replaces_lost = False
             log.warning("%s is back, with policy version %d (pid %d)", slot.place, self.version, slot.pid)
         slot.state = "live"
-        self._groups.open(slot.number)
+        self.groups.open(slot.number)
 
     def engine_lost(self, slot: Slot, why: str) -> None:
         """Queue the slot's groups anew and start another engine in its place.
@@ -273,12 +264,12 @@ class Fleet:
         """
         if self._closing:
             raise EngineLost(f"{slot.place} ended with its pool: {why}")
-        groups = self._groups.engine_lost(slot.number)
+        groups = self.groups.engine_lost(slot.number)
         log.warning("%s is lost with %d groups in flight: %s", slot.place, len(groups), why)
-        slot.host.kill()
+        ray.kill(slot.actor)
         slot.pending, slot.polling, slot.submitting = None, None, []
         in_a_row = slot.lost_in_a_row + 1
-        if max(in_a_row, self._groups.times_lost(groups)) >= self.settings.max_attempts:
+        if max(in_a_row, self.groups.times_lost(groups)) >= self.settings.max_attempts:
             raise EngineLost(
                 f"{slot.place} was lost {in_a_row} times in a row, the last time with {len(groups)} groups in "
                 f"flight: {why}"
@@ -308,14 +299,14 @@ class Fleet:
     def check_deadlines(self) -> None:
         """An engine that holds a group beyond its time counts as hung."""
         now, limit = time.monotonic(), self.settings.request_timeout_s
-        while (longest := self._groups.longest()) is not None and now - longest.since > limit:
+        while (longest := self.groups.longest()) is not None and now - longest.since > limit:
             slot = next(slot for slot in self.slots if slot.number == longest.engine)
             log.error("stacks of all engines:\n%s", self.stacks())
             self.engine_lost(
                 slot,
-                f"group {longest.request.request_id} of the {self._groups.held(slot.number)} there waited "
-                f"{limit:.0f} s for it; it made {slot.steps} steps since "
-                f"its start (pid {slot.pid}); if it is only slow, raise inference_model.request_timeout_s",
+                f"group {longest.request.request_id} of the {self.groups.held(slot.number)} there waited "
+                f"{limit:.0f} s for it; it made {slot.steps} steps since its start (pid {slot.pid}); if it is only "
+                "slow, raise inference_model.request_timeout_s",
             )
         self._check_absent(now)
 
@@ -340,7 +331,7 @@ class Fleet:
 
     def stacks(self) -> str:
         """What every thread of every engine is doing now."""
-        calls = {slot.host.stacks(): slot for slot in self.slots}
+        calls = {slot.actor.stacks.options(concurrency_group="watch").remote(): slot for slot in self.slots}
         there = wait_for_all(calls, _STACKS_S)
         return "\n".join(
             f"--- {slot.place}, {slot.state}\n{_stack(slot, ref, ref in there)}"
@@ -348,16 +339,28 @@ class Fleet:
         )
 
 
+def wait_for_any(references: Collection[Reference], timeout: float) -> list[Reference]:
+    """Wait until one of them has an outcome, at most `timeout` seconds; all that have one by then."""
+    ray.wait(list(references), timeout=timeout)
+    return wait_for_all(references, timeout=0)
+
+
+def wait_for_all(references: Collection[Reference], timeout: float) -> list[Reference]:
+    """Wait until all of them have an outcome, at most `timeout` seconds; those that have one by then."""
+    calls = list(references)
+    return list(ray.wait(calls, num_returns=len(calls), timeout=timeout)[0]) if calls else []
+
+
 def _stack(slot: Slot, ref: Reference, there: bool) -> str:
     if not there:
         return f"no answer within {_STACKS_S:.0f} s (pid {slot.pid})"
     try:
-        return str(outcome(ref))
+        return str(ray.get(ref))
     except Exception as error:  # of whatever kind: this is told beside another error
         return str(error).splitlines()[0]
 
 
-def _failure(slot: Slot, error: HostFailed) -> Exception:
+def _failure(slot: Slot, error: RayTaskError) -> Exception:
     """The remote traceback first, then which engine it was; of a user's error its message alone."""
     if isinstance(error.cause, ConfigError):
         return ConfigError(f"{error.cause}\n({slot.place}, while {slot.state})")

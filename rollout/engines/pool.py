@@ -18,10 +18,8 @@ from typing import Any
 
 import torch
 
-from rollout.engines.dispatch import Dispatch
-from rollout.engines.fleet import CallBroken, Fleet, PoolSettings, Slot
+from rollout.engines.fleet import CallBroken, Fleet, HostLost, PoolSettings, Reference, Slot, wait_for_any
 from rollout.engines.host import Report
-from rollout.engines.ray_hosts import HostLost, Reference, wait_for_any
 from rollout.engines.ray_runtime import EnginePlace
 from rollout.engines.sampler import Engine, Request, Response
 from rollout.weights.outgoing import Outgoing
@@ -35,13 +33,7 @@ _POLL_S = 2.0  # an idle poll returns after this long and is sent again
 class RayPool:
     """Engines in Ray actors; speaks the protocols of `rollout.engines.sampler.Engine`.
 
-    Args:
-        factory: builds one engine inside its actor; must be picklable.
-        places: one engine each.
-        transport: the way of a push into the engines.
-
-    Raises:
-        ConfigError, EngineLost: an engine does not start; everything already started is taken down.
+    transport: the way of a push into the engines. The other arguments, and what is raised: see `Fleet`.
     """
 
     def __init__(
@@ -52,12 +44,11 @@ class RayPool:
         transport: Transport,
     ) -> None:
         self._transport = transport
-        self._groups = Dispatch(settings.window)
-        self.fleet = Fleet(factory, places, settings, self._groups)
+        self.fleet = Fleet(factory, places, settings)
+        self._groups = self.fleet.groups
 
     def close(self) -> None:
         self.fleet.close()
-        self._groups.clear()
         self._transport.copy.close()
 
     # --- SteppedEngine -------------------------------------------------------------------------------------
@@ -82,13 +73,13 @@ class RayPool:
         given = self._groups.assign(time.monotonic())
         for slot in self.fleet.slots if given else ():
             if slot.number in given:
-                slot.submitting.append(slot.host.submit(given[slot.number]))
+                slot.submitting.append(slot.actor.submit.remote(given[slot.number]))
 
     def _progress(self, timeout: float) -> list[Response]:
         """Wait until some engine answers, at most `timeout` seconds; handle every answer that is there."""
         for slot in self.fleet.slots:
             if slot.polling is None and self._groups.held(slot.number):
-                slot.polling = slot.host.poll(_POLL_S)
+                slot.polling = slot.actor.poll.options(concurrency_group="poll").remote(_POLL_S)
         owners = {ref: slot for slot in self.fleet.slots for ref in slot.references}
         if not owners:
             return []
@@ -157,7 +148,7 @@ class RayPool:
     def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, list[list[float]]]:
         """Every live engine's; one that is lost over it is left out."""
         while True:
-            calls = {slot.host.score(sequences): slot for slot in self.fleet.wait_for_some()}
+            calls = {slot.actor.score.remote(sequences): slot for slot in self.fleet.wait_for_some()}
             answered = self.fleet.results(calls, "scores")
             if answered:
                 return {slot.place.name: scores for slot, scores in answered.items()}

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import ray
+from ray._private import ray_constants
 
 from config.errors import ConfigError
 from rollout.engines.host import CONCURRENCY_GROUPS, EngineHost
@@ -47,8 +49,6 @@ def start_ray(address: str | None, num_cpus: int) -> bool:
     Raises:
         ConfigError: no cluster answers at `address`.
     """
-    import ray
-
     if ray.is_initialized():
         return False
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
@@ -73,8 +73,6 @@ def start_ray(address: str | None, num_cpus: int) -> bool:
 
 def _start_local(num_cpus: int, quiet: dict[str, Any]) -> None:
     """Ray gives its node 30 s, which no setting changes; a machine that was just too busy gets a second chance."""
-    import ray
-
     others = set(psutil.Process().children(recursive=True))
     for last in (False, True):
         try:
@@ -85,9 +83,8 @@ def _start_local(num_cpus: int, quiet: dict[str, Any]) -> None:
                 raise
             log.warning("Ray did not start in time (%s); once more", error)
             ray.shutdown()
-            for child in (
-                set(psutil.Process().children(recursive=True)) - others
-            ):  # which Ray leaves until we end
+            left_by_ray = set(psutil.Process().children(recursive=True)) - others  # until we end
+            for child in left_by_ray:
                 with suppress(psutil.NoSuchProcess):
                     child.kill()
 
@@ -108,16 +105,12 @@ def _check_reachable(address: str) -> None:
 
 def _listen_on_loopback() -> None:
     """Ray's own switch for machines that are not part of a cluster: no process of it listens elsewhere."""
-    from ray._private import ray_constants
-
     os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"  # for the processes that Ray starts
     ray_constants.ENABLE_RAY_CLUSTER = False  # for this one, which has read the variable already
 
 
 def free_resources() -> str:
     """What Ray could give to another actor now."""
-    import ray
-
     free, all_there = ray.available_resources(), ray.cluster_resources()
     parts = [f"{free.get(name, 0):g} of {all_there.get(name, 0):g} {name}s" for name in ("CPU", "GPU")]
     return f"free in Ray: {', '.join(parts)}"
@@ -125,8 +118,6 @@ def free_resources() -> str:
 
 def start_host(place: EnginePlace, num_cpus: int) -> Any:
     """A new actor for `place`; its engine is built by `start`."""
-    import ray
-
     visible = {}
     if place.devices:  # the plan chose them: Ray is asked for none, and must not hide any
         visible["CUDA_VISIBLE_DEVICES"] = ",".join(place.devices)
@@ -145,6 +136,4 @@ def start_host(place: EnginePlace, num_cpus: int) -> Any:
 
 def own_address() -> str:
     """The address at which the other nodes of the cluster reach this one."""
-    import ray
-
     return str(ray.util.get_node_ip_address())

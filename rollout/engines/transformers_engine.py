@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from envs.group import FinishReason, SampledCompletion
+from envs.group import SampledCompletion
 from rollout.engines.draw import Filter, draw, row_seeds
 from rollout.engines.sampler import ALONE, Request, Response
 from rollout.engines.slot_cache import SlotCache
@@ -217,13 +217,10 @@ class TransformersEngine:
         completion.token_ids.append(token)
         completion.log_probs.append(log_prob)
         completion.policy_versions.append(self.policy_version)
-        reason: FinishReason | None = None
         if token in self.eos_token_ids:
-            reason = "stop"
+            completion.finish_reason, row.done = "stop", True
         elif len(completion.token_ids) >= row.request.sampling.max_tokens:
-            reason = "length"
-        if reason is not None:
-            completion.finish_reason, row.done = reason, True
+            completion.finish_reason, row.done = "length", True
 
     def _compact(self) -> None:
         running = [index for index, row in enumerate(self._rows) if not row.done]
@@ -235,11 +232,10 @@ class TransformersEngine:
             self._prepare()
 
     def _collect(self) -> list[Response]:
-        responses = []
-        for request_id, group in list(self._groups.items()):
-            if all(row.done for row in group):
-                responses.append(Response(request_id, [row.completion for row in group]))
-                del self._groups[request_id]
+        done = [number for number, group in self._groups.items() if all(row.done for row in group)]
+        responses = [
+            Response(number, [row.completion for row in self._groups.pop(number)]) for number in done
+        ]
         if not self._groups:
             self._compact()
         return responses

@@ -1,10 +1,10 @@
-"""Our settings of a vLLM engine in vLLM's own terms."""
+"""Our settings of a vLLM engine in vLLM's own terms, and what is mixed into its workers."""
 
 from typing import Any, cast
 
 from rollout.engines.vllm_settings import VLLMSettings
+from rollout.weights.transports import MappedWeights
 
-_WORKER_EXTENSION = "rollout.engines.vllm_worker.WeightReceiver"
 _PREFILL_TOKENS = 4096
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM allocates
 
@@ -12,6 +12,7 @@ _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM allocates
 def engine_arguments(settings: VLLMSettings) -> Any:
     """vLLM's `EngineArgs`; what no setting decides is the same for every engine."""
     from vllm import EngineArgs
+    from vllm.config import WeightTransferConfig
 
     s = settings
     return EngineArgs(
@@ -23,7 +24,7 @@ def engine_arguments(settings: VLLMSettings) -> Any:
         quantization=s.quantization,
         tensor_parallel_size=s.tensor_parallel_size,
         distributed_executor_backend="mp" if s.tensor_parallel_size > 1 else "uni",
-        worker_extension_cls=_WORKER_EXTENSION,
+        worker_extension_cls=f"{__name__}.WeightReceiver",
         max_model_len=s.max_model_len,
         max_num_seqs=s.max_num_seqs,
         gpu_memory_utilization=s.gpu_memory_utilization,
@@ -35,9 +36,9 @@ def engine_arguments(settings: VLLMSettings) -> Any:
         logprobs_mode="processed_logprobs",
         disable_log_stats=True,
         seed=0,
+        weight_transfer_config=WeightTransferConfig(backend=s.weight_transfer) if s.weight_transfer else None,
         **_lora(s),
         **_step_size(s),
-        **_weight_transfer(s),
     )
 
 
@@ -69,9 +70,8 @@ def _step_size(settings: VLLMSettings) -> dict[str, Any]:
     return {"max_num_batched_tokens": settings.max_num_batched_tokens}
 
 
-def _weight_transfer(settings: VLLMSettings) -> dict[str, Any]:
-    from vllm.config import WeightTransferConfig
+class WeightReceiver:
+    """Mixed into vLLM's worker class (`worker_extension_cls`): a push through shared memory."""
 
-    if settings.weight_transfer is None:
-        return {}
-    return {"weight_transfer_config": WeightTransferConfig(backend=settings.weight_transfer)}
+    def reload_mapped(self: Any, handle: MappedWeights) -> None:
+        self.reload_weights(weights_iterator=handle.open())

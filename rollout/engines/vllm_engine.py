@@ -1,4 +1,4 @@
-"""vLLM behind the engine protocols. Every call into a running vLLM is made here or in `vllm_worker.py`.
+"""vLLM behind the engine protocols. Every call into a running vLLM is made here or in `vllm_arguments.py`.
 
 The engine core runs in this process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`) and draws one token for every
 running request in each `step`, so a weight push falls between two tokens and each token's version is exact.
@@ -30,7 +30,6 @@ from rollout.engines.vllm_settings import (
     process_state_kept,
     set_environment,
 )
-from rollout.engines.vllm_worker import write_adapter
 from rollout.weights.outgoing import Outgoing
 from rollout.weights.transports import SharedMemory
 
@@ -248,14 +247,11 @@ class VLLMEngine:
         assert self.settings.adapter is not None
         if self._adapter_folder is None:
             self._adapter_folder = tempfile.TemporaryDirectory(prefix="grpo_adapter_")
-        shape = self.settings.adapter
-        self.received = write_adapter(
-            Path(self._adapter_folder.name), weights, shape.rank, shape.alpha, shape.target_modules
-        )
-        self._adapter = LoRARequest("policy", 1, self._adapter_folder.name, load_inplace=True)
-        self._llm.add_lora(self._adapter)
-        # Later requests name the adapter without the flag, which would load it again at every step.
-        self._adapter = LoRARequest("policy", 1, self._adapter_folder.name)
+        folder = self._adapter_folder.name
+        self.received = self.settings.adapter.write(Path(folder), weights)
+        self._llm.add_lora(LoRARequest("policy", 1, folder, load_inplace=True))
+        # Requests name the adapter without the flag, which would load it again at every step.
+        self._adapter = LoRARequest("policy", 1, folder)
 
     def _set_version(self, version: int) -> None:
         self._llm.reset_prefix_cache(reset_running_requests=True)

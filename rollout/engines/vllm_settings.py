@@ -1,10 +1,11 @@
 """What a vLLM engine is started with: settings, versions, the process around it. No vLLM is imported here."""
 
+import json
 import os
 import random
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Literal
 import numpy as np
 import psutil
 import torch
+from safetensors.torch import save_file
 
 from config.errors import ConfigError
 from plan.machine import installed_vllm
@@ -31,6 +33,23 @@ class AdapterShape:
     rank: int
     alpha: float
     target_modules: tuple[str, ...]
+
+    def write(self, folder: Path, weights: Iterable[tuple[str, torch.Tensor]]) -> frozenset[str]:
+        """Write the adapter in peft's format, for vLLM's workers to load; returns the names written."""
+        tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in weights}
+        save_file(tensors, folder / "adapter_model.safetensors")
+        config = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "target_modules": list(self.target_modules),
+            "bias": "none",
+            "use_dora": False,
+            "use_rslora": False,
+        }
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        return frozenset(tensors)
 
 
 @dataclass(frozen=True)

@@ -8,33 +8,16 @@ sequence must be longer than one cache block for that (128 tokens on a CPU, 16 o
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
 
 import torch
 
 from config.errors import RunError
+from rollout.engines.sampler import WeightTarget
+from rollout.weights.outgoing import Learner
 
-Sequences = Sequence[Sequence[int]]
 Scores = list[list[float]]
-
-
-class LearnerScores(Protocol):
-    """The learner as the canary sees it."""
-
-    def score(self, sequences: Sequences, temperature: float = 1.0) -> Scores:
-        """Log-probs of all tokens but the first by the current weights, [count][length - 1]."""
-        ...
-
-
-class EngineScores(Protocol):
-    """The engines as the canary sees them; any `rollout.engines.sampler.WeightTarget`."""
-
-    def score(self, sequences: Sequences) -> Mapping[str, Scores]:
-        """The same by every engine, at temperature 1, by the engine's name."""
-        ...
-
 
 _LARGEST, _MEAN = 6.0, 4.0
 """Engines differ from the learner by 0.6 to 1.2 times the measured rounding, in the largest difference as in the mean
@@ -100,14 +83,7 @@ class Evidence:
     learner_before: torch.Tensor | None = None
 
     def where(self, mask: torch.Tensor) -> "Evidence":
-        before, learner_before = self.engine_before, self.learner_before
-        return Evidence(
-            self.engine[mask],
-            self.learner[mask],
-            self.last[mask],
-            None if before is None else before[mask],
-            None if learner_before is None else learner_before[mask],
-        )
+        return replace(self, **{name: one[mask] for name, one in vars(self).items() if one is not None})
 
     @property
     def max_abs_diff(self) -> float:
@@ -147,42 +123,31 @@ class Evidence:
         return self.follows and self.where(self.last).follows
 
 
+@dataclass
 class Canary:
     """Scores the canary sequences around every push.
 
-    Args:
-        sequences: token ids, each longer than a block of the engine's prefix cache.
-        engines, learner: who scores them.
-        measure_tolerance: called once, before the first comparison, when the learner has its weights.
-        tied_head: the head's name where the embeddings are tied, else None.
-        scores_anew: whether an engine scores again before each push. Where it keeps keys and values between
-            requests, that fills its cache with those of the old weights, so that one which outlives the push
-            shows. An engine without such a cache, or one that slept since the last push, need not, or cannot.
+    sequences: token ids, each longer than a block of the engine's prefix cache. engines, learner: who scores them.
+    measure_tolerance: called once, before the first comparison, when the learner has its weights.
+    tied_head: the head's name where the embeddings are tied, else None.
+    scores_anew: whether an engine scores again before each push. Where it keeps keys and values between requests, that
+        fills its cache with those of the old weights, so that one which outlives the push shows. An engine without
+        such a cache, or one that slept since the last push, need not, or cannot.
     """
 
-    def __init__(
-        self,
-        sequences: Sequences,
-        engines: EngineScores,
-        learner: LearnerScores,
-        measure_tolerance: Callable[[], Tolerance],
-        tied_head: str | None,
-        scores_anew: bool = True,
-    ) -> None:
-        self.sequences = sequences
-        self._measure_tolerance = measure_tolerance
-        self._engines = engines
-        self._learner = learner
-        self._tied_head = tied_head
-        self._scores_anew = scores_anew
-        self._before: Mapping[str, Scores] = {}
-        self._learner_before: torch.Tensor | None = None
-        self._version = -1
-        self._last = torch.cat([torch.arange(len(s) - 1) == len(s) - 2 for s in sequences])
+    sequences: Sequence[Sequence[int]]
+    engines: WeightTarget
+    learner: Learner
+    measure_tolerance: Callable[[], Tolerance]
+    tied_head: str | None
+    scores_anew: bool = True
+    _before: Mapping[str, Scores] = field(default_factory=dict)
+    _learner_before: torch.Tensor | None = None
+    _version: int = -1
 
     @cached_property
     def tolerance(self) -> Tolerance:
-        return self._measure_tolerance()
+        return self.measure_tolerance()
 
     def before_push(self) -> None:
         """Score with the old weights, or let the scores after the last push stand.
@@ -190,9 +155,9 @@ class Canary:
         Raises:
             CanaryError: an engine that was replaced since the last push has other weights than the rest.
         """
-        if not self._scores_anew and self._before:
+        if not self.scores_anew and self._before:
             return
-        self._before = self._engines.score(self.sequences)
+        self._before = self.engines.score(self.sequences)
         if self._learner_before is None:
             return
         for name, scores in self._before.items():
@@ -211,14 +176,20 @@ class Canary:
         Raises:
             CanaryError: an engine disagrees, or did not move with the learner, or the learner's scores are not finite.
         """
-        learner = _flat(self._learner.score(self.sequences))
+        learner = _flat(self.learner.score(self.sequences))
         if not torch.isfinite(learner).all():
-            raise CanaryError(_diverged(version))
+            raise CanaryError(
+                f"the canary at the push of policy version {version}: the learner's own log-probs are not finite, "
+                "whatever the engines have. Cause: training diverged, or a checkpoint that it went on from is damaged. "
+                "Lower optimizer.lr, keep optimizer.clip_grad_norm, and go on from an earlier checkpoint with "
+                "train.resume=PATH"
+            )
         worst = 0.0
-        after = self._engines.score(self.sequences)
+        last = torch.cat([torch.arange(len(s) - 1) == len(s) - 2 for s in self.sequences])
+        after = self.engines.score(self.sequences)
         for name, scores in after.items():
             before = _flat(self._before[name]) if name in self._before else None
-            evidence = Evidence(_flat(scores), learner, self._last, before, self._learner_before)
+            evidence = Evidence(_flat(scores), learner, last, before, self._learner_before)
             if not evidence.agrees(self.tolerance):
                 cause = self._cause(evidence, received)
                 raise CanaryError(
@@ -239,11 +210,12 @@ class Canary:
                 "Cause: stale prefix cache; only tokens scored through cached keys and values are off, which "
                 "the old weights wrote (reset_prefix_cache did not run, or not on this engine)"
             )
-        if _is_unchanged(evidence):
+        before = evidence.engine_before
+        if before is not None and _rms(evidence.engine - before) < 0.1 * _rms(evidence.learner - before):
             return "Cause: unchanged; the engine still answers with its weights from before the push"
-        if self._tied_head is not None and self._tied_head not in received:
+        if self.tied_head is not None and self.tied_head not in received:
             return (
-                f"Cause: tied head missing; the push lacked {self._tied_head}, so the engine kept the "
+                f"Cause: tied head missing; the push lacked {self.tied_head}, so the engine kept the "
                 "old head beside the new embeddings (send the full state_dict)"
             )
         temperature = self._temperature(evidence)
@@ -258,7 +230,7 @@ class Canary:
         """The temperature at which the learner gives the engine's numbers, if there is one other than 1."""
 
         def distance(log_temperature: float) -> float:
-            scores = _flat(self._learner.score(self.sequences, math.exp(log_temperature)))
+            scores = _flat(self.learner.score(self.sequences, math.exp(log_temperature)))
             return _rms(evidence.engine - scores)
 
         low, high = math.log(0.2), math.log(5.0)
@@ -271,21 +243,6 @@ class Canary:
         best = (low + high) / 2
         explained = distance(best) < 0.1 * _rms(evidence.engine - evidence.learner)
         return math.exp(best) if explained and abs(best) > 0.01 else None
-
-
-def _diverged(version: int) -> str:
-    return (
-        f"the canary at the push of policy version {version}: the learner's own log-probs are not finite, whatever the "
-        "engines have. Cause: training diverged, or a checkpoint that it went on from is damaged. Lower optimizer.lr, "
-        "keep optimizer.clip_grad_norm, and go on from an earlier checkpoint with train.resume=PATH"
-    )
-
-
-def _is_unchanged(evidence: Evidence) -> bool:
-    before = evidence.engine_before
-    if before is None:
-        return False
-    return _rms(evidence.engine - before) < 0.1 * _rms(evidence.learner - before)
 
 
 def _flat(scores: Scores) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a push carries: tensors whose names and shapes are known at once, each made only as it leaves.
+"""What a push carries, and who gives and takes it: tensors, each described at once and made only as it leaves.
 
     learner.publish() ──make: merge, gather, cast──▶ one tensor ──▶ transport ──▶ the next tensor ...
 
@@ -8,7 +8,7 @@ So a push never holds a second copy of the model, whatever lies behind a tensor:
 import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -35,6 +35,20 @@ class PublishedTensor(Protocol):
     def make(self) -> torch.Tensor:
         """The whole tensor, of this dtype and on this device."""
         ...
+
+
+class Learner(Protocol):
+    """The learner as engines and their canary see it; `training.learner.Learner` says what each of these gives."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def tied_head(self) -> str | None: ...
+    def publish(self) -> Sequence[PublishedTensor]: ...
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]: ...
+    def rounding_error(
+        self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool
+    ) -> list[list[float]]: ...
 
 
 @dataclass(frozen=True)
@@ -91,3 +105,26 @@ class Outgoing:
     def devices(self) -> tuple[torch.device, ...]:
         """Where the tensors lie, in their order: the learner's first device first."""
         return tuple(dict.fromkeys(tensor.device for tensor in self.tensors))
+
+
+class Engines(Protocol):
+    """The live engines of a pool as a direct transfer calls them; `rollout.engines.fleet.Fleet`."""
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Changes whenever an engine is replaced."""
+        ...
+
+    def call_each(self, method: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
+        """The method of every engine at once, each with its own arguments."""
+        ...
+
+    def stacks(self) -> str: ...
+
+
+class DirectTransfer(Protocol):
+    """From the learner's GPUs into those of the engines, past any host's memory."""
+
+    def push(self, weights: Outgoing, version: int, engines: Engines) -> None:
+        """Return when every one of the engines draws its tokens with these weights."""
+        ...

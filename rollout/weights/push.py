@@ -6,58 +6,30 @@ wake ─▶ canary scores ─▶ learner.publish() ─▶ target.load() ─▶ c
 
 import gc
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 
 from rollout.engines.sampler import WeightTarget
-from rollout.weights.canary import Canary, LearnerScores, Scores, Sequences
-from rollout.weights.outgoing import Outgoing, PublishedTensor
+from rollout.weights.canary import Canary
+from rollout.weights.outgoing import Learner, Outgoing
 
 
-class Publisher(Protocol):
-    """The learner as a push sees it."""
-
-    def publish(self) -> Sequence[PublishedTensor]:
-        """Every tensor of the policy that a push carries, in the dtype in which it leaves."""
-        ...
-
-
-class Learner(Publisher, LearnerScores, Protocol):
-    """The learner as engines and their canary see it."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def tied_head(self) -> str | None:
-        """The published name of a head that shares its tensor with the embeddings; None where there is none."""
-        ...
-
-    def rounding_error(self, sequences: Sequences, dtype: str, float8: bool) -> Scores:
-        """What an engine's dtype, and the learner's own, may do to each score, [count][length - 1]."""
-        ...
-
-
+@dataclass
 class Weights:
     """Pushes of the learner's weights into the engines, each proven by the canary.
 
     Version 0 is what a run starts from; each later push adds 1.
 
-    Args:
-        takes_turns: engines sleep while the learner works, because they share its GPUs.
+    takes_turns: engines sleep while the learner works, because they share its GPUs.
     """
 
-    def __init__(
-        self, learner: Publisher, target: WeightTarget, canary: Canary, takes_turns: bool = False
-    ) -> None:
-        self.learner = learner
-        self.target = target
-        self.canary = canary
-        self.takes_turns = takes_turns
-        self.asleep = False
-        self.version = -1
+    learner: Learner
+    target: WeightTarget
+    canary: Canary
+    takes_turns: bool = False
+    asleep: bool = False
+    version: int = -1
 
     def push(self) -> dict[str, float]:
         """Metrics of the canary, its seconds among them.

@@ -24,8 +24,7 @@ from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from config.errors import DeadlineError
-from rollout.weights.direct import Engines
-from rollout.weights.outgoing import Outgoing, nbytes
+from rollout.weights.outgoing import Engines, Outgoing, nbytes
 
 LOOPBACK = "127.0.0.1"
 _LARGE_CARD, _BUFFER, _SMALL_BUFFER = 40 << 30, 1 << 30, 256 << 20  # bytes
@@ -125,32 +124,27 @@ class _Client:
         self._all("shutdown_weight_transfer_engine")
 
 
+@dataclass
 class NativeTransfer:
-    """A `rollout.weights.direct.DirectTransfer` over vLLM's API.
+    """A `rollout.weights.outgoing.DirectTransfer` over vLLM's API.
 
-    Args:
-        backend: "nccl", or "ipc" for engines on the learner's own GPU but in other processes; the engines are
-            started with `VLLMSettings.weight_transfer=backend`.
-        workers_per_engine: `tensor_parallel_size`.
-        address: at which the engines reach the learner; another than loopback where they are on other nodes.
-        timeout: seconds that a push may take.
+    backend: "nccl", or "ipc" for engines on the learner's own GPU but in other processes; the engines are started
+        with `VLLMSettings.weight_transfer=backend`.
+    workers_per_engine: `tensor_parallel_size`.
+    address: at which the engines reach the learner; another than loopback where they are on other nodes.
+    timeout: seconds that a push may take.
     """
 
-    def __init__(
-        self,
-        backend: str,
-        workers_per_engine: int = 1,
-        address: Callable[[], str] = lambda: LOOPBACK,
-        timeout: float = 600.0,
-    ) -> None:
-        self.name = backend
-        self._workers_per_engine = workers_per_engine
-        self._address = address
-        self._timeout = timeout
+    backend: str
+    workers_per_engine: int = 1
+    address: Callable[[], str] = lambda: LOOPBACK
+    timeout: float = 600.0
+    _members: tuple[int, ...] | None = None
+    _trainer: Any = None
+
+    def __post_init__(self) -> None:
         self._source = _Source()
-        self._client = _Client(workers_per_engine)
-        self._members: tuple[int, ...] | None = None
-        self._trainer: Any = None
+        self._client = _Client(self.workers_per_engine)
 
     def push(self, weights: Outgoing, version: int, engines: Engines) -> None:
         """Raises DeadlineError when the engines do not take part; the process must then end."""
@@ -175,10 +169,10 @@ class NativeTransfer:
         self.close()
         members = self._client.engines.members
         end = Endpoint(
-            len(members) * self._workers_per_engine, self._address(), buffer_bytes(self._source.weights)
+            len(members) * self.workers_per_engine, self.address(), buffer_bytes(self._source.weights)
         )
         self._trainer = WeightTransferTrainerFactory.trainer_init(
-            INIT[self.name](end), client=self._client, source=self._source
+            INIT[self.backend](end), client=self._client, source=self._source
         )
         self._members = members
 
@@ -196,13 +190,13 @@ class NativeTransfer:
             except BaseException as error:
                 outcome.append(error)
 
-        thread = threading.Thread(target=run, name=f"{self.name} push", daemon=True)
+        thread = threading.Thread(target=run, name=f"{self.backend} push", daemon=True)
         thread.start()
-        thread.join(self._timeout)
+        thread.join(self.timeout)
         if not outcome:
             raise DeadlineError(
-                f"{engines.stacks()}\nthe learner waited {self._timeout:.0f} s for "
-                f"{len(engines.members)} engines to take the {self.name} push"
+                f"{engines.stacks()}\nthe learner waited {self.timeout:.0f} s for "
+                f"{len(engines.members)} engines to take the {self.backend} push"
             )
         if outcome[0] is not None:
             raise outcome[0]

@@ -21,8 +21,7 @@ import torch
 from plan.devices import TransportName
 from plan.plan import Plan
 from rollout.engines.host import WeightHandle
-from rollout.weights.direct import DirectTransfer
-from rollout.weights.outgoing import Outgoing, PublishedTensor, nbytes
+from rollout.weights.outgoing import DirectTransfer, Outgoing, PublishedTensor, nbytes
 
 
 class HostCopy(Protocol):

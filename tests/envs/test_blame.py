@@ -1,9 +1,8 @@
 """Blame without a process: who is at fault for a verification that crashed."""
 
-from envs.judging.blame import Blame
+from envs.judging.blame import EMPTY, Blame, Ticket, Verification
 from envs.judging.outcome import Result, crashed
 from envs.judging.pool import DIED, LostWorker
-from envs.judging.verification import EMPTY, Ticket, Verification
 from envs.task import Completion, Example
 
 RIGHT = Result(1.0, {"accuracy": 1.0}, "scored", 0.1)

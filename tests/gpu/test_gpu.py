@@ -3,10 +3,11 @@
 import pytest
 
 from plan.machine import this_machine
-from selftest.catalogue import CHECKS, EXTRA
+from selftest.catalogue import CHECKS
 from selftest.check import Check
 from selftest.report import vllm_build
 from selftest.runner import Processes, forked, run_check
+from tests.gpu.longer import EXTRA
 from tests.scripts import ROOT
 
 

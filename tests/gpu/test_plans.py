@@ -16,10 +16,11 @@ from plan.machine import Machine
 from plan.plan import Plan, make_plan
 from plan.problems import check as checked
 from run.lockstep import Lockstep
-from run.schedule import Schedule
+from run.run import Run
 from selftest import engines, learner, tiny
-from selftest.catalogue import CHECKS, EXTRA
+from selftest.catalogue import CHECKS
 from selftest.check import Bench, Check
+from tests.gpu.longer import EXTRA
 
 GPU_CHECKS = {check.name: check for check in (*CHECKS, *EXTRA) if check.gpus}
 AWAY = {"output head, GPU", "head as fast as a product", "push right after an update"}
@@ -53,10 +54,10 @@ def plan_of(check: Check, folder: Path, patch: pytest.MonkeyPatch) -> Plan:
     """What the check's body would start."""
     machine = machine_with(check.gpus)
 
-    def build(config: Config, run_dir: Path, schedule: type[Schedule]) -> NoReturn:
+    def build(config: Config, run_dir: Path, schedule: type[Run]) -> NoReturn:
         raise PlannedError(checked(make_plan(config, schedule.overlapped, machine, run_dir)))
 
-    def run_job(config: Config, run_dir: Path, train: Any, schedule: type[Schedule]) -> NoReturn:
+    def run_job(config: Config, run_dir: Path, train: Any, schedule: type[Run]) -> NoReturn:
         build(config, run_dir, schedule)
 
     def make_learner(config: Config, plan: Plan, run_dir: Path) -> NoReturn:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from envs.group import FinishReason, SampledCompletion, Verdict
 from envs.task import Example, Outcome
-from monitoring.samples import LONGEST_TEXT, question, sample_text
+from monitoring.monitor import LONGEST_TEXT, question, sample_text
 from tests.groups import make_group
 
 

@@ -11,8 +11,7 @@ import torch
 from config.errors import ConfigError
 from envs.group import SampledCompletion
 from rollout.engines.sampler import ALONE, Request, Response
-from rollout.weights.direct import Engines
-from rollout.weights.outgoing import Outgoing
+from rollout.weights.outgoing import Engines, Outgoing
 
 
 class CountingEngine:
