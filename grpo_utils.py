@@ -11,10 +11,10 @@ from config.command_line import command_line
 from config.outcome import INTERRUPTED, RunOutcome
 from config.schema import Config
 from run.jobs import run_job
-from run.run import AnyRun
+from run.schedule import ScheduleType
 
 
-def launch(train: Callable[[AnyRun], None], schedule: type[AnyRun]) -> None:
+def launch(train: Callable[[ScheduleType], None], schedule: type[ScheduleType]) -> None:
     """The command line of a script: compose, check, run the job; config/command_line.py says how it ends.
 
     train: the script's loop. schedule: what the loop works with.

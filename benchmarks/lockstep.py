@@ -57,14 +57,14 @@ class Timed(Lockstep):
 
     def iterations(self) -> Iterator[int]:
         for iteration in range(1, self.iterations_left + 1):
-            examples = self.prompts.draw(self.config.prompts_per_iteration)
+            examples = self.run.prompts.draw(self.run.config.prompts_per_iteration)
             began = time.perf_counter()
             self.examples_for(examples)
             middle = time.perf_counter()
             yield iteration
             self.ours.append(time.perf_counter() - middle)
             self.bare.append(middle - began)
-            self.canary.append(self.monitor.extra["canary/seconds"])
+            self.canary.append(self.run.monitor.extra["canary/seconds"])
 
     def done(self, iteration: int) -> None:
         """Neither evaluation nor checkpoint, which a bare loop has not."""
@@ -103,7 +103,7 @@ def run_alone(which: str, config: Config, iterations: int) -> None:
             working = build(config, Path(folder), Timed)
             working.iterations_left = iterations
             grpo.train(working)
-            working.close("finished")
+            working.run.close("finished")
         else:
             torch.set_num_threads(config.train_model.num_threads or torch.get_num_threads())
             bare = make_bare(config, load_model(config.model, [torch.device("cpu")]))
@@ -136,12 +136,12 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         working = build(config, Path(folder), Timed)
-        assert isinstance(working.learner, LocalLearner)
-        bare = make_bare(config, causal_model(working.learner.model))
+        assert isinstance(working.run.learner, LocalLearner)
+        bare = make_bare(config, causal_model(working.run.learner.model))
         working.iterations_left = asked.iterations + WARM_UP
         working.examples_for = partial(iterate_bare, bare)
         grpo.train(working)
-        working.close("finished")
+        working.run.close("finished")
     ours, theirs, canary = (taken[WARM_UP:] for taken in (working.ours, working.bare, working.canary))
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     unwatched = [(a - c) / b for a, b, c in zip(ours, theirs, canary, strict=True)]

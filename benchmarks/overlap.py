@@ -39,7 +39,7 @@ from rollout.generate import Generation  # noqa: E402
 from run.build import build  # noqa: E402
 from run.lockstep import Lockstep  # noqa: E402
 from run.overlapped import Overlapped  # noqa: E402
-from run.run import AnyRun, Run  # noqa: E402
+from run.schedule import Schedule, ScheduleType  # noqa: E402
 from training.batch import Batch  # noqa: E402
 
 ENGINE_CORE, LEARNER_CORE = 0, 1
@@ -122,11 +122,12 @@ def actor() -> int:
 
 
 @contextmanager
-def built(config: Config, lengths: Lengths, schedule: type[AnyRun]) -> Iterator[AnyRun]:
+def built(config: Config, lengths: Lengths, schedule: type[ScheduleType]) -> Iterator[ScheduleType]:
     with tempfile.TemporaryDirectory() as run_dir:
         working = build(config, Path(run_dir), schedule)
-        lengths.force(working.rollouts)
-        if not working.plan.devices.in_process:
+        run = working.run
+        lengths.force(run.generation)
+        if not run.plan.devices.in_process:
             for task in Path(f"/proc/{actor()}/task").iterdir():
                 os.sched_setaffinity(int(task.name), {ENGINE_CORE})
         os.sched_setaffinity(0, {LEARNER_CORE})
@@ -134,10 +135,10 @@ def built(config: Config, lengths: Lengths, schedule: type[AnyRun]) -> Iterator[
             working.push_weights()
             yield working
         finally:
-            working.close("finished")
+            run.close("finished")
 
 
-def learn(working: Run, batch: Batch, epochs: int) -> int:
+def learn(working: Schedule, batch: Batch, epochs: int) -> int:
     """What both schedules do with a batch; returns its response tokens."""
     for _ in range(epochs):
         working.learn(batch)
@@ -163,8 +164,8 @@ def lockstep(config: Config, lengths: Lengths, iterations: int, epochs: int) -> 
 
 def overlapped(config: Config, lengths: Lengths, iterations: int, epochs: int) -> Measured:
     with built(config, lengths, Overlapped) as working, working.generation():
-        if working.plan.devices.in_process:
-            working.loop.call(lambda: os.sched_setaffinity(0, {ENGINE_CORE}))
+        if working.run.plan.devices.in_process:
+            working.run.loop.call(lambda: os.sched_setaffinity(0, {ENGINE_CORE}))
         waits, learns, tokens = [], [], 0
         for index in range(iterations + WARM_UP):
             began = time.perf_counter()

@@ -1,6 +1,6 @@
 """From a typed config to a run that can begin: data, engines, learner, rewards, evaluation and monitor.
 
-    config ─▶ plan ─▶ task, prompts, sets ─▶ engines ─▶ learner ─▶ Lockstep | Overlapped
+    config ─▶ plan ─▶ task, prompts, sets ─▶ engines ─▶ learner ─▶ Run ─▶ Lockstep | Overlapped
 
 Where one of them fails, those that are there already are closed.
 """
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from config.command_line import resume_command
 from config.schema import Config
 from run.resume import starting_point
-from run.run import AnyRun, Run
+from run.run import Run
+from run.schedule import Schedule, ScheduleType
 
 if TYPE_CHECKING:
     from monitoring.monitor import Monitor
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from training.checkpoint import Saved
 
 
-def plan_run(config: Config, schedule: type[Run], run_dir: Path) -> "Plan":
+def plan_run(config: Config, schedule: type[Schedule], run_dir: Path) -> "Plan":
     """Who lives where; raises ConfigError for a plan that cannot work, before anything is loaded."""
     from plan.machine import this_machine
     from plan.plan import make_plan
@@ -33,16 +34,17 @@ def plan_run(config: Config, schedule: type[Run], run_dir: Path) -> "Plan":
     return check(make_plan(config, schedule.overlapped, this_machine(run_dir), run_dir))
 
 
-def build(config: Config, run_dir: Path, schedule: type[AnyRun]) -> AnyRun:
-    """What a script's loop works with, made for `config`, to be closed with `close`."""
+def build(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> ScheduleType:
+    """What a script's loop works with, made for `config`, to be closed with `.run.close`."""
     with ExitStack() as built:
         run = _build(config, run_dir, schedule, built)
+        working = schedule(run)
         built.pop_all()
     run.stop.install(resume_command(run_dir))
-    return run
+    return working
 
 
-def _build(config: Config, run_dir: Path, schedule: type[AnyRun], built: ExitStack) -> AnyRun:
+def _build(config: Config, run_dir: Path, schedule: type[Schedule], built: ExitStack) -> Run:
     """Cheap checks first: data and tokenizer before engines and weights."""
     from monitoring.progress import Progress
 
@@ -83,7 +85,7 @@ def _build(config: Config, run_dir: Path, schedule: type[AnyRun], built: ExitSta
     loop = EngineLoop(engine, config.inference_model.request_timeout_s, config.train.wait_timeout_s)
     built.callback(loop.close)
     monitor = _monitor(config, run_dir, live, saved, tuple(task.members), built)
-    run = schedule(
+    run = Run(
         config,
         run_dir,
         plan,

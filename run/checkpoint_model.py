@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from config.errors import ConfigError
 from config.schema import Config, LoraConfig, ModelConfig
 from run.resume import find, given
-from run.run import Run
+from run.schedule import Schedule
 
 if TYPE_CHECKING:  # torch costs seconds
     from training.checkpoint import Saved
@@ -104,7 +104,7 @@ def write_model(saved: "Saved", model: ModelConfig, folder: Path) -> None:
 
 @contextmanager
 def evaluated_model(
-    config: Config, run_dir: Path, schedule: type[Run]
+    config: Config, run_dir: Path, schedule: type[Schedule]
 ) -> Iterator[tuple[Config, "Saved | None"]]:
     """For `run=eval`: the config with the checkpoint of `train.resume` as its model, in a folder that is removed.
 

@@ -8,14 +8,14 @@ from config.folders import held, remove_if_unused
 from config.outcome import INTERRUPTED, RunOutcome
 from config.schema import Config
 from run.checkpoint_model import evaluated_model, with_model
-from run.run import AnyRun, Run
+from run.schedule import Schedule, ScheduleType
 
 
 def run_job(
     config: Config,
     run_dir: Path,
-    train: Callable[[AnyRun], None],
-    schedule: type[AnyRun],
+    train: Callable[[ScheduleType], None],
+    schedule: type[ScheduleType],
     begun: Callable[[], None] = lambda: None,
 ) -> RunOutcome:
     """What `config.run` names, in the folder `run_dir`.
@@ -34,21 +34,22 @@ def run_job(
 def run_training(
     config: Config,
     run_dir: Path,
-    train: Callable[[AnyRun], None],
-    schedule: type[AnyRun],
+    train: Callable[[ScheduleType], None],
+    schedule: type[ScheduleType],
     begun: Callable[[], None],
 ) -> RunOutcome:
     """`run=train`: build, train, close, always."""
     from run.build import build
 
     config, told = with_model(config)
-    run = build(config, run_dir, schedule)
+    working = build(config, run_dir, schedule)
+    run = working.run
     outcome: RunOutcome = "failed"
     try:
         begun()
         for line in told:
             run.monitor.say(line)
-        train(run)
+        train(working)
         if not run.stop.requested:
             run.watch.check(run.monitor.optimizer_step)
         outcome = "interrupted" if run.stop.requested else "finished"
@@ -60,7 +61,9 @@ def run_training(
     return outcome
 
 
-def evaluate(config: Config, run_dir: Path, schedule: type[Run], begun: Callable[[], None]) -> RunOutcome:
+def evaluate(
+    config: Config, run_dir: Path, schedule: type[Schedule], begun: Callable[[], None]
+) -> RunOutcome:
     """`run=eval`: neither learner nor training data; of `model.name`, or of the checkpoint of `train.resume`."""
     from run.build import plan_run, prepare_process
     from run.evaluation import evaluate_alone
@@ -74,7 +77,7 @@ def evaluate(config: Config, run_dir: Path, schedule: type[Run], begun: Callable
     return outcome
 
 
-def print_plan(config: Config, run_dir: Path, schedule: type[Run]) -> RunOutcome:
+def print_plan(config: Config, run_dir: Path, schedule: type[Schedule]) -> RunOutcome:
     """`run=plan`, for this machine or the one that `plan.*` describes: touches no device, leaves no folder. A plan that
     cannot work is printed whole all the same, and ends with 2."""
     from envs.options import option_problems
@@ -94,7 +97,7 @@ def print_plan(config: Config, run_dir: Path, schedule: type[Run]) -> RunOutcome
     return "finished"
 
 
-def grade_samples(config: Config, run_dir: Path, schedule: type[Run]) -> RunOutcome:
+def grade_samples(config: Config, run_dir: Path, schedule: type[Schedule]) -> RunOutcome:
     """`run=rewards`: judges saved completions; no model."""
     from run.rewards import run_rewards
 
@@ -105,7 +108,7 @@ def grade_samples(config: Config, run_dir: Path, schedule: type[Run]) -> RunOutc
     return "finished"
 
 
-ALONE: dict[str, Callable[[Config, Path, type[Run]], RunOutcome]] = {
+ALONE: dict[str, Callable[[Config, Path, type[Schedule]], RunOutcome]] = {
     "plan": print_plan,
     "rewards": grade_samples,
 }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from config.errors import ConfigError
 from config.folders import holder
 from config.schema import Config
-from run.run import Run
+from run.schedule import Schedule
 
 if TYPE_CHECKING:  # torch costs seconds
     from training.checkpoint import Saved
@@ -42,7 +42,9 @@ NO_PART_OF_IT = (
 MISSING = "absent"
 
 
-def starting_point(config: Config, run_dir: Path, schedule: type[Run]) -> tuple["Saved | None", list[str]]:
+def starting_point(
+    config: Config, run_dir: Path, schedule: type[Schedule]
+) -> tuple["Saved | None", list[str]]:
     """The checkpoint that a training run goes on from, and what the user should know of it.
 
     Raises:
@@ -52,7 +54,7 @@ def starting_point(config: Config, run_dir: Path, schedule: type[Run]) -> tuple[
     return saved, told if saved is None else told + changed_settings(saved, config, schedule)
 
 
-def find(config: Config, run_dir: Path, schedule: type[Run]) -> tuple["Saved | None", list[str]]:
+def find(config: Config, run_dir: Path, schedule: type[Schedule]) -> tuple["Saved | None", list[str]]:
     """What `train.resume` means, and what the user should know of it.
 
     That is a checkpoint, the newest one of a run's folder, or with `auto` of this very run: in this run's own folder
@@ -109,7 +111,9 @@ def _newest(run_dir: Path) -> tuple["Saved", list[str]]:
     return Saved(path, state), [f"passed over, as it cannot be read: {reason}" for reason in passed_over]
 
 
-def _among_siblings(config: Config, run_dir: Path, schedule: type[Run]) -> tuple["Saved | None", list[str]]:
+def _among_siblings(
+    config: Config, run_dir: Path, schedule: type[Schedule]
+) -> tuple["Saved | None", list[str]]:
     from training.checkpoint import checkpoints, origin
 
     nearest = ""
@@ -191,7 +195,7 @@ def under(key: str, settings: tuple[str, ...]) -> bool:
     return any(key == setting or key.startswith(f"{setting}.") for setting in settings)
 
 
-def changed_settings(saved: "Saved", config: Config, schedule: type[Run]) -> list[str]:
+def changed_settings(saved: "Saved", config: Config, schedule: type[Schedule]) -> list[str]:
     """A line for every setting that is another than the checkpoint's, all of which take effect.
 
     Raises:
@@ -218,7 +222,7 @@ def changed_settings(saved: "Saved", config: Config, schedule: type[Run]) -> lis
     return [f"{change} applied" for change in found]
 
 
-def _counts(before: dict[str, Any], config: Config, schedule: type[Run]) -> list[Change]:
+def _counts(before: dict[str, Any], config: Config, schedule: type[Schedule]) -> list[Change]:
     """The sizes by which iterations and versions are counted, wherever they come from."""
     train, env = before["train"], before["env"]
     iteration = train["dialog_turns_per_batch"] or env["num_envs"] * env["repeats"]

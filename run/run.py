@@ -1,17 +1,17 @@
-"""A training run: what both schedules share, from the groups that they gather to checkpoints.
+"""A training run: what both schedules share, from the groups that they hand over to checkpoints.
 
     schedule: groups ─▶ advantage ─▶ learn, once for every optimizer step ─▶ push_weights ─▶ done
                                                                                              ├─ evaluation, when due
                                                                                              └─ checkpoint, when due
 
-`run.build` makes it, `run.jobs` ends it. The schedules are kinds of it: `run.lockstep` and `run.overlapped`.
+`run.build` makes it, `run.jobs` ends it. The schedules are `run.lockstep` and `run.overlapped`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from config.errors import ConfigError
 from config.outcome import RunOutcome
@@ -42,16 +42,11 @@ if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line 
 class Run:
     """Learner, engines, prompts, rewards and monitor of one run, and what is done with them.
 
-    script: that it is of; other_script: of the other schedule.
-    rollouts: what makes groups. generator: chooses the groups of each optimizer step.
-    groups: of the batch at hand, by their id.
+    generator: chooses the groups of each optimizer step. groups: of the batch at hand, by their id.
+    outstanding: examples that were drawn and that no batch has taken.
     leaving: this iteration is the last, for a stop was requested before its checkpoint.
     evaluated: the evaluation that was due last has been done, or none was.
     """
-
-    script: ClassVar[str]
-    other_script: ClassVar[str]
-    overlapped: ClassVar[bool]
 
     config: Config
     run_dir: Path
@@ -60,7 +55,7 @@ class Run:
     weights: "Weights"
     engine: "SteppedEngine"
     loop: "EngineLoop"
-    rollouts: "Generation"
+    generation: "Generation"
     prompts: "PromptQueue"
     rewards: "RewardService"
     evaluation: "Evaluation"
@@ -69,19 +64,11 @@ class Run:
     generator: "torch.Generator"
     stop: Stop = field(default_factory=Stop)
     groups: "dict[int, Group]" = field(default_factory=dict)
+    outstanding: "Callable[[], list[Example]]" = list
     leaving: bool = False
     evaluated: bool = False
     first_iteration: int = 0
     last_iteration: int = 0
-
-    @staticmethod
-    def total(config: Config) -> int:
-        """Iterations of a whole run, as the schedule counts them."""
-        raise NotImplementedError
-
-    def outstanding(self) -> "list[Example]":
-        """Examples that were drawn and that no batch has taken."""
-        return []
 
     @property
     def wants(self) -> "Callable[[Group], bool] | None":
@@ -90,21 +77,23 @@ class Run:
 
         return wants(self.config.policy) if self.config.policy.dynamic_batching else None
 
-    def count(self) -> Iterator[int]:
+    def count(self, total: int) -> Iterator[int]:
         """Iteration numbers from 1 (or after the resumed one), until the last or a stop."""
-        self.last_iteration = self.total(self.config)
+        self.last_iteration = total
         if not self.evaluated:  # nothing yet, or the one before the checkpoint was given up
             self.evaluate(self.first_iteration)
         self.leaving = self.stop.requested
-        for iteration in range(self.first_iteration + 1, self.last_iteration + 1):
+        for iteration in range(self.first_iteration + 1, total + 1):
             if self.leaving:
                 return
             yield iteration
 
-    def advantage(self, groups: "Sequence[Group]") -> "Batch":
-        """Groups as tensors, with their advantages and what else the objective reads."""
+    def advantage(self, groups: "Sequence[Group]", trained_at: int | None = None) -> "Batch":
+        """Groups as tensors, with their advantages and what else the objective reads.
+
+        trained_at: the policy version that the age of their tokens is counted to, where it can be other than 0.
+        """
         self.groups = {group.group_id: group for group in groups}
-        trained_at = self.weights.version if self.overlapped else None  # else no token is older than these
         with self.monitor.timed("optimize"):
             return self.learner.credit(groups, trained_at)
 
@@ -139,7 +128,7 @@ class Run:
         steps = self.config.total_optimizer_steps - self.config.optimizer_steps_per_iteration
         progress = self.learner.optimizer_steps / max(steps, 1)
         temperature = self.config.inference_model.temperature_at(progress)
-        self.rollouts.sampling = replace(self.rollouts.sampling, temperature=temperature)
+        self.generation.sampling = replace(self.generation.sampling, temperature=temperature)
         return self.weights.push()
 
     def done(self, iteration: int) -> None:
@@ -182,7 +171,7 @@ class Run:
         self.monitor.live.stage("checkpoint")
         state = {
             "iteration": iteration,
-            "overlapped": self.overlapped,
+            "overlapped": self.plan.overlapped,
             "evaluated": self.evaluated,
             "learner": self.learner.save(),
             "policy_version": self.weights.version,
@@ -240,8 +229,8 @@ class Run:
         with ExitStack() as ending:  # from the last to the first, each even where another one fails
             ending.callback(self.monitor.close, outcome)
             ending.callback(self.rewards.close)
-            if self.rollouts.conversation is not None:
-                ending.callback(self.rollouts.conversation.close)
+            if self.generation.conversation is not None:
+                ending.callback(self.generation.conversation.close)
             ending.callback(self.engine.close)
             ending.callback(self.loop.close)
 
@@ -262,7 +251,3 @@ class Run:
                 f"{policy.filter_attempts} replacements each; this batch was trained on without them. Prompts of a "
                 "fitting difficulty, a larger env.repeats, or env.oversample help"
             )
-
-
-AnyRun = TypeVar("AnyRun", bound=Run)
-"""`run.lockstep.Lockstep` or `run.overlapped.Overlapped`, or one of your own: what a script's loop works with."""

@@ -34,17 +34,17 @@ VLLM = "inference_model.backend=vllm"
 @contextmanager
 def built(bench: Bench, *overrides: str, tied: bool = False) -> Iterator[Lockstep]:
     """A run of grpo.py on vLLM, closed at the end."""
-    run = build(configured(bench, VLLM, *overrides, tied=tied), subfolder(bench, "run"), Lockstep)
+    working = build(configured(bench, VLLM, *overrides, tied=tied), subfolder(bench, "run"), Lockstep)
     try:
-        yield run
+        yield working
     finally:
-        run.close("finished")
+        working.run.close("finished")
 
 
-def policy(run: Lockstep) -> nn.Module:
+def policy(working: Lockstep) -> nn.Module:
     """The learner's model."""
-    assert isinstance(run.learner, LocalLearner)
-    return run.learner.model
+    assert isinstance(working.run.learner, LocalLearner)
+    return working.run.learner.model
 
 
 def requests(sampling: Sampling, count: int = 4) -> list[Request]:
@@ -98,9 +98,9 @@ def weights_arrive(
     width: of a larger random model. lose_engine: the first engine is killed before the last push.
     """
     name = () if width is None else (f"model.name={model_folder(bench, tied, width, layers)}",)
-    with built(bench, *name, *overrides, tied=tied) as run:
-        worst = gap = 0.0
-        model, engine = policy(run), run.engine
+    with built(bench, *name, *overrides, tied=tied) as working:
+        run, worst, gap = working.run, 0.0, 0.0
+        model, engine = policy(working), run.engine
         for version in range(pushes):
             if version == pushes - 1 and lose_engine:
                 os.kill(_an_actor(), signal.SIGKILL)
@@ -121,9 +121,10 @@ def _an_actor() -> int:
 
 def draws(bench: Bench, overrides: Sequence[str] = ()) -> str:
     """Temperature, top-k, top-p, greedy, seeds: the log-probs are those of the distribution that was drawn from."""
-    with built(bench, *overrides) as run:
+    with built(bench, *overrides) as working:
+        run = working.run
         run.weights.push()
-        model, engine, dtype = policy(run), run.engine, run.plan.engine.dtype
+        model, engine, dtype = policy(working), run.engine, run.plan.engine.dtype
         gap = 0.0
         for sampling in (
             Sampling(max_tokens=8),
@@ -214,15 +215,15 @@ def turns(bench: Bench, overrides: Sequence[str] = (), iterations: int = 3) -> s
     and nothing grows from one iteration to the next."""
     asleep: list[int] = []
     awake: list[int] = []
-    with built(bench, *overrides) as run:
-        run.push_weights()
+    with built(bench, *overrides) as working:
+        working.push_weights()
         for _ in range(iterations):
-            groups = run.collect()
+            groups = working.collect()
             asleep.append(_free(bench))
-            for minibatch in run.minibatches(run.advantage(groups)):
-                run.learn(minibatch)
-            moved(policy(run), seed=run.learner.optimizer_steps)
-            run.push_weights()
+            for minibatch in working.minibatches(working.advantage(groups)):
+                working.learn(minibatch)
+            moved(policy(working), seed=working.run.learner.optimizer_steps)
+            working.push_weights()
             awake.append(_free(bench))
     if bench.device == "cpu":
         return "no GPU memory to give back"

@@ -26,11 +26,11 @@ HALF = (torch.bfloat16, torch.float16)
 def collected(bench: Bench, *overrides: str) -> list[Group]:
     """Four groups of four completions drawn on the CPU, with random rewards, for a random model never is right."""
     config = configured(Bench(bench.folder, "cpu"), *overrides)
-    run = build(config, subfolder(bench, "rollouts"), Lockstep)
+    working = build(config, subfolder(bench, "rollouts"), Lockstep)
     try:
-        groups = run.collect()
+        groups = working.collect()
     finally:
-        run.close("finished")
+        working.run.close("finished")
     chance = random.Random(3)
     for completion in (one for group in groups for one in group.completions):
         completion.verdict = Verdict(chance.random(), {}, "scored")

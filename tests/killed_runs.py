@@ -49,20 +49,20 @@ def train_noting_prompts(stale: str, run_dir: Path, ledger: Path, events: Any) -
     class Noting(Overlapped):
         def learn(self, batch: Batch) -> None:
             super().learn(batch)
-            prompts = [group.prompt_text for group in self.groups.values()]
+            prompts = [group.prompt_text for group in self.run.groups.values()]
             sums = [re.findall(r"\d+\+\d+=", prompt)[0] for prompt in prompts]
             with ledger.open("a") as file:
-                file.write(f"{self.learner.optimizer_steps}\t{' '.join(sums)}\n")
+                file.write(f"{self.run.learner.optimizer_steps}\t{' '.join(sums)}\n")
             events.release()
 
     def train(working: Overlapped) -> None:
-        save = working.checkpoint
+        save = working.run.checkpoint
 
         def checkpoint(iteration: int) -> None:
             save(iteration)
             events.release()
 
-        working.checkpoint = checkpoint  # type: ignore[method-assign]
+        working.run.checkpoint = checkpoint  # type: ignore[method-assign]
         events.release()
         grpo_async.train(working)
 

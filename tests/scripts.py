@@ -28,7 +28,7 @@ class StoppingAfterTheFirst(Lockstep):
     """A run that is asked to stop in its first iteration."""
 
     def done(self, iteration: int) -> None:
-        self.stop.requested = True
+        self.run.stop.requested = True
         super().done(iteration)
 
 

@@ -22,7 +22,7 @@ from envs.task import make_task
 from plan.machine import installed_vllm
 from plan.model_shape import KNOWN
 from run.jobs import run_job
-from run.run import Run
+from run.schedule import Schedule
 from tests.punkt import OWN_PUNKT, use_punkt
 from tests.scripts import ROOT, SCHEDULE_OF, configured, rows
 from tests.small_qwen import END, PADDING, save_qwen
@@ -151,9 +151,9 @@ def run_script(config: Config, script: str, run_dir: Path) -> Seen:
     """
     seen: list[Seen] = []
 
-    def train(run: Run) -> None:
+    def train(working: Schedule) -> None:
         scores: list[bool] = []
-        learn = run.learn
+        run, learn = working.run, working.run.learn
 
         def noted(batch: Batch) -> None:
             learn(batch)
@@ -161,7 +161,7 @@ def run_script(config: Config, script: str, run_dir: Path) -> Seen:
             scores.append(scored is not None and bool(scored.isfinite().all()))
 
         run.learn = noted  # type: ignore[method-assign]
-        SCRIPTS[script].train(run)
+        SCRIPTS[script].train(working)
         run.restore(saved(run_dir))
         assert isinstance(run.learner, LocalLearner)
         dtype = next(run.learner.model.parameters()).dtype

@@ -33,7 +33,7 @@ def test_a_stop_after_the_checkpoint_of_its_iteration_leaves_one_of_the_next(tmp
     class Stopping(Lockstep):
         def done(self, iteration: int) -> None:
             super().done(iteration)
-            self.stop.requested = iteration == 2 or self.stop.requested
+            self.run.stop.requested = iteration == 2 or self.run.stop.requested
 
     config = configured(*SMALL, "train.checkpoint_frequency=0")
     assert run_job(config, tmp_path, grpo.train, Stopping) == "interrupted"
@@ -43,13 +43,13 @@ def test_a_stop_after_the_checkpoint_of_its_iteration_leaves_one_of_the_next(tmp
 
 def test_a_stop_during_a_checkpoint_needs_no_other(tmp_path: Path) -> None:
     def train(working: Lockstep) -> None:
-        save = working.checkpoint
+        save = working.run.checkpoint
 
         def stopped_in(iteration: int) -> None:
             save(iteration)
-            working.stop.requested = True
+            working.run.stop.requested = True
 
-        working.checkpoint = stopped_in  # type: ignore[method-assign]
+        working.run.checkpoint = stopped_in  # type: ignore[method-assign]
         grpo.train(working)
 
     config = configured(*SMALL, "train.checkpoint_frequency=2")
@@ -75,13 +75,13 @@ def test_an_evaluation_that_was_given_up_is_made_up_for(tmp_path: Path) -> None:
     config = configured(*SMALL, SETS, "eval.frequency=2", "train.resume=auto")
 
     def train(working: Lockstep) -> None:
-        evaluate = working.evaluate
+        evaluate = working.run.evaluate
 
         def stopped_in(iteration: int) -> None:
-            working.stop.requested = iteration == 2
+            working.run.stop.requested = iteration == 2
             evaluate(iteration)
 
-        working.evaluate = stopped_in  # type: ignore[method-assign]
+        working.run.evaluate = stopped_in  # type: ignore[method-assign]
         grpo.train(working)
 
     assert run_job(config, tmp_path, train, Lockstep) == "interrupted"

@@ -142,10 +142,10 @@ def test_a_file_that_repeats_its_problems_counts_each_once(tmp_path: Path) -> No
 
 def test_a_stop_gives_the_evaluation_up(tmp_path: Path) -> None:
     def train(working: Overlapped) -> None:
-        evaluation, run_one = working.evaluation, working.evaluation.run
+        evaluation, run_one = working.run.evaluation, working.run.evaluation.run
 
         def stopping(iteration: int, stopped: Callable[[], bool]) -> Any:
-            working.stop.requested = iteration == 2
+            working.run.stop.requested = iteration == 2
             return run_one(iteration, stopped)
 
         evaluation.run = stopping  # type: ignore[method-assign]
@@ -159,7 +159,7 @@ def test_a_stop_gives_the_evaluation_up(tmp_path: Path) -> None:
 
 
 def test_random_states_are_left_alone(tmp_path: Path) -> None:
-    run = build(configured(*SMALL, SETS), tmp_path, Lockstep)
+    run = build(configured(*SMALL, SETS), tmp_path, Lockstep).run
     run.push_weights()
     before = torch.get_rng_state(), run.generator.get_state(), run.prompts.state_dict()
     run.evaluate(0)

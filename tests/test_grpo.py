@@ -72,9 +72,9 @@ def test_an_iteration_is_trained_on_in_steps_of_whole_groups(tmp_path: Path) -> 
 
 def test_without_kl_no_reference_is_loaded(tmp_path: Path) -> None:
     working = build(configured(*SMALL, "policy.kl_coef=0"), tmp_path, Lockstep)
-    assert isinstance(working.learner, LocalLearner)
-    assert working.learner.reference is None
-    working.close("finished")
+    assert isinstance(working.run.learner, LocalLearner)
+    assert working.run.learner.reference is None
+    working.run.close("finished")
 
 
 def test_mixed_precision_lora_and_accumulation_run(tmp_path: Path) -> None:
@@ -200,12 +200,12 @@ def test_under_lora_the_base_is_the_reference(tmp_path: Path) -> None:
     from training.reference import AdapterOff
 
     working = build(configured(*SMALL, "train_model.lora.enabled=true"), tmp_path, Lockstep)
-    batch, learner = collate(working.collect()), working.learner
+    batch, learner = collate(working.collect()), working.run.learner
     assert isinstance(learner, LocalLearner) and learner.reference is not None
     own = learner.reference.log_prob(batch)
     shared = AdapterOff(learner.scorer, learner.reference.rows).log_prob(batch)
     torch.testing.assert_close(own, shared, atol=1e-6, rtol=0)
-    working.close("finished")
+    working.run.close("finished")
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:

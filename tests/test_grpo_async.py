@@ -52,7 +52,7 @@ def test_no_token_is_older_than_the_bound(stale: str, max_age: int, frequency: i
 
     class Checking(Overlapped):
         def learn(self, batch: Batch) -> None:
-            ages = self.weights.version - batch.policy_version[batch.mask]
+            ages = self.run.weights.version - batch.policy_version[batch.mask]
             oldest.append(int(ages.max()))
             super().learn(batch)
 
@@ -78,7 +78,7 @@ def test_other_ways_of_updating_train_too(update: str, tmp_path: Path) -> None:
     grpo_async.train(working)
     assert len(rows(tmp_path)) == 10
     assert working.stream.groups_in_flight == 0
-    working.close("finished")
+    working.run.close("finished")
 
 
 def test_the_trainers_log_probs_are_those_before_the_first_of_several_epochs(tmp_path: Path) -> None:
@@ -105,23 +105,23 @@ def test_an_error_in_the_rollout_thread_is_raised_in_the_trainer(tmp_path: Path)
     def broken(completions: Any, examples: Any) -> Any:
         raise ZeroDivisionError("a bug in my reward")
 
-    working.rewards.submit = broken  # type: ignore[method-assign]
+    working.run.rewards.submit = broken  # type: ignore[method-assign]
     with pytest.raises(ZeroDivisionError, match="bug in my reward") as raised:
         grpo_async.train(working)
     assert "broken" in [frame.name for frame in raised.traceback]
     assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
     assert working.stream.groups_in_flight == 0
-    working.close("failed")
+    working.run.close("failed")
 
 
 def test_a_silent_engine_is_named_when_the_deadline_passes(tmp_path: Path) -> None:
     working = build(configured(*SMALL, "train.wait_timeout_s=5"), tmp_path, Overlapped)
-    working.engine.step = lambda timeout: time.sleep(0.05) or []  # an engine that never finishes
+    working.run.engine.step = lambda timeout: time.sleep(0.05) or []  # an engine that never finishes
     with pytest.raises(
         TimeoutError, match=r"the learner waited .* for the engines: it has 0 of 4 groups, 4 are in"
     ):
         grpo_async.train(working)
-    working.close("failed")
+    working.run.close("failed")
 
 
 def hand_carried(
@@ -158,9 +158,9 @@ def test_an_engine_lost_between_two_pushes_comes_back_with_the_present_version(
         learn = schedule.learn
 
         def killing(batch: Batch) -> None:
-            ages = schedule.weights.version - batch.policy_version[batch.mask]
+            ages = schedule.run.weights.version - batch.policy_version[batch.mask]
             assert 0 <= int(ages.min()) <= int(ages.max()) <= 1
-            if schedule.learner.optimizer_steps == 2:
+            if schedule.run.learner.optimizer_steps == 2:
                 kill_the_engine(others)
             learn(batch)
 
@@ -213,14 +213,14 @@ def test_an_engine_lost_in_an_evaluation_gets_its_weights_there(
     )
 
     def train(schedule: Overlapped) -> None:
-        evaluate = schedule.evaluate
+        evaluate = schedule.run.evaluate
 
         def killing(iteration: int) -> None:
             if iteration == 10:
                 kill_the_engine(others)
             evaluate(iteration)
 
-        schedule.evaluate = killing  # type: ignore[method-assign]
+        schedule.run.evaluate = killing  # type: ignore[method-assign]
         grpo_async.train(schedule)
 
     assert run_job(config, tmp_path, train, Overlapped) == "finished"

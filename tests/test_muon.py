@@ -33,7 +33,7 @@ def test_three_iterations_stopped_after_one_and_resumed_are_three_iterations(tmp
     start: dict[str, torch.Tensor] = {}
 
     def noting_the_start(working: Lockstep) -> None:
-        learner = working.learner
+        learner = working.run.learner
         assert isinstance(learner, LocalLearner)
         assert isinstance(learner.optimizer, JointOptimizer)
         start.update({name: value.clone() for name, value in learner.model.state_dict().items()})

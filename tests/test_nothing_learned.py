@@ -84,7 +84,7 @@ def test_one_step_that_taught_something_is_enough(tmp_path: Path) -> None:
 
 def test_an_interrupted_run_is_not_blamed(tmp_path: Path) -> None:
     def stopping(working: Lockstep) -> None:
-        working.stop.requested = True
+        working.run.stop.requested = True
         grpo.train(working)
 
     config = configured(*CUT, "train.total_dialog_turns=64")

@@ -73,7 +73,7 @@ def test_a_changed_learning_rate_and_schedule_take_effect_and_are_said(
     seen: list[dict[str, Any]] = []
 
     def train(working: Lockstep) -> None:
-        learner = working.learner
+        learner = working.run.learner
         assert isinstance(learner, LocalLearner)
         seen.extend({**group, "params": []} for group in learner.optimizer.param_groups)
         grpo.train(working)

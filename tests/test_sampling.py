@@ -38,16 +38,16 @@ def batches_of(script: ModuleType, run_dir: Path, *overrides: str) -> tuple[list
     working = build(configured(*overrides), run_dir, SCHEDULE_OF[script])
     made: list[Made] = []
     said: list[str] = []
-    credit = working.learner.credit
+    credit = working.run.learner.credit
 
     def noted(groups: list[Group], version: int | None) -> Batch:
         made.append(Made(groups, credit(groups, version)))
         return made[-1].batch
 
-    working.learner.credit = noted
-    working.monitor.say = said.append
+    working.run.learner.credit = noted
+    working.run.monitor.say = said.append
     script.train(working)
-    working.close("finished")
+    working.run.close("finished")
     return made, said
 
 

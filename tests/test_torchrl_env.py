@@ -32,15 +32,16 @@ def lockstep(run_dir: Path, *overrides: str) -> Iterator[Lockstep]:
         schedule.push_weights()
         yield schedule
     finally:
-        schedule.close("finished")
+        schedule.run.close("finished")
 
 
 def environment(schedule: Lockstep, num_groups: int = 3) -> GroupEnv:
-    return GroupEnv(schedule.loop, schedule.rollouts, schedule.prompts, num_groups)
+    run = schedule.run
+    return GroupEnv(run.loop, run.generation, run.prompts, num_groups)
 
 
 def engine_policy(schedule: Lockstep) -> EnginePolicy:
-    return EnginePolicy(schedule.loop, schedule.rollouts)
+    return EnginePolicy(schedule.run.loop, schedule.run.generation)
 
 
 def assert_same(batch: Batch, expected: Batch) -> None:
@@ -125,7 +126,7 @@ def test_any_policy_is_judged_by_the_tokens_that_it_writes(tmp_path: Path) -> No
     with lockstep(tmp_path) as schedule:
         env = environment(schedule)
         asked = env.reset()
-        tokenizer = schedule.rollouts.encoder.tokenizer
+        tokenizer = schedule.run.generation.encoder.tokenizer
         asks = tokenizer.decode(asked["tokens", "prompt"][0][asked["tokens", "prompt_mask"][0]])
         (summands,) = re.findall(r"(\d+)\+(\d+)=", asks)
         answer = tokenizer.encode(str(sum(map(int, summands))), add_special_tokens=False)

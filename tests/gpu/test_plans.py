@@ -16,7 +16,7 @@ from plan.machine import Machine
 from plan.plan import Plan, make_plan
 from plan.problems import check as checked
 from run.lockstep import Lockstep
-from run.run import Run
+from run.schedule import Schedule
 from selftest import engines, learner, tiny
 from selftest.catalogue import CHECKS
 from selftest.check import Bench, Check
@@ -54,10 +54,10 @@ def plan_of(check: Check, folder: Path, patch: pytest.MonkeyPatch) -> Plan:
     """What the check's body would start."""
     machine = machine_with(check.gpus)
 
-    def build(config: Config, run_dir: Path, schedule: type[Run]) -> NoReturn:
+    def build(config: Config, run_dir: Path, schedule: type[Schedule]) -> NoReturn:
         raise PlannedError(checked(make_plan(config, schedule.overlapped, machine, run_dir)))
 
-    def run_job(config: Config, run_dir: Path, train: Any, schedule: type[Run]) -> NoReturn:
+    def run_job(config: Config, run_dir: Path, train: Any, schedule: type[Schedule]) -> NoReturn:
         build(config, run_dir, schedule)
 
     def make_learner(config: Config, plan: Plan, run_dir: Path) -> NoReturn:
