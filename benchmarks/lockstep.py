@@ -36,7 +36,7 @@ from envs.task import Example, make_task  # noqa: E402
 from run.build import build  # noqa: E402
 from run.lockstep import Lockstep  # noqa: E402
 from run.run import Run  # noqa: E402
-from training.local_learner import LocalLearner  # noqa: E402
+from training.learner import Learner  # noqa: E402
 from training.model import causal_model, load_model, load_tokenizer  # noqa: E402
 from training.optimizer import make_optimizer  # noqa: E402
 
@@ -136,7 +136,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         working = build(config, Path(folder), Timed)
-        assert isinstance(working.run.learner, LocalLearner)
+        assert isinstance(working.run.learner, Learner)
         bare = make_bare(config, causal_model(working.run.learner.model))
         working.iterations_left = asked.iterations + WARM_UP
         working.examples_for = partial(iterate_bare, bare)

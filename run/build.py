@@ -60,7 +60,7 @@ def _build(config: Config, run_dir: Path, schedule: type[Schedule], built: ExitS
     from rollout.loop import EngineLoop
     from run.engines import adapter_shape, build_engine, build_weights
     from run.groups import make_conversation, make_evaluation, make_generation, make_prompts
-    from training.local_learner import make_learner
+    from training.learner import make_learner
     from training.model import load_tokenizer
 
     _keep_imports()
@@ -90,7 +90,7 @@ def _build(config: Config, run_dir: Path, schedule: type[Schedule], built: ExitS
         run_dir,
         plan,
         learner,
-        build_weights(config, learner, engine, plan),
+        build_weights(config, learner.weights, engine, plan),
         engine,
         loop,
         make_generation(config, tokenizer, conversation, loop, rewards),

@@ -20,7 +20,7 @@ from selftest.check import Bench
 from selftest.tiny import configured, model_folder, moved, subfolder
 from training.batch import Batch, Scores, Tokens, collate
 from training.forward import ResponseScorer
-from training.local_learner import LocalLearner, make_learner
+from training.learner import Learner, make_learner
 from training.log_probs import selected_log_probs
 
 HALF = (torch.bfloat16, torch.float16)
@@ -113,7 +113,7 @@ def precision(bench: Bench, mixed: str, overrides: Sequence[str] = ()) -> str:
     return f"log-probs within {gap:.2g} of float32 in the mean"
 
 
-def overflow(learner: LocalLearner, groups: list[Group]) -> None:
+def overflow(learner: Learner, groups: list[Group]) -> None:
     """A gradient beyond float16 is skipped, and the scale halved."""
     device = next(learner.model.parameters()).device
     learner.scaler.scale(torch.zeros(1, device=device))  # from then on it has a scale

@@ -13,7 +13,7 @@ import transformers.models.llama.modeling_llama  # noqa: F401
 
 import grpo_async
 import rollout.stream  # noqa: F401
-import training.local_learner  # noqa: F401
+import training.learner  # noqa: F401
 from config.schema import Config
 from run.jobs import run_job
 from run.overlapped import Overlapped

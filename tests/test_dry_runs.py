@@ -28,7 +28,7 @@ from tests.scripts import ROOT, SCHEDULE_OF, configured, rows
 from tests.small_qwen import END, PADDING, save_qwen
 from training.batch import Batch
 from training.checkpoint import Saved, load_checkpoint, newest_checkpoint
-from training.local_learner import LocalLearner
+from training.learner import Learner
 
 pytestmark = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 GPU_CONFIGS = [
@@ -163,7 +163,7 @@ def run_script(config: Config, script: str, run_dir: Path) -> Seen:
         run.learn = noted  # type: ignore[method-assign]
         SCRIPTS[script].train(working)
         run.restore(saved(run_dir))
-        assert isinstance(run.learner, LocalLearner)
+        assert isinstance(run.learner, Learner)
         dtype = next(run.learner.model.parameters()).dtype
         largest, steps = run.weights.canary.tolerance.largest, run.learner.optimizer_steps
         seen.append(Seen(run.plan.engine.dtype, largest, dtype, steps, scores))

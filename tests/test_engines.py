@@ -29,7 +29,7 @@ from run.engines import (
 from tests.rollout.conftest import lora_policy
 from tests.scripts import configured
 from tests.tiny import EOS, VOCABULARY, tiny_llama
-from training.local_learner import policy_weights
+from training.learner import policy_weights
 from training.model import linear_names, load_model
 
 Calls = list[str]

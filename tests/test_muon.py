@@ -9,7 +9,7 @@ from run.jobs import run_job
 from run.lockstep import Lockstep
 from tests.scripts import StoppingAfterTheFirst, configured, rows, without_clocks
 from training.checkpoint import load_checkpoint, newest_checkpoint
-from training.local_learner import LocalLearner
+from training.learner import Learner
 from training.optimizer import JointOptimizer
 
 MUON = (
@@ -34,7 +34,7 @@ def test_three_iterations_stopped_after_one_and_resumed_are_three_iterations(tmp
 
     def noting_the_start(working: Lockstep) -> None:
         learner = working.run.learner
-        assert isinstance(learner, LocalLearner)
+        assert isinstance(learner, Learner)
         assert isinstance(learner.optimizer, JointOptimizer)
         start.update({name: value.clone() for name, value in learner.model.state_dict().items()})
         grpo.train(working)

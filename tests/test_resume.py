@@ -25,7 +25,7 @@ from run.resume import find, siblings
 from tests.scripts import QUICK, ROOT, configured, finish, rows, start, wait_for, without_clocks
 from tests.tiny import resized_quickstart
 from training.checkpoint import checkpoint_path, load_checkpoint, newest_checkpoint
-from training.local_learner import LocalLearner
+from training.learner import Learner
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64", "train.checkpoint_frequency=2")
 LORA = ("train_model.lora.enabled=true", "train_model.lora.dropout=0.1", "optimizer.lr=3e-3")
@@ -74,7 +74,7 @@ def test_a_changed_learning_rate_and_schedule_take_effect_and_are_said(
 
     def train(working: Lockstep) -> None:
         learner = working.run.learner
-        assert isinstance(learner, LocalLearner)
+        assert isinstance(learner, Learner)
         seen.extend({**group, "params": []} for group in learner.optimizer.param_groups)
         grpo.train(working)
 

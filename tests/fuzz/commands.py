@@ -15,7 +15,7 @@ import grpo
 import rollout.stream  # noqa: F401
 import run.engines
 import run.evaluation  # noqa: F401
-import training.local_learner  # noqa: F401
+import training.learner  # noqa: F401
 from grpo_utils import launch
 from run.lockstep import Lockstep
 

@@ -19,7 +19,7 @@ from plan.plan import Plan, make_plan
 from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS
-from training.local_learner import LocalLearner, policy_weights
+from training.learner import Learner, policy_weights
 from training.models import make_models, torch_devices
 
 GROUPS = 2
@@ -104,14 +104,14 @@ def spread(model: PreTrainedModel, devices: list[torch.device]) -> PreTrainedMod
     return placed
 
 
-def learner_on(layout: Layout, case: Case, run_dir: Path) -> tuple[LocalLearner, Plan]:
+def learner_on(layout: Layout, case: Case, run_dir: Path) -> tuple[Learner, Plan]:
     """What `build` makes of the config."""
     config = config_of(layout, case)
     plan = plan_of(layout, config)
     model = spread(tiny_llama(case.tied), torch_devices(plan.devices.train))
     torch.manual_seed(0)  # of fresh adapters
     models = make_models(config, model, plan)
-    return LocalLearner(config, models, policy_weights(config, models.policy, plan), run_dir), plan
+    return Learner(config, models, policy_weights(config, models.policy, plan), run_dir), plan
 
 
 def save_tiny(folder: Path, tied: bool) -> Path:

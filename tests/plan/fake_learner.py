@@ -1,6 +1,6 @@
 """The learner's own step on tensors that have a shape and no memory, under torch's own memory tracker.
 
-The model, `ResponseScorer`, `LocalLearner.step` and the optimizer are the project's. What depends on values is answered
+The model, `ResponseScorer`, `Learner.step` and the optimizer are the project's. What depends on values is answered
 as if every row were full: masks are true everywhere, nothing is trimmed, numbers that are read are 1. The CPU build has
 no fake CUDA device, so tensors are on the CPU and the output head is told to compute as on a GPU.
 """
@@ -26,7 +26,7 @@ from plan.model_shape import ModelShape
 from training import forward, log_probs
 from training.batch import Batch, Scores, Tokens
 from training.forward import ResponseScorer
-from training.local_learner import LocalLearner
+from training.learner import Learner
 from training.model import add_lora
 from training.models import Models
 from training.weights import PolicyWeights, named_weights
@@ -136,7 +136,7 @@ def on_a_gpu() -> Iterator[None]:
 
 
 @contextmanager
-def fake_learner(config: Config, shape: ModelShape) -> Iterator[LocalLearner]:
+def fake_learner(config: Config, shape: ModelShape) -> Iterator[Learner]:
     """A learner whose optimizer has made its first step, inside the fake mode."""
     model = _on_meta(config, shape)
     with FakeTensorMode(), FullRows(), tempfile.TemporaryDirectory() as folder:
@@ -149,7 +149,7 @@ def fake_learner(config: Config, shape: ModelShape) -> Iterator[LocalLearner]:
             autocast_dtype=DTYPES[config.train.mixed_precision],
         )
         weights = PolicyWeights(model, named_weights)
-        learner = LocalLearner(config, Models(model, scorer, None), weights, Path(folder))
+        learner = Learner(config, Models(model, scorer, None), weights, Path(folder))
         _fill_gradients(model)
         learner.optimizer.step()
         learner.optimizer.zero_grad(set_to_none=True)

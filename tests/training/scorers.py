@@ -12,7 +12,7 @@ from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
 from training.batch import Batch, collate
 from training.forward import ResponseScorer
-from training.local_learner import LocalLearner
+from training.learner import Learner
 from training.models import Models
 from training.reference import Reference
 from training.weights import PolicyWeights, named_weights
@@ -38,7 +38,7 @@ def make_learner(
     dtype: torch.dtype = torch.float32,
     share_prompt: bool = True,
     **train: object,
-) -> LocalLearner:
+) -> Learner:
     config = Config(
         env=EnvConfig(dataset="arithmetic", num_envs=8, repeats=REPEATS),
         model=ModelConfig(name="tiny"),
@@ -50,4 +50,4 @@ def make_learner(
     scores = scorer(frozen, share_prompt)
     reference = Reference(scores, REPEATS, beside) if config.policy.uses_reference else None
     models = Models(model, scorer(model, share_prompt), reference)
-    return LocalLearner(config, models, PolicyWeights(model, named_weights), tmp_path)
+    return Learner(config, models, PolicyWeights(model, named_weights), tmp_path)

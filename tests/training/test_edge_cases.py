@@ -19,7 +19,7 @@ from tests.tiny import EOS, numbered_examples, tiny_llama
 from training.batch import Batch
 from training.credit import credit
 from training.forward import ResponseScorer
-from training.local_learner import LocalLearner
+from training.learner import Learner
 from training.models import Models
 from training.reference import Reference
 from training.weights import PolicyWeights, named_weights
@@ -57,7 +57,7 @@ def sampled(
 
 def learner_of(
     policy: PolicyConfig, run_dir: Path, model: LlamaForCausalLM, repeats: int = REPEATS
-) -> LocalLearner:
+) -> Learner:
     config = Config(
         env=EnvConfig(dataset="arithmetic", num_envs=PROMPTS, repeats=repeats),
         model=ModelConfig(name="tiny"),
@@ -70,15 +70,15 @@ def learner_of(
     frozen = Reference(ResponseScorer(tiny_llama(), repeats, True), rows=repeats)
     reference = frozen if policy.uses_reference else None
     models = Models(model, ResponseScorer(model, repeats, True), reference)
-    return LocalLearner(config, models, PolicyWeights(model, named_weights), run_dir)
+    return Learner(config, models, PolicyWeights(model, named_weights), run_dir)
 
 
-def trained(learner: LocalLearner, groups: Sequence[Group]) -> Batch:
+def trained(learner: Learner, groups: Sequence[Group]) -> Batch:
     """The batch of these groups after two updates on it; asserts that every number on the way is finite."""
     return stepped(learner, learner.credit(groups))
 
 
-def stepped(learner: LocalLearner, batch: Batch) -> Batch:
+def stepped(learner: Learner, batch: Batch) -> Batch:
     assert batch.advantage.isfinite().all()
     for _ in range(2):
         report = learner.step(batch)

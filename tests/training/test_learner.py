@@ -16,15 +16,14 @@ from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS, make_learner, scorer
 from training.batch import Tokens, collate
 from training.forward import ResponseScorer, Scores, score_all
-from training.learner import NonFiniteError
-from training.local_learner import LocalLearner
+from training.learner import Learner, NonFiniteError
 from training.minibatches import microbatches
 from training.reference import Reference
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "constant_length", "pass_mean")
 
 
-def gradient_of(learner: LocalLearner, groups: list[Group]) -> torch.Tensor:
+def gradient_of(learner: Learner, groups: list[Group]) -> torch.Tensor:
     """The gradient that a step on these groups applies, read just before the optimizer clears it."""
     seen: list[torch.Tensor] = []
 
