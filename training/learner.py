@@ -24,11 +24,16 @@ from training.batch import Batch, collate
 from training.credit import credit
 from training.forward import score_all
 from training.grpo_loss import GRPOLoss
-from training.loss_metrics import Metrics, finalize_metrics, merge_metrics
+from training.loss_metrics import (
+    Metrics,
+    effective_sample_size_by_age,
+    finalize_metrics,
+    gap_percentiles,
+    merge_metrics,
+)
 from training.minibatches import microbatches
 from training.model import load_model
 from training.models import Models, make_models, torch_devices
-from training.off_policy import effective_sample_size_by_age, gap_percentiles
 from training.optimizer import go_to_step, load_optimizer, make_optimizer, make_scheduler
 from training.trained import base_digest, load_trained, trained_state
 from training.weights import PolicyWeights, adapter_weights, named_weights

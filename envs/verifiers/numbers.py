@@ -32,87 +32,12 @@ _SCIENTIFIC = re.compile(
 _UNIT = re.compile(
     r"(?P<number>.*?[\d.])\s*(?P<unit>[A-Za-z][A-Za-z ./]*?(?:\s*\^?[23])?)\.?", re.ASCII | re.DOTALL
 )
-_SHORT_UNITS = frozenset(
-    (
-        *(
-            "m",
-            "g",
-            "s",
-            "h",
-            "l",
-            "v",
-            "w",
-            "cm",
-            "mm",
-            "km",
-            "kg",
-            "mg",
-            "ft",
-            "in",
-            "yd",
-            "mi",
-            "lb",
-            "oz",
-            "hr",
-        ),
-        *("ml", "sq", "pm", "am"),
-    )
-)
-_NOT_UNITS = frozenset(
-    (
-        *(
-            "or",
-            "and",
-            "to",
-            "not",
-            "than",
-            "if",
-            "at",
-            "about",
-            "between",
-            "vs",
-            "either",
-            "neither",
-            "mod",
-            "cup",
-        ),
-        *(
-            "dozen",
-            "hundred",
-            "thousand",
-            "million",
-            "billion",
-            "trillion",
-            "tens",
-            "dozens",
-            "hundreds",
-            "thousands",
-            "millions",
-            "billions",
-            "trillions",
-            "half",
-            "halves",
-            "third",
-            "thirds",
-        ),
-        *(
-            "quarter",
-            "quarters",
-            "pi",
-            "sqrt",
-            "root",
-            "choose",
-            "power",
-            "squared",
-            "cubed",
-            "plus",
-            "minus",
-            "times",
-            "factorial",
-            "more",
-        ),
-        *("less", "over", "divided", "by", "of"),
-    )
+_SHORT_UNITS = "m g s h l v w cm mm km kg mg ft in yd mi lb oz hr ml sq pm am"
+_NOT_UNITS = (
+    "or and to not than if at about between vs either neither mod cup dozen hundred thousand million "
+    "billion trillion tens dozens hundreds thousands millions billions trillions half halves third "
+    "thirds quarter quarters pi sqrt root choose power squared cubed plus minus times factorial more "
+    "less over divided by of"
 )
 _QUOTES = " \t\r\n\xa0\u2009\u202f*`'\"“”"
 
@@ -148,7 +73,8 @@ def plain(text: str) -> str:
 def is_unit(text: str) -> bool:
     """Whether words behind a number are a unit (`cm^2`, `miles per hour`) and do not change it (`or 8`, `dozen`)."""
     words = re.split(r"[ ./^]+", text.casefold().rstrip("."))
-    return not _NOT_UNITS & set(words) and (len(words[0]) > 2 or words[0] in _SHORT_UNITS)
+    known = len(words[0]) > 2 or words[0] in _SHORT_UNITS.split()
+    return known and set(_NOT_UNITS.split()).isdisjoint(words)
 
 
 def parse_number(text: str) -> Fraction | None:
