@@ -65,15 +65,10 @@ def check_composed(composed: DictConfig, schema: type[Any]) -> None:
         raise ConfigError("\n".join(unknown_key(key, schema) for key in unknown))
 
 
-def known_names(schema: type[Any]) -> set[str]:
-    """The fields of one dataclass."""
-    return {field.name for field in fields(schema)}
-
-
 def unknown_keys(section: DictConfig, prefix: str = "") -> Iterator[str]:
     """Dotted keys down to the values that no dataclass has. Plain dictionaries (`env.options`, ...) hold any key."""
     kind = OmegaConf.get_type(section)
-    known = known_names(kind) if is_dataclass(kind) else None
+    known = {field.name for field in fields(kind)} if is_dataclass(kind) else None
     for name in map(str, section):
         value = section._get_node(name)
         inner = value if isinstance(value, DictConfig) and _has_keys(value) else None
