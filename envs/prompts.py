@@ -12,8 +12,7 @@ from typing import Any
 
 from config.env import DifficultyConfig
 from config.errors import ConfigError
-from envs.mixed import Mixed
-from envs.task import Example
+from envs.example import Example, Mixed
 
 
 class _Order:

@@ -14,9 +14,9 @@ from omegaconf.errors import OmegaConfBaseException
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.duplicates import distinct_examples
+from envs.example import Mixed
 from envs.judging.judge import make_judge
 from envs.judging.outcome import Judge
-from envs.mixed import Mixed
 from envs.task import Completion, Example, Reward, Task, make_task, register
 
 OWN_FIELDS = (

@@ -62,11 +62,17 @@ def last_box(text: str) -> str | None:
     start = text.rfind("\\fbox") if start < 0 else start
     if start < 0:
         return None
+    end = _closing_brace(text, start)
+    return None if end is None else text[start : end + 1]
+
+
+def _closing_brace(text: str, start: int) -> int | None:
+    """Where as many braces are closed as opened since `start`."""
     depth = 0
     for position in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[position], 0)
         if text[position] == "}" and depth == 0:
-            return text[start : position + 1]
+            return position
     return None
 
 
@@ -136,12 +142,8 @@ def torchrl_boxed(text: str) -> str:
     start = text.rfind("\\boxed{")
     if start < 0:
         return text.strip()
-    start += len("\\boxed{")
-    depth, position = 1, start
-    while position < len(text) and depth:
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
-        position += 1
-    return text[start : position - 1].strip()
+    end = _closing_brace(text, start)
+    return text[start + len("\\boxed{") : -1 if end is None else end].strip()
 
 
 # ColossalChat --------------------------------------------------------------------------------------------------
@@ -171,12 +173,8 @@ def coati_boxed_solution(text: str) -> str | None:
     start = text.rfind("\\boxed{")
     if start < 0:
         return None
-    depth = 0
-    for position in range(start + len("\\boxed"), len(text)):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
-        if depth == 0:
-            return text[start + len("\\boxed{") : position]
-    return None
+    end = _closing_brace(text, start)
+    return None if end is None else text[start + len("\\boxed{") : end]
 
 
 def trl_think_format(text: str) -> float:
