@@ -5,12 +5,9 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from config.env import EnvConfig
 from config.errors import ConfigError
-from config.values import at_least, check_fields
+from config.values import at_least, check_fields, section_of
 
 
 @dataclass
@@ -120,10 +117,6 @@ def _as_set(place: str, given: Any) -> EvalSetConfig:
             near = difflib.get_close_matches(str(key), known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
             raise ConfigError(f"{place}.{key}: no such configuration key; {hint}")
-    try:
-        made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvalSetConfig), given))
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{place}.{error.full_key}: {str(error).splitlines()[0]}") from error
-    assert isinstance(made, EvalSetConfig)
+    made = section_of(EvalSetConfig, given, place)
     made.check(place)
     return made

@@ -3,10 +3,15 @@
 A value that is unset (None) keeps to every rule.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from config.errors import ConfigError
+
+Section = TypeVar("Section")
 
 
 def one_of(place: str, value: object, known: tuple[str, ...]) -> None:
@@ -35,3 +40,13 @@ def above_0(value: float) -> bool:
 
 def is_share(value: float) -> bool:
     return 0 <= value <= 1
+
+
+def section_of(kind: type[Section], given: Mapping[str, Any], place: str) -> Section:
+    """A dataclass of what stands at `place` in plain dictionaries, each value in the type of its field."""
+    try:
+        made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), given))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{place}.{error.full_key}: {str(error).splitlines()[0]}") from error
+    assert isinstance(made, kind)
+    return made

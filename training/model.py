@@ -171,15 +171,8 @@ def linear_names(model: PreTrainedModel) -> tuple[str, ...]:
     """Last names of the layers that `add_lora` adapts: every linear one but the head."""
     head = model.get_output_embeddings()
     layers = model.named_modules()
-    return tuple(
-        sorted(
-            {
-                name.rsplit(".", 1)[-1]
-                for name, layer in layers
-                if isinstance(layer, nn.Linear) and layer is not head
-            }
-        )
-    )
+    adapted = [name for name, layer in layers if isinstance(layer, nn.Linear) and layer is not head]
+    return tuple(sorted({name.rsplit(".", 1)[-1] for name in adapted}))
 
 
 def causal_model(model: nn.Module) -> PreTrainedModel:
