@@ -15,6 +15,7 @@ from typing import Any, Literal
 from config.errors import ConfigError
 from config.inference import InferenceModelConfig
 from config.schema import Config
+from config.values import at_least
 
 ReferenceHome = Literal["none", "own devices", "base of the LoRA policy", "shared"]
 """`shared`: no device is left for it alone, and `plan/plan.py` finds it a place."""
@@ -147,8 +148,7 @@ def plan_devices(
 
 def _check_list(request: _Request, num_gpus: int) -> None:
     place = f"{request.section}.devices={request.devices}"
-    if request.num_devices < 1:
-        raise ConfigError(f"{request.section}.num_devices={request.num_devices}: must be at least 1")
+    at_least(f"{request.section}.num_devices", request.num_devices, 1)
     if request.devices is None:
         return
     if not isinstance(request.devices, Iterable) or isinstance(request.devices, str):

@@ -159,10 +159,8 @@ def _largest(phases: list[Phase]) -> str:
 def _cache(plan: Plan, shape: ModelShape) -> list[Problem]:
     if plan.engine.backend != "vllm":
         return []
-    cache, one = (
-        cache_on_device(plan, shape),
-        kv_bytes_per_sequence(plan.config, shape, plan.engine.dtype),
-    )
+    cache = cache_on_device(plan, shape)
+    one = kv_bytes_per_sequence(plan.config, shape, plan.engine.dtype)
     if cache is None or cache >= one:
         return []
     share = plan.engine.gpu_memory_utilization

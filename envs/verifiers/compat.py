@@ -20,7 +20,6 @@ from envs.verifiers.expressions import FOUR_OPERATIONS, NOT_ARITHMETIC, parse, v
 
 _GROUP = r"\{(?:[^{}]|\{[^{}]*\})*\}"
 _BOX_OF_DEPTH_THREE = re.compile(rf"\\boxed\{{((?:[^{{}}]|{_GROUP})*)\}}", re.DOTALL)
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _ANSWER_ON_A_LINE = re.compile(r"<answer>(.*?)</answer>")
 COATI_SCORE = 10.0
 
@@ -54,7 +53,7 @@ def megatron_math(
     partial_end_reward: float = 0.0,
 ) -> float:
     """1 for the right answer at the very end; the gold is compared as text with what math-verify reads."""
-    found = list(_ANSWER.finditer(text)) or list(_BOX_OF_DEPTH_THREE.finditer(text))
+    found = list(compat_text.ANSWER.finditer(text)) or list(_BOX_OF_DEPTH_THREE.finditer(text))
     if not found:
         return negative_reward
     if not _verify(gold, _parse(found[-1][1])) or finish_reason == "length":
