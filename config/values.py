@@ -1,4 +1,4 @@
-"""Checks of single values: one of the known ones, large enough, or what else a rule says. All raise ConfigError.
+"""Checks of single values, and of a section that is given in plain dictionaries. All raise ConfigError.
 
 A value that is unset (None) keeps to every rule.
 """
