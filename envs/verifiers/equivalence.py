@@ -88,8 +88,7 @@ def _same(left: str, right: str) -> bool:
     if _WORD.fullmatch(left) and _WORD.fullmatch(right):
         return left.casefold() == right.casefold()
     for compare in (_same_matrix, _same_plus_minus, _same_union, _same_relation, _same_list):
-        same = compare(left, right)
-        if same is not None:
+        if (same := compare(left, right)) is not None:
             return same
     if not is_bounded(left) or not is_bounded(right):
         return False

@@ -97,22 +97,18 @@ def _read(text: str) -> tuple[Fraction, bool] | None:
     text = text.strip().replace("$", "")
     if not text or len(text) > MAX_CHARACTERS:
         return None
-    match = _DECIMAL.fullmatch(text)
-    if match:
+    if match := _DECIMAL.fullmatch(text):
         value = _decimal(*match.groups())
         return None if value is None else (value, True)
-    match = _RATIO.fullmatch(text)
-    if match:
+    if match := _RATIO.fullmatch(text):
         return _ratio("", match[1], match[2])
-    match = _MIXED.fullmatch(text)
-    if match:
+    if match := _MIXED.fullmatch(text):
         ratio = _ratio("", match[3] or match[5], match[4] or match[6])
         if ratio is None:
             return None
         sign = -1 if match[1] == "-" else 1
         return sign * (int(match[2]) + ratio[0]), ratio[1] and ratio[0] < 1
-    match = _SCIENTIFIC.fullmatch(text)
-    if match:
+    if match := _SCIENTIFIC.fullmatch(text):
         return Fraction(match[1]) * Fraction(10) ** int(match[2] or match[3]), True
     match = _FRAC.fullmatch(text)
     return _ratio(match[1], match[2] or match[3], match[4] or match[5]) if match else None
