@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from config.composition import CONFIG_DIR, register_schema, to_config
-from config.errors import ConfigError, RunError
+from config.errors import ConfigError, RunError, causes
 from config.files import disk_full
 from config.folders import SUMMARY, register_unused_folder, remove_if_unused, save_settings
 from config.messages import is_readable, quoted, readable
@@ -121,11 +121,10 @@ def _complain(message: str, code: int = BAD_INPUT) -> int:
 
 def _from_the_system(error: BaseException | None) -> str | None:
     """What kept Hydra from writing the run's folder before the job began."""
-    while error is not None and not isinstance(error, OSError):
-        error = error.__cause__ or error.__context__
-    if error is None:
+    found = next((link for link in causes(error) if isinstance(link, OSError)), None)
+    if found is None:
         return None
-    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return f"{found.filename}: {found.strerror}" if found.filename else found.strerror
 
 
 def last_reward(run_dir: Path) -> float | None:

@@ -60,41 +60,25 @@ def check_composed(composed: DictConfig, schema: type[Any]) -> None:
     """
     if OmegaConf.get_type(composed) is not schema:
         raise ConfigError(NOT_ON_BASE)
-    unknown = list(unknown_keys(composed))
+    unknown = list(_unknown_keys(OmegaConf.to_container(composed), schema))
     if unknown:
         raise ConfigError("\n".join(unknown_key(key, schema) for key in unknown))
 
 
-def known_names(schema: type[Any]) -> set[str]:
-    """The fields of one dataclass."""
-    return {field.name for field in fields(schema)}
-
-
-def unknown_keys(section: DictConfig, prefix: str = "") -> Iterator[str]:
+def _unknown_keys(given: Any, schema: type[Any], prefix: str = "") -> Iterator[str]:
     """Dotted keys down to the values that no dataclass has. Plain dictionaries (`env.options`, ...) hold any key."""
-    kind = OmegaConf.get_type(section)
-    known = known_names(kind) if is_dataclass(kind) else None
-    for name in map(str, section):
-        value = section._get_node(name)
-        inner = value if isinstance(value, DictConfig) and _has_keys(value) else None
-        if known is not None and name not in known:
-            yield from _leaves(inner, f"{prefix}{name}")
-        elif inner is not None and is_dataclass(OmegaConf.get_type(inner)):
-            yield from unknown_keys(inner, f"{prefix}{name}.")
+    known = {field.name: field.type for field in fields(schema)}
+    for name, value in given.items():
+        kind = known.get(name)
+        if name not in known:
+            yield from _leaves(value, f"{prefix}{name}")
+        elif isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
+            yield from _unknown_keys(value, kind, f"{prefix}{name}.")
 
 
-def _leaves(section: DictConfig | None, key: str) -> Iterator[str]:
-    if section is None:
+def _leaves(value: Any, key: str) -> Iterator[str]:
+    if not isinstance(value, dict) or not value:
         yield key
         return
-    for name in map(str, section):
-        value = section._get_node(name)
-        yield from _leaves(
-            value if isinstance(value, DictConfig) and _has_keys(value) else None, f"{key}.{name}"
-        )
-
-
-def _has_keys(section: DictConfig) -> bool:
-    return (
-        not (section._is_none() or section._is_missing() or section._is_interpolation()) and len(section) > 0
-    )
+    for name, inner in value.items():
+        yield from _leaves(inner, f"{key}.{name}")

@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from config.errors import ConfigError
+from config.values import above_0, at_least, check_fields, is_share, one_of
 
 DUPLICATES = ("keep", "first", "drop")
 TOOLS = {"calculator": "envs.tools.calculator:calculator", "python": "envs.tools.python:PythonTool"}
@@ -30,8 +31,7 @@ class DifficultyConfig:
             raise ConfigError(
                 f"env.difficulty: low={self.low}, high={self.high}: success rates, 0 <= low <= high <= 1"
             )
-        if self.retry_epochs < 1:
-            raise ConfigError(f"env.difficulty.retry_epochs={self.retry_epochs}: must be at least 1")
+        at_least("env.difficulty.retry_epochs", self.retry_epochs, 1)
 
 
 @dataclass
@@ -103,19 +103,13 @@ class EnvConfig:
     """For `run=rewards`: JSONL of {"row": index in the data file, "completion": text}."""
 
     def __post_init__(self) -> None:
-        if self.reward_workers is not None and self.reward_workers < 1:
-            raise ConfigError(f"env.reward_workers={self.reward_workers}: must be at least 1")
-        if self.duplicates not in DUPLICATES:
-            raise ConfigError(f"env.duplicates={self.duplicates!r}: choose one of {', '.join(DUPLICATES)}")
-        if self.sandbox not in SANDBOXES:
-            raise ConfigError(f"env.sandbox={self.sandbox!r}: choose one of {', '.join(SANDBOXES)}")
-        if not 0.0 <= self.holdout < 1.0:
-            raise ConfigError(f"env.holdout={self.holdout}: a share, 0 to below 1")
-        for key in ("reward_timeout_s", "reward_memory_gib", "tool_timeout_s"):
-            if not vars(self)[key] > 0:
-                raise ConfigError(f"env.{key}={vars(self)[key]}: must be above 0")
-        if not 0.0 <= self.max_error_rate <= 1.0:
-            raise ConfigError(f"env.max_error_rate={self.max_error_rate}: a share, 0 to 1")
+        at_least("env.reward_workers", self.reward_workers, 1)
+        one_of("env.duplicates", self.duplicates, DUPLICATES)
+        one_of("env.sandbox", self.sandbox, SANDBOXES)
+        check_fields("env", self, ("holdout",), lambda value: 0 <= value < 1, "a share, 0 to below 1")
+        seconds_and_bytes = ("reward_timeout_s", "reward_memory_gib", "tool_timeout_s")
+        check_fields("env", self, seconds_and_bytes, above_0, "must be above 0")
+        check_fields("env", self, ("max_error_rate",), is_share, "a share, 0 to 1")
         self._check_rewards()
         self._check_turns()
 
@@ -153,8 +147,7 @@ class EnvConfig:
                 f"env.tools={unknown}: choose from {', '.join(TOOLS)}; one of your own is named module:function"
             )
         replies = self.reasoning or self.tools
-        if self.max_steps < 1:
-            raise ConfigError(f"env.max_steps={self.max_steps}: must be at least 1")
+        at_least("env.max_steps", self.max_steps, 1)
         if self.max_steps > 1 and not replies:
             raise ConfigError(
                 f"env.max_steps={self.max_steps}: nothing replies between turns; set env.reasoning=true or "

@@ -1,4 +1,4 @@
-"""Exceptions that the user sees as one message without a traceback."""
+"""Exceptions that the user sees as one message without a traceback, and what an exception came from."""
 
 
 class ConfigError(ValueError):
@@ -11,3 +11,12 @@ class RunError(RuntimeError):
 
 class DeadlineError(RunError, TimeoutError):
     """A wait that reached its deadline. The message says who waited for whom."""
+
+
+def causes(error: BaseException | None) -> list[BaseException]:
+    """An exception and those that it came from, the latest first."""
+    links: list[BaseException] = []
+    while error is not None and error not in links:
+        links.append(error)
+        error = error.__cause__ or error.__context__
+    return links

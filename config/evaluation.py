@@ -5,11 +5,9 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from config.env import EnvConfig
 from config.errors import ConfigError
+from config.values import at_least, check_fields, section_of
 
 
 @dataclass
@@ -48,15 +46,9 @@ class EvalSetConfig:
         """Raises ConfigError; `place` is the key of this set."""
         if not self.dataset:
             raise ConfigError(f"{place}.dataset: no value; name a task, such as {place}.dataset=gsm8k")
-        for key in ("n", "max_tokens", "limit"):
-            value = vars(self)[key]
-            if value is not None and value < 1:
-                raise ConfigError(f"{place}.{key}={value}: must be at least 1")
-        for key in ("temperature", "top_k"):
-            if vars(self)[key] < 0:
-                raise ConfigError(f"{place}.{key}={vars(self)[key]}: must be at least 0")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ConfigError(f"{place}.top_p={self.top_p}: must lie in (0, 1]")
+        for key, least in (("n", 1), ("max_tokens", 1), ("limit", 1), ("temperature", 0), ("top_k", 0)):
+            at_least(f"{place}.{key}", vars(self)[key], least)
+        check_fields(place, self, ("top_p",), lambda value: 0 < value <= 1, "must lie in (0, 1]")
         if self.temperature == 0 and self.n > 1:
             raise ConfigError(
                 f"{place}.n={self.n} with {place}.temperature=0: greedy decoding gives the same completion "
@@ -107,8 +99,7 @@ class EvalConfig:
     """Iterations between evaluations. With sets there is one before the first iteration and one at the end."""
 
     def __post_init__(self) -> None:
-        if self.frequency < 0:
-            raise ConfigError(f"eval.frequency={self.frequency}: must be at least 0")
+        at_least("eval.frequency", self.frequency, 0)
         self.sets = {name: _as_set(f"eval.sets.{name}", given) for name, given in self.sets.items()}
 
 
@@ -126,10 +117,6 @@ def _as_set(place: str, given: Any) -> EvalSetConfig:
             near = difflib.get_close_matches(str(key), known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
             raise ConfigError(f"{place}.{key}: no such configuration key; {hint}")
-    try:
-        made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvalSetConfig), given))
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{place}.{error.full_key}: {str(error).splitlines()[0]}") from error
-    assert isinstance(made, EvalSetConfig)
+    made = section_of(EvalSetConfig, given, place)
     made.check(place)
     return made

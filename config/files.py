@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from config.errors import causes
+
 _UNFINISHED = re.compile(r".+\.\d+-[0-9a-f]{8}\.tmp")
 
 
@@ -41,8 +43,5 @@ def remove_unfinished(folder: Path) -> None:
 
 def disk_full(error: BaseException | None) -> bool:
     """Whether the exception, or one that it came from, says that there was no room to write."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    full = (errno.ENOSPC, errno.EDQUOT)
+    return any(isinstance(link, OSError) and link.errno in full for link in causes(error))

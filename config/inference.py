@@ -4,11 +4,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from config.errors import ConfigError
+from config.values import above_0, check_fields, one_of
 
-BACKENDS = ("auto", "vllm", "transformers")
-UPDATES = ("keep", "wait", "abort")
-LORA_WAYS = ("merge", "adapter")
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+CHOICES: dict[str, tuple[str, ...]] = {
+    "backend": ("auto", "vllm", "transformers"),
+    "update": ("keep", "wait", "abort"),
+    "lora": ("merge", "adapter"),
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
+}
+POSITIVE = ("num_devices", "tensor_parallel_size", "max_tokens", "start_timeout_s", "request_timeout_s")
+SHARES = ("gpu_memory_utilization", "top_p", "temperature_end_at")
+POSITIVE_OR_NULL = (
+    *("kv_cache_gib", "max_model_len", "max_num_seqs", "max_num_batched_tokens"),
+    *("canary_tolerance", "temperature_end"),
+)
 
 
 @dataclass
@@ -71,35 +80,11 @@ class InferenceModelConfig:
     that dtype does to this very model, which the learner measures at the first push."""
 
     def __post_init__(self) -> None:
-        self._check_choices()
-        self._check_ranges()
-
-    def _check_choices(self) -> None:
-        for key, known in (
-            ("backend", BACKENDS),
-            ("update", UPDATES),
-            ("lora", LORA_WAYS),
-            ("dtype", DTYPES),
-        ):
-            value = getattr(self, key)
-            if value not in known:
-                raise ConfigError(f"inference_model.{key}={value!r}: choose one of {', '.join(known)}")
-
-    def _check_ranges(self) -> None:
-        positive = ("num_devices", "tensor_parallel_size", "max_tokens", "start_timeout_s")
-        for key in (*positive, "request_timeout_s"):
-            if getattr(self, key) <= 0:
-                raise ConfigError(f"inference_model.{key}={getattr(self, key)}: must be above 0")
-        shares = ("gpu_memory_utilization", "top_p", "temperature_end_at")
-        for key, low, high in ((key, 0.0, 1.0) for key in shares):
-            value = getattr(self, key)
-            if not low < value <= high:
-                raise ConfigError(f"inference_model.{key}={value}: must lie in ({low:g}, {high:g}]")
-        sizes = ("kv_cache_gib", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
-        for key in (*sizes, "canary_tolerance", "temperature_end"):
-            value = getattr(self, key)
-            if value is not None and value <= 0:
-                raise ConfigError(f"inference_model.{key}={value}: must be above 0, or null")
+        for key, known in CHOICES.items():
+            one_of(f"inference_model.{key}", vars(self)[key], known)
+        check_fields("inference_model", self, POSITIVE, above_0, "must be above 0")
+        check_fields("inference_model", self, SHARES, lambda value: 0 < value <= 1, "must lie in (0, 1]")
+        check_fields("inference_model", self, POSITIVE_OR_NULL, above_0, "must be above 0, or null")
         if self.temperature < 0 or self.top_k < 0:
             raise ConfigError(
                 f"inference_model.temperature={self.temperature}, inference_model.top_k={self.top_k}: "

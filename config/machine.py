@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from config.errors import ConfigError
+from config.values import above_0, at_least, check_fields
 
 
 @dataclass
@@ -21,14 +21,10 @@ class MachineConfig:
     """Free disk space where the run writes, in GiB."""
 
     def __post_init__(self) -> None:
-        if self.nodes < 1:
-            raise ConfigError(f"plan.nodes={self.nodes}: must be at least 1")
-        if self.gpus is not None and self.gpus < 0:
-            raise ConfigError(f"plan.gpus={self.gpus}: must be 0 or above")
-        for key in ("gpu_memory_gib", "host_memory_gib", "disk_gib"):
-            value = vars(self)[key]
-            if value is not None and value <= 0:
-                raise ConfigError(f"plan.{key}={value}: must be above 0, or null")
+        at_least("plan.nodes", self.nodes, 1)
+        check_fields("plan", self, ("gpus",), lambda value: value >= 0, "must be 0 or above")
+        sizes = ("gpu_memory_gib", "host_memory_gib", "disk_gib")
+        check_fields("plan", self, sizes, above_0, "must be above 0, or null")
 
     @property
     def given(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from config.errors import ConfigError
+from config.errors import ConfigError, causes
 from config.names import section_elsewhere, translated
 
 PLUGINS = {
@@ -63,7 +63,7 @@ def known_keys(config_class: type[Any], prefix: str = "") -> list[str]:
 
 def readable(error: BaseException, schema: type[Any]) -> str:
     """One message for a user who mistyped something. schema: the dataclass of all keys."""
-    chain = _chain(error)
+    chain = causes(error)
     for link in chain:
         if isinstance(link, ConfigError):
             return str(link)
@@ -205,12 +205,3 @@ def _of_hydra(text: str) -> str:
             f"{name}: OPTION` in the defaults list of a file"
         )
     return text if "config_path" in text else first
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    links: list[BaseException] = []
-    current: BaseException | None = error
-    while current is not None and current not in links:
-        links.append(current)
-        current = current.__cause__ or current.__context__
-    return links

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from config.errors import ConfigError
+from config.values import above_0, check_fields, is_share, one_of
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "name": ("adamw", "muon_adamw"),
@@ -48,20 +49,13 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         for key, known in CHOICES.items():
-            value = getattr(self, key)
-            if value not in known:
-                raise ConfigError(f"optimizer.{key}={value!r}: choose one of {', '.join(known)}")
-        for key in NOT_NEGATIVE:
-            if not getattr(self, key) >= 0:
-                raise ConfigError(f"optimizer.{key}={getattr(self, key)}: must be 0 or above")
-        for key in SHARES:
-            if not 0 <= getattr(self, key) <= 1:
-                raise ConfigError(f"optimizer.{key}={getattr(self, key)}: must lie in [0, 1]")
+            one_of(f"optimizer.{key}", vars(self)[key], known)
+        check_fields("optimizer", self, NOT_NEGATIVE, lambda value: value >= 0, "must be 0 or above")
+        check_fields("optimizer", self, SHARES, is_share, "must lie in [0, 1]")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"optimizer.betas={self.betas}: must be two numbers in [0, 1)")
         self.betas = (self.betas[0], self.betas[1])
-        if self.clip_grad_norm is not None and not self.clip_grad_norm > 0:
-            raise ConfigError(f"optimizer.clip_grad_norm={self.clip_grad_norm}: must be above 0, or null")
+        check_fields("optimizer", self, ("clip_grad_norm",), above_0, "must be above 0, or null")
         for pattern, rate in self.group_lr.items():
             if not rate >= 0:
                 raise ConfigError(f"optimizer.group_lr[{pattern!r}]={rate}: must be 0 or above")

@@ -94,16 +94,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         one_of("train.mixed_precision", self.mixed_precision, PRECISIONS)
         one_of("train.stale_groups", self.stale_groups, ("drop", "wait"))
-        for key in (
-            "total_dialog_turns",
-            "gradient_accumulation_steps",
-            "epochs",
-            "max_nonfinite_steps",
-            "weight_update_frequency",
-        ):
+        counts = ("total_dialog_turns", "gradient_accumulation_steps", "epochs", "max_nonfinite_steps")
+        for key in (*counts, "weight_update_frequency", "log_prob_chunk_size"):
             at_least(f"train.{key}", vars(self)[key], 1)
-        if self.log_prob_chunk_size is not None:
-            at_least("train.log_prob_chunk_size", self.log_prob_chunk_size, 1)
         for key in ("checkpoint_frequency", "keep_checkpoints", "max_policy_age"):
             at_least(f"train.{key}", vars(self)[key], 0)
 

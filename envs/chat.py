@@ -1,6 +1,7 @@
 """Between text and token ids: a chat becomes a prompt, and what was sampled becomes what a reward judges."""
 
 from collections.abc import Collection, Sequence
+from itertools import groupby
 
 from transformers import PreTrainedTokenizerBase
 
@@ -81,12 +82,6 @@ def _turns(completion: SampledCompletion) -> list[list[int]]:
     """The ids of each of the model's turns: the runs between those that the environment wrote."""
     if completion.sampled is None:
         return [completion.token_ids]
-    turns: list[list[int]] = [[]]
-    for token, own, before in zip(
-        completion.token_ids, completion.sampled, (True, *completion.sampled), strict=False
-    ):
-        if own and not before:
-            turns.append([])
-        if own:
-            turns[-1].append(token)
-    return turns
+    written = zip(completion.token_ids, completion.sampled, strict=False)
+    runs = groupby(written, key=lambda pair: pair[1])
+    return [[token for token, _ in run] for own, run in runs if own] or [[]]

@@ -50,6 +50,10 @@ class Row:
             )
         return value
 
+    def first_of(self, columns: Sequence[str]) -> str:
+        """The first of these columns that the row has; the first of them all where it has none."""
+        return next((name for name in columns if name in self.values), columns[0])
+
     def text(self, column: str) -> str:
         """The column as a non-empty string."""
         value = self[column]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs.task import Example, Task, checked_examples
+from envs.verifiers.equivalence import same_answer
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +46,6 @@ def distinct_examples(task: Task, split: str) -> Sequence[Example]:
 
 
 def _same(first: Any, second: Any) -> bool:
-    from envs.verifiers.equivalence import same_answer
-
     return isinstance(first, str) and isinstance(second, str) and same_answer(first, second)
 
 

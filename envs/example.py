@@ -3,8 +3,8 @@
 Users import these names from `envs.task`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Outcome = Literal["scored", "invalid", "error"]
@@ -27,6 +27,21 @@ class Example:
     row: int
     source: str = ""
     row_data: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Mixed(list[Example]):
+    """The examples of several data sets, one after the other; each carries the name of its member in `source`.
+
+    bounds: name -> (first index, one past the last). weights: name -> relative number of prompts.
+    """
+
+    def __init__(self, members: Mapping[str, Sequence[Example]], weights: Mapping[str, float]) -> None:
+        super().__init__()
+        self.weights = weights
+        self.bounds: dict[str, tuple[int, int]] = {}
+        for name, examples in members.items():
+            self.bounds[name] = (len(self), len(self) + len(examples))
+            self += [replace(example, source=name) for example in examples]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The limit on the length of prompts in tokens, checked without tokenizing more of them than it takes."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
@@ -13,12 +13,12 @@ _CHARACTERS_PER_TOKEN = 8
 """Of the beginning of a long prompt, which is looked at first."""
 
 
+@dataclass(frozen=True)
 class PromptLimit:
     """Whether a prompt has at most `limit` tokens, and what is said of one that has more."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, limit: int) -> None:
-        self.tokenizer = tokenizer
-        self.limit = limit
+    tokenizer: PreTrainedTokenizerBase
+    limit: int
 
     def __call__(self, example: Example) -> bool:
         """Most are seen to fit by their length in bytes alone, without being tokenized a second time: a token covers

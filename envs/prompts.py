@@ -12,8 +12,7 @@ from typing import Any
 
 from config.env import DifficultyConfig
 from config.errors import ConfigError
-from envs.mixed import Mixed
-from envs.task import Example
+from envs.example import Example, Mixed
 
 
 class _Order:
@@ -166,18 +165,6 @@ class PromptSource:
         self._success = dict(state["success"])
 
 
-def _row_data(
-    examples: Sequence[Example], wanted: Sequence[Example]
-) -> dict[tuple[str, int], Mapping[str, Any]]:
-    """The `row_data` of those among the examples that are wanted."""
-    places = {(example.source, example.row) for example in wanted}
-    return {
-        (example.source, example.row): example.row_data
-        for example in examples
-        if (example.source, example.row) in places
-    }
-
-
 class PromptQueue:
     """A prompt source with a way back: examples that were drawn and not trained on are drawn again first.
 
@@ -219,7 +206,11 @@ class PromptQueue:
         returned = [
             Example(**(fields | {"messages": tuple(fields["messages"])})) for fields in state["returned"]
         ]
-        rows = _row_data(self.source.examples, returned) if returned else {}
+        wanted = {(example.source, example.row) for example in returned}
+        rows: dict[tuple[str, int], Mapping[str, Any]] = {}
+        for example in self.source.examples if wanted else ():
+            if (example.source, example.row) in wanted:
+                rows[example.source, example.row] = example.row_data
         self.returned = deque(
             replace(example, row_data=rows.get((example.source, example.row), {})) for example in returned
         )

@@ -13,7 +13,7 @@ from typing import Any
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.data import Row, is_text
+from envs.data import Row, is_message, is_text
 from envs.example import Completion, Example, Message, Outcome, Reward
 from envs.own import described, is_own, load_own
 from envs.rewards import asked_form, reward_names
@@ -179,9 +179,7 @@ def _trouble(example: Any) -> str | None:
     if not isinstance(example.messages, tuple) or not example.messages:
         return 'has no messages; make them with self.messages("...")'
     for message in example.messages:
-        if not isinstance(message, dict) or not all(
-            isinstance(message.get(key), str) for key in ("role", "content")
-        ):
+        if not is_message(message):
             return f"has the message {message!r}; it needs a role and a content, both text"
         if not is_text(message["content"]):
             return f"has half a character (a lone surrogate) in its prompt: {message['content'][:200]!a}"

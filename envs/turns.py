@@ -10,15 +10,14 @@ from asyncio import get_running_loop
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Protocol, overload
+from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.control_tokens import control_tokens
-from envs.mixed import Mixed
-from envs.task import Example
+from envs.example import Example, Mixed
 from envs.tools.tool import instructions, make_tools
 
 _MARK = "the-turn-goes-here"
@@ -57,45 +56,23 @@ def make_repliers(env: EnvConfig) -> list[Replier]:
     return [*repliers, ThinkAgain(env.reasoning_prompt)] if env.reasoning else repliers
 
 
-class Instructed(Sequence[Example]):
-    """Examples whose system prompt also holds the repliers' instructions."""
-
-    def __init__(self, examples: Sequence[Example], instructions: str) -> None:
-        self._examples = examples
-        self._instructions = instructions
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-    def __getitem__(self, index: int | slice) -> Example | list[Example]:
-        if isinstance(index, slice):
-            return [self._with(example) for example in self._examples[index]]
-        return self._with(self._examples[index])
-
-    def _with(self, example: Example) -> Example:
-        head, *rest = example.messages
-        if head["role"] == "system":
-            return replace(
-                example, messages=({**head, "content": f"{head['content']}\n\n{self._instructions}"}, *rest)
-            )
-        return replace(example, messages=({"role": "system", "content": self._instructions}, head, *rest))
-
-
 def with_instructions(examples: Sequence[Example], env: EnvConfig) -> Sequence[Example]:
-    """The examples as they are where no tool is offered; a mixture stays one, with the weights of its members."""
+    """The examples with what the tools say of themselves in their system prompts; as they are where no tool is offered.
+    A mixture stays one, with the weights of its members."""
     if not env.tools:
         return examples
     said = instructions(env)
-    if isinstance(examples, Mixed):
-        members: dict[str, Sequence[Example]] = {
-            name: Instructed(member, said) for name, member in examples.members.items()
-        }
-        return Mixed(members, examples.weights)
-    return Instructed(examples, said)
+    told = [_told(example, said) for example in examples]
+    if not isinstance(examples, Mixed):
+        return told
+    return Mixed({name: told[slice(*bounds)] for name, bounds in examples.bounds.items()}, examples.weights)
+
+
+def _told(example: Example, said: str) -> Example:
+    head, *rest = example.messages
+    if head["role"] == "system":
+        return replace(example, messages=({**head, "content": f"{head['content']}\n\n{said}"}, *rest))
+    return replace(example, messages=({"role": "system", "content": said}, head, *rest))
 
 
 class Conversation:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeVar
 
@@ -54,37 +55,28 @@ class Loop(Protocol):
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result: ...
 
 
+@dataclass(eq=False)
 class Evaluation:
     """Runs all sets, writes what they say.
 
-    Args:
-        rows: completions that the engines hold at a time.
-        bar: a progress bar for so many problems of the set of this name.
-        say: told what a person should know.
+    rows: completions that the engines hold at a time.
+    bar: a progress bar for so many problems of the set of this name.
+    say: told what a person should know.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        rows: int,
-        sets: list[EvalSet],
-        loop: Loop,
-        make_groups: MakeGroups,
-        bar: Callable[[int, str], Bar],
-        say: Callable[[str], None],
-        run_dir: Path,
-    ) -> None:
-        self.config = config
-        self.rows = rows
-        self.sets = sets
-        self.loop = loop
-        self.make_groups = make_groups
-        self.bar = bar
-        self.say = say
-        self.folder = run_dir / "eval"
-        for chosen in sets:
+    config: Config
+    rows: int
+    sets: list[EvalSet]
+    loop: Loop
+    make_groups: MakeGroups
+    bar: Callable[[int, str], Bar]
+    say: Callable[[str], None]
+    run_dir: Path
+
+    def __post_init__(self) -> None:
+        for chosen in self.sets:
             if chosen.problems.repeated or chosen.problems.too_long:
-                say(
+                self.say(
                     f"eval.sets.{chosen.name}: {len(chosen.problems.examples)} problems; left out: "
                     f"{chosen.problems.repeated} that repeat another, {chosen.problems.too_long} longer than "
                     "env.max_prompt_tokens"
@@ -110,7 +102,7 @@ class Evaluation:
         return metrics, tables
 
     def _one(self, chosen: EvalSet, iteration: int, stopped: Callable[[], bool]) -> dict[str, float] | None:
-        path = self.folder / chosen.name / f"iteration_{iteration}.jsonl"
+        path = self.run_dir / "eval" / chosen.name / f"iteration_{iteration}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".partial")
         began = time.perf_counter()

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 FOLDER = Path(__file__).resolve().parent / "quickstart"
@@ -117,13 +118,10 @@ def pad_batch(
     prompts: Sequence[list[int]], answers: Sequence[list[int]], pad_id: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and labels, int64 [N, T], right-padded."""
-    width = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
-    ids, labels = [], []
-    for prompt, answer in zip(prompts, answers, strict=True):
-        padding = width - len(prompt) - len(answer)
-        ids.append(prompt + answer + [pad_id] * padding)
-        labels.append([IGNORED] * len(prompt) + answer + [IGNORED] * padding)
-    return torch.tensor(ids), torch.tensor(labels)
+    pairs = list(zip(prompts, answers, strict=True))
+    ids = [torch.tensor(prompt + answer) for prompt, answer in pairs]
+    labels = [torch.tensor([IGNORED] * len(prompt) + answer) for prompt, answer in pairs]
+    return pad_sequence(ids, True, pad_id), pad_sequence(labels, True, IGNORED)
 
 
 def teach(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, schedule: Schedule) -> list[float]:

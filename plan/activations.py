@@ -21,7 +21,8 @@ class Microbatch:
     """How much goes through the model at a time, every row at its limits.
 
     positions: that pass the layers. keys: that are attended to, summed over the rows. mask: elements of the boolean
-    attention mask. targets: response tokens. chunk: of these, whose logits exist at one time.
+    attention mask, a byte each, which all blocks share. targets: response tokens. chunk: of these, whose logits exist
+    at one time.
     """
 
     positions: int
@@ -96,11 +97,6 @@ def block_scoring_bytes(shape: ModelShape, batch: Microbatch, arithmetic: Arithm
         inner += shape.intermediate_size * (FLOAT - arithmetic.factor)
     stream = shape.hidden_size * (3 * arithmetic.stream + arithmetic.factor)
     return batch.positions * (inner + stream)
-
-
-def mask_bytes(batch: Microbatch) -> float:
-    """The boolean mask, which all blocks share."""
-    return float(batch.mask)
 
 
 def weight_copies_bytes(shape: ModelShape, arithmetic: Arithmetic) -> float:

@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 from config.errors import ConfigError
 from config.inference import InferenceModelConfig
+from config.schema import Config
+from config.values import at_least
 
 ReferenceHome = Literal["none", "own devices", "base of the LoRA policy", "shared"]
 """`shared`: no device is left for it alone, and `plan/plan.py` finds it a place."""
@@ -21,30 +23,25 @@ TransportName = Literal["in_process", "shared_memory", "object_store", "nccl", "
 
 
 @dataclass(frozen=True)
-class DeviceRequest:
-    """The devices that one section asks for: `num_devices` of them, or `devices` by index."""
+class _Request:
+    """The devices that one section asks for: `num_devices` of them, or `by_hand`, by index."""
 
     section: str
     num_devices: int
-    devices: Any = None
+    devices: Any
 
+    @classmethod
+    def of(cls, config: Config, section: str) -> "_Request":
+        asked = vars(config)[section]
+        return cls(section, asked.num_devices, asked.devices)
 
-@dataclass(frozen=True)
-class DeviceContext:
-    """What beside the requests decides who gets which device.
+    @property
+    def by_hand(self) -> tuple[int, ...]:
+        return tuple(self.devices or ())
 
-    num_gpus: 0 puts everything on the CPU.
-    lora: the policy is trained as a LoRA adapter.
-    overlapped: learner and engines work at the same time (grpo_async.py).
-    use_ray: engines are Ray actors even where one in process would do.
-    cluster: engines live on a Ray cluster's GPUs, which are not counted in `num_gpus`.
-    """
-
-    num_gpus: int
-    lora: bool = False
-    overlapped: bool = False
-    use_ray: bool = False
-    cluster: bool = False
+    @property
+    def count(self) -> int:
+        return len(self.by_hand) or self.num_devices
 
 
 @dataclass(frozen=True)
@@ -98,35 +95,38 @@ def transport(devices: DevicePlan, native: bool) -> TransportName:
 
 
 def plan_devices(
-    train: DeviceRequest,
-    reference: DeviceRequest | None,
-    inference: InferenceModelConfig,
-    context: DeviceContext,
+    config: Config, num_gpus: int, overlapped: bool = False, cluster: bool = False
 ) -> DevicePlan:
     """Give each component devices of its own; they share where there are fewer than they ask for.
 
     Args:
-        reference: None when no reference model is used.
+        num_gpus: 0 puts everything on the CPU.
+        overlapped: learner and engines work at the same time (grpo_async.py).
+        cluster: engines live on a Ray cluster's GPUs, which are not counted in `num_gpus`.
     Raises:
         ConfigError: lists that overlap, repeat or leave the range; requests that cannot be met.
     """
-    generate = DeviceRequest("inference_model", inference.num_devices, inference.devices)
+    inference = config.inference_model
+    train, generate = _Request.of(config, "train_model"), _Request.of(config, "inference_model")
+    reference = _Request.of(config, "ref_model") if config.policy.uses_reference else None
     requests = [request for request in (train, reference, generate) if request is not None]
     for one in requests:
-        _check_list(one, context.num_gpus)
-    if context.num_gpus == 0:
-        return _on_cpu(train, reference, inference, context)
-    hand = {one.section: _by_hand(one) for one in requests}
+        _check_list(one, num_gpus)
+    if num_gpus == 0:
+        return _on_cpu(config, cluster)
+    hand = {one.section: one.by_hand for one in requests}
     _check_overlap(hand, inference.colocate)
-    colocated, notes = _takes_turns(train, generate, inference, context)
-    own = _FreeDevices(context.num_gpus, hand)
+    colocated, notes = (
+        (False, []) if cluster else _takes_turns(train, generate, inference, num_gpus, overlapped)
+    )
+    own = _FreeDevices(num_gpus, hand)
     train_at = own.take(train)
     flat: tuple[int, ...] = ()
-    if not context.cluster:
+    if not cluster:
         flat = own.take(generate, shared=train_at if colocated else ())
-    home = _shared_home(reference, context.lora)
+    home = _shared_home(config)
     reference_at: tuple[int, ...] = ()
-    if reference is not None and (hand["ref_model"] or reference.num_devices <= own.free):
+    if reference is not None and (reference.by_hand or reference.num_devices <= own.free):
         home, reference_at = "own devices", own.take(reference)
     size = inference.tensor_parallel_size
     engines = tuple(flat[start : start + size] for start in range(0, len(flat), size))
@@ -139,25 +139,16 @@ def plan_devices(
         engines=engines or (first,) * inference.num_engines,
         workers_per_engine=size,
         reference_home=home,
-        in_process=colocated and engines == (first,) and not context.use_ray,
+        in_process=colocated and engines == (first,) and not config.ray.enabled,
         colocated=colocated,
-        on_cluster=context.cluster,
+        on_cluster=cluster,
         notes=tuple(notes),
     )
 
 
-def _by_hand(request: DeviceRequest) -> tuple[int, ...]:
-    return tuple(request.devices or ())
-
-
-def _count(request: DeviceRequest) -> int:
-    return len(_by_hand(request)) or request.num_devices
-
-
-def _check_list(request: DeviceRequest, num_gpus: int) -> None:
+def _check_list(request: _Request, num_gpus: int) -> None:
     place = f"{request.section}.devices={request.devices}"
-    if request.num_devices < 1:
-        raise ConfigError(f"{request.section}.num_devices={request.num_devices}: must be at least 1")
+    at_least(f"{request.section}.num_devices", request.num_devices, 1)
     if request.devices is None:
         return
     if not isinstance(request.devices, Iterable) or isinstance(request.devices, str):
@@ -192,49 +183,39 @@ def _check_overlap(hand: dict[str, tuple[int, ...]], colocate: bool) -> None:
                 )
 
 
-def _on_cpu(
-    train: DeviceRequest,
-    reference: DeviceRequest | None,
-    inference: InferenceModelConfig,
-    context: DeviceContext,
-) -> DevicePlan:
-    if train.num_devices > 1:
+def _on_cpu(config: Config, cluster: bool) -> DevicePlan:
+    inference, wanted = config.inference_model, config.train_model.num_devices
+    if wanted > 1:
         raise ConfigError(
-            f"train_model.num_devices={train.num_devices}: there is no GPU here, and the learner is one process "
+            f"train_model.num_devices={wanted}: there is no GPU here, and the learner is one process "
             "on the CPU; set it to 1 (train_model.num_threads uses more cores)"
         )
-    notes = []
-    if inference.colocate:
-        notes.append(
-            "inference_model.colocate does nothing on a CPU: there is no GPU memory to take turns on"
-        )
+    idle = "inference_model.colocate does nothing on a CPU: there is no GPU memory to take turns on"
     engines = inference.num_engines
     return DevicePlan(
         train=(),
         reference=(),
         engines=((),) * engines,
         workers_per_engine=inference.tensor_parallel_size,
-        reference_home=_shared_home(reference, context.lora),
-        in_process=engines == 1 and not context.use_ray and not context.cluster,
+        reference_home=_shared_home(config),
+        in_process=engines == 1 and not config.ray.enabled and not cluster,
         colocated=False,
-        on_cluster=context.cluster,
-        notes=tuple(notes),
+        on_cluster=cluster,
+        notes=(idle,) if inference.colocate else (),
     )
 
 
-def _shared_home(reference: DeviceRequest | None, lora: bool) -> ReferenceHome:
-    if reference is None:
+def _shared_home(config: Config) -> ReferenceHome:
+    if not config.policy.uses_reference:
         return "none"
-    return "base of the LoRA policy" if lora else "shared"
+    return "base of the LoRA policy" if config.train_model.lora.enabled else "shared"
 
 
 def _takes_turns(
-    train: DeviceRequest, request: DeviceRequest, inference: InferenceModelConfig, context: DeviceContext
+    train: _Request, request: _Request, inference: InferenceModelConfig, there: int, overlapped: bool
 ) -> tuple[bool, list[str]]:
-    """Whether learner and engines share GPUs, and what to say about it."""
-    if context.cluster:
-        return False, []
-    wanted, trained, there = _count(request), _count(train), context.num_gpus
+    """Whether learner and engines share the GPUs that are there, and what to say about it."""
+    wanted, trained = request.count, train.count
     if wanted % inference.tensor_parallel_size:
         raise ConfigError(
             f"inference_model.tensor_parallel_size={inference.tensor_parallel_size} does not divide the {wanted} "
@@ -253,7 +234,7 @@ def _takes_turns(
             f"{there} GPU(s) for {trained} of train_model and {wanted} of inference_model: they take turns, as "
             "with inference_model.colocate=true"
         )
-    if context.overlapped:
+    if overlapped:
         raise ConfigError(
             f"inference_model.num_devices={wanted} and train_model.num_devices={trained} must take turns on "
             f"{there} GPU(s), but grpo_async.py works on both at once: use grpo.py, or more GPUs"
@@ -272,15 +253,14 @@ class _FreeDevices:
     def free(self) -> int:
         return len(self._free)
 
-    def take(self, request: DeviceRequest, shared: tuple[int, ...] = ()) -> tuple[int, ...]:
+    def take(self, request: _Request, shared: tuple[int, ...] = ()) -> tuple[int, ...]:
         """The devices given by hand, else `shared` ones first and then free ones.
 
         Raises:
             ConfigError: devices given by hand to other components leave too few.
         """
-        hand = _by_hand(request)
-        if hand:
-            return hand
+        if request.by_hand:
+            return request.by_hand
         missing = request.num_devices - len(shared)
         if missing > len(self._free):
             raise ConfigError(

@@ -18,7 +18,6 @@ from plan.activations import (
     block_scoring_bytes,
     head_backward_bytes,
     head_forward_bytes,
-    mask_bytes,
     waiting_head_gradient_bytes,
     weight_copies_bytes,
 )
@@ -245,7 +244,7 @@ def _copies(config: Config, shape: ModelShape, share: Share, on_cpu: bool) -> fl
 def _scoring(config: Config, shape: ModelShape, share: Share, on_cpu: bool) -> list[Use]:
     """Log-probs without gradients: the larger of a block and the head."""
     batch, widths = microbatch(config, shape, on_cpu), arithmetic(config, on_cpu)
-    block = block_scoring_bytes(shape, batch, widths) + mask_bytes(batch) * (1 + widths.factor)
+    block = block_scoring_bytes(shape, batch, widths) + batch.mask * (1 + widths.factor)
     moments = [Use("one layer's activations", block, BATCH_KNOBS)]
     if share.head:
         moments.append(Use("output head", head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS))
@@ -268,7 +267,7 @@ def _peak(config: Config, shape: ModelShape, share: Share, on_cpu: bool, gradien
     held = gradients.bytes if config.train.gradient_accumulation_steps > 1 else 0.0
 
     def moment(now: Use, gradient: float = held, layers: int = share.layers) -> list[Use]:
-        activations = layers * kept + mask_bytes(batch)
+        activations = layers * kept + batch.mask
         copied = copies * layers / share.layers
         return [
             Use(gradients.what, gradient, gradients.knobs),

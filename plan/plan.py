@@ -15,7 +15,7 @@ from typing import Literal
 
 from config.errors import ConfigError
 from config.schema import Config
-from plan.devices import DeviceContext, DevicePlan, DeviceRequest, TransportName, plan_devices, transport
+from plan.devices import DevicePlan, TransportName, plan_devices, transport
 from plan.machine import Machine
 from plan.memory import (
     CONTEXT_BYTES,
@@ -127,7 +127,10 @@ class Plan:
     @property
     def phases(self) -> list[Phase]:
         """What the learner's fullest device holds, phase by phase; empty where the model's sizes are not known."""
-        return [] if self.shape is None else learner_phases(self, self.shape)
+        if self.shape is None:
+            return []
+        on_cpu, spread = self.devices.on_cpu, max(1, len(self.devices.train))
+        return train_phases(self.config, self.shape, spread, on_cpu, _reference_at(self))
 
 
 def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path = Path()) -> Plan:
@@ -151,7 +154,9 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
         folder=folder,
         engine=engine,
         learner=_learner(config, overlapped, devices, shape),
-        reference=ReferencePlan(_temporary_home(devices), devices.reference),
+        reference=ReferencePlan(
+            "host memory" if devices.reference_home == "shared" else devices.reference_home, devices.reference
+        ),
         transport=transport(devices, engine.backend == "vllm" and config.inference_model.lora == "merge"),
         canary=_canary(engine.backend, devices),
         notes=devices.notes,
@@ -187,19 +192,7 @@ def _allocate(config: Config, overlapped: bool, machine: Machine) -> DevicePlan:
             "device=cpu tries this config there, and run=plan plan.gpus=N plan.gpu_memory_gib=G plans for a "
             "machine that has some"
         )
-    reference = DeviceRequest("ref_model", config.ref_model.num_devices, config.ref_model.devices)
-    return plan_devices(
-        DeviceRequest("train_model", config.train_model.num_devices, config.train_model.devices),
-        reference if config.policy.uses_reference else None,
-        config.inference_model,
-        DeviceContext(
-            num_gpus=gpus,
-            lora=config.train_model.lora.enabled,
-            overlapped=overlapped,
-            use_ray=config.ray.enabled,
-            cluster=config.ray.address is not None or machine.nodes > 1,
-        ),
-    )
+    return plan_devices(config, gpus, overlapped, config.ray.address is not None or machine.nodes > 1)
 
 
 def _engine(
@@ -264,10 +257,6 @@ def _learner(config: Config, overlapped: bool, devices: DevicePlan, shape: Model
     )
 
 
-def _temporary_home(devices: DevicePlan) -> ReferenceHome:
-    return "host memory" if devices.reference_home == "shared" else devices.reference_home
-
-
 def _place_reference(plan: Plan) -> Plan:
     """A reference without a GPU of its own stays on the training GPU where it fits beside all that the learner holds;
     where an engine needs that room too, it lives in host memory and visits."""
@@ -306,11 +295,6 @@ def _share_gpu(plan: Plan) -> Plan:
 def resident(plan: Plan, shape: ModelShape) -> float:
     """Bytes that the learner keeps on its fullest GPU between two steps, a reference that stays there included."""
     return between_steps(plan.config, shape, max(1, len(plan.devices.train)), _reference_at(plan)).bytes
-
-
-def learner_phases(plan: Plan, shape: ModelShape) -> list[Phase]:
-    devices = plan.devices
-    return train_phases(plan.config, shape, max(1, len(devices.train)), devices.on_cpu, _reference_at(plan))
 
 
 def _reference_at(plan: Plan) -> ReferenceAt:

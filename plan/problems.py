@@ -62,92 +62,76 @@ def _nearest_machines(machine: Machine) -> Iterator[Machine]:
 
 def problems(plan: Plan) -> list[Problem]:
     """Everything that keeps the run from working, as far as it can be told without a device."""
-    found = _contradictions(plan)
-    if plan.shape is not None:
-        found += _model_limits(plan, plan.shape)
-        found += _memory(plan, plan.shape)
-        found += _cache(plan, plan.shape)
-        found += _disk(plan, plan.shape)
+    found = [Problem("engine 0", text) for text in _contradictions(plan)]
+    for look in (_model_limits, _memory, _cache, _disk):
+        found += [] if plan.shape is None else look(plan, plan.shape)
     return found
 
 
-def _contradictions(plan: Plan) -> list[Problem]:
+def _contradictions(plan: Plan) -> Iterator[str]:
     inference, lora = plan.config.inference_model, plan.config.train_model.lora.enabled
-    found = []
     if plan.engine.backend == "transformers" and inference.tensor_parallel_size > 1:
-        found.append(
+        yield (
             f"inference_model.tensor_parallel_size={inference.tensor_parallel_size} needs "
             "inference_model.backend=vllm: the transformers engine is one process on one device"
         )
     if plan.engine.backend == "transformers" and plan.devices.colocated:
-        found.append(
+        yield (
             "inference_model.backend=transformers cannot give its memory back, so it cannot take turns with the "
             "learner on one GPU: take inference_model.backend=vllm, or a machine with a GPU for each"
         )
     if inference.lora == "adapter" and not lora:
-        found.append(
+        yield (
             "inference_model.lora=adapter sends a LoRA adapter, but train_model.lora.enabled=false: there is "
             "none; set it to true, or inference_model.lora=merge"
         )
     if inference.lora == "adapter" and plan.engine.backend == "transformers":
-        found.append("inference_model.lora=adapter needs inference_model.backend=vllm; merge works with both")
+        yield "inference_model.lora=adapter needs inference_model.backend=vllm; merge works with both"
     there = plan.machine.num_gpus * plan.machine.nodes
     if plan.machine.nodes > 1 and gpus_used(plan) > there:
-        found.append(
+        yield (
             f"inference_model.num_devices={inference.num_devices}: with learner and reference {gpus_used(plan)} "
             f"GPUs are needed, and {plan.machine.nodes} nodes have {there}: lower it"
         )
-    return [Problem("engine 0", text) for text in found]
 
 
-def _model_limits(plan: Plan, shape: ModelShape) -> list[Problem]:
-    config, found = plan.config, []
+def _model_limits(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
+    config = plan.config
     if shape.max_positions and config.max_model_len > shape.max_positions:
-        found.append(
-            Problem(
-                "a sequence",
-                f"prompt plus response may reach {config.max_model_len} tokens, but model.name={config.model.name} "
-                f"has {shape.max_positions} positions: lower env.max_prompt_tokens or inference_model.max_tokens",
-            )
+        yield Problem(
+            "a sequence",
+            f"prompt plus response may reach {config.max_model_len} tokens, but model.name={config.model.name} "
+            f"has {shape.max_positions} positions: lower env.max_prompt_tokens or inference_model.max_tokens",
         )
     split = config.inference_model.tensor_parallel_size
     if shape.num_heads % split:
-        found.append(
-            Problem(
-                "engine 0",
-                f"inference_model.tensor_parallel_size={split} does not divide the {shape.num_heads} attention heads "
-                f"of {config.model.name}: take a divisor",
-            )
+        yield Problem(
+            "engine 0",
+            f"inference_model.tensor_parallel_size={split} does not divide the {shape.num_heads} attention heads "
+            f"of {config.model.name}: take a divisor",
         )
-    return found
 
 
-def _memory(plan: Plan, shape: ModelShape) -> list[Problem]:
-    machine, found = plan.machine, []
-    host = host_bytes(plan, shape)
+def _memory(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
+    machine, host = plan.machine, host_bytes(plan, shape)
     if host > machine.host_memory_gib * GIB:
         largest = f"; {_largest(plan.phases)}" if plan.devices.on_cpu else ""
         uses = ", ".join(f"{use.what} {gib(use.bytes)}" for use in host_uses(plan, shape))
         where = "this machine's memory" if not machine.imagined else "the node's memory"
-        found.append(
-            Problem(
-                "host memory",
-                f"about {gib(host)} are needed ({uses}) and {where} is {machine.host_memory_gib:.2f} GiB{largest}",
-            )
+        yield Problem(
+            "host memory",
+            f"about {gib(host)} are needed ({uses}) and {where} is {machine.host_memory_gib:.2f} GiB{largest}",
         )
     if plan.devices.on_cpu or machine.gpu_memory_gib is None:
-        return found
+        return
     there = usable_bytes(machine.gpu_memory_gib)
     for phase in plan.phases:
         if phase.bytes > there:
-            found.append(
-                Problem(
-                    phase.name,
-                    f"phase {phase.name} needs about {gib(phase.bytes)} and a GPU has {machine.gpu_memory_gib:.2f} "
-                    f"GiB, of which {gib(there)} can be planned with; {_largest([phase])}",
-                )
+            yield Problem(
+                phase.name,
+                f"phase {phase.name} needs about {gib(phase.bytes)} and a GPU has {machine.gpu_memory_gib:.2f} "
+                f"GiB, of which {gib(there)} can be planned with; {_largest([phase])}",
             )
-    return found
 
 
 def _largest(phases: list[Phase]) -> str:
@@ -156,38 +140,29 @@ def _largest(phases: list[Phase]) -> str:
     return f"the largest part of phase {phase.name} is {use.what} with {gib(use.bytes)}: change {use.knobs}"
 
 
-def _cache(plan: Plan, shape: ModelShape) -> list[Problem]:
-    if plan.engine.backend != "vllm":
-        return []
-    cache, one = (
-        cache_on_device(plan, shape),
-        kv_bytes_per_sequence(plan.config, shape, plan.engine.dtype),
-    )
-    if cache is None or cache >= one:
-        return []
-    share = plan.engine.gpu_memory_utilization
-    beside = f" in {share:g} of the GPU, which is what the learner leaves" if plan.devices.colocated else ""
-    return [
-        Problem(
+def _cache(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
+    cache = cache_on_device(plan, shape) if plan.engine.backend == "vllm" else None
+    one = kv_bytes_per_sequence(plan.config, shape, plan.engine.dtype)
+    if cache is not None and cache < one:
+        share = plan.engine.gpu_memory_utilization
+        beside = (
+            f" in {share:g} of the GPU, which is what the learner leaves" if plan.devices.colocated else ""
+        )
+        yield Problem(
             "KV cache",
             f"the KV cache of {gib(max(0.0, cache))}{beside} does not hold one sequence of {plan.config.max_model_len} "
             f"tokens ({gib(one)}): raise inference_model.kv_cache_gib or gpu_memory_utilization, lower max_tokens, or "
             "give the engine more or other devices",
         )
-    ]
 
 
-def _disk(plan: Plan, shape: ModelShape) -> list[Problem]:
-    there = sum(
-        path.stat().st_size for path in (plan.folder / "checkpoints").glob("*.pt")
-    )  # a run that goes on
+def _disk(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
+    of_a_run_that_goes_on = (plan.folder / "checkpoints").glob("*.pt")
+    there = sum(path.stat().st_size for path in of_a_run_that_goes_on)
     needed = checkpoint_bytes(plan.config, shape) * checkpoints_kept(plan.config) - there
-    if needed <= plan.machine.disk_gib * GIB:
-        return []
-    return [
-        Problem(
+    if needed > plan.machine.disk_gib * GIB:
+        yield Problem(
             "checkpoints",
             f"checkpoints would take {gib(needed)} more and {plan.folder} has {plan.machine.disk_gib:.2f} GiB free: "
             "lower train.keep_checkpoints, or write elsewhere with hydra.run.dir",
         )
-    ]

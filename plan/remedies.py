@@ -100,32 +100,25 @@ def _changes(plan: Plan, machine: Machine) -> Iterator[Change]:
     config = plan.config
     train, inference = config.train, config.inference_model
     gpus = machine.num_gpus if not plan.devices.on_cpu else 0
-    yield Change("train.keep_checkpoints", _below(train.keep_checkpoints or 4, (3, 2, 1)))
+    kept = train.keep_checkpoints or 4
+    yield Change("train.keep_checkpoints", tuple(fewer for fewer in (3, 2, 1) if fewer < kept))
     yield Change("train.gradient_accumulation_steps", _smaller_microbatches(config))
     yield Change("train.log_prob_chunk_size", _smaller_chunks(plan))
     yield Change("train.gradient_checkpointing", () if train.gradient_checkpointing else (True,))
-    yield Change(
-        "inference_model.gpu_memory_utilization", _above(inference.gpu_memory_utilization, (0.9, 0.95))
-    )
+    shares = tuple(share for share in (0.9, 0.95) if share > inference.gpu_memory_utilization)
+    yield Change("inference_model.gpu_memory_utilization", shares)
     yield Change("train_model.num_devices", _other_counts(config.train_model.num_devices, gpus))
     yield Change("inference_model.quantization", _eight_bits(plan))
     yield Change("policy.kl_coef", () if config.policy.kl_coef == 0 else (0.0,))
     yield Change("train_model.lora.enabled", () if config.train_model.lora.enabled else (True,))
     yield Change("model.dtype", () if config.model.dtype == "bfloat16" else ("bfloat16",))
-    yield Change("inference_model.max_tokens", _shorter(inference.max_tokens))
-
-
-def _above(present: float, values: Sequence[float]) -> tuple[float, ...]:
-    return tuple(value for value in values if value > present)
+    shorter = tuple(inference.max_tokens // part for part in (2, 4, 8))
+    yield Change("inference_model.max_tokens", tuple(length for length in shorter if length >= 128))
 
 
 def _other_counts(present: int, gpus: int) -> tuple[int, ...]:
     """More devices of those that are there; fewer where there are not that many."""
     return tuple(range(gpus, 0, -1)) if present > gpus else tuple(range(present + 1, gpus + 1))
-
-
-def _below(present: float, values: Sequence[float]) -> tuple[float, ...]:
-    return tuple(value for value in values if value < present)
 
 
 def _smaller_microbatches(config: Config) -> tuple[int, ...]:
@@ -145,7 +138,3 @@ def _smaller_chunks(plan: Plan) -> tuple[int, ...]:
 def _eight_bits(plan: Plan) -> tuple[str, ...]:
     usable = plan.engine.backend == "vllm" and not plan.devices.on_cpu
     return ("fp8",) if usable and plan.config.inference_model.quantization is None else ()
-
-
-def _shorter(max_tokens: int) -> tuple[int, ...]:
-    return tuple(max_tokens // share for share in (2, 4, 8) if max_tokens // share >= 128)

@@ -93,28 +93,27 @@ def _where(devices: tuple[int, ...]) -> str:
 
 
 def _batch_lines(plan: Plan) -> list[str]:
-    config: Config = plan.config
+    config = plan.config
     longest = config.env.max_prompt_tokens + config.inference_model.max_tokens
-    rows = (
-        (
+    steps = config.train.gradient_accumulation_steps
+    return [
+        _line(
             "iteration",
             f"{config.prompts_per_iteration} prompts x {config.env.repeats} completions = "
             f"{config.completions_per_iteration} completions",
         ),
-        (
+        _line(
             "optimizer step",
-            f"{config.optim_batch_size} completions = {config.train.gradient_accumulation_steps} "
-            f"microbatches x {plan.learner.microbatch_rows}; {config.optimizer_steps_per_iteration} steps per "
-            "iteration",
+            f"{config.optim_batch_size} completions = {steps} microbatches x {plan.learner.microbatch_rows}; "
+            f"{config.optimizer_steps_per_iteration} steps per iteration",
         ),
-        (
+        _line(
             "tokens",
             f"up to {config.optim_batch_size * longest} per optimizer step, "
             f"{microbatch_tokens(config)} positions in a microbatch",
         ),
-        ("run", f"{config.total_iterations} iterations, {config.total_optimizer_steps} optimizer steps"),
-    )
-    return [_line(name, text) for name, text in rows]
+        _line("run", f"{config.total_iterations} iterations, {config.total_optimizer_steps} optimizer steps"),
+    ]
 
 
 def _memory_lines(plan: Plan) -> list[str]:

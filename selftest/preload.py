@@ -18,7 +18,7 @@ from selftest.process import quiet_environment
 
 MODULES = (
     *("selftest.machine", "selftest.learner", "selftest.engines", "selftest.runs", "grpo", "grpo_async"),
-    *("training.checkpoint", "training.learner", "envs.judging.service"),
+    *("training.checkpoint", "training.local_learner", "envs.judging.service"),
     *("rollout.collect", "rollout.stream", "monitoring.monitor", "peft", "ray"),
     *("vllm", "vllm.v1.engine.llm_engine"),
 )

@@ -29,8 +29,9 @@ from run.engines import (
 from tests.rollout.conftest import lora_policy
 from tests.scripts import configured
 from tests.tiny import EOS, VOCABULARY, tiny_llama
-from training.local_learner import policy_weights
+from training.local_learner import pushed_tensors
 from training.model import linear_names, load_model
+from training.weights import PolicyWeights
 
 Calls = list[str]
 
@@ -159,7 +160,9 @@ def test_only_vllms_full_weights_travel_natively(change: str) -> None:
         assert plan.transport == "shared_memory"
         transport = TRANSPORTS[plan.transport](plan)
         assert transport.direct is None and isinstance(transport.copy, SharedMemory)
-        built = build_weights(config, policy_weights(config, tiny_llama(), plan), Noting(), plan)
+        built = build_weights(
+            config, PolicyWeights(tiny_llama(), pushed_tensors(config, plan)), Noting(), plan
+        )
         assert built.takes_turns == plan.engine.sleeps
         if plan.engine.backend == "transformers":
             assert not plan.engine.sleeps
@@ -184,7 +187,9 @@ def test_the_canary_is_the_plans() -> None:
         ("plain", ("0", "1"), None),
     ):
         plan = gpu_plan(config, ids, vllm)
-        canary = build_weights(config, policy_weights(config, tiny_llama(), plan), Noting(), plan).canary
+        canary = build_weights(
+            config, PolicyWeights(tiny_llama(), pushed_tensors(config, plan)), Noting(), plan
+        ).canary
         lengths = [len(sequence) for sequence in canary.sequences]  # type: ignore[attr-defined]
         found[name] = (lengths, canary.scores_anew)
     assert found == {"own": ([160] * 3, True), "turns": ([160] * 3, False), "plain": ([24], False)}
@@ -212,7 +217,7 @@ def test_engines_on_a_cluster_reach_the_learner_at_its_nodes_address(monkeypatch
 def test_the_tolerance_is_measured_unless_it_is_given() -> None:
     config = a_config()
     plan = gpu_plan(config, ("0", "1"))
-    learner = policy_weights(config, tiny_llama(), plan)
+    learner = PolicyWeights(tiny_llama(), pushed_tensors(config, plan))
     sequences = canary_sequences(VOCABULARY, 160)
     half = measure_tolerance(config, learner, plan, sequences)
     config.inference_model.quantization = "fp8"
@@ -226,9 +231,9 @@ def test_the_tolerance_is_measured_unless_it_is_given() -> None:
 def test_full_weights_leave_in_the_engines_dtype_and_adapters_as_they_are() -> None:
     config = a_config()
     plan = gpu_plan(config, ("0", "1"))
-    full = policy_weights(config, lora_policy(), plan).publish()
+    full = PolicyWeights(lora_policy(), pushed_tensors(config, plan)).publish()
     config.inference_model.lora = "adapter"
-    adapter = policy_weights(config, lora_policy(), plan).publish()
+    adapter = PolicyWeights(lora_policy(), pushed_tensors(config, plan)).publish()
     assert {tensor.dtype for tensor in full} == {torch.bfloat16}
     assert {tensor.dtype for tensor in adapter} == {torch.float32}
     assert len(adapter) == 8 < len(full)
@@ -238,9 +243,11 @@ def test_full_weights_leave_in_the_engines_dtype_and_adapters_as_they_are() -> N
 def test_a_tied_head_is_looked_for_where_a_push_carries_one(tied: bool) -> None:
     config = a_config()
     plan = gpu_plan(config, ("0", "1"))
-    assert policy_weights(config, lora_policy(tied), plan).tied_head == ("lm_head.weight" if tied else None)
+    assert PolicyWeights(lora_policy(tied), pushed_tensors(config, plan)).tied_head == (
+        "lm_head.weight" if tied else None
+    )
     config.inference_model.lora = "adapter"
-    assert policy_weights(config, lora_policy(tied), plan).tied_head is None
+    assert PolicyWeights(lora_policy(tied), pushed_tensors(config, plan)).tied_head is None
 
 
 def test_an_adapters_shape_is_read_from_files_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,13 +197,14 @@ def test_a_plan_is_printed_and_nothing_is_left(tmp_path: Path, capsys: pytest.Ca
 
 def test_under_lora_the_base_is_the_reference(tmp_path: Path) -> None:
     """On one GPU the reference has no memory of its own; the CPU run of it gives the same numbers."""
-    from training.reference import AdapterOff
+    from training.reference import Reference
 
     working = build(configured(*SMALL, "train_model.lora.enabled=true"), tmp_path, Lockstep)
     batch, learner = collate(working.collect()), working.run.learner
     assert isinstance(learner, LocalLearner) and learner.reference is not None
     own = learner.reference.log_prob(batch)
-    shared = AdapterOff(learner.scorer, learner.reference.rows).log_prob(batch)
+    visit = learner.scorer.model.disable_adapter
+    shared = Reference(learner.scorer, learner.reference.rows, visit=visit).log_prob(batch)
     torch.testing.assert_close(own, shared, atol=1e-6, rtol=0)
     working.run.close("finished")
 

@@ -75,8 +75,8 @@ class Batch(TensorClass):
     def of(cls, tensordict: TensorDictBase) -> "Batch":
         """The declared fields of a TensorDict [N]; what else it holds stays behind."""
         held = {field.name: tensordict[field.name] for field in fields(cls) if field.name in tensordict}
-        held["tokens"] = _declared(Tokens, held["tokens"])
-        held["next"] = _declared(Scores, held["next"])
+        held["tokens"] = declared(Tokens, held["tokens"])
+        held["next"] = declared(Scores, held["next"])
         return cls(**held, batch_size=tensordict.batch_size)
 
     @property
@@ -85,7 +85,8 @@ class Batch(TensorClass):
         return list(dict.fromkeys(self.group_id[:, 0].tolist()))
 
 
-def _declared(cls: type[Tokens] | type[Scores], nested: TensorDictBase) -> Tokens | Scores:
+def declared(cls: type[Tokens] | type[Scores], nested: TensorDictBase) -> Tokens | Scores:
+    """The declared fields of a TensorDict [N]; what else it holds stays behind."""
     return cls(**{field.name: nested[field.name] for field in fields(cls)}, batch_size=nested.batch_size)
 
 

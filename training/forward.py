@@ -32,38 +32,30 @@ def can_share_prompt(model: PreTrainedModel) -> bool:
     return types == {"full_attention"}
 
 
+@dataclass(eq=False)
 class ResponseScorer:
     """Scores batches of groups with `model`. `together`: rows that must come side by side, a group or one.
 
-    Args:
-        repeats: completions per prompt; rows come group by group.
-        temperature, top_p, top_k: of the distribution that the engine sampled from. `temperature=None`: each row
-            has its own, which a call says.
-        share_prompt: one prompt forward per group.
-        chunk_size: response tokens whose logits exist at one time; None: by the head's size.
-        autocast_dtype: arithmetic of the forward pass, None for the weights' own.
+    repeats: completions per prompt; rows come group by group.
+    share_prompt: one prompt forward per group, where the model can (`can_share_prompt`).
+    chunk_size: response tokens whose logits exist at one time; None: by the head's size.
+    temperature, top_p, top_k: of the distribution that the engine sampled from. `temperature=None`: each row has its
+        own, which a call says.
+    autocast_dtype: arithmetic of the forward pass, None for the weights' own.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        repeats: int,
-        share_prompt: bool,
-        chunk_size: int | None = None,
-        temperature: float | None = 1.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        autocast_dtype: torch.dtype | None = None,
-    ) -> None:
-        self.model = model
-        self.repeats = repeats
-        self.share_prompt = share_prompt and can_share_prompt(causal_model(model))
-        self.together = repeats if self.share_prompt else 1
-        self.chunk_size = chunk_size
-        self.temperature = temperature
-        self.top_p = top_p
-        self.top_k = top_k
-        self.autocast_dtype = autocast_dtype
+    model: nn.Module
+    repeats: int
+    share_prompt: bool
+    chunk_size: int | None = None
+    temperature: float | None = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    autocast_dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        self.share_prompt = self.share_prompt and can_share_prompt(causal_model(self.model))
+        self.together = self.repeats if self.share_prompt else 1
 
     def __call__(
         self, tokens: Tokens, temperature: torch.Tensor | None = None, with_entropy: bool = False

@@ -3,7 +3,7 @@
 tokens ──scorer──▶ log-probs ──training.loss──▶ loss_objective + loss_kl + ... ──total──▶ backward
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torchrl.objectives import LossModule
 
 from config.policy import PolicyConfig
 from training.aggregation import BatchTotals
-from training.batch import Batch, Tokens
+from training.batch import Batch, Tokens, declared
 from training.forward import ResponseScorer
 from training.loss import loss_terms
 from training.loss_metrics import Metrics, effective_sample_size
@@ -96,7 +96,9 @@ class GRPOLoss(LossModule):
         missing = [key for key in self.in_keys if given[key] is None]
         if missing:
             raise KeyError(f"the loss reads {missing}, which the batch does not have")
-        scores = self.scorer(_tokens(given[keys.tokens]), given[keys.temperature], with_entropy=True)
+        tokens = given[keys.tokens]
+        tokens = tokens if isinstance(tokens, Tokens) else declared(Tokens, tokens)
+        scores = self.scorer(tokens, given[keys.temperature], with_entropy=True)
 
         def of(key: NestedKey) -> Any:
             return None if given[key] is None else given[key].to(scores.log_prob.device)
@@ -118,13 +120,6 @@ class GRPOLoss(LossModule):
     def total(losses: TensorDictBase) -> Tensor:
         """What is minimised: the sum of an output's terms."""
         return torch.stack([losses[name] for name in LOSSES]).sum()
-
-
-def _tokens(given: Tokens | TensorDictBase) -> Tokens:
-    if isinstance(given, Tokens):
-        return given
-    tokens: Tokens = Tokens.from_tensordict(given.select(*(field.name for field in fields(Tokens))))
-    return tokens
 
 
 def _output(terms: Metrics, metrics: Metrics, log_prob: Tensor) -> TensorDict:

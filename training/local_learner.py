@@ -1,4 +1,4 @@
-"""The learner of one process. One optimizer step is the same gradient and metrics, whatever the microbatch split.
+"""The learner, in one process. One optimizer step is the same gradient and metrics, whatever the microbatch split.
 
 credit: groups -> tensors, advantages, reference and old log-probs       (once for the groups of an iteration)
 step:   microbatches -> loss over the global batch -> clip -> finite? -> optimizer -> scheduler
@@ -24,12 +24,17 @@ from training.credit import credit
 from training.forward import score_all
 from training.grpo_loss import GRPOLoss
 from training.learner import NonFiniteError, StepReport
-from training.loss_metrics import Metrics, finalize_metrics, merge_metrics
+from training.loss_metrics import (
+    Metrics,
+    effective_sample_size_by_age,
+    finalize_metrics,
+    gap_percentiles,
+    merge_metrics,
+)
 from training.minibatches import microbatches
-from training.models import Models, load_models
-from training.off_policy import effective_sample_size_by_age, gap_percentiles
+from training.model import load_model
+from training.models import Models, make_models, torch_devices
 from training.optimizer import go_to_step, load_optimizer, make_optimizer, make_scheduler
-from training.reference import Reference
 from training.trained import base_digest, load_trained, trained_state
 from training.weights import PolicyTensor, PolicyWeights, adapter_weights, named_weights
 
@@ -41,22 +46,24 @@ def make_learner(
     tell: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> "LocalLearner":
     """The learner of a run, with the models of `config` where the plan has them; its arguments as `LocalLearner`'s."""
-    models = load_models(config, plan)
-    return LocalLearner(config, models, policy_weights(config, models.policy, plan), run_dir, tell)
+    models = make_models(config, load_model(config.model, torch_devices(plan.devices.train)), plan)
+    return LocalLearner(config, models, pushed_tensors(config, plan), run_dir, tell)
 
 
-def policy_weights(config: Config, policy: nn.Module, plan: Plan) -> PolicyWeights:
+def pushed_tensors(config: Config, plan: Plan) -> Callable[[Any], list[PolicyTensor]]:
     """What a push carries: full weights in the engines' dtype, whatever the way; adapters as they are."""
     if config.inference_model.lora == "adapter":
-        return PolicyWeights(policy, adapter_weights)
-    return PolicyWeights(policy, partial(named_weights, dtype=getattr(torch, plan.weight_dtype)))
+        return adapter_weights
+    return partial(named_weights, dtype=getattr(torch, plan.weight_dtype))
 
 
-class LocalLearner:
+class LocalLearner(PolicyWeights):
     """Owns the policy, its optimizer and everything between judged groups and an update.
 
+    optimizer_steps: made so far, skipped ones included.
+
     Args:
-        weights: the policy as engines see it.
+        pushed: see `PolicyWeights`.
         run_dir: where an offending batch is saved.
         tell: told which microbatch of how many a step is at.
     """
@@ -65,29 +72,27 @@ class LocalLearner:
         self,
         config: Config,
         models: Models,
-        weights: PolicyWeights,
+        pushed: Callable[[Any], list[PolicyTensor]],
         run_dir: Path,
         tell: Callable[[str, int, int], None] = lambda stage, done, total: None,
     ) -> None:
-        model, scorer, reference = models.policy, models.scorer, models.reference
+        super().__init__(models.policy, pushed)
         self.config = config
-        self.model = model
-        self.scorer = scorer
-        self.loss = GRPOLoss(scorer, config.policy)
-        self.reference = reference
-        self.weights = weights
+        self.scorer = models.scorer
+        self.loss = GRPOLoss(models.scorer, config.policy)
+        self.reference = models.reference
         self.run_dir = run_dir
-        self.base = base_digest(model)
+        self.base = base_digest(self.model)
         self.tell = tell
-        self.optimizer = make_optimizer(model, config.optimizer)
+        self.optimizer = make_optimizer(self.model, config.optimizer)
         self.scheduler = make_scheduler(self.optimizer, config.optimizer, config.total_optimizer_steps)
         self.scaler = torch.amp.GradScaler(enabled=config.train.mixed_precision == "fp16")
         self.optimizer_steps = 0
         self.nonfinite_steps = 0
         self.nonfinite_in_a_row = 0
         once = config.train.epochs == 1 and config.policy.kl_placement == "loss"
-        self._beside = reference if isinstance(reference, Reference) and reference.beside and once else None
-        model.train()
+        self._beside = self.reference if self.reference and self.reference.beside and once else None
+        self.model.train()
 
     @torch.no_grad()
     def credit(self, groups: Sequence[Group], policy_version: int | None = None) -> Batch:
@@ -207,30 +212,6 @@ class LocalLearner:
                 f"(train.max_nonfinite_steps). The batches are in {path.parent}. Lower optimizer.lr, set "
                 "optimizer.clip_grad_norm, or use train.mixed_precision=bf16 instead of fp16"
             )
-
-    def publish(self) -> list[PolicyTensor]:
-        """See `training.learner.Learner`."""
-        return self.weights.publish()
-
-    def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
-        """See `training.learner.Learner`."""
-        return self.weights.score(sequences, temperature)
-
-    def rounding_error(
-        self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool
-    ) -> list[list[float]]:
-        """See `training.learner.Learner`."""
-        return self.weights.rounding_error(sequences, dtype, float8)
-
-    @property
-    def vocab_size(self) -> int:
-        """See `training.learner.Learner`."""
-        return self.weights.vocab_size
-
-    @property
-    def tied_head(self) -> str | None:
-        """See `training.learner.Learner`."""
-        return self.weights.tied_head
 
     def save(self) -> dict[str, Any]:
         """What training has changed; what the config says is the config's."""

@@ -8,6 +8,7 @@ N responses, R positions. `docs/objectives.md` has the formulas.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ParamSpec
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from training.aggregation import BatchTotals, aggregate
 from training.kl import kl_estimate
 from training.loss_metrics import Metrics, effective_sample_size_of, maximum_of, mean_of
 
-__all__ = ["BatchTotals", "loss_terms", "objective"]
+Arguments = ParamSpec("Arguments")
 
 
 @dataclass(frozen=True)
@@ -39,33 +40,6 @@ class _Tokens:
     log_ratio: Tensor
     ratio: Tensor
     entropy: Tensor | None
-
-
-def objective(
-    policy: PolicyConfig,
-    log_prob: Tensor,
-    sample_log_prob: Tensor,
-    old_log_prob: Tensor | None,
-    ref_log_prob: Tensor | None,
-    advantage: Tensor,
-    mask: Tensor,
-    *,
-    entropy: Tensor | None = None,
-    totals: BatchTotals | None = None,
-) -> tuple[Tensor, Metrics]:
-    """The loss to minimise, and its metrics: the sum of `loss_terms`, which has the arguments."""
-    terms, metrics = loss_terms(
-        policy,
-        log_prob,
-        sample_log_prob,
-        old_log_prob,
-        ref_log_prob,
-        advantage,
-        mask,
-        entropy=entropy,
-        totals=totals,
-    )
-    return torch.stack(list(terms.values())).sum(), metrics
 
 
 def loss_terms(
@@ -107,6 +81,20 @@ def loss_terms(
     metrics = _ratio_metrics(policy, tokens) | _divergence_metrics(policy, tokens, weight)
     metrics |= {name: term.detach().double().reshape(1) for name, term in terms.items()}
     return terms, metrics
+
+
+def _summed(
+    terms_of: Callable[Arguments, tuple[dict[str, Tensor], Metrics]],
+) -> Callable[Arguments, tuple[Tensor, Metrics]]:
+    def objective(*given: Arguments.args, **named: Arguments.kwargs) -> tuple[Tensor, Metrics]:
+        terms, metrics = terms_of(*given, **named)
+        return torch.stack(list(terms.values())).sum(), metrics
+
+    return objective
+
+
+objective = _summed(loss_terms)
+"""The loss to minimise, and its metrics: the sum of `loss_terms`, which has the arguments."""
 
 
 def _tokens(

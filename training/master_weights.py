@@ -63,7 +63,7 @@ class MasterWeights(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         if closure is not None:
             raise ValueError("MasterWeights.step takes no closure: every bucket would run it again")
-        _copy_settings(self.param_groups, self.inner.param_groups)
+        copy_settings(self.param_groups, self.inner.param_groups)
         others = {
             parameter: parameter.grad for parameter in self._parameters if parameter not in self._shadows
         }
@@ -102,13 +102,13 @@ class MasterWeights(Optimizer):
             shadow.data = _empty_shadow(parameter).data
 
     def state_dict(self) -> dict[str, Any]:
-        _copy_settings(self.param_groups, self.inner.param_groups)
+        copy_settings(self.param_groups, self.inner.param_groups)
         return {"inner": self.inner.state_dict(), "remainders": list(self._remainders.values())}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.inner.load_state_dict(state_dict["inner"])
-        _copy_settings(self.inner.param_groups, self.param_groups)
+        copy_settings(self.inner.param_groups, self.param_groups)
         for mine, saved in zip(self._remainders.values(), state_dict["remainders"], strict=True):
             mine.copy_(saved)
 
@@ -126,7 +126,7 @@ def _elements(parameters: Iterable[nn.Parameter]) -> int:
     return sum(parameter.numel() for parameter in parameters)
 
 
-def _copy_settings(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:
+def copy_settings(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:
     """Learning rates and all else that groups say, but for the parameters."""
     for ours, theirs in zip(source, target, strict=True):
         theirs |= {key: value for key, value in ours.items() if key != "params"}

@@ -42,22 +42,18 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Every token that ends a completion: the generation config's, the tokenizer's, and the chat template's."""
-    return _end_tokens(model.generation_config, tokenizer)
-
-
 def saved_eos_token_ids(name: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The same from the files of a model, without loading its weights."""
+    """The `end_tokens` of the files of a model, without loading its weights."""
     path = model_path(name)
     try:
         generation = GenerationConfig.from_pretrained(path)
     except OSError:  # a model without a generation config of its own
         generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(path))
-    return _end_tokens(generation, tokenizer)
+    return end_tokens(generation, tokenizer)
 
 
-def _end_tokens(generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def end_tokens(generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Every token that ends a completion: the generation config's, the tokenizer's, and the chat template's."""
     configured = generation.eos_token_id if generation else None
     ids = configured if isinstance(configured, list) else [configured]
     ends = (*ids, tokenizer.eos_token_id, turn_end(tokenizer))
@@ -171,15 +167,8 @@ def linear_names(model: PreTrainedModel) -> tuple[str, ...]:
     """Last names of the layers that `add_lora` adapts: every linear one but the head."""
     head = model.get_output_embeddings()
     layers = model.named_modules()
-    return tuple(
-        sorted(
-            {
-                name.rsplit(".", 1)[-1]
-                for name, layer in layers
-                if isinstance(layer, nn.Linear) and layer is not head
-            }
-        )
-    )
+    adapted = [name for name, layer in layers if isinstance(layer, nn.Linear) and layer is not head]
+    return tuple(sorted({name.rsplit(".", 1)[-1] for name in adapted}))
 
 
 def causal_model(model: nn.Module) -> PreTrainedModel:

@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel
 
 from config.schema import Config
 from plan.plan import Plan
 from training.forward import ResponseScorer
-from training.model import add_lora, load_frozen, load_model
-from training.reference import AdapterOff, HostMemory, Reference
+from training.model import add_lora, load_frozen
+from training.reference import HostMemory, Reference
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Models:
 
     policy: nn.Module
     scorer: ResponseScorer
-    reference: Reference | AdapterOff | None
+    reference: Reference | None
 
 
 def torch_devices(indices: Sequence[int]) -> list[torch.device]:
@@ -28,15 +29,11 @@ def torch_devices(indices: Sequence[int]) -> list[torch.device]:
     return [torch.device("cuda", index) for index in indices] or [torch.device("cpu")]
 
 
-def load_models(config: Config, plan: Plan) -> Models:
-    """The models of a run, where the plan has them."""
-    return make_models(config, load_model(config.model, torch_devices(plan.devices.train)), plan)
-
-
 def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> Models:
     """The models of a run that trains `model`.
 
-    The reference is the model that the run began from, whatever `model` becomes or a checkpoint holds.
+    The reference is the model that the run began from, whatever `model` becomes or a checkpoint holds. The base under a
+    LoRA policy is that model: it serves without a second copy of the weights, and never beside the learner.
     """
     reference = _frozen_reference(config, plan)
     if config.train.gradient_checkpointing:
@@ -46,9 +43,8 @@ def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> Models:
         policy = add_lora(model, config.train_model.lora)
     scorer = make_scorer(config, policy, plan)
     if plan.reference.home == "base of the LoRA policy":
-        return Models(
-            policy, scorer, AdapterOff(make_scorer(config, policy, plan), plan.learner.microbatch_rows)
-        )
+        assert isinstance(policy, PeftModel)
+        reference = Reference(scorer, plan.learner.microbatch_rows, visit=policy.disable_adapter)
     return Models(policy, scorer, reference)
 
 
@@ -69,16 +65,18 @@ def make_scorer(config: Config, scored: nn.Module, plan: Plan) -> ResponseScorer
 
 def _frozen_reference(config: Config, plan: Plan) -> Reference | None:
     """A copy of the weights that stay as they are; None where the policy's own base serves, or nothing does."""
-    rows, home = plan.learner.microbatch_rows, plan.reference.home
-    if home == "host memory" and not plan.devices.on_cpu:
-        frozen = load_frozen(config.model, torch_devices(()), _autocast(plan))
-        visitor = HostMemory(frozen, torch_devices(plan.devices.train)[0])
-        return Reference(make_scorer(config, frozen, plan), rows, visit=visitor.visit)
-    if home in ("own devices", "training GPU", "host memory"):
-        places = torch_devices(plan.reference.devices or plan.devices.train[:1])
-        frozen = load_frozen(config.model, places, _autocast(plan))
-        return Reference(make_scorer(config, frozen, plan), rows, beside=home == "own devices")
-    return None
+    home = plan.reference.home
+    if home not in ("own devices", "training GPU", "host memory"):
+        return None
+    visits = home == "host memory" and not plan.devices.on_cpu
+    places = torch_devices(() if visits else plan.reference.devices or plan.devices.train[:1])
+    frozen = load_frozen(config.model, places, _autocast(plan)).requires_grad_(False).eval()
+    reference = Reference(
+        make_scorer(config, frozen, plan), plan.learner.microbatch_rows, home == "own devices"
+    )
+    if visits:
+        reference.visit = HostMemory(frozen, torch_devices(plan.devices.train)[0]).visit
+    return reference
 
 
 def _autocast(plan: Plan) -> torch.dtype | None:

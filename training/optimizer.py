@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from config.errors import ConfigError
 from config.optimizer import OptimizerConfig
-from training.master_weights import MasterWeights, is_half
+from training.master_weights import MasterWeights, copy_settings, is_half
 
 Group = dict[str, Any]
 
@@ -131,10 +131,9 @@ def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
     state: `optimizer.state_dict()` of one with the same groups.
     """
-    settings = [{key: group[key] for key in group if key != "params"} for group in optimizer.param_groups]
+    settings = [dict(group) for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
-    for group, own in zip(optimizer.param_groups, settings, strict=True):
-        group |= own
+    copy_settings(settings, optimizer.param_groups)
 
 
 def go_to_step(scheduler: LambdaLR, step: int) -> None:

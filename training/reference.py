@@ -9,9 +9,9 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 
 import torch
-from peft import PeftModel
 from torch import Tensor, nn
 
 from training.batch import Batch
@@ -87,31 +87,23 @@ def _view(buffer: Tensor, parameter: nn.Parameter, place: slice, shape: torch.Si
     return buffer[place].view(parameter.dtype).view(shape)
 
 
+@dataclass(eq=False)
 class Reference:
     """Scores batches with weights that never change.
 
-    Args:
-        scorer: over the frozen model, with the sampling distribution's temperature.
-        rows: rows of one forward pass, whole groups.
-        beside: on other devices than the learner's, so that both can work at a time.
-        visit: entered for every batch, such as `HostMemory.visit`.
+    scorer: over these weights, with the sampling distribution's temperature.
+    rows: rows of one forward pass, whole groups.
+    beside: on other devices than the learner's, so that both can work at a time.
+    visit: entered for every batch, such as `HostMemory.visit`.
     """
 
-    def __init__(
-        self,
-        scorer: ResponseScorer,
-        rows: int,
-        beside: bool = False,
-        visit: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
-        self.scorer = scorer
-        self.rows = rows
-        self.beside = beside
-        self.visit = visit
+    scorer: ResponseScorer
+    rows: int
+    beside: bool = False
+    visit: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def __post_init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "reference")
-        for parameter in scorer.model.parameters():
-            parameter.requires_grad_(False)
-        scorer.model.eval()
 
     @torch.no_grad()
     def log_prob(self, batch: Batch) -> torch.Tensor:
@@ -122,24 +114,3 @@ class Reference:
     def begin(self, parts: Iterable[Batch]) -> list[Future[torch.Tensor]]:
         """`log_prob` of each part, scored one after the other while the caller works on something else."""
         return [self._thread.submit(self.log_prob, part) for part in parts]
-
-
-class AdapterOff:
-    """The base under a LoRA policy is the reference: no second copy of the weights, and never beside the learner.
-
-    Args:
-        scorer: over the policy itself, a peft model.
-        rows: rows of one forward pass, whole groups.
-    """
-
-    def __init__(self, scorer: ResponseScorer, rows: int) -> None:
-        self.scorer = scorer
-        self.rows = rows
-
-    @torch.no_grad()
-    def log_prob(self, batch: Batch) -> torch.Tensor:
-        """[N, R] float32, zeros outside the loss mask."""
-        policy = self.scorer.model
-        assert isinstance(policy, PeftModel)
-        with policy.disable_adapter():
-            return score_all(self.scorer, batch, self.rows)

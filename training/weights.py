@@ -85,29 +85,29 @@ class PolicyWeights:
 
     Args:
         model: the policy, possibly wrapped by peft.
-        named: the tensors that a push carries: `named_weights` in the engines' dtype, or `adapter_weights`.
+        pushed: the tensors that a push carries: `named_weights` in the engines' dtype, or `adapter_weights`.
     """
 
-    def __init__(self, model: nn.Module, named: Callable[[Any], list[PolicyTensor]]) -> None:
-        self._model = model
-        self._named = named
+    def __init__(self, model: nn.Module, pushed: Callable[[Any], list[PolicyTensor]]) -> None:
+        self.model = model
+        self._pushed = pushed
 
     @property
     def vocab_size(self) -> int:
-        return int(causal_model(self._model).config.vocab_size)
+        return int(causal_model(self.model).config.vocab_size)
 
     @property
     def tied_head(self) -> str | None:
         """The name of a head that shares its tensor with the embeddings, where a push carries it."""
-        tied = causal_model(self._model).config.tie_word_embeddings
+        tied = causal_model(self.model).config.tie_word_embeddings
         return HEAD if tied and any(tensor.name == HEAD for tensor in self.publish()) else None
 
     def publish(self) -> list[PolicyTensor]:
-        return self._named(self._model)
+        return self._pushed(self.model)
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         """Log-probs of all tokens but the first, [count][length - 1]."""
-        return learner_scores(self._model, sequences, temperature)
+        return learner_scores(self.model, sequences, temperature)
 
     def rounding_error(
         self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool
@@ -116,7 +116,7 @@ class PolicyWeights:
 
         dtype: the engine's. float8: its matrices are quantized online.
         """
-        return rounding_error(self._model, sequences, getattr(torch, dtype), float8)
+        return rounding_error(self.model, sequences, getattr(torch, dtype), float8)
 
 
 def _rounded(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:

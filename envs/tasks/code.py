@@ -34,7 +34,7 @@ class Code(Task):
         return [self._example(row) for row in rows]
 
     def _example(self, row: Row) -> Example:
-        messages = self.messages(_problem(row))
+        messages = self.messages(row.text(row.first_of(PROBLEM_COLUMNS)).strip())
         return Example(messages, tests_of(row), row.index, row_data=self.row_data(row))
 
     def reward(self, completion: Completion, example: Example) -> Reward:
@@ -42,11 +42,6 @@ class Code(Task):
 
     def warm_up(self) -> None:
         warm_up(self.env)
-
-
-def _problem(row: Row) -> str:
-    column = next((name for name in PROBLEM_COLUMNS if name in row.values), PROBLEM_COLUMNS[0])
-    return row.text(column).strip()
 
 
 def tests_of(row: Row) -> Any:

@@ -35,7 +35,7 @@ class JSONLines(Task):
     def _example(self, row: Row) -> Example:
         if "test_cases" in row.values:
             return Example(self._messages(row), tests_of(row), row.index, row_data=self.row_data(row))
-        column = next((name for name in ANSWER_COLUMNS if name in row.values), ANSWER_COLUMNS[0])
+        column = row.first_of(ANSWER_COLUMNS)
         answer = row[column]
         if isinstance(answer, bool) or not isinstance(answer, str | int | float | Decimal):
             raise ConfigError(

@@ -49,7 +49,7 @@ class MathTask(Task):
 
     def problem(self, row: Row) -> str:
         """The problem's text: a column of `PROBLEM_COLUMNS`, or the last user message of one."""
-        column = next((name for name in PROBLEM_COLUMNS if name in row.values), PROBLEM_COLUMNS[0])
+        column = row.first_of(PROBLEM_COLUMNS)
         value = row[column]
         if isinstance(value, list):
             spoken = [

@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from config.env import EnvConfig
 from config.errors import ConfigError
+from config.values import section_of
 from envs.duplicates import distinct_examples
+from envs.example import Mixed
 from envs.judging.judge import make_judge
 from envs.judging.outcome import Judge
-from envs.mixed import Mixed
 from envs.task import Completion, Example, Reward, Task, make_task, register
 
 OWN_FIELDS = (
@@ -71,12 +69,7 @@ def _member(name: str, given: Any, env: EnvConfig) -> tuple[float, EnvConfig]:
     unknown = sorted(set(settings) - set(OWN_FIELDS))
     if unknown:
         raise ConfigError(f"env.mixture.{name}.{unknown[0]}: a member knows weight, {', '.join(OWN_FIELDS)}")
-    try:
-        typed = OmegaConf.merge(OmegaConf.structured(EnvConfig), {"dataset": name} | settings)
-        own = OmegaConf.to_object(typed)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"env.mixture.{name}.{error.full_key}: {str(error).splitlines()[0]}") from error
-    assert isinstance(own, EnvConfig)
+    own = section_of(EnvConfig, {"dataset": name} | settings, f"env.mixture.{name}")
     if own.dataset == "mixture":
         raise ConfigError(f"env.mixture.{name}: a mixture cannot be a member of a mixture")
     return float(weight), replace(env, mixture={}, **{field: vars(own)[field] for field in OWN_FIELDS})

@@ -9,16 +9,12 @@ DIGITS = 12
 
 
 def calculator(request: str) -> str:
-    """You have a calculator for + - * / and parentheses."""
-    return calculate(request)
+    """You have a calculator for + - * / and parentheses.
 
-
-def calculate(expression: str) -> str:
-    """The value of + - * / and parentheses over decimal numbers; commas in numbers are dropped.
-
-    Whole numbers exactly, others to 12 significant digits. What is wrong is said in the result: `error: ...`.
+    Whole numbers are exact, others have 12 significant digits; commas in numbers are dropped. What is wrong is said in
+    the result: `error: ...`.
     """
-    text = expression.strip().replace(",", "").replace("×", "*").replace("÷", "/").replace("−", "-")
+    text = request.strip().replace(",", "").replace("×", "*").replace("÷", "/").replace("−", "-")
     if len(text) > LONGEST:
         return f"error: longer than {LONGEST} characters"
     try:

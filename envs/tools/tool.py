@@ -10,6 +10,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from config.env import TOOLS, EnvConfig
@@ -21,17 +22,17 @@ LONGEST = 2000
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class Tool:
     """Answers a turn that ends in `<NAME>request</NAME>` with what `run` makes of the request.
 
     slow: replying is done in a thread, beside generation.
     """
 
-    def __init__(self, name: str, run: Callable[[str], str], slow: bool, close: Callable[[], None]) -> None:
-        self.name = name
-        self.run = run
-        self.slow = slow
-        self.close = close
+    name: str
+    run: Callable[[str], str]
+    slow: bool
+    close: Callable[[], None]
 
     def reply(self, text: str) -> str | None:
         """The message that follows a turn with this text; None where it does not end in a call of this tool."""

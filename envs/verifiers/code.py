@@ -12,6 +12,7 @@ from typing import Any
 
 from config.env import EnvConfig
 from config.errors import ConfigError
+from config.values import at_least, one_of
 from envs.example import Completion, Example, Reward
 from envs.rewards import reward
 from envs.sandbox.sandbox import Limits, Run, Sandbox, choose_level
@@ -54,18 +55,14 @@ class CodeOptions:
         known = {key: value for key, value in env.options.items() if key in cls.__dataclass_fields__}
         options = cls(**known)
         for key, choices in (("credit", CREDITS), ("comparison", tuple(COMPARISONS))):
-            if vars(options)[key] not in choices:
-                raise ConfigError(
-                    f"env.options.{key}={vars(options)[key]!r}: choose one of {', '.join(choices)}"
-                )
+            one_of(f"env.options.{key}", vars(options)[key], choices)
         longest = SHARE_OF_DEADLINE * env.reward_timeout_s
         if not 0 < options.test_seconds <= longest:
             raise ConfigError(
                 f"env.options.test_seconds={options.test_seconds}: must be above 0 and at most {longest:g}, "
                 f"{SHARE_OF_DEADLINE:.0%} of env.reward_timeout_s={env.reward_timeout_s:g}"
             )
-        if options.max_tests is not None and options.max_tests < 1:
-            raise ConfigError(f"env.options.max_tests={options.max_tests}: must be at least 1")
+        at_least("env.options.max_tests", options.max_tests, 1)
         if options.memory_mib < 64:
             raise ConfigError(f"env.options.memory_mib={options.memory_mib}: Python needs at least 64")
         return options
@@ -167,7 +164,11 @@ def judge(sandbox: Sandbox, code: str, tests: Tests, options: CodeOptions, secon
         left = deadline - time.monotonic()
         if left <= 0:
             return CodeResult(passed, len(pairs), failure or "no time left")
-        wrong = _judge_one(sandbox, code, tests.function, given, expected, options, left)
+        if tests.function is None:
+            run = sandbox.run(code, given.encode(), left)
+        else:
+            run = sandbox.call(code, tests.function, given, left)
+        wrong = _failure(run, expected, options, tests.function is not None)
         passed += not wrong
         failure = failure or wrong
         if wrong and options.credit == "all":
@@ -175,26 +176,14 @@ def judge(sandbox: Sandbox, code: str, tests: Tests, options: CodeOptions, secon
     return CodeResult(passed, len(pairs), failure)
 
 
-def _judge_one(
-    sandbox: Sandbox,
-    code: str,
-    function: str | None,
-    given: Any,
-    expected: Any,
-    options: CodeOptions,
-    seconds: float,
-) -> str:
+def _failure(run: Run, expected: Any, options: CodeOptions, of_function: bool) -> str:
     """Empty if the test passes, else why not."""
-    if function is None:
-        run = sandbox.run(code, given.encode(), seconds)
-    else:
-        run = sandbox.call(code, function, given, seconds)
     if not run.succeeded:
         return run.status if run.status != "finished" else f"exit code {run.code}"
-    if function is None:
-        right = COMPARISONS[options.comparison](run.stdout.decode(errors="replace"), expected)
-    else:
+    if of_function:
         right = _returned(run, expected, options.wrapped_outputs)
+    else:
+        right = COMPARISONS[options.comparison](run.stdout.decode(errors="replace"), expected)
     return "" if right else "wrong answer"
 
 

@@ -3,36 +3,31 @@
 Each gives the recorded verdicts of the system it is named after, faults included (a regular expression that
 stops at the third brace, a wrong completion that scores better for being longer). None is a default;
 `compat_rewards` makes rewards of them that `env.reward` can name. They bound nothing: math-verify is called without
-its signal-based timeouts, the caller's process has the deadline. Those that need no mathematics are in `compat_text`;
-`GRADERS` names all.
+its signal-based timeouts, the caller's process has the deadline. Those that need no mathematics are in `compat_text`.
 """
 
 import ast
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from envs.verifiers import compat_text
-from envs.verifiers.compat_normalize import minerva
 from envs.verifiers.expressions import FOUR_OPERATIONS, NOT_ARITHMETIC, parse, value
 
 _GROUP = r"\{(?:[^{}]|\{[^{}]*\})*\}"
 _BOX_OF_DEPTH_THREE = re.compile(rf"\\boxed\{{((?:[^{{}}]|{_GROUP})*)\}}", re.DOTALL)
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _ANSWER_ON_A_LINE = re.compile(r"<answer>(.*?)</answer>")
 COATI_SCORE = 10.0
 
 
-def _parse(text: str, config: Sequence[Any] | None = None, mode: str = "any_match") -> list[Any]:
+def _parse(text: str, **options: Any) -> list[Any]:
     from math_verify import parse
 
-    if config is None:
-        return list(parse(text, extraction_mode=mode, parsing_timeout=None))
-    return list(parse(text, extraction_config=config, extraction_mode=mode, parsing_timeout=None))
+    return list(parse(text, parsing_timeout=None, **options))
 
 
 def _verify(gold: Any, answer: Any) -> bool:
@@ -58,7 +53,7 @@ def megatron_math(
     partial_end_reward: float = 0.0,
 ) -> float:
     """1 for the right answer at the very end; the gold is compared as text with what math-verify reads."""
-    found = list(_ANSWER.finditer(text)) or list(_BOX_OF_DEPTH_THREE.finditer(text))
+    found = list(compat_text.ANSWER.finditer(text)) or list(_BOX_OF_DEPTH_THREE.finditer(text))
     if not found:
         return negative_reward
     if not _verify(gold, _parse(found[-1][1])) or finish_reason == "length":
@@ -94,10 +89,10 @@ def _coati_config() -> tuple[Any, ...]:
 def coati_equal(answer: str, gold: str) -> CoatiStatus:
     """Both in a box, read by math-verify."""
     boxed = [text if text.startswith("\\boxed{") else f"\\boxed{{{text}}}" for text in (answer, gold)]
-    expected = _parse(boxed[1], _coati_config())
+    expected = _parse(boxed[1], extraction_config=_coati_config())
     if not expected:
         return CoatiStatus.CANNOT_PARSE_GT_ANSWER
-    given = _parse(boxed[0], _coati_config())
+    given = _parse(boxed[0], extraction_config=_coati_config())
     if not given:
         return CoatiStatus.CANNOT_PARSE_PREDICTION
     return CoatiStatus(int(_verify(expected, given)))
@@ -110,15 +105,19 @@ def coati_length_penalty(length: int, max_new_tokens: int, cache_length: int) ->
 
 
 def _coati_reward(
-    answer: str | None,
-    formatted: bool,
+    read: Callable[[str], tuple[str | None, bool]],
+    text: str,
     gold: str,
     length: int,
     max_new_tokens: int,
-    cache_length: int,
-    soft_over_length_punishment: bool,
+    cache_length: int = 0,
+    soft_over_length_punishment: bool = False,
 ) -> list[float]:
-    """[reward, format, accuracy]. No answer earns and loses nothing; at the limit the reward is 0."""
+    """[reward, format, accuracy]. No answer earns and loses nothing; at the limit the reward is 0.
+
+    read: from a text to its answer, and whether it has the form that is asked for.
+    """
+    answer, formatted = read(text)
     if answer is None:
         return [0.0, 0.0, 0.0]
     reward, accuracy = 0.0, 0.0
@@ -135,34 +134,12 @@ def _coati_reward(
     return [reward, float(formatted), accuracy]
 
 
-def coati_think_answer_tags(
-    text: str,
-    gold: str,
-    length: int,
-    max_new_tokens: int,
-    cache_length: int = 0,
-    soft_over_length_punishment: bool = False,
-) -> list[float]:
-    """Reward 10 for the right answer in `<think>...</think><answer>...</answer>`."""
-    answer, formatted = compat_text.coati_solution(text), compat_text.coati_structure(text)
-    return _coati_reward(
-        answer, formatted, gold, length, max_new_tokens, cache_length, soft_over_length_punishment
-    )
-
-
-def coati_boxed(
-    text: str,
-    gold: str,
-    length: int,
-    max_new_tokens: int,
-    cache_length: int = 0,
-    soft_over_length_punishment: bool = False,
-) -> list[float]:
-    """Reward 10 for the right answer in the last box."""
-    answer = compat_text.coati_boxed_solution(text)
-    return _coati_reward(
-        answer, True, gold, length, max_new_tokens, cache_length, soft_over_length_punishment
-    )
+coati_think_answer_tags = partial(
+    _coati_reward, lambda text: (compat_text.coati_solution(text), compat_text.coati_structure(text))
+)
+"""Reward 10 for the right answer in `<think>...</think><answer>...</answer>`."""
+coati_boxed = partial(_coati_reward, lambda text: (compat_text.coati_boxed_solution(text), True))
+"""Reward 10 for the right answer in the last box."""
 
 
 # TRL, verl, TorchRL --------------------------------------------------------------------------------------------
@@ -186,7 +163,8 @@ def trl_accuracy(text: str, gold: str) -> float | None:
     expected = _parse(gold)
     if not expected:
         return None
-    return float(_verify(expected, _parse(text, _trl_config(), "first_match")))
+    given = _parse(text, extraction_config=_trl_config(), extraction_mode="first_match")
+    return float(_verify(expected, given))
 
 
 def trl_reasoning_accuracy(text: str, gold: str) -> float | None:
@@ -205,7 +183,8 @@ def _verl_configs() -> tuple[list[Any], list[Any]]:
 def verl_math_verify(text: str, gold: str) -> float:
     """1 where math-verify matches the boxed gold with anything it extracts."""
     for_gold, for_answer = _verl_configs()
-    return float(_verify(_parse(f"\\boxed{{{gold}}}", for_gold), _parse(text, for_answer)))
+    expected = _parse(f"\\boxed{{{gold}}}", extraction_config=for_gold)
+    return float(_verify(expected, _parse(text, extraction_config=for_answer)))
 
 
 def torchrl_math(text: str, gold: str, format_reward: float = 0.1) -> dict[str, Any]:
@@ -253,35 +232,3 @@ def _hits(expression: str, target: float) -> bool:
     except NOT_ARITHMETIC:
         return False
     return abs(reached - Fraction(target)) < Fraction(1, 10**5)
-
-
-Grader = Callable[..., Any]
-GRADERS: Mapping[str, Grader] = {
-    "coati_boxed": coati_boxed,
-    "coati_boxed_solution": compat_text.coati_boxed_solution,
-    "coati_equal": coati_equal,
-    "coati_solution": compat_text.coati_solution,
-    "coati_structure": compat_text.coati_structure,
-    "coati_think_answer_tags": coati_think_answer_tags,
-    "math_verify": math_verify,
-    "megatron_countdown": megatron_countdown,
-    "megatron_math": megatron_math,
-    "nanochat_answer": compat_text.nanochat_answer,
-    "nanochat_gsm8k": compat_text.nanochat_gsm8k,
-    "openai_gsm8k": compat_text.openai_gsm8k,
-    "torchrl_boxed": compat_text.torchrl_boxed,
-    "torchrl_countdown": torchrl_countdown,
-    "torchrl_gsm8k": compat_text.torchrl_gsm8k,
-    "torchrl_math": torchrl_math,
-    "torchrl_number": compat_text.torchrl_number,
-    "trl_accuracy": trl_accuracy,
-    "trl_reasoning_accuracy": trl_reasoning_accuracy,
-    "trl_think_format": compat_text.trl_think_format,
-    "verl_dapo": compat_text.verl_dapo,
-    "verl_dapo_normalize": minerva,
-    "verl_gsm8k": compat_text.verl_gsm8k,
-    "verl_gsm8k_answer": compat_text.verl_gsm8k_answer,
-    "verl_math": compat_text.verl_math,
-    "verl_math_verify": verl_math_verify,
-}
-"""Every grader, and every step of one that was recorded, by the name of its system and function."""

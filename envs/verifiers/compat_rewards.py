@@ -10,7 +10,7 @@ from typing import Any
 from config.env import EnvConfig
 from envs.example import Completion, Example, Reward
 from envs.rewards import reward
-from envs.verifiers.compat import GRADERS
+from envs.verifiers import compat, compat_text
 
 Graded = Callable[[Completion, Example], Any]
 
@@ -38,63 +38,54 @@ def _as_reward(graded: Any) -> Reward:
     return Reward(float(graded), {"accuracy": float(graded >= 1)})
 
 
-def _of_text(name: str) -> Graded:
+def _of_text(grader: Callable[[str, str], Any]) -> Graded:
     """A grader of a text against a gold text."""
-    return lambda completion, example: GRADERS[name](completion.text, str(example.answer))
+    return lambda completion, example: grader(completion.text, str(example.answer))
 
 
-def _of_countdown(name: str) -> Graded:
-    def graded(completion: Completion, example: Example) -> Any:
-        return GRADERS[name](completion.text, example.answer["target"], example.answer["numbers"])
+def _of_countdown(grader: Callable[[str, int, list[int]], Any]) -> Graded:
+    return lambda completion, example: grader(
+        completion.text, example.answer["target"], example.answer["numbers"]
+    )
 
-    return graded
 
-
-def _of_coati(name: str) -> Graded:
+def _of_coati(grader: Callable[..., list[float]]) -> Graded:
     """ColossalChat pays nothing for a completion that reached the limit of its length."""
-
-    def graded(completion: Completion, example: Example) -> Any:
-        return GRADERS[name](
-            completion.text, str(example.answer), length=int(completion.truncated), max_new_tokens=1
-        )
-
-    return graded
+    return lambda completion, example: grader(
+        completion.text, str(example.answer), length=int(completion.truncated), max_new_tokens=1
+    )
 
 
-def _megatron_math(completion: Completion, example: Example) -> Any:
+def _megatron_math(completion: Completion, example: Example) -> float:
     reason = "length" if completion.truncated else "stop"
-    return GRADERS["megatron_math"](completion.text, str(example.answer), finish_reason=reason)
+    return compat.megatron_math(completion.text, str(example.answer), finish_reason=reason)
 
 
 def _torchrl_math(completion: Completion, example: Example) -> Any:
     """TorchRL takes the gold out of the box of a solution."""
-    return GRADERS["torchrl_math"](completion.text, GRADERS["torchrl_boxed"](str(example.answer)))
+    return compat.torchrl_math(completion.text, compat_text.torchrl_boxed(str(example.answer)))
 
 
-def _trl_think_format(completion: Completion, example: Example) -> Any:
-    """It asks for a form and for no gold."""
-    return GRADERS["trl_think_format"](completion.text)
-
-
-_TEXT = (
-    *(
-        "math_verify",
-        "nanochat_gsm8k",
-        "openai_gsm8k",
-        "torchrl_gsm8k",
-        "trl_accuracy",
-        "trl_reasoning_accuracy",
-    ),
-    *("verl_dapo", "verl_gsm8k", "verl_math", "verl_math_verify"),
-)
 REWARDS: Mapping[str, Graded] = {
-    **{name: _of_text(name) for name in _TEXT},
-    **{name: _of_countdown(name) for name in ("megatron_countdown", "torchrl_countdown")},
-    **{name: _of_coati(name) for name in ("coati_boxed", "coati_think_answer_tags")},
+    "coati_boxed": _of_coati(compat.coati_boxed),
+    "coati_think_answer_tags": _of_coati(compat.coati_think_answer_tags),
+    "math_verify": _of_text(compat.math_verify),
+    "megatron_countdown": _of_countdown(compat.megatron_countdown),
     "megatron_math": _megatron_math,
+    "nanochat_gsm8k": _of_text(compat_text.nanochat_gsm8k),
+    "openai_gsm8k": _of_text(compat_text.openai_gsm8k),
+    "torchrl_countdown": _of_countdown(compat.torchrl_countdown),
+    "torchrl_gsm8k": _of_text(compat_text.torchrl_gsm8k),
     "torchrl_math": _torchrl_math,
-    "trl_think_format": _trl_think_format,
+    "trl_accuracy": _of_text(compat.trl_accuracy),
+    "trl_reasoning_accuracy": _of_text(compat.trl_reasoning_accuracy),
+    "trl_think_format": lambda completion, example: compat_text.trl_think_format(completion.text),
+    "verl_dapo": _of_text(compat_text.verl_dapo),
+    "verl_gsm8k": _of_text(compat_text.verl_gsm8k),
+    "verl_math": _of_text(compat_text.verl_math),
+    "verl_math_verify": _of_text(compat.verl_math_verify),
 }
+"""By the name of its system and function."""
 LEAST = {"verl_dapo": -1.0}
 
 

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 from envs.verifiers.compat_normalize import hendrycks, minerva
+from envs.verifiers.extract import think_answer_format
 
 _MARKED = re.compile(r"#### (-?[0-9.,]+)")
 _NUMBER = re.compile(r"-?[0-9.,]+")
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 _MINERVA_ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 
@@ -62,11 +63,17 @@ def last_box(text: str) -> str | None:
     start = text.rfind("\\fbox") if start < 0 else start
     if start < 0:
         return None
+    end = _closing_brace(text, start)
+    return None if end is None else text[start : end + 1]
+
+
+def _closing_brace(text: str, start: int) -> int | None:
+    """Where as many braces are closed as opened since `start`."""
     depth = 0
     for position in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[position], 0)
         if text[position] == "}" and depth == 0:
-            return text[start : position + 1]
+            return position
     return None
 
 
@@ -103,7 +110,7 @@ def verl_dapo(text: str, gold: str, strict_box_verify: bool = False) -> dict[str
 
 def torchrl_tags(text: str) -> tuple[str, str]:
     """The first thought and the first answer, empty without one."""
-    thought, answer = _THINK.search(text), _ANSWER.search(text)
+    thought, answer = _THINK.search(text), ANSWER.search(text)
     return (thought[1].strip() if thought else "", answer[1].strip() if answer else "")
 
 
@@ -136,12 +143,8 @@ def torchrl_boxed(text: str) -> str:
     start = text.rfind("\\boxed{")
     if start < 0:
         return text.strip()
-    start += len("\\boxed{")
-    depth, position = 1, start
-    while position < len(text) and depth:
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
-        position += 1
-    return text[start : position - 1].strip()
+    end = _closing_brace(text, start)
+    return text[start + len("\\boxed{") : -1 if end is None else end].strip()
 
 
 # ColossalChat --------------------------------------------------------------------------------------------------
@@ -149,21 +152,13 @@ def torchrl_boxed(text: str) -> str:
 
 def coati_solution(text: str) -> str | None:
     """The last `<answer>`."""
-    found = _ANSWER.findall(text)
+    found = ANSWER.findall(text)
     return found[-1].strip() if found else None
 
 
 def coati_structure(text: str) -> bool:
     """`<think>` first, `</answer>` last, each of the four tags once and in order."""
-    tags = ("<think>", "</think>", "<answer>", "</answer>")
-    if (
-        any(text.count(tag) != 1 for tag in tags)
-        or not text.startswith(tags[0])
-        or not text.endswith(tags[3])
-    ):
-        return False
-    places = [text.index(tag) for tag in tags]
-    return places == sorted(places)
+    return think_answer_format(text) and text.startswith("<think>") and text.endswith("</answer>")
 
 
 def coati_boxed_solution(text: str) -> str | None:
@@ -171,12 +166,8 @@ def coati_boxed_solution(text: str) -> str | None:
     start = text.rfind("\\boxed{")
     if start < 0:
         return None
-    depth = 0
-    for position in range(start + len("\\boxed"), len(text)):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
-        if depth == 0:
-            return text[start + len("\\boxed{") : position]
-    return None
+    end = _closing_brace(text, start)
+    return None if end is None else text[start + len("\\boxed{") : end]
 
 
 def trl_think_format(text: str) -> float:

@@ -27,6 +27,7 @@ from fractions import Fraction
 
 from envs.verifiers.bounds import is_bounded
 from envs.verifiers.extract import NOT_VARIABLES, boxed, chain_end, from_prose
+from envs.verifiers.formulas import equal_in_value, proportional
 from envs.verifiers.latex import canonical, split_top, split_unit
 from envs.verifiers.numbers import is_worked_out, parse_number, plain, same_number
 from envs.verifiers.words import number_in_words
@@ -87,14 +88,13 @@ def _same(left: str, right: str) -> bool:
     if _WORD.fullmatch(left) and _WORD.fullmatch(right):
         return left.casefold() == right.casefold()
     for compare in (_same_matrix, _same_plus_minus, _same_union, _same_relation, _same_list):
-        same = compare(left, right)
-        if same is not None:
+        if (same := compare(left, right)) is not None:
             return same
     if not is_bounded(left) or not is_bounded(right):
         return False
     if _is_closed(right) and not worked_out(left, right):
         return False
-    return _same_formula(left, right)
+    return equal_in_value(left, right)
 
 
 def _bare(left: str, right: str) -> tuple[str, str, bool]:
@@ -189,8 +189,6 @@ def _same_relation(left: str, right: str) -> bool | None:
         return False
     if not is_bounded(left) or not is_bounded(right):
         return False
-    from envs.verifiers.formulas import proportional
-
     return proportional(*(f"({each[0]})-({each[1]})" for each in sides))
 
 
@@ -256,12 +254,6 @@ def _same_in_any_order(left: Sequence[str], right: Sequence[str]) -> bool:
     return True
 
 
-def _same_formula(left: str, right: str) -> bool:
-    from envs.verifiers.formulas import equal_in_value
-
-    return equal_in_value(left, right)
-
-
 def warm_up() -> None:
     """Import what the first formula would import, about a second."""
-    _same_formula("\\sqrt{8}", "2\\sqrt{2}")
+    equal_in_value("\\sqrt{8}", "2\\sqrt{2}")

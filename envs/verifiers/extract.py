@@ -81,14 +81,10 @@ def final_answer(text: str) -> str | None:
         return None
     if "\\boxed" in spoken and "</answer>" not in spoken:
         return boxed(spoken)
-    found = tagged(spoken)
-    if found is None:
-        found = marked(spoken)
-    if found is None:
-        found = answer_line(spoken)
-    if found is None:
-        return last_formula(spoken)
-    return boxed(found) if "\\boxed" in found else found
+    for find in (tagged, marked, answer_line):
+        if (found := find(spoken)) is not None:
+            return boxed(found) if "\\boxed" in found else found
+    return last_formula(spoken)
 
 
 def last_formula(text: str) -> str | None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from envs.verifiers import language, sentences
 from envs.verifiers.ifeval_rules import LANGUAGE_RULES, NEEDED_ARGUMENTS, RULES, SENTENCE_RULES
 
 MAX_CHARACTERS = 100_000
@@ -88,8 +89,6 @@ def load_models(given: Sequence[Instruction]) -> None:
     Raises:
         ConfigError: names what is missing and how to get it.
     """
-    from envs.verifiers import language, sentences
-
     ids = {instruction.id for instruction in given}
     if ids & SENTENCE_RULES:
         sentences.load()

@@ -32,87 +32,12 @@ _SCIENTIFIC = re.compile(
 _UNIT = re.compile(
     r"(?P<number>.*?[\d.])\s*(?P<unit>[A-Za-z][A-Za-z ./]*?(?:\s*\^?[23])?)\.?", re.ASCII | re.DOTALL
 )
-_SHORT_UNITS = frozenset(
-    (
-        *(
-            "m",
-            "g",
-            "s",
-            "h",
-            "l",
-            "v",
-            "w",
-            "cm",
-            "mm",
-            "km",
-            "kg",
-            "mg",
-            "ft",
-            "in",
-            "yd",
-            "mi",
-            "lb",
-            "oz",
-            "hr",
-        ),
-        *("ml", "sq", "pm", "am"),
-    )
-)
-_NOT_UNITS = frozenset(
-    (
-        *(
-            "or",
-            "and",
-            "to",
-            "not",
-            "than",
-            "if",
-            "at",
-            "about",
-            "between",
-            "vs",
-            "either",
-            "neither",
-            "mod",
-            "cup",
-        ),
-        *(
-            "dozen",
-            "hundred",
-            "thousand",
-            "million",
-            "billion",
-            "trillion",
-            "tens",
-            "dozens",
-            "hundreds",
-            "thousands",
-            "millions",
-            "billions",
-            "trillions",
-            "half",
-            "halves",
-            "third",
-            "thirds",
-        ),
-        *(
-            "quarter",
-            "quarters",
-            "pi",
-            "sqrt",
-            "root",
-            "choose",
-            "power",
-            "squared",
-            "cubed",
-            "plus",
-            "minus",
-            "times",
-            "factorial",
-            "more",
-        ),
-        *("less", "over", "divided", "by", "of"),
-    )
+_SHORT_UNITS = "m g s h l v w cm mm km kg mg ft in yd mi lb oz hr ml sq pm am"
+_NOT_UNITS = (
+    "or and to not than if at about between vs either neither mod cup dozen hundred thousand million "
+    "billion trillion tens dozens hundreds thousands millions billions trillions half halves third "
+    "thirds quarter quarters pi sqrt root choose power squared cubed plus minus times factorial more "
+    "less over divided by of"
 )
 _QUOTES = " \t\r\n\xa0\u2009\u202f*`'\"“”"
 
@@ -148,7 +73,8 @@ def plain(text: str) -> str:
 def is_unit(text: str) -> bool:
     """Whether words behind a number are a unit (`cm^2`, `miles per hour`) and do not change it (`or 8`, `dozen`)."""
     words = re.split(r"[ ./^]+", text.casefold().rstrip("."))
-    return not _NOT_UNITS & set(words) and (len(words[0]) > 2 or words[0] in _SHORT_UNITS)
+    known = len(words[0]) > 2 or words[0] in _SHORT_UNITS.split()
+    return known and set(_NOT_UNITS.split()).isdisjoint(words)
 
 
 def parse_number(text: str) -> Fraction | None:
@@ -171,22 +97,18 @@ def _read(text: str) -> tuple[Fraction, bool] | None:
     text = text.strip().replace("$", "")
     if not text or len(text) > MAX_CHARACTERS:
         return None
-    match = _DECIMAL.fullmatch(text)
-    if match:
+    if match := _DECIMAL.fullmatch(text):
         value = _decimal(*match.groups())
         return None if value is None else (value, True)
-    match = _RATIO.fullmatch(text)
-    if match:
+    if match := _RATIO.fullmatch(text):
         return _ratio("", match[1], match[2])
-    match = _MIXED.fullmatch(text)
-    if match:
+    if match := _MIXED.fullmatch(text):
         ratio = _ratio("", match[3] or match[5], match[4] or match[6])
         if ratio is None:
             return None
         sign = -1 if match[1] == "-" else 1
         return sign * (int(match[2]) + ratio[0]), ratio[1] and ratio[0] < 1
-    match = _SCIENTIFIC.fullmatch(text)
-    if match:
+    if match := _SCIENTIFIC.fullmatch(text):
         return Fraction(match[1]) * Fraction(10) ** int(match[2] or match[3]), True
     match = _FRAC.fullmatch(text)
     return _ratio(match[1], match[2] or match[3], match[4] or match[5]) if match else None

@@ -1,6 +1,6 @@
 import pytest
 
-from envs.tools.calculator import calculate
+from envs.tools.calculator import calculator
 
 
 @pytest.mark.parametrize(
@@ -26,9 +26,9 @@ from envs.tools.calculator import calculate
     ],
 )
 def test_results_and_what_is_wrong(expression: str, result: str) -> None:
-    assert calculate(expression) == result
+    assert calculator(expression) == result
 
 
 def test_deep_nesting_is_bounded() -> None:
-    assert calculate("(" * 99 + "1" + ")" * 99) == "1"
-    assert calculate("-" * 199 + "1") == "-1"
+    assert calculator("(" * 99 + "1" + ")" * 99) == "1"
+    assert calculator("-" * 199 + "1") == "-1"

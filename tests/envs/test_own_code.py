@@ -13,8 +13,8 @@ from transformers import AutoTokenizer
 from config.env import TOOLS, EnvConfig
 from config.errors import ConfigError
 from envs.duplicates import distinct_examples
+from envs.example import Mixed
 from envs.judging.service import RewardService
-from envs.mixed import Mixed
 from envs.options import option_problems
 from envs.prompts import PromptQueue, PromptSource
 from envs.task import Completion, make_task

@@ -2,7 +2,7 @@ import pytest
 
 from config.env import DifficultyConfig
 from config.errors import ConfigError
-from envs.mixed import Mixed
+from envs.example import Mixed
 from envs.prompts import PromptQueue, PromptSource
 from tests.tiny import numbered_examples
 

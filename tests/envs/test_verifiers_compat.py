@@ -16,11 +16,14 @@ import pytest
 from config.env import EnvConfig
 from envs.rewards import find_reward
 from envs.task import Completion, Example
-from envs.verifiers.compat import GRADERS
+from envs.verifiers import compat, compat_text
+from envs.verifiers.compat_normalize import minerva
 from envs.verifiers.compat_rewards import REWARDS
 
 GOLDEN = Path(__file__).resolve().parents[2] / ".." / "shared" / "golden" / "grading.jsonl.gz"
 Case = dict[str, Any]
+GRADERS: dict[str, Any] = {**vars(compat_text), **vars(compat), "verl_dapo_normalize": minerva}
+"""Every grader, and every step of one that was recorded, by the name of its system and function."""
 
 SLOW = 3
 """Of graders on math-verify with its default extraction every third row is run: some 20 ms each."""

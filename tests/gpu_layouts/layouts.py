@@ -19,7 +19,7 @@ from plan.plan import Plan, make_plan
 from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS
-from training.local_learner import LocalLearner, policy_weights
+from training.local_learner import LocalLearner, pushed_tensors
 from training.models import make_models, torch_devices
 
 GROUPS = 2
@@ -111,7 +111,7 @@ def learner_on(layout: Layout, case: Case, run_dir: Path) -> tuple[LocalLearner,
     model = spread(tiny_llama(case.tied), torch_devices(plan.devices.train))
     torch.manual_seed(0)  # of fresh adapters
     models = make_models(config, model, plan)
-    return LocalLearner(config, models, policy_weights(config, models.policy, plan), run_dir), plan
+    return LocalLearner(config, models, pushed_tensors(config, plan), run_dir), plan
 
 
 def save_tiny(folder: Path, tied: bool) -> Path:

@@ -24,7 +24,7 @@ from tests.gpu_layouts.layouts import LAYOUTS, SPREADS, Case, Layout, learner_on
 from tests.pretend_gpu import PretendedGPUs, pretend_gpus
 from tests.rollout.conftest import scores_of_one
 from tests.tiny import EOS, tiny_llama
-from training.local_learner import policy_weights
+from training.local_learner import pushed_tensors
 from training.weights import PolicyWeights, named_weights
 
 needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
@@ -53,7 +53,7 @@ def policy_on(layout: Layout, tied: bool, lora: bool, folder: Path) -> tuple[nn.
 
 
 def published(model: nn.Module, plan: Plan) -> Outgoing:
-    return Outgoing(policy_weights(plan.config, model, plan).publish())
+    return Outgoing(PolicyWeights(model, pushed_tensors(plan.config, plan)).publish())
 
 
 def plain(tied: bool, dtype: torch.dtype) -> dict[str, Tensor]:

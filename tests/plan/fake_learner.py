@@ -1,6 +1,6 @@
 """The learner's own step on tensors that have a shape and no memory, under torch's own memory tracker.
 
-The model, `ResponseScorer`, `LocalLearner.step` and the optimizer are the project's. What depends on values is answered
+The model, `ResponseScorer`, `Learner.step` and the optimizer are the project's. What depends on values is answered
 as if every row were full: masks are true everywhere, nothing is trimmed, numbers that are read are 1. The CPU build has
 no fake CUDA device, so tensors are on the CPU and the output head is told to compute as on a GPU.
 """
@@ -29,7 +29,7 @@ from training.forward import ResponseScorer
 from training.local_learner import LocalLearner
 from training.model import add_lora
 from training.models import Models
-from training.weights import PolicyWeights, named_weights
+from training.weights import named_weights
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _VALUES: dict[Any, Callable[[Tensor], object]] = {
@@ -148,8 +148,7 @@ def fake_learner(config: Config, shape: ModelShape) -> Iterator[LocalLearner]:
             chunk_size=config.train.log_prob_chunk_size,
             autocast_dtype=DTYPES[config.train.mixed_precision],
         )
-        weights = PolicyWeights(model, named_weights)
-        learner = LocalLearner(config, Models(model, scorer, None), weights, Path(folder))
+        learner = LocalLearner(config, Models(model, scorer, None), named_weights, Path(folder))
         _fill_gradients(model)
         learner.optimizer.step()
         learner.optimizer.zero_grad(set_to_none=True)

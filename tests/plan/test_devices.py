@@ -8,8 +8,10 @@ import pytest
 
 from config.errors import ConfigError
 from config.inference import InferenceModelConfig
+from config.policy import PolicyConfig
+from config.schema import Config, LoraConfig, RayConfig, RefModelConfig, TrainModelConfig
 from plan import machine as machine_module
-from plan.devices import DeviceContext, DevicePlan, DeviceRequest, plan_devices, transport
+from plan.devices import DevicePlan, plan_devices, transport
 from plan.machine import gpu_memory_gib, visible_gpus
 
 
@@ -20,25 +22,29 @@ def plan(
     inference: Any = 1,
     tp: int = 1,
     colocate: bool = False,
+    lora: bool = False,
+    use_ray: bool = False,
     **context: bool,
 ) -> DevicePlan:
     """A component is a number of devices or a list of them; reference None: not used."""
 
-    def request(section: str, value: Any) -> DeviceRequest:
-        return DeviceRequest(section, value) if isinstance(value, int) else DeviceRequest(section, 1, value)
+    def wish(value: Any) -> dict[str, Any]:
+        return {"num_devices": value} if isinstance(value, int) else {"devices": value}
 
     count, listed = (inference, None) if isinstance(inference, int) else (1, inference)
     size = tp if isinstance(inference, int) else 1
-    config = InferenceModelConfig(
+    engines = InferenceModelConfig(
         num_devices=count, devices=listed, tensor_parallel_size=size, colocate=colocate
     )
-    config.tensor_parallel_size = tp
-    return plan_devices(
-        request("train_model", train),
-        None if reference is None else request("ref_model", reference),
-        config,
-        DeviceContext(num_gpus=gpus, **context),
+    engines.tensor_parallel_size = tp
+    config = Config(
+        train_model=TrainModelConfig(**wish(train), lora=LoraConfig(enabled=lora)),
+        ref_model=RefModelConfig(**({} if reference is None else wish(reference))),
+        policy=PolicyConfig(kl_coef=0.0 if reference is None else 0.1),
+        inference_model=engines,
+        ray=RayConfig(enabled=use_ray),
     )
+    return plan_devices(config, gpus, **context)
 
 
 def way(found: DevicePlan) -> str:
@@ -169,7 +175,7 @@ def test_lists_and_counts_that_disagree() -> None:
     with pytest.raises(
         ConfigError, match=r"has 2 entries but train_model.num_devices=3: give one of the two"
     ):
-        plan_devices(DeviceRequest("train_model", 3, [0, 1]), None, InferenceModelConfig(), DeviceContext(4))
+        plan_devices(Config(train_model=TrainModelConfig(num_devices=3, devices=[0, 1])), 4)
 
 
 def test_gpus_asked_for_where_there_are_none() -> None:

@@ -15,7 +15,7 @@ from training.forward import ResponseScorer
 from training.local_learner import LocalLearner
 from training.models import Models
 from training.reference import Reference
-from training.weights import PolicyWeights, named_weights
+from training.weights import named_weights
 
 REPEATS = 4
 
@@ -50,4 +50,4 @@ def make_learner(
     scores = scorer(frozen, share_prompt)
     reference = Reference(scores, REPEATS, beside) if config.policy.uses_reference else None
     models = Models(model, scorer(model, share_prompt), reference)
-    return LocalLearner(config, models, PolicyWeights(model, named_weights), tmp_path)
+    return LocalLearner(config, models, named_weights, tmp_path)

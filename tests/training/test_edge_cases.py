@@ -22,7 +22,7 @@ from training.forward import ResponseScorer
 from training.local_learner import LocalLearner
 from training.models import Models
 from training.reference import Reference
-from training.weights import PolicyWeights, named_weights
+from training.weights import named_weights
 
 PROMPTS, REPEATS, MAX_TOKENS = 3, 4, 6
 FIRST_ROW = 2
@@ -70,7 +70,7 @@ def learner_of(
     frozen = Reference(ResponseScorer(tiny_llama(), repeats, True), rows=repeats)
     reference = frozen if policy.uses_reference else None
     models = Models(model, ResponseScorer(model, repeats, True), reference)
-    return LocalLearner(config, models, PolicyWeights(model, named_weights), run_dir)
+    return LocalLearner(config, models, named_weights, run_dir)
 
 
 def trained(learner: LocalLearner, groups: Sequence[Group]) -> Batch:

@@ -16,8 +16,7 @@ from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS, make_learner, scorer
 from training.batch import Tokens, collate
 from training.forward import ResponseScorer, Scores, score_all
-from training.learner import NonFiniteError
-from training.local_learner import LocalLearner
+from training.local_learner import LocalLearner, NonFiniteError
 from training.minibatches import microbatches
 from training.reference import Reference
 

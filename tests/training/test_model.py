@@ -13,7 +13,7 @@ from training.model import (
     add_lora,
     causal_model,
     check_head,
-    eos_token_ids,
+    end_tokens,
     load_frozen,
     load_model,
     load_tokenizer,
@@ -49,10 +49,10 @@ def test_a_tokenizer_without_chat_template_is_refused(tmp_path: Path) -> None:
 def test_every_end_token_counts() -> None:
     model = load_model(ModelConfig(name=QUICKSTART), CPU)
     tokenizer = load_tokenizer(QUICKSTART)
-    assert eos_token_ids(model, tokenizer) == [2]
+    assert end_tokens(model.generation_config, tokenizer) == [2]
     assert model.generation_config is not None
     model.generation_config.eos_token_id = [2, 5]
-    assert eos_token_ids(model, tokenizer) == [2, 5]
+    assert end_tokens(model.generation_config, tokenizer) == [2, 5]
 
 
 def test_the_chat_templates_own_end_of_an_answer_ends_a_completion(tmp_path: Path) -> None:

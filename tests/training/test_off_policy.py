@@ -3,8 +3,12 @@
 import pytest
 import torch
 
-from training.loss_metrics import finalize_metrics, merge_metrics
-from training.off_policy import effective_sample_size_by_age, gap_percentiles
+from training.loss_metrics import (
+    effective_sample_size_by_age,
+    finalize_metrics,
+    gap_percentiles,
+    merge_metrics,
+)
 
 
 def test_percentiles_are_over_all_microbatches() -> None:
