@@ -7,7 +7,7 @@ A forked script is a process: it has its own arguments, folder, variables and st
 signal. What differs from `python SCRIPT`: modules were loaded in the server, which had the same variables, texts
 have the hashes that they have in the other forks, and the parent is the keeper.
 
-`python -m tests.forked FD` is the server.
+`main` is the body of the server.
 """
 
 import atexit
@@ -47,11 +47,16 @@ OF_EACH = {"PYTHONPATH", "PYTEST_CURRENT_TEST"}
 """Variables that the modules do not read as they load; the first is applied to a script's import path."""
 
 
-def can_fork() -> bool:
-    """Not with a CUDA build of torch: a driver that was asked for its devices does not survive a fork."""
+def can_fork(environment: Mapping[str, str]) -> bool:
+    """Whether imports leave a process that may be forked.
+
+    Not with a CUDA build of torch, for a driver that was asked for its devices does not survive a fork; nor where
+    NumPy's library starts threads.
+    """
     import torch
 
-    return sys.platform == "linux" and torch.version.cuda is None
+    one_thread = environment.get("OMP_NUM_THREADS") == "1"
+    return sys.platform == "linux" and torch.version.cuda is None and one_thread
 
 
 # --- in the test ----------------------------------------------------------------------------------------------
@@ -156,7 +161,8 @@ class _Server:
         self._variables = variables
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
-            command = [sys.executable, "-m", "tests.forked", str(theirs.fileno())]
+            body = f"from tests.forked import main; main({theirs.fileno()})"
+            command = [sys.executable, "-c", body]
             self._process = subprocess.Popen(
                 command, cwd=ROOT, env=variables, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
             )
@@ -234,8 +240,9 @@ def become(command: list[str], cwd: str, environment: dict[str, str], stdout: in
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    sys.path[0] = str(Path(command[0]).resolve().parent)
-    sys.path[1:1] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    ours = sys.path.index("")  # as of `python -c`, which some import has put a folder before
+    beside = [Path(command[0]).resolve().parent, *environment.get("PYTHONPATH", "").split(os.pathsep)]
+    sys.path[ours : ours + 1] = [str(folder) for folder in beside if folder]
     sys.argv[:] = command
     sys.orig_argv[:] = [sys.executable, *command]
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -243,16 +250,12 @@ def become(command: list[str], cwd: str, environment: dict[str, str], stdout: in
     return command
 
 
-def main() -> None:
+def main(requests: int) -> None:
     for name in IMPORTED:
         importlib.import_module(name)
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("an import has started threads, which a fork does not have")
     gc.collect()
     gc.freeze()
-    script, *_ = serve(socket.socket(fileno=int(sys.argv[1])))
+    script, *_ = serve(socket.socket(fileno=requests))
     runpy.run_path(script, run_name="__main__")
-
-
-if __name__ == "__main__":
-    main()

@@ -87,7 +87,7 @@ def begin(
     stderr: int = subprocess.PIPE,
 ) -> Script:
     """`python COMMAND`: forked from a process that has the imports, or a new one where that would not be the same."""
-    if can_fork():
+    if can_fork(environment):
         return Forked(command, cwd, environment, stderr)
     pipe = subprocess.PIPE
     return subprocess.Popen(
