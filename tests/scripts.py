@@ -23,6 +23,8 @@ SCHEDULE_OF: dict[ModuleType, Any] = {grpo: Lockstep, grpo_async: Overlapped}
 """What each script's loop works with."""
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ("logging.progress=false", "logging.sample_frequency=0", "train_model.num_threads=1")
+ENVIRONMENT = dict(os.environ)
+"""As the tests found it: engines in this process leave variables behind, some with another value each time."""
 _OF_RUNS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
@@ -48,7 +50,7 @@ def start(
     run_dir: Path,
     *overrides: str,
     name: str = "grpo_quickstart",
-    environment: Mapping[str, str] = os.environ,
+    environment: Mapping[str, str] = ENVIRONMENT,
 ) -> Script:
     """The script in a process of its own, stdout and stderr joined; see `tests/forked.py` for what kind of one."""
     command = _command(script, run_dir, overrides, name)
@@ -60,7 +62,7 @@ def start_fresh(
     run_dir: Path,
     *overrides: str,
     enter: Sequence[str] = (),
-    environment: Mapping[str, str] = os.environ,
+    environment: Mapping[str, str] = ENVIRONMENT,
 ) -> subprocess.Popen[str]:
     """The same in a new interpreter, as a user starts it. Every script has a test of it for each way to end.
 
@@ -83,7 +85,7 @@ def _command(script: str, run_dir: Path, overrides: Sequence[str], name: str) ->
 def begin(
     command: Sequence[str],
     cwd: Path = ROOT,
-    environment: Mapping[str, str] = os.environ,
+    environment: Mapping[str, str] = ENVIRONMENT,
     stderr: int = subprocess.PIPE,
 ) -> Script:
     """`python COMMAND`: forked from a process that has the imports, or a new one where that would not be the same."""
@@ -96,7 +98,7 @@ def begin(
 
 
 def ended(
-    command: Sequence[str], cwd: Path = ROOT, environment: Mapping[str, str] = os.environ
+    command: Sequence[str], cwd: Path = ROOT, environment: Mapping[str, str] = ENVIRONMENT
 ) -> subprocess.CompletedProcess[str]:
     """What `python COMMAND` said on either stream, and its exit code."""
     process = begin(command, cwd, environment)

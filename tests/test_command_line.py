@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from config.command_line import ENDED
 from config.stop import ECHO_S
-from tests.scripts import ROOT, ended, finish, rows, start, start_fresh, wait_for
+from tests.scripts import ENVIRONMENT, ROOT, ended, finish, rows, start, start_fresh, wait_for
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 ENDLESS = (*SMALL[:2], "train.total_dialog_turns=1600000", "train.checkpoint_frequency=0")
@@ -216,7 +216,7 @@ def test_a_deliberate_second_ctrl_c_ends_at_once_in_a_line(tmp_path: Path) -> No
     (tmp_path / "slow_reward.py").write_text(SLOW)
     own = ("env.reward=slow_reward:reward", "env.reward_workers=1")
     process = start(
-        "grpo.py", run_dir, *ENDLESS, *own, environment={**os.environ, "PYTHONPATH": str(tmp_path)}
+        "grpo.py", run_dir, *ENDLESS, *own, environment={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
     )
     wait_for(lambda: (run_dir / "metrics.jsonl").exists(), process)
     (tmp_path / "slow").touch()
@@ -251,7 +251,7 @@ def test_ctrl_c_before_the_run_began_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "slow_module.py").write_text(LOADING)
     more = ("env.reward=slow_module:reward", "env.reward_workers=1")
     process = start(
-        "grpo.py", run_dir, *SMALL, *more, environment={**os.environ, "PYTHONPATH": str(tmp_path)}
+        "grpo.py", run_dir, *SMALL, *more, environment={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
     )
     wait_for(lambda: (tmp_path / "begun").exists(), process)
     for _ in range(3):
@@ -307,7 +307,7 @@ def test_a_job_returns_its_last_reward_and_logs_what_it_prints(tmp_path: Path) -
     (tmp_path / "seen.py").write_text(SEEN)
     callback = "+hydra.callbacks.seen._target_=seen.Seen"
     process = start(
-        "grpo.py", run_dir, *SMALL, callback, environment={**os.environ, "PYTHONPATH": str(tmp_path)}
+        "grpo.py", run_dir, *SMALL, callback, environment={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
     )
     output = finish(process)
     assert process.returncode == 0, output
@@ -327,7 +327,7 @@ def test_no_metrics_are_promised_where_no_folder_is_left(tmp_path: Path) -> None
         "env.reward_workers=1",
         "env.num_envs=8",
         "train.total_dialog_turns=64",
-        environment={**os.environ, "PYTHONPATH": str(tmp_path)},
+        environment={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)},
     )
     output = finish(process)
     assert process.returncode == 2, output

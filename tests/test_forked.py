@@ -1,7 +1,6 @@
 """A forked script against the same script in a new interpreter."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -11,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.forked import Forked, can_fork
-from tests.scripts import finish, rows, start, start_fresh, without_clocks
+from tests.scripts import ENVIRONMENT, finish, rows, start, start_fresh, without_clocks
 
-pytestmark = pytest.mark.skipif(not can_fork(os.environ), reason="scripts are not forked here")
+pytestmark = pytest.mark.skipif(not can_fork(ENVIRONMENT), reason="scripts are not forked here")
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 LOOK = """
 import json, os, random, signal, sys, threading
@@ -31,7 +30,7 @@ def ran(source: str, folder: Path, forked: bool, variables: dict[str, str]) -> t
     """Exit code, stdout and stderr of a script in `folder`."""
     script = folder / "script.py"
     script.write_text(source)
-    command, environment = [str(script), "--option", "a b"], {**os.environ, **variables}
+    command, environment = [str(script), "--option", "a b"], {**ENVIRONMENT, **variables}
     if forked:
         process = Forked(command, folder, environment)
         out, err = process.communicate(timeout=100)
@@ -57,7 +56,7 @@ def test_modules_see_the_variables_of_the_script(tmp_path: Path) -> None:
 
 
 def test_threads_are_not_forked() -> None:
-    assert not can_fork({**os.environ, "OMP_NUM_THREADS": "2"})
+    assert not can_fork({**ENVIRONMENT, "OMP_NUM_THREADS": "2"})
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,7 @@ def test_it_ends_as_in_a_new_interpreter(source: str, code: int, tmp_path: Path)
 
 def test_one_that_does_not_end_is_waited_for_in_vain_and_killed(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import time; print('begun', flush=True); time.sleep(600)")
-    process = Forked(["script.py"], tmp_path, os.environ)
+    process = Forked(["script.py"], tmp_path, ENVIRONMENT)
     assert process.poll() is None
     for wait in (process.communicate, process.wait):
         with pytest.raises(subprocess.TimeoutExpired):

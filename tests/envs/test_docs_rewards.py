@@ -1,7 +1,6 @@
 """What docs/rewards.md says, done: its rows are read, its task and its reward judge."""
 
 import json
-import os
 import re
 import sys
 import threading
@@ -18,7 +17,7 @@ from envs.judging.service import RewardService
 from envs.rewards import known_rewards
 from envs.task import Completion, known_tasks, make_task
 from envs.tools.tool import make_tools
-from tests.scripts import ended
+from tests.scripts import ENVIRONMENT, ended
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
@@ -191,7 +190,7 @@ def test_the_task_of_the_readme_trains_as_it_is_printed(tmp_path: Path) -> None:
         "train.total_dialog_turns=768",
     ]
     command += ["logging.progress=false"]
-    found = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    found = {**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
     done = ended(command, environment=found)
     assert done.returncode == 0, done.stderr
     assert "finished: 3 optimizer steps" in done.stderr
