@@ -1,6 +1,9 @@
-"""Shared by all tests: one thread, no hub, the same properties at each run, the order, and a Ray for a module."""
+"""Shared by all tests: one thread, no hub, the same properties at each run, the order, imports that no search for
+garbage goes through, and a Ray for a module."""
 
+import gc
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +47,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         elif name in SLOW:
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: place.get(file_of(item.path), len(place)))
+
+
+KEPT = 200
+"""Modules whose import is worth a freeze."""
+_freeze = gc.freeze
+_frozen_modules = 0
+# vLLM freezes at each start of an engine and thaws all at its end: then it looks for garbage twice, in a million
+# objects of imports, which takes a second.
+gc.freeze = gc.unfreeze = lambda: None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """What has been imported is no garbage: freeze it, before the test makes anything."""
+    global _frozen_modules
+    if len(sys.modules) >= _frozen_modules + KEPT:
+        gc.collect()
+        _freeze()
+        _frozen_modules = len(sys.modules)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -27,6 +27,7 @@ ENGINE = {
     "test_installed.py": 10,
     "test_turns.py": 10,
     "test_evaluation.py": 9,
+    "test_forked.py": 30,
     "test_endings.py": 9,
     "rollout/test_transports.py": 8,
     "envs/test_docs_rewards.py": 8,

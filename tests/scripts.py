@@ -17,11 +17,15 @@ from config.composition import register_schema, to_config
 from config.schema import Config
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
+from tests.forked import Forked, can_fork
 
 SCHEDULE_OF: dict[ModuleType, Any] = {grpo: Lockstep, grpo_async: Overlapped}
 """What each script's loop works with."""
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ("logging.progress=false", "logging.sample_frequency=0", "train_model.num_threads=1")
+ENVIRONMENT = dict(os.environ)
+"""As the tests found it: engines in this process leave variables behind, some with another value each time."""
+_OF_RUNS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 class StoppingAfterTheFirst(Lockstep):
@@ -38,27 +42,75 @@ def configured(*overrides: str, name: str = "grpo_quickstart") -> Config:
         return to_config(compose(name, overrides=[*QUICK, *overrides]))
 
 
+Script = subprocess.Popen[str] | Forked
+
+
 def start(
     script: str,
     run_dir: Path,
     *overrides: str,
     name: str = "grpo_quickstart",
+    environment: Mapping[str, str] = ENVIRONMENT,
+) -> Script:
+    """The script in a process of its own, stdout and stderr joined; see `tests/forked.py` for what kind of one."""
+    command = _command(script, run_dir, overrides, name)
+    return begin(command, ROOT, {**environment, **_OF_RUNS}, stderr=subprocess.STDOUT)
+
+
+def start_fresh(
+    script: str,
+    run_dir: Path,
+    *overrides: str,
     enter: Sequence[str] = (),
-    environment: Mapping[str, str] = os.environ,
+    environment: Mapping[str, str] = ENVIRONMENT,
 ) -> subprocess.Popen[str]:
-    """The script in a process of its own, stdout and stderr joined; `enter`: the command that starts it."""
-    command = [*enter, sys.executable, script, "--config-name", name, f"hydra.run.dir={run_dir}"]
+    """The same in a new interpreter, as a user starts it. Every script has a test of it for each way to end.
+
+    enter: the command that starts the interpreter.
+    """
     return subprocess.Popen(
-        [*command, *QUICK, *overrides],
+        [*enter, sys.executable, *_command(script, run_dir, overrides, "grpo_quickstart")],
         cwd=ROOT,
-        env={**environment, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        env={**environment, **_OF_RUNS},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 600.0) -> str:
+def _command(script: str, run_dir: Path, overrides: Sequence[str], name: str) -> list[str]:
+    return [script, "--config-name", name, f"hydra.run.dir={run_dir}", *QUICK, *overrides]
+
+
+def begin(
+    command: Sequence[str],
+    cwd: Path = ROOT,
+    environment: Mapping[str, str] = ENVIRONMENT,
+    stderr: int = subprocess.PIPE,
+) -> Script:
+    """`python COMMAND`: forked from a process that has the imports, or a new one where that would not be the same."""
+    if can_fork(environment):
+        return Forked(command, cwd, environment, stderr)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, *command], cwd=cwd, env=environment, stdout=pipe, stderr=stderr, text=True
+    )
+
+
+def ended(
+    command: Sequence[str], cwd: Path = ROOT, environment: Mapping[str, str] = ENVIRONMENT
+) -> subprocess.CompletedProcess[str]:
+    """What `python COMMAND` said on either stream, and its exit code."""
+    process = begin(command, cwd, environment)
+    try:
+        stdout, stderr = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode is not None
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def finish(process: Script, timeout: float = 600.0) -> str:
     """What it said, once it has ended; killed, and said as well, where the time is over first."""
     try:
         return process.communicate(timeout=timeout)[0]
@@ -78,7 +130,7 @@ def without_clocks(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [of_a_row.without_clocks(row) for row in metrics]
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], timeout: float = 120.0) -> None:
+def wait_for(condition: Callable[[], bool], process: Script, timeout: float = 120.0) -> None:
     """Poll until the condition holds; fails when the process ends or the time is over first."""
     import time
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.ray_cluster import ADDRESS, RayCluster, namespaces_allowed
-from tests.scripts import finish, rows, start, wait_for
+from tests.scripts import finish, rows, start_fresh, wait_for
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("unshare") and shutil.which("nsenter") and namespaces_allowed()),
@@ -31,7 +31,7 @@ def cluster() -> Iterator[RayCluster]:
 
 def test_a_run_survives_the_loss_of_a_node(cluster: RayCluster, tmp_path: Path) -> None:
     """One CPU a node, so that each carries an engine; weights travel through the nodes' object stores."""
-    process = start(
+    process = start_fresh(
         "grpo_async.py",
         tmp_path,
         f"ray.address={ADDRESS}",

@@ -16,16 +16,20 @@ from safetensors.torch import load_file, save_file
 
 from config.command_line import ENDED
 from config.stop import ECHO_S
-from tests.scripts import ROOT, finish, rows, start, wait_for
+from tests.scripts import ENVIRONMENT, ROOT, ended, finish, rows, start, start_fresh, wait_for
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 ENDLESS = (*SMALL[:2], "train.total_dialog_turns=1600000", "train.checkpoint_frequency=0")
 
 
-def said(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def said(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return ended(["grpo.py", *arguments])
+
+
+def said_by_a_new_interpreter(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(ROOT / "grpo.py"), *arguments],
-        cwd=cwd,
+        cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -62,7 +66,9 @@ def test_a_config_of_ones_own_works_and_its_keys_are_checked(tmp_path: Path) -> 
 
 def test_an_unknown_key_behind_a_plus_ends_the_run_before_it_begins(tmp_path: Path) -> None:
     folder = f"hydra.run.dir={tmp_path / 'run'}"
-    result = said("--config-name", "grpo_quickstart", "+inference_model.min_pp=0.1", folder)
+    result = said_by_a_new_interpreter(
+        "--config-name", "grpo_quickstart", "+inference_model.min_pp=0.1", folder
+    )
     assert result.returncode == 2
     assert is_one_message(result), result.stderr
     assert "inference_model.min_pp: no such configuration key" in result.stderr
@@ -70,7 +76,7 @@ def test_an_unknown_key_behind_a_plus_ends_the_run_before_it_begins(tmp_path: Pa
 
 
 def test_help_is_a_screen_that_names_every_config_and_option() -> None:
-    result = said("--help")
+    result = said_by_a_new_interpreter("--help")
     assert result.returncode == 0
     lines = result.stdout.splitlines()
     assert len(lines) < 45
@@ -87,7 +93,8 @@ def test_help_is_a_screen_that_names_every_config_and_option() -> None:
 def test_the_examples_of_help_compose() -> None:
     from tests.config.test_schema import composed
 
-    examples = [line for line in said("--help").stdout.splitlines() if re.match(r"  python grpo\.py ", line)]
+    printed = said_by_a_new_interpreter("--help").stdout
+    examples = [line for line in printed.splitlines() if re.match(r"  python grpo\.py ", line)]
     assert len(examples) >= 4
     for line in examples:
         words = shlex.split(line)[2:]
@@ -100,7 +107,7 @@ def test_the_examples_of_help_compose() -> None:
 
 def test_what_prints_the_configuration_still_does() -> None:
     quick = ("--config-name", "grpo_quickstart")
-    assert "lr: 0.0003" in said(*quick, "--cfg", "job", "-p", "optimizer").stdout
+    assert "lr: 0.0003" in said_by_a_new_interpreter(*quick, "--cfg", "job", "-p", "optimizer").stdout
     assert "policy/grpo" in said(*quick, "--info", "defaults").stdout
     assert "complete" in said("--shell-completion", "install=bash").stdout
 
@@ -176,7 +183,7 @@ def test_a_learner_that_diverged_is_blamed_itself(tmp_path: Path) -> None:
 
 def test_an_echo_of_ctrl_c_is_not_a_second_one(tmp_path: Path) -> None:
     """As `timeout --foreground`, make and launchers pass on what the terminal has brought to all."""
-    process = start("grpo.py", tmp_path, *ENDLESS)
+    process = start_fresh("grpo.py", tmp_path, *ENDLESS)
     wait_for(lambda: (tmp_path / "metrics.jsonl").exists(), process)
     for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGINT):
         process.send_signal(number)
@@ -209,7 +216,7 @@ def test_a_deliberate_second_ctrl_c_ends_at_once_in_a_line(tmp_path: Path) -> No
     (tmp_path / "slow_reward.py").write_text(SLOW)
     own = ("env.reward=slow_reward:reward", "env.reward_workers=1")
     process = start(
-        "grpo.py", run_dir, *ENDLESS, *own, environment={**os.environ, "PYTHONPATH": str(tmp_path)}
+        "grpo.py", run_dir, *ENDLESS, *own, environment={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
     )
     wait_for(lambda: (run_dir / "metrics.jsonl").exists(), process)
     (tmp_path / "slow").touch()
@@ -244,7 +251,7 @@ def test_ctrl_c_before_the_run_began_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "slow_module.py").write_text(LOADING)
     more = ("env.reward=slow_module:reward", "env.reward_workers=1")
     process = start(
-        "grpo.py", run_dir, *SMALL, *more, environment={**os.environ, "PYTHONPATH": str(tmp_path)}
+        "grpo.py", run_dir, *SMALL, *more, environment={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
     )
     wait_for(lambda: (tmp_path / "begun").exists(), process)
     for _ in range(3):
@@ -300,7 +307,7 @@ def test_a_job_returns_its_last_reward_and_logs_what_it_prints(tmp_path: Path) -
     (tmp_path / "seen.py").write_text(SEEN)
     callback = "+hydra.callbacks.seen._target_=seen.Seen"
     process = start(
-        "grpo.py", run_dir, *SMALL, callback, environment={**os.environ, "PYTHONPATH": str(tmp_path)}
+        "grpo.py", run_dir, *SMALL, callback, environment={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
     )
     output = finish(process)
     assert process.returncode == 0, output
@@ -320,7 +327,7 @@ def test_no_metrics_are_promised_where_no_folder_is_left(tmp_path: Path) -> None
         "env.reward_workers=1",
         "env.num_envs=8",
         "train.total_dialog_turns=64",
-        environment={**os.environ, "PYTHONPATH": str(tmp_path)},
+        environment={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)},
     )
     output = finish(process)
     assert process.returncode == 2, output

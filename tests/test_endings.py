@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from run.jobs import run_job
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
 from run.resume import find
-from tests.scripts import QUICK, ROOT, configured, finish, rows, wait_for
+from tests.scripts import QUICK, begin, configured, finish, rows, wait_for
 from training.checkpoint import checkpoint_path, save_checkpoint
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
@@ -91,16 +90,13 @@ def test_an_evaluation_that_was_given_up_is_made_up_for(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_sweep_begins_no_other_run(tmp_path: Path) -> None:
-    process = subprocess.Popen(
+    process = begin(
         [
-            *(sys.executable, "grpo.py", "--config-name", "grpo_quickstart", "--multirun"),
+            *("grpo.py", "--config-name", "grpo_quickstart", "--multirun"),
             *(f"hydra.sweep.dir={tmp_path}", "train.seed=0,1", *QUICK, *SMALL[:2]),
             *("train.total_dialog_turns=1600000", "train.checkpoint_frequency=0"),
         ],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
     )
     wait_for(lambda: (tmp_path / "0" / "metrics.jsonl").exists(), process)
     process.send_signal(signal.SIGINT)

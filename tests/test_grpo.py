@@ -3,8 +3,6 @@
 import json
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from run.build import build
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from tests.processes import alive
-from tests.scripts import ROOT, configured, finish, rows, start, wait_for, without_clocks
+from tests.scripts import ROOT, configured, ended, finish, rows, start, start_fresh, wait_for, without_clocks
 from training.batch import Batch, collate
 from training.local_learner import LocalLearner
 
@@ -129,7 +127,7 @@ def test_killed_and_resumed_is_bit_identical_to_never_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    killed = start("grpo.py", broken, *RESUMED)
+    killed = start_fresh("grpo.py", broken, *RESUMED)
     wait_for(lambda: (broken / "checkpoints" / "checkpoint_000003.pt").exists(), killed)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
@@ -209,17 +207,6 @@ def test_under_lora_the_base_is_the_reference(tmp_path: Path) -> None:
     working.run.close("finished")
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "grpo.py", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -237,7 +224,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_bad_input_is_one_message_and_nothing_half_written(
     arguments: list[str], expected: str, tmp_path: Path
 ) -> None:
-    result = command(*arguments, f"hydra.run.dir={tmp_path / 'run'}")
+    result = ended(["grpo.py", *arguments, f"hydra.run.dir={tmp_path / 'run'}"])
     assert result.returncode == 2, result.stderr
     assert expected in result.stderr
     assert result.stderr.count("error: ") == 1
@@ -247,7 +234,8 @@ def test_bad_input_is_one_message_and_nothing_half_written(
 
 
 def test_multirun_sweeps(tmp_path: Path) -> None:
-    result = command(
+    command = [
+        "grpo.py",
         "--config-name",
         "grpo_quickstart",
         "--multirun",
@@ -259,7 +247,8 @@ def test_multirun_sweeps(tmp_path: Path) -> None:
         *SMALL,
         "logging.progress=false",
         "train_model.num_threads=1",
-    )
+    ]
+    result = ended(command)
     assert result.returncode == 0, result.stderr
     assert [rows(tmp_path / str(job))[0]["lr"] for job in range(4)] == [1e-4, 1e-4, 1e-5, 1e-5]
     assert all((tmp_path / str(job) / ".hydra" / "config.yaml").exists() for job in range(4))

@@ -13,7 +13,7 @@ from envs.task import Completion, Example
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
-from tests.scripts import configured, finish, rows, start
+from tests.scripts import configured, finish, rows, start, start_fresh
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.checkpoint_frequency=0")
 CUT = (*SMALL, "inference_model.max_tokens=1")
@@ -46,7 +46,7 @@ def test_it_says_so_after_five_steps_and_ends_with_2(tmp_path: Path) -> None:
 
 
 def test_its_exit_code(tmp_path: Path) -> None:
-    process = start("grpo_async.py", tmp_path, *CUT, "train.total_dialog_turns=16")
+    process = start_fresh("grpo_async.py", tmp_path, *CUT, "train.total_dialog_turns=16")
     said = finish(process)
     assert process.returncode == 1 and "error: nothing was learned: none of 1 optimizer steps" in said
 

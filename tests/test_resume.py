@@ -1,6 +1,5 @@
 """What a resumed run may change, and from where `auto` goes on."""
 
-import os
 import re
 import shutil
 import signal
@@ -22,7 +21,7 @@ from run.jobs import run_job
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
 from run.resume import find, siblings
-from tests.scripts import QUICK, ROOT, configured, finish, rows, start, wait_for, without_clocks
+from tests.scripts import QUICK, ROOT, begin, configured, ended, finish, rows, start, wait_for, without_clocks
 from tests.tiny import resized_quickstart
 from training.checkpoint import checkpoint_path, load_checkpoint, newest_checkpoint
 from training.local_learner import LocalLearner
@@ -202,7 +201,6 @@ def outside(folder: Path, script: str, *overrides: str) -> str:
     """A script started with its default folder names, from a working directory of the user's own."""
     folder.mkdir(exist_ok=True)
     command = [
-        sys.executable,
         str(ROOT / script),
         "--config-name",
         "grpo_quickstart",
@@ -210,14 +208,7 @@ def outside(folder: Path, script: str, *overrides: str) -> str:
         *SMALL,
         *overrides,
     ]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    done = ended(command, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -311,12 +302,10 @@ def test_runs_begun_in_one_second_get_folders_of_their_own(tmp_path: Path) -> No
         "utils.datetime = Stopped\n"
         f"sys.argv[0] = {str(ROOT / 'grpo.py')!r}\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
-    given = [sys.executable, str(script), "--config-name", "grpo_quickstart", *QUICK, *SMALL]
+    given = [str(script), "--config-name", "grpo_quickstart", *QUICK, *SMALL]
     sweep = ("train.seed=3", "--multirun")
     processes = [
-        subprocess.Popen(
-            [*given, *more], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        begin([*given, *more], cwd=tmp_path, stderr=subprocess.STDOUT)
         for more in (("train.seed=1",), ("train.seed=2",), sweep, sweep)
     ]
     for process in processes:

@@ -1,9 +1,7 @@
 """What docs/rewards.md says, done: its rows are read, its task and its reward judge."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from envs.judging.service import RewardService
 from envs.rewards import known_rewards
 from envs.task import Completion, known_tasks, make_task
 from envs.tools.tool import make_tools
+from tests.scripts import ENVIRONMENT, ended
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
@@ -185,14 +184,13 @@ def test_the_task_of_the_readme_trains_as_it_is_printed(tmp_path: Path) -> None:
     (tmp_path / "my_tasks.py").write_text(block("python", "class Reverse", text), encoding="utf-8")
     (rest,) = re.findall(r"^python grpo\.py (.*my_tasks:Reverse.*)$", text, re.MULTILINE)
     command = [
-        sys.executable,
         "grpo.py",
         *rest.split(),
         f"hydra.run.dir={tmp_path / 'run'}",
         "train.total_dialog_turns=768",
     ]
     command += ["logging.progress=false"]
-    found = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, cwd=ROOT, env=found, capture_output=True, text=True, timeout=300)
+    found = {**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
+    done = ended(command, environment=found)
     assert done.returncode == 0, done.stderr
     assert "finished: 3 optimizer steps" in done.stderr

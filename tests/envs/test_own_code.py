@@ -21,7 +21,7 @@ from envs.task import Completion, make_task
 from envs.together import together
 from envs.tools.tool import find_tools, instructions, make_tools
 from envs.turns import Conversation, make_repliers, with_instructions
-from tests.scripts import ROOT, configured, rows
+from tests.scripts import ROOT, configured, ended, rows
 
 HERE = "tests.envs.own_code"
 
@@ -255,7 +255,7 @@ def short(completion, example):
 @pytest.mark.parametrize("script", ["grpo.py", "grpo_async.py"])
 def test_a_run_from_a_folder_with_ones_own_task_tool_and_rewards(script: str, tmp_path: Path) -> None:
     (tmp_path / "outside.py").write_text(OUTSIDE)
-    command = [sys.executable, str(ROOT / script), "--config-name", "grpo_quickstart", "hydra.run.dir=run"]
+    command = [str(ROOT / script), "--config-name", "grpo_quickstart", "hydra.run.dir=run"]
     command += [f"model.name={ROOT / 'models' / 'quickstart'}", "logging.progress=false", "env.num_envs=4"]
     command += [
         "env.repeats=4",
@@ -268,7 +268,7 @@ def test_a_run_from_a_folder_with_ones_own_task_tool_and_rewards(script: str, tm
         "env.mixture={digits: {dataset: outside:Digits, reward: [exact, outside:short]}, arithmetic: 1}"
     ]
     command += ["eval.sets={held: {dataset: outside:Digits, limit: 2}}", "inference_model.max_tokens=40"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = ended(command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     logged = [row for row in rows(tmp_path / "run") if "reward/mean" in row]
     assert len(logged) == 2

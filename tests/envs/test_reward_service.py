@@ -30,7 +30,7 @@ def serving(reward: str | None, **options: object) -> Iterator[RewardService]:
     env = EnvConfig(
         dataset="arithmetic",
         reward=reward if reward is None or ":" in reward else f"{HOSTILE}:{reward}",
-        **{"reward_timeout_s": 3.0, "reward_workers": 2, "max_error_rate": 0.5, **options},  # type: ignore[arg-type]
+        **{"reward_timeout_s": 1.5, "reward_workers": 2, "max_error_rate": 0.5, **options},  # type: ignore[arg-type]
     )
     service = RewardService(make_task(env), env)
     try:

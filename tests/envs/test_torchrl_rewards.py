@@ -23,7 +23,7 @@ from envs.example import Completion, Example, Reward
 from envs.judging.service import RewardService
 from envs.rewards import find_reward
 from envs.task import make_task
-from tests.scripts import ROOT, rows
+from tests.scripts import ROOT, ended, rows
 
 DATA = ROOT / "tests" / "fixtures" / "data"
 USER = ({"role": "user", "content": "Numbers: 2, 3, 4. Target: 14. Say it in <answer></answer>."},)
@@ -173,13 +173,7 @@ def test_the_first_command_of_the_text_grades_with_every_part(tmp_path: Path) ->
         f"env.data_files={DATA / 'gsm8k.jsonl'}",
         f"env.samples={tmp_path / 'samples.jsonl'}",
     ]
-    done = subprocess.run(
-        [sys.executable, *command, *grade, f"hydra.run.dir={tmp_path}"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = ended([*command, *grade, f"hydra.run.dir={tmp_path}"])
     assert done.returncode == 0, done.stderr
     graded = json.loads(done.stdout)
     assert graded["score"] == 1.0
@@ -194,13 +188,7 @@ def test_the_first_command_of_the_text_grades_with_every_part(tmp_path: Path) ->
 def test_the_second_command_of_the_text_trains(tmp_path: Path) -> None:
     (_, command) = commands()
     short = ["train.total_dialog_turns=512", "env.reward_workers=1", "logging.progress=false"]
-    done = subprocess.run(
-        [sys.executable, *command, *short, f"hydra.run.dir={tmp_path}"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = ended([*command, *short, f"hydra.run.dir={tmp_path}"])
     assert done.returncode == 0, done.stderr
     logged = [row for row in rows(tmp_path) if "reward/mean" in row]
     assert logged and all({"reward/exact", "reward/GSM8KRewardParser"} <= set(row) for row in logged)

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+import grpo
+import grpo_async
 from config.schema import LoggingConfig
 from monitoring.progress import Progress
-from tests.scripts import ROOT
+from run.jobs import run_job
+from tests.scripts import ROOT, SCHEDULE_OF, configured
 
 SHOW = """
 import sys, time
@@ -85,28 +88,24 @@ def test_a_run_that_never_began_leaves_no_line() -> None:
     assert said.rpartition("\r")[2].strip() == said.split("\r")[-2].strip() == ""
 
 
-@pytest.mark.parametrize("script", ["grpo.py", "grpo_async.py"])
-def test_stages_of_a_run(script: str, tmp_path: Path) -> None:
+SCRIPTS = {"grpo.py": grpo, "grpo_async.py": grpo_async}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_stages_of_a_run(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every stage that it passes is said to the line, in this order, by both schedules."""
-    code = f"""
-import sys
-from pathlib import Path
-import {script.removesuffix(".py")} as schedule
-from run.jobs import run_job
-from monitoring.progress import Progress
-from tests.scripts import SCHEDULE_OF, configured
-seen = []
-Progress.stage = lambda self, name, done=0, total=0: seen.append(f"{{name}} {{done}}/{{total}}")
-Progress.begin = lambda self, stage: seen.append(stage)
-config = configured("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=32",
-    "train.gradient_accumulation_steps=2", "train.checkpoint_frequency=0")
-run_job(config, Path({str(tmp_path)!r}), schedule.train, SCHEDULE_OF[schedule])
-print("\\n".join(dict.fromkeys(seen)))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
+    schedule = SCRIPTS[script]
+    seen: list[str] = []
+    monkeypatch.setattr(
+        Progress, "stage", lambda _, name, done=0, total=0: seen.append(f"{name} {done}/{total}")
     )
-    said = done.stdout.splitlines()
+    monkeypatch.setattr(Progress, "begin", lambda _, stage: seen.append(stage))
+    config = configured(
+        *("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=32"),
+        *("train.gradient_accumulation_steps=2", "train.checkpoint_frequency=0"),
+    )
+    run_job(config, tmp_path, schedule.train, SCHEDULE_OF[schedule])
+    said = list(dict.fromkeys(seen))
     assert said[:4] == ["starting", "reading data", "starting engines", "loading the model"]
     for stage in ("push 0/0", "collect 0/0", "optimize 1/2", "optimize 2/2", "checkpoint 0/0"):
         assert stage in said, said

@@ -5,6 +5,8 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -157,36 +159,61 @@ trackers.close_tracker(tracker, "finished")
 """
 
 
-@pytest.mark.parametrize("server", ["refuses", "never answers", "no key"])
-def test_wandb_goes_offline_where_it_cannot_be_reached(server: str, tmp_path: Path) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        if server == "never answers":
-            listener.listen(50)
-        ours = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-        environment = ours | {
-            "HOME": str(tmp_path),  # no key of the user's
-            "WANDB_BASE_URL": f"http://127.0.0.1:{listener.getsockname()[1]}",
-            "WANDB_API_KEY": "a" * 40,
-            "WANDB_ERROR_REPORTING": "false",
-        }
-        if server == "no key":
-            del environment["WANDB_API_KEY"]
-        result = subprocess.run(
-            [sys.executable, "-c", ONLINE, str(tmp_path)],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-    assert result.returncode == 0, result.stderr
-    assert "offline: True" in result.stdout
-    assert result.stderr.count("logging.mode=online: W&B cannot be used") == 1
-    assert "Traceback" not in result.stderr
-    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+SERVERS = ("refuses", "never answers", "no key")
+
+
+@pytest.fixture(scope="module")
+def tried(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, tuple[Path, subprocess.Popen[str]]]]:
+    """The folder and the process of a try with each server, all at once: W&B waits a while for each."""
+    started: dict[str, tuple[Path, subprocess.Popen[str]]] = {}
+    with ExitStack() as open_files:
+        for server in SERVERS:
+            folder = tmp_path_factory.mktemp("wandb")
+            listener = open_files.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            if server == "never answers":
+                listener.listen(50)
+            started[server] = folder, online(server, folder, listener.getsockname()[1])
+        yield started
+        for _, process in started.values():
+            process.kill()
+            process.communicate()
+
+
+def online(server: str, folder: Path, port: int) -> subprocess.Popen[str]:
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    environment = ours | {
+        "HOME": str(folder),  # no key of the user's
+        "WANDB_BASE_URL": f"http://127.0.0.1:{port}",
+        "WANDB_API_KEY": "a" * 40,
+        "WANDB_ERROR_REPORTING": "false",
+    }
+    if server == "no key":
+        del environment["WANDB_API_KEY"]
+    return subprocess.Popen(
+        [sys.executable, "-c", ONLINE, str(folder)],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_wandb_goes_offline_where_it_cannot_be_reached(
+    server: str, tried: dict[str, tuple[Path, subprocess.Popen[str]]]
+) -> None:
+    folder, process = tried[server]
+    stdout, stderr = process.communicate(timeout=200)
+    assert process.returncode == 0, stderr
+    assert "offline: True" in stdout
+    assert stderr.count("logging.mode=online: W&B cannot be used") == 1
+    assert "Traceback" not in stderr
+    assert list(folder.glob("wandb/offline-run-*/*.wandb"))
 
 
 def test_wandb_is_waited_for_less_than_15_seconds() -> None:

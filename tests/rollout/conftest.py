@@ -1,6 +1,5 @@
 """Tiny random Llama models, one real vLLM engine for each, shared by all tests of a module, and pools."""
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -103,10 +102,8 @@ def start_engine(tiny_folders: dict[bool, Path]) -> Iterator[StartEngine]:
         return engines[-1]
 
     yield start
-    gc.freeze()  # each close collects garbage twice, which over all that a session has imported takes seconds
     for engine in engines:
         engine.close()
-    gc.unfreeze()
     assert not [file for engine in engines for file in engine._files if file.exists()]
 
 

@@ -29,6 +29,7 @@ from tests.rollout import pool_engines
 from tests.rollout.conftest import (
     SAMPLING,
     OpenPool,
+    StartEngine,
     drain,
     requests,
     through_memory,
@@ -55,11 +56,9 @@ def vllm_pool(local_ray: None, tiny_folders: dict[bool, Path]) -> Iterator[RayPo
     pool.close()
 
 
-def test_two_vllm_engines_answer_like_one(
-    vllm_pool: RayPool, started_engines: dict[bool, VLLMEngine]
-) -> None:
+def test_two_vllm_engines_answer_like_one(vllm_pool: RayPool, start_engine: StartEngine) -> None:
     wanted = requests(24, n=4)
-    alone = started_engines[True]
+    alone = start_engine(tied=True)
     alone.load(tiny_llama(True).state_dict().items(), version=1)
     vllm_pool.load(tiny_llama(True).state_dict().items(), version=1)
     assert vllm_pool.policy_version == 1

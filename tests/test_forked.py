@@ -1,0 +1,116 @@
+"""A forked script against the same script in a new interpreter."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.forked import Forked, can_fork
+from tests.scripts import ENVIRONMENT, finish, rows, start, start_fresh, without_clocks
+
+pytestmark = pytest.mark.skipif(not can_fork(ENVIRONMENT), reason="scripts are not forked here")
+SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
+LOOK = """
+import json, os, random, signal, sys, threading
+import multiprocessing as mp
+print(json.dumps({
+    "name": __name__, "file": __file__, "main": sys.modules["__main__"].__file__, "arguments": sys.argv,
+    "path": sys.path, "folder": os.getcwd(), "threads": threading.active_count(),
+    "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler, "process": mp.current_process().name,
+    "parent": mp.parent_process() is None, "group": os.getpgid(0), "files": sorted(os.listdir("/proc/self/fd"))[:3],
+}))
+"""
+
+
+def ran(source: str, folder: Path, forked: bool, variables: dict[str, str]) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a script in `folder`."""
+    script = folder / "script.py"
+    script.write_text(source)
+    command, environment = [str(script), "--option", "a b"], {**ENVIRONMENT, **variables}
+    if forked:
+        process = Forked(command, folder, environment)
+        out, err = process.communicate(timeout=100)
+        return process.wait(), out, err
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=100
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_script_finds_what_a_new_interpreter_finds(tmp_path: Path) -> None:
+    variables = {"PYTHONPATH": str(tmp_path / "modules")}
+    seen = [json.loads(ran(LOOK, tmp_path, forked, variables)[1]) for forked in (True, False)]
+    by_ray = seen[0]["path"].pop(0)
+    assert seen[0] == seen[1]
+    assert by_ray.endswith("ray/thirdparty_files"), "as every import of Ray does"
+    assert seen[0]["path"][:2] == [str(tmp_path), str(tmp_path / "modules")]
+
+
+def test_modules_see_the_variables_of_the_script(tmp_path: Path) -> None:
+    source = "import os; from huggingface_hub import constants; print(constants.HF_HUB_CACHE)"
+    assert ran(source, tmp_path, True, {"HF_HUB_CACHE": "/elsewhere"}) == (0, "/elsewhere\n", "")
+
+
+def test_threads_are_not_forked() -> None:
+    assert not can_fork({**ENVIRONMENT, "OMP_NUM_THREADS": "2"})
+
+
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [
+        ("import os; print('said', flush=True); os.kill(os.getpid(), 9)", -signal.SIGKILL),
+        ("import os\ntry: os.kill(os.getpid(), 2)\nexcept KeyboardInterrupt: print('stopped')", 0),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("import sys; sys.exit('why')", 1),
+        ("import sys; print('said'); sys.exit(7)", 7),
+        ("raise KeyError('no')", 1),
+        ("import atexit; atexit.register(print, 'last')", 0),
+        ("import threading; threading.Timer(0.2, print, ['later']).start()", 0),
+    ],
+)
+def test_it_ends_as_in_a_new_interpreter(source: str, code: int, tmp_path: Path) -> None:
+    ours, theirs = (ran(source, tmp_path, forked, {}) for forked in (True, False))
+    assert ours[0] == theirs[0] == code
+    assert ours[1] == theirs[1]
+    assert ours[2].splitlines()[-1:] == theirs[2].splitlines()[-1:]
+
+
+def test_one_that_does_not_end_is_waited_for_in_vain_and_killed(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import time; print('begun', flush=True); time.sleep(600)")
+    process = Forked(["script.py"], tmp_path, ENVIRONMENT)
+    assert process.poll() is None
+    for wait in (process.communicate, process.wait):
+        with pytest.raises(subprocess.TimeoutExpired):
+            wait(timeout=0.2)
+    process.kill()
+    assert process.communicate(timeout=60) == ("begun\n", "")
+    assert process.poll() == process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("script", "overrides", "code"),
+    [
+        ("grpo.py", SMALL, 0),
+        ("grpo_async.py", (*SMALL, "train.max_policy_age=0"), 0),
+        ("grpo.py", (*SMALL, "optimizer.lr=1e30", "optimizer.warmup_steps=0"), 1),
+        ("grpo.py", ("env.repeats=1",), 2),
+    ],
+)
+def test_a_run_says_and_leaves_the_same(
+    script: str, overrides: tuple[str, ...], code: int, tmp_path: Path
+) -> None:
+    """As for numbers, of two interpreters that hash texts in different ways."""
+    folder = tmp_path / "run"
+    seen = []
+    for begin in (start, start_fresh):
+        process = begin(script, folder, *overrides)
+        said = [line for line in finish(process).splitlines() if "Loading weights" not in line]
+        assert process.returncode == code
+        left = sorted(path.relative_to(folder) for path in folder.rglob("*"))
+        seen.append((said, left, without_clocks(rows(folder)) if code == 0 else []))
+        shutil.rmtree(folder, ignore_errors=True)
+    assert seen[0] == seen[1]
