@@ -1,6 +1,7 @@
 """Groups on demand: so many are begun together, and whoever wants them waits for all."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from envs.group import Group
 from envs.prompts import PromptQueue
@@ -14,6 +15,7 @@ Tell = Callable[[str, int, int], None]
 """Told of a stage, how much of it is done, and of how much (0: not counted)."""
 
 
+@dataclass(eq=False)
 class Collector:
     """Collects groups in lockstep.
 
@@ -23,21 +25,12 @@ class Collector:
         tell: told how far a collection is, in groups.
     """
 
-    def __init__(
-        self,
-        loop: EngineLoop,
-        generation: Generation,
-        prompts: PromptQueue,
-        wants: Wants | None = None,
-        attempts: int = 10,
-        tell: Tell = lambda stage, done, total: None,
-    ) -> None:
-        self.loop = loop
-        self.generation = generation
-        self.prompts = prompts
-        self.wants = wants
-        self.attempts = attempts
-        self.tell = tell
+    loop: EngineLoop
+    generation: Generation
+    prompts: PromptQueue
+    wants: Wants = lambda group: True
+    attempts: int = 10
+    tell: Tell = lambda stage, done, total: None
 
     def collect(self, num_groups: int) -> list[Group]:
         """New groups, in the order of their places.
@@ -47,8 +40,7 @@ class Collector:
         """
         groups = self._round(num_groups)
         places = list(range(num_groups))
-        for _ in range(0 if self.wants is None else self.attempts):
-            assert self.wants is not None
+        for _ in range(self.attempts):
             places = [place for place in places if not self.wants(groups[place])]
             if not places:
                 break

@@ -11,7 +11,7 @@ stream of token ids that is only ever extended.
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from envs.chat import Encoder
 from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
@@ -25,6 +25,7 @@ Judge = Callable[[Sequence[Completion], Sequence[Example]], Awaitable[Sequence[V
 """The verdicts on completions, in their order; each is judged against the example at its place."""
 
 
+@dataclass(eq=False)
 class Generation:
     """Makes groups.
 
@@ -36,25 +37,14 @@ class Generation:
         seed: with the group id it fixes every draw and the choice.
     """
 
-    def __init__(
-        self,
-        sampler: Sampler,
-        encoder: Encoder,
-        judge: Judge,
-        conversation: Conversation | None,
-        sampling: Sampling,
-        candidates: int,
-        repeats: int,
-        seed: int,
-    ) -> None:
-        self.sampler = sampler
-        self.encoder = encoder
-        self.judge = judge
-        self.conversation = conversation
-        self.sampling = sampling
-        self.candidates = candidates
-        self.repeats = repeats
-        self.seed = seed
+    sampler: Sampler
+    encoder: Encoder
+    judge: Judge
+    conversation: Conversation | None
+    sampling: Sampling
+    candidates: int
+    repeats: int
+    seed: int
 
     async def run_group(
         self, example: Example, group_id: int, drawn: Callable[[], None] = lambda: None

@@ -15,7 +15,7 @@ loop, and with it whatever waits in `take`.
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from envs.group import Group
@@ -36,6 +36,7 @@ class _Place:
     example: Example
 
 
+@dataclass(eq=False)
 class Stream:
     """Feeds `buffer` while a `with` block lasts.
 
@@ -45,31 +46,22 @@ class Stream:
         wants, attempts: as in `rollout.collect.Collector`.
     """
 
-    def __init__(
-        self,
-        loop: EngineLoop,
-        generation: Generation,
-        prompts: PromptQueue,
-        buffer: GroupBuffer[Group],
-        in_flight: int,
-        timeout: float,
-        wants: Wants | None = None,
-        attempts: int = 10,
-    ) -> None:
-        self.loop = loop
-        self.generation = generation
-        self.prompts = prompts
-        self.buffer = buffer
-        self.in_flight = in_flight
-        self.timeout = timeout
-        self.wants = wants
-        self.attempts = attempts
-        self._generating = 0
-        self._places: set[_Place] = set()
-        self._thread = ExitStack()
-        buffer.made_room = loop.wake
-        loop.before_step = self._begin
-        loop.on_failure = buffer.fail
+    loop: EngineLoop
+    generation: Generation
+    prompts: PromptQueue
+    buffer: GroupBuffer[Group]
+    in_flight: int
+    timeout: float
+    wants: Wants = lambda group: True
+    attempts: int = 10
+    _generating: int = 0
+    _places: set[_Place] = field(default_factory=set)
+    _thread: ExitStack = field(default_factory=ExitStack)
+
+    def __post_init__(self) -> None:
+        self.buffer.made_room = self.loop.wake
+        self.loop.before_step = self._begin
+        self.loop.on_failure = self.buffer.fail
 
     def __enter__(self) -> "Stream":
         self.loop.idle.share()  # what was idle before does not count
@@ -139,8 +131,7 @@ class Stream:
     async def _fill(self, place: _Place) -> None:
         """Make groups until one is wanted, which goes into the buffer."""
         group = await self._make(place)
-        for _ in range(0 if self.wants is None else self.attempts):
-            assert self.wants is not None
+        for _ in range(self.attempts):
             if self.wants(group):
                 break
             place.group_id, place.example = self._draw()

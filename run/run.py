@@ -71,11 +71,11 @@ class Run:
     last_iteration: int = 0
 
     @property
-    def wants(self) -> "Callable[[Group], bool] | None":
-        """Which groups dynamic sampling keeps; None where it keeps all."""
+    def wants(self) -> "Callable[[Group], bool]":
+        """Which groups dynamic sampling keeps."""
         from training.credit import wants
 
-        return wants(self.config.policy) if self.config.policy.dynamic_batching else None
+        return wants(self.config.policy)
 
     def count(self, total: int) -> Iterator[int]:
         """Iteration numbers from 1 (or after the resumed one), until the last or a stop."""
@@ -238,7 +238,7 @@ class Run:
         """Groups that the batch held and that nothing could be learned from, for reasons that the user can mend."""
         policy, total, wants = self.config.policy, len(self.groups), self.wants
         judged = [group for group in self.groups.values() if any(one.judged for one in group.verdicts)]
-        outside = [group for group in judged if wants is not None and not wants(group)]
+        outside = [group for group in judged if not wants(group)]
         if len(judged) < total:
             self.monitor.say(
                 f"{total - len(judged)} of {total} groups hold no completion that could be judged, through no fault "

@@ -55,7 +55,7 @@ def collector(
     repeats: int,
     sampling: Sampling,
     *,
-    wants: Callable[[Group], bool] | None = None,
+    wants: Callable[[Group], bool] = lambda group: True,
     attempts: int = 10,
     **more: Any,
 ) -> Collector:

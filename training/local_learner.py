@@ -58,9 +58,7 @@ def pushed_tensors(config: Config, plan: Plan) -> Callable[[Any], list[PolicyTen
 
 
 class LocalLearner(PolicyWeights):
-    """Owns the policy, its optimizer and everything between judged groups and an update.
-
-    optimizer_steps: made so far, skipped ones included.
+    """Owns the policy, its optimizer and everything between judged groups and an update: a `training.learner.Learner`.
 
     Args:
         pushed: see `PolicyWeights`.
@@ -96,11 +94,7 @@ class LocalLearner(PolicyWeights):
 
     @torch.no_grad()
     def credit(self, groups: Sequence[Group], policy_version: int | None = None) -> Batch:
-        """The batch of judged groups with all that the objective reads. Where the reference works beside the learner,
-        `ref_log_prob` comes in `step`.
-
-        policy_version: of the weights that train on it, where they may be newer than those that drew it.
-        """
+        """As `Learner.credit`. Where the reference works beside the learner, `ref_log_prob` comes in `step`."""
         batch, policy = collate(groups), self.config.policy
         if policy_version is not None:
             batch.age = policy_version - batch.policy_version
@@ -112,11 +106,7 @@ class LocalLearner(PolicyWeights):
         return credit(policy, groups, batch, self.config.inference_model.max_tokens)
 
     def step(self, batch: Batch) -> StepReport:
-        """One update from whole groups of a credited batch.
-
-        Raises:
-            NonFiniteError: after `train.max_nonfinite_steps` bad steps in a row.
-        """
+        """As `Learner.step`."""
         assert batch.mask is not None, "credit comes before step"
         totals = BatchTotals.of(self.config.policy, batch.mask)
         parts: list[Metrics] = []
@@ -214,7 +204,7 @@ class LocalLearner(PolicyWeights):
             )
 
     def save(self) -> dict[str, Any]:
-        """What training has changed; what the config says is the config's."""
+        """As `Learner.save`."""
         return {
             **trained_state(self.model, self.base),
             "optimizer": self.optimizer.state_dict(),
@@ -226,7 +216,7 @@ class LocalLearner(PolicyWeights):
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Raises ConfigError where the state is of another model."""
+        """As `Learner.load`."""
         load_trained(self.model, state, self.base)
         load_optimizer(self.optimizer, state["optimizer"])
         go_to_step(self.scheduler, state["schedule_step"])

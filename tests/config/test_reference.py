@@ -4,13 +4,13 @@ import re
 
 from config.evaluation import EvalSetConfig
 from config.messages import known_keys
-from config.reference import PAGE, meanings, page, type_name
 from config.schema import Config
 from tests.config.test_schema import composed
+from tests.reference import PAGE, meanings, page, type_name
 
 
 def test_the_page_is_current() -> None:
-    assert PAGE.read_text() == page(), "python -m config.reference --write"
+    assert PAGE.read_text() == page(), "python -m tests.reference --write"
 
 
 def test_every_key_has_a_row_with_a_type_a_default_and_a_meaning() -> None:

@@ -14,7 +14,7 @@ REPEATS = 4
 
 
 def collecting(
-    candidates: int = REPEATS, attempts: int = 10, wants: Callable[[Group], bool] | None = None
+    candidates: int = REPEATS, attempts: int = 10, wants: Callable[[Group], bool] = lambda group: True
 ) -> Collector:
     return collector(
         TransformersEngine(tiny_llama(), [EOS]),

@@ -1,7 +1,7 @@
 """The generator of docs/config.md: every key with its type, its default and the docstring beneath its field.
 
-python -m config.reference            prints the page
-python -m config.reference --write    writes it
+python -m tests.reference            prints the page
+python -m tests.reference --write    writes it
 """
 
 import ast
@@ -20,7 +20,7 @@ from config.schema import Config
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "config.md"
 HEAD = """# Every key
 
-Made from the dataclasses in `config/` by `python -m config.reference --write`; a test keeps it current. `KEY=VALUE` on
+Made from the dataclasses in `config/` by `python -m tests.reference --write`; a test keeps it current. `KEY=VALUE` on
 the command line sets one, a YAML file says what differs ([Hydra](hydra.md)). Values that stand in backquotes in a
 meaning are those that a key takes. `null` is no value.
 """
