@@ -120,17 +120,16 @@ class EngineLoop:
         """Not a callback of the task's end, which costs one more turn of the loop a group."""
         try:
             await begin()
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:
             if not self._failure.done():
                 self._failure.set_exception(error)
                 self._failure.exception()  # else asyncio complains of one that nobody asked for
                 self.on_failure(error)
-        finally:
-            task = asyncio.current_task()
-            assert task is not None
-            self._tasks.discard(task)
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.discard(task)
 
     async def _pump(self) -> None:
         while True:
