@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import suppress
 
 import psutil
 
@@ -25,6 +26,15 @@ def engine_processes(parent: int | None = None) -> list[int]:
     """Process ids of the Ray actors that hold an engine and that `parent`, or this process, has started."""
     children = psutil.Process(parent or os.getpid()).children(recursive=True)
     return [child.pid for child in children if "EngineHost" in _name(child)]
+
+
+def command_lines() -> list[str]:
+    """Of the processes below this one; those that have ended have none."""
+    lines = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # a zombie, too
+            lines.append(" ".join(child.cmdline()))
+    return lines
 
 
 def _name(process: psutil.Process) -> str:

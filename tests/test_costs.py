@@ -7,7 +7,7 @@ from tests.costs import ENGINE, SLOW
 
 STARTS = re.compile(
     r"local_ray|start_engine|started_engines|RayCluster|RayPool\(|VLLMEngine\(|run_job\(|"
-    r"from tests\.scripts import.*\b(?:start|finish)\b"
+    r"from tests\.scripts import.*\b(?:start|start_fresh|begin|ended|finish)\b"
 )
 FILES = {file_of(path): path for path in HERE.rglob("test_*.py") if path.name != "test_costs.py"}
 

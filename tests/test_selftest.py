@@ -12,7 +12,6 @@ from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from plan.machine import Machine, installed_vllm, this_machine
@@ -24,7 +23,7 @@ from selftest.report import FILE, table, vllm_build
 from selftest.runner import Processes, forked, fresh, run_check, run_checks
 from tests.gpu import longer
 from tests.gpu.longer import EXTRA
-from tests.processes import wait_until_gone
+from tests.processes import command_lines, wait_until_gone
 from tests.scripts import ROOT
 
 BODIES = "tests.made_up_checks"
@@ -260,5 +259,4 @@ def test_iterations_in_turns(bench: Bench) -> None:
 
 def test_no_process_of_a_check_is_left() -> None:
     """Of those above; the fork server ends with this process."""
-    names = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
-    assert not [name for name in names if "sleep(600)" in name]
+    assert not [line for line in command_lines() if "sleep(600)" in line]
