@@ -12,6 +12,7 @@ from config.outcome import INTERRUPTED, RunOutcome
 from config.schema import Config
 from run.jobs import run_job
 from run.schedule import ScheduleType
+from run.stop import Stop
 
 
 def launch(train: Callable[[ScheduleType], None], schedule: type[ScheduleType]) -> None:
@@ -25,6 +26,7 @@ def launch(train: Callable[[ScheduleType], None], schedule: type[ScheduleType]) 
             return run_selftest(run_dir)
         return run_job(config, run_dir, train, schedule, begun)
 
+    Stop().watch()
     command_line(job)
 
 

@@ -29,7 +29,6 @@ from config.folders import SUMMARY, register_unused_folder, remove_if_unused, sa
 from config.messages import is_readable, quoted, readable
 from config.outcome import INTERRUPTED, RunOutcome
 from config.schema import Config
-from config.stop import Stop
 
 log = logging.getLogger("grpo")
 """Goes to `grpo.log` in the run's folder alone (config/base.yaml)."""
@@ -60,7 +59,6 @@ def command_line(job: Job) -> None:
     register_schema()
     register_unused_folder()
     logging.raiseExceptions = False  # a log on a full disk does not stand in the way of the message
-    Stop().watch()
     began = False
 
     @hydra.main(version_base=None, config_path=str(CONFIG_DIR), config_name="grpo_gsm8k")

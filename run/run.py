@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from config.errors import ConfigError
 from config.outcome import RunOutcome
 from config.schema import Config
-from config.stop import Stop
+from run.stop import Stop
 
 if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line should not wait for
     import torch

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from config.command_line import ENDED
-from config.stop import ECHO_S
+from run.stop import ECHO_S
 from tests.scripts import ENVIRONMENT, ROOT, ended, finish, rows, start, start_fresh, wait_for
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")

@@ -34,10 +34,11 @@ try:
     while pool.in_flight:
         pool.step(1.0)
     print("ready", flush=True)
-    if sys.argv[1] == "exception":
-        raise RuntimeError("the learner failed")
     while sys.argv[1] == "interrupt":
         time.sleep(0.1)  # a signal that another thread takes would not end one long sleep
+    sys.stdin.readline()  # the test has looked at what is there
+    if sys.argv[1] == "exception":
+        raise RuntimeError("the learner failed")
 finally:
     pool.close()
 """
@@ -85,6 +86,7 @@ def driving(end: str, mark: str) -> Iterator[subprocess.Popen[str]]:
         [sys.executable, "-c", RUN, end],
         cwd=PROJECT,
         env={**os.environ, "GRPO_TEST_MARK": mark, "PYTHONPATH": str(PROJECT)},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -102,7 +104,7 @@ def test_nothing_remains(end: str) -> None:
     """Processes, actors, shared memory: gone after every kind of end; nothing listens beyond loopback."""
     mark = uuid.uuid4().hex
     with driving(end, mark) as run:
-        assert run.stdout is not None
+        assert run.stdin is not None and run.stdout is not None
         ready = run.stdout.readline() == "ready\n"
         assert ready, run.communicate(timeout=60)[1]
         memory = shared_files(marked_processes(mark))
@@ -111,6 +113,8 @@ def test_nothing_remains(end: str) -> None:
             listening = listening_addresses(run.pid)
             assert listening
             assert all(ip.removeprefix("::ffff:").startswith("127.") or ip == "::1" for ip in listening)
+        if end in ("normal", "exception"):
+            run.stdin.close()
         if end == "interrupt":
             os.killpg(run.pid, signal.SIGINT)  # as a terminal does on Ctrl-C: to the driver and its children
         if end == "kill":
