@@ -154,6 +154,7 @@ class Simulation:
         )
         groups_: Any = Groups(self.loop)
         self.stream = Stream(self.loop, groups_, self.prompts, self.buffer, self.batch, timeout=0.0)
+        self.stream.begin()
         self.begin, self.loop.before_step = self.loop.before_step, self._before_step
         self._finished = asyncio.Event()
         self.learner_free_at, self.learning, self.done = 0.0, False, 0

@@ -58,14 +58,16 @@ class Stream:
     _places: set[_Place] = field(default_factory=set)
     _thread: ExitStack = field(default_factory=ExitStack)
 
-    def __post_init__(self) -> None:
+    def begin(self) -> None:
+        """From now on groups begin whenever the loop turns and there is room; who enters the stream need not ask."""
         self.buffer.made_room = self.loop.wake
         self.loop.before_step = self._begin
         self.loop.on_failure = self.buffer.fail
+        self.loop.wake()
 
     def __enter__(self) -> "Stream":
         self.loop.idle.share()  # what was idle before does not count
-        self.loop.wake()
+        self.begin()
         self._thread.enter_context(self.loop.thread())
         return self
 

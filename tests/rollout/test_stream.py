@@ -37,7 +37,7 @@ class Driven:
         made = generation(self.loop, self.grader, 1, Sampling())
         wants: Callable[[Group], bool] = lambda group: group.group_id not in refused  # noqa: E731
         self.stream = Stream(self.loop, made, self.prompts, self.buffer, in_flight, 60.0, wants, attempts)
-        self.loop.wake()
+        self.stream.begin()
         self.turn()
 
     def turn(self) -> None:
@@ -180,4 +180,20 @@ def test_a_group_that_fails_is_raised_where_groups_are_taken() -> None:
     with stream, pytest.raises(ZeroDivisionError, match="bug in my reward") as raised:
         stream.take()
     assert "submit" in [frame.name for frame in raised.traceback]
+    loop.close()
+
+
+def test_nothing_is_generated_before_the_stream_is_entered() -> None:
+    """An evaluation before training turns the same loop."""
+    engine = ScriptedEngine(version=0)
+    loop = EngineLoop(engine, timeout=60.0, wait_timeout=60.0)
+    buffer: GroupBuffer[Group] = GroupBuffer(
+        batch_groups=1, max_age=1, batches_per_version=1, capacity=8, keep_order=True
+    )
+    prompts = PromptQueue(Listed(numbered_examples(20)))  # type: ignore[arg-type]
+    stream = Stream(loop, generation(loop, ScriptedGrader(), 1, Sampling()), prompts, buffer, 4, 20.0)
+    loop.run(asyncio.sleep(0.01))
+    assert (engine.in_flight, prompts.next_group_id) == (0, 0)
+    with stream:
+        assert stream.take()[0].example.row == 0
     loop.close()
