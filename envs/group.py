@@ -6,6 +6,7 @@ nothing of it is thrown away. Tensors are made of it once, by `training.batch`.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 from envs.task import Completion, Example, Outcome
@@ -106,7 +107,7 @@ class Group:
     @property
     def version(self) -> int:
         """The oldest policy version that drew one of its tokens."""
-        return min(version for one in self.completions for version in one.policy_versions)
+        return min(chain.from_iterable([one.policy_versions for one in self.completions]))
 
     def chain(self) -> Iterator["Group"]:
         """This group, and those that it is in place of, the newest first."""
@@ -129,7 +130,7 @@ class Group:
     def success_rate(self) -> float:
         """Mean success of its candidates, 0 to 1; those that could not be judged do not count."""
         verdicts = [one.verdict for one in self.candidates if one.verdict is not None and one.verdict.judged]
-        return sum(verdict.success for verdict in verdicts) / max(1, len(verdicts))
+        return sum([verdict.success for verdict in verdicts]) / max(1, len(verdicts))
 
     def attempts(self) -> Iterator[dict[str, Any]]:
         """What became of each completion, for people and files: one JSON object each."""

@@ -178,13 +178,18 @@ class PromptQueue:
 
     def begin(self, count: int) -> list[tuple[int, Example]]:
         """The next `count` examples, each with the id of the group that is made of it."""
-        first = self.next_group_id
-        self.next_group_id += count
-        return list(enumerate(self.draw(count), first))
+        return [self.begin_one() for _ in range(count)]
+
+    def begin_one(self) -> tuple[int, Example]:
+        example, group_id = self._draw_one(), self.next_group_id
+        self.next_group_id += 1
+        return group_id, example
 
     def draw(self, count: int) -> list[Example]:
-        again = [self.returned.popleft() for _ in range(min(count, len(self.returned)))]
-        return again + self.source.draw(count - len(again))
+        return [self._draw_one() for _ in range(count)]
+
+    def _draw_one(self) -> Example:
+        return self.returned.popleft() if self.returned else self.source.draw(1)[0]
 
     def observe(self, example: Example, success: float) -> None:
         self.source.observe(example, success)

@@ -52,14 +52,15 @@ class GroupBuffer(Generic[Group]):
     _ready: list[tuple[int, int, Group]] = field(default_factory=list)  # a heap of (sequence, version, group)
     _batch: list[Group] = field(default_factory=list)
     _failure: BaseException | None = None
-    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _lock: threading.RLock = field(default_factory=threading.RLock)  # entered in C, a condition in Python
 
     def __post_init__(self) -> None:
+        self._changed = threading.Condition(self._lock)
         self._pushed_at = self.first_batch
 
     def admit(self) -> int | None:
         """The sequence number of a group that starts now; None where no more may."""
-        with self._changed:
+        with self._lock:
             sequence = self.admitted
             if self.ready >= self.capacity:
                 return None
@@ -85,7 +86,7 @@ class GroupBuffer(Generic[Group]):
 
     def put(self, sequence: int, version: int, group: Group) -> None:
         """A finished group; `version` is the oldest that drew one of its tokens."""
-        with self._changed:
+        with self._lock:
             heapq.heappush(self._ready, (sequence, version, group))
             self._changed.notify_all()
 
@@ -105,7 +106,7 @@ class GroupBuffer(Generic[Group]):
         """
         deadline, had = time.monotonic() + timeout, self.taken
         while True:
-            with self._changed:
+            with self._lock:
                 batch = self.take_now(give_back)
                 if batch is not None:
                     return batch
@@ -125,7 +126,7 @@ class GroupBuffer(Generic[Group]):
                 self.made_room()
 
     def _take_now(self, give_back: Callable[[Group], None]) -> list[Group] | None:
-        with self._changed:
+        with self._lock:
             while len(self._batch) < self.batch_groups:
                 if not self._ready or (self.keep_order and self._ready[0][0] != self.taken):
                     return None
@@ -151,7 +152,7 @@ class GroupBuffer(Generic[Group]):
 
     def pushed(self, version: int) -> None:
         """The trainer's weights have a new version: more groups may start."""
-        with self._changed:
+        with self._lock:
             self.version = version
             self._pushed_at = self.first_batch + (self.taken - self.dropped) // self.batch_groups
             self._changed.notify_all()
@@ -159,7 +160,7 @@ class GroupBuffer(Generic[Group]):
 
     def fail(self, error: BaseException) -> None:
         """The producing thread ended with an error: `take` raises it."""
-        with self._changed:
+        with self._lock:
             self._failure = error
             self._changed.notify_all()
 
@@ -170,6 +171,6 @@ class GroupBuffer(Generic[Group]):
 
     def contents(self) -> list[Group]:
         """Ready groups that no batch has taken, in the order in which they would be."""
-        with self._changed:
+        with self._lock:
             ready = sorted(self._ready, key=lambda entry: entry[0])
             return self._batch + [group for _, _, group in ready]

@@ -9,10 +9,11 @@
        ▲                                                        │
        └───────────── wake: a take or a push made room ◀────────┘
 
-A task makes one group after another; as many tasks live as groups are generated or judged. A failing group fails the
-loop, and with it whatever waits in `take`.
+A task makes one group after another, and waits where there is no room; there are as many tasks as groups were ever
+generated or judged at a time. A failing group fails the loop, and with it whatever waits in `take`.
 """
 
+import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -56,11 +57,13 @@ class Stream:
     attempts: int = 10
     _generating: int = 0
     _places: set[_Place] = field(default_factory=set)
+    _waiting: list[asyncio.Future[_Place]] = field(default_factory=list)
+    _admits: bool = True
     _thread: ExitStack = field(default_factory=ExitStack)
 
     def begin(self) -> None:
         """From now on groups begin whenever the loop turns and there is room; who enters the stream need not ask."""
-        self.buffer.made_room = self.loop.wake
+        self.buffer.made_room = self._made_room
         self.loop.before_step = self._begin
         self.loop.on_failure = self.buffer.fail
         self.loop.wake()
@@ -77,6 +80,12 @@ class Stream:
         self._thread.__exit__(*exception)  # type: ignore[arg-type]
         self.prompts.returned += self.outstanding()
         self._places.clear()
+        self._waiting.clear()
+
+    def _made_room(self) -> None:
+        """From any thread."""
+        self._admits = True
+        self.loop.wake()
 
     @property
     def groups_in_flight(self) -> int:
@@ -104,45 +113,55 @@ class Stream:
         """Begin groups until the engines are full or the buffer wants no more; whether there was room for any."""
         began = False
         while place := self._next_place():
-            self.loop.spawn(partial(self._fill_places, place))
+            if self._waiting:
+                self._waiting.pop().set_result(place)
+            else:
+                self.loop.spawn(partial(self._fill_places, place))
             began = True
         return began
 
     def _next_place(self) -> _Place | None:
         """One more, if the engines and the buffer have room."""
-        if self._generating >= self.in_flight or (sequence := self.buffer.admit()) is None:
+        if not self._admits or self._generating >= self.in_flight:
             return None
+        self._admits = False  # before it is asked, since it may change its mind at any moment
+        sequence = self.buffer.admit()
+        if sequence is None:
+            return None
+        self._admits = True
         place = _Place(sequence, *self._draw())
         self._places.add(place)
         return place
 
     def _draw(self) -> tuple[int, Example]:
         self._generating += 1
-        (drawn,) = self.prompts.begin(1)
-        return drawn
+        return self.prompts.begin_one()
 
     def _drawn(self) -> None:
         self._generating -= 1
 
-    async def _fill_places(self, place: _Place | None) -> None:
-        """One after the other, as long as there is room."""
-        while place:
+    async def _fill_places(self, place: _Place) -> None:
+        """One after the other, as there is room."""
+        while True:
             await self._fill(place)
-            place = self._next_place()
+            place = self._next_place() or await self._given()
+
+    def _given(self) -> asyncio.Future[_Place]:
+        """The place that will be given to a task that waits."""
+        future: asyncio.Future[_Place] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        return future
 
     async def _fill(self, place: _Place) -> None:
         """Make groups until one is wanted, which goes into the buffer."""
-        group = await self._make(place)
-        for _ in range(self.attempts):
-            if self.wants(group):
-                break
-            place.group_id, place.example = self._draw()
-            refused, group = group, await self._make(place)
+        refused: Group | None = None
+        for left in range(self.attempts, -1, -1):
+            group = await self.generation.run_group(place.example, place.group_id, self._drawn)
+            self.prompts.observe(group.example, group.success_rate)
             group.in_place_of = refused
+            if not left or self.wants(group):
+                break
+            refused = group
+            place.group_id, place.example = self._draw()
         self._places.remove(place)
         self.buffer.put(place.sequence, group.version, group)
-
-    async def _make(self, place: _Place) -> Group:
-        group = await self.generation.run_group(place.example, place.group_id, self._drawn)
-        self.prompts.observe(group.example, group.success_rate)
-        return group

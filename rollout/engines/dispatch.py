@@ -11,13 +11,12 @@ engines, however many groups they hold.
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rollout.engines.sampler import Request
 
 
-@dataclass(frozen=True, slots=True)
-class Assigned:
+class Assigned(NamedTuple):
     """A group and the engine that it has been on since then."""
 
     request: Request

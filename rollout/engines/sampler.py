@@ -13,7 +13,7 @@ weights never knows which one it is:
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -24,8 +24,7 @@ ALONE = "the engine"
 """The name of an engine that is not one of several."""
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """One prompt whose `n` completions are wanted: one group.
 
     `seed` fixes every random draw of the request: equal seeds and weights give equal tokens, whatever else
@@ -39,7 +38,7 @@ class Request:
     seed: int
 
 
-@dataclass
+@dataclass(slots=True)
 class Response:
     """A finished request: its `n` completions, in sampling order."""
 
