@@ -11,7 +11,7 @@ from config.command_line import command_line
 from config.outcome import INTERRUPTED, RunOutcome
 from config.schema import Config
 from run.jobs import run_job
-from run.schedule import ScheduleType
+from run.overlapped import ScheduleType
 from run.stop import Stop
 
 

@@ -38,8 +38,7 @@ from rollout.engines.sampler import Request  # noqa: E402
 from rollout.generate import Generation  # noqa: E402
 from run.build import build  # noqa: E402
 from run.lockstep import Lockstep  # noqa: E402
-from run.overlapped import Overlapped  # noqa: E402
-from run.schedule import Schedule, ScheduleType  # noqa: E402
+from run.overlapped import Overlapped, Schedule, ScheduleType  # noqa: E402
 from training.batch import Batch  # noqa: E402
 
 ENGINE_CORE, LEARNER_CORE = 0, 1

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from config.command_line import resume_command
 from config.schema import Config
+from run.overlapped import Schedule, ScheduleType
 from run.resume import starting_point
 from run.run import Run
-from run.schedule import Schedule, ScheduleType
 
 if TYPE_CHECKING:
     from monitoring.monitor import Monitor

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from config.errors import ConfigError
 from config.schema import Config, LoraConfig, ModelConfig
+from run.overlapped import Schedule
 from run.resume import find, given
-from run.schedule import Schedule
 
 if TYPE_CHECKING:  # torch costs seconds
     from training.checkpoint import Saved

@@ -8,7 +8,7 @@ from config.folders import held, remove_if_unused
 from config.outcome import INTERRUPTED, RunOutcome
 from config.schema import Config
 from run.checkpoint_model import evaluated_model, with_model
-from run.schedule import Schedule, ScheduleType
+from run.overlapped import Schedule, ScheduleType
 
 
 def run_job(

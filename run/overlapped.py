@@ -6,9 +6,10 @@ learner's thread                                └─▶ take ─▶ advantage 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from config.schema import Config
+from run.lockstep import Lockstep
 from run.run import Run
 
 if TYPE_CHECKING:
@@ -117,3 +118,8 @@ def make_stream(run: Run) -> "Stream":
         run.wants,
         config.policy.filter_attempts,
     )
+
+
+Schedule: TypeAlias = Lockstep | Overlapped
+"""What a script's loop works with, and what it calls itself."""
+ScheduleType = TypeVar("ScheduleType", Lockstep, Overlapped)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from config.errors import ConfigError
 from config.folders import holder
 from config.schema import Config
-from run.schedule import Schedule
+from run.overlapped import Schedule
 
 if TYPE_CHECKING:  # torch costs seconds
     from training.checkpoint import Saved

@@ -22,7 +22,7 @@ from envs.task import make_task
 from plan.machine import installed_vllm
 from plan.model_shape import KNOWN
 from run.jobs import run_job
-from run.schedule import Schedule
+from run.overlapped import Schedule
 from tests.punkt import OWN_PUNKT, use_punkt
 from tests.scripts import ROOT, SCHEDULE_OF, configured, rows
 from tests.small_qwen import END, PADDING, save_qwen

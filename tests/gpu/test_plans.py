@@ -16,7 +16,7 @@ from plan.machine import Machine
 from plan.plan import Plan, make_plan
 from plan.problems import check as checked
 from run.lockstep import Lockstep
-from run.schedule import Schedule
+from run.overlapped import Schedule
 from selftest import engines, learner, tiny
 from selftest.catalogue import CHECKS
 from selftest.check import Bench, Check
