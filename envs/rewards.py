@@ -17,7 +17,7 @@ from typing import Any, SupportsFloat
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.example import Completion, Example, Reward
-from envs.own import is_own, load_own
+from envs.user_code import is_own, load_own
 
 RewardFunction = Callable[[Completion, Example, EnvConfig], Reward]
 

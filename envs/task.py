@@ -15,8 +15,8 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.data import Row, is_message, is_text
 from envs.example import Completion, Example, Message, Outcome, Reward
-from envs.own import described, is_own, load_own
 from envs.rewards import asked_form, reward_names
+from envs.user_code import described, is_own, load_own
 
 __all__ = [
     "Completion",

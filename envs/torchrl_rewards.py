@@ -16,7 +16,7 @@ from torchrl.envs.llm import ChatEnv, CountdownRewardParser, GSM8KRewardParser
 
 from config.errors import ConfigError
 from envs.example import Completion, Example, Reward
-from envs.own import described
+from envs.user_code import described
 
 
 class ParserReward:

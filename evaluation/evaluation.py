@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeVar
 
 from config.schema import Config
+from envs.coroutines import together
 from envs.group import Group
 from envs.judging.service import RewardService
 from envs.task import Example
-from envs.together import together
 from evaluation.sets import EvalSet
 from evaluation.statistics import Tally, summarize, table
 

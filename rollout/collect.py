@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from envs.coroutines import together
 from envs.group import Group
 from envs.prompts import PromptQueue
-from envs.together import together
 from rollout.generate import Generation
 from rollout.loop import EngineLoop
 

@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from envs.chat import Encoder
+from envs.coroutines import together
 from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
 from envs.task import Completion, Example
-from envs.together import together
 from envs.turns import Conversation
 from rollout.engines.sampler import Request, Sampler
 from rollout.selection import choose_balanced, split

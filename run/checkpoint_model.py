@@ -88,7 +88,7 @@ def write_model(saved: "Saved", model: ModelConfig, folder: Path) -> None:
     import torch
 
     from training.model import add_lora, causal_model, load_model, load_tokenizer
-    from training.trained import base_digest, load_trained, save_model
+    from training.trained_parameters import base_digest, load_trained, save_model
     from training.weights import made, named_weights
 
     tokenizer = load_tokenizer(model.name)

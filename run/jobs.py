@@ -80,7 +80,7 @@ def evaluate(
 def print_plan(config: Config, run_dir: Path, schedule: type[Schedule]) -> RunOutcome:
     """`run=plan`, for this machine or the one that `plan.*` describes: touches no device, leaves no folder. A plan that
     cannot work is printed whole all the same, and ends with 2."""
-    from envs.options import option_problems
+    from envs.option_checks import option_problems
     from plan.machine import imagined_machine, this_machine
     from plan.problems import Problem, planned
     from plan.report import advice, report

@@ -19,10 +19,10 @@ from torch import Tensor
 from torchrl.data import Binary, Bounded, Composite, Unbounded
 from torchrl.envs import EnvBase
 
+from envs.coroutines import together
 from envs.example import Example
 from envs.group import FINISH_REASONS, OUTCOMES, Group, SampledCompletion
 from envs.prompts import PromptQueue
-from envs.together import together
 from rollout.engines.sampler import Request
 from rollout.generate import Generation
 from rollout.loop import EngineLoop

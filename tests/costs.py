@@ -25,7 +25,7 @@ ENGINE = {
     "test_turns.py": 11,
     "test_installed.py": 10,
     "envs/test_torchrl_rewards.py": 28,
-    "envs/test_own_code.py": 9,
+    "envs/test_user_code.py": 9,
     "test_evaluation.py": 9,
     "rollout/test_ray_runtime.py": 8,
     "rollout/test_transports.py": 7,

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-import training.models
+import training.learner_models
 from config.schema import Config, ModelConfig, TrainConfig
 from plan.machine import Machine
 from plan.plan import Plan, ReferencePlan, make_plan
 from tests.tiny import tiny_llama
-from training.models import make_models
+from training.learner_models import make_models
 from training.reference import Reference
 
 CPU = torch.device("cpu")
@@ -63,8 +63,8 @@ def test_the_reference_lives_where_the_plan_says(
         loaded.append((places, autocast))
         return tiny_llama()
 
-    monkeypatch.setattr(training.models, "load_frozen", load)
-    monkeypatch.setattr(training.models, "HostMemory", Visitor)
+    monkeypatch.setattr(training.learner_models, "load_frozen", load)
+    monkeypatch.setattr(training.learner_models, "HostMemory", Visitor)
     there = replace(plan, devices=replace(plan.devices, train=train), reference=ReferencePlan(home, devices))
     models = make_models(plan.config, tiny_llama(), there)
     policy, scorer, reference = models.policy, models.scorer, models.reference

@@ -198,7 +198,7 @@ def test_the_canary_is_the_plans() -> None:
 @pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 def test_engines_on_a_cluster_reach_the_learner_at_its_nodes_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a replaced engine, on whichever node, the copy of the last push."""
-    from rollout.weights.transfer import LOOPBACK, NativeTransfer
+    from rollout.weights.vllm_transfer import LOOPBACK, NativeTransfer
 
     monkeypatch.setattr(ray_runtime, "own_address", lambda: "10.1.2.3")
     for cluster, address, copy in (

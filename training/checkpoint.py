@@ -10,7 +10,7 @@ import torch
 
 from config.errors import ConfigError
 from config.files import written_whole
-from training import trained
+from training import trained_parameters
 
 FOLDER = "checkpoints"
 PATTERN = "checkpoint_*.pt"
@@ -18,7 +18,7 @@ KEYS = {
     *("iteration", "overlapped", "evaluated", "learner", "policy_version", "generator", "random", "config"),
     *("prompts", "next_group_id"),
 }
-LEARNER_KEYS = {*trained.KEYS, "optimizer", "schedule_step"}
+LEARNER_KEYS = {*trained_parameters.KEYS, "optimizer", "schedule_step"}
 
 
 @dataclass(frozen=True)

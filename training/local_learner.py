@@ -24,6 +24,7 @@ from training.credit import credit
 from training.forward import score_all
 from training.grpo_loss import GRPOLoss
 from training.learner import NonFiniteError, StepReport
+from training.learner_models import Models, make_models, torch_devices
 from training.loss_metrics import (
     Metrics,
     effective_sample_size_by_age,
@@ -33,9 +34,8 @@ from training.loss_metrics import (
 )
 from training.minibatches import microbatches
 from training.model import load_model
-from training.models import Models, make_models, torch_devices
 from training.optimizer import go_to_step, load_optimizer, make_optimizer, make_scheduler
-from training.trained import base_digest, load_trained, trained_state
+from training.trained_parameters import base_digest, load_trained, trained_state
 from training.weights import PolicyTensor, PolicyWeights, adapter_weights, named_weights
 
 

@@ -29,8 +29,8 @@ from typing import IO
 from envs.judging.judge import make_judge
 from envs.judging.outcome import Judge
 from envs.judging.worker import work
-from envs.own import described
 from envs.task import Task
+from envs.user_code import described
 
 FORK, KILL, KILLED = b"F", b"K", b"k"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36

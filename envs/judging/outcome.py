@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, SupportsFloat, get_args
 
 from envs.example import Completion, Example, Outcome, Reward
 from envs.group import Verdict
-from envs.own import described
+from envs.user_code import described
 
 Judge = Callable[[Completion, Example], Reward]
 CRASHED: Literal["crashed"] = "crashed"

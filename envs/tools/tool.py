@@ -15,7 +15,7 @@ from typing import Any
 
 from config.env import TOOLS, EnvConfig
 from config.errors import ConfigError
-from envs.own import described, is_own, load_own
+from envs.user_code import described, is_own, load_own
 
 LONGEST = 2000
 """Characters of a result that the model is shown."""

@@ -3,7 +3,7 @@
     name           straight to the engines            the host copy, from which every other engine loads
     shared_memory  -                                  anonymous memory that all engines of this host map
     object_store   -                                  Ray's object store, for engines on other hosts
-    nccl, ipc      vLLM's own transfer (transfer.py)  one of these two, written while the engines serve again
+    nccl, ipc      vLLM's own (vllm_transfer.py)    one of these two, written while the engines serve again
     in_process     an engine in the learner's process reads the live tensors; no pool, nothing to choose here
 
 The host copy of the last push stays until the next one: an engine that replaces a lost one loads it by itself.
@@ -159,7 +159,7 @@ class ObjectStore:
 
 def _native(plan: Plan) -> Transport:
     from rollout.engines.ray_runtime import own_address
-    from rollout.weights.transfer import LOOPBACK, NativeTransfer
+    from rollout.weights.vllm_transfer import LOOPBACK, NativeTransfer
 
     inference, on_cluster = plan.config.inference_model, plan.devices.on_cluster
     direct = NativeTransfer(

@@ -17,9 +17,9 @@ from envs.judging.judge import judges_in_process, least_score, make_judge
 from envs.judging.outcome import judged as judged_here
 from envs.judging.service import RewardService
 from envs.judging.worker import pack
-from envs.own import load_own
 from envs.rewards import find_rewards
 from envs.task import Completion, Example, Outcome, Reward, make_task
+from envs.user_code import load_own
 from tests.scripts import configured
 
 HERE = "tests.envs.several_rewards"

@@ -187,7 +187,7 @@ def race(bench: Bench) -> str:
     from vllm.distributed.weight_transfer.base import TrainerInitInfo
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
 
-    from rollout.weights.transfer import INIT, NativeTransfer
+    from rollout.weights.vllm_transfer import INIT, NativeTransfer
 
     kept: Any = Kept()
 

@@ -19,8 +19,8 @@ from plan.plan import Plan, make_plan
 from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS
+from training.learner_models import make_models, torch_devices
 from training.local_learner import LocalLearner, pushed_tensors
-from training.models import make_models, torch_devices
 
 GROUPS = 2
 

@@ -15,7 +15,7 @@ from config.policy import PRESETS, load_policy
 from envs.group import Group
 from tests.gpu_layouts.layouts import LAYOUTS, SPREADS, Case, Layout, judged_groups, learner_on, save_tiny
 from tests.pretend_gpu import pretend_gpus
-from training.models import torch_devices
+from training.learner_models import torch_devices
 
 HOST, ONE = Layout(0), Layout(1)
 PRESET_NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))

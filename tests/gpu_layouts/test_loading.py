@@ -10,8 +10,8 @@ from config.schema import ModelConfig
 from tests.gpu_layouts.layouts import save_tiny
 from tests.pretend_gpu import pretend_gpus
 from tests.tiny import tiny_llama
+from training.learner_models import torch_devices
 from training.model import load_model
-from training.models import torch_devices
 
 LAYER_AND_HEAD = 175 << 10
 """Bytes free on each GPU: enough for one layer of the tiny model, so that it is spread at all."""

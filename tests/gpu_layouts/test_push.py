@@ -147,7 +147,7 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Several packed buffers a push; and no pretended stream is left in vLLM's cache of streams."""
     from vllm.distributed.weight_transfer import packed_tensor
 
-    from rollout.weights import transfer as vllm_transfer
+    from rollout.weights import vllm_transfer
 
     monkeypatch.setattr(vllm_transfer, "_BUFFER", 100 * KIB)
     packed_tensor._get_streams.cache_clear()
@@ -171,7 +171,7 @@ def test_nccl(
     """All buffers lie on the learner's first GPU, where its communicator is, and every GPU of it is waited for."""
     from vllm.distributed.weight_transfer import nccl_engine
 
-    from rollout.weights.transfer import NativeTransfer
+    from rollout.weights.vllm_transfer import NativeTransfer
 
     wires: list[Wire] = []
 
@@ -220,7 +220,7 @@ def test_ipc(
     """The buffer lies on the learner's GPU, be it the second, and is handed over under that one's name."""
     from vllm.distributed.weight_transfer import packed_tensor
 
-    from rollout.weights.transfer import NativeTransfer
+    from rollout.weights.vllm_transfer import NativeTransfer
 
     buffers: list[Tensor] = []
     arrived: dict[str, Tensor] = {}

@@ -26,9 +26,9 @@ from plan.model_shape import ModelShape
 from training import forward, local_learner, log_probs
 from training.batch import Batch, Scores, Tokens
 from training.forward import ResponseScorer
+from training.learner_models import Models
 from training.local_learner import LocalLearner
 from training.model import add_lora
-from training.models import Models
 from training.weights import named_weights
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -242,7 +242,7 @@ class OneEngine:
 def test_the_native_api_with_requests_in_flight(
     start_engine: StartEngine, mapped_backend: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rollout.weights import transfer as vllm_transfer
+    from rollout.weights import vllm_transfer
 
     monkeypatch.setitem(vllm_transfer.INIT, "mapped", mapped_backend)
     engine, sequence = start_engine(True, weight_transfer="mapped"), list(range(3, 203))
@@ -272,7 +272,7 @@ def test_the_native_api_with_requests_in_flight(
 def test_a_native_push_that_nobody_takes_ends_by_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
-    from rollout.weights import transfer as vllm_transfer
+    from rollout.weights import vllm_transfer
 
     monkeypatch.setitem(vllm_transfer.INIT, "mapped", lambda end: threading.Event().wait())
 
@@ -289,7 +289,7 @@ def test_a_native_push_that_nobody_takes_ends_by_deadline(monkeypatch: pytest.Mo
 
 @needs_vllm
 def test_each_engines_workers_get_their_own_ranks() -> None:
-    from rollout.weights.transfer import _Client
+    from rollout.weights.vllm_transfer import _Client
 
     class Three:
         members = (10, 11, 12)

@@ -10,9 +10,9 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from config.schema import ModelConfig
+from envs.coroutines import together
 from envs.group import Group, SampledCompletion, Sampling
 from envs.task import Completion, Example, Reward
-from envs.together import together
 from envs.turns import Conversation, ThinkAgain
 from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.transformers_engine import TransformersEngine

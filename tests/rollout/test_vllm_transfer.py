@@ -21,8 +21,8 @@ if installed_vllm() is None:
 
 from vllm.distributed.weight_transfer.packed_tensor import pack_tensors
 
-from rollout.weights import transfer as vllm_transfer
-from rollout.weights.transfer import Endpoint, NativeTransfer, _Source, buffer_bytes, ipc_init, nccl_init
+from rollout.weights import vllm_transfer
+from rollout.weights.vllm_transfer import Endpoint, NativeTransfer, _Source, buffer_bytes, ipc_init, nccl_init
 
 MIB = 1 << 20
 PRETENDING = FakeTensorMode()

@@ -12,8 +12,8 @@ from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
 from training.batch import Batch, collate
 from training.forward import ResponseScorer
+from training.learner_models import Models
 from training.local_learner import LocalLearner
-from training.models import Models
 from training.reference import Reference
 from training.weights import named_weights
 

@@ -19,8 +19,8 @@ from tests.tiny import EOS, numbered_examples, tiny_llama
 from training.batch import Batch
 from training.credit import credit
 from training.forward import ResponseScorer
+from training.learner_models import Models
 from training.local_learner import LocalLearner
-from training.models import Models
 from training.reference import Reference
 from training.weights import named_weights
 

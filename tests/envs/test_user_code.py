@@ -12,13 +12,13 @@ from transformers import AutoTokenizer
 
 from config.env import TOOLS, EnvConfig
 from config.errors import ConfigError
+from envs.coroutines import together
 from envs.duplicates import distinct_examples
 from envs.example import Mixed
 from envs.judging.service import RewardService
-from envs.options import option_problems
+from envs.option_checks import option_problems
 from envs.prompts import PromptQueue, PromptSource
 from envs.task import Completion, make_task
-from envs.together import together
 from envs.tools.tool import find_tools, instructions, make_tools
 from envs.turns import Conversation, make_repliers, with_instructions
 from tests.scripts import ROOT, configured, ended, rows
@@ -174,7 +174,7 @@ def test_any_result_is_text() -> None:
 
 def test_a_tool_that_hangs_is_left_behind_and_does_not_keep_the_process() -> None:
     source = (
-        "from tests.envs.test_own_code import answers, tools\n"
+        "from tests.envs.test_user_code import answers, tools\n"
         "print(answers(tools('search', seconds=0.2), '<search>hang</search>'))\n"
     )
     done = subprocess.run(
