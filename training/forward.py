@@ -111,8 +111,7 @@ class ResponseScorer:
 
     def _shared(self, causal: PreTrainedModel, tokens: Tokens) -> torch.Tensor:
         """Hidden states [N, R, D] that predict the response tokens."""
-        once = tokens[:: self.repeats]
-        prompt, mask = _to_right(once.prompt, once.prompt_mask)
+        prompt, mask = _to_right(tokens.prompt[:: self.repeats], tokens.prompt_mask[:: self.repeats])
         lengths = mask.sum(-1)
         cache = DynamicCache()
         output = causal.base_model(prompt, past_key_values=cache, use_cache=True)
