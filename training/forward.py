@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from training.batch import Batch, Tokens
 from training.log_probs import selected_log_probs
@@ -110,8 +111,7 @@ class ResponseScorer:
 
     def _shared(self, causal: PreTrainedModel, tokens: Tokens) -> torch.Tensor:
         """Hidden states [N, R, D] that predict the response tokens."""
-        once = tokens[:: self.repeats]
-        prompt, mask = _to_right(once.prompt, once.prompt_mask)
+        prompt, mask = _to_right(tokens.prompt[:: self.repeats], tokens.prompt_mask[:: self.repeats])
         lengths = mask.sum(-1)
         cache = DynamicCache()
         output = causal.base_model(prompt, past_key_values=cache, use_cache=True)
@@ -120,7 +120,6 @@ class ResponseScorer:
         last = states[rows, lengths.to(states.device) - 1].repeat_interleave(self.repeats, dim=0)[:, None]
         if tokens.response.shape[1] == 1:
             return last
-        cache.batch_repeat_interleave(self.repeats)
         width = tokens.response.shape[1] - 1
         lengths = lengths.repeat_interleave(self.repeats, dim=0)
         visible = torch.cat(
@@ -131,7 +130,7 @@ class ResponseScorer:
             tokens.response[:, :-1],
             attention_mask=_attend(visible, width),
             position_ids=lengths[:, None] + steps,
-            past_key_values=cache,
+            past_key_values=Cache([_Continued(layer) for layer in cache.layers]),
             use_cache=True,
         )
         return torch.cat([last, response.last_hidden_state], dim=1)
@@ -145,6 +144,32 @@ class ResponseScorer:
         ).last_hidden_state
         hidden: torch.Tensor = output[:, -tokens.response.shape[1] - 1 : -1]
         return hidden
+
+
+class _Continued(DynamicLayer):
+    """A prompt's keys and values, which every completion of its group continues.
+
+    A layer repeats them only where they meet the completions' own and keeps nothing: a cache that is repeated as a
+    whole is one more copy of every layer's.
+    """
+
+    def __init__(self, prompt: object) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        assert isinstance(prompt, DynamicLayer)
+        self.keys, self.values, self.is_initialized = prompt.keys, prompt.values, True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.keys is not None and self.values is not None
+        return _continue(self.keys, key_states), _continue(self.values, value_states)
+
+
+def _continue(prompt: torch.Tensor, response: torch.Tensor) -> torch.Tensor:
+    """[P, H, L, D] and, behind it for each of its group, [P*G, H, R, D]: [P*G, H, L + R, D]."""
+    groups = response.unflatten(0, (len(prompt), -1))
+    shared = prompt[:, None].expand(-1, groups.shape[1], -1, -1, -1)
+    return torch.cat([shared, groups], dim=3).flatten(0, 1)
 
 
 def score_all(scorer: ResponseScorer, batch: Batch, rows: int) -> torch.Tensor:

@@ -23,10 +23,12 @@ def uniforms(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:
     return drawn
 
 
-def row_seeds(seed: int, n: int) -> list[int]:
-    """Independent 64-bit seeds for the n completions of one request."""
-    base = np.full(n, seed & 0xFFFFFFFFFFFFFFFF, dtype=np.uint64)
-    return [int(u * 2**53) for u in uniforms(base, np.arange(n, dtype=np.uint64))]
+def row_seeds(seeds: Sequence[int], counts: Sequence[int]) -> list[int]:
+    """Independent 64-bit seeds, `counts[i]` of them for the completions of the request with seed `seeds[i]`."""
+    of_requests = np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64)
+    places = np.concatenate([np.arange(count, dtype=np.uint64) for count in counts])
+    drawn: list[int] = (uniforms(of_requests.repeat(counts), places) * 2.0**53).astype(np.uint64).tolist()
+    return drawn
 
 
 class Filter:

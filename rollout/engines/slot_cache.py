@@ -38,8 +38,9 @@ class SlotLayer(CacheLayerMixin):
         return -1
 
 
-def _stretch(states: torch.Tensor, capacity: int) -> torch.Tensor:
+def _stretch(states: torch.Tensor | None, capacity: int) -> torch.Tensor:
     """[rows, heads, length, head_dim] with zeros up to `capacity` positions."""
+    assert states is not None
     return torch.nn.functional.pad(states, (0, 0, 0, capacity - states.shape[2]))
 
 
@@ -49,33 +50,38 @@ def _spread(states: torch.Tensor, source: torch.Tensor, capacity: int) -> torch.
     Zeros, not whatever memory holds: the attention multiplies masked values by 0, and a NaN would stay one.
     """
     _, heads, length, head_dim = states.shape
-    spread = states.new_zeros(len(source), heads, capacity, head_dim)
+    spread = states.new_empty(len(source), heads, capacity, head_dim)
     torch.index_select(states, 0, source, out=spread[:, :, :length])
+    spread[:, :, length:] = 0
     return spread
 
 
 class SlotCache(Cache):
-    """All layers of `SlotLayer`, with the three moves that continuous batching needs: admit, at, keep."""
+    """All layers of `SlotLayer`, with the three moves that continuous batching needs: admit, at, keep.
+
+    Memory follows the rows: `capacity` positions, a quarter more than they fill when they come to need more, and
+    never more than the `longest` that a row may reach.
+    """
 
     def __init__(self, num_layers: int) -> None:
         self.slots = [SlotLayer() for _ in range(num_layers)]
         super().__init__(layers=list(self.slots))
-        self.capacity = 0
+        self.capacity = self.longest = 0
 
     def admit(
-        self, prefilled: Cache, source: torch.Tensor, capacity: int, free: torch.Tensor | None = None
+        self, prefilled: Cache, source: torch.Tensor, longest: int, free: torch.Tensor | None = None
     ) -> None:
         """A row for every entry of `source`, the index of its prompt in `prefilled`.
 
-        capacity: positions that the longest of the new rows may reach.
+        longest: positions that the longest of the new rows may reach.
         free: rows that nobody needs any more; the first new ones take their places, the others are appended.
         """
         reused = 0 if free is None else len(free)
-        grows = capacity > self.capacity or reused < len(source)
-        self.capacity = max(self.capacity, capacity)
+        self.longest = max(self.longest, longest)
+        self._make_room(prefilled.get_seq_length())
         for layer, filled in zip(self.slots, prefilled.layers, strict=True):
             assert isinstance(filled, DynamicLayer) and filled.keys is not None and filled.values is not None
-            if grows:
+            if reused < len(source):
                 self._append(layer, filled, source[reused:])
             if reused:
                 assert layer.keys is not None and layer.values is not None
@@ -88,13 +94,23 @@ class SlotCache(Cache):
         keys = _spread(filled.keys, source, self.capacity)
         values = _spread(filled.values, source, self.capacity)
         if layer.keys is not None and layer.values is not None and layer.keys.shape[0]:
-            keys = torch.cat([_stretch(layer.keys, self.capacity), keys])
-            values = torch.cat([_stretch(layer.values, self.capacity), values])
+            keys, values = torch.cat([layer.keys, keys]), torch.cat([layer.values, values])
         layer.keys, layer.values, layer.is_initialized = keys, values, True
+
+    def _make_room(self, width: int) -> None:
+        """For `width` positions and some more, so that rows are copied to larger memory only now and then."""
+        if width <= self.capacity:
+            return
+        self.capacity = min(self.longest, width + width // 4)
+        for layer in self.slots:
+            if layer.is_initialized:
+                layer.keys = _stretch(layer.keys, self.capacity)
+                layer.values = _stretch(layer.values, self.capacity)
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
         """The next forward writes row i at `positions[i]`; returns its mask [rows, 1, 1, width] bool."""
         width = int(positions.max()) + 1
+        self._make_room(width)
         rows = torch.arange(len(positions), device=positions.device)
         for layer in self.slots:
             layer.positions, layer.rows, layer.width = positions, rows, width
@@ -106,4 +122,4 @@ class SlotCache(Cache):
             assert layer.keys is not None and layer.values is not None
             layer.keys, layer.values = layer.keys.index_select(0, rows), layer.values.index_select(0, rows)
         if not len(rows):
-            self.capacity = 0
+            self.capacity = self.longest = 0

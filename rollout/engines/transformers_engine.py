@@ -143,26 +143,27 @@ class TransformersEngine:
             free -= requests[-1].n
         if not requests:
             return
+        counts = [request.n for request in requests]
+        seeds = iter(row_seeds([request.seed for request in requests], counts))
         rows: list[_Row] = []
-        source: list[int] = []
-        for index, request in enumerate(requests):
-            group = [_Row(request, seed) for seed in row_seeds(request.seed, request.n)]
+        for request in requests:
+            group = [_Row(request, next(seeds)) for _ in range(request.n)]
             self._groups[request.request_id] = group
             rows += group
-            source += [index] * request.n
-        source_rows = torch.tensor(source, device=self.model.device)
+        source = torch.from_numpy(np.arange(len(requests)).repeat(counts)).to(self.model.device)
         cache, logits = self._prefill([list(request.prompt) for request in requests])
-        capacity = max(len(request.prompt) + request.sampling.max_tokens for request in requests)
+        longest = max(len(request.prompt) + request.sampling.max_tokens for request in requests)
         places = done[: len(rows)]
         self._cache.admit(
-            cache, source_rows, capacity, torch.tensor(places, dtype=torch.int64, device=self.model.device)
+            cache, source, longest, torch.tensor(places, dtype=torch.int64, device=self.model.device)
         )
         for place, row in zip(places, rows, strict=False):
             self._rows[place] = row
         self._rows += rows[len(places) :]
         self._prepare()
-        samplings = Filter([row.request.sampling for row in rows], self.model.device)
-        self._sample(rows, samplings, logits.index_select(0, source_rows))
+        all_new = len(rows) == len(self._rows)
+        samplings = self._filter if all_new else self._filter_of(rows)
+        self._sample(rows, samplings, logits.index_select(0, source))
 
     def _prefill(self, sequences: list[list[int]]) -> tuple[DynamicCache, torch.Tensor]:
         """Right-padded forward. Returns the cache and the logits after each sequence's last token [P, V].
@@ -170,21 +171,27 @@ class TransformersEngine:
         Padding on the right needs no mask: a causal model's real positions never see it.
         """
         device = self.model.device
-        lengths = torch.tensor([len(sequence) for sequence in sequences])
-        ids = torch.zeros(len(sequences), int(lengths.max()), dtype=torch.int64)
+        lengths = np.array([len(sequence) for sequence in sequences])
+        ids = np.zeros((len(sequences), lengths.max()), dtype=np.int64)
         for row, sequence in enumerate(sequences):
-            ids[row, : len(sequence)] = torch.tensor(sequence)
-        last, where = torch.unique(lengths - 1, return_inverse=True)
+            ids[row, : len(sequence)] = sequence
+        last, where = map(torch.from_numpy, np.unique(lengths - 1, return_inverse=True))
         cache = DynamicCache()
         logits = self.model(
-            ids.to(device), past_key_values=cache, use_cache=True, logits_to_keep=last.to(device)
+            torch.from_numpy(ids).to(device),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=last.to(device),
         ).logits
         return cache, logits[torch.arange(len(sequences), device=device), where.to(device)]
 
     def _prepare(self) -> None:
         """Per-row constants of the decode loop, rebuilt whenever rows come or go."""
-        self._filter = Filter([row.request.sampling for row in self._rows], self.model.device)
+        self._filter = self._filter_of(self._rows)
         self._lengths = np.array([len(row.request.prompt) for row in self._rows], dtype=np.int64)
+
+    def _filter_of(self, rows: list[_Row]) -> Filter:
+        return Filter([row.request.sampling for row in rows], self.model.device)
 
     def _decode(self) -> None:
         """One token for every row that is not done; done rows ride along until the next compaction."""
@@ -258,8 +265,8 @@ class TransformersEngine:
             return
         rows, self._stopped = self._stopped, []
         cache, logits = self._prefill([row.sequence for row in rows])
-        capacity = max(len(row.request.prompt) + row.request.sampling.max_tokens for row in rows)
-        self._cache.admit(cache, torch.arange(len(rows), device=self.model.device), capacity)
+        longest = max(len(row.request.prompt) + row.request.sampling.max_tokens for row in rows)
+        self._cache.admit(cache, torch.arange(len(rows), device=self.model.device), longest)
         self._rows = rows
         self._prepare()
         self._sample(rows, self._filter, logits)

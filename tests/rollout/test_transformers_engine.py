@@ -63,7 +63,7 @@ def test_rows_that_ended_give_their_places_to_others() -> None:
     """Limits from 1 to 40 tokens, so that rows end at all times: each answer is what the request gets alone, and
     the cache holds no more rows than may run."""
     asked = [
-        replace(one, sampling=replace(one.sampling, max_tokens=1 + 7 * place % 40))
+        one._replace(sampling=replace(one.sampling, max_tokens=1 + 7 * place % 40))
         for place, one in enumerate(requests(24))
     ]
     engine = TransformersEngine(tiny_llama(seed=0), [], max_num_seqs=12)
@@ -81,6 +81,18 @@ def test_rows_that_ended_give_their_places_to_others() -> None:
             torch.testing.assert_close(
                 torch.tensor(ours.log_probs), torch.tensor(theirs.log_probs), atol=1e-4, rtol=1e-4
             )
+
+
+def test_the_cache_grows_with_its_rows_up_to_what_they_may_reach() -> None:
+    (one,) = requests(1)
+    engine = TransformersEngine(tiny_llama(), [], max_num_seqs=4)
+    engine.submit(one)
+    longest, capacities = len(one.prompt) + one.sampling.max_tokens, []
+    for filled in range(len(one.prompt) + 1, longest - 1):
+        engine.step()
+        capacities.append(engine._cache.capacity)
+        assert filled <= capacities[-1] <= min(longest, filled + filled // 4)
+    assert capacities == sorted(capacities) and len(set(capacities)) < len(capacities)
 
 
 def test_a_completion_ends_at_the_end_token_or_the_limit_and_says_which() -> None:
