@@ -7,7 +7,7 @@ nothing of it is thrown away. Tensors are made of it once, by `training.batch`.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from envs.task import Completion, Example, Outcome
 
@@ -26,8 +26,7 @@ class Sampling:
     max_tokens: int = 256
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What the reward service says of one completion. seconds: that judging took."""
 
     score: float
@@ -43,7 +42,7 @@ class Verdict:
     @property
     def success(self) -> float:
         """The reward's `accuracy` part (0 to 1), or 1 for a score of at least 1 where it has none."""
-        return self.parts.get("accuracy", float(self.score >= 1))
+        return self.parts["accuracy"] if "accuracy" in self.parts else float(self.score >= 1)
 
 
 @dataclass

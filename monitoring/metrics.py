@@ -7,7 +7,7 @@ groups included: else they would be those of the choice, not the policy's.
 import math
 from array import array
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, compress
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -54,33 +54,32 @@ def rollout_metrics(
 
 
 def _verdicts(completions: Sequence[SampledCompletion]) -> list[Verdict]:
-    return [one.verdict for one in completions if one.verdict is not None]
+    return [verdict for one in completions if (verdict := one.verdict) is not None]
 
 
 def reward_metrics(generated: Sequence[Group]) -> dict[str, float]:
     """Of all completions of these groups. Those that could not be judged are counted, and left out of the rest."""
     of_groups = [_verdicts(group.candidates) for group in generated]
     verdicts = list(chain.from_iterable(of_groups))
-    judged = [verdict for verdict in verdicts if verdict.judged]
-    rewards = [verdict.score for verdict in judged]
+    outcomes = [verdict.outcome for verdict in verdicts]
+    rewards_of_groups = [[verdict.score for verdict in group if verdict.judged] for group in of_groups]
+    rewards = list(chain.from_iterable(rewards_of_groups))
     metrics = {
         "reward/mean": _mean(rewards),
         "reward/std": _deviation(rewards),
-        "reward/zero_variance_groups": _mean([_all_equal(of_group) for of_group in of_groups]),
-        "reward/errors": _mean([not verdict.judged for verdict in verdicts]),
-        "reward/invalid": _mean([verdict.outcome == "invalid" for verdict in verdicts]),
+        "reward/zero_variance_groups": _mean([_all_equal(of_group) for of_group in rewards_of_groups]),
+        "reward/errors": outcomes.count("error") / max(1, len(outcomes)),
+        "reward/invalid": outcomes.count("invalid") / max(1, len(outcomes)),
         "groups/generated": float(len(generated)),
     }
-    names = sorted({name for verdict in verdicts for name in verdict.parts})
-    return metrics | {
-        f"reward/{name}": _mean([verdict.parts.get(name, 0.0) for verdict in judged]) for name in names
-    }
+    names = sorted(set[str]().union(*[verdict.parts for verdict in verdicts]))
+    parts = [verdict.parts for verdict in verdicts if verdict.judged]
+    return metrics | {f"reward/{name}": _mean([each.get(name, 0.0) for each in parts]) for name in names}
 
 
-def _all_equal(verdicts: Sequence[Verdict]) -> bool:
-    """Whether the judged rewards of a group are one number, as float32, which the learner reads: they teach nothing."""
-    rewards = array("f", [verdict.score for verdict in verdicts if verdict.judged])
-    return not rewards or max(rewards) <= min(rewards)
+def _all_equal(rewards: Sequence[float]) -> bool:
+    """Whether the rewards of a group are one number, as float32, which the learner reads: they teach nothing."""
+    return len(set(array("f", rewards))) <= 1
 
 
 def _length_metrics(completions: Sequence[SampledCompletion]) -> dict[str, float]:
@@ -89,9 +88,9 @@ def _length_metrics(completions: Sequence[SampledCompletion]) -> dict[str, float
     metrics = {
         "length/response_mean": _mean(lengths),
         "length/response_max": float(max(lengths)),
-        "length/truncated": _mean([one.finish_reason == "length" for one in completions]),
+        "length/truncated": [one.finish_reason for one in completions].count("length") / len(lengths),
     }
-    if all(one.num_drawn == length for one, length in zip(completions, lengths, strict=True)):
+    if all(one.sampled is None or all(one.sampled) for one in completions):
         return metrics
     return metrics | {
         "turns/mean": _mean([_turns(one) for one in completions]),
@@ -106,13 +105,13 @@ def _turns(completion: SampledCompletion) -> int:
 
 def _trained_metrics(batch: Trained, generated: int) -> dict[str, float]:
     """Of the completions in the loss. generated: completions of all groups that were made for the batch."""
-    assert batch.mask is not None and batch.advantage is not None
-    trained = batch.mask.any(-1)
-    advantage = batch.advantage[:, 0][trained].tolist()
+    advantage, mask = batch.advantage, batch.mask
+    assert advantage is not None and mask is not None
+    trained = list(compress(advantage[:, 0].tolist(), mask.any(-1).tolist()))
     return {
-        "advantage/mean": _mean(advantage),
-        "advantage/std": _deviation(advantage),
-        "sample_utilization": len(advantage) / generated,
+        "advantage/mean": _mean(trained),
+        "advantage/std": _deviation(trained),
+        "sample_utilization": len(trained) / generated,
     }
 
 
@@ -139,7 +138,7 @@ def age_metrics(batch: Trained, policy_version: int) -> dict[str, float]:
     `age/histogram/K` counts the tokens of age K, up to the oldest there is.
     """
     assert batch.mask is not None
-    counts = (policy_version - batch.policy_version[batch.mask]).bincount().tolist()
+    counts = (policy_version - batch.policy_version.masked_select(batch.mask)).bincount().tolist()
     total = sum(age * count for age, count in enumerate(counts))
     means = {"age/mean": total / max(sum(counts), 1), "age/max": float(max(len(counts) - 1, 0))}
     return means | {f"age/histogram/{age}": float(count) for age, count in enumerate(counts)}

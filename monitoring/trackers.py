@@ -28,8 +28,8 @@ class MetricsFile:
     def append(self, row: dict[str, Any]) -> None:
         size = self.path.stat().st_size if self.path.is_file() else 0
         try:
-            with self.path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            with self.path.open("ab") as file:
+                file.write((json.dumps(row) + "\n").encode())
         except OSError:
             os.truncate(self.path, size)  # a disk that is full took half a line
             raise

@@ -253,13 +253,15 @@ class Watch:
 
     def _crossed(self, row: Row) -> list[str]:
         said = []
+        recent, on_policy, solved = list(self._recent), list(self._on_policy), self._solved
+        logged = tuple(row)
         for bound in BOUNDS:
-            if bound.metrics[0] in self._said or (bound.unless_solved and self._solved):
+            if bound.metrics[0] in self._said or (bound.unless_solved and solved):
                 continue
-            rows = list(self._on_policy if bound.lockstep else self._recent)[-bound.rows :]
+            rows = (on_policy if bound.lockstep else recent)[-bound.rows :]
             if len(rows) < bound.rows or rows[-1] is not row:
                 continue
-            for name in _names(bound.metrics, tuple(row)):
+            for name in _names(bound.metrics, logged):
                 values = [known[name] for known in rows if name in known]
                 if len(values) == bound.rows and bound.crossed(values, self.config):
                     self._said.add(bound.metrics[0])

@@ -16,7 +16,7 @@ from torch import Tensor
 from config.policy import PolicyConfig
 from training.aggregation import BatchTotals, aggregate
 from training.kl import kl_estimate
-from training.loss_metrics import Metrics, effective_sample_size_of, maximum_of, mean_of
+from training.loss_metrics import Metrics, effective_sample_size_of, maximum_of, means_of
 
 Arguments = ParamSpec("Arguments")
 
@@ -277,10 +277,8 @@ def _entropy_term(policy: PolicyConfig, tokens: _Tokens, totals: BatchTotals) ->
 def _ratio_metrics(policy: PolicyConfig, tokens: _Tokens) -> Metrics:
     """The clip fractions count tokens whose clip binds, that is, whose gradient it changes."""
     low, high = CLIP_BINDS[policy.objective](policy, tokens)
-    return {
-        "loss/clip_fraction_low": mean_of(low, tokens.mask),
-        "loss/clip_fraction_high": mean_of(high, tokens.mask),
-        "ratio/mean": mean_of(tokens.ratio, tokens.mask),
+    means = {"loss/clip_fraction_low": low, "loss/clip_fraction_high": high, "ratio/mean": tokens.ratio}
+    return means_of(means, tokens.mask) | {
         "ratio/max": maximum_of(tokens.ratio, tokens.mask),
         "ess": effective_sample_size_of(tokens.log_ratio, tokens.mask),
     }
@@ -321,15 +319,15 @@ def _divergence_metrics(policy: PolicyConfig, tokens: _Tokens, weight: Tensor) -
     """`kl/...` by the policy's estimator; `mismatch/gap`: mean |old - engine|; `mismatch/capped`: share of
     tokens whose weight is at the cap or masked out."""
     others = {"inference": tokens.sample} | ({} if tokens.ref is None else {"ref": tokens.ref})
-    metrics = {
-        f"kl/{name}": mean_of(kl_estimate(policy, tokens.log_prob, other, tokens.mask), tokens.mask)
+    means = {
+        f"kl/{name}": kl_estimate(policy, tokens.log_prob, other, tokens.mask)
         for name, other in others.items()
     }
     if tokens.entropy is not None:
-        metrics["entropy"] = mean_of(tokens.entropy, tokens.mask)
+        means["entropy"] = tokens.entropy
     if policy.old_log_prob == "trainer":
-        metrics["mismatch/gap"] = mean_of((tokens.old - tokens.sample).abs(), tokens.mask)
+        means["mismatch/gap"] = (tokens.old - tokens.sample).abs()
     if policy.mismatch != "none":
         cap = float("inf") if policy.mismatch_cap is None else policy.mismatch_cap
-        metrics["mismatch/capped"] = mean_of((weight >= cap) | (weight == 0), tokens.mask)
-    return metrics
+        means["mismatch/capped"] = (weight >= cap) | (weight == 0)
+    return means_of(means, tokens.mask)

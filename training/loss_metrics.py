@@ -4,7 +4,7 @@
 processes, `finalize_metrics` turns the accumulators into numbers. Nothing here looks at padding.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -18,10 +18,13 @@ MAXIMA = ("ratio/max",)
 EMPTY_MAXIMUM = 0.0
 
 
-def mean_of(values: Tensor, mask: Tensor) -> Tensor:
-    """[2] accumulator of the mean of `values` over `mask`."""
-    kept = torch.where(mask, values.detach().double(), 0.0)
-    return torch.stack([kept.sum(), mask.sum().double()])
+def means_of(values: Mapping[str, Tensor], mask: Tensor) -> Metrics:
+    """[2] accumulators, by name, of the means of `values` over `mask`."""
+    count = mask.sum().double()
+    return {
+        name: torch.stack([torch.where(mask, each.detach().double(), 0.0).sum(), count])
+        for name, each in values.items()
+    }
 
 
 def maximum_of(values: Tensor, mask: Tensor) -> Tensor:
@@ -120,5 +123,5 @@ def gap_percentiles(gaps: Sequence[Tensor]) -> dict[str, float]:
     if not count:
         return {"mismatch/p50": 0.0, "mismatch/p99": 0.0, "mismatch/max": 0.0}
     places = [int(share * (count - 1)) for share in (0.5, 0.99, 1.0)]
-    p50, p99, largest = values[places].tolist()
+    p50, p99, largest = torch.stack([values[place] for place in places]).tolist()
     return {"mismatch/p50": p50, "mismatch/p99": p99, "mismatch/max": largest}

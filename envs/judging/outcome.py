@@ -10,10 +10,10 @@ hangs, or its process dies                         crashed: only the service see
 
 import time
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, SupportsFloat, get_args
+from typing import Any, Literal, NamedTuple, SupportsFloat
 
-from envs.example import Completion, Example, Outcome, Reward
-from envs.group import Verdict
+from envs.example import Completion, Example, Reward
+from envs.group import OUTCOMES, Verdict
 from envs.user_code import described
 
 Judge = Callable[[Completion, Example], Reward]
@@ -73,7 +73,7 @@ def number(value: Any, what: str) -> float:
         TypeError: it is none.
         ValueError: it is not finite in float32.
     """
-    known = isinstance(value, float | int)  # asking for the protocol takes ten times as long
+    known = isinstance(value, (float, int))  # asking for the protocol takes ten times as long
     if not known and (not isinstance(value, SupportsFloat) or isinstance(value, str)):
         raise TypeError(f"{what} is {value!r}; a number is needed")
     result = float(value)
@@ -91,16 +91,17 @@ def checked(reward: Reward, name: str = "reward") -> tuple[float, dict[str, floa
     """
     if reward.outcome == "error":
         raise ValueError(f"the {name} itself gave the outcome 'error'")
-    if reward.outcome not in get_args(Outcome):
-        raise ValueError(f"the {name}'s outcome is {reward.outcome!r}; known: {', '.join(get_args(Outcome))}")
+    if reward.outcome not in OUTCOMES:
+        raise ValueError(f"the {name}'s outcome is {reward.outcome!r}; known: {', '.join(OUTCOMES)}")
     if not isinstance(reward.parts, dict):
         raise TypeError(f"the {name}'s parts are {reward.parts!r}; {{NAME: number}} is needed")
-    for part in reward.parts:
+    parts: dict[str, float] = {}
+    for part, value in reward.parts.items():
         if not isinstance(part, str) or not part:
             raise TypeError(f"the {name} has a part called {part!r}; a text is needed")
         if part in RESERVED_PARTS:
             raise ValueError(
                 f"the {name} has a part called {part!r}, but reward/{part} is a metric; rename the part"
             )
-    parts = {part: number(value, f"the part {part}") for part, value in reward.parts.items()}
+        parts[part] = number(value, f"the part {part}")
     return number(reward.score, f"the {name}'s score"), parts

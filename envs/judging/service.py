@@ -65,18 +65,17 @@ class RewardService:
 
     def submit(self, completions: Sequence[Completion], examples: Sequence[Example]) -> Ticket:
         """Queue a batch, and begin it where a worker is free; `poll` says when it is done. Raises as `poll`."""
-        pairs = list(zip(completions, examples, strict=True))
-        ticket = Ticket([None] * len(pairs), len(pairs))
+        ticket = Ticket([None] * len(completions), len(completions))
         with self._lock:
-            for position, (completion, example) in enumerate(pairs):
-                item = Verification(ticket, position, completion, example)
+            for position, (completion, example) in enumerate(zip(completions, examples, strict=True)):
                 if completion.control_tokens:
-                    parts = {"control_tokens": 1.0}
-                    self._finish(item, Result(self._least_score(example), parts, "invalid", 0.0))
+                    result = Result(self._least_score(example), {"control_tokens": 1.0}, "invalid", 0.0)
                 elif self._pool is None:
-                    self._finish(item, judged(self.judge, completion, example))
+                    result = judged(self.judge, completion, example)
                 else:
-                    self._enqueue(item)
+                    self._enqueue(Verification(ticket, position, completion, example))
+                    continue
+                self._answer(ticket, position, example, result)
             self._progressed = time.monotonic()
             if self._pool is None:
                 self._tally.check_error_rate()
@@ -235,9 +234,12 @@ class RewardService:
         if result is None:
             self._enqueue(item, first=True)
             return
-        item.ticket.verdicts[item.position] = result.verdict()
-        item.ticket.missing -= 1
-        self._tally.add(item.example, result)
+        self._answer(item.ticket, item.position, item.example, result)
+
+    def _answer(self, ticket: Ticket, position: int, example: Example, result: Result) -> None:
+        ticket.verdicts[position] = result.verdict()
+        ticket.missing -= 1
+        self._tally.add(example, result)
 
     def _least_score(self, example: Example) -> float:
         return least_score(self.task.members.get(example.source, self.task))
