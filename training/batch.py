@@ -130,7 +130,9 @@ def completion_tensors(completions: Sequence[SampledCompletion], temperatures: S
         "tokens": TensorDict(tokens, [len(completions)]),
         "sample_log_prob": of_tokens("f", lambda one: one.log_probs),
         "policy_version": of_tokens("q", lambda one: one.policy_versions),
-        "finish_reason": torch.tensor([[FINISH_REASONS.index(one.finish_reason)] for one in completions]),
+        "finish_reason": torch.tensor([FINISH_REASONS.index(one.finish_reason) for one in completions])[
+            :, None
+        ],
         "temperature": torch.tensor(temperatures, dtype=torch.float32)[:, None],
     }
     return TensorDict(drawn, [len(completions)])
@@ -139,8 +141,8 @@ def completion_tensors(completions: Sequence[SampledCompletion], temperatures: S
 def verdict_tensors(verdicts: Sequence[Verdict]) -> TensorDict:
     """The fields of `Scores` [N]."""
     scores = {
-        "reward": torch.tensor([[verdict.score] for verdict in verdicts], dtype=torch.float32),
-        "reward_status": torch.tensor([[OUTCOMES.index(verdict.outcome)] for verdict in verdicts]),
+        "reward": torch.tensor([verdict.score for verdict in verdicts], dtype=torch.float32)[:, None],
+        "reward_status": torch.tensor([OUTCOMES.index(verdict.outcome) for verdict in verdicts])[:, None],
     }
     return TensorDict(scores, [len(verdicts)])
 

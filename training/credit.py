@@ -55,6 +55,7 @@ def credit(policy: PolicyConfig, groups: Sequence[Group], batch: Batch, max_toke
     batch.advantage = advantage.view(-1, 1).float()
     stopped = batch.finish_reason[:, 0] == FINISH_REASONS.index("stop")
     kept = rows_in_loss(policy, lengths, stopped, max_tokens) & valid
-    kept &= in_range(policy, groups).repeat_interleave(len(kept) // len(groups))
+    if policy.filter_range is not None:  # else a row that is valid makes its group one of those
+        kept &= in_range(policy, groups).repeat_interleave(len(kept) // len(groups))
     batch.mask = batch.tokens.loss_mask & kept[:, None]
     return batch

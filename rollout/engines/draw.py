@@ -38,13 +38,16 @@ class Filter:
         def column(values: list[float]) -> torch.Tensor:
             return torch.tensor(values, device=device)[:, None]
 
-        self.greedy = column([float(s.temperature == 0) for s in samplings]).bool()
-        self.temperature = column([s.temperature or 1.0 for s in samplings])
-        self.top_p = column([s.top_p for s in samplings])
-        self.top_k = column([float(s.top_k) for s in samplings]).long()
         self.any_greedy = any(s.temperature == 0 for s in samplings)
         self.plain_temperature = all(s.temperature in (0, 1) for s in samplings)
         self.restricts = any(s.top_p < 1 or s.top_k > 0 for s in samplings)
+        if self.any_greedy:
+            self.greedy = column([float(s.temperature == 0) for s in samplings]).bool()
+        if not self.plain_temperature:
+            self.temperature = column([s.temperature or 1.0 for s in samplings])
+        if self.restricts:
+            self.top_p = column([s.top_p for s in samplings])
+            self.top_k = column([float(s.top_k) for s in samplings]).long()
 
     def log_probs(self, logits: torch.Tensor) -> torch.Tensor:
         """Log-probs [rows, vocabulary] float32 of the distribution that is sampled from."""

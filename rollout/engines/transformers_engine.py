@@ -68,6 +68,7 @@ class TransformersEngine:
         self._finished: list[Response] = []
         self._groups: dict[int, list[_Row]] = {}
         self._cache = SlotCache(model.config.num_hidden_layers)
+        self._weights: dict[str, torch.Tensor] = self.model.state_dict()
 
     @property
     def in_flight(self) -> int:
@@ -93,17 +94,16 @@ class TransformersEngine:
         """
         if self.update == "wait":
             self._finish_running()
-        own = self.model.state_dict()
-        missing = set(own)
+        missing = set(self._weights)
         with torch.no_grad():
             for name, tensor in weights:
-                own[name].copy_(tensor)
+                self._weights[name].copy_(tensor)
                 missing.discard(name)
         if missing:
             raise KeyError(
                 f"the push left {len(missing)} tensors unchanged: {', '.join(sorted(missing)[:3])}"
             )
-        self.policy_version, self.received = version, frozenset(own)
+        self.policy_version, self.received = version, frozenset(self._weights)
         self._stop()
 
     def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, list[list[float]]]:
@@ -161,8 +161,7 @@ class TransformersEngine:
             self._rows[place] = row
         self._rows += rows[len(places) :]
         self._prepare()
-        all_new = len(rows) == len(self._rows)
-        samplings = self._filter if all_new else self._filter_of(rows)
+        samplings = Filter([row.request.sampling for row in rows], self.model.device)
         self._sample(rows, samplings, logits.index_select(0, source))
 
     def _prefill(self, sequences: list[list[int]]) -> tuple[DynamicCache, torch.Tensor]:
@@ -187,11 +186,8 @@ class TransformersEngine:
 
     def _prepare(self) -> None:
         """Per-row constants of the decode loop, rebuilt whenever rows come or go."""
-        self._filter = self._filter_of(self._rows)
+        self._filter = Filter([row.request.sampling for row in self._rows], self.model.device)
         self._lengths = np.array([len(row.request.prompt) for row in self._rows], dtype=np.int64)
-
-    def _filter_of(self, rows: list[_Row]) -> Filter:
-        return Filter([row.request.sampling for row in rows], self.model.device)
 
     def _decode(self) -> None:
         """One token for every row that is not done; done rows ride along until the next compaction."""
