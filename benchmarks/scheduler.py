@@ -9,7 +9,9 @@ consumed group's age is asserted; at the end every prompt that was drawn must ha
 handed back.
 
 Prints CPU microseconds a group in all of that (without the simulation), one coroutine a group, and the most groups
-ever held, for each number of workers. The time has to stay flat and the memory in proportion to the workers.
+ever held, for each number of workers. The time has to stay flat and the memory in proportion to the workers. A group
+is its number there; the last column has the same run with groups and examples as runs make them, objects by the dozen
+that Python's garbage collection goes through as long as they wait.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +49,37 @@ LIMIT_S = 5.0
 SAMPLING, NO_TIMES = Sampling(), Times(0.0, 0.0, 0.0)
 
 
-class Numbers:
-    """A prompt source whose examples are numbered rows."""
+class Numbered(int):
+    """A prompt that is its row, and nothing else."""
 
-    def __init__(self) -> None:
+    __slots__ = ()
+
+    @property
+    def row(self) -> int:
+        return self
+
+
+class NumberedGroup:
+    """A group that is its prompt and its version."""
+
+    __slots__ = ("example", "in_place_of", "version")
+    success_rate = 0.0
+
+    def __init__(self, example: Numbered, version: int) -> None:
+        self.example = example
+        self.version = version
+
+
+class Numbers:
+    """A prompt source whose examples are numbered rows, made by `example`."""
+
+    def __init__(self, example: Callable[[int], Any]) -> None:
+        self.example = example
         self.drawn = 0
 
-    def draw(self, count: int) -> list[Example]:
+    def draw(self, count: int) -> list[Any]:
         self.drawn += count
-        return [Example((), "", row) for row in range(self.drawn - count, self.drawn)]
+        return [self.example(row) for row in range(self.drawn - count, self.drawn)]
 
     def observe(self, example: Example, success: float) -> None:
         pass
@@ -66,9 +91,19 @@ class Groups:
     def __init__(self, loop: EngineLoop) -> None:
         self.loop = loop
 
-    async def run_group(self, example: Example, group_id: int, drawn: Callable[[], None]) -> Group:
+    async def run_group(self, example: Any, group_id: int, drawn: Callable[[], None]) -> Any:
         completions = await self.loop.generate(Request(group_id, (), 1, SAMPLING, seed=0))
         drawn()
+        return self.group(group_id, example, completions)
+
+    def group(self, group_id: int, example: Any, completions: list[SampledCompletion]) -> Any:
+        return NumberedGroup(example, completions[0].policy_versions[0])
+
+
+class Records(Groups):
+    """Groups as runs make them."""
+
+    def group(self, group_id: int, example: Any, completions: list[SampledCompletion]) -> Any:
         return Group(group_id, example, (), "", SAMPLING, completions, NO_TIMES)
 
 
@@ -139,21 +174,23 @@ class Engines:
 
 
 class Simulation:
-    """One run: `workers` engines, a learner, `groups` groups consumed."""
+    """One run: `workers` engines, a learner, `groups` groups consumed. records: they are whole, not numbers."""
 
-    def __init__(self, workers: int, groups: int, max_age: int, stale: str, seed: int) -> None:
+    def __init__(
+        self, workers: int, groups: int, max_age: int, stale: str, seed: int, records: bool = False
+    ) -> None:
         self.batch = workers * GROUPS_PER_WORKER
         self.batches = max(1, groups // self.batch)
         self.max_age = max_age
         self.engines = Engines(workers, seed)
         self.loop = EngineLoop(self.engines, timeout=3600.0, wait_timeout=3600.0)
-        self.source = Numbers()
+        self.source = Numbers((lambda row: Example((), "", row)) if records else Numbered)
         self.prompts = PromptQueue(self.source)  # type: ignore[arg-type]
         self.buffer: GroupBuffer[Group] = GroupBuffer(
             self.batch, max_age, 1, capacity=2 * self.batch, keep_order=stale == "wait"
         )
-        groups_: Any = Groups(self.loop)
-        self.stream = Stream(self.loop, groups_, self.prompts, self.buffer, self.batch, timeout=0.0)
+        maker: Any = Records(self.loop) if records else Groups(self.loop)
+        self.stream = Stream(self.loop, maker, self.prompts, self.buffer, self.batch, timeout=0.0)
         self.stream.begin()
         self.begin, self.loop.before_step = self.loop.before_step, self._before_step
         self._finished = asyncio.Event()
@@ -221,17 +258,30 @@ class Simulation:
         assert set(accounted) == set(range(self.source.drawn))
 
 
-def report(workers: int, simulation: Simulation, resident_mib: float) -> float:
-    """Prints one row; returns microseconds a group."""
+def micros(simulation: Simulation) -> float:
+    """CPU microseconds a group."""
+    return simulation.cpu_s / len(simulation.consumed) * 1e6
+
+
+def report(workers: int, simulation: Simulation, resident_mib: float, with_records: float) -> None:
+    """Prints one row."""
     groups = len(simulation.consumed)
-    micros = simulation.cpu_s / groups * 1e6
     engines, buffer = simulation.engines, simulation.buffer
     busy = groups * MEAN_S / (engines.clock * workers * GROUPS_PER_WORKER)
     print(
-        f"{workers:8d} {groups:8d} {micros:8.1f} {simulation.most_held:6d} {simulation.most_held / workers:10.1f} "
-        f"{resident_mib:9.1f} {engines.killed:7d} {simulation.oldest:4d} {buffer.dropped:8d} {busy:7.2f}"
+        f"{workers:8d} {groups:8d} {micros(simulation):8.1f} {simulation.most_held:6d} "
+        f"{simulation.most_held / workers:10.1f} {resident_mib:9.1f} {engines.killed:7d} {simulation.oldest:4d} "
+        f"{buffer.dropped:8d} {busy:7.2f} {with_records:12.1f}"
     )
-    return micros
+
+
+def fastest(repeats: int, make: Callable[[], Simulation]) -> Simulation:
+    runs = []
+    for _ in range(repeats):
+        runs.append(make())
+        runs[-1].run()
+        runs[-1].check()
+    return min(runs, key=lambda run: run.cpu_s)
 
 
 def main() -> None:
@@ -249,18 +299,18 @@ def main() -> None:
     gc.freeze()  # what torch's import left behind is not collected again and again while the runs are timed
     for stale in ("wait", "drop"):
         print(f"train.stale_groups={stale}, train.max_policy_age={asked.max_age}")
-        print(" workers   groups us/group   held held/worker  grew MiB  killed  age  dropped    busy")
-        micros = []
+        print(
+            " workers   groups us/group   held held/worker  grew MiB  killed  age  dropped    busy with records"
+        )
+        taken = []
         for workers in asked.workers:
+            make = partial(Simulation, workers, asked.groups, asked.max_age, stale, seed=workers)
             before = process.memory_info().rss
-            runs = []
-            for _ in range(asked.repeats):
-                runs.append(Simulation(workers, asked.groups, asked.max_age, stale, seed=workers))
-                runs[-1].run()
-                runs[-1].check()
-            fastest = min(runs, key=lambda run: run.cpu_s)
-            micros.append(report(workers, fastest, (process.memory_info().rss - before) / 2**20))
-        print(f"  slowest / fastest: {max(micros) / min(micros):.2f} (target <= 1.5)\n")
+            run = fastest(asked.repeats, make)
+            grew = (process.memory_info().rss - before) / 2**20
+            taken.append(micros(run))
+            report(workers, run, grew, micros(fastest(asked.repeats, partial(make, records=True))))
+        print(f"  slowest / fastest: {max(taken) / min(taken):.2f} (target <= 1.5)\n")
 
 
 if __name__ == "__main__":
