@@ -76,14 +76,14 @@ def command_line(job: Job) -> None:
     try:
         main()
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
-        sys.exit(_complain(readable(error, Config)))
+        sys.exit(_complain(readable(error)))
     except KeyboardInterrupt:
         sys.exit(_complain(ENDED, INTERRUPTED))
     except (OSError, ValueError) as error:
         why = None if began else _from_the_system(error)
         if why is None and not is_readable(error):
             raise
-        sys.exit(_complain(UNWRITABLE.format(why=why) if why else readable(error, Config)))
+        sys.exit(_complain(UNWRITABLE.format(why=why) if why else readable(error)))
 
 
 def _outcome(job: Job, composed: DictConfig, run_dir: Path) -> RunOutcome:
@@ -91,7 +91,7 @@ def _outcome(job: Job, composed: DictConfig, run_dir: Path) -> RunOutcome:
     try:
         return job(to_config(composed), run_dir, partial(save_settings, run_dir, composed, HydraConfig.get()))
     except (ConfigError, OmegaConfBaseException) as error:
-        code = _ended_with(readable(error, Config))
+        code = _ended_with(readable(error))
         remove_if_unused(run_dir)
         sys.exit(code)
     except RunError as error:
@@ -139,7 +139,9 @@ def resume_command(run_dir: Path) -> str:
 
     Run by other code than the command line, the settings alone that it takes.
     """
-    ours = [_setting("hydra.run.dir", str(run_dir)), "train.resume=auto"]
+    plain = re.fullmatch(r"[\w./:@-]+", str(run_dir))
+    folder = f"hydra.run.dir={run_dir}" if plain else quoted("hydra.run.dir", str(run_dir))
+    ours = [folder, "train.resume=auto"]
     if not HydraConfig.initialized():
         return " ".join(ours)
     chosen = HydraConfig.get()
@@ -153,7 +155,3 @@ def resume_command(run_dir: Path) -> str:
     given = [*chosen.overrides.hydra, *chosen.overrides.task]
     words += [text for text in given if not _OF_THE_START.match(text)]
     return " ".join([*(shlex.quote(word) for word in words), *ours])
-
-
-def _setting(key: str, value: str) -> str:
-    return f"{key}={value}" if re.fullmatch(r"[\w./:@-]+", value) else quoted(key, value)

@@ -38,10 +38,16 @@ def _open_free_keys(section: DictConfig) -> None:
 def to_config(composed: DictConfig) -> Config:
     """A composed Hydra config as a checked `Config`.
 
+    Hydra takes any key behind a `+` or `++`, and a config without `base` is of no type at all.
+
     Raises:
-        ConfigError: an unknown key, a missing value or a contradiction.
+        ConfigError: not built on the schema, a key that no dataclass has, a missing value or a contradiction.
     """
-    check_composed(composed, Config)
+    if OmegaConf.get_type(composed) is not Config:
+        raise ConfigError(NOT_ON_BASE)
+    unknown = list(_unknown_keys(OmegaConf.to_container(composed), Config))
+    if unknown:
+        raise ConfigError("\n".join(map(unknown_key, unknown)))
     missing = sorted(key for key in OmegaConf.missing_keys(composed) if not key.startswith("hydra"))
     if missing:
         raise ConfigError(f"{', '.join(missing)}: no value; give it on the command line or in the YAML file")
@@ -50,19 +56,6 @@ def to_config(composed: DictConfig) -> Config:
     config.derive()
     check(config)
     return config
-
-
-def check_composed(composed: DictConfig, schema: type[Any]) -> None:
-    """Hydra takes any key behind a `+` or `++`, and a config without `base` is of no type at all.
-
-    Raises:
-        ConfigError: a key that no dataclass has, or a config that is not built on the schema.
-    """
-    if OmegaConf.get_type(composed) is not schema:
-        raise ConfigError(NOT_ON_BASE)
-    unknown = list(_unknown_keys(OmegaConf.to_container(composed), schema))
-    if unknown:
-        raise ConfigError("\n".join(unknown_key(key, schema) for key in unknown))
 
 
 def _unknown_keys(given: Any, schema: type[Any], prefix: str = "") -> Iterator[str]:

@@ -9,10 +9,8 @@ from omegaconf import MISSING
 from config.errors import ConfigError
 from config.values import above_0, at_least, check_fields, is_share, one_of
 
-DUPLICATES = ("keep", "first", "drop")
 TOOLS = {"calculator": "envs.tools.calculator:calculator", "python": "envs.tools.python:PythonTool"}
 """Name of a tool and where it is; those of a user are named module:function or module:Class."""
-SANDBOXES = ("auto", "bubblewrap", "namespaces", "rlimits")
 
 
 @dataclass
@@ -104,8 +102,8 @@ class EnvConfig:
 
     def __post_init__(self) -> None:
         at_least("env.reward_workers", self.reward_workers, 1)
-        one_of("env.duplicates", self.duplicates, DUPLICATES)
-        one_of("env.sandbox", self.sandbox, SANDBOXES)
+        one_of("env.duplicates", self.duplicates, ("keep", "first", "drop"))
+        one_of("env.sandbox", self.sandbox, ("auto", "bubblewrap", "namespaces", "rlimits"))
         check_fields("env", self, ("holdout",), lambda value: 0 <= value < 1, "a share, 0 to below 1")
         seconds_and_bytes = ("reward_timeout_s", "reward_memory_gib", "tool_timeout_s")
         check_fields("env", self, seconds_and_bytes, above_0, "must be above 0")

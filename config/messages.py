@@ -4,7 +4,6 @@ import dataclasses
 import difflib
 import re
 import shlex
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from config.errors import ConfigError, causes
 from config.names import section_elsewhere, translated
+from config.schema import Config
 
 PLUGINS = {
     "hydra/launcher/joblib": "hydra-joblib-launcher",
@@ -61,15 +61,15 @@ def known_keys(config_class: type[Any], prefix: str = "") -> list[str]:
     return keys
 
 
-def readable(error: BaseException, schema: type[Any]) -> str:
-    """One message for a user who mistyped something. schema: the dataclass of all keys."""
+def readable(error: BaseException) -> str:
+    """One message for a user who mistyped something."""
     chain = causes(error)
     for link in chain:
         if isinstance(link, ConfigError):
             return str(link)
     unknown = re.search(r"Could not (?:override|append to) (?:config\. )?'([^']+)'", str(error))
     if unknown:
-        return unknown_key(unknown.group(1), schema)
+        return unknown_key(unknown.group(1))
     if isinstance(error, MissingConfigException):
         return _missing_file(error)
     if isinstance(error, OverrideParseException):
@@ -77,7 +77,7 @@ def readable(error: BaseException, schema: type[Any]) -> str:
     file = re.match(r"In '(\S+)': \w+ raised while composing config", str(error))
     for link in chain:
         if isinstance(link, OmegaConfBaseException) and (place := re.search(r"full_key: (\S+)", str(link))):
-            return _wrong_value(place.group(1), str(link).splitlines()[0], file[1] if file else "", schema)
+            return _wrong_value(place.group(1), str(link).splitlines()[0], file[1] if file else "")
     return _of_hydra(str(error))
 
 
@@ -86,11 +86,11 @@ def is_readable(error: BaseException) -> bool:
     return isinstance(error, ValueError) and str(error).startswith(_NOT_A_NAME)
 
 
-def unknown_key(key: str, schema: type[Any]) -> str:
+def unknown_key(key: str) -> str:
     """What is said of a key that does not exist: where it is under another trainer's name, or which ones are near."""
     if key.startswith("hydra."):
         return f"{key}: no such key of Hydra's; --cfg hydra prints those that there are"
-    known = known_keys(schema)
+    known = known_keys(Config)
     if key in known:
         return f"{key}: {NOT_ON_BASE}"
     last = key.split(".")[-1]
@@ -105,7 +105,7 @@ def unknown_key(key: str, schema: type[Any]) -> str:
     return f"{key}: no such configuration key; {hint}"
 
 
-def _wrong_value(key: str, text: str, file: str, schema: type[Any]) -> str:
+def _wrong_value(key: str, text: str, file: str) -> str:
     """`text`: what OmegaConf says of the value. `file`: the config that holds it, or nothing."""
     where = f" (in {file}.yaml)" if file else ""
     if file.partition("/")[0] == key and "/" in file:
@@ -114,7 +114,7 @@ def _wrong_value(key: str, text: str, file: str, schema: type[Any]) -> str:
             "first line is\n  # @package _global_"
         )
     if re.match(r"Key '.*' not in '", text):
-        return unknown_key(key, schema) + where
+        return unknown_key(key) + where
     remedy = next((remedy for part, remedy in _REMEDIES if part in text), None)
     return f"{key}: {text.rstrip('.')}" + (f"; {remedy.format(key=key)}" if remedy else "") + where
 
@@ -124,13 +124,13 @@ def _missing_file(error: MissingConfigException) -> str:
     text, missing = str(error), str(error.missing_cfg_file or "")
     folders = [Path(found) for found in re.findall(r"path=file://(\S+)", text)]
     if text.startswith("Cannot find primary config"):
-        names = sorted({name for folder in folders for name in config_names(folder)})
+        # What others build on has no model or data of its own.
+        found = {path.stem for folder in folders for path in folder.glob("*.yaml")}
+        names = sorted(name for name in found if not name.startswith("base"))
         return f"--config-name {missing}: no such config; {_choices(missing, names)}"
-    if missing in PLUGINS:
-        return f"{missing.rpartition('/')[0]}={missing.rpartition('/')[2]}: it is not installed; " + (
-            f"pip install {PLUGINS[missing]}"
-        )
     group, _, option = missing.rpartition("/")
+    if missing in PLUGINS:
+        return f"{group}={option}: it is not installed; pip install {PLUGINS[missing]}"
     if group:
         place = next((folder / group for folder in folders if (folder / group).is_dir()), None)
         options = list(error.options or ()) or sorted(path.stem for path in (place or Path()).glob("*.yaml"))
@@ -145,15 +145,9 @@ def _missing_file(error: MissingConfigException) -> str:
     return f"{text.splitlines()[0]}{hint}"
 
 
-def config_names(folder: Path) -> list[str]:
-    """The configs of a folder that can be run: what others build on has no model or data of its own."""
-    return sorted(path.stem for path in folder.glob("*.yaml") if not path.stem.startswith("base"))
-
-
-def _choices(wrong: str, known: Iterable[str]) -> str:
-    names = list(known)
-    near = difflib.get_close_matches(wrong, names, n=1, cutoff=0.4)
-    return (f"did you mean {near[0]}? " if near else "") + f"There are: {', '.join(names)}"
+def _choices(wrong: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(wrong, known, n=1, cutoff=0.4)
+    return (f"did you mean {near[0]}? " if near else "") + f"There are: {', '.join(known)}"
 
 
 def _unreadable(error: OverrideParseException) -> str:
@@ -166,15 +160,12 @@ def _unreadable(error: OverrideParseException) -> str:
             f"{error.override}: the list or the braces do not end, or hold text that needs quotes; write "
             f"{key}=[first,second] or {key}={{name:value}}, all of it in single quotes for the shell"
         )
+    # Without quotes that were meant to enclose it, and lack their other end.
+    bare = value.strip("\"'") if value.startswith(('"', "'")) else value
     return (
         f"{error.override}: Hydra reads commas, colons, equals signs and brackets itself; a text with them is quoted "
-        f"twice: {quoted(key, _unquoted(value))}"
+        f"twice: {quoted(key, bare)}"
     )
-
-
-def _unquoted(value: str) -> str:
-    """Without quotes that were meant to enclose it, and lack their other end."""
-    return value.strip("\"'") if value.startswith(('"', "'")) else value
 
 
 def quoted(key: str, value: str) -> str:

@@ -17,11 +17,6 @@ from config.optimizer import OptimizerConfig
 from config.policy import PolicyConfig
 from config.values import at_least, one_of
 
-RUNS = ("train", "plan", "rewards", "eval", "selftest")
-PRECISIONS = ("fp32", "bf16", "fp16")
-BACKENDS = ("none", "wandb", "tensorboard")
-WANDB_MODES = ("online", "offline")
-
 
 @dataclass
 class ModelConfig:
@@ -92,7 +87,7 @@ class TrainConfig:
         return self.share_prompt and not self.gradient_checkpointing
 
     def __post_init__(self) -> None:
-        one_of("train.mixed_precision", self.mixed_precision, PRECISIONS)
+        one_of("train.mixed_precision", self.mixed_precision, ("fp32", "bf16", "fp16"))
         one_of("train.stale_groups", self.stale_groups, ("drop", "wait"))
         counts = ("total_dialog_turns", "gradient_accumulation_steps", "epochs", "max_nonfinite_steps")
         for key in (*counts, "weight_update_frequency", "log_prob_chunk_size"):
@@ -168,8 +163,8 @@ class LoggingConfig:
     """The live progress line."""
 
     def __post_init__(self) -> None:
-        one_of("logging.backend", self.backend, BACKENDS)
-        one_of("logging.mode", self.mode, WANDB_MODES)
+        one_of("logging.backend", self.backend, ("none", "wandb", "tensorboard"))
+        one_of("logging.mode", self.mode, ("online", "offline"))
 
 
 @dataclass
@@ -195,7 +190,7 @@ class Config:
     every path that this machine has)."""
 
     def __post_init__(self) -> None:
-        one_of("run", self.run, RUNS)
+        one_of("run", self.run, ("train", "plan", "rewards", "eval", "selftest"))
         one_of("device", self.device, ("auto", "cuda", "cpu"))
 
     @property

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeVar
 
+from tqdm import tqdm
+
 from config.schema import Config
 from envs.coroutines import together
 from envs.group import Group
@@ -41,14 +43,6 @@ MakeGroups = Callable[[EvalSet, RewardService, int], GroupMaker]
 """From a set, what judges it and its seed to what makes groups of its problems, with its sampling."""
 
 
-class Bar(Protocol):
-    """A progress bar."""
-
-    def __enter__(self) -> "Bar": ...
-    def __exit__(self, *exception: Any) -> None: ...
-    def update(self) -> Any: ...
-
-
 class Loop(Protocol):
     """Runs coroutines where the engines are; see `rollout.loop.EngineLoop`."""
 
@@ -69,7 +63,7 @@ class Evaluation:
     sets: list[EvalSet]
     loop: Loop
     make_groups: MakeGroups
-    bar: Callable[[int, str], Bar]
+    bar: Callable[[int, str], "tqdm[Any]"]
     say: Callable[[str], None]
     run_dir: Path
 
@@ -122,7 +116,9 @@ class Evaluation:
         found = summarize(tallies, chosen.settings.n, self.config.train.seed)
         return found | {"seconds": time.perf_counter() - began}
 
-    async def _tallies(self, chosen: EvalSet, groups: GroupMaker, file: TextIO, bar: Bar) -> list[Tally]:
+    async def _tallies(
+        self, chosen: EvalSet, groups: GroupMaker, file: TextIO, bar: "tqdm[Any]"
+    ) -> list[Tally]:
         """In the order of the problems; the completions are written as they come."""
         room = asyncio.Semaphore(max(1, self.rows // chosen.settings.n))
 

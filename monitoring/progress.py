@@ -17,10 +17,9 @@ class Progress:
 
     Args:
         total_steps: optimizer steps of the whole run; 0: there is no line.
-        first_step: steps already done by an earlier part of the run.
     """
 
-    def __init__(self, logging: LoggingConfig, total_steps: int, first_step: int = 0) -> None:
+    def __init__(self, logging: LoggingConfig, total_steps: int) -> None:
         self.logging = logging
         live = sys.stderr.isatty()
         self._interval = 0.5 if live else 10.0
@@ -29,7 +28,6 @@ class Progress:
         self._numbers = ""
         self.bar = self._line(
             total=total_steps,
-            initial=first_step,
             desc="grpo",
             unit="step",
             disable=not logging.progress or not total_steps,

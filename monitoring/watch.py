@@ -321,18 +321,15 @@ def explanation(rows: Sequence[Row], config: Config) -> str:
     if any(row["grad_norm"] > 0 for row in rows) and config.policy.kl_coef > 0:
         found.append("only the KL to the reference moved the weights")
     if mean("reward/zero_variance_groups") >= 1 and mean("reward/errors") < 0.5:
-        helps += _other_prompts(_mean([_accuracy(row) for row in rows]))
+        if _mean([_accuracy(row) for row in rows]) >= 1:
+            helps.append("harder prompts: every answer is right")
+        else:
+            helps.append("compare the printed samples with what the reward asks for")
+            helps.append(
+                "take easier prompts, a larger env.repeats, or a reward with more steps between 0 and 1"
+            )
     why = ", ".join(found) or "the gradient was zero"
     return f"{why[0].upper()}{why[1:]}. What helps: {'; '.join(helps) or 'look at grad_norm and lr'}"
-
-
-def _other_prompts(accuracy: float) -> list[str]:
-    if accuracy >= 1:
-        return ["harder prompts: every answer is right"]
-    return [
-        "compare the printed samples with what the reward asks for",
-        "take easier prompts, a larger env.repeats, or a reward with more steps between 0 and 1",
-    ]
 
 
 @cache

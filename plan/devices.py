@@ -10,6 +10,7 @@ CUDA_VISIBLE_DEVICES).
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, Literal
 
 from config.errors import ConfigError
@@ -51,7 +52,6 @@ class DevicePlan:
     train, reference: GPU indices; empty on a CPU, or where the component has no GPU of its own.
     engines: one tuple of GPU indices for each engine; empty tuples on a CPU. On a Ray cluster, which chooses the
         GPUs, only their number counts.
-    workers_per_engine: tensor-parallel size.
     in_process: the one engine lives in the learner's process; otherwise every engine is a Ray actor.
     colocated: engines and learner use the same GPUs in turns.
     notes: what was decided for the user, one sentence each.
@@ -60,7 +60,6 @@ class DevicePlan:
     train: tuple[int, ...]
     reference: tuple[int, ...]
     engines: tuple[tuple[int, ...], ...]
-    workers_per_engine: int
     reference_home: ReferenceHome
     in_process: bool
     colocated: bool
@@ -117,7 +116,7 @@ def plan_devices(
     hand = {one.section: one.by_hand for one in requests}
     _check_overlap(hand, inference.colocate)
     colocated, notes = (
-        (False, []) if cluster else _takes_turns(train, generate, inference, num_gpus, overlapped)
+        (False, ()) if cluster else _takes_turns(train, generate, inference, num_gpus, overlapped)
     )
     own = _FreeDevices(num_gpus, hand)
     train_at = own.take(train)
@@ -130,19 +129,16 @@ def plan_devices(
         home, reference_at = "own devices", own.take(reference)
     size = inference.tensor_parallel_size
     engines = tuple(flat[start : start + size] for start in range(0, len(flat), size))
-    first = tuple(
-        range(size)
-    )  # an engine in the learner's process takes the first GPUs that the process sees
+    first = tuple(range(size))  # that this process sees: an engine in it takes these
     return DevicePlan(
         train=train_at,
         reference=reference_at,
         engines=engines or (first,) * inference.num_engines,
-        workers_per_engine=size,
         reference_home=home,
         in_process=colocated and engines == (first,) and not config.ray.enabled,
         colocated=colocated,
         on_cluster=cluster,
-        notes=tuple(notes),
+        notes=notes,
     )
 
 
@@ -171,16 +167,14 @@ def _check_list(request: _Request, num_gpus: int) -> None:
 
 
 def _check_overlap(hand: dict[str, tuple[int, ...]], colocate: bool) -> None:
-    sections = list(hand)
-    for index, first in enumerate(sections):
-        for second in sections[index + 1 :]:
-            shared = sorted(set(hand[first]) & set(hand[second]))
-            in_turns = colocate and {first, second} == {"train_model", "inference_model"}
-            if shared and not in_turns:
-                raise ConfigError(
-                    f"{first}.devices={list(hand[first])} and {second}.devices={list(hand[second])} share "
-                    f"{shared}: give each its own, or set inference_model.colocate=true for learner and engines"
-                )
+    for first, second in combinations(hand, 2):
+        shared = sorted(set(hand[first]) & set(hand[second]))
+        in_turns = colocate and {first, second} == {"train_model", "inference_model"}
+        if shared and not in_turns:
+            raise ConfigError(
+                f"{first}.devices={list(hand[first])} and {second}.devices={list(hand[second])} share "
+                f"{shared}: give each its own, or set inference_model.colocate=true for learner and engines"
+            )
 
 
 def _on_cpu(config: Config, cluster: bool) -> DevicePlan:
@@ -196,7 +190,6 @@ def _on_cpu(config: Config, cluster: bool) -> DevicePlan:
         train=(),
         reference=(),
         engines=((),) * engines,
-        workers_per_engine=inference.tensor_parallel_size,
         reference_home=_shared_home(config),
         in_process=engines == 1 and not config.ray.enabled and not cluster,
         colocated=False,
@@ -213,7 +206,7 @@ def _shared_home(config: Config) -> ReferenceHome:
 
 def _takes_turns(
     train: _Request, request: _Request, inference: InferenceModelConfig, there: int, overlapped: bool
-) -> tuple[bool, list[str]]:
+) -> tuple[bool, tuple[str, ...]]:
     """Whether learner and engines share the GPUs that are there, and what to say about it."""
     wanted, trained = request.count, train.count
     if wanted % inference.tensor_parallel_size:
@@ -226,20 +219,18 @@ def _takes_turns(
             f"train_model.num_devices={trained}, inference_model.num_devices={wanted}: this machine has {there} "
             "GPU(s); lower the larger one, or use a machine with more"
         )
-    notes: list[str] = []
     if not inference.colocate and trained + wanted <= there:
-        return False, notes
-    if not inference.colocate:
-        notes.append(
-            f"{there} GPU(s) for {trained} of train_model and {wanted} of inference_model: they take turns, as "
-            "with inference_model.colocate=true"
-        )
+        return False, ()
     if overlapped:
         raise ConfigError(
             f"inference_model.num_devices={wanted} and train_model.num_devices={trained} must take turns on "
             f"{there} GPU(s), but grpo_async.py works on both at once: use grpo.py, or more GPUs"
         )
-    return True, notes
+    note = (
+        f"{there} GPU(s) for {trained} of train_model and {wanted} of inference_model: they take turns, as "
+        "with inference_model.colocate=true"
+    )
+    return True, () if inference.colocate else (note,)
 
 
 class _FreeDevices:

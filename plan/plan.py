@@ -172,7 +172,7 @@ def gpus_used(plan: Plan) -> int:
 
 
 def _note_unused(plan: Plan) -> Plan:
-    machine, split = plan.machine, plan.devices.workers_per_engine
+    machine, split = plan.machine, plan.config.inference_model.tensor_parallel_size
     unused = machine.num_gpus * machine.nodes - gpus_used(plan)
     if plan.devices.on_cpu or (plan.devices.on_cluster and not machine.imagined) or unused < split:
         return plan
@@ -306,7 +306,7 @@ def _reference_at(plan: Plan) -> ReferenceAt:
 
 def cache_on_device(plan: Plan, shape: ModelShape) -> float | None:
     """KV cache on one device of an engine in bytes; None where a GPU's memory is not known."""
-    split = plan.devices.workers_per_engine
+    split = plan.config.inference_model.tensor_parallel_size
     if plan.engine.backend != "vllm":
         rows = min(plan.engine.max_num_seqs, plan.config.completions_per_iteration)
         return rows * kv_bytes_per_sequence(plan.config, shape, plan.engine.dtype)
@@ -320,22 +320,18 @@ def cache_on_device(plan: Plan, shape: ModelShape) -> float | None:
     return plan.engine.gpu_memory_utilization * size * GIB - taken - work
 
 
-def engine_bytes(plan: Plan, shape: ModelShape) -> float:
-    """Weights and KV cache of one engine on a CPU, all of its workers together."""
-    on_vllm = plan.engine.backend == "vllm"
-    weights = engine_weights(plan.config, shape, plan.engine.dtype, on_cpu=on_vllm)
-    return plan.devices.workers_per_engine * (weights + (cache_on_device(plan, shape) or 0.0))
-
-
 def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
     """Memory of the machine that the run takes: everything on a CPU; beside GPUs a reference that visits them; and the
     copy of the last push."""
     if plan.devices.on_cpu:
-        engines = engine_bytes(plan, shape) * len(plan.devices.engines)
+        on_vllm = plan.engine.backend == "vllm"
+        weights = engine_weights(plan.config, shape, plan.engine.dtype, on_cpu=on_vllm)
+        engines = plan.config.inference_model.num_devices * (weights + (cache_on_device(plan, shape) or 0.0))
+        learner = max(phase.bytes for phase in plan.phases)
         uses = [
-            Use("learner", max(phase.bytes for phase in plan.phases), "train.gradient_accumulation_steps")
+            Use("learner", learner, "train.gradient_accumulation_steps"),
+            Use("engines", engines, "inference_model.num_devices, max_num_seqs"),
         ]
-        uses.append(Use("engines", engines, "inference_model.num_devices, max_num_seqs"))
     else:
         visits = reference_bytes(plan.config, shape) if plan.reference.home == "host memory" else 0.0
         uses = [Use("visiting reference", visits, "ref_model.num_devices")]

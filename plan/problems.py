@@ -136,7 +136,7 @@ def _memory(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
 
 def _largest(phases: list[Phase]) -> str:
     phase = max(phases, key=lambda phase: phase.bytes)
-    use = phase.largest
+    use = max(phase.uses, key=lambda use: use.bytes)
     return f"the largest part of phase {phase.name} is {use.what} with {gib(use.bytes)}: change {use.knobs}"
 
 

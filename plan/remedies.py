@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
+from operator import attrgetter
 from typing import Any
 
 from config.checks import check
@@ -48,7 +48,18 @@ def remedy(plan: Plan, machine: Machine) -> tuple[Setting, ...] | None:
 
     plan: of that machine, or of the nearest one that has the devices it asks for. Empty: it works as it is.
     """
-    works = _judge(plan.config, plan.overlapped, machine, plan.folder)
+
+    def works(settings: Sequence[Setting]) -> bool:
+        changed = copy.deepcopy(plan.config)
+        try:
+            for setting in settings:
+                section, _, name = setting.key.rpartition(".")
+                setattr(attrgetter(section)(changed), name, setting.value)
+            check(changed)
+            return not problems(make_plan(changed, plan.overlapped, machine, plan.folder))
+        except ConfigError:
+            return False
+
     if works(()):
         return ()
     changes = [change for change in _changes(plan, machine) if change.values]
@@ -58,30 +69,6 @@ def remedy(plan: Plan, machine: Machine) -> tuple[Setting, ...] | None:
             if works(strongest):
                 return _mildest(chosen, works)
     return None
-
-
-def _judge(
-    config: Config, overlapped: bool, machine: Machine, folder: Path
-) -> Callable[[Sequence[Setting]], bool]:
-    def works(settings: Sequence[Setting]) -> bool:
-        changed = copy.deepcopy(config)
-        try:
-            for setting in settings:
-                _set(changed, setting)
-            check(changed)
-            return not problems(make_plan(changed, overlapped, machine, folder))
-        except ConfigError:
-            return False
-
-    return works
-
-
-def _set(config: Config, setting: Setting) -> None:
-    *sections, name = setting.key.split(".")
-    place: Any = config
-    for section in sections:
-        place = vars(place)[section]
-    vars(place)[name] = setting.value
 
 
 def _mildest(chosen: Sequence[Change], works: Callable[[Sequence[Setting]], bool]) -> tuple[Setting, ...]:

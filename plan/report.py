@@ -76,16 +76,13 @@ def _machine_lines(plan: Plan) -> list[str]:
 def _device_lines(plan: Plan) -> list[str]:
     devices = plan.devices
     kind = "in this process" if devices.in_process else "Ray actor"
+    home, own = plan.reference.home, _where(plan.reference.devices)
     lines = [_line("train_model", _where(devices.train))]
-    lines.append(_line("ref_model", _reference(plan)))
+    lines.append(_line("ref_model", own if home == "own devices" else home))
     for index, engine in enumerate(devices.engines):
         where = f"{len(engine) or 'no'} GPU(s) of the Ray cluster" if devices.on_cluster else _where(engine)
         lines.append(_line(f"engine {index}", f"{where}, {plan.engine.backend}, {plan.engine.dtype}, {kind}"))
     return [*lines, _line("weights", f"travel by {plan.transport} in {plan.weight_dtype}")]
-
-
-def _reference(plan: Plan) -> str:
-    return _where(plan.reference.devices) if plan.reference.home == "own devices" else plan.reference.home
 
 
 def _where(devices: tuple[int, ...]) -> str:

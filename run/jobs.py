@@ -23,8 +23,10 @@ def run_job(
     train: the loop of a script. schedule: what that loop works with.
     begun: called when a run or an evaluation is sure to begin; before, what an earlier one left is as it was.
     """
-    if config.run in ALONE:
-        return ALONE[config.run](config, run_dir, schedule)
+    if config.run == "plan":
+        return print_plan(config, run_dir, schedule)
+    if config.run == "rewards":
+        return grade_samples(config, run_dir)
     with held(run_dir):
         if config.run == "eval":
             return evaluate(config, run_dir, schedule, begun)
@@ -97,7 +99,7 @@ def print_plan(config: Config, run_dir: Path, schedule: type[Schedule]) -> RunOu
     return "finished"
 
 
-def grade_samples(config: Config, run_dir: Path, schedule: type[Schedule]) -> RunOutcome:
+def grade_samples(config: Config, run_dir: Path) -> RunOutcome:
     """`run=rewards`: judges saved completions; no model."""
     from run.rewards import run_rewards
 
@@ -106,9 +108,3 @@ def grade_samples(config: Config, run_dir: Path, schedule: type[Schedule]) -> Ru
     if code:
         sys.exit(code)
     return "finished"
-
-
-ALONE: dict[str, Callable[[Config, Path, type[Schedule]], RunOutcome]] = {
-    "plan": print_plan,
-    "rewards": grade_samples,
-}

@@ -8,7 +8,7 @@ import json
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -35,7 +35,10 @@ def run_rewards(env: EnvConfig, out: TextIO = sys.stdout, report: TextIO = sys.s
     examples = {example.row: example for example in checked_examples(task, env.split)}
     if not examples:
         raise ConfigError("the dataset has no rows: check env.data_files and env.split")
-    samples = list(_samples(Path(env.samples), examples))
+    path = Path(env.samples)
+    if not path.exists() or path.is_dir():
+        raise ConfigError(f"env.samples={path}: no such file (looked from {Path.cwd()})")
+    samples = [_sample(value, place, examples) for value, place in local_rows(path)]
     if not samples:
         raise ConfigError(f"env.samples={env.samples}: the file has no lines")
     service = RewardService(task, replace(env, max_error_rate=1.0))
@@ -64,13 +67,6 @@ def _line(example: Example, verdict: Verdict) -> dict[str, Any]:
         "parts": verdict.parts,
         "seconds": round(verdict.seconds, 6),
     }
-
-
-def _samples(path: Path, examples: dict[int, Example]) -> Iterator[tuple[Completion, Example]]:
-    if not path.exists() or path.is_dir():
-        raise ConfigError(f"env.samples={path}: no such file (looked from {Path.cwd()})")
-    for value, place in local_rows(path):
-        yield _sample(value, place, examples)
 
 
 def _sample(value: dict[str, Any], place: str, examples: dict[int, Example]) -> tuple[Completion, Example]:

