@@ -57,7 +57,8 @@ class Timed(Lockstep):
 
     def iterations(self) -> Iterator[int]:
         for iteration in range(1, self.iterations_left + 1):
-            examples = self.run.prompts.draw(self.run.config.prompts_per_iteration)
+            begun = self.run.prompts.begin(self.run.config.prompts_per_iteration)
+            examples = [example for _, example in begun]
             began = time.perf_counter()
             self.examples_for(examples)
             middle = time.perf_counter()

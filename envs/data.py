@@ -280,7 +280,7 @@ def is_text(value: str) -> bool:
 
 def shown(value: Any) -> str:
     """A value for a message: what it is, on one short line."""
-    text = repr(value) if not isinstance(value, str) else ascii(value) if not is_text(value) else repr(value)
+    text = ascii(value) if isinstance(value, str) and not is_text(value) else repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
 

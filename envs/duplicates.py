@@ -1,7 +1,7 @@
 """Duplicate rows, which ask the same: found, reported, and kept or dropped as `env.duplicates` says."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,7 @@ def distinct_examples(task: Task, split: str) -> Sequence[Example]:
     examples = checked_examples(task, split)
     if task.members:
         return examples
-    kept, report = resolve_duplicates(examples, task.duplicates or task.env.duplicates, _same)
+    kept, report = resolve_duplicates(examples, task.duplicates or task.env.duplicates)
     if report.repeated:
         log.warning("%s: %s; %d are used", task.name, report, len(kept))
     return kept
@@ -49,20 +49,17 @@ def _same(first: Any, second: Any) -> bool:
     return isinstance(first, str) and isinstance(second, str) and same_answer(first, second)
 
 
-def resolve_duplicates(
-    examples: Sequence[Example], mode: str, same: Callable[[Any, Any], bool]
-) -> tuple[Sequence[Example], DuplicateReport]:
+def resolve_duplicates(examples: Sequence[Example], mode: str) -> tuple[Sequence[Example], DuplicateReport]:
     """Examples in their order, with one prompt kept as often as `mode` says.
 
     Args:
         mode: `keep` all; the `first` of each prompt; `drop` prompts with contradictory answers, and keep the
             first of the others.
-        same: whether two answers that are not equal are the same nevertheless.
     """
     groups: dict[str, list[Example]] = {}
     for example in examples:
         groups.setdefault(" ".join(example.messages[-1]["content"].split()), []).append(example)
-    contradictions = {prompt: other for prompt, group in groups.items() if (other := _other(group, same))}
+    contradictions = {prompt: other for prompt, group in groups.items() if (other := _other(group))}
     first = next(((groups[prompt][0].row, other.row) for prompt, other in contradictions.items()), None)
     report = DuplicateReport(len(examples), len(examples) - len(groups), len(contradictions), first)
     if mode == "keep":
@@ -71,9 +68,8 @@ def resolve_duplicates(
     return [group[0] for prompt, group in groups.items() if prompt not in dropped], report
 
 
-def _other(group: Sequence[Example], same: Callable[[Any, Any], bool]) -> Example | None:
+def _other(group: Sequence[Example]) -> Example | None:
     """The first example of one prompt whose answer is not that of the first; None when all agree."""
     gold = group[0].answer
-    return next(
-        (example for example in group[1:] if example.answer != gold and not same(example.answer, gold)), None
-    )
+    others = (example for example in group[1:] if example.answer != gold)
+    return next((example for example in others if not _same(example.answer, gold)), None)

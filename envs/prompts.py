@@ -181,15 +181,9 @@ class PromptQueue:
         return [self.begin_one() for _ in range(count)]
 
     def begin_one(self) -> tuple[int, Example]:
-        example, group_id = self._draw_one(), self.next_group_id
+        example = self.returned.popleft() if self.returned else self.source.draw(1)[0]
         self.next_group_id += 1
-        return group_id, example
-
-    def draw(self, count: int) -> list[Example]:
-        return [self._draw_one() for _ in range(count)]
-
-    def _draw_one(self) -> Example:
-        return self.returned.popleft() if self.returned else self.source.draw(1)[0]
+        return self.next_group_id - 1, example
 
     def observe(self, example: Example, success: float) -> None:
         self.source.observe(example, success)

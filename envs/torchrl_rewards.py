@@ -90,7 +90,7 @@ def _gold(parser: Transform, example: Example) -> str:
 def _reward(written: TensorDictBase) -> Reward:
     """The score, and everything else that the parser wrote as parts: the mean of what has several numbers."""
     parts = {
-        key if isinstance(key, str) else ".".join(key): _number(value)
+        key if isinstance(key, str) else ".".join(key): float(value.double().mean())
         for key, value in written.items(include_nested=True, leaves_only=True)
         if isinstance(value, torch.Tensor)
     }
@@ -98,7 +98,3 @@ def _reward(written: TensorDictBase) -> Reward:
     if "success" in parts:
         parts["accuracy"] = parts.pop("success")
     return Reward(score, parts)
-
-
-def _number(value: torch.Tensor) -> float:
-    return float(value.double().mean())

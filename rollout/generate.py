@@ -19,7 +19,7 @@ from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
 from envs.task import Completion, Example
 from envs.turns import Conversation
 from rollout.engines.sampler import Request, Sampler
-from rollout.selection import choose_balanced, split
+from rollout.selection import choose_balanced
 
 Judge = Callable[[Sequence[Completion], Sequence[Example]], Awaitable[Sequence[Verdict]]]
 """The verdicts on completions, in their order; each is judged against the example at its place."""
@@ -95,16 +95,16 @@ class Generation:
         verdicts = await self.judge(shown, [example] * len(shown))
         for one, verdict in zip(candidates, verdicts, strict=True):
             one.verdict = verdict
-        completions, left_out = split(candidates, self._chosen(verdicts, request.seed))
+        pairs = list(zip(candidates, self._chosen(verdicts, request.seed), strict=True))
         return Group(
             request.request_id,
             example,
             request.prompt,
             self.encoder.prompt_text(request.prompt),
             request.sampling,
-            completions,
+            [one for one, chosen in pairs if chosen],
             Times(begun, drawn, time.time()),
-            left_out,
+            [one for one, chosen in pairs if not chosen],
         )
 
     def _chosen(self, verdicts: Sequence[Verdict], seed: int) -> list[bool]:

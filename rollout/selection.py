@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from envs.group import SampledCompletion, Verdict
+from envs.group import Verdict
 
 
 def choose_balanced(verdicts: Sequence[Verdict], repeats: int, seed: int) -> list[bool]:
@@ -20,11 +20,3 @@ def choose_balanced(verdicts: Sequence[Verdict], repeats: int, seed: int) -> lis
     take_wrong = min(len(wrong), repeats - take_right)
     chosen = {*right[:take_right], *wrong[:take_wrong], *failed[: repeats - take_right - take_wrong]}
     return [place in chosen for place in range(len(verdicts))]
-
-
-def split(
-    candidates: Sequence[SampledCompletion], chosen: Sequence[bool]
-) -> tuple[list[SampledCompletion], list[SampledCompletion]]:
-    """Those that were chosen and those that were not, each in their order."""
-    pairs = list(zip(candidates, chosen, strict=True))
-    return [one for one, taken in pairs if taken], [one for one, taken in pairs if not taken]

@@ -36,7 +36,9 @@ def computing_in(model: PreTrainedModel, dtype: torch.dtype, float8: bool = Fals
             if module is head:
                 undo.enter_context(_forward_replaced(head, partial(_head_logits, head, dtype=dtype)))
             elif isinstance(module, nn.Embedding):
-                undo.callback(module.register_forward_hook(_output_in(dtype)).remove)
+                # Rounding commutes with picking rows.
+                in_dtype = module.register_forward_hook(lambda module, arguments, rows: rows.to(dtype))
+                undo.callback(in_dtype.remove)
             elif module._parameters:
                 for hook in _swaps(module, dtype, float8 and isinstance(module, nn.Linear)):
                     undo.callback(hook.remove)
@@ -62,11 +64,6 @@ def _head_logits(head: Any, hidden: torch.Tensor, dtype: torch.dtype) -> torch.T
     parts = [hidden @ part.to(dtype).float().T for part in head.weight.split(rows)]
     logits = torch.cat(parts, -1)
     return logits if head.bias is None else logits + head.bias.to(dtype).float()
-
-
-def _output_in(dtype: torch.dtype) -> Any:
-    """An embedding's rows in `dtype`: rounding commutes with picking them."""
-    return lambda module, arguments, output: output.to(dtype)
 
 
 def _swaps(module: nn.Module, dtype: torch.dtype, float8: bool) -> list[Any]:

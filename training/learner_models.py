@@ -81,7 +81,4 @@ def _frozen_reference(config: Config, plan: Plan) -> Reference | None:
 
 def _autocast(plan: Plan) -> torch.dtype | None:
     name = plan.learner.autocast
-    if name is None:
-        return None
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
+    return None if name is None else getattr(torch, name)

@@ -165,7 +165,7 @@ class _SelectedLogProbs(torch.autograd.Function):
             else:
                 pull = head.entropy_pull(log_probs, slope[part], entropy_slope[part], entropy[part])
                 gradients.add(part, targets[part], slope[part], pull)
-        return (*gradients.finished(), None, None, None, None, None)
+        return (gradients.hidden, gradients.weight, gradients.bias, None, None, None, None, None)
 
 
 class _Head:
@@ -309,6 +309,3 @@ class _HeadGradients:
             self.weight -= head.product(pull.T, inputs)
         if self.bias is not None:
             self.bias.addmv_(pull.T, torch.ones_like(pull[:, 0]) if slope is None else slope, alpha=-1)
-
-    def finished(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        return self.hidden, self.weight, self.bias

@@ -174,14 +174,6 @@ def _clip(policy: PolicyConfig, tokens: _Tokens) -> Tensor:
     return torch.where(advantage < 0, torch.minimum(loss, -policy.dual_clip * advantage), loss)
 
 
-def _cispo(policy: PolicyConfig, tokens: _Tokens) -> Tensor:
-    return -_clipped(policy, tokens.ratio).detach() * tokens.advantage * tokens.log_prob
-
-
-def _clamp(policy: PolicyConfig, tokens: _Tokens) -> Tensor:
-    return -_clipped(policy, tokens.ratio) * tokens.advantage
-
-
 def _soft_clip(policy: PolicyConfig, tokens: _Tokens) -> Tensor:
     positive = tokens.ratio.new_tensor(policy.soft_clip_temperature_positive)
     negative = tokens.ratio.new_tensor(policy.soft_clip_temperature_negative)
@@ -206,8 +198,10 @@ def _unclipped(policy: PolicyConfig, tokens: _Tokens) -> Tensor:
 
 POLICY_TERMS: dict[str, Callable[[PolicyConfig, _Tokens], Tensor]] = {
     "clip": _clip,
-    "cispo": _cispo,
-    "clamp": _clamp,
+    "cispo": lambda policy, tokens: (
+        -_clipped(policy, tokens.ratio).detach() * tokens.advantage * tokens.log_prob
+    ),
+    "clamp": lambda policy, tokens: -_clipped(policy, tokens.ratio) * tokens.advantage,
     "soft_clip": _soft_clip,
     "geometric": _geometric,
     "none": _unclipped,

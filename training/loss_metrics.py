@@ -5,6 +5,7 @@ processes, `finalize_metrics` turns the accumulators into numbers. Nothing here 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 import torch
 import torch.distributed as dist
@@ -92,16 +93,10 @@ def all_reduce_metrics(metrics: Metrics, group: dist.ProcessGroup | None = None)
 
 def finalize_metrics(metrics: Metrics) -> dict[str, float]:
     """The numbers to log. A mean over nothing is 0; the effective sample size of nothing is 1."""
-    names = list(metrics)
-    if not names:
+    if not metrics:
         return {}
-    flat = torch.cat([metrics[name] for name in names]).tolist()
-    finished: dict[str, float] = {}
-    for name in names:
-        size = metrics[name].numel()
-        values, flat = flat[:size], flat[size:]
-        finished[name] = _finish(values)
-    return finished
+    flat = iter(torch.cat(list(metrics.values())).tolist())
+    return {name: _finish(list(islice(flat, each.numel()))) for name, each in metrics.items()}
 
 
 def _finish(values: list[float]) -> float:

@@ -81,7 +81,7 @@ class MasterWeights(Optimizer):
         for parameter in self._shadows:
             if parameter.grad is None:
                 continue
-            if bucket and _elements(bucket) + parameter.numel() > self.bucket_elements:
+            if bucket and sum(each.numel() for each in (*bucket, parameter)) > self.bucket_elements:
                 yield bucket
                 bucket = []
             bucket.append(parameter)
@@ -120,10 +120,6 @@ def is_half(parameter: Tensor) -> bool:
 def _empty_shadow(parameter: nn.Parameter) -> nn.Parameter:
     shape = [0] * parameter.ndim
     return nn.Parameter(torch.empty(shape, dtype=torch.float32, device=parameter.device))
-
-
-def _elements(parameters: Iterable[nn.Parameter]) -> int:
-    return sum(parameter.numel() for parameter in parameters)
 
 
 def copy_settings(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:

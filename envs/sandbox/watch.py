@@ -78,7 +78,7 @@ class Watch:
             for stream in (by_fd[fd] for fd, _ in events if fd != reply):
                 if not stream.read() and not stream.open:
                     poll.unregister(stream.fd)
-            if any(stream.overflow for stream in self.streams):
+            if self.overflow:
                 return "output"
             if any(fd == reply for fd, _ in events):
                 return "finished"

@@ -7,12 +7,6 @@ from envs.sandbox.sandbox import Run, Sandbox, choose_level
 from envs.tools.tool import shortened
 
 
-class _Own(threading.local):
-    """What belongs to one thread."""
-
-    sandbox: Sandbox | None = None
-
-
 class PythonTool:
     """You have a Python interpreter; what your program prints is its result.
 
@@ -24,9 +18,8 @@ class PythonTool:
 
     def __init__(self, env: EnvConfig) -> None:
         self.level = choose_level(env.sandbox)
-        self._own = _Own()
+        self._own = threading.local()
         self._sandboxes: list[Sandbox] = []
-        self._lock = threading.Lock()
 
     def run(self, request: str) -> str:
         """What the program printed, or why it failed."""
@@ -34,11 +27,11 @@ class PythonTool:
         return shortened(_told(run))
 
     def _sandbox(self) -> Sandbox:
-        if self._own.sandbox is None:
+        if not hasattr(self._own, "sandbox"):
             self._own.sandbox = Sandbox(self.level)
-            with self._lock:
-                self._sandboxes.append(self._own.sandbox)
-        return self._own.sandbox
+            self._sandboxes.append(self._own.sandbox)
+        sandbox: Sandbox = self._own.sandbox
+        return sandbox
 
     def close(self) -> None:
         """Ends every sandbox; nothing may be running."""

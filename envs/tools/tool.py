@@ -36,17 +36,11 @@ class Tool:
 
     def reply(self, text: str) -> str | None:
         """The message that follows a turn with this text; None where it does not end in a call of this tool."""
-        request = tool_request(self.name, text)
-        return None if request is None else f"{self.name}: {self.run(request)}"
-
-
-def tool_request(name: str, text: str) -> str | None:
-    """What stands in the tags that end the text, or None where it does not end in them."""
-    closing = f"</{name}>"
-    if not text.rstrip().endswith(closing):
-        return None
-    _, opened, request = text.rstrip().removesuffix(closing).rpartition(f"<{name}>")
-    return request if opened else None
+        closing = f"</{self.name}>"
+        if not text.rstrip().endswith(closing):
+            return None
+        _, opened, request = text.rstrip().removesuffix(closing).rpartition(f"<{self.name}>")
+        return f"{self.name}: {self.run(request)}" if opened else None
 
 
 def find_tools(env: EnvConfig) -> list[tuple[str, Any]]:

@@ -4,7 +4,9 @@ They stop what a model writes by accident or to cheat (power towers, huge factor
 what is left is bounded by the deadline of the worker process that runs it.
 """
 
+import math
 import re
+from itertools import accumulate
 
 MAX_CHARACTERS = 300
 MAX_DEPTH = 12
@@ -43,11 +45,7 @@ def is_bounded(text: str) -> bool:
 
 
 def _depth(text: str) -> int:
-    depth, deepest = 0, 0
-    for character in text:
-        depth += (character in "({[") - (character in ")}]")
-        deepest = max(deepest, depth)
-    return deepest
+    return max(accumulate(((character in "({[") - (character in ")}]") for character in text), initial=0))
 
 
 def _exponent(text: str) -> int:
@@ -59,9 +57,7 @@ def _exponent(text: str) -> int:
         exponent, end = _argument(text, position + 1)
         if _IN_EXPONENT.search(exponent) or text[end : end + 1] == "^":
             return MAX_EXPONENT + 1
-        size = 1
-        for number in _NUMBER.findall(exponent):
-            size *= max(1, int(number))
+        size = math.prod(max(1, int(number)) for number in _NUMBER.findall(exponent))
         if text[position - 1 : position] in (")", "}", "]"):
             on_brackets *= size
         else:

@@ -59,7 +59,7 @@ def last_box(text: str) -> str | None:
     """The last `\\boxed` or `\\fbox` with its contents, as Hendrycks et al. find it."""
     if "\\boxed " in text:
         return "\\boxed " + text.split("\\boxed ")[-1].split("$")[0]
-    start = max(text.rfind("\\boxed"), -1)
+    start = text.rfind("\\boxed")
     start = text.rfind("\\fbox") if start < 0 else start
     if start < 0:
         return None

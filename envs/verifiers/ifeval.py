@@ -56,13 +56,9 @@ def follows(response: str, instruction: Instruction) -> bool:
     return RULES[instruction.id](response, instruction.arguments)
 
 
-def follows_loosely(response: str, instruction: Instruction) -> bool:
-    """One of eight variants is enough: without its first line, its last line, both, and asterisks or not."""
-    return any(follows(variant, instruction) for variant in variants(response))
-
-
 def variants(response: str) -> tuple[str, ...]:
-    """The eight readings of a response that loose judging allows, the response itself first."""
+    """The readings of a response that loose judging allows: without its first line, its last line, both or neither,
+    and asterisks or not; the response itself first."""
     lines = response.split("\n")
     cut = (
         response,
@@ -74,10 +70,10 @@ def variants(response: str) -> tuple[str, ...]:
 
 
 def judge(response: str, given: Sequence[Instruction]) -> Followed:
-    """Both, for every instruction."""
+    """Both, for every instruction: loosely, where one of the response's variants follows it."""
     strict = tuple(follows(response, instruction) for instruction in given)
     loose = tuple(
-        followed or follows_loosely(response, instruction)
+        followed or any(follows(variant, instruction) for variant in variants(response))
         for followed, instruction in zip(strict, given, strict=True)
     )
     return Followed(strict, loose)

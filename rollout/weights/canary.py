@@ -90,29 +90,19 @@ class Evidence:
         return float((self.engine - self.learner).abs().max()) if len(self.engine) else 0.0
 
     @property
-    def moved(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """How far engine and learner moved with the push, when noise cannot hide it; else None."""
-        if self.engine_before is None or self.learner_before is None or not len(self.engine):
-            return None
-        learner = self.learner - self.learner_before
-        noise = max(_rms(self.engine_before - self.learner_before), _NOISE_FLOOR)
-        if _rms(learner) * math.sqrt(len(learner)) < _DETECTABLE * noise:
-            return None
-        return self.engine - self.engine_before, learner
-
-    @property
     def follows(self) -> bool:
-        """Whether the engine moved with the learner: by its projection on the learner's movement where that
-        is weak, by what the projection leaves where it is strong."""
-        if self.moved is None:
+        """Whether the engine moved with the learner, or noise may hide how: by its projection on the learner's movement
+        where that is weak, by what the projection leaves where it is strong."""
+        if self.engine_before is None or self.learner_before is None or not len(self.engine):
             return True
-        assert self.engine_before is not None
-        assert self.learner_before is not None
-        engine, learner = self.moved
+        engine, learner = self.engine - self.engine_before, self.learner - self.learner_before
+        noise, movement = _rms(self.engine_before - self.learner_before), _rms(learner)
+        if movement * math.sqrt(len(learner)) < _DETECTABLE * max(noise, _NOISE_FLOOR):
+            return True
         if float(engine @ learner / (learner @ learner)) < 0.5:
             return False
-        strong = _rms(learner) > _DETECTABLE * _rms(self.engine_before - self.learner_before)
-        return not (strong and _rms(learner) > _NOISE_FLOOR and _rms(engine - learner) > 0.5 * _rms(learner))
+        strong = movement > _DETECTABLE * noise and movement > _NOISE_FLOOR
+        return not (strong and _rms(engine - learner) > 0.5 * movement)
 
     def agrees(self, tolerance: Tolerance) -> bool:
         """Near the learner everywhere, and moved with it: seen as a whole and through the prefix cache."""

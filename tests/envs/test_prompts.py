@@ -80,11 +80,11 @@ def test_when_nothing_fits_it_says_so() -> None:
 
 def test_examples_put_back_come_first_and_survive_a_checkpoint() -> None:
     prompts = PromptQueue(source())
-    drawn = prompts.draw(6)
+    drawn = [example for _, example in prompts.begin(6)]
     state = prompts.state_dict(outstanding=drawn[2:5])
     restored = PromptQueue(source())
     restored.load_state_dict(state)
-    assert restored.draw(4) == [*drawn[2:5], *prompts.draw(1)]
+    assert [example for _, example in restored.begin(4)] == [*drawn[2:5], prompts.begin_one()[1]]
 
 
 def test_how_long_prompts_are_that_are_all_too_long() -> None:

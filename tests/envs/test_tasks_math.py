@@ -12,7 +12,6 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.duplicates import distinct_examples, resolve_duplicates
 from envs.task import Completion, Example, Task, make_task
-from envs.verifiers.equivalence import same_answer
 from envs.verifiers.numbers import parse_number
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,9 +103,9 @@ def test_equal_golds_in_other_words_are_no_contradiction() -> None:
         Example(({"role": "user", "content": "x"},), gold, row)
         for row, gold in enumerate(("1,000", "1000", "\\frac12"))
     ]
-    _, report = resolve_duplicates(examples[:2], "drop", same_answer)
+    _, report = resolve_duplicates(examples[:2], "drop")
     assert (report.repeated, report.contradictory, report.first_contradiction) == (1, 0, None)
-    kept, report = resolve_duplicates(examples, "drop", same_answer)
+    kept, report = resolve_duplicates(examples, "drop")
     assert (kept, report.contradictory, report.first_contradiction) == ([], 1, (0, 2))
 
 

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.task import Example
-from envs.tools.tool import LONGEST, Tool, tool_request
+from envs.tools.tool import LONGEST, Tool
 from envs.turns import Conversation, ThinkAgain, make_repliers, with_instructions
 from tests.tiny import numbered_examples
 
@@ -35,17 +35,18 @@ def calculator() -> EnvConfig:
 
 
 @pytest.mark.parametrize(
-    ("text", "request_"),
+    ("text", "reply"),
     [
-        ("I need <calculator>2*3</calculator>", "2*3"),
-        ("<calculator>1</calculator> then <calculator>2</calculator>\n ", "2"),
+        ("I need <calculator>2*3</calculator>", "calculator: 2*3"),
+        ("<calculator>1</calculator> then <calculator>2</calculator>\n ", "calculator: 2"),
         ("<calculator>1</calculator> is one", None),
         ("1</calculator>", None),
         ("no call", None),
     ],
 )
-def test_a_call_ends_the_turn(text: str, request_: str | None) -> None:
-    assert tool_request("calculator", text) == request_
+def test_a_call_ends_the_turn(text: str, reply: str | None) -> None:
+    echo = Tool("calculator", run=str, slow=False, close=lambda: None)
+    assert echo.reply(text) == reply
 
 
 def test_the_stream_reads_as_the_template_would_have_written_it(tokenizer: PreTrainedTokenizerBase) -> None:

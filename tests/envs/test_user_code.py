@@ -65,11 +65,11 @@ def test_examples_put_back_by_a_checkpoint_have_their_columns_again(tmp_path: Pa
         return PromptQueue(PromptSource(make_task(env).examples("train"), 0, lambda example: True))
 
     first, second = queue(), queue()
-    drawn = first.draw(3)
+    drawn = [example for _, example in first.begin(3)]
     state = first.state_dict(outstanding=drawn)
     assert "n" not in json.dumps(state["returned"][0]["row_data"])
     second.load_state_dict(json.loads(json.dumps(state["returned"])) and state)
-    assert second.draw(3) == drawn
+    assert [example for _, example in second.begin(3)] == drawn
 
 
 @pytest.mark.parametrize(

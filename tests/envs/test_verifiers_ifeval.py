@@ -11,7 +11,7 @@ import pytest
 
 from config.errors import ConfigError
 from envs.verifiers import language, sentences
-from envs.verifiers.ifeval import Instruction, follows, follows_loosely, instructions, judge, variants
+from envs.verifiers.ifeval import Followed, Instruction, follows, instructions, judge, variants
 from envs.verifiers.ifeval_rules import NEEDED_ARGUMENTS, RULES
 from tests.punkt import OWN_PUNKT, use_punkt
 
@@ -147,10 +147,9 @@ def test_every_rule_is_tested_by_hand() -> None:
 
 def test_loose_drops_first_or_last_line_or_asterisks() -> None:
     ends = Instruction("startend:end_checker", {"end_phrase": "bye"})
-    assert not follows("bye\nAnything else?", ends)
-    assert follows_loosely("bye\nAnything else?", ends)
-    assert follows_loosely("Sure!\n**bye**\nAnything else?", ends)
-    assert not follows_loosely("Sure!\nbye\nmore\nAnything else?", ends)
+    assert judge("bye\nAnything else?", [ends]) == Followed((False,), (True,))
+    assert judge("Sure!\n**bye**\nAnything else?", [ends]) == Followed((False,), (True,))
+    assert judge("Sure!\nbye\nmore\nAnything else?", [ends]) == Followed((False,), (False,))
     assert variants("one line") == ("one line", "")
 
 
