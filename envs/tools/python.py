@@ -7,6 +7,12 @@ from envs.sandbox.sandbox import Run, Sandbox, choose_level
 from envs.tools.tool import shortened
 
 
+class _Own(threading.local):
+    """What belongs to one thread."""
+
+    sandbox: Sandbox | None = None
+
+
 class PythonTool:
     """You have a Python interpreter; what your program prints is its result.
 
@@ -18,8 +24,9 @@ class PythonTool:
 
     def __init__(self, env: EnvConfig) -> None:
         self.level = choose_level(env.sandbox)
-        self._own = threading.local()
+        self._own = _Own()
         self._sandboxes: list[Sandbox] = []
+        self._lock = threading.Lock()
 
     def run(self, request: str) -> str:
         """What the program printed, or why it failed."""
@@ -27,11 +34,11 @@ class PythonTool:
         return shortened(_told(run))
 
     def _sandbox(self) -> Sandbox:
-        if not hasattr(self._own, "sandbox"):
+        if self._own.sandbox is None:
             self._own.sandbox = Sandbox(self.level)
-            self._sandboxes.append(self._own.sandbox)
-        sandbox: Sandbox = self._own.sandbox
-        return sandbox
+            with self._lock:
+                self._sandboxes.append(self._own.sandbox)
+        return self._own.sandbox
 
     def close(self) -> None:
         """Ends every sandbox; nothing may be running."""
