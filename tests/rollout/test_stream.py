@@ -144,6 +144,31 @@ def test_room_in_the_buffer_is_used_at_once(made: str) -> None:
         assert len(run.engine.seeds) > began
 
 
+def test_room_that_is_made_while_the_buffer_is_asked_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The learner takes a batch just after the buffer said that it is full, and before that was noted."""
+    with driven(in_flight=1, capacity=1) as run:
+        admit = run.buffer.admit
+
+        def taken_meanwhile() -> int | None:
+            sequence = admit()
+            if sequence is None:
+                monkeypatch.undo()
+                assert run.buffer.take_now(run.stream._hand_back) is not None
+            return sequence
+
+        monkeypatch.setattr(run.buffer, "admit", taken_meanwhile)
+        run.answer(0)
+        assert run.engine.seeds == [0, 1]
+
+
+def test_a_task_that_waited_is_given_the_next_place() -> None:
+    with driven(in_flight=1, capacity=1) as run:
+        run.answer(0)
+        assert (run.engine.seeds, run.stream.groups_in_flight, len(run.stream._waiting)) == ([0], 0, 1)
+        assert run.take_now() == [0]
+        assert (run.engine.seeds, run.stream.groups_in_flight, len(run.stream._waiting)) == ([0, 1], 1, 0)
+
+
 def test_in_its_own_thread_it_feeds_the_learner_and_hands_the_rest_back() -> None:
     """Every prompt that was drawn is either taken or handed back, once."""
     engine = ScriptedEngine(version=0)
