@@ -169,25 +169,32 @@ def test_a_task_that_waited_is_given_the_next_place() -> None:
         assert (run.engine.seeds, run.stream.groups_in_flight, len(run.stream._waiting)) == ([0, 1], 1, 0)
 
 
+def stream_of(
+    engine: ScriptedEngine, grader: ScriptedGrader, batch_groups: int, max_age: int, prompts: int = 20
+) -> Stream:
+    """One that a test enters, so that a thread drives its loop; the test closes that."""
+    loop = EngineLoop(engine, timeout=60.0, wait_timeout=60.0)
+    buffer: GroupBuffer[Group] = GroupBuffer(
+        batch_groups=batch_groups, max_age=max_age, batches_per_version=1, capacity=8, keep_order=True
+    )
+    queue = PromptQueue(Listed(numbered_examples(prompts)))  # type: ignore[arg-type]
+    return Stream(loop, generation(loop, grader, 1, Sampling()), queue, buffer, 4, 20.0)
+
+
 def test_in_its_own_thread_it_feeds_the_learner_and_hands_the_rest_back() -> None:
     """Every prompt that was drawn is either taken or handed back, once."""
     engine = ScriptedEngine(version=0)
-    loop = EngineLoop(engine, timeout=60.0, wait_timeout=60.0)
-    buffer: GroupBuffer[Group] = GroupBuffer(
-        batch_groups=4, max_age=2, batches_per_version=1, capacity=8, keep_order=True
-    )
-    prompts = PromptQueue(Listed(numbered_examples(2000)))  # type: ignore[arg-type]
     taken: list[int] = []
-    with Stream(loop, generation(loop, ScriptedGrader(), 1, Sampling()), prompts, buffer, 4, 20.0) as stream:
+    with stream_of(engine, ScriptedGrader(), batch_groups=4, max_age=2, prompts=2000) as stream:
         for version in range(1, 30):
             taken += [group.example.row for group in stream.take()]
-            loop.call(lambda: setattr(engine, "version", engine.version + 1))
-            buffer.pushed(version)
+            stream.loop.call(lambda: setattr(engine, "version", engine.version + 1))
+            stream.buffer.pushed(version)
             assert 0.0 <= stream.idle_share() <= 1.0
-    loop.close()
+    stream.loop.close()
     assert taken == list(range(29 * 4))
-    returned = [example.row for example in prompts.returned]
-    assert taken + returned == list(range(prompts.next_group_id))
+    returned = [example.row for example in stream.prompts.returned]
+    assert taken + returned == list(range(stream.prompts.next_group_id))
 
 
 def test_a_group_that_fails_is_raised_where_groups_are_taken() -> None:
@@ -195,30 +202,19 @@ def test_a_group_that_fails_is_raised_where_groups_are_taken() -> None:
         def submit(self, completions: object, examples: object) -> object:  # type: ignore[override]
             raise ZeroDivisionError("a bug in my reward")
 
-    engine = ScriptedEngine(version=0)
-    loop = EngineLoop(engine, timeout=60.0, wait_timeout=60.0)
-    buffer: GroupBuffer[Group] = GroupBuffer(
-        batch_groups=1, max_age=0, batches_per_version=1, capacity=8, keep_order=True
-    )
-    prompts = PromptQueue(Listed(numbered_examples(20)))  # type: ignore[arg-type]
-    stream = Stream(loop, generation(loop, Broken(), 1, Sampling()), prompts, buffer, 4, 60.0)
+    stream = stream_of(ScriptedEngine(version=0), Broken(), batch_groups=1, max_age=0)
     with stream, pytest.raises(ZeroDivisionError, match="bug in my reward") as raised:
         stream.take()
     assert "submit" in [frame.name for frame in raised.traceback]
-    loop.close()
+    stream.loop.close()
 
 
 def test_nothing_is_generated_before_the_stream_is_entered() -> None:
     """An evaluation before training turns the same loop."""
     engine = ScriptedEngine(version=0)
-    loop = EngineLoop(engine, timeout=60.0, wait_timeout=60.0)
-    buffer: GroupBuffer[Group] = GroupBuffer(
-        batch_groups=1, max_age=1, batches_per_version=1, capacity=8, keep_order=True
-    )
-    prompts = PromptQueue(Listed(numbered_examples(20)))  # type: ignore[arg-type]
-    stream = Stream(loop, generation(loop, ScriptedGrader(), 1, Sampling()), prompts, buffer, 4, 20.0)
-    loop.run(asyncio.sleep(0.01))
-    assert (engine.in_flight, prompts.next_group_id) == (0, 0)
+    stream = stream_of(engine, ScriptedGrader(), batch_groups=1, max_age=1)
+    stream.loop.run(asyncio.sleep(0.01))
+    assert (engine.in_flight, stream.prompts.next_group_id) == (0, 0)
     with stream:
         assert stream.take()[0].example.row == 0
-    loop.close()
+    stream.loop.close()
