@@ -1,0 +1,105 @@
+"""A model whose parameters are shared out between learner ranks: PyTorch's FSDP2 (`fully_shard`).
+
+    rank 0: full tensors ──broadcast──▶ every rank: its shard of each parameter, float32 or bfloat16
+    forward and backward of a layer: all-gather its parameters, compute, free them; reduce-scatter its gradients
+
+Everything computes inside the root's forward, since that is where FSDP2 has embedding, last norm and head together.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from training.model import causal_model
+
+T = TypeVar("T")
+
+
+class Sharded(nn.Module):
+    """The root over a sharded model, wrapped by peft or not: `forward(compute)` is what `compute()` returns.
+
+    Inside `compute` the model's parameters are whole; outside they are shards.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, compute: Callable[[], T]) -> T:
+        return compute()
+
+
+def learner_mesh(device: str, ranks: int, shard_size: int | None) -> DeviceMesh:
+    """All ranks in one dimension, or groups of `shard_size` of them that hold the same shards in a second one (HSDP).
+
+    device: `cpu` or `cuda`.
+    """
+    if shard_size is None or shard_size == ranks:
+        return init_device_mesh(device, (ranks,), mesh_dim_names=("shard",))
+    return init_device_mesh(device, (ranks // shard_size, shard_size), mesh_dim_names=("replicate", "shard"))
+
+
+def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None) -> Sharded:
+    """`model` in shards over `mesh`, each decoder layer a unit, under its root.
+
+    Gradients are summed over the ranks, for the loss is divided by the global batch. compute_dtype: that layers are
+    gathered and computed in, beside which gradients are summed in float32; None: the weights' own.
+    """
+    precision = MixedPrecisionPolicy(
+        param_dtype=compute_dtype, reduce_dtype=None if compute_dtype is None else torch.float32
+    )
+    root = Sharded(model)
+    for layer in decoder_layers(model):
+        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    fully_shard(root, mesh=mesh, mp_policy=precision)
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+            module.set_gradient_divide_factor(1.0)
+    return root
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """The blocks of a decoder, each of which is gathered and freed as one."""
+    layers = causal_model(model).base_model.get_submodule("layers")
+    assert isinstance(layers, nn.ModuleList)
+    return layers
+
+
+def fill(model: nn.Module, full: nn.Module | None) -> None:
+    """Give every rank its shards and buffers of `full`, which rank 0 alone has.
+
+    model: sharded, its tensors already on their device, of any values.
+    """
+    source = {} if full is None else dict(_tensors(full))
+    for name, tensor in _tensors(model):
+        whole = source.get(name)
+        if isinstance(tensor, DTensor):
+            _scatter(tensor, whole)
+        else:
+            if whole is not None:
+                tensor.copy_(whole)
+            dist.broadcast(tensor, 0)
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Parameters and buffers, those that no checkpoint holds included."""
+    return [(name, p.detach()) for name, p in model.named_parameters()] + list(model.named_buffers())
+
+
+def _scatter(shards: DTensor, whole: Tensor | None) -> None:
+    values = torch.empty(shards.shape, dtype=shards.dtype, device=shards.device)
+    if whole is not None:
+        values.copy_(whole)
+    shards.copy_(distribute_tensor(values, shards.device_mesh, shards.placements))
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The full tensor of shards, on every rank at once; another tensor is itself."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
