@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from cluster.runtime import Place
 from rollout.engines.fleet import PoolSettings
 from rollout.engines.pool import RayPool
-from rollout.engines.ray_runtime import EnginePlace
 from rollout.engines.sampler import WeightTarget
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.engines.vllm_settings import VLLMSettings
@@ -79,7 +79,7 @@ def measure(name: str, folder: Path, repeats: int) -> None:
     )
     ways: dict[str, HostCopy] = {"shared_memory": SharedMemory(), "object_store": ObjectStore()}
     for way, memory in ways.items():
-        place, transport = EnginePlace("engine 0"), Transport(memory)
+        place, transport = Place("engine 0"), Transport(memory)
         pool = RayPool(partial(VLLMEngine, settings), [place], PoolSettings(), transport)
         try:
             report(way, pool, weights, repeats, copy)

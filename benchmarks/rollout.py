@@ -27,11 +27,11 @@ sys.path.insert(0, str(ROOT))
 import psutil  # noqa: E402
 import torch  # noqa: E402
 
+from cluster.runtime import Place  # noqa: E402
 from envs.group import Sampling  # noqa: E402
 from plan.model_shape import find_config, kv_cache_bytes, read_shape  # noqa: E402
 from rollout.engines.fleet import PoolSettings  # noqa: E402
 from rollout.engines.pool import RayPool  # noqa: E402
-from rollout.engines.ray_runtime import EnginePlace  # noqa: E402
 from rollout.engines.sampler import Engine, Request, generate  # noqa: E402
 from rollout.engines.vllm_engine import VLLMEngine  # noqa: E402
 from rollout.engines.vllm_settings import VLLMSettings  # noqa: E402
@@ -101,7 +101,7 @@ def main() -> None:
     )
     requests = make_requests(options, shape.vocab_size)
     engine = VLLMEngine(settings)
-    places = [EnginePlace(f"engine {index}") for index in range(options.engines)]
+    places = [Place(f"engine {index}") for index in range(options.engines)]
     pool = RayPool(partial(VLLMEngine, settings), places, PoolSettings(), Transport(SharedMemory()))
     variants: dict[str, Callable[[], int]] = {
         "bare": partial(run_bare, engine, requests),

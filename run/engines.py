@@ -29,7 +29,7 @@ from rollout.weights.transports import TRANSPORTS
 from training.model import linear_names, load_model, saved_eos_token_ids, skeleton
 
 if TYPE_CHECKING:  # Ray costs a second, which one engine in this process need not wait for
-    from rollout.engines.ray_runtime import EnginePlace
+    from cluster.runtime import Place
 
 
 def build_engine(
@@ -69,14 +69,14 @@ def _pool(config: Config, plan: Plan, factory: Callable[[], Engine]) -> Engine:
     return RayPool(factory, engine_places(plan), settings, TRANSPORTS[plan.transport](plan))
 
 
-def engine_places(plan: Plan) -> "list[EnginePlace]":
+def engine_places(plan: Plan) -> "list[Place]":
     """Where the engines of a pool live; on a cluster Ray chooses their GPUs."""
-    from rollout.engines.ray_runtime import EnginePlace
+    from cluster.runtime import Place
 
     numbered = [(f"engine {index}", gpus) for index, gpus in enumerate(plan.devices.engines)]
     if plan.devices.on_cluster:
-        return [EnginePlace(name, num_gpus=len(gpus)) for name, gpus in numbered]
-    return [EnginePlace(name, plan.machine.physical(gpus)) for name, gpus in numbered]
+        return [Place(name, num_gpus=len(gpus)) for name, gpus in numbered]
+    return [Place(name, plan.machine.physical(gpus)) for name, gpus in numbered]
 
 
 def adapter_shape(config: Config) -> AdapterShape | None:

@@ -40,7 +40,7 @@ def ray_runtime(bench: Bench) -> str:
     """A local runtime on loopback, and a task in a process of its own."""
     import ray
 
-    from rollout.engines.ray_runtime import start_ray
+    from cluster.runtime import start_ray
 
     start_ray(None, num_cpus=1)
     try:

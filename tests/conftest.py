@@ -100,7 +100,7 @@ def in_turns(*kinds: dict[str, int]) -> list[str]:
 def local_ray() -> Iterator[None]:
     import ray
 
-    from rollout.engines.ray_runtime import start_ray
+    from cluster.runtime import start_ray
 
     start_ray(None, num_cpus=8)
     yield

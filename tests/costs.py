@@ -27,7 +27,7 @@ ENGINE = {
     "envs/test_torchrl_rewards.py": 28,
     "envs/test_user_code.py": 9,
     "test_evaluation.py": 9,
-    "rollout/test_ray_runtime.py": 8,
+    "test_ray_runtime.py": 8,
     "rollout/test_transports.py": 7,
     "envs/test_docs_rewards.py": 7,
     "test_torchrl_library.py": 6,

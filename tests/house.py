@@ -20,6 +20,7 @@ ROOMS = (
     "evaluation",
     "monitoring",
     "envs",
+    "cluster",
     "plan",
     "config",
     "selftest",

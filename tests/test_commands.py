@@ -6,7 +6,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SPOKEN = ["*.md", "docs/*.md", "*.py"] + [
     f"{room}/**/*.py"
-    for room in ("config", "plan", "envs", "rollout", "training", "evaluation", "monitoring", "run")
+    for room in (
+        "config",
+        "plan",
+        "cluster",
+        "envs",
+        "rollout",
+        "training",
+        "evaluation",
+        "monitoring",
+        "run",
+    )
 ]
 
 

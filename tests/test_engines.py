@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from cluster import runtime
+from cluster.runtime import Place
 from config.schema import Config
 from plan.machine import Machine, installed_vllm
 from plan.plan import Plan, make_plan
-from rollout.engines import ray_runtime
-from rollout.engines.ray_runtime import EnginePlace
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.engines.vllm_settings import AdapterShape
 from rollout.weights.canary import FLOOR, Tolerance, canary_sequences
@@ -126,14 +126,14 @@ def test_the_learners_spare_gpu_memory_is_given_back_before_engines_wake(
 def test_places_name_gpus_as_the_machine_does() -> None:
     plan = gpu_plan(a_config(), ("4", "GPU-77"))
     assert plan.devices.engines == ((1,),)
-    assert engine_places(plan) == [EnginePlace("engine 0", ("GPU-77",))]
+    assert engine_places(plan) == [Place("engine 0", ("GPU-77",))]
 
 
 def test_on_a_cluster_places_ask_for_gpus_and_name_none() -> None:
     config = a_config()
     config.inference_model.num_devices, config.inference_model.tensor_parallel_size = 4, 2
     plan = gpu_plan(config, ("0", "1"), nodes=2)
-    assert engine_places(plan) == [EnginePlace(f"engine {index}", num_gpus=2) for index in (0, 1)]
+    assert engine_places(plan) == [Place(f"engine {index}", num_gpus=2) for index in (0, 1)]
     assert str(engine_places(plan)[0]) == "engine 0 (2 GPUs of the cluster)"
 
 
@@ -200,7 +200,7 @@ def test_engines_on_a_cluster_reach_the_learner_at_its_nodes_address(monkeypatch
     """And a replaced engine, on whichever node, the copy of the last push."""
     from rollout.weights.vllm_transfer import LOOPBACK, NativeTransfer
 
-    monkeypatch.setattr(ray_runtime, "own_address", lambda: "10.1.2.3")
+    monkeypatch.setattr(runtime, "own_address", lambda: "10.1.2.3")
     for cluster, address, copy in (
         (None, LOOPBACK, SharedMemory),
         ("10.1.2.3:6379", "10.1.2.3", ObjectStore),

@@ -10,13 +10,14 @@ import pytest
 from tests.house import PAGE, page_with_map, parsed
 
 ROOT = Path(__file__).resolve().parent.parent
-BELOW_THE_RUN = {"rollout", "training", "evaluation", "monitoring", "envs", "plan", "config"}
+BELOW_THE_RUN = {"rollout", "training", "evaluation", "monitoring", "envs", "cluster", "plan", "config"}
 MAY_IMPORT = {
     "config": {"config"},
     "plan": {"plan", "config"},
+    "cluster": {"cluster", "plan", "config"},
     "envs": {"envs", "plan", "config"},
-    "rollout": {"rollout", "envs", "plan", "config"},
-    "training": {"training", "envs", "plan", "config"},
+    "rollout": {"rollout", "envs", "cluster", "plan", "config"},
+    "training": {"training", "envs", "cluster", "plan", "config"},
     "evaluation": {"evaluation", "envs", "plan", "config"},
     "monitoring": {"monitoring", "envs", "plan", "config"},
     "run": {"run", *BELOW_THE_RUN},

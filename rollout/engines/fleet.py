@@ -19,18 +19,17 @@ from typing import Any, Literal
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
+from cluster.calls import Reference, wait_for_all, wait_for_any
+from cluster.runtime import Place, free_resources, start_actor, start_ray
 from config.errors import ConfigError, RunError
 from rollout.engines.dispatch import Dispatch
-from rollout.engines.host import WeightHandle
-from rollout.engines.ray_runtime import EnginePlace, free_resources, start_host, start_ray
+from rollout.engines.host import CONCURRENCY_GROUPS, EngineHost, WeightHandle
 from rollout.engines.sampler import Engine
 
 log = logging.getLogger(__name__)
 
 _CLOSE_S = 10.0
 _STACKS_S = 5.0
-Reference = Any
-"""Of Ray, to what a call of an actor will bring."""
 
 
 class HostLost(Exception):
@@ -72,7 +71,7 @@ class Slot:
     """
 
     number: int
-    place: EnginePlace
+    place: Place
     actor: Any
     pending: Reference
     state: Literal["starting", "loading", "live"] = "starting"
@@ -105,7 +104,7 @@ class Fleet:
     """
 
     def __init__(
-        self, factory: Callable[[], Engine], places: Sequence[EnginePlace], settings: PoolSettings
+        self, factory: Callable[[], Engine], places: Sequence[Place], settings: PoolSettings
     ) -> None:
         self.settings = settings
         self.groups = Dispatch(settings.window)
@@ -211,8 +210,8 @@ class Fleet:
 
     # --- the life of an engine -----------------------------------------------------------------------------
 
-    def _new_slot(self, place: EnginePlace) -> Slot:
-        actor = start_host(place, self.settings.num_cpus_per_engine)
+    def _new_slot(self, place: Place) -> Slot:
+        actor = start_actor(EngineHost, place, self.settings.num_cpus_per_engine, CONCURRENCY_GROUPS)
         return Slot(next(self._numbers), place, actor, actor.start.remote(self._factory))
 
     def publish(
@@ -337,18 +336,6 @@ class Fleet:
             f"--- {slot.place}, {slot.state}\n{_stack(slot, ref, ref in there)}"
             for ref, slot in calls.items()
         )
-
-
-def wait_for_any(references: Collection[Reference], timeout: float) -> list[Reference]:
-    """Wait until one of them has an outcome, at most `timeout` seconds; all that have one by then."""
-    ray.wait(list(references), timeout=timeout)
-    return wait_for_all(references, timeout=0)
-
-
-def wait_for_all(references: Collection[Reference], timeout: float) -> list[Reference]:
-    """Wait until all of them have an outcome, at most `timeout` seconds; those that have one by then."""
-    calls = list(references)
-    return list(ray.wait(calls, num_returns=len(calls), timeout=timeout)[0]) if calls else []
 
 
 def _stack(slot: Slot, ref: Reference, there: bool) -> str:

@@ -9,10 +9,8 @@ in flight, and is unblocked by any command. `poll` consumes finished responses a
 `timeout` seconds. `stacks` runs in a thread of its own, so it answers while the engine hangs.
 """
 
-import faulthandler
 import os
 import queue
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -21,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
+from cluster.calls import own_stacks
 from rollout.engines.sampler import Engine, Request, Response
 
 CONCURRENCY_GROUPS = {"poll": 1, "watch": 1}
@@ -108,10 +107,7 @@ class EngineHost:
 
     def stacks(self) -> str:
         """What every thread of this process is doing now."""
-        with tempfile.TemporaryFile() as file:
-            faulthandler.dump_traceback(file, all_threads=True)
-            file.seek(0)
-            return file.read().decode()
+        return own_stacks()
 
     def close(self) -> None:
         """End the engine and its thread."""

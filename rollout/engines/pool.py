@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
-from rollout.engines.fleet import CallBroken, Fleet, HostLost, PoolSettings, Reference, Slot, wait_for_any
+from cluster.calls import Reference, wait_for_any
+from cluster.runtime import Place
+from rollout.engines.fleet import CallBroken, Fleet, HostLost, PoolSettings, Slot
 from rollout.engines.host import Report
-from rollout.engines.ray_runtime import EnginePlace
 from rollout.engines.sampler import Engine, Request, Response
 from rollout.weights.outgoing import Outgoing
 from rollout.weights.transports import Transport
@@ -39,7 +40,7 @@ class RayPool:
     def __init__(
         self,
         factory: Callable[[], Engine],
-        places: Sequence[EnginePlace],
+        places: Sequence[Place],
         settings: PoolSettings,
         transport: Transport,
     ) -> None:

@@ -158,7 +158,7 @@ class ObjectStore:
 
 
 def _native(plan: Plan) -> Transport:
-    from rollout.engines.ray_runtime import own_address
+    from cluster.runtime import own_address
     from rollout.weights.vllm_transfer import LOOPBACK, NativeTransfer
 
     inference, on_cluster = plan.config.inference_model, plan.devices.on_cluster

@@ -139,7 +139,17 @@ def all_fields(config_class: type[Any], prefix: str = "") -> list[tuple[str, str
 
 def test_every_field_is_read_by_code_and_documented() -> None:
     code = list(ROOT.glob("*.py"))
-    for room in ("envs", "rollout", "training", "evaluation", "monitoring", "run", "plan", "config"):
+    for room in (
+        "envs",
+        "rollout",
+        "training",
+        "evaluation",
+        "monitoring",
+        "run",
+        "cluster",
+        "plan",
+        "config",
+    ):
         code += (ROOT / room).rglob("*.py")
     text = "\n".join(path.read_text() for path in code)
     read = {name for pair in re.findall(r"(?<=[\w\])])\.(\w+)|[\"'](\w+)[\"']", text) for name in pair}

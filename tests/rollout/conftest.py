@@ -9,11 +9,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from cluster.runtime import Place
 from envs.group import Sampling
 from plan.machine import installed_vllm
 from rollout.engines.fleet import PoolSettings
 from rollout.engines.pool import RayPool
-from rollout.engines.ray_runtime import EnginePlace
 from rollout.engines.sampler import ALONE, Engine, Request, Response, WeightTarget
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.engines.vllm_settings import VLLMSettings
@@ -146,7 +146,7 @@ def open_pool(local_ray: None) -> Iterator[OpenPool]:
         transport: Transport | None = None,
         **settings: float,
     ) -> RayPool:
-        places = [EnginePlace(f"engine {index}") for index in range(engines)]
+        places = [Place(f"engine {index}") for index in range(engines)]
         way = transport or through_memory()
         opened.append(RayPool(factory, places, PoolSettings(**settings), way))  # type: ignore[arg-type]
         return opened[-1]

@@ -17,11 +17,11 @@ import pytest
 import ray
 import torch
 
+from cluster.runtime import Place, start_ray
 from config.errors import ConfigError
 from plan.machine import installed_vllm
 from rollout.engines.fleet import EngineLost, PoolSettings
 from rollout.engines.pool import RayPool
-from rollout.engines.ray_runtime import EnginePlace, start_ray
 from rollout.engines.sampler import Engine, Request, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from tests.processes import engine_processes, wait_until_gone
@@ -38,7 +38,7 @@ from tests.rollout.conftest import (
 )
 
 PROJECT = Path(__file__).resolve().parents[2]
-TWO_PLACES = (EnginePlace("engine 0"), EnginePlace("engine 1"))
+TWO_PLACES = (Place("engine 0"), Place("engine 1"))
 
 
 # --- with real vLLM engines -------------------------------------------------------------------------------
@@ -49,9 +49,7 @@ def vllm_pool(local_ray: None, tiny_folders: dict[bool, Path]) -> Iterator[RayPo
     if installed_vllm() is None:
         pytest.skip("vLLM is not installed")
     factory = partial(VLLMEngine, tiny_settings(tiny_folders[True]))
-    pool = RayPool(
-        factory, [EnginePlace("engine 0"), EnginePlace("engine 1")], PoolSettings(window=32), through_memory()
-    )
+    pool = RayPool(factory, [Place("engine 0"), Place("engine 1")], PoolSettings(window=32), through_memory())
     yield pool
     pool.close()
 
@@ -263,7 +261,7 @@ def test_a_machine_too_busy_to_start_ray_in_time_gets_a_second_chance(
 
 
 def test_no_cluster_at_the_address_is_one_message() -> None:
-    script = "from rollout.engines.ray_runtime import start_ray; start_ray('127.0.0.1:1', 1)"
+    script = "from cluster.runtime import start_ray; start_ray('127.0.0.1:1', 1)"
     run = subprocess.run(
         [sys.executable, "-c", script], cwd=PROJECT, capture_output=True, text=True, timeout=120
     )

@@ -23,11 +23,11 @@ from envs.group import Sampling
 from rollout.engines.sampler import Request
 from rollout.engines.fleet import PoolSettings
 from rollout.engines.pool import RayPool
-from rollout.engines.ray_runtime import EnginePlace
+from cluster.runtime import Place
 from rollout.weights.transports import SharedMemory, Transport
 from tests.rollout.pool_engines import CountingEngine
 
-pool = RayPool(partial(CountingEngine, 0.01), [EnginePlace("engine 0")], PoolSettings(), Transport(SharedMemory()))
+pool = RayPool(partial(CountingEngine, 0.01), [Place("engine 0")], PoolSettings(), Transport(SharedMemory()))
 try:
     pool.load([("sum", torch.ones(1000))], version=1)
     pool.submit(Request(1, (1, 2), 2, Sampling(), seed=1))

@@ -1,4 +1,4 @@
-"""Ray for the pool: a local runtime on loopback or an existing cluster, and actors on chosen devices."""
+"""Ray: a local runtime on loopback or an existing cluster, and actors on chosen devices."""
 
 import logging
 import os
@@ -11,23 +11,24 @@ from typing import Any
 import psutil
 import ray
 from ray._private import ray_constants
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from config.errors import ConfigError
-from rollout.engines.host import CONCURRENCY_GROUPS, EngineHost
 
 log = logging.getLogger(__name__)
 
 _REACH_S = 10.0
 _OVERLOADED = "node timed out during startup"
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
-class EnginePlace:
-    """One engine of the pool.
+class Place:
+    """Where one actor lives.
 
     devices: GPUs of this machine, named as CUDA_VISIBLE_DEVICES names them (a physical index, or a UUID).
-    num_gpus: that Ray shall choose instead, from its cluster. Without either the engine is on a CPU.
+    num_gpus: that Ray shall choose instead, from its cluster. Without either the actor is on a CPU.
     """
 
     name: str
@@ -116,8 +117,19 @@ def free_resources() -> str:
     return f"free in Ray: {', '.join(parts)}"
 
 
-def start_host(place: EnginePlace, num_cpus: int) -> Any:
-    """A new actor for `place`; its engine is built by `start`."""
+def start_actor(
+    kind: type,
+    place: Place,
+    num_cpus: int,
+    concurrency_groups: dict[str, int],
+    group: PlacementGroup | None = None,
+    bundle: int = -1,
+) -> Any:
+    """A new actor of the class `kind` at `place`; it is made with the environment that selects its devices.
+
+    concurrency_groups: of its methods, and how many calls of each run at a time.
+    group, bundle: what it was promised, where it is one of several that start together.
+    """
     visible = {}
     if place.devices:  # the plan chose them: Ray is asked for none, and must not hide any
         visible["CUDA_VISIBLE_DEVICES"] = ",".join(place.devices)
@@ -127,11 +139,13 @@ def start_host(place: EnginePlace, num_cpus: int) -> Any:
     options: dict[str, Any] = {
         "num_cpus": num_cpus,
         "num_gpus": place.num_gpus,
-        "concurrency_groups": CONCURRENCY_GROUPS,
+        "concurrency_groups": concurrency_groups,
         "max_restarts": 0,
         "runtime_env": {"env_vars": environment},
     }
-    return ray.remote(**options)(EngineHost).remote(visible)
+    if group is not None:
+        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, bundle)
+    return ray.remote(**options)(kind).remote(visible)
 
 
 def own_address() -> str:

@@ -8,9 +8,9 @@ import psutil
 import pytest
 import ray
 
+from cluster.runtime import Place, start_actor
 from rollout.engines.fleet import PoolSettings
 from rollout.engines.pool import RayPool
-from rollout.engines.ray_runtime import EnginePlace, start_host
 from tests.rollout import pool_engines
 from tests.rollout.conftest import through_memory
 
@@ -18,7 +18,7 @@ from tests.rollout.conftest import through_memory
 def test_engines_see_the_gpus_that_their_places_name(local_ray: None) -> None:
     """As CUDA_VISIBLE_DEVICES named them to the learner: not the learner's own indices, and UUIDs too."""
     names = [("4", "6"), ("GPU-8a9b2c1d-0000-1111-2222-333344445555",)]
-    places = [EnginePlace(f"engine {index}", gpus) for index, gpus in enumerate(names)]
+    places = [Place(f"engine {index}", gpus) for index, gpus in enumerate(names)]
     pool = RayPool(pool_engines.CountingEngine, places, PoolSettings(), through_memory())
     try:
         assert pool.fleet.call_each("visible_gpus", [{}] * 2) == [
@@ -37,7 +37,7 @@ def test_a_cluster_is_asked_for_the_gpus_of_an_engine(monkeypatch: pytest.Monkey
         return lambda host: SimpleNamespace(remote=lambda environment: environment)
 
     monkeypatch.setattr(ray, "remote", remote)
-    assert start_host(EnginePlace("engine 0", num_gpus=2), num_cpus=1) == {}
+    assert start_actor(object, Place("engine 0", num_gpus=2), 1, {}) == {}
     assert asked[0]["num_gpus"] == 2
     assert "CUDA_VISIBLE_DEVICES" not in asked[0]["runtime_env"]["env_vars"], "Ray sets it"
 
