@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 BUCKET_ELEMENTS = 1 << 26
@@ -92,14 +93,14 @@ class MasterWeights(Optimizer):
         for parameter in bucket:
             assert parameter.grad is not None
             shadow = self._shadows[parameter]
-            shadow.data = join(parameter.data, self._remainders[parameter])
+            _hold(shadow, join(_local(parameter.data), _local(self._remainders[parameter])))
             shadow.grad = parameter.grad.float()
         self.inner.step()
         for parameter in bucket:
             shadow = self._shadows[parameter]
             shadow.grad = None
-            split(shadow.data, parameter.data, self._remainders[parameter])
-            shadow.data = _empty_shadow(parameter).data
+            split(_local(shadow.data), _local(parameter.data), _local(self._remainders[parameter]))
+            _hold(shadow, _nothing(parameter))
 
     def state_dict(self) -> dict[str, Any]:
         copy_settings(self.param_groups, self.inner.param_groups)
@@ -118,8 +119,28 @@ def is_half(parameter: Tensor) -> bool:
 
 
 def _empty_shadow(parameter: nn.Parameter) -> nn.Parameter:
-    shape = [0] * parameter.ndim
-    return nn.Parameter(torch.empty(shape, dtype=torch.float32, device=parameter.device))
+    like = parameter.data
+    if not isinstance(like, DTensor):
+        return nn.Parameter(_nothing(parameter))
+    spec = {"shape": like.shape, "stride": like.stride()}
+    return nn.Parameter(DTensor.from_local(_nothing(parameter), like.device_mesh, like.placements, **spec))
+
+
+def _nothing(parameter: nn.Parameter) -> Tensor:
+    return _local(parameter.data).new_empty([0] * parameter.ndim, dtype=torch.float32)
+
+
+def _hold(shadow: nn.Parameter, values: Tensor) -> None:
+    """Let a shadow stand for other memory, a rank's own part of it. The data of a DTensor cannot be set."""
+    if isinstance(shadow.data, DTensor):
+        shadow._local_tensor = values
+    else:
+        shadow.data = values
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's shard, or the whole of a tensor that is not in shards; memory is shared."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def copy_settings(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:

@@ -1,0 +1,121 @@
+"""All of a learner but its arithmetic: what groups are worth, which worker gets which, and what came of it.
+
+    credit: groups ─▶ tensors, advantages, reference and old log-probs        (once for the groups of an iteration)
+    step:   batch ─▶ totals of the whole ─▶ shares of equal work ─▶ workers ─▶ metrics of the whole
+
+A share's loss is divided by the totals of the whole batch and gradients are summed over workers, so neither the number
+of workers nor that of microbatches changes an update.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from config.schema import Config
+from envs.group import Group
+from training.aggregation import BatchTotals
+from training.batch import Batch, collate
+from training.credit import credit
+from training.learner import NonFiniteError, StepReport
+from training.loss_metrics import finalize_metrics, gap_percentiles, merge_metrics
+from training.minibatches import Microbatch
+from training.worker import Part, Piece
+
+
+class SplitLearner(ABC):
+    """A `training.learner.Learner` but for the weights; its subclasses say who the workers are.
+
+    Args:
+        reference_first: the reference scores a batch in `credit`; otherwise there is none, or workers ask it in `step`.
+        run_dir: where an offending batch is saved.
+    """
+
+    def __init__(self, config: Config, run_dir: Path, reference_first: bool) -> None:
+        self.config = config
+        self.run_dir = run_dir
+        self.reference_first = reference_first
+        self.optimizer_steps = 0
+        self.nonfinite_steps = 0
+        self.nonfinite_in_a_row = 0
+
+    @abstractmethod
+    def _shares(self, batch: Batch) -> list[list[Microbatch]]:
+        """The microbatches of every worker, as many for each."""
+
+    @abstractmethod
+    def _step(self, shares: list[list[Piece]]) -> list[Part]:
+        """`Worker.step` of every worker at once."""
+
+    @abstractmethod
+    def _log_prob(self, shares: list[list[Batch]]) -> list[list[Tensor]]:
+        """`Worker.log_prob` of every worker at once."""
+
+    @abstractmethod
+    def _reference_log_prob(self, shares: list[list[Batch]]) -> list[list[Tensor]]:
+        """`Worker.reference_log_prob` of every worker at once."""
+
+    @torch.no_grad()
+    def credit(self, groups: Sequence[Group], policy_version: int | None = None) -> Batch:
+        """As `Learner.credit`. Where the reference works beside a worker, `ref_log_prob` comes in `step`."""
+        batch, policy = collate(groups), self.config.policy
+        if policy_version is not None:
+            batch.age = policy_version - batch.policy_version
+        if self.reference_first:
+            batch.ref_log_prob = self._scored(batch, self._reference_log_prob)
+        several_steps = self.config.train.epochs > 1 or len(batch) > self.config.optim_batch_size
+        if policy.old_log_prob == "trainer" and several_steps:
+            batch.old_log_prob = self._scored(batch, self._log_prob)
+        return credit(policy, groups, batch, self.config.inference_model.max_tokens)
+
+    def _scored(self, batch: Batch, score: Callable[[list[list[Batch]]], list[list[Tensor]]]) -> Tensor:
+        """Log-probs [N, R] of a batch, by all workers."""
+        shares = self._shares(batch)
+        answers = score([[piece.batch for piece in share] for share in shares])
+        together = torch.zeros_like(batch.sample_log_prob)
+        for share, scored in zip(shares, answers, strict=True):
+            for piece, log_prob in zip(share, scored, strict=True):
+                if not piece.idle:
+                    together[piece.rows] = log_prob.to(together.device)
+        return together
+
+    def step(self, batch: Batch) -> StepReport:
+        """As `Learner.step`."""
+        assert batch.mask is not None, "credit comes before step"
+        totals = BatchTotals.of(self.config.policy, batch.mask)
+        shares = self._shares(batch)
+        parts = self._step(
+            [[Piece(piece.batch, totals.select(piece.rows)) for piece in share] for share in shares]
+        )
+        self.optimizer_steps += 1
+        report = {"kl/ref": 0.0, "loss/kl": 0.0, "loss/entropy": 0.0}
+        report |= finalize_metrics(merge_metrics([part.metrics for part in parts]))
+        report |= gap_percentiles([part.gaps for part in parts])
+        report |= {"lr": parts[0].lr, "grad_norm": parts[0].grad_norm}
+        if parts[0].applied:
+            self.nonfinite_in_a_row = 0
+        elif not parts[0].overflow:
+            self._count_nonfinite(report, batch)
+        report["loss/nonfinite_steps"] = float(self.nonfinite_steps)
+        return StepReport(report, not parts[0].applied)
+
+    def _count_nonfinite(self, report: dict[str, float], batch: Batch) -> None:
+        """Save the batch of a step that was not finite; raise after too many in a row."""
+        self.nonfinite_steps += 1
+        self.nonfinite_in_a_row += 1
+        path = self.run_dir / "nonfinite" / f"optimizer_step_{self.optimizer_steps}.pt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(batch.to_tensordict(retain_none=False).select(*_SAVED, strict=False).to_dict(), path)
+        if self.nonfinite_in_a_row >= self.config.train.max_nonfinite_steps:
+            raise NonFiniteError(
+                f"optimizer step {self.optimizer_steps}: loss {report['loss/objective']}, grad_norm "
+                f"{report['grad_norm']}; {self.nonfinite_in_a_row} non-finite steps in a row "
+                f"(train.max_nonfinite_steps). The batches are in {path.parent}. Lower optimizer.lr, set "
+                "optimizer.clip_grad_norm, or use train.mixed_precision=bf16 instead of fp16"
+            )
+
+
+_SAVED = ("tokens", "sample_log_prob", "old_log_prob", "ref_log_prob", "advantage", "mask", "group_id")
+"""Fields of a batch whose step was not finite."""

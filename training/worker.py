@@ -1,0 +1,184 @@
+"""One process's part of a learner: the policy, whole or its shards, and the optimizer of these.
+
+share of a step: microbatch ─▶ loss over the global batch ─▶ backward, each in turn ─▶ clip ─▶ finite? ─▶ optimizer
+
+What groups are worth, who gets which of them and what is logged is the learner's (`training.split_learner`).
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from config.errors import DeadlineError
+from config.schema import Config
+from training.aggregation import BatchTotals
+from training.batch import Batch
+from training.grpo_loss import GRPOLoss
+from training.learner_models import Models
+from training.loss_metrics import Metrics, effective_sample_size_by_age, merge_metrics
+from training.optimizer import go_to_step, load_optimizer, make_optimizer, make_scheduler
+from training.sharding import whole
+from training.trained_parameters import load_trained, trained_state
+from training.weights import PolicyTensor, PolicyWeights
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A microbatch, and what the aggregations need to know of the global batch."""
+
+    batch: Batch
+    totals: BatchTotals
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one worker's share of an optimizer step gave.
+
+    metrics: accumulators, which add up over workers. gaps: [M], |trainer - engine| before the update of every token in
+    the loss. grad_norm: of all workers' gradients together, before clipping. applied: loss and gradient were finite.
+    overflow: they were not because the scale of float16 gradients was too high, which it no longer is.
+    """
+
+    metrics: Metrics
+    gaps: Tensor
+    lr: float
+    grad_norm: float
+    applied: bool
+    overflow: bool
+
+
+class Worker(PolicyWeights):
+    """Owns the policy and its optimizer, or one rank's shards of both.
+
+    Args:
+        pushed: see `PolicyWeights`.
+        tell: told which microbatch of how many a step is at.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        models: Models,
+        pushed: Callable[[Any], list[PolicyTensor]],
+        tell: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    ) -> None:
+        super().__init__(models.policy, pushed, models.within)
+        self.config = config
+        self.scorer = models.scorer
+        self.loss = GRPOLoss(models.scorer, config.policy)
+        self.reference = models.reference
+        self.base = models.base
+        self.tell = tell
+        self.optimizer = make_optimizer(self.model, config.optimizer)
+        self.scheduler = make_scheduler(self.optimizer, config.optimizer, config.total_optimizer_steps)
+        self.scaler = torch.amp.GradScaler(enabled=config.train.mixed_precision == "fp16")
+        once = config.train.epochs == 1 and config.policy.kl_placement == "loss"
+        self.beside = self.reference if self.reference and self.reference.beside and once else None
+        self.model.train()
+
+    @torch.no_grad()
+    def log_prob(self, parts: Sequence[Batch]) -> list[Tensor]:
+        """The policy's log-probs [n, R] of each part."""
+        return [self.scorer(part.tokens, part.temperature).log_prob for part in parts]
+
+    def reference_log_prob(self, parts: Sequence[Batch]) -> list[Tensor]:
+        """The reference's log-probs [n, R] of each part."""
+        assert self.reference is not None
+        return self.reference.log_prob(parts)
+
+    def step(self, pieces: Sequence[Piece]) -> Part:
+        """This worker's share of an optimizer step; all workers make as many pieces of theirs."""
+        parts: list[Metrics] = []
+        gaps: list[Tensor] = []
+        pending = [] if self.beside is None else self.beside.begin([piece.batch for piece in pieces])
+        for number, (piece, scored) in enumerate(itertools.zip_longest(pieces, pending), 1):
+            self.tell("optimize", number, len(pieces))
+            loss, metrics, gap = self._loss(piece, scored)
+            self.scaler.scale(loss).backward()
+            parts.append(metrics)
+            gaps.append(gap)
+        merged, lr = merge_metrics(parts), self.optimizer.param_groups[0]["lr"]
+        grad_norm = self._clip()
+        objective = _over_workers(merged["loss/objective"])
+        applied = self._update(bool(objective.isfinite().all()) and torch.tensor(grad_norm).isfinite().item())
+        overflow = not applied and self.scaler.is_enabled() and bool(objective.isfinite().all())
+        return Part(merged, torch.cat(gaps), lr, grad_norm, applied, overflow)
+
+    def _loss(self, piece: Piece, scored: Future[Tensor] | None) -> tuple[Tensor, Metrics, Tensor]:
+        """The loss, its metrics, and the gap |trainer - engine| before the update of every token in it.
+
+        scored: the reference's log-probs, where it works beside the learner.
+        """
+        batch = piece.batch
+        if scored is not None:
+            batch.ref_log_prob = self._await(scored).to(batch.sample_log_prob.device)
+        out = self.loss(batch, piece.totals)
+        metrics, gap = self._off_policy(batch, out["log_prob"])
+        return self.loss.total(out), dict(out["metrics"].items()) | metrics, gap
+
+    def _off_policy(self, batch: Batch, log_prob: Tensor) -> tuple[Metrics, Tensor]:
+        """Effective sample sizes by age, and the gap of every token in the loss."""
+        assert batch.mask is not None
+        device = log_prob.device
+        sample, mask = batch.sample_log_prob.to(device), batch.mask.to(device)
+        before = log_prob if batch.old_log_prob is None else batch.old_log_prob.to(device)
+        metrics: Metrics = {}
+        if batch.age is not None:
+            oldest = self.config.train.max_policy_age
+            metrics = effective_sample_size_by_age(before, sample, batch.age.to(device), mask, oldest)
+        return metrics, (before - sample).abs()[mask]
+
+    def _await(self, scored: Future[Tensor]) -> Tensor:
+        limit = self.config.train.wait_timeout_s
+        try:
+            return scored.result(timeout=limit)
+        except TimeoutError:
+            raise DeadlineError(
+                f"the learner waited {limit:.0f} s (train.wait_timeout_s) for the reference model to score a microbatch"
+            ) from None
+
+    def _clip(self) -> float:
+        self.scaler.unscale_(self.optimizer)
+        limit = self.config.optimizer.clip_grad_norm or float("inf")
+        return float(whole(nn.utils.clip_grad_norm_(self.model.parameters(), limit)))
+
+    def _update(self, finite: bool) -> bool:
+        """Apply the gradient if it is finite. Returns whether it was."""
+        if finite:
+            self.scaler.step(self.optimizer)
+            self.scheduler.step()
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return finite
+
+    def save(self) -> dict[str, Any]:
+        """What training has changed of the model and its optimizer."""
+        return {
+            **trained_state(self.model, self.base),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule_step": self.scheduler.last_epoch,
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take up what `save` gave. Raises ConfigError where the state is of another model."""
+        load_trained(self.model, state, self.base)
+        load_optimizer(self.optimizer, state["optimizer"])
+        go_to_step(self.scheduler, state["schedule_step"])
+        if self.scaler.is_enabled() and state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+
+
+def _over_workers(value: Tensor) -> Tensor:
+    """The sum over all ranks, where there are several."""
+    if not dist.is_initialized():
+        return value
+    total = value.clone()
+    dist.all_reduce(total)
+    return total
