@@ -1,0 +1,115 @@
+"""What runs in the actor of a learner rank: the process group, and this rank's worker."""
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cluster.calls import own_stacks
+from cluster.runtime import own_address
+from config.schema import Config
+from plan.plan import Plan
+from training.batch import Batch
+from training.learner_models import make_sharded_models
+from training.local_learner import pushed_tensors
+from training.process import prepare_process
+from training.sharding import learner_mesh
+from training.worker import Part, Piece, Worker
+
+CONCURRENCY_GROUPS = {"watch": 1}
+
+
+@dataclass(frozen=True)
+class Described:
+    """A tensor of a push before it is made. identity: equal for the names of one tied tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    identity: int
+
+
+class RankHost:
+    """One rank. `start` comes first; every rank gets the same calls in the same order.
+
+    environment: set before anything is built (device selection).
+    """
+
+    worker: Worker
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        os.environ.update(environment)
+
+    def free_address(self) -> str:
+        """HOST:PORT at which the other ranks can reach this one."""
+        with socket.socket() as probe:
+            probe.bind((own_address(), 0))
+            return f"{own_address()}:{probe.getsockname()[1]}"
+
+    def start(self, config: Config, plan: Plan, rank: int, meeting_point: str) -> int:
+        """Join the other ranks at `meeting_point` and build this rank's shards; returns this process's id."""
+        on_gpu = not plan.devices.on_cpu
+        if meeting_point.startswith("file:"):  # all of them are on this machine: nobody listens elsewhere
+            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+        prepare_process(config, plan.learner.num_threads, 0 if on_gpu else None)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+            init_method=meeting_point,
+            rank=rank,
+            world_size=plan.learner.ranks,
+            timeout=timedelta(seconds=config.train.wait_timeout_s),
+        )
+        device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+        mesh = learner_mesh(device.type, plan.learner.ranks, config.train_model.shard_size)
+        self.worker = Worker(
+            config, make_sharded_models(config, plan, mesh, device), pushed_tensors(config, plan)
+        )
+        return os.getpid()
+
+    def step(self, pieces: Sequence[Piece]) -> Part:
+        return self.worker.step(pieces)
+
+    def log_prob(self, parts: Sequence[Batch]) -> list[Tensor]:
+        return [scored.cpu() for scored in self.worker.log_prob(parts)]
+
+    def reference_log_prob(self, parts: Sequence[Batch]) -> list[Tensor]:
+        return [scored.cpu() for scored in self.worker.reference_log_prob(parts)]
+
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
+        return self.worker.score(sequences, temperature)
+
+    def rounding_error(
+        self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool
+    ) -> list[list[float]]:
+        return self.worker.rounding_error(sequences, dtype, float8)
+
+    def vocab_size(self) -> int:
+        return self.worker.vocab_size
+
+    def tied_head(self) -> str | None:
+        return self.worker.tied_head
+
+    def describe(self) -> list[Described]:
+        """Every tensor of a push, in the order in which `tensor` counts them."""
+        known: dict[Any, int] = {}
+        return [
+            Described(one.name, one.shape, one.dtype, known.setdefault(one.identity, len(known)))
+            for one in self.worker.publish()
+        ]
+
+    def tensor(self, index: int) -> np.ndarray[Any, Any] | None:
+        """The bytes of one whole tensor, gathered from all ranks; rank 0 alone returns them."""
+        made = self.worker.publish()[index].make()
+        return made.cpu().contiguous().view(-1).view(torch.uint8).numpy() if dist.get_rank() == 0 else None
+
+    @ray.method(concurrency_group="watch")
+    def stacks(self) -> str:
+        return own_stacks()

@@ -1,0 +1,192 @@
+"""The ranks of a learner as Ray actors: promised their places together, started, called all at once, watched.
+
+    driver ── the same method, each with its share ──▶ rank 0 ... rank N-1 ── collectives among themselves ──▶ answers
+
+A call ends when all ranks have answered. One that died or raised takes the others along, for their collectives wait for
+it: what happened to it is told first. Every wait has a deadline, and the stacks of all ranks are shown when it passes.
+"""
+
+import itertools
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from cluster.calls import Reference, wait_for_all, wait_for_any
+from cluster.runtime import Place, free_resources, start_actor, start_ray
+from config.errors import ConfigError, DeadlineError, RunError
+from training.rank_host import CONCURRENCY_GROUPS, RankHost
+
+log = logging.getLogger(__name__)
+
+_GRACE_S, _STACKS_S, _CLOSE_S = 3.0, 5.0, 10.0
+
+
+class RankLost(RunError):
+    """A learner rank died or failed; the text says which, with its own traceback first."""
+
+
+@dataclass(frozen=True)
+class RankSettings:
+    """How ranks are started and watched.
+
+    nodes: of the cluster, with as many ranks on each. num_cpus: of one rank. ray_cpus: of a local runtime, where this
+    is the first to start it. timeout_s: that ranks may wait for one another, or the driver for one of them.
+    """
+
+    nodes: int
+    num_cpus: int
+    ray_cpus: int
+    timeout_s: float
+    address: str | None = None
+
+
+class Ranks:
+    """The actors, one for each of `places`.
+
+    Raises:
+        ConfigError: there is no room for them in the cluster.
+    """
+
+    def __init__(self, places: Sequence[Place], settings: RankSettings) -> None:
+        self.places = list(places)
+        self.settings = settings
+        self.actors: list[Any] = []
+        self._group: PlacementGroup | None = None
+        self._meeting = Path(tempfile.mkdtemp(prefix="grpo_ranks_"))
+        self._owns_ray = start_ray(settings.address, settings.ray_cpus)
+        try:
+            self._group = self._promised()
+            per_node = len(self.places) // settings.nodes
+            for number, place in enumerate(self.places):
+                group, bundle = self._group, number // per_node
+                self.actors.append(
+                    start_actor(RankHost, place, settings.num_cpus, CONCURRENCY_GROUPS, group, bundle)
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def _promised(self) -> PlacementGroup:
+        """Room for all ranks at once: one bundle a node."""
+        settings, count = self.settings, len(self.places)
+        per_node = count // settings.nodes
+        bundle: dict[str, float] = {"CPU": per_node * settings.num_cpus}
+        if gpus := sum(place.num_gpus for place in self.places) // settings.nodes:
+            bundle["GPU"] = gpus
+        group = placement_group([bundle] * settings.nodes, "STRICT_SPREAD" if settings.nodes > 1 else "PACK")
+        if not group.wait(settings.timeout_s if settings.address else _CLOSE_S):
+            remove_placement_group(group)
+            raise ConfigError(
+                f"train_model.num_devices={count}, train_model.num_nodes={settings.nodes}: Ray has no room for "
+                f"{settings.nodes} x {bundle} ({free_resources()}); lower them, or join more nodes to the cluster"
+            )
+        return group
+
+    def meeting_point(self) -> str:
+        """Where the ranks find each other: a file on one machine, an address of rank 0 on a cluster."""
+        if self.settings.address is None:
+            return f"file://{self._meeting / 'store'}"
+        return f"tcp://{ray.get(self.actors[0].free_address.remote(), timeout=self.settings.timeout_s)}"
+
+    def call(self, method: str, arguments: Sequence[Sequence[Any]], patience: int = 1) -> list[Any]:
+        """`RankHost.METHOD` of every rank at once, each with its own arguments; what they answered, in their order.
+
+        patience: how many times `timeout_s` it may take.
+
+        Raises:
+            RankLost: a rank died or raised. ConfigError: a rank raised one. DeadlineError: it took too long.
+        """
+        pairs = zip(self.actors, arguments, strict=True)
+        calls = {getattr(actor, method).remote(*own): number for number, (actor, own) in enumerate(pairs)}
+        limit = patience * self.settings.timeout_s
+        waiting, deadline = dict(calls), time.monotonic() + limit
+        while waiting:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                late = ", ".join(str(self.places[number]) for number in waiting.values())
+                raise DeadlineError(
+                    f"{self.stacks()}\nthe run waited {limit:.0f} s for {method} of {late} (train.wait_timeout_s); "
+                    "where, the stacks above say"
+                )
+            there = wait_for_any(waiting, min(remaining, 1.0))
+            failed = {waiting[ref]: error for ref in there if (error := _error(ref)) is not None}
+            if failed:
+                raise self._failure(method, failed | self._other_failures(waiting))
+            for ref in there:
+                del waiting[ref]
+        return [ray.get(ref) for ref in calls]
+
+    def _other_failures(self, waiting: dict[Reference, int]) -> dict[int, Exception]:
+        """Those that follow soon: the first to be told of need not be the first that failed."""
+        there = wait_for_all(waiting, _GRACE_S)
+        return {waiting[ref]: error for ref in there if (error := _error(ref)) is not None}
+
+    def _failure(self, method: str, failed: dict[int, Exception]) -> Exception:
+        number = min(failed, key=lambda number: _after_others(failed[number]))
+        error, place = failed[number], self.places[number]
+        if isinstance(error, RayTaskError) and isinstance(error.cause, ConfigError):
+            return ConfigError(f"{error.cause}\n({place})")
+        if isinstance(error, RayActorError):
+            return RankLost(f"{place} died in {method}: {error}")
+        stacks = f"{self.stacks()}\n" if _after_others(error) else ""
+        return RankLost(f"{stacks}{error}\n{place} failed in {method}")
+
+    def stacks(self) -> str:
+        """What every thread of every rank is doing now."""
+        calls = [actor.stacks.options(concurrency_group="watch").remote() for actor in self.actors]
+        there = wait_for_all(calls, _STACKS_S)
+        texts = [
+            str(_error(ref) or ray.get(ref)) if ref in there else f"no answer within {_STACKS_S:.0f} s"
+            for ref in calls
+        ]
+        return "\n".join(f"--- {place}\n{text}" for place, text in zip(self.places, texts, strict=True))
+
+    def close(self) -> None:
+        """End the ranks; a rank that waits for another one is killed."""
+        if ray.is_initialized():
+            wait_for_all([actor.__ray_terminate__.remote() for actor in self.actors], _CLOSE_S)
+            for actor in self.actors:
+                ray.kill(actor)
+            if self._group is not None:
+                remove_placement_group(self._group)
+        self.actors, self._group = [], None
+        shutil.rmtree(self._meeting, ignore_errors=True)
+        if self._owns_ray:
+            self._owns_ray = False
+            ray.shutdown()
+
+
+def _error(ref: Reference) -> Exception | None:
+    """What a call that has an outcome raised, None where it answered."""
+    try:
+        ray.get(ref)
+    except (RayActorError, RayTaskError) as error:
+        return error
+    return None
+
+
+_OF_COLLECTIVES = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
+
+
+def _after_others(error: Exception) -> int:
+    """0 for a death, 1 for an error of the rank's own, 2 for a collective that another rank left."""
+    if isinstance(error, RayActorError):
+        return 0
+    return 2 if any(sign in str(error) for sign in _OF_COLLECTIVES) else 1
+
+
+def rank_places(devices: Sequence[Sequence[str]], on_cluster: bool) -> list[Place]:
+    """One place a rank. devices: its GPUs by name, none on a CPU; on a cluster, which chooses them, only how many."""
+    numbered = zip(itertools.count(), devices, strict=False)
+    if on_cluster:
+        return [Place(f"learner rank {number}", num_gpus=len(gpus)) for number, gpus in numbered]
+    return [Place(f"learner rank {number}", tuple(gpus)) for number, gpus in numbered]
