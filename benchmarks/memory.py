@@ -20,6 +20,7 @@ SHAPES = {size: KNOWN[f"Qwen/Qwen2.5-{size}-Instruct"] for size in ("1.5B", "3B"
 LORA, KEPT = "train_model.lora.enabled=true", "train.gradient_checkpointing=false"
 HALF, FULL = "model.dtype=bfloat16", "model.dtype=float32"
 SPLIT = "train.gradient_accumulation_steps=16"
+ALONE = "train_model.num_devices=1"
 CASES = {
     "countdown 1.5B": ("1.5B", "grpo_countdown", ()),
     "gsm8k 3B": ("3B", "grpo_gsm8k", ()),
@@ -58,9 +59,9 @@ CASES = {
 def compare(name: str) -> list[tuple[str, float, float]]:
     """Phase, tracker's bytes, estimated bytes."""
     size, config_name, overrides = CASES[name]
-    config = configured(*overrides, name=config_name)
+    config = configured(ALONE, *overrides, name=config_name)
     peaks = measured(config, SHAPES[size])
-    phases = train_phases(config, SHAPES[size], devices=1, on_cpu=False)
+    phases = train_phases(config, SHAPES[size], on_cpu=False)
     return [(phase.name, peaks[phase.name], phase.bytes) for phase in phases]
 
 

@@ -8,6 +8,7 @@ from config.values import at_least
 def check(config: Config) -> None:
     """Raises ConfigError where two sections contradict each other."""
     check_batches(config)
+    check_ranks(config)
     check_policy(config)
     check_evaluation(config)
     if config.plan.given and config.run != "plan":
@@ -72,6 +73,30 @@ def check_batches(config: Config) -> None:
         raise ConfigError(
             f"train.total_dialog_turns={train.total_dialog_turns} is less than one iteration's {batch} "
             "completions: raise it, or lower env.num_envs"
+        )
+
+
+def check_ranks(config: Config) -> None:
+    model, ranks = config.train_model, config.train_model.ranks
+    for key, size in (("num_nodes", model.num_nodes), ("shard_size", model.shards)):
+        if ranks % size:
+            raise ConfigError(
+                f"train_model.{key}={size} does not divide the {ranks} learner ranks (train_model.num_devices): take a "
+                "divisor of it"
+            )
+    if model.num_nodes > 1 and model.devices is not None:
+        raise ConfigError(
+            f"train_model.devices={model.devices} with train_model.num_nodes={model.num_nodes}: Ray chooses the GPUs "
+            "on its nodes; give train_model.num_devices alone"
+        )
+    if ranks > 1 and config.train.mixed_precision == "fp16":
+        raise ConfigError(
+            f"train.mixed_precision=fp16 with train_model.num_devices={ranks}: the gradient scaler would have to agree "
+            "over all ranks; take bf16, which needs none"
+        )
+    if model.offload != "none" and config.device == "cpu":
+        raise ConfigError(
+            f"train_model.offload={model.offload} with device=cpu: everything is in host memory already; take none"
         )
 
 

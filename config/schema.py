@@ -115,12 +115,37 @@ class TrainModelConfig:
     """Where the trained model lives."""
 
     num_devices: int = 1
-    """GPUs that the layers of the trained model are spread over. One works at a time: they add memory, not speed."""
+    """Learner ranks: processes with a GPU each (on a CPU a share of its cores), over which weights, gradients and
+    optimizer states are sharded (FSDP2), and the groups of a step shared out. 1 is the run's own process."""
+    num_nodes: int = 1
+    """Nodes of the Ray cluster that the ranks are spread over evenly; must divide `num_devices`."""
+    shard_size: int | None = None
+    """Ranks that share one copy of the parameters; with fewer than `num_devices` every group of so many holds a copy of
+    its own (HSDP): more memory, less traffic between nodes. Must divide `num_devices`. Unset: all ranks."""
+    offload: str = "none"
+    """What lives in host memory: `none`; `optimizer`, states that visit the GPU for the step; `all`, parameters and
+    gradients too, and the step is made on the CPU. GPUs only; less memory of theirs, more time."""
     devices: Any = None
-    """Device indices by hand, such as `[0]`, instead of the plan's choice."""
+    """Device indices by hand, one a rank, such as `[0]`, instead of the plan's choice."""
     num_threads: int | None = None
-    """CPU threads of the learner. Unset: all cores; with grpo_async.py on a CPU all but one."""
+    """CPU threads of each rank. Unset: all cores, shared out evenly among the ranks of a machine; with grpo_async.py on
+    a CPU one is left to the engines."""
     lora: LoraConfig = field(default_factory=LoraConfig)
+
+    def __post_init__(self) -> None:
+        one_of("train_model.offload", self.offload, ("none", "optimizer", "all"))
+        for key in ("num_devices", "num_nodes", "shard_size", "num_threads"):
+            at_least(f"train_model.{key}", vars(self)[key], 1)
+
+    @property
+    def ranks(self) -> int:
+        """Learner ranks: as many as `devices` lists, else `num_devices`."""
+        return len(self.devices) if isinstance(self.devices, list) and self.devices else self.num_devices
+
+    @property
+    def shards(self) -> int:
+        """Ranks that share one copy of the parameters."""
+        return self.shard_size or self.ranks
 
 
 @dataclass
@@ -128,9 +153,10 @@ class RefModelConfig:
     """Where the frozen reference model lives. It is loaded only where `policy.kl_coef` is above 0."""
 
     num_devices: int = 1
-    """GPUs that the layers of the reference model are spread over."""
+    """GPUs of the reference beside a learner of one rank: 1. Where the learner has more ranks, the reference is sharded
+    over all of them, whatever this says."""
     devices: Any = None
-    """Device indices by hand, instead of the plan's choice."""
+    """Its device index by hand, instead of the plan's choice; a learner of one rank only."""
 
 
 @dataclass

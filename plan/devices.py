@@ -1,7 +1,8 @@
 """The allocation of devices to learner, reference and engines. Touches no device; no torch here.
 
     GPUs    0            1            2            3
-            train ...    ... train    inference    reference      as long as there are enough
+            rank 0       rank 1       inference    inference      a reference is sharded over the ranks too
+            learner      inference    reference                   one rank: the driver's process
             one GPU for all: engine and learner take turns, the reference needs none of its own
 
 `num_devices` per component is all that a user has to give. Indices are those that a process sees (after
@@ -18,8 +19,9 @@ from config.inference import InferenceModelConfig
 from config.schema import Config
 from config.values import at_least
 
-ReferenceHome = Literal["none", "own devices", "base of the LoRA policy", "shared"]
-"""`shared`: no device is left for it alone, and `plan/plan.py` finds it a place."""
+ReferenceHome = Literal["none", "own devices", "base of the LoRA policy", "learner ranks", "shared"]
+"""`learner ranks`: sharded over them beside the policy. `shared`: no device is left for it alone, and `plan/plan.py`
+finds it a place."""
 TransportName = Literal["in_process", "shared_memory", "object_store", "nccl", "ipc"]
 
 
@@ -49,14 +51,19 @@ class _Request:
 class DevicePlan:
     """Who has which devices.
 
-    train, reference: GPU indices; empty on a CPU, or where the component has no GPU of its own.
-    engines: one tuple of GPU indices for each engine; empty tuples on a CPU. On a Ray cluster, which chooses the
-        GPUs, only their number counts.
-    in_process: the one engine lives in the learner's process; otherwise every engine is a Ray actor.
+    ranks: processes of the learner. One is the driver's own process; several are Ray actors, and the driver has no
+        model.
+    ranks_per_node: how many of them lie on one machine.
+    train: a GPU index for each rank; reference: of its own GPU. Empty on a CPU, or where there is none.
+    engines: one tuple of GPU indices for each engine; empty tuples on a CPU.
+    On a Ray cluster, which chooses the GPUs, only the number of those of engines and of several ranks counts.
+    in_process: the one engine lives in the driver's process; otherwise every engine is a Ray actor.
     colocated: engines and learner use the same GPUs in turns.
     notes: what was decided for the user, one sentence each.
     """
 
+    ranks: int
+    ranks_per_node: int
     train: tuple[int, ...]
     reference: tuple[int, ...]
     engines: tuple[tuple[int, ...], ...]
@@ -72,17 +79,19 @@ class DevicePlan:
 
     @property
     def train_device(self) -> str:
-        """The learner's first device as torch names it."""
+        """The learner's first device as torch names it, on the machine that this rank is on."""
         return f"cuda:{self.train[0]}" if self.train else "cpu"
 
 
 def transport(devices: DevicePlan, native: bool) -> TransportName:
     """How weights travel from the learner to the engines.
 
-    native: whether the engines speak vLLM's own transfer of full weights.
+    native: whether the engines speak vLLM's own transfer of full weights. It leaves one process, so several ranks take
+        the host's memory.
     """
     if devices.in_process:
         return "in_process"
+    native = native and devices.ranks == 1
     used = {device for engine in devices.engines for device in engine}
     if devices.on_cluster:
         return "nccl" if native and used else "object_store"
@@ -101,16 +110,20 @@ def plan_devices(
     Args:
         num_gpus: 0 puts everything on the CPU.
         overlapped: learner and engines work at the same time (grpo_async.py).
-        cluster: engines live on a Ray cluster's GPUs, which are not counted in `num_gpus`.
+        cluster: engines, and the learner's ranks if there are several, live on a Ray cluster's GPUs, which are not
+            counted in `num_gpus`.
     Raises:
         ConfigError: lists that overlap, repeat or leave the range; requests that cannot be met.
     """
-    inference = config.inference_model
+    inference, ranks = config.inference_model, config.train_model.ranks
     train, generate = _Request.of(config, "train_model"), _Request.of(config, "inference_model")
     reference = _Request.of(config, "ref_model") if config.policy.uses_reference else None
     requests = [request for request in (train, reference, generate) if request is not None]
     for one in requests:
         _check_list(one, num_gpus)
+    _check_nodes(config, cluster)
+    if reference is not None:
+        _check_reference(reference, ranks)
     if num_gpus == 0:
         return _on_cpu(config, cluster)
     hand = {one.section: one.by_hand for one in requests}
@@ -119,18 +132,20 @@ def plan_devices(
         (False, ()) if cluster else _takes_turns(train, generate, inference, num_gpus, overlapped)
     )
     own = _FreeDevices(num_gpus, hand)
-    train_at = own.take(train)
+    train_at = tuple(range(ranks)) if cluster and ranks > 1 else own.take(train)
     flat: tuple[int, ...] = ()
     if not cluster:
         flat = own.take(generate, shared=train_at if colocated else ())
     home = _shared_home(config)
     reference_at: tuple[int, ...] = ()
-    if reference is not None and (reference.by_hand or reference.num_devices <= own.free):
+    if reference is not None and ranks == 1 and (reference.by_hand or own.free):
         home, reference_at = "own devices", own.take(reference)
     size = inference.tensor_parallel_size
     engines = tuple(flat[start : start + size] for start in range(0, len(flat), size))
     first = tuple(range(size))  # that this process sees: an engine in it takes these
     return DevicePlan(
+        ranks=ranks,
+        ranks_per_node=ranks // config.train_model.num_nodes,
         train=train_at,
         reference=reference_at,
         engines=engines or (first,) * inference.num_engines,
@@ -140,6 +155,33 @@ def plan_devices(
         on_cluster=cluster,
         notes=notes,
     )
+
+
+def _check_nodes(config: Config, cluster: bool) -> None:
+    model = config.train_model
+    if model.num_nodes > 1 and not cluster:
+        raise ConfigError(
+            f"train_model.num_nodes={model.num_nodes}: several nodes are a Ray cluster; give its address, such as "
+            "ray.address=auto, or leave num_nodes at 1"
+        )
+    if cluster and model.ranks > 1 and model.devices is not None:
+        raise ConfigError(
+            f"train_model.devices={model.devices}: the {model.ranks} learner ranks are on a Ray cluster, which chooses "
+            "their GPUs; give train_model.num_devices alone"
+        )
+
+
+def _check_reference(request: _Request, ranks: int) -> None:
+    if ranks > 1 and request.by_hand:
+        raise ConfigError(
+            f"ref_model.devices={request.devices}: with {ranks} learner ranks (train_model.num_devices) the reference "
+            "is sharded over their GPUs; leave it null"
+        )
+    if ranks == 1 and request.count > 1:
+        raise ConfigError(
+            f"ref_model.num_devices={request.count}: beside a learner of one rank the reference is on one GPU; raise "
+            "train_model.num_devices, over which it is sharded too, or set it to 1"
+        )
 
 
 def _check_list(request: _Request, num_gpus: int) -> None:
@@ -178,15 +220,17 @@ def _check_overlap(hand: dict[str, tuple[int, ...]], colocate: bool) -> None:
 
 
 def _on_cpu(config: Config, cluster: bool) -> DevicePlan:
-    inference, wanted = config.inference_model, config.train_model.num_devices
-    if wanted > 1:
+    inference, model = config.inference_model, config.train_model
+    if model.offload != "none":
         raise ConfigError(
-            f"train_model.num_devices={wanted}: there is no GPU here, and the learner is one process "
-            "on the CPU; set it to 1 (train_model.num_threads uses more cores)"
+            f"train_model.offload={model.offload}: there is no GPU here, everything is in host memory already; take "
+            "none"
         )
     idle = "inference_model.colocate does nothing on a CPU: there is no GPU memory to take turns on"
     engines = inference.num_engines
     return DevicePlan(
+        ranks=model.ranks,
+        ranks_per_node=model.ranks // model.num_nodes,
         train=(),
         reference=(),
         engines=((),) * engines,
@@ -201,7 +245,9 @@ def _on_cpu(config: Config, cluster: bool) -> DevicePlan:
 def _shared_home(config: Config) -> ReferenceHome:
     if not config.policy.uses_reference:
         return "none"
-    return "base of the LoRA policy" if config.train_model.lora.enabled else "shared"
+    if config.train_model.lora.enabled:
+        return "base of the LoRA policy"
+    return "learner ranks" if config.train_model.ranks > 1 else "shared"
 
 
 def _takes_turns(

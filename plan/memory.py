@@ -5,7 +5,7 @@ logits, KV cache. What libraries and allocators add is not in them (about 1 GiB 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from config.schema import Config
@@ -38,8 +38,8 @@ HEAD_KNOBS = "train.log_prob_chunk_size"
 CHUNK_BYTES = {"cpu": (1 << 24) * FLOAT, "cuda": (1 << 27) * FLOAT}
 
 
-ReferenceAt = Literal["elsewhere", "resident", "visiting"]
-"""Where the reference is as one of the learner's devices sees it: `visiting` while it scores, and gone again."""
+ReferenceAt = Literal["elsewhere", "resident", "sharded", "visiting"]
+"""Where the reference is as a learner rank sees it: `visiting` while it scores, and gone again."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,12 @@ class Phase:
 
 
 def microbatch_rows(config: Config) -> int:
-    return config.optim_batch_size // config.train.gradient_accumulation_steps
+    """Completions that a rank takes at a time, at most. Groups are dealt out to the ranks whole."""
+    train, repeats = config.train, config.env.repeats
+    groups = math.ceil(config.optim_batch_groups / config.train_model.ranks)
+    if train.shares_prompt:
+        return math.ceil(groups / train.gradient_accumulation_steps) * repeats
+    return math.ceil(groups * repeats / train.gradient_accumulation_steps)
 
 
 def microbatch_tokens(config: Config) -> int:
@@ -94,76 +99,61 @@ def microbatch(config: Config, shape: ModelShape, on_cpu: bool) -> Microbatch:
 
 
 def arithmetic(config: Config, on_cpu: bool) -> Arithmetic:
-    """Widths of the learner's numbers; under autocast a matrix never multiplies wider than its weights are."""
+    """Widths of the learner's numbers. Under autocast a matrix never multiplies wider than its weights are. Ranks
+    gather their parameters in half precision instead, and so the residual stream is."""
     stream = DTYPE_BYTES[config.model.dtype]
     factor = min(stream, MIXED_BYTES[config.train.mixed_precision])
+    if config.train_model.ranks > 1:
+        stream = factor
     return Arithmetic(stream, factor, not config.train_model.lora.enabled, fused_head=not on_cpu)
 
 
-@dataclass(frozen=True)
-class Share:
-    """What lies on one of the GPUs that the layers are spread over.
-
-    of_all: its share of the parameters. head: whether the output head is there.
-    """
-
-    layers: int
-    of_all: float
-    head: bool
-
-
-def shares(shape: ModelShape, devices: int) -> tuple[Share, ...]:
-    """The kinds of devices that may be the fullest.
-
-    Devices are filled in turn with whole layers: each but the last gets an equal share and up to one layer more.
-    Embedding and head cannot be cut. A tied head is on the first device with the embedding, another on the last.
-    """
-    if devices == 1:
-        return (Share(shape.num_layers, 1.0, head=True),)
-    heads = shape.head_parameters * (1 if shape.tied else 2)
-    layer = (shape.parameters - heads) / shape.num_layers
-    equal = max(shape.parameters / devices, shape.head_parameters)
-
-    def share(parameters: float, inside: float, head: bool) -> Share:
-        layers = min(shape.num_layers, math.ceil(inside / layer))
-        return Share(layers, min(1.0, parameters / shape.parameters), head)
-
-    first = share(equal + layer, equal + layer - shape.head_parameters, head=shape.tied)
-    last = share(equal, equal - shape.head_parameters, head=True)
-    middle = share(equal + layer, equal + layer, head=False)
-    return (first, *(() if shape.tied else (last,)), *(() if devices == 2 else (middle,)))
-
-
-def between_steps(
-    config: Config, shape: ModelShape, devices: int, reference: ReferenceAt = "elsewhere"
-) -> Phase:
-    """What the learner keeps on its fullest GPU all the time, also while an engine generates there.
+def between_steps(config: Config, shape: ModelShape, reference: ReferenceAt = "elsewhere") -> Phase:
+    """What a learner rank keeps on its GPU all the time, also while an engine generates there.
 
     Args: as those of `train_phases`.
     """
-    fullest = max(shares(shape, devices), key=lambda share: share.of_all)
-    return Phase("generate", _resident(config, shape, fullest, reference))
+    return Phase("generate", _resident(config, shape, reference))
 
 
-def _resident(config: Config, shape: ModelShape, share: Share, reference: ReferenceAt) -> tuple[Use, ...]:
-    of_all, trained = share.of_all, trained_parameters(config, shape)
-    width = DTYPE_BYTES[config.model.dtype]
-    uses = [Use("weights", shape.parameters * width * of_all, "model.dtype, train_model.num_devices")]
+def _resident(config: Config, shape: ModelShape, reference: ReferenceAt) -> tuple[Use, ...]:
+    offload = config.train_model.offload
+    weights = (*learner_weights(config, shape), *_reference_there(config, shape, reference))
+    state = learner_states(config, shape)
+    kept = (() if offload == "all" else weights) + (() if offload != "none" else state)
+    return tuple(use for use in kept if use.bytes)
+
+
+def learner_weights(config: Config, shape: ModelShape) -> tuple[Use, ...]:
+    """The policy's weights that one rank holds: its shard of all, adapters apart."""
+    shards, width = config.train_model.shards, DTYPE_BYTES[config.model.dtype]
+    uses = [Use("weights", shape.parameters * width / shards, "model.dtype, train_model.num_devices")]
     if config.train_model.lora.enabled:
-        uses.append(Use("adapters", trained * FLOAT * of_all, "train_model.lora.r"))
-    elif width < FLOAT:
-        remainders = trained * (FLOAT - width) * of_all
-        uses.append(Use("rest of the weights to float32", remainders, "train_model.lora.enabled"))
-    if reference == "resident":
-        uses.append(_reference(config, shape))
-    state = optimizer_state_bytes(config, shape) * of_all
-    uses.append(Use("optimizer state", state, "train_model.lora.enabled, optimizer.name"))
+        adapters = trained_parameters(config, shape) * FLOAT / shards
+        uses.append(Use("adapters", adapters, "train_model.lora.r"))
     return tuple(uses)
 
 
-def _reference(config: Config, shape: ModelShape) -> Use:
-    """Whole on one device, whichever the layers of the learner are spread over."""
-    return Use("reference", reference_bytes(config, shape), "policy.kl_coef=0 needs none")
+def learner_states(config: Config, shape: ModelShape) -> tuple[Use, ...]:
+    """What the optimizer of one rank keeps of its shard."""
+    shards, width = config.train_model.shards, DTYPE_BYTES[config.model.dtype]
+    uses = []
+    if not config.train_model.lora.enabled and width < FLOAT:
+        remainders = trained_parameters(config, shape) * (FLOAT - width) / shards
+        uses.append(Use("rest of the weights to float32", remainders, "train_model.lora.enabled"))
+    state = optimizer_state_bytes(config, shape) / shards
+    return (*uses, Use("optimizer state", state, "train_model.lora.enabled, optimizer.name"))
+
+
+def _reference_there(config: Config, shape: ModelShape, reference: ReferenceAt) -> tuple[Use, ...]:
+    if reference in ("elsewhere", "visiting"):
+        return ()
+    shards = config.train_model.shards if reference == "sharded" else 1
+    return (_reference(config, shape, shards),)
+
+
+def _reference(config: Config, shape: ModelShape, shards: int = 1) -> Use:
+    return Use("reference", reference_bytes(config, shape) / shards, "policy.kl_coef=0 needs none")
 
 
 def optimizer_state_bytes(config: Config, shape: ModelShape) -> float:
@@ -177,52 +167,68 @@ def optimizer_state_bytes(config: Config, shape: ModelShape) -> float:
 
 
 def train_phases(
-    config: Config, shape: ModelShape, devices: int, on_cpu: bool, reference: ReferenceAt = "elsewhere"
+    config: Config, shape: ModelShape, on_cpu: bool, reference: ReferenceAt = "elsewhere"
 ) -> list[Phase]:
-    """The learner's peaks on the fullest of its devices: scoring without gradients, forward and backward pass of a
-    microbatch, optimizer step.
+    """The peaks of a learner rank: scoring without gradients, forward and backward pass of a microbatch, optimizer
+    step.
 
-    devices: GPUs that the layers are spread over (1 on a CPU).
     reference: where the frozen reference is.
     """
-    found = [_phases_on(config, shape, share, on_cpu, reference) for share in shares(shape, devices)]
-    return [max(same, key=lambda phase: phase.bytes) for same in zip(*found, strict=True)]
-
-
-def _phases_on(
-    config: Config, shape: ModelShape, share: Share, on_cpu: bool, reference: ReferenceAt
-) -> tuple[Phase, Phase, Phase]:
-    resident = _resident(config, shape, share, reference)
-    gradients = _gradients(config, shape, share)
-    temporary = _master_bucket_bytes(config, shape)
-    step = Use("weights in float32, a part at a time", temporary, "model.dtype, train_model.lora.enabled")
+    resident = _resident(config, shape, reference)
+    gathered = gathered_parameters(config, shape)
+    gradients = learner_gradients(config, shape)
+    if config.train_model.offload == "all":
+        gradients = replace(gradients, bytes=0.0)
 
     def phase(name: str, *uses: Use) -> Phase:
         return Phase(name, (*resident, *(use for use in uses if use.bytes)))
 
     visitor = [_reference(config, shape)] if reference == "visiting" else []
-    return (
-        phase("score", *visitor, *_scoring(config, shape, share, on_cpu)),
-        phase("optimize", *_peak(config, shape, share, on_cpu, gradients)),
-        phase("optimizer step", gradients, step),
-    )
+    return [
+        phase("score", *visitor, gathered, *_scoring(config, shape, on_cpu)),
+        phase("optimize", gathered, *_peak(config, shape, on_cpu, gradients)),
+        phase("optimizer step", gradients, *_step(config, shape)),
+    ]
 
 
-def _gradients(config: Config, shape: ModelShape, share: Share) -> Use:
-    lora = config.train_model.lora.enabled
-    width = FLOAT if lora else DTYPE_BYTES[config.model.dtype]
-    size = trained_parameters(config, shape) * width * share.of_all
-    return Use("gradients", size, "train_model.lora.enabled")
+def gathered_parameters(config: Config, shape: ModelShape) -> Use:
+    """Whole parameters in the dtype that they multiply in: two layers', of which one is fetched while the other works,
+    and those outside the layers. A learner of one rank gathers nothing."""
+    size = 0.0
+    if config.train_model.ranks > 1:
+        heads = shape.head_parameters * (1 if shape.tied else 2)
+        layer = (shape.parameters - heads) / shape.num_layers
+        size = (2 * layer + heads) * arithmetic(config, on_cpu=False).factor
+    return Use("gathered parameters", size, "train_model.num_devices=1 gathers none")
 
 
-def _master_bucket_bytes(config: Config, shape: ModelShape) -> float:
-    """bfloat16 weights move in float32, a bucket at a time; the largest matrix is alone in its own."""
-    if config.train_model.lora.enabled or config.model.dtype == "float32":
-        return 0.0
-    return min(shape.parameters, max(MASTER_BUCKET, shape.head_parameters)) * MASTER_BUCKET_BYTES
+def learner_gradients(config: Config, shape: ModelShape) -> Use:
+    """One rank's shard of them."""
+    model = config.train_model
+    width = FLOAT if model.lora.enabled else DTYPE_BYTES[config.model.dtype]
+    size = trained_parameters(config, shape) * width / model.shards
+    return Use("gradients", size, "train_model.lora.enabled, train_model.num_devices")
 
 
-def _copies(config: Config, shape: ModelShape, share: Share, on_cpu: bool) -> float:
+def _step(config: Config, shape: ModelShape) -> list[Use]:
+    """What the optimizer's step takes for a moment: bfloat16 weights move in float32, a bucket at a time, of which the
+    largest matrix is alone in its own; states that live on the host visit."""
+    model = config.train_model
+    uses = []
+    if not model.lora.enabled and config.model.dtype != "float32" and model.offload != "all":
+        largest = max(MASTER_BUCKET, shape.head_parameters / model.shards)
+        bucket = min(shape.parameters / model.shards, largest) * MASTER_BUCKET_BYTES
+        knobs = "model.dtype, train_model.lora.enabled"
+        uses.append(Use("weights in float32, a part at a time", bucket, knobs))
+    if model.offload == "optimizer":
+        visiting = sum(use.bytes for use in learner_states(config, shape))
+        uses.append(
+            Use("optimizer state, visiting", visiting, "train_model.offload=all, train_model.num_devices")
+        )
+    return uses
+
+
+def _copies(config: Config, shape: ModelShape, on_cpu: bool) -> float:
     """Half-precision copies of the weights beyond one layer's. The backward pass needs them unless checkpointing casts
     again. With a shared prompt each weight is used twice: autocast keeps the copy of a trained one for the second
     pass, and makes another of a frozen one."""
@@ -230,37 +236,38 @@ def _copies(config: Config, shape: ModelShape, share: Share, on_cpu: bool) -> fl
         return 0.0
     widths = arithmetic(config, on_cpu)
     twice = config.train.shares_prompt and not widths.trains_weights
-    return weight_copies_bytes(shape, widths) * share.of_all * (2 if twice else 1)
+    return weight_copies_bytes(shape, widths) * (2 if twice else 1)
 
 
-def _scoring(config: Config, shape: ModelShape, share: Share, on_cpu: bool) -> list[Use]:
+def _scoring(config: Config, shape: ModelShape, on_cpu: bool) -> list[Use]:
     """Log-probs without gradients: the larger of a block and the head."""
     batch, widths = microbatch(config, shape, on_cpu), arithmetic(config, on_cpu)
     block = block_scoring_bytes(shape, batch, widths) + batch.mask * (1 + widths.factor)
-    moments = [Use("one layer's activations", block, BATCH_KNOBS)]
-    if share.head:
-        moments.append(Use("output head", head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS))
+    moments = [
+        Use("one layer's activations", block, BATCH_KNOBS),
+        Use("output head", head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS),
+    ]
     cached = config.train.shares_prompt and widths.trains_weights
-    copies = _copies(config, shape, share, on_cpu) if cached else 0.0
+    copies = _copies(config, shape, on_cpu) if cached else 0.0
     return [
         Use("half-precision weights", copies, f"{CHECKPOINTING}, train.share_prompt"),
         max(moments, key=lambda use: use.bytes),
     ]
 
 
-def _peak(config: Config, shape: ModelShape, share: Share, on_cpu: bool, gradients: Use) -> list[Use]:
+def _peak(config: Config, shape: ModelShape, on_cpu: bool, gradients: Use) -> list[Use]:
     """The fullest of four moments: the head's forward pass, its backward pass, the backward pass of the last block
     and that of the first. With one microbatch a step, gradients come into being between the last two."""
     batch, widths = microbatch(config, shape, on_cpu), arithmetic(config, on_cpu)
     recomputes = config.train.gradient_checkpointing
     block = block_bytes(shape, batch, widths)
     kept = block_input_bytes(shape, batch, widths) if recomputes else block
-    copies = _copies(config, shape, share, on_cpu)
+    copies = _copies(config, shape, on_cpu)
     held = gradients.bytes if config.train.gradient_accumulation_steps > 1 else 0.0
 
-    def moment(now: Use, gradient: float = held, layers: int = share.layers) -> list[Use]:
+    def moment(now: Use, gradient: float = held, layers: int = shape.num_layers) -> list[Use]:
         activations = layers * kept + batch.mask
-        copied = copies * layers / share.layers
+        copied = copies * layers / shape.num_layers
         return [
             Use(gradients.what, gradient, gradients.knobs),
             Use(f"activations of {batch.positions} tokens", activations, f"{BATCH_KNOBS}, {CHECKPOINTING}"),
@@ -269,19 +276,20 @@ def _peak(config: Config, shape: ModelShape, share: Share, on_cpu: bool, gradien
         ]
 
     backward = block_backward_bytes(shape, batch, widths) + (block if recomputes else 0.0)
-    waiting = waiting_head_gradient_bytes(shape, widths) if share.head else 0.0
 
     def layer(beside: float) -> Use:
         return Use("backward pass of one layer", backward + beside, BATCH_KNOBS)
 
     # Among all gradients is that of a tied head, which waits until the end.
-    moments = [moment(layer(waiting)), moment(layer(0.0), gradients.bytes, layers=1)]
-    if share.head:
-        entropy = 2 if config.policy.entropy_coef else 1
-        forward = head_forward_bytes(shape, batch, widths, 2)
-        back = head_backward_bytes(shape, batch, widths, entropy)
-        moments.append(moment(Use("output head", forward, HEAD_KNOBS)))
-        moments.append(moment(Use("backward pass of the output head", back, HEAD_KNOBS)))
+    moments = [
+        moment(layer(waiting_head_gradient_bytes(shape, widths))),
+        moment(layer(0.0), gradients.bytes, layers=1),
+    ]
+    entropy = 2 if config.policy.entropy_coef else 1
+    forward = head_forward_bytes(shape, batch, widths, 2)
+    back = head_backward_bytes(shape, batch, widths, entropy)
+    moments.append(moment(Use("output head", forward, HEAD_KNOBS)))
+    moments.append(moment(Use("backward pass of the output head", back, HEAD_KNOBS)))
     return max(moments, key=lambda uses: sum(use.bytes for use in uses))
 
 

@@ -27,6 +27,9 @@ from plan.memory import (
     engine_weights,
     engine_work_bytes,
     kv_bytes_per_sequence,
+    learner_gradients,
+    learner_states,
+    learner_weights,
     microbatch_rows,
     pushed_bytes,
     reference_bytes,
@@ -36,7 +39,9 @@ from plan.memory import (
 from plan.model_shape import DTYPE_BYTES, GIB, ModelShape, find_shape, kv_cache_bytes
 
 Backend = Literal["vllm", "transformers"]
-ReferenceHome = Literal["none", "own devices", "base of the LoRA policy", "training GPU", "host memory"]
+ReferenceHome = Literal[
+    "none", "own devices", "base of the LoRA policy", "learner ranks", "training GPU", "host memory"
+]
 
 AUTOCAST = {"fp32": None, "bf16": "bfloat16", "fp16": "float16"}
 GPU_SEQUENCES, CPU_SEQUENCES = 512, 256
@@ -82,10 +87,16 @@ class CanaryPlan:
 
 @dataclass(frozen=True)
 class LearnerPlan:
-    """The learner. autocast: dtype of forward and backward, None: that of the weights. microbatch_rows: completions.
-    chunk_size: response tokens whose logits exist at one time; None: by the head, which is not known yet.
-    num_threads: of its process; None: all that torch takes."""
+    """The learner, or each of its ranks.
 
+    shard_size: ranks that share one copy of the parameters; the others hold copies of their own.
+    autocast: dtype of forward and backward, None: that of the weights.
+    microbatch_rows: completions that one rank takes at a time.
+    chunk_size: response tokens whose logits exist at one time; None: by the head, which is not known yet.
+    num_threads: of its process; None: all that torch takes.
+    """
+
+    shard_size: int
     autocast: str | None
     share_prompt: bool
     microbatch_rows: int
@@ -95,8 +106,9 @@ class LearnerPlan:
 
 @dataclass(frozen=True)
 class ReferencePlan:
-    """The reference model. With `host memory` it visits the first training GPU to score; on a CPU it lives there.
-    devices: GPU indices, where it has its own."""
+    """The reference model. With `host memory` it visits the training GPU to score; on a CPU it lives there. With
+    `learner ranks` it is sharded over them and scores in turns with the policy. devices: GPU indices, where it has its
+    own."""
 
     home: ReferenceHome
     devices: tuple[int, ...] = ()
@@ -126,11 +138,10 @@ class Plan:
 
     @property
     def phases(self) -> list[Phase]:
-        """What the learner's fullest device holds, phase by phase; empty where the model's sizes are not known."""
+        """What a learner rank holds, phase by phase; empty where the model's sizes are not known."""
         if self.shape is None:
             return []
-        on_cpu, spread = self.devices.on_cpu, max(1, len(self.devices.train))
-        return train_phases(self.config, self.shape, spread, on_cpu, _reference_at(self))
+        return train_phases(self.config, self.shape, self.devices.on_cpu, _reference_at(self))
 
 
 def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path = Path()) -> Plan:
@@ -159,9 +170,20 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
         ),
         transport=transport(devices, engine.backend == "vllm" and config.inference_model.lora == "merge"),
         canary=_canary(engine.backend, devices),
-        notes=devices.notes,
+        notes=(*devices.notes, *_idle_ranks(config)),
     )
     return _note_unused(_share_gpu(_place_reference(plan)))
+
+
+def _idle_ranks(config: Config) -> tuple[str, ...]:
+    ranks, groups = config.train_model.ranks, config.optim_batch_groups
+    if groups >= ranks:
+        return ()
+    note = (
+        f"an optimizer step has {groups} groups, so {ranks - groups} of {ranks} learner ranks have nothing to do: "
+        f"raise train.optim_batch_size to {ranks * config.env.repeats}, or lower train_model.num_devices"
+    )
+    return (note,)
 
 
 def gpus_used(plan: Plan) -> int:
@@ -186,13 +208,16 @@ def _note_unused(plan: Plan) -> Plan:
 
 def _allocate(config: Config, overlapped: bool, machine: Machine) -> DevicePlan:
     gpus = 0 if config.device == "cpu" else machine.num_gpus
+    on_cluster = config.ray.address is not None or machine.nodes > 1
+    if config.device == "cuda" and on_cluster and config.train_model.ranks > 1:
+        gpus = max(gpus, 1)  # those of the cluster's nodes: the driver's own needs none
     if config.device == "cuda" and gpus == 0:
         raise ConfigError(
             "device=cuda: this machine has no NVIDIA GPU; `--config-name grpo_quickstart` trains on a CPU, "
             "device=cpu tries this config there, and run=plan plan.gpus=N plan.gpu_memory_gib=G plans for a "
             "machine that has some"
         )
-    return plan_devices(config, gpus, overlapped, config.ray.address is not None or machine.nodes > 1)
+    return plan_devices(config, gpus, overlapped, on_cluster)
 
 
 def _engine(
@@ -245,16 +270,23 @@ def _engine_dtype(config: Config, backend: Backend, on_cpu: bool) -> str:
 
 
 def _learner(config: Config, overlapped: bool, devices: DevicePlan, shape: ModelShape | None) -> LearnerPlan:
-    threads = config.train_model.num_threads
-    if threads is None and overlapped and devices.on_cpu:
-        threads = max(1, len(os.sched_getaffinity(0)) - 1)
     return LearnerPlan(
+        shard_size=config.train_model.shards,
         autocast=AUTOCAST[config.train.mixed_precision],
         share_prompt=config.train.shares_prompt,
         microbatch_rows=microbatch_rows(config),
         chunk_size=None if shape is None else chunk_size(config, shape, devices.on_cpu),
-        num_threads=threads,
+        num_threads=config.train_model.num_threads or _threads(overlapped, devices),
     )
+
+
+def _threads(overlapped: bool, devices: DevicePlan) -> int | None:
+    """Of one rank; None: what torch takes. Engines that work beside the learner on a CPU keep a core."""
+    beside = overlapped and devices.on_cpu
+    if devices.ranks == 1 and not beside:
+        return None
+    cores = len(os.sched_getaffinity(0)) - (1 if beside else 0)
+    return max(1, cores // devices.ranks_per_node)
 
 
 def _place_reference(plan: Plan) -> Plan:
@@ -293,12 +325,14 @@ def _share_gpu(plan: Plan) -> Plan:
 
 
 def resident(plan: Plan, shape: ModelShape) -> float:
-    """Bytes that the learner keeps on its fullest GPU between two steps, a reference that stays there included."""
-    return between_steps(plan.config, shape, max(1, len(plan.devices.train)), _reference_at(plan)).bytes
+    """Bytes that a learner rank keeps on its GPU between two steps, a reference that stays there included."""
+    return between_steps(plan.config, shape, _reference_at(plan)).bytes
 
 
 def _reference_at(plan: Plan) -> ReferenceAt:
     home = plan.reference.home
+    if home == "learner ranks":
+        return "sharded"
     if home == "training GPU" or (home == "host memory" and plan.devices.on_cpu):
         return "resident"
     return "visiting" if home == "host memory" else "elsewhere"
@@ -327,17 +361,28 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
         on_vllm = plan.engine.backend == "vllm"
         weights = engine_weights(plan.config, shape, plan.engine.dtype, on_cpu=on_vllm)
         engines = plan.config.inference_model.num_devices * (weights + (cache_on_device(plan, shape) or 0.0))
-        learner = max(phase.bytes for phase in plan.phases)
+        learner = plan.devices.ranks_per_node * max(phase.bytes for phase in plan.phases)
         uses = [
             Use("learner", learner, "train.gradient_accumulation_steps"),
             Use("engines", engines, "inference_model.num_devices, max_num_seqs"),
         ]
     else:
         visits = reference_bytes(plan.config, shape) if plan.reference.home == "host memory" else 0.0
-        uses = [Use("visiting reference", visits, "ref_model.num_devices")]
+        uses = [Use("visiting reference", visits, "ref_model.num_devices"), *_offloaded(plan, shape)]
     copy = pushed_bytes(plan.config, shape, plan.weight_dtype) if plan.transport != "in_process" else 0.0
     uses.append(Use("copy of the last push", copy, "model.name, inference_model.dtype"))
     return [use for use in uses if use.bytes]
+
+
+def _offloaded(plan: Plan, shape: ModelShape) -> list[Use]:
+    """What the ranks of one node keep in its memory. A reference that is sharded with the policy goes where it goes."""
+    config, offload, ranks = plan.config, plan.config.train_model.offload, plan.devices.ranks_per_node
+    kept: tuple[Use, ...] = ()
+    if offload != "none":
+        kept = learner_states(config, shape)
+    if offload == "all":
+        kept += (*learner_weights(config, shape), learner_gradients(config, shape))
+    return [Use(f"{use.what} of {ranks} rank(s)", ranks * use.bytes, "train_model.offload") for use in kept]
 
 
 def host_bytes(plan: Plan, shape: ModelShape) -> float:

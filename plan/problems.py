@@ -87,11 +87,27 @@ def _contradictions(plan: Plan) -> Iterator[str]:
         )
     if inference.lora == "adapter" and plan.engine.backend == "transformers":
         yield "inference_model.lora=adapter needs inference_model.backend=vllm; merge works with both"
-    there = plan.machine.num_gpus * plan.machine.nodes
-    if plan.machine.nodes > 1 and gpus_used(plan) > there:
+    yield from _cluster(plan)
+
+
+def _cluster(plan: Plan) -> Iterator[str]:
+    """What a cluster of known size does not have. Of another one only Ray can tell, when it places the actors."""
+    machine, devices = plan.machine, plan.devices
+    inference, nodes = plan.config.inference_model, plan.config.train_model.num_nodes
+    there = machine.num_gpus * machine.nodes
+    if machine.nodes == 1:
+        return
+    if nodes > machine.nodes:
+        yield f"train_model.num_nodes={nodes}: there are {machine.nodes} nodes; lower it, or raise plan.nodes"
+    if not devices.on_cpu and devices.ranks_per_node > machine.num_gpus:
+        yield (
+            f"train_model.num_devices={devices.ranks} over train_model.num_nodes={nodes} are {devices.ranks_per_node} "
+            f"ranks on a node, which has {machine.num_gpus} GPUs: raise num_nodes, or lower num_devices"
+        )
+    if gpus_used(plan) > there:
         yield (
             f"inference_model.num_devices={inference.num_devices}: with learner and reference {gpus_used(plan)} "
-            f"GPUs are needed, and {plan.machine.nodes} nodes have {there}: lower it"
+            f"GPUs are needed, and {machine.nodes} nodes have {there}: lower it"
         )
 
 

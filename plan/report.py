@@ -77,12 +77,24 @@ def _device_lines(plan: Plan) -> list[str]:
     devices = plan.devices
     kind = "in this process" if devices.in_process else "Ray actor"
     home, own = plan.reference.home, _where(plan.reference.devices)
-    lines = [_line("train_model", _where(devices.train))]
+    lines = [_line("train_model", _learner_at(plan))]
     lines.append(_line("ref_model", own if home == "own devices" else home))
     for index, engine in enumerate(devices.engines):
         where = f"{len(engine) or 'no'} GPU(s) of the Ray cluster" if devices.on_cluster else _where(engine)
         lines.append(_line(f"engine {index}", f"{where}, {plan.engine.backend}, {plan.engine.dtype}, {kind}"))
     return [*lines, _line("weights", f"travel by {plan.transport} in {plan.weight_dtype}")]
+
+
+def _learner_at(plan: Plan) -> str:
+    devices, shards = plan.devices, plan.learner.shard_size
+    if devices.ranks == 1:
+        return _where(devices.train)
+    sharded = "over all of them" if shards == devices.ranks else f"in groups of {shards}"
+    ranks = f"{devices.ranks} ranks, parameters sharded {sharded}"
+    if not devices.on_cluster:
+        return f"{ranks}: {_where(devices.train)}"
+    nodes, kind = devices.ranks // devices.ranks_per_node, "no GPU" if devices.on_cpu else "a GPU"
+    return f"{ranks}: {devices.ranks_per_node} on each of {nodes} node(s) of the Ray cluster, {kind} each"
 
 
 def _where(devices: tuple[int, ...]) -> str:
@@ -92,7 +104,8 @@ def _where(devices: tuple[int, ...]) -> str:
 def _batch_lines(plan: Plan) -> list[str]:
     config = plan.config
     longest = config.env.max_prompt_tokens + config.inference_model.max_tokens
-    steps = config.train.gradient_accumulation_steps
+    steps, ranks = config.train.gradient_accumulation_steps, config.train_model.ranks
+    shared = f"{ranks} ranks x " if ranks > 1 else ""
     return [
         _line(
             "iteration",
@@ -101,7 +114,7 @@ def _batch_lines(plan: Plan) -> list[str]:
         ),
         _line(
             "optimizer step",
-            f"{config.optim_batch_size} completions = {steps} microbatches x {plan.learner.microbatch_rows}; "
+            f"{config.optim_batch_size} completions = {shared}{steps} microbatches x {plan.learner.microbatch_rows}; "
             f"{config.optimizer_steps_per_iteration} steps per iteration",
         ),
         _line(
@@ -198,6 +211,9 @@ def idle_keys(plan: Plan) -> list[str]:
     unless(plan.overlapped, "train", *asynchronous, why="grpo_async.py only")
     reference = config.policy.uses_reference
     unless(reference, "ref_model", "num_devices", "devices", why="policy.kl_coef=0 uses no reference")
+    if reference:
+        why = "the reference is sharded over the learner's ranks"
+        unless(plan.devices.ranks == 1, "ref_model", "num_devices", why=why)
     unless(reference, "policy", "kl_estimator", "kl_placement", why="policy.kl_coef=0")
     unless(not plan.devices.in_process, "ray", "num_cpus_per_engine", why="the engine is not a Ray actor")
     return idle

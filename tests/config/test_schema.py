@@ -158,3 +158,35 @@ def test_every_field_is_read_by_code_and_documented() -> None:
     for prefix, name in all_fields(Config):
         assert name in read, f"{prefix}{name}: no code reads it"
         assert name in documented or prefix == "", f"{prefix}{name}"
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ("num_devices=8 num_nodes=3", "num_nodes=3 does not divide the 8 learner ranks"),
+        ("num_devices=8 shard_size=16", "shard_size=16 does not divide the 8 learner ranks"),
+        ("devices=[0,1] shard_size=3", "shard_size=3 does not divide the 2 learner ranks"),
+        ("devices=[0,1] num_nodes=2", "train_model.devices=[0, 1] with train_model.num_nodes=2"),
+        ("offload=all", "train_model.offload=all with device=cpu"),
+        ("offload=disk", "choose one of none, optimizer, all"),
+        ("shard_size=0", "train_model.shard_size=0: must be at least 1"),
+        ("num_devices=0", "train_model.num_devices=0: must be at least 1"),
+    ],
+)
+def test_ranks_that_cannot_be(asked: str, says: str) -> None:
+    assert says in message(*(f"train_model.{setting}" for setting in asked.split()))
+
+
+def test_no_gradient_scaler_over_several_ranks() -> None:
+    said = message("train_model.num_devices=2", "train.mixed_precision=fp16")
+    assert "train.mixed_precision=fp16 with train_model.num_devices=2" in said and "take bf16" in said
+
+
+def test_ranks_and_shards() -> None:
+    one = composed("grpo_quickstart").train_model
+    assert (one.ranks, one.shards) == (1, 1)
+    listed = composed("grpo_gsm8k", "train_model.devices=[3,1]").train_model
+    assert (listed.ranks, listed.shards) == (2, 2)
+    hybrid = ("train_model.num_devices=16", "train_model.num_nodes=2", "train_model.shard_size=8")
+    groups = composed("grpo_gsm8k", *hybrid).train_model
+    assert (groups.ranks, groups.shards) == (16, 8)

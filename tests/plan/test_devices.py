@@ -65,19 +65,28 @@ def test_on_a_cpu_one_engine_is_in_process_and_two_are_actors() -> None:
 
 
 def test_components_get_devices_of_their_own() -> None:
-    found = plan(8, train=2, reference=1, inference=4, tp=2)
-    assert found.train == (0, 1)
-    assert found.engines == ((2, 3), (4, 5))
-    assert found.reference == (6,)
+    found = plan(8, reference=1, inference=4, tp=2)
+    assert (found.train, found.ranks) == ((0,), 1)
+    assert found.engines == ((1, 2), (3, 4))
     assert found.reference_home == "own devices"
     assert way(found) == "nccl"
-    assert (found.train_device, found.reference) == ("cuda:0", (6,))
+    assert (found.train_device, found.reference) == ("cuda:0", (5,))
     assert found.notes == ()
+
+
+def test_several_ranks_have_a_gpu_each_and_shard_the_reference_too() -> None:
+    found = plan(8, train=2, reference=1, inference=4, tp=2)
+    assert (found.train, found.ranks, found.ranks_per_node) == ((0, 1), 2, 2)
+    assert found.engines == ((2, 3), (4, 5))
+    assert (found.reference, found.reference_home) == ((), "learner ranks")
+    assert way(found) == "shared_memory", "native transfer leaves one process"
+    assert plan(8, train=2, reference=1, lora=True).reference_home == "base of the LoRA policy"
+    assert plan(8, train=[5, 1]).train == (5, 1)
 
 
 @pytest.mark.parametrize("gpus", range(1, 9))
 def test_nothing_overlaps_unless_it_takes_turns(gpus: int) -> None:
-    for train, reference, inference in itertools.product((1, 2, 3), (None, 1, 2), (1, 2, 4)):
+    for train, reference, inference in itertools.product((1, 2, 3), (None, 1), (1, 2, 4)):
         if max(train, inference) > gpus:
             with pytest.raises(ConfigError, match=rf"this machine has {gpus} GPU\(s\)"):
                 plan(gpus, train, reference, inference)
@@ -91,7 +100,8 @@ def test_nothing_overlaps_unless_it_takes_turns(gpus: int) -> None:
         assert found.colocated == (train + inference > gpus)
         assert found.colocated == any("take turns" in note for note in found.notes)
         if reference is not None:
-            assert found.reference_home == ("own devices" if found.reference else "shared")
+            usual = "shared" if train == 1 else "learner ranks"
+            assert found.reference_home == ("own devices" if found.reference else usual)
 
 
 def test_one_gpu_is_shared_and_the_plan_says_so() -> None:
@@ -129,6 +139,27 @@ def test_a_shared_gpu_in_two_processes_uses_ipc() -> None:
     assert way(plan(2, train=2, inference=2, colocate=True)) == "shared_memory"
 
 
+def test_on_a_cpu_ranks_are_processes_beside_the_engine() -> None:
+    found = plan(0, train=2, reference=1)
+    assert (found.on_cpu, found.ranks, found.ranks_per_node) == (True, 2, 2)
+    assert (found.in_process, way(found)) == (True, "in_process"), "the engine is in the driver"
+    assert found.reference_home == "learner ranks"
+    assert way(plan(0, train=2, inference=2)) == "shared_memory"
+
+
+def test_ranks_on_the_nodes_of_a_cluster() -> None:
+    def nodes(count: int, **where: Any) -> DevicePlan:
+        asked = Config(train_model=TrainModelConfig(num_devices=8, num_nodes=count))
+        return plan_devices(asked, **{"num_gpus": 4, "cluster": True} | where)
+
+    found = nodes(2)
+    assert (len(found.train), found.ranks, found.ranks_per_node) == (8, 8, 4)
+    assert (found.on_cpu, found.colocated, way(found)) == (False, False, "object_store")
+    assert nodes(4, num_gpus=0).ranks_per_node == 2
+    with pytest.raises(ConfigError, match=r"train_model.num_nodes=2: several nodes are a Ray cluster"):
+        nodes(2, cluster=False)
+
+
 def test_on_a_cluster_ray_chooses_the_engines_devices() -> None:
     found = plan(1, inference=4, tp=2, cluster=True)
     assert found.train == (0,)
@@ -161,14 +192,18 @@ def test_on_a_cluster_ray_chooses_the_engines_devices() -> None:
         ({"train": 0}, "train_model.num_devices=0: must be at least 1"),
         ({"train": 5}, r"train_model.num_devices=5, .*this machine has 4 GPU\(s\)"),
         (
-            {"reference": [0, 1, 2], "train": 1, "inference": 2},
-            r"inference_model.num_devices=2: only 0 GPU\(s\) are left",
+            {"reference": [0], "train": 1, "inference": [1], "gpus": 2},
+            r"train_model.num_devices=1: only 0 GPU\(s\) are left",
         ),
+        ({"reference": [0, 1]}, "ref_model.num_devices=2: beside a learner of one rank"),
+        ({"reference": 2}, "ref_model.num_devices=2: beside a learner of one rank"),
+        ({"reference": [0], "train": 2}, r"ref_model.devices=\[0\]: with 2 learner ranks"),
+        ({"train": [0, 1], "cluster": True}, "the 2 learner ranks are on a Ray cluster, which chooses"),
     ],
 )
 def test_lists_that_cannot_work(wishes: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        plan(4, **wishes)
+        plan(**{"gpus": 4} | wishes)
 
 
 def test_lists_and_counts_that_disagree() -> None:
@@ -181,8 +216,9 @@ def test_lists_and_counts_that_disagree() -> None:
 def test_gpus_asked_for_where_there_are_none() -> None:
     with pytest.raises(ConfigError, match=r"inference_model.devices=\[2\]: there is no GPU here"):
         plan(0, inference=[2])
-    with pytest.raises(ConfigError, match=r"train_model\.num_devices=2: there is no GPU here"):
-        plan(0, train=2)
+    offloaded = Config(train_model=TrainModelConfig(offload="all"))
+    with pytest.raises(ConfigError, match=r"train_model\.offload=all: there is no GPU here"):
+        plan_devices(offloaded, 0)
     assert "does nothing on a CPU" in plan(0, colocate=True).notes[0]
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.memory import CASES, SHAPES
+from benchmarks.memory import ALONE, CASES, SHAPES
 from plan.activations import FLOAT
 from plan.memory import (
     CHUNK_BYTES,
@@ -16,7 +16,6 @@ from plan.memory import (
     Phase,
     between_steps,
     chunk_size,
-    shares,
     train_phases,
 )
 from tests.plan.fake_learner import measured
@@ -27,17 +26,18 @@ from training.master_weights import BUCKET_ELEMENTS
 CLOSE = 0.15
 
 
-def estimated(name: str, layers: int | None = None, devices: int = 1, *overrides: str) -> dict[str, Phase]:
+def estimated(name: str, layers: int | None = None, ranks: int = 1, *overrides: str) -> dict[str, Phase]:
     size, config, ours = CASES[name]
     shape = SHAPES[size] if layers is None else replace(SHAPES[size], num_layers=layers)
-    phases = train_phases(configured(*ours, *overrides, name=config), shape, devices, on_cpu=False)
+    asked = (f"train_model.num_devices={ranks}", *ours, *overrides)
+    phases = train_phases(configured(*asked, name=config), shape, on_cpu=False)
     return {phase.name: phase for phase in phases}
 
 
 @pytest.mark.parametrize("name", ["countdown 1.5B", "gsm8k 3B", "code 7B"])
 def test_the_peak_of_a_real_model(name: str) -> None:
     size, config, overrides = CASES[name]
-    peaks = measured(configured(*overrides, name=config), SHAPES[size], ["optimize"])
+    peaks = measured(configured(ALONE, *overrides, name=config), SHAPES[size], ["optimize"])
     assert estimated(name)["optimize"].bytes == pytest.approx(peaks["optimize"], rel=CLOSE)
 
 
@@ -48,7 +48,7 @@ def test_the_peak_of_a_real_model(name: str) -> None:
 def test_every_phase_of_a_model_of_real_width(name: str) -> None:
     """Two layers, all being alike, weigh less than the rest, which is to be right too."""
     size, config, overrides = CASES[name]
-    peaks = measured(configured(*overrides, name=config), replace(SHAPES[size], num_layers=2))
+    peaks = measured(configured(ALONE, *overrides, name=config), replace(SHAPES[size], num_layers=2))
     phases = estimated(name, layers=2)
     assert list(peaks) == list(phases)
     for phase, peak in peaks.items():
@@ -66,31 +66,35 @@ def test_numbers_that_are_the_learners_own() -> None:
 
 def test_what_stays_between_two_steps() -> None:
     config, shape = configured(name="grpo_gsm8k"), SHAPES["3B"]
-    assert between_steps(config, shape, 1).bytes == 12 * shape.parameters
+    assert between_steps(config, shape).bytes == 12 * shape.parameters
     half = configured("model.dtype=bfloat16", name="grpo_gsm8k")
-    assert between_steps(half, shape, 1).bytes == 12 * shape.parameters, (
-        "with the rest of the float32 numbers"
-    )
+    assert between_steps(half, shape).bytes == 12 * shape.parameters, "with the rest of the float32 numbers"
     lora = configured("train_model.lora.enabled=true", name="grpo_gsm8k")
-    assert between_steps(lora, shape, 1).bytes == 4 * shape.parameters + 12 * shape.lora_parameters(8)
-    with_reference = between_steps(config, shape, 1, reference="resident")
-    assert with_reference.bytes == between_steps(config, shape, 1).bytes + 2 * (
+    assert between_steps(lora, shape).bytes == 4 * shape.parameters + 12 * shape.lora_parameters(8)
+    with_reference = between_steps(config, shape, reference="resident")
+    assert with_reference.bytes == between_steps(config, shape).bytes + 2 * (
         shape.parameters + shape.head_parameters
     ), "its embedding is float32"
 
 
-def test_layers_over_several_gpus() -> None:
-    one, two, four = (estimated("math 7B", devices=devices) for devices in (1, 2, 4))
-    for phase in one:
-        assert one[phase].bytes / 2 < two[phase].bytes < 0.7 * one[phase].bytes
-        assert one[phase].bytes / 4 < four[phase].bytes < 0.45 * one[phase].bytes
-    tied, untied = SHAPES["3B"], SHAPES["7B"]
-    assert [share.head for share in shares(tied, 2)] == [True]
-    assert [share.head for share in shares(untied, 2)] == [False, True]
-    for shape in SHAPES.values():
-        for share in shares(shape, 64):
-            assert share.of_all * shape.parameters >= shape.head_parameters
-            assert share.layers < shape.num_layers
+def test_shards_of_several_ranks() -> None:
+    """What is resident falls with the shards, not with the ranks; offloading takes it away."""
+    shape = SHAPES["7B"]
+
+    def resident(*asked: str) -> float:
+        return between_steps(configured(*asked, name="grpo_math"), shape).bytes
+
+    assert resident("train_model.num_devices=8") == resident(ALONE) / 8
+    assert resident("train_model.num_devices=16", "train_model.shard_size=8") == resident(ALONE) / 8
+    assert resident("train_model.num_devices=8", "train_model.offload=optimizer") == 4 * shape.parameters / 8
+    assert resident("train_model.num_devices=8", "train_model.offload=all") == 0
+
+
+def test_ranks_take_less_memory_each() -> None:
+    one, two, eight = (estimated("math 7B", ranks=ranks) for ranks in (1, 2, 8))
+    for phase in ("optimize", "optimizer step"):
+        assert one[phase].bytes > two[phase].bytes > eight[phase].bytes
+    assert eight["optimizer step"].bytes == one["optimizer step"].bytes / 8
 
 
 def test_every_part_names_a_knob_that_exists() -> None:

@@ -159,7 +159,7 @@ def test_the_knobs_that_are_named_do_change_the_estimate(qwen: str) -> None:
     def activations(*overrides: str) -> float:
         config = gpu_plan(qwen, *overrides).config
         assert usual.shape is not None
-        optimize = train_phases(config, usual.shape, 1, on_cpu=False)[1]
+        optimize = train_phases(config, usual.shape, on_cpu=False)[1]
         return next(use.bytes for use in optimize.uses if use.what.startswith("activations"))
 
     assert activations("train.gradient_accumulation_steps=4") == 2 * activations()
@@ -176,7 +176,7 @@ def test_the_knobs_that_are_named_do_change_the_estimate(qwen: str) -> None:
 
 def peak(plan: Plan) -> float:
     assert plan.shape is not None
-    phases = train_phases(plan.config, plan.shape, len(plan.devices.train), on_cpu=False)
+    phases = train_phases(plan.config, plan.shape, on_cpu=False)
     return max(phase.bytes for phase in phases)
 
 
@@ -366,22 +366,26 @@ def test_folders_and_names_that_hold_no_model(tmp_path: Path) -> None:
 
 
 def test_a_reference_is_counted_where_it_is(qwen: str) -> None:
-    """Whole on the first training GPU, also where the learner's layers are spread; a visitor only while it scores."""
-    spread = ("train_model.num_devices=2",)
+    """Whole on the training GPU of one rank, a visitor only while it scores; over several ranks in shards."""
 
     def phases(*overrides: str, gpus: int, memory: float) -> tuple[str, dict[str, float]]:
-        plan = make_plan(config_of("grpo_gsm8k", qwen, *spread, *overrides), False, machine(gpus, memory))
+        plan = make_plan(config_of("grpo_gsm8k", qwen, *overrides), False, machine(gpus, memory))
         return plan.reference.home, {phase.name: phase.bytes for phase in plan.phases}
 
-    _, without = phases("policy.kl_coef=0", gpus=3, memory=80.0)
-    home, staying = phases(gpus=3, memory=80.0)
+    _, without = phases("policy.kl_coef=0", gpus=2, memory=80.0)
+    home, staying = phases(gpus=2, memory=80.0)
     assert home == "training GPU"
     shape = read_shape(Path(qwen.partition("=")[2]) / "config.json")
     whole = 2 * (shape.parameters + shape.head_parameters)
     assert {name: staying[name] - without[name] for name in without} == pytest.approx(
         dict.fromkeys(without, whole)
     )
-    home, visiting = phases(gpus=2, memory=80.0)
+    home, visiting = phases(gpus=1, memory=80.0)
     assert home == "host memory"
     assert visiting["score"] - without["score"] == pytest.approx(whole)
     assert visiting["optimize"] == without["optimize"]
+    ranks = "train_model.num_devices=4"
+    _, without = phases(ranks, "policy.kl_coef=0", gpus=5, memory=80.0)
+    home, sharded = phases(ranks, gpus=5, memory=80.0)
+    assert home == "learner ranks"
+    assert sharded["optimize"] - without["optimize"] == pytest.approx(whole / 4)
