@@ -137,6 +137,13 @@ class Plan:
         return self.engine.dtype
 
     @property
+    def ray_cpus(self) -> int:
+        """CPU cores that a local Ray runtime promises to engines and learner ranks."""
+        devices = self.devices
+        engines = 0 if devices.in_process else len(devices.engines)
+        return engines * self.config.ray.num_cpus_per_engine + (devices.ranks if devices.ranks > 1 else 0)
+
+    @property
     def phases(self) -> list[Phase]:
         """What a learner rank holds, phase by phase; empty where the model's sizes are not known."""
         if self.shape is None:

@@ -6,7 +6,6 @@ Where one of them fails, those that are there already are closed.
 """
 
 import gc
-import random
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from monitoring.progress import Progress
     from plan.plan import Plan
     from training.checkpoint import Saved
+    from training.learner import Learner
 
 
 def plan_run(config: Config, schedule: type[Schedule], run_dir: Path) -> "Plan":
@@ -60,13 +60,12 @@ def _build(config: Config, run_dir: Path, schedule: type[Schedule], built: ExitS
     from rollout.loop import EngineLoop
     from run.engines import adapter_shape, build_engine, build_weights
     from run.groups import make_conversation, make_evaluation, make_generation, make_prompts
-    from training.local_learner import make_learner
     from training.model import load_tokenizer
 
     _keep_imports()
     saved, told = starting_point(config, run_dir, schedule)
     plan = plan_run(config, schedule, run_dir)
-    prepare_process(config, plan)
+    prepare(config, plan)
     live.begin("reading data")
     task = make_task(config.env)
     tokenizer = load_tokenizer(config.model.name)
@@ -79,7 +78,8 @@ def _build(config: Config, run_dir: Path, schedule: type[Schedule], built: ExitS
     engine = build_engine(config, tokenizer, plan, run_dir, adapter_shape(config))
     built.callback(engine.close)
     live.begin("loading the model")
-    learner = make_learner(config, plan, run_dir, live.stage)
+    learner = _learner(config, plan, run_dir, live)
+    built.callback(learner.close)
     rewards = RewardService(task, config.env)
     built.callback(rewards.close)
     loop = EngineLoop(engine, config.inference_model.request_timeout_s, config.train.wait_timeout_s)
@@ -103,6 +103,17 @@ def _build(config: Config, run_dir: Path, schedule: type[Schedule], built: ExitS
     )
     run.begin(saved, told)
     return run
+
+
+def _learner(config: Config, plan: "Plan", run_dir: Path, live: "Progress") -> "Learner":
+    """In this process, or as ranks, which need Ray."""
+    if plan.devices.ranks == 1:
+        from training.local_learner import make_learner
+
+        return make_learner(config, plan, run_dir, live.stage)
+    from training import ranked_learner
+
+    return ranked_learner.make_learner(config, plan, run_dir, live.stage)
 
 
 def _monitor(
@@ -132,18 +143,10 @@ def _keep_imports() -> None:
     gc.freeze()
 
 
-def prepare_process(config: Config, plan: "Plan") -> None:
+def prepare(config: Config, plan: "Plan") -> None:
     """Seeds, determinism, threads and the current GPU of this process."""
-    import numpy as np
-    import torch
+    from training.process import prepare_process
 
-    random.seed(config.train.seed)
-    np.random.seed(config.train.seed)
-    torch.manual_seed(config.train.seed)
-    torch.use_deterministic_algorithms(config.train.deterministic, warn_only=True)
-    # Filling new memory, which nobody reads before it is written, costs 5% of a small run.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    if plan.learner.num_threads is not None:
-        torch.set_num_threads(plan.learner.num_threads)
-    if plan.devices.train:  # what works on "the" GPU of this process, as vLLM does, is to find the learner's
-        torch.cuda.set_device(plan.devices.train[0])
+    own = plan.devices.train[:1] if plan.devices.ranks == 1 else ()
+    # What works on "the" GPU of this process, as vLLM does, is to find the learner's.
+    prepare_process(config, plan.learner.num_threads, own[0] if own else None)

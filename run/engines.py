@@ -64,6 +64,7 @@ def _pool(config: Config, plan: Plan, factory: Callable[[], Engine]) -> Engine:
         # Half of it waits in the engine, so that no place there stays empty.
         window=2 * plan.engine.max_num_seqs,
         num_cpus_per_engine=config.ray.num_cpus_per_engine,
+        ray_cpus=plan.ray_cpus,
         address=config.ray.address,
     )
     return RayPool(factory, engine_places(plan), settings, TRANSPORTS[plan.transport](plan))
@@ -84,7 +85,7 @@ def adapter_shape(config: Config) -> AdapterShape | None:
     if config.inference_model.lora == "merge":
         return None
     lora = config.train_model.lora
-    return AdapterShape(lora.r, lora.alpha, linear_names(skeleton(config.model.name)))
+    return AdapterShape(lora.r, lora.alpha, linear_names(skeleton(config.model)))
 
 
 def vllm_settings(

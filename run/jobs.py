@@ -67,12 +67,12 @@ def evaluate(
     config: Config, run_dir: Path, schedule: type[Schedule], begun: Callable[[], None]
 ) -> RunOutcome:
     """`run=eval`: neither learner nor training data; of `model.name`, or of the checkpoint of `train.resume`."""
-    from run.build import plan_run, prepare_process
+    from run.build import plan_run, prepare
     from run.evaluation import evaluate_alone
 
     with evaluated_model(config, run_dir, schedule) as (evaluated, saved):
         plan = plan_run(evaluated, schedule, run_dir)
-        prepare_process(evaluated, plan)
+        prepare(evaluated, plan)
         outcome = evaluate_alone(evaluated, run_dir, plan, saved, begun)
     if outcome == "interrupted":
         sys.exit(INTERRUPTED)

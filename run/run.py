@@ -232,6 +232,7 @@ class Run:
             if self.generation.conversation is not None:
                 ending.callback(self.generation.conversation.close)
             ending.callback(self.engine.close)
+            ending.callback(self.learner.close)
             ending.callback(self.loop.close)
 
     def _tell_of_groups_unwanted(self) -> None:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
 from training.model import causal_model
+from training.sharding import Within, directly
 
 _HEAD_VALUES = 1 << 26  # of the output head that are converted at a time
 _FLOAT8 = torch.float8_e4m3fn
@@ -104,16 +105,19 @@ def _rounded(values: torch.Tensor, float8: bool) -> torch.Tensor:
 
 @torch.no_grad()
 def learner_scores(
-    model: nn.Module, sequences: Sequence[Sequence[int]], temperature: float
+    model: nn.Module, sequences: Sequence[Sequence[int]], temperature: float, within: Within = directly
 ) -> list[list[float]]:
-    """Log-probs of all tokens but the first under the learner's weights, [count][length - 1]."""
+    """Log-probs of all tokens but the first under the learner's weights, [count][length - 1].
+
+    within: where the model's parameters are whole.
+    """
     causal = causal_model(model)
     was_training = causal.training
     model.eval()
     scores = []
     for sequence in sequences:
         ids = torch.tensor([list(sequence)], device=causal.device)
-        logits = causal(ids).logits[0, :-1].float() / temperature
+        logits = within(partial(causal, ids)).logits[0, :-1].float() / temperature
         picked: Any = logits.log_softmax(-1).gather(-1, ids[0, 1:, None].to(logits.device))
         scores.append(picked[:, 0].tolist())
     model.train(was_training)
@@ -121,7 +125,11 @@ def learner_scores(
 
 
 def rounding_error(
-    model: nn.Module, sequences: Sequence[Sequence[int]], dtype: torch.dtype, float8: bool = False
+    model: nn.Module,
+    sequences: Sequence[Sequence[int]],
+    dtype: torch.dtype,
+    float8: bool = False,
+    within: Within = directly,
 ) -> list[list[float]]:
     """What the learner's own dtype and the engine's may do to each score together, [count][length - 1].
 
@@ -132,9 +140,9 @@ def rounding_error(
 
     def scores_in(other: torch.dtype, float8: bool = False) -> torch.Tensor:
         with computing_in(causal, other, float8):
-            return torch.tensor(learner_scores(model, sequences, 1.0))
+            return torch.tensor(learner_scores(model, sequences, 1.0, within))
 
-    own = torch.tensor(learner_scores(model, sequences, 1.0))
+    own = torch.tensor(learner_scores(model, sequences, 1.0, within))
     rounded = any(parameter.dtype != torch.float32 for parameter in causal.parameters())
     exact = scores_in(torch.float32) if rounded else own
     engine = scores_in(dtype, float8) if float8 or dtype != torch.float32 else exact

@@ -7,6 +7,7 @@ plain key/value cache, so models with sliding windows or recurrent state take th
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from training.batch import Batch, Tokens
 from training.log_probs import selected_log_probs
 from training.minibatches import microbatches
 from training.model import causal_model
+from training.sharding import Within, directly
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class ResponseScorer:
     temperature, top_p, top_k: of the distribution that the engine sampled from. `temperature=None`: each row has its
         own, which a call says.
     autocast_dtype: arithmetic of the forward pass, None for the weights' own.
+    within: where the model's parameters are whole.
     """
 
     model: nn.Module
@@ -53,6 +56,7 @@ class ResponseScorer:
     top_p: float = 1.0
     top_k: int = 0
     autocast_dtype: torch.dtype | None = None
+    within: Within = directly
 
     def __post_init__(self) -> None:
         self.share_prompt = self.share_prompt and can_share_prompt(causal_model(self.model))
@@ -62,9 +66,21 @@ class ResponseScorer:
         self, tokens: Tokens, temperature: torch.Tensor | None = None, with_entropy: bool = False
     ) -> Scores:
         """tokens: [N] rows, a multiple of `together`. temperature: [N, 1]; read where `self.temperature` is None."""
+        width = tokens.response.shape[1]
+        tokens = trim(tokens)
+        mask = tokens.loss_mask
+        log_prob, entropy = self.within(partial(self._selected, tokens, temperature, with_entropy))
+        return Scores(
+            _spread(log_prob, mask, width), None if entropy is None else _spread(entropy, mask, width)
+        )
+
+    def _selected(
+        self, tokens: Tokens, temperature: torch.Tensor | None, with_entropy: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-prob and entropy [M] of the tokens in the loss."""
         causal = causal_model(self.model)
-        device, width = causal.device, tokens.response.shape[1]
-        tokens = trim(tokens).to(device)
+        device = causal.device
+        tokens = tokens.to(device)
         mask = tokens.loss_mask
         with torch.autocast(
             device.type,
@@ -73,7 +89,7 @@ class ResponseScorer:
             cache_enabled=self.share_prompt,  # else every weight is used once, and its copy would only stay
         ):
             hidden = self._shared(causal, tokens) if self.share_prompt else self._whole(causal, tokens)
-            log_prob, entropy = selected_log_probs(
+            return selected_log_probs(
                 *self._at_the_head(causal, hidden, tokens.response, mask),
                 temperature=self._temperature(temperature, causal, mask),
                 chunk_size=self.chunk_size,
@@ -81,9 +97,6 @@ class ResponseScorer:
                 top_p=self.top_p,
                 top_k=self.top_k,
             )
-        return Scores(
-            _spread(log_prob, mask, width), None if entropy is None else _spread(entropy, mask, width)
-        )
 
     def _at_the_head(
         self, causal: PreTrainedModel, hidden: torch.Tensor, response: torch.Tensor, mask: torch.Tensor

@@ -1,13 +1,14 @@
-"""What a learner does, whoever computes it: one process (`training.local_learner`), or a group of them."""
+"""What a learner does, whoever computes it: one process (`local_learner.py`), or ranks (`ranked_learner.py`)."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import torch
 
 from config.errors import RunError
 from envs.group import Group
 from training.batch import Batch
-from training.weights import PolicyTensor
 
 
 class NonFiniteError(RunError):
@@ -20,6 +21,22 @@ class StepReport:
 
     metrics: dict[str, float]
     skipped: bool
+
+
+class PublishedTensor(Protocol):
+    """One tensor of the policy as a push carries it, made when it is asked for; `rollout.weights.outgoing` reads it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def identity(self) -> Hashable: ...
+    def make(self) -> torch.Tensor: ...
 
 
 class Learner(Protocol):
@@ -45,7 +62,7 @@ class Learner(Protocol):
         """
         ...
 
-    def publish(self) -> Sequence[PolicyTensor]:
+    def publish(self) -> Sequence[PublishedTensor]:
         """Every tensor of the policy that a push carries, in the dtype in which it leaves."""
         ...
 
@@ -73,4 +90,8 @@ class Learner(Protocol):
 
     def load(self, state: dict[str, Any]) -> None:
         """Take up what `save` gave. Raises ConfigError where the state is of another model."""
+        ...
+
+    def close(self) -> None:
+        """End the processes that it has started."""
         ...

@@ -4,24 +4,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from peft import PeftModel
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from config.schema import Config
 from plan.plan import Plan
 from training.forward import ResponseScorer
-from training.model import add_lora, load_frozen
+from training.model import add_lora, load_frozen, load_model, skeleton
 from training.reference import HostMemory, Reference
+from training.sharding import Sharded, Within, directly, fill, shard
 
 
 @dataclass(frozen=True)
 class Models:
-    """policy: what is trained, wrapped by peft where it is an adapter. reference: None where nothing reads it."""
+    """policy: what is trained, wrapped by peft where it is an adapter. reference: None where nothing reads it. within:
+    where the policy's parameters are whole."""
 
     policy: nn.Module
     scorer: ResponseScorer
     reference: Reference | None
+    within: Within = directly
 
 
 def torch_devices(indices: Sequence[int]) -> list[torch.device]:
@@ -36,20 +41,59 @@ def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> Models:
     LoRA policy is that model: it serves without a second copy of the weights, and never beside the learner.
     """
     reference = _frozen_reference(config, plan)
-    if config.train.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
-    policy: nn.Module = model
-    if config.train_model.lora.enabled:
-        policy = add_lora(model, config.train_model.lora)
-    scorer = make_scorer(config, policy, plan)
+    policy = _prepared(config, model, trained=True)
+    scorer = make_scorer(config, policy, plan, _autocast(plan))
     if plan.reference.home == "base of the LoRA policy":
         assert isinstance(policy, PeftModel)
-        reference = Reference(scorer, plan.learner.microbatch_rows, visit=policy.disable_adapter)
+        reference = Reference(scorer, visit=policy.disable_adapter)
     return Models(policy, scorer, reference)
 
 
-def make_scorer(config: Config, scored: nn.Module, plan: Plan) -> ResponseScorer:
-    """Log-probs under `scored`, of the distribution that the engines sample from."""
+def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device) -> Models:
+    """The same models as shards over `mesh`, which every rank makes at once; rank 0 alone reads the files."""
+    root = _sharded(config, plan, mesh, device, trained=True)
+    policy = root.model
+    scorer = make_scorer(config, policy, plan, within=root)
+    reference = None
+    if plan.reference.home == "base of the LoRA policy":
+        assert isinstance(policy, PeftModel)
+        reference = Reference(scorer, visit=policy.disable_adapter)
+    elif plan.reference.home == "learner ranks":
+        frozen = _sharded(config, plan, mesh, device, trained=False)
+        reference = Reference(make_scorer(config, frozen.model, plan, within=frozen))
+    return Models(policy, scorer, reference, root)
+
+
+def _sharded(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device, trained: bool) -> Sharded:
+    full = load_model(config.model, [torch.device("cpu")]) if dist.get_rank() == 0 else None
+    with torch.device("meta"):
+        empty = _prepared(config, skeleton(config.model), trained)
+    root = shard(empty, mesh, _autocast(plan))
+    root.to_empty(device=device)
+    fill(root.model, None if full is None else _prepared(config, full, trained))
+    return root
+
+
+def _prepared(config: Config, model: PreTrainedModel, trained: bool) -> nn.Module:
+    """What a run makes of the model of its files: a policy, or the reference that it began from."""
+    if not trained:
+        model.requires_grad_(False).eval()
+        return model
+    if config.train.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    if config.train_model.lora.enabled:
+        return add_lora(model, config.train_model.lora)
+    return model
+
+
+def make_scorer(
+    config: Config,
+    scored: nn.Module,
+    plan: Plan,
+    autocast: torch.dtype | None = None,
+    within: Within = directly,
+) -> ResponseScorer:
+    """Log-probs under `scored`, of the distribution that the engines sample from. The rest as in `ResponseScorer`."""
     inference = config.inference_model
     return ResponseScorer(
         scored,
@@ -59,7 +103,8 @@ def make_scorer(config: Config, scored: nn.Module, plan: Plan) -> ResponseScorer
         temperature=inference.temperature if inference.temperature_end is None else None,
         top_p=inference.top_p,
         top_k=inference.top_k,
-        autocast_dtype=_autocast(plan),
+        autocast_dtype=autocast,
+        within=within,
     )
 
 
@@ -71,9 +116,7 @@ def _frozen_reference(config: Config, plan: Plan) -> Reference | None:
     visits = home == "host memory" and not plan.devices.on_cpu
     places = torch_devices(() if visits else plan.reference.devices or plan.devices.train[:1])
     frozen = load_frozen(config.model, places, _autocast(plan)).requires_grad_(False).eval()
-    reference = Reference(
-        make_scorer(config, frozen, plan), plan.learner.microbatch_rows, home == "own devices"
-    )
+    reference = Reference(make_scorer(config, frozen, plan, _autocast(plan)), home == "own devices")
     if visits:
         reference.visit = HostMemory(frozen, torch_devices(plan.devices.train)[0]).visit
     return reference

@@ -1,28 +1,31 @@
 """The learner in one process: its one worker is here, at no cost."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from config.schema import Config
 from plan.plan import Plan
 from training.batch import Batch
-from training.learner_models import Models
+from training.learner_models import Models, make_models, torch_devices
 from training.minibatches import Microbatch, microbatches
+from training.model import load_model
 from training.split_learner import SplitLearner
-from training.weights import PolicyTensor, adapter_weights, named_weights
+from training.weights import PolicyTensor, pushed_tensors
 from training.worker import Part, Piece, Worker
 
 
-def pushed_tensors(config: Config, plan: Plan) -> Callable[[Any], list[PolicyTensor]]:
-    """What a push carries: full weights in the engines' dtype, whatever the way; adapters as they are."""
-    if config.inference_model.lora == "adapter":
-        return adapter_weights
-    return partial(named_weights, dtype=getattr(torch, plan.weight_dtype))
+def make_learner(
+    config: Config,
+    plan: Plan,
+    run_dir: Path,
+    tell: Callable[[str, int, int], None] = lambda stage, done, total: None,
+) -> "LocalLearner":
+    """The learner of a run, with the models of `config` where the plan has them; its arguments as `LocalLearner`'s."""
+    models = make_models(config, load_model(config.model, torch_devices(plan.devices.train)), plan)
+    return LocalLearner(config, models, pushed_tensors(config, plan), run_dir, tell)
 
 
 class LocalLearner(SplitLearner):
@@ -67,6 +70,9 @@ class LocalLearner(SplitLearner):
         """As `Learner.load`."""
         self.worker.load(state)
         self.count_from(state)
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
     def _shares(self, batch: Batch) -> list[list[Microbatch]]:
         together = self.worker.scorer.together

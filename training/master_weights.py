@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from training.sharding import local
+
 BUCKET_ELEMENTS = 1 << 26
 """Parameters that exist in float32 at one time; a larger one is alone. About ten bytes each, for the step only."""
 
@@ -93,13 +95,13 @@ class MasterWeights(Optimizer):
         for parameter in bucket:
             assert parameter.grad is not None
             shadow = self._shadows[parameter]
-            _hold(shadow, join(_local(parameter.data), _local(self._remainders[parameter])))
+            _hold(shadow, join(local(parameter.data), local(self._remainders[parameter])))
             shadow.grad = parameter.grad.float()
         self.inner.step()
         for parameter in bucket:
             shadow = self._shadows[parameter]
             shadow.grad = None
-            split(_local(shadow.data), _local(parameter.data), _local(self._remainders[parameter]))
+            split(local(shadow.data), local(parameter.data), local(self._remainders[parameter]))
             _hold(shadow, _nothing(parameter))
 
     def state_dict(self) -> dict[str, Any]:
@@ -122,25 +124,22 @@ def _empty_shadow(parameter: nn.Parameter) -> nn.Parameter:
     like = parameter.data
     if not isinstance(like, DTensor):
         return nn.Parameter(_nothing(parameter))
-    spec = {"shape": like.shape, "stride": like.stride()}
-    return nn.Parameter(DTensor.from_local(_nothing(parameter), like.device_mesh, like.placements, **spec))
+    nothing, shape, stride = _nothing(parameter), like.shape, like.stride()
+    return nn.Parameter(
+        DTensor.from_local(nothing, like.device_mesh, like.placements, shape=shape, stride=stride)
+    )
 
 
 def _nothing(parameter: nn.Parameter) -> Tensor:
-    return _local(parameter.data).new_empty([0] * parameter.ndim, dtype=torch.float32)
+    return local(parameter.data).new_empty([0] * parameter.ndim, dtype=torch.float32)
 
 
 def _hold(shadow: nn.Parameter, values: Tensor) -> None:
     """Let a shadow stand for other memory, a rank's own part of it. The data of a DTensor cannot be set."""
     if isinstance(shadow.data, DTensor):
-        shadow._local_tensor = values
+        vars(shadow)["_local_tensor"] = values
     else:
         shadow.data = values
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """This rank's shard, or the whole of a tensor that is not in shards; memory is shared."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def copy_settings(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:

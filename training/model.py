@@ -83,17 +83,19 @@ def load_frozen(
     dtype = getattr(torch, config.dtype)
     if autocast is None or dtype != torch.float32:
         return _load(AutoModelForCausalLM, config, dtype, devices)
-    bare = skeleton(config.name)
+    bare = skeleton(config)
     architecture = type(bare)
     wide = {"_keep_in_fp32_modules_strict": _outside_linear_layers(bare)}
     return _load(type(architecture.__name__, (architecture,), wide), config, autocast, devices)
 
 
-def skeleton(name: str) -> PreTrainedModel:
+def skeleton(config: ModelConfig) -> PreTrainedModel:
     """The model without its weights, from its config.json alone: layers and shapes, on the meta device."""
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            AutoConfig.from_pretrained(model_path(name))
+            AutoConfig.from_pretrained(model_path(config.name)),
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=config.attn_implementation,
         )
     return model
 

@@ -19,9 +19,9 @@ from config.schema import Config
 from plan.plan import Plan
 from training.batch import Batch
 from training.learner_models import make_sharded_models
-from training.local_learner import pushed_tensors
 from training.process import prepare_process
 from training.sharding import learner_mesh
+from training.weights import pushed_tensors
 from training.worker import Part, Piece, Worker
 
 CONCURRENCY_GROUPS = {"watch": 1}
@@ -64,11 +64,11 @@ class RankHost:
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
             init_method=meeting_point,
             rank=rank,
-            world_size=plan.learner.ranks,
+            world_size=plan.devices.ranks,
             timeout=timedelta(seconds=config.train.wait_timeout_s),
         )
         device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
-        mesh = learner_mesh(device.type, plan.learner.ranks, config.train_model.shard_size)
+        mesh = learner_mesh(device.type, plan.devices.ranks, plan.learner.shard_size)
         self.worker = Worker(
             config, make_sharded_models(config, plan, mesh, device), pushed_tensors(config, plan)
         )

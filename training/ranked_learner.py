@@ -1,20 +1,22 @@
 """The learner as a group of ranks: each has a shard of every parameter and works on a share of every batch."""
 
-from collections.abc import Hashable, Sequence
+import warnings
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 from torch import Tensor
 
+from cluster.calls import Reference
+from cluster.runtime import Place
 from config.schema import Config
 from plan.plan import Plan
 from training.batch import Batch
 from training.minibatches import Microbatch
 from training.rank_host import Described
-from training.ranks import Ranks
+from training.ranks import Ranks, RankSettings
 from training.split_learner import SplitLearner
 from training.worker import Part, Piece
 
@@ -58,9 +60,161 @@ class TensorStream:
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.described: list[Described] = ranks.same("describe")[0]
-        self._begun: tuple[int, ...] = ()
+        described: list[Described] = ranks.answers(ranks.begin_same("describe"), "the names of its tensors")[
+            0
+        ]
+        self.tensors = [RankTensor(one, self, index) for index, one in enumerate(described)]
+        self._ahead: tuple[int, list[Reference]] | None = None
 
     def tensor(self, index: int) -> Tensor:
         """The bytes of tensor `index`."""
+        number, calls = self._ahead or (index, self._gather(index))
+        if number != index:
+            calls = self._gather(index)
+        gathered = self.ranks.answers(calls, f"its shard of {self.tensors[index].name}")[0]
+        later = index + 1
+        self._ahead = (later, self._gather(later)) if later < len(self.tensors) else None
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            return torch.from_numpy(gathered)
+
+    def forget(self) -> None:
+        """What was gathered ahead is of weights that may have changed since."""
+        self._ahead = None
+
+    def _gather(self, index: int) -> list[Reference]:
+        return self.ranks.begin_same("tensor", index)
+
+
+def make_learner(
+    config: Config,
+    plan: Plan,
+    run_dir: Path,
+    tell: Callable[[str, int, int], None] = lambda stage, done, total: None,
+) -> "RankedLearner":
+    """The learner of a run with several ranks, where the plan has them.
+
+    Raises:
+        ConfigError: there is no room for the ranks, or their model cannot be loaded.
+        RankLost, DeadlineError: a rank does not start; everything already started is taken down.
+    """
+    ranks = Ranks(rank_places(plan), rank_settings(config, plan))
+    try:
+        return RankedLearner(config, plan, ranks, run_dir, tell)
+    except BaseException:
+        ranks.close()
+        raise
+
+
+def rank_places(plan: Plan) -> list[Place]:
+    """Where each rank lives; on a cluster Ray chooses its GPU."""
+    devices = plan.devices
+    names = [f"learner rank {number}" for number in range(devices.ranks)]
+    if devices.on_cpu:
+        return [Place(name) for name in names]
+    if devices.on_cluster:
+        return [Place(name, num_gpus=1) for name in names]
+    return [
+        Place(name, plan.machine.physical((gpu,))) for name, gpu in zip(names, devices.train, strict=True)
+    ]
+
+
+def rank_settings(config: Config, plan: Plan) -> RankSettings:
+    """How the ranks of a plan are started and watched."""
+    return RankSettings(
+        nodes=config.train_model.num_nodes,
+        ray_cpus=plan.ray_cpus,
+        timeout_s=config.train.wait_timeout_s,
+        address=config.ray.address,
+    )
+
+
+class RankedLearner(SplitLearner):
+    """A `training.learner.Learner` whose workers are ranks; this process holds no model.
+
+    Args:
+        ranks: `RankHost.start` not yet called.
+        tell: told that a step has begun.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        plan: Plan,
+        ranks: Ranks,
+        run_dir: Path,
+        tell: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    ) -> None:
+        super().__init__(config, run_dir, reference_first=plan.reference.home != "none")
+        self.ranks = ranks
+        self.tell = tell
+        self._count = plan.devices.ranks
+        meeting = ranks.meeting_point()
+        starts = ranks.begin("start", [(config, plan, rank, meeting) for rank in range(self._count)])
+        self.process_ids: list[int] = ranks.answers(starts, "the start", patience=_START_PATIENCE)
+        self._stream = TensorStream(ranks)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._same("vocab_size"))
+
+    @property
+    def tied_head(self) -> str | None:
+        name: str | None = self._same("tied_head")
+        return name
+
+    def publish(self) -> list[RankTensor]:
+        """As `Learner.publish`; a tensor is gathered from its shards when it is asked for."""
+        self._stream.forget()
+        return self._stream.tensors
+
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+        scores: list[list[float]] = self._same("score", sequences, temperature)
+        return scores
+
+    def rounding_error(
+        self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool
+    ) -> list[list[float]]:
+        errors: list[list[float]] = self._same("rounding_error", sequences, dtype, float8)
+        return errors
+
+    def save(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
         raise NotImplementedError
+
+    def close(self) -> None:
+        """As `Learner.close`."""
+        self.ranks.close()
+
+    def _same(self, method: str, *arguments: Any) -> Any:
+        """What rank 0 answers to a call that all ranks take part in."""
+        return self.ranks.answers(self.ranks.begin_same(method, *arguments), method)[0]
+
+    def _each(self, method: str, shares: Sequence[Sequence[Any]]) -> list[Any]:
+        calls = self.ranks.begin(method, [(share,) for share in shares])
+        return self.ranks.answers(calls, method, patience=1 + max(map(len, shares)))
+
+    def _shares(self, batch: Batch) -> list[list[Microbatch]]:
+        repeats = self.config.env.repeats
+        groups = torch.arange(len(batch)).view(-1, repeats)
+        out = []
+        for rank in range(self._count):
+            rows = groups[rank :: self._count].flatten()
+            out.append([Microbatch(rows, batch[rows])])
+        return out
+
+    def _step(self, shares: list[list[Piece]]) -> list[Part]:
+        self.tell("optimize", 1, 1)
+        return self._each("step", shares)
+
+    def _log_prob(self, shares: list[list[Batch]]) -> list[list[Tensor]]:
+        return self._each("log_prob", shares)
+
+    def _reference_log_prob(self, shares: list[list[Batch]]) -> list[list[Tensor]]:
+        return self._each("reference_log_prob", shares)
+
+
+_START_PATIENCE = 3
+"""Loading a model may take longer than anything that ranks wait for later."""

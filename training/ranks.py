@@ -6,7 +6,6 @@ A call ends when all ranks have answered. One that died or raised takes the othe
 it: what happened to it is told first. Every wait has a deadline, and the stacks of all ranks are shown when it passes.
 """
 
-import itertools
 import logging
 import shutil
 import tempfile
@@ -38,12 +37,11 @@ class RankLost(RunError):
 class RankSettings:
     """How ranks are started and watched.
 
-    nodes: of the cluster, with as many ranks on each. num_cpus: of one rank. ray_cpus: of a local runtime, where this
-    is the first to start it. timeout_s: that ranks may wait for one another, or the driver for one of them.
+    nodes: of the cluster, with as many ranks on each. ray_cpus: of a local runtime, where this is the first to start
+    it. timeout_s: that ranks may wait for one another, or the driver for one of them.
     """
 
     nodes: int
-    num_cpus: int
     ray_cpus: int
     timeout_s: float
     address: str | None = None
@@ -68,9 +66,7 @@ class Ranks:
             per_node = len(self.places) // settings.nodes
             for number, place in enumerate(self.places):
                 group, bundle = self._group, number // per_node
-                self.actors.append(
-                    start_actor(RankHost, place, settings.num_cpus, CONCURRENCY_GROUPS, group, bundle)
-                )
+                self.actors.append(start_actor(RankHost, place, 1, CONCURRENCY_GROUPS, group, bundle))
         except BaseException:
             self.close()
             raise
@@ -79,10 +75,12 @@ class Ranks:
         """Room for all ranks at once: one bundle a node."""
         settings, count = self.settings, len(self.places)
         per_node = count // settings.nodes
-        bundle: dict[str, float] = {"CPU": per_node * settings.num_cpus}
+        bundle: dict[str, float] = {"CPU": per_node}
         if gpus := sum(place.num_gpus for place in self.places) // settings.nodes:
             bundle["GPU"] = gpus
-        group = placement_group([bundle] * settings.nodes, "STRICT_SPREAD" if settings.nodes > 1 else "PACK")
+        group: PlacementGroup = placement_group(
+            [bundle] * settings.nodes, "STRICT_SPREAD" if settings.nodes > 1 else "PACK"
+        )
         if not group.wait(settings.timeout_s if settings.address else _CLOSE_S):
             remove_placement_group(group)
             raise ConfigError(
@@ -97,36 +95,43 @@ class Ranks:
             return f"file://{self._meeting / 'store'}"
         return f"tcp://{ray.get(self.actors[0].free_address.remote(), timeout=self.settings.timeout_s)}"
 
-    def call(self, method: str, arguments: Sequence[Sequence[Any]], patience: int = 1) -> list[Any]:
-        """`RankHost.METHOD` of every rank at once, each with its own arguments; what they answered, in their order.
+    def begin(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Reference]:
+        """Call `RankHost.METHOD` of every rank at once, each with its own arguments."""
+        pairs = zip(self.actors, arguments, strict=True)
+        return [getattr(actor, method).remote(*own) for actor, own in pairs]
+
+    def begin_same(self, method: str, *arguments: Any) -> list[Reference]:
+        """The same call of every rank."""
+        return self.begin(method, [arguments] * len(self.actors))
+
+    def answers(self, calls: Sequence[Reference], what: str, patience: int = 1) -> list[Any]:
+        """What the ranks answered to a call that was begun, in their order.
 
         patience: how many times `timeout_s` it may take.
 
         Raises:
             RankLost: a rank died or raised. ConfigError: a rank raised one. DeadlineError: it took too long.
         """
-        pairs = zip(self.actors, arguments, strict=True)
-        calls = {getattr(actor, method).remote(*own): number for number, (actor, own) in enumerate(pairs)}
         limit = patience * self.settings.timeout_s
-        waiting, deadline = dict(calls), time.monotonic() + limit
+        waiting = {ref: number for number, ref in enumerate(calls)}
+        deadline = time.monotonic() + limit
         while waiting:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 late = ", ".join(str(self.places[number]) for number in waiting.values())
                 raise DeadlineError(
-                    f"{self.stacks()}\nthe run waited {limit:.0f} s for {method} of {late} (train.wait_timeout_s); "
+                    f"{self.stacks()}\nthe run waited {limit:.0f} s for {what} of {late} (train.wait_timeout_s); "
                     "where, the stacks above say"
                 )
             there = wait_for_any(waiting, min(remaining, 1.0))
-            failed = {waiting[ref]: error for ref in there if (error := _error(ref)) is not None}
-            if failed:
-                raise self._failure(method, failed | self._other_failures(waiting))
+            if any(_error(ref) for ref in there):
+                raise self._failure(what, self._failures(waiting))
             for ref in there:
                 del waiting[ref]
         return [ray.get(ref) for ref in calls]
 
-    def _other_failures(self, waiting: dict[Reference, int]) -> dict[int, Exception]:
-        """Those that follow soon: the first to be told of need not be the first that failed."""
+    def _failures(self, waiting: dict[Reference, int]) -> dict[int, Exception]:
+        """By rank, with those that follow soon: the first to be told of need not be the first that failed."""
         there = wait_for_all(waiting, _GRACE_S)
         return {waiting[ref]: error for ref in there if (error := _error(ref)) is not None}
 
@@ -182,11 +187,3 @@ def _after_others(error: Exception) -> int:
     if isinstance(error, RayActorError):
         return 0
     return 2 if any(sign in str(error) for sign in _OF_COLLECTIVES) else 1
-
-
-def rank_places(devices: Sequence[Sequence[str]], on_cluster: bool) -> list[Place]:
-    """One place a rank. devices: its GPUs by name, none on a CPU; on a cluster, which chooses them, only how many."""
-    numbered = zip(itertools.count(), devices, strict=False)
-    if on_cluster:
-        return [Place(f"learner rank {number}", num_gpus=len(gpus)) for number, gpus in numbered]
-    return [Place(f"learner rank {number}", tuple(gpus)) for number, gpus in numbered]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from training.batch import Batch
-from training.forward import ResponseScorer, score_all
+from training.forward import ResponseScorer
 
 ALIGNMENT = 256
 """Bytes: weights begin at multiples of it, as those of separate tensors on a GPU do."""
@@ -92,13 +92,11 @@ class Reference:
     """Scores batches with weights that never change.
 
     scorer: over these weights, with the sampling distribution's temperature.
-    rows: rows of one forward pass, whole groups.
     beside: on other devices than the learner's, so that both can work at a time.
     visit: entered for every batch, such as `HostMemory.visit`.
     """
 
     scorer: ResponseScorer
-    rows: int
     beside: bool = False
     visit: Callable[[], AbstractContextManager[None]] = nullcontext
 
@@ -106,11 +104,14 @@ class Reference:
         self._thread = ThreadPoolExecutor(1, "reference")
 
     @torch.no_grad()
-    def log_prob(self, batch: Batch) -> torch.Tensor:
-        """[N, R] float32, zeros outside the loss mask."""
+    def log_prob(self, parts: Iterable[Batch]) -> list[Tensor]:
+        """Of each part [n, R] float32, zeros outside the loss mask."""
         with self.visit():
-            return score_all(self.scorer, batch, self.rows)
+            return [self.scorer(part.tokens, part.temperature).log_prob for part in parts]
 
-    def begin(self, parts: Iterable[Batch]) -> list[Future[torch.Tensor]]:
+    def begin(self, parts: Iterable[Batch]) -> list[Future[Tensor]]:
         """`log_prob` of each part, scored one after the other while the caller works on something else."""
-        return [self._thread.submit(self.log_prob, part) for part in parts]
+        return [self._thread.submit(self._log_prob_of_one, part) for part in parts]
+
+    def _log_prob_of_one(self, part: Batch) -> Tensor:
+        return self.log_prob([part])[0]

@@ -7,7 +7,7 @@ Everything computes inside the root's forward, since that is where FSDP2 has emb
 """
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,17 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from training.model import causal_model
 
 T = TypeVar("T")
+
+
+class Within(Protocol):
+    """Runs a computation where the parameters of a model are whole, and returns what it returns."""
+
+    def __call__(self, compute: Callable[[], T]) -> T: ...
+
+
+def directly(compute: Callable[[], T]) -> T:
+    """Of a model in one piece, whose parameters always are."""
+    return compute()
 
 
 class Sharded(nn.Module):
@@ -35,12 +46,12 @@ class Sharded(nn.Module):
         return compute()
 
 
-def learner_mesh(device: str, ranks: int, shard_size: int | None) -> DeviceMesh:
+def learner_mesh(device: str, ranks: int, shard_size: int) -> DeviceMesh:
     """All ranks in one dimension, or groups of `shard_size` of them that hold the same shards in a second one (HSDP).
 
     device: `cpu` or `cuda`.
     """
-    if shard_size is None or shard_size == ranks:
+    if shard_size == ranks:
         return init_device_mesh(device, (ranks,), mesh_dim_names=("shard",))
     return init_device_mesh(device, (ranks // shard_size, shard_size), mesh_dim_names=("replicate", "shard"))
 
@@ -103,3 +114,8 @@ def _scatter(shards: DTensor, whole: Tensor | None) -> None:
 def whole(tensor: Tensor) -> Tensor:
     """The full tensor of shards, on every rank at once; another tensor is itself."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's shard, or another tensor itself; memory is shared."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -8,7 +8,7 @@ of workers nor that of microbatches changes an update.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -40,6 +40,16 @@ class SplitLearner(ABC):
         self.optimizer_steps = 0
         self.nonfinite_steps = 0
         self.nonfinite_in_a_row = 0
+
+    def counters(self) -> dict[str, int]:
+        """What a checkpoint holds of a learner beside what its workers have."""
+        return {name: vars(self)[name] for name in COUNTERS}
+
+    def count_from(self, state: Mapping[str, int]) -> None:
+        """Go on from the `counters` in `state`."""
+        self.optimizer_steps, self.nonfinite_steps, self.nonfinite_in_a_row = (
+            state[name] for name in COUNTERS
+        )
 
     @abstractmethod
     def _shares(self, batch: Batch) -> list[list[Microbatch]]:
@@ -77,8 +87,7 @@ class SplitLearner(ABC):
         together = torch.zeros_like(batch.sample_log_prob)
         for share, scored in zip(shares, answers, strict=True):
             for piece, log_prob in zip(share, scored, strict=True):
-                if not piece.idle:
-                    together[piece.rows] = log_prob.to(together.device)
+                together[piece.rows] = log_prob.to(together.device)
         return together
 
     def step(self, batch: Batch) -> StepReport:
@@ -117,5 +126,6 @@ class SplitLearner(ABC):
             )
 
 
+COUNTERS = ("optimizer_steps", "nonfinite_steps", "nonfinite_in_a_row")
 _SAVED = ("tokens", "sample_log_prob", "old_log_prob", "ref_log_prob", "advantage", "mask", "group_id")
 """Fields of a batch whose step was not finite."""

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from config.errors import ConfigError
 from training.model import causal_model
+from training.sharding import whole
 
 KEYS = {"model", "base", "architecture"}
 _SAMPLES = 64
@@ -63,7 +64,7 @@ def base_digest(model: nn.Module) -> str:
     """Of names, shapes and some values of what `model.name` brought, before anything is trained."""
     digest = hashlib.blake2b(digest_size=16)
     for name, parameter in (_frozen(model) or dict(model.named_parameters())).items():
-        flat = parameter.detach().flatten()
+        flat = whole(parameter.detach()).flatten()
         some = flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES].float()
         digest.update(f"{name} {list(parameter.shape)} {some.tolist()}".encode())
     return digest.hexdigest()

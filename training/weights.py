@@ -6,14 +6,18 @@ policy ──named_weights──▶ PolicyTensor ──make: weight + scale * B 
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from config.errors import ConfigError
+from config.schema import Config
+from plan.plan import Plan
 from training.engine_arithmetic import learner_scores, rounding_error
 from training.model import causal_model
+from training.sharding import Within, directly, local, whole
 
 HEAD = "lm_head.weight"
 
@@ -42,7 +46,7 @@ class PolicyTensor:
     @property
     def identity(self) -> Hashable:
         """Equal for the names of one tied tensor. Sources outlive a push, so their addresses are their own."""
-        source = self.source
+        source = local(self.source)
         return source.data_ptr(), source.dtype, self.shape, source.stride(), self.dtype, id(self.layer)
 
     def make(self) -> torch.Tensor:
@@ -51,7 +55,7 @@ class PolicyTensor:
             tensor = self.source.detach()
             for adapter in () if self.layer is None else self.layer.active_adapters:
                 tensor = tensor + self.layer.get_delta_weight(adapter)
-            return tensor.to(self.dtype)
+            return whole(tensor).to(self.dtype)
 
 
 def named_weights(model: Any, dtype: torch.dtype | None = None) -> list[PolicyTensor]:
@@ -75,6 +79,13 @@ def adapter_weights(model: Any) -> list[PolicyTensor]:
     return [PolicyTensor(name, tensor, None, tensor.dtype) for name, tensor in named.items()]
 
 
+def pushed_tensors(config: Config, plan: Plan) -> Callable[[Any], list[PolicyTensor]]:
+    """What a push carries: full weights in the engines' dtype, whatever the way; adapters as they are."""
+    if config.inference_model.lora == "adapter":
+        return adapter_weights
+    return partial(named_weights, dtype=getattr(torch, plan.weight_dtype))
+
+
 def made(tensors: Iterable[PolicyTensor]) -> dict[str, torch.Tensor]:
     """All of them at once, by name."""
     return {tensor.name: tensor.make() for tensor in tensors}
@@ -86,11 +97,15 @@ class PolicyWeights:
     Args:
         model: the policy, possibly wrapped by peft.
         pushed: the tensors that a push carries: `named_weights` in the engines' dtype, or `adapter_weights`.
+        within: where the model's parameters are whole.
     """
 
-    def __init__(self, model: nn.Module, pushed: Callable[[Any], list[PolicyTensor]]) -> None:
+    def __init__(
+        self, model: nn.Module, pushed: Callable[[Any], list[PolicyTensor]], within: Within = directly
+    ) -> None:
         self.model = model
         self._pushed = pushed
+        self._within = within
 
     @property
     def vocab_size(self) -> int:
@@ -107,7 +122,7 @@ class PolicyWeights:
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         """Log-probs of all tokens but the first, [count][length - 1]."""
-        return learner_scores(self.model, sequences, temperature)
+        return learner_scores(self.model, sequences, temperature, self._within)
 
     def rounding_error(
         self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool
@@ -116,7 +131,7 @@ class PolicyWeights:
 
         dtype: the engine's. float8: its matrices are quantized online.
         """
-        return rounding_error(self.model, sequences, getattr(torch, dtype), float8)
+        return rounding_error(self.model, sequences, getattr(torch, dtype), float8, self._within)
 
 
 def _rounded(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:

@@ -6,6 +6,7 @@ What groups are worth, who gets which of them and what is logged is the learner'
 """
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from training.learner_models import Models
 from training.loss_metrics import Metrics, effective_sample_size_by_age, merge_metrics
 from training.optimizer import go_to_step, load_optimizer, make_optimizer, make_scheduler
 from training.sharding import whole
-from training.trained_parameters import load_trained, trained_state
+from training.trained_parameters import base_digest, load_trained, trained_state
 from training.weights import PolicyTensor, PolicyWeights
 
 
@@ -73,7 +74,7 @@ class Worker(PolicyWeights):
         self.scorer = models.scorer
         self.loss = GRPOLoss(models.scorer, config.policy)
         self.reference = models.reference
-        self.base = models.base
+        self.base = base_digest(self.model)
         self.tell = tell
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.scheduler = make_scheduler(self.optimizer, config.optimizer, config.total_optimizer_steps)
@@ -106,8 +107,9 @@ class Worker(PolicyWeights):
         merged, lr = merge_metrics(parts), self.optimizer.param_groups[0]["lr"]
         grad_norm = self._clip()
         objective = _over_workers(merged["loss/objective"])
-        applied = self._update(bool(objective.isfinite().all()) and torch.tensor(grad_norm).isfinite().item())
-        overflow = not applied and self.scaler.is_enabled() and bool(objective.isfinite().all())
+        finite = bool(objective.isfinite().all())
+        applied = self._update(finite and math.isfinite(grad_norm))
+        overflow = finite and not applied and self.scaler.is_enabled()
         return Part(merged, torch.cat(gaps), lr, grad_norm, applied, overflow)
 
     def _loss(self, piece: Piece, scored: Future[Tensor] | None) -> tuple[Tensor, Metrics, Tensor]:

@@ -51,7 +51,7 @@ class PoolSettings:
 
     window: completions that one engine holds at a time (`rollout.engines.dispatch.Dispatch`).
     max_attempts: engines that may be lost one after the other at one place, or with one group.
-    address: of a Ray cluster; None starts a local runtime.
+    address: of a Ray cluster; None starts a local runtime, with `ray_cpus` cores where others need some of it too.
     """
 
     start_timeout_s: float = 600.0
@@ -59,6 +59,7 @@ class PoolSettings:
     window: int = 512
     max_attempts: int = 3
     num_cpus_per_engine: int = 1
+    ray_cpus: int = 0
     address: str | None = None
 
 
@@ -114,7 +115,8 @@ class Fleet:
         self._numbers = itertools.count()
         self._last_push: WeightHandle | None = None
         self._closing = False
-        self._owns_ray = start_ray(settings.address, len(places) * settings.num_cpus_per_engine)
+        own_cpus = len(places) * settings.num_cpus_per_engine
+        self._owns_ray = start_ray(settings.address, max(settings.ray_cpus, own_cpus))
         try:
             self.slots = [self._new_slot(place) for place in places]
             self._await_state("starting", settings.start_timeout_s)

@@ -48,6 +48,6 @@ def make_learner(
     )
     model, frozen = tiny_llama().to(dtype), tiny_llama().to(dtype)
     scores = scorer(frozen, share_prompt)
-    reference = Reference(scores, REPEATS, beside) if config.policy.uses_reference else None
+    reference = Reference(scores, beside) if config.policy.uses_reference else None
     models = Models(model, scorer(model, share_prompt), reference)
     return LocalLearner(config, models, named_weights, tmp_path)
