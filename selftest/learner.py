@@ -173,19 +173,19 @@ def references(bench: Bench, homes: Sequence[str]) -> str:
 
 
 def resumes(bench: Bench) -> str:
-    """A learner's state through a file, on the same device and on the CPU: equal next steps."""
+    """A learner's state through files, on the same device and on the CPU: equal next steps."""
     groups = collected(bench)
     config = configured(bench)
     first = make_learner(config, learner_plan(config, bench), bench.folder)
     first.step(first.credit(groups))
-    path = bench.folder / "learner.pt"
-    torch.save(first.save(), path)
+    path, numbers = bench.folder / "saved", first.numbers()
+    first.save(path)()
     wanted = first.step(first.credit(groups)).metrics
     for device, bound in ((bench.device, 1e-5), ("cpu", 1e-3)):
         there = Bench(bench.folder, device)
         config = configured(there)
         again = make_learner(config, learner_plan(config, there), bench.folder)
-        again.load(torch.load(path, map_location="cpu", weights_only=True))
+        again.load(path, numbers)
         found = again.step(again.credit(groups)).metrics
         for name in ("loss/objective", "grad_norm", "kl/ref"):
             assert abs(found[name] - wanted[name]) <= bound * (1 + abs(wanted[name])), (

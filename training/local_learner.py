@@ -25,6 +25,7 @@ from training.forward import score_all
 from training.grpo_loss import GRPOLoss
 from training.learner import NonFiniteError, StepReport
 from training.learner_models import Models, make_models, torch_devices
+from training.learner_state import check_same_tensors, learner_tensors
 from training.loss_metrics import (
     Metrics,
     effective_sample_size_by_age,
@@ -34,8 +35,9 @@ from training.loss_metrics import (
 )
 from training.minibatches import microbatches
 from training.model import load_model
-from training.optimizer import go_to_step, load_optimizer, make_optimizer, make_scheduler
-from training.trained_parameters import base_digest, load_trained, trained_state
+from training.optimizer import go_to_step, make_optimizer, make_scheduler
+from training.tensor_files import copied, read_tensors, saved_shapes, write_tensors
+from training.trained_parameters import base_digest, check_same_model, described
 from training.weights import PolicyTensor, PolicyWeights, adapter_weights, named_weights
 
 
@@ -203,11 +205,17 @@ class LocalLearner(PolicyWeights):
                 "optimizer.clip_grad_norm, or use train.mixed_precision=bf16 instead of fp16"
             )
 
-    def save(self) -> dict[str, Any]:
+    def save(self, folder: Path) -> Callable[[], None]:
         """As `Learner.save`."""
+        tensors = learner_tensors(self.model, self.optimizer)
+        return partial(
+            write_tensors, folder, copied(tensors) if self.config.train.async_checkpoint else tensors
+        )
+
+    def numbers(self) -> dict[str, Any]:
+        """As `Learner.numbers`."""
         return {
-            **trained_state(self.model, self.base),
-            "optimizer": self.optimizer.state_dict(),
+            **described(self.model, self.base),
             "schedule_step": self.scheduler.last_epoch,
             "scaler": self.scaler.state_dict(),
             "optimizer_steps": self.optimizer_steps,
@@ -215,16 +223,19 @@ class LocalLearner(PolicyWeights):
             "nonfinite_in_a_row": self.nonfinite_in_a_row,
         }
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, folder: Path, numbers: dict[str, Any]) -> None:
         """As `Learner.load`."""
-        load_trained(self.model, state, self.base)
-        load_optimizer(self.optimizer, state["optimizer"])
-        go_to_step(self.scheduler, state["schedule_step"])
-        if self.scaler.is_enabled() and state["scaler"]:
-            self.scaler.load_state_dict(state["scaler"])
-        self.optimizer_steps = state["optimizer_steps"]
-        self.nonfinite_steps = state["nonfinite_steps"]
-        self.nonfinite_in_a_row = state["nonfinite_in_a_row"]
+        shapes = saved_shapes(folder)
+        check_same_model(self.model, self.base, numbers, shapes)
+        tensors = learner_tensors(self.model, self.optimizer)
+        check_same_tensors(tensors, shapes)
+        read_tensors(folder, tensors)
+        go_to_step(self.scheduler, numbers["schedule_step"])
+        if self.scaler.is_enabled() and numbers["scaler"]:
+            self.scaler.load_state_dict(numbers["scaler"])
+        self.optimizer_steps = numbers["optimizer_steps"]
+        self.nonfinite_steps = numbers["nonfinite_steps"]
+        self.nonfinite_in_a_row = numbers["nonfinite_in_a_row"]
 
 
 _SAVED = ("tokens", "sample_log_prob", "old_log_prob", "ref_log_prob", "advantage", "mask", "group_id")

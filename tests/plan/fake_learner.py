@@ -27,6 +27,7 @@ from training import forward, local_learner, log_probs
 from training.batch import Batch, Scores, Tokens
 from training.forward import ResponseScorer
 from training.learner_models import Models
+from training.learner_state import learner_tensors
 from training.local_learner import LocalLearner
 from training.model import add_lora
 from training.weights import named_weights
@@ -97,7 +98,9 @@ def measured(config: Config, shape: ModelShape, phases: Sequence[str] = PHASES) 
     rows = microbatch_rows(config)
     with on_a_gpu(), fake_learner(_one_microbatch(config, rows), shape) as learner:
         batch = full_batch(config, rows)
-        tracker = Tracker(learner.model, learner.optimizer, *_tensors(learner.optimizer))
+        tracker = Tracker(
+            learner.model, learner.optimizer, *learner_tensors(learner.model, learner.optimizer).values()
+        )
         peaks = {}
         for phase in phases:
             if phase == "score":
@@ -195,24 +198,6 @@ def _fill_gradients(model: nn.Module) -> list[Tensor]:
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-
-
-def _tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Everything that the optimizer's checkpoint holds."""
-    found: list[Tensor] = []
-
-    def look(value: object) -> None:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, dict):
-            for one in value.values():
-                look(one)
-        elif isinstance(value, list | tuple):
-            for one in value:
-                look(one)
-
-    look(optimizer.state_dict())
-    return found
 
 
 def full_batch(config: Config, rows: int) -> Batch:
