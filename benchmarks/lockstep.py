@@ -138,7 +138,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         working = build(config, Path(folder), Timed)
         assert isinstance(working.run.learner, LocalLearner)
-        bare = make_bare(config, causal_model(working.run.learner.model))
+        bare = make_bare(config, causal_model(working.run.learner.worker.model))
         working.iterations_left = asked.iterations + WARM_UP
         working.examples_for = partial(iterate_bare, bare)
         grpo.train(working)

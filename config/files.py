@@ -34,6 +34,15 @@ def unfinished(path: Path) -> Path:
     return path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
+def sync_folder(folder: Path) -> None:
+    """Which names a folder has is on disk, as after a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def remove_unfinished(folder: Path) -> None:
     """Remove what killed writers left in a folder. The caller knows that no other process writes there."""
     for path in folder.glob("*.tmp"):

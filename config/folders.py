@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 from omegaconf import DictConfig, OmegaConf
 
+from config.checkpoints import FOLDER, remove_unfinished_checkpoints
 from config.errors import ConfigError
 from config.files import disk_full, remove_unfinished
 
@@ -90,8 +91,9 @@ def held(folder: Path) -> Iterator[None]:
     descriptor = _lock(folder)
     _held.add(key)
     try:
-        for place in (folder, folder / "checkpoints"):
+        for place in (folder, folder / FOLDER):
             remove_unfinished(place)
+        remove_unfinished_checkpoints(folder)
         yield
     finally:
         with suppress(OSError):  # the folder may be gone
@@ -208,9 +210,7 @@ def save_settings(folder: Path, composed: DictConfig, hydra: Any) -> None:
 
 def remove_if_unused(folder: Path) -> None:
     """A run that never began leaves no folder behind. Nothing of anybody else's is removed."""
-    if holder(folder) is not None or any(
-        (folder / name).exists() for name in ("metrics.jsonl", "checkpoints")
-    ):
+    if holder(folder) is not None or any((folder / name).exists() for name in ("metrics.jsonl", FOLDER)):
         return
     written = (LOG, ENGINE_LOG, SUMMARY, LOCK, *(f"{SETTINGS}/{name}" for name in SETTINGS_FILES))
     for name in written:

@@ -64,6 +64,8 @@ class TrainConfig:
     keep_checkpoints: int = 3
     """Newest checkpoints that are kept; older ones are removed. 0 keeps all. A run that is resumed from an earlier
     checkpoint removes the later ones in any case."""
+    async_checkpoint: bool = True
+    """The run goes on while a checkpoint is written, from a copy in the host's memory; otherwise it waits."""
     resume: str | None = None
     """A checkpoint, the folder of a run (its newest one), or `auto`: of this run's folder or the newest run like it."""
     max_nonfinite_steps: int = 3
@@ -79,7 +81,8 @@ class TrainConfig:
     buffer_groups: int | None = None
     """grpo_async.py: finished groups that may wait for the learner. Unset: two optimizer steps' worth."""
     wait_timeout_s: float = 600.0
-    """Seconds that the learner may wait for groups, or a push for the engines, before the run stops."""
+    """Seconds that the learner may wait for groups, a push for the engines, or the run for a checkpoint, before the
+    run stops."""
 
     @property
     def shares_prompt(self) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from config.checkpoints import checkpoints
 from config.errors import ConfigError
 from config.schema import Config
 from plan.machine import ASSUMED_VLLM, Machine
@@ -173,8 +174,8 @@ def _cache(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
 
 
 def _disk(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
-    of_a_run_that_goes_on = (plan.folder / "checkpoints").glob("*.pt")
-    there = sum(path.stat().st_size for path in of_a_run_that_goes_on)
+    of_a_run_that_goes_on = (file for path in checkpoints(plan.folder) for file in path.rglob("*"))
+    there = sum(file.stat().st_size for file in of_a_run_that_goes_on if file.is_file())
     needed = checkpoint_bytes(plan.config, shape) * checkpoints_kept(plan.config) - there
     if needed > plan.machine.disk_gib * GIB:
         yield Problem(

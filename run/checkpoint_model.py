@@ -13,8 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from config.checkpoints import FOLDER, is_checkpoint
 from config.errors import ConfigError
 from config.schema import Config, LoraConfig, ModelConfig
+from plan.model_shape import model_path
 from run.overlapped import Schedule
 from run.resume import find, given
 
@@ -24,10 +26,12 @@ if TYPE_CHECKING:  # torch costs seconds
 MODELS = "models"
 
 
-def is_checkpoint(name: str) -> bool:
-    """Whether `model.name` names a checkpoint, a run's folder, or what was made of one."""
+def names_checkpoint(name: str) -> bool:
+    """Whether `model.name` names a checkpoint or a run's folder, and not what was made of one."""
     path = Path(name)
-    return path.suffix == ".pt" or (path / "checkpoints").is_dir()
+    if (Path(model_path(name)) / "config.json").is_file():
+        return False
+    return path.suffix == ".pt" or is_checkpoint(path) or (path / FOLDER).is_dir()
 
 
 def model_of(saved: "Saved") -> ModelConfig:
@@ -40,19 +44,16 @@ def with_model(config: Config) -> tuple[Config, list[str]]:
     That folder is made beside the checkpoint, RUN/models/NAME, once: a resumed run finds it again. A plan, which
     loads nothing, takes the model that the checkpoint's run began from.
     """
-    from plan.model_shape import model_path
-
-    name = config.model.name
-    if not is_checkpoint(name) or (Path(model_path(name)) / "config.json").is_file():
+    if not names_checkpoint(config.model.name):
         return config, []
-    path = Path(name)
-    folder = path.parent.parent / MODELS / path.stem
-    if path.suffix == ".pt" and not path.exists() and folder.is_dir():
+    path = Path(config.model.name)
+    folder = path.parent.parent / MODELS / path.name
+    if is_checkpoint(path) and not path.exists() and folder.is_dir():
         return _named(config, folder), []
     saved, told = given(path, "model.name")
     if config.run == "plan":
         return _named(config, Path(model_of(saved).name)), told
-    folder = saved.run_dir.resolve() / MODELS / saved.path.stem
+    folder = saved.run_dir.resolve() / MODELS / saved.path.name
     if not folder.is_dir():
         with _made_beside(folder) as unfinished:
             write_model(saved, model_of(saved), unfinished)
@@ -88,7 +89,8 @@ def write_model(saved: "Saved", model: ModelConfig, folder: Path) -> None:
     import torch
 
     from training.model import add_lora, causal_model, load_model, load_tokenizer
-    from training.trained_parameters import base_digest, load_trained, save_model
+    from training.tensor_files import read_tensors, saved_shapes
+    from training.trained_parameters import MODEL, base_digest, check_same_model, save_model, trained_tensors
     from training.weights import made, named_weights
 
     tokenizer = load_tokenizer(model.name)
@@ -96,7 +98,9 @@ def write_model(saved: "Saved", model: ModelConfig, folder: Path) -> None:
     loaded = load_model(model, [torch.device("cpu")])
     policy = add_lora(loaded, lora) if lora.enabled else loaded
     try:
-        load_trained(policy, saved.state["learner"], base_digest(policy))
+        check_same_model(policy, base_digest(policy), saved.state["learner"], saved_shapes(saved.learner))
+        tensors = {f"{MODEL}{name}": tensor for name, tensor in trained_tensors(policy).items()}
+        read_tensors(saved.learner, tensors)
     except ConfigError as error:
         raise ConfigError(f"{saved.path} with model.name={model.name}: {error}") from error
     save_model(causal_model(policy), made(named_weights(policy)), tokenizer, folder)
@@ -112,7 +116,7 @@ def evaluated_model(
         ConfigError: there is no such checkpoint, or it is of another model than `model.name`.
     """
     saved, told = find(config, run_dir, schedule)
-    if saved is None and is_checkpoint(config.model.name):
+    if saved is None and names_checkpoint(config.model.name):
         saved, told = given(Path(config.model.name), "model.name")
         config = _named(config, model_of(saved).name)
     if saved is None:

@@ -7,9 +7,11 @@ What a checkpoint holds is in training/checkpoint.py; run/checkpoint_model.py ma
 
 import re
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from config.checkpoints import FOLDER, checkpoints, is_checkpoint, newest_checkpoint, of_older_version
 from config.errors import ConfigError
 from config.folders import holder
 from config.schema import Config
@@ -34,7 +36,7 @@ NO_PART_OF_IT = (
     *UNSAID,
     *("logging", "eval", "ray", "device", "ref_model"),
     *("train.total_dialog_turns", "train.checkpoint_frequency", "train.keep_checkpoints"),
-    *("train.wait_timeout_s", "inference_model.start_timeout_s"),
+    *("train.async_checkpoint", "train.wait_timeout_s", "inference_model.start_timeout_s"),
     *("train_model.num_devices", "train_model.num_nodes", "train_model.shard_size", "train_model.offload"),
     *("train_model.devices", "train_model.num_threads", "env.reward_workers"),
     *("inference_model.num_devices", "inference_model.devices", "inference_model.request_timeout_s"),
@@ -66,9 +68,7 @@ def find(config: Config, run_dir: Path, schedule: type[Schedule]) -> tuple["Save
         ConfigError: checkpoints are in the way of what would replace them; there is nothing to go on from, or only
             what the other script wrote.
     """
-    from training.checkpoint import checkpoints
-
-    named, own = config.train.resume, bool(checkpoints(run_dir))
+    named, own = config.train.resume, bool(checkpoints(run_dir) or of_older_version(run_dir))
     if own and config.run == "eval":
         raise ConfigError(
             f"hydra.run.dir={run_dir} is the folder of a training run, whose metrics an evaluation would replace; take "
@@ -95,10 +95,10 @@ def find(config: Config, run_dir: Path, schedule: type[Schedule]) -> tuple["Save
 
 def given(path: Path, key: str = "train.resume") -> tuple["Saved", list[str]]:
     """A checkpoint, a run's folder or the folder of its checkpoints. key: the setting that names it."""
-    from training.checkpoint import FOLDER, Saved, load_checkpoint
+    from training.checkpoint import Saved, load_checkpoint
 
     try:
-        if path.is_dir():
+        if path.is_dir() and not is_checkpoint(path):
             return _newest(path.parent if path.name == FOLDER else path)
         return Saved(path, load_checkpoint(path)), []
     except ConfigError as error:
@@ -115,10 +115,10 @@ def _newest(run_dir: Path) -> tuple["Saved", list[str]]:
 def _among_siblings(
     config: Config, run_dir: Path, schedule: type[Schedule]
 ) -> tuple["Saved | None", list[str]]:
-    from training.checkpoint import checkpoints, origin
+    from training.checkpoint import origin
 
-    nearest = ""
-    for folder in _newest_first(siblings(run_dir)):
+    nearest, beside = "", siblings(run_dir)
+    for folder in _newest_first(beside):
         known = next((found for path in checkpoints(folder) if (found := origin(path)) is not None), None)
         if known is None:
             nearest = nearest or f"; none of the checkpoints in {folder} can be read"
@@ -134,6 +134,10 @@ def _among_siblings(
             return saved, [*told, f"train.resume=auto takes {saved.path}"]
         why = f"is at work ({owner})" if owner else f"differs in {', '.join(map(str, different[:4]))}"
         nearest = nearest or f"; {folder} {why}: train.resume={folder} would go on from it"
+    of_files = (old for folder in beside if (old := of_older_version(folder)) is not None)
+    nearest = nearest or "".join(
+        f"; an older version of this code wrote {old}" for old in islice(of_files, 1)
+    )
     looked = " and ".join(str(root / pattern) for root, pattern in places(run_dir)) or str(run_dir)
     text = f"train.resume=auto: no checkpoint of this run in {looked}{nearest}"
     if config.run == "eval":
@@ -160,8 +164,6 @@ def siblings(run_dir: Path) -> list[Path]:
 
 
 def _newest_first(folders: list[Path]) -> list[Path]:
-    from training.checkpoint import newest_checkpoint
-
     newest = ((newest_checkpoint(folder), folder) for folder in folders)
     dated = ((path.stat().st_mtime_ns, folder) for path, folder in newest if path is not None)
     return [folder for _, folder in sorted(dated, reverse=True)]

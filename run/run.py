@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from config.errors import ConfigError
 from config.outcome import RunOutcome
 from config.schema import Config
+from run.checkpoint_writer import CheckpointWriter
 from run.stop import Stop
 
 if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line should not wait for
@@ -61,6 +62,7 @@ class Run:
     evaluation: "Evaluation"
     monitor: "Monitor"
     watch: "Watch"
+    checkpoints: CheckpointWriter
     generator: "torch.Generator"
     stop: Stop = field(default_factory=Stop)
     groups: "dict[int, Group]" = field(default_factory=dict)
@@ -139,7 +141,10 @@ class Run:
         last = iteration == self.last_iteration or self.leaving
         if last or (frequency and iteration % frequency == 0):
             self.checkpoint(iteration)
+            if last:
+                self.checkpoints.wait()
             self.leaving = self.stop.requested
+        self.checkpoints.check()
         self._tell_of_groups_unwanted()
         every = self.config.logging.sample_frequency
         if every and (iteration % every == 0 or iteration == 1):
@@ -165,22 +170,22 @@ class Run:
             self.monitor.say(table)
 
     def checkpoint(self, iteration: int) -> None:
-        """Write all that a resumed run needs."""
-        from training.checkpoint import checkpoint_path, random_state, save_checkpoint
+        """Begin to write all that a resumed run needs; with `train.async_checkpoint` the run goes on meanwhile."""
+        from training.checkpoint import random_state
 
         self.monitor.live.stage("checkpoint")
         state = {
             "iteration": iteration,
             "overlapped": self.plan.overlapped,
             "evaluated": self.evaluated,
-            "learner": self.learner.save(),
+            "learner": self.learner.numbers(),
             "policy_version": self.weights.version,
             "generator": self.generator.get_state(),
             "random": random_state(),
             "config": asdict(self.config),
             **self.loop.call(self._prompt_state),
         }
-        save_checkpoint(checkpoint_path(self.run_dir, iteration), state, self.config.train.keep_checkpoints)
+        self.checkpoints.write(iteration, state, self.learner.save)
 
     def _prompt_state(self) -> dict[str, Any]:
         return {
@@ -208,7 +213,7 @@ class Run:
 
         state = saved.state
         try:
-            self.learner.load(state["learner"])
+            self.learner.load(saved.learner, state["learner"])
             self.prompts.load_state_dict(state["prompts"])
         except ConfigError as error:
             raise ConfigError(f"train.resume={saved.path}: {error}") from error
@@ -234,6 +239,12 @@ class Run:
             ending.callback(self.engine.close)
             ending.callback(self.learner.close)
             ending.callback(self.loop.close)
+            ending.callback(self._end_checkpoint)
+
+    def _end_checkpoint(self) -> None:
+        if self.checkpoints.writing is not None:
+            self.monitor.say(f"{self.checkpoints.writing} is still being written; Ctrl-C gives it up")
+        self.checkpoints.wait()
 
     def _tell_of_groups_unwanted(self) -> None:
         """Groups that the batch held and that nothing could be learned from, for reasons that the user can mend."""

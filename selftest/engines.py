@@ -44,7 +44,7 @@ def built(bench: Bench, *overrides: str, tied: bool = False) -> Iterator[Lockste
 def policy(working: Lockstep) -> nn.Module:
     """The learner's model."""
     assert isinstance(working.run.learner, LocalLearner)
-    return working.run.learner.model
+    return working.run.learner.worker.model
 
 
 def requests(sampling: Sampling) -> list[Request]:

@@ -44,16 +44,18 @@ def stepped(config: Config, bench: Bench, groups: list[Group]) -> tuple[dict[str
     """Metrics of one optimizer step, and the gradient that it applied, float64 on the CPU."""
     plan = learner_plan(config, bench)
     learner = make_learner(config, plan, bench.folder)
-    used = {parameter.device for parameter in learner.model.parameters()}
+    used = {parameter.device for parameter in learner.worker.model.parameters()}
     assert len(used) == max(1, len(plan.devices.train)), (
         f"the layers lie on {len(used)} of {plan.devices.train}"
     )
     seen: list[torch.Tensor] = []
 
     def read(*args: object) -> None:
-        seen.extend(p.grad.flatten().double().cpu() for p in learner.model.parameters() if p.grad is not None)
+        seen.extend(
+            p.grad.flatten().double().cpu() for p in learner.worker.model.parameters() if p.grad is not None
+        )
 
-    learner.optimizer.register_step_pre_hook(read)
+    learner.worker.optimizer.register_step_pre_hook(read)
     report = learner.step(learner.credit(groups))
     return report.metrics, torch.cat(seen)
 
@@ -91,32 +93,32 @@ def precision(bench: Bench, mixed: str, overrides: Sequence[str] = ()) -> str:
     batch = collate(groups)
     config = configured(bench, f"train.mixed_precision={mixed}", "optimizer.warmup_steps=0", *overrides)
     learner = make_learner(config, learner_plan(config, bench), bench.folder)
-    learner.scorer.autocast_dtype, dtype = None, learner.scorer.autocast_dtype
+    learner.worker.scorer.autocast_dtype, dtype = None, learner.worker.scorer.autocast_dtype
     mask = batch.tokens.response_mask
-    full = learner.scorer(batch.tokens).log_prob.detach().cpu()[mask]
-    learner.scorer.autocast_dtype = dtype
-    gap = float((learner.scorer(batch.tokens).log_prob.detach().cpu()[mask] - full).abs().mean())
+    full = learner.worker.scorer(batch.tokens).log_prob.detach().cpu()[mask]
+    learner.worker.scorer.autocast_dtype = dtype
+    gap = float((learner.worker.scorer(batch.tokens).log_prob.detach().cpu()[mask] - full).abs().mean())
     assert gap < 0.1, f"log-probs under {mixed} are {gap:.2g} from those in float32 in the mean"
-    before = [p.detach().clone() for p in learner.model.parameters() if p.requires_grad]
+    before = [p.detach().clone() for p in learner.worker.model.parameters() if p.requires_grad]
     for _ in range(3):
         report = learner.step(learner.credit(groups))
         assert math.isfinite(report.metrics["grad_norm"]) or report.skipped
-    after = [p.detach() for p in learner.model.parameters() if p.requires_grad]
+    after = [p.detach() for p in learner.worker.model.parameters() if p.requires_grad]
     assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True)), "no weight moved"
-    if learner.scaler.is_enabled():
+    if learner.worker.scaler.is_enabled():
         overflow(learner, groups)
     return f"log-probs within {gap:.2g} of float32 in the mean"
 
 
 def overflow(learner: LocalLearner, groups: list[Group]) -> None:
     """A gradient beyond float16 is skipped, and the scale halved."""
-    device = next(learner.model.parameters()).device
-    learner.scaler.scale(torch.zeros(1, device=device))  # from then on it has a scale
-    learner.scaler.update(2.0**100)
+    device = next(learner.worker.model.parameters()).device
+    learner.worker.scaler.scale(torch.zeros(1, device=device))  # from then on it has a scale
+    learner.worker.scaler.update(2.0**100)
     report = learner.step(learner.credit(groups))
     assert report.skipped, "an overflow was not skipped"
-    assert learner.scaler.get_scale() == 2.0**99, (
-        f"the scale is {learner.scaler.get_scale()} after an overflow"
+    assert learner.worker.scaler.get_scale() == 2.0**99, (
+        f"the scale is {learner.worker.scaler.get_scale()} after an overflow"
     )
     assert learner.nonfinite_steps == 0, "an overflow counts as a fault"
 
@@ -157,35 +159,35 @@ def references(bench: Bench, homes: Sequence[str]) -> str:
         devices = (1,) if home == "own devices" else ()
         plan = replace(plan, reference=ReferencePlan(home, devices))  # type: ignore[arg-type]
         learner = make_learner(config, plan, bench.folder)
-        assert learner.reference is not None
-        moved(learner.model, seed=1)
-        scores = [learner.reference.log_prob(batch).cpu() for _ in range(2)]
+        assert learner.worker.reference is not None
+        moved(learner.worker.model, seed=1)
+        scores = [learner.worker.reference.log_prob([batch])[0].cpu() for _ in range(2)]
         assert torch.equal(*scores), f"{home}: the same batch scored twice gives other bits"
         gap = float((scores[0][mask] - expected).abs().max())
         assert gap < 2e-3, f"{home}: log-probs differ from the frozen weights' by up to {gap:.2g}"
         if home == "host memory" and bench.device == "cuda":
             held = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
-            learner.reference.log_prob(batch)
+            learner.worker.reference.log_prob([batch])
             assert torch.cuda.memory_allocated() <= held, "the visiting reference left something on the GPU"
             assert torch.cuda.max_memory_allocated() > held, "the reference did not visit the GPU"
     return ", ".join(homes)
 
 
 def resumes(bench: Bench) -> str:
-    """A learner's state through a file, on the same device and on the CPU: equal next steps."""
+    """A learner's state through files, on the same device and on the CPU: equal next steps."""
     groups = collected(bench)
     config = configured(bench)
     first = make_learner(config, learner_plan(config, bench), bench.folder)
     first.step(first.credit(groups))
-    path = bench.folder / "learner.pt"
-    torch.save(first.save(), path)
+    path, numbers = bench.folder / "saved", first.numbers()
+    first.save(path)()
     wanted = first.step(first.credit(groups)).metrics
     for device, bound in ((bench.device, 1e-5), ("cpu", 1e-3)):
         there = Bench(bench.folder, device)
         config = configured(there)
         again = make_learner(config, learner_plan(config, there), bench.folder)
-        again.load(torch.load(path, map_location="cpu", weights_only=True))
+        again.load(path, numbers)
         found = again.step(again.credit(groups)).metrics
         for name in ("loss/objective", "grad_norm", "kl/ref"):
             assert abs(found[name] - wanted[name]) <= bound * (1 + abs(wanted[name])), (

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
+from config.checkpoints import checkpoint_path
 from monitoring.metrics import without_clocks
 from plan.machine import visible_gpus
 from selftest.check import Bench
 from selftest.tiny import TOKENIZER, train
+from training.checkpoint import LEARNER
+from training.tensor_files import saved_tensors
 
 QUICKSTART = (f"model.name={TOKENIZER}", "env.num_envs=8", "env.repeats=8")
 
@@ -41,7 +44,7 @@ def resume(bench: Bench, overrides: Sequence[str] = ()) -> str:
     """A run that goes on from a checkpoint is the run that never stopped: to the bit on a CPU."""
     usual = (*QUICKSTART, "train.checkpoint_frequency=1", "train.keep_checkpoints=0", *overrides)
     whole = train(bench, *usual, iterations=4, name="whole")
-    path = bench.folder / "whole" / "checkpoints" / "checkpoint_000002.pt"
+    path = checkpoint_path(bench.folder / "whole", 2)
     again = train(bench, *usual, f"train.resume={path}", iterations=4, name="again")
     if bench.device == "cuda":
         assert [row["policy_version"] for row in again] == [row["policy_version"] for row in whole]
@@ -49,7 +52,9 @@ def resume(bench: Bench, overrides: Sequence[str] = ()) -> str:
     assert [without_clocks(row) for row in again] == [without_clocks(row) for row in whole], (
         "metrics differ after the checkpoint"
     )
-    last = [bench.folder / name / "checkpoints" / "checkpoint_000004.pt" for name in ("whole", "again")]
-    ours, theirs = (torch.load(one, weights_only=True)["learner"]["model"] for one in last)
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours), "weights differ after the checkpoint"
+    last = [checkpoint_path(bench.folder / name, 4) / LEARNER for name in ("whole", "again")]
+    ours, theirs = (saved_tensors(one) for one in last)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours), (
+        "the learner differs after the checkpoint"
+    )
     return "equal bits"

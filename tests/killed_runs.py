@@ -14,12 +14,12 @@ import transformers.models.llama.modeling_llama  # noqa: F401
 import grpo_async
 import rollout.stream  # noqa: F401
 import training.local_learner  # noqa: F401
+from config.checkpoints import newest_checkpoint
 from config.schema import Config
 from run.jobs import run_job
 from run.overlapped import Overlapped
 from tests.scripts import configured
 from training.batch import Batch
-from training.checkpoint import newest_checkpoint
 
 
 def one_epoch(stale: str, run_dir: Path) -> Config:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 import grpo
 import grpo_async
+from config.checkpoints import newest_checkpoint
 from config.schema import Config
 from envs.task import make_task
 from plan.machine import installed_vllm
@@ -24,10 +25,11 @@ from plan.model_shape import KNOWN
 from run.jobs import run_job
 from run.overlapped import Schedule
 from tests.punkt import OWN_PUNKT, use_punkt
+from tests.saved import saved_model
 from tests.scripts import ROOT, SCHEDULE_OF, configured, rows
 from tests.small_qwen import END, PADDING, save_qwen
 from training.batch import Batch
-from training.checkpoint import Saved, load_checkpoint, newest_checkpoint
+from training.checkpoint import Saved, load_checkpoint
 from training.local_learner import LocalLearner
 
 pytestmark = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
@@ -164,7 +166,7 @@ def run_script(config: Config, script: str, run_dir: Path) -> Seen:
         SCRIPTS[script].train(working)
         run.restore(saved(run_dir))
         assert isinstance(run.learner, LocalLearner)
-        dtype = next(run.learner.model.parameters()).dtype
+        dtype = next(run.learner.worker.model.parameters()).dtype
         largest, steps = run.weights.canary.tolerance.largest, run.learner.optimizer_steps
         seen.append(Seen(run.plan.engine.dtype, largest, dtype, steps, scores))
 
@@ -188,7 +190,7 @@ def test_a_shipped_config(name: str, script: str, folders: Callable[[Shipped], P
     assert (seen.engine_dtype, seen.learner_dtype) == ("bfloat16", getattr(torch, config.model.dtype))
     assert seen.optimizer_steps == config.total_optimizer_steps == 4
     assert seen.reference_scores == [config.policy.uses_reference] * 4
-    trained = saved(tmp_path).state["learner"]["model"]
+    trained = saved_model(saved(tmp_path).path)
     before = load_file(folder / "model.safetensors")
     assert all(not torch.equal(trained[key].float(), before[key].float()) for key in before)
     evaluated = {path.parent.name for path in tmp_path.glob("eval/*/iteration_*.jsonl")}
@@ -206,7 +208,7 @@ def test_a_shipped_config_with_an_adapter(
     seen = run_script(config, script, tmp_path)
     check_rows(script, seen.tolerance, tmp_path)
     assert seen.reference_scores == [True] * 4, "the base of the policy"
-    trained = saved(tmp_path).state["learner"]["model"]
+    trained = saved_model(saved(tmp_path).path)
     moved = [weight.any().item() for key, weight in trained.items() if "lora_B" in key]
     assert moved and all(moved)
 

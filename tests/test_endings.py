@@ -9,6 +9,7 @@ import torch
 
 import grpo
 import grpo_async
+from config.checkpoints import checkpoint_path
 from config.errors import ConfigError
 from monitoring import trackers
 from rollout.engines.transformers_engine import TransformersEngine
@@ -17,15 +18,15 @@ from run.jobs import run_job
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
 from run.resume import find
+from tests.saved import save_checkpoint
 from tests.scripts import QUICK, begin, configured, finish, rows, wait_for
-from training.checkpoint import checkpoint_path, save_checkpoint
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 SETS = "eval.sets={held_out:{dataset:arithmetic,n:2,limit:4}}"
 
 
 def checkpoints(run_dir: Path) -> list[int]:
-    return sorted(int(path.stem.split("_")[1]) for path in (run_dir / "checkpoints").iterdir())
+    return sorted(int(path.name.split("_")[1]) for path in (run_dir / "checkpoints").iterdir())
 
 
 def test_a_stop_after_the_checkpoint_of_its_iteration_leaves_one_of_the_next(tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_checkpoints_in_the_way_of_a_new_run_are_named(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_version_is_named(tmp_path: Path) -> None:
     save_checkpoint(checkpoint_path(tmp_path, 7), {"iteration": 7}, keep=0)
     with pytest.raises(
-        ConfigError, match=r"checkpoint_000007\.pt: it holds no config, evaluated, .*another version"
+        ConfigError, match=r"checkpoint_000007: it holds no config, evaluated, .*another version"
     ):
         build(configured(*SMALL, "train.resume=auto"), tmp_path, Lockstep)
 
@@ -125,9 +126,10 @@ def test_auto_passes_over_what_is_not_this_run(tmp_path: Path, monkeypatch: pyte
     run_job(configured(*SMALL, "train.seed=1"), siblings[2], grpo.train, Lockstep)
     ours = checkpoint_path(siblings[0], 4)
     for folder in siblings[3:]:
-        checkpoint_path(folder, 1).parent.mkdir()
-    checkpoint_path(siblings[3], 1).write_bytes(ours.read_bytes()[:1000])
-    torch.save({"iteration": 1}, checkpoint_path(siblings[4], 1))
+        checkpoint_path(folder, 1).mkdir(parents=True)
+    torn, foreign = (checkpoint_path(folder, 1) / "run.pt" for folder in siblings[3:])
+    torn.write_bytes((ours / "run.pt").read_bytes()[:1000])
+    torch.save({"iteration": 1}, foreign)
     assert find(config, siblings[0].parent / "09-00-00", Lockstep)[0].path == ours
 
 

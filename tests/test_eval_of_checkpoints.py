@@ -46,9 +46,9 @@ def test_a_checkpoint_says_what_its_run_said(
     trained: tuple[Path, str], iteration: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, lora = trained
-    path = folder / f"checkpoints/checkpoint_{iteration:06d}.pt"
+    path = folder / f"checkpoints/checkpoint_{iteration:06d}"
     run_job(configured("run=eval", SETS, lora, *FAST, f"train.resume={path}"), tmp_path, grpo.train, Lockstep)
-    assert f"evaluating checkpoint_{iteration:06d}.pt of {folder}" in capsys.readouterr().err
+    assert f"evaluating checkpoint_{iteration:06d} of {folder}" in capsys.readouterr().err
     assert completions(tmp_path, iteration) == completions(folder, iteration)
     assert completions(folder, iteration) != completions(folder, 0)
     ours, theirs = evaluation(tmp_path, iteration), evaluation(folder, iteration)
@@ -101,10 +101,10 @@ def test_on_vllm_in_ray_actors(trained: tuple[Path, str], tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("train.resume=/nope.pt", "train.resume=/nope.pt: no such file"),
-        ("train.resume=config", "no checkpoints/checkpoint_*.pt in this folder"),
+        ("train.resume=/nope", "train.resume=/nope: no such folder"),
+        ("train.resume=config", "no checkpoints/checkpoint_* in this folder"),
         ("train.resume=auto", "train.resume=auto: no checkpoint of this run"),
-        ("model.name=/nope.pt", "model.name=/nope.pt: no such file"),
+        ("model.name=/checkpoint_000004", "model.name=/checkpoint_000004: no such folder"),
     ],
 )
 def test_what_is_not_there_is_refused(given: str, expected: str, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(
     given = (what, SETS, lora, *SMALL, *FAST, f"model.name={tmp_path / 'other'}", f"train.resume={folder}")
     with pytest.raises(ConfigError) as refused:
         run_job(configured(*given), tmp_path / "run", grpo.train, Lockstep)
-    assert "checkpoint_000004.pt" in str(refused.value)
+    assert "checkpoint_000004" in str(refused.value)
     assert expected in str(refused.value)
 
 
@@ -160,7 +160,7 @@ def test_training_goes_on_from_the_weights_of_a_checkpoint(trained: tuple[Path, 
     """With a fresh optimizer and iterations from 1; resumed where it stopped, though the checkpoint has gone."""
     source, lora = tmp_path / "source", trained[1]
     shutil.copytree(trained[0], source)
-    checkpoint = source / "checkpoints/checkpoint_000002.pt"
+    checkpoint = source / "checkpoints/checkpoint_000002"
     given = (*SMALL, *FAST, lora, SETS, f"model.name={checkpoint}")
     run_job(configured(*given), tmp_path / "run", grpo.train, Lockstep)
     first = evaluation(tmp_path / "run", 0)
@@ -169,7 +169,7 @@ def test_training_goes_on_from_the_weights_of_a_checkpoint(trained: tuple[Path, 
     assert rows(tmp_path / "run")[1]["kl/ref"] == pytest.approx(0, abs=1e-5)  # the reference began there too
     model = source / "models/checkpoint_000002"
     assert load_tokenizer(str(model)).chat_template
-    checkpoint.unlink()
+    shutil.rmtree(checkpoint)
     more = ("train.total_dialog_turns=80", "train.resume=auto")
     run_job(configured(*given, *more), tmp_path / "run", grpo.train, Lockstep)
     assert rows(tmp_path / "run")[-1]["optimizer_step"] == 5

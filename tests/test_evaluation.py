@@ -17,6 +17,7 @@ from run.build import build
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
+from tests.saved import saved_model
 from tests.scripts import configured, rows, without_clocks
 from training.model import load_tokenizer
 
@@ -45,8 +46,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 
 def last_weights(run_dir: Path) -> dict[str, torch.Tensor]:
     (path,) = (run_dir / "checkpoints").iterdir()
-    state: dict[str, torch.Tensor] = torch.load(path, weights_only=True)["learner"]["model"]
-    return state
+    return saved_model(path)
 
 
 def test_training_has_the_same_bits_with_and_without(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_stop_gives_the_evaluation_up(tmp_path: Path) -> None:
     run_job(configured(*SMALL, SETS, "eval.frequency=2"), tmp_path, train, Overlapped)
     assert [row["iteration"] for row in evaluations(tmp_path)] == [0]
     assert not (tmp_path / "eval/held_out/iteration_2.jsonl").exists()
-    assert (tmp_path / "checkpoints/checkpoint_000002.pt").exists()
+    assert (tmp_path / "checkpoints/checkpoint_000002").exists()
     assert json.loads((tmp_path / "summary.json").read_text())["outcome"] == "interrupted"
 
 
@@ -214,7 +214,7 @@ def test_a_resumed_run_keeps_its_evaluations_and_repeats_none(tmp_path: Path) ->
         folder.mkdir()
     evaluated = (*SMALL[:2], SETS, "eval.frequency=1", "train.checkpoint_frequency=1")
     run_job(configured(*evaluated, "train.total_dialog_turns=32"), first, grpo.train, Lockstep)
-    checkpoint = first / "checkpoints/checkpoint_000001.pt"
+    checkpoint = first / "checkpoints/checkpoint_000001"
     run_job(
         configured(*evaluated, "train.total_dialog_turns=48", f"train.resume={checkpoint}"),
         second,

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import grpo
+from config.checkpoints import checkpoint_path
 from envs.group import Group
 from run.build import build
 from run.jobs import run_job
@@ -18,7 +19,9 @@ from run.lockstep import Lockstep
 from tests.processes import alive
 from tests.scripts import ROOT, configured, ended, finish, rows, start, start_fresh, wait_for, without_clocks
 from training.batch import Batch, collate
+from training.checkpoint import LEARNER, load_checkpoint
 from training.local_learner import LocalLearner
+from training.tensor_files import saved_tensors
 
 SMALL = ("env.num_envs=4", "env.repeats=4")
 LOGGED = {
@@ -47,7 +50,7 @@ def test_a_short_run_logs_every_metric_and_leaves_checkpoints(tmp_path: Path) ->
     assert [row["policy_version"] for row in metrics] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert all(row["age/max"] == 0 for row in metrics)
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert names == ["checkpoint_000002.pt", "checkpoint_000004.pt"]
+    assert names == ["checkpoint_000002", "checkpoint_000004"]
     assert '"outcome": "finished"' in (tmp_path / "summary.json").read_text()
 
 
@@ -71,7 +74,7 @@ def test_an_iteration_is_trained_on_in_steps_of_whole_groups(tmp_path: Path) -> 
 def test_without_kl_no_reference_is_loaded(tmp_path: Path) -> None:
     working = build(configured(*SMALL, "policy.kl_coef=0"), tmp_path, Lockstep)
     assert isinstance(working.run.learner, LocalLearner)
-    assert working.run.learner.reference is None
+    assert working.run.learner.worker.reference is None
     working.run.close("finished")
 
 
@@ -128,7 +131,7 @@ def test_killed_and_resumed_is_bit_identical_to_never_stopped(
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     killed = start_fresh("grpo.py", broken, *RESUMED)
-    wait_for(lambda: (broken / "checkpoints" / "checkpoint_000003.pt").exists(), killed)
+    wait_for(lambda: (broken / "checkpoints" / "checkpoint_000003").exists(), killed)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     whole.mkdir()
@@ -136,23 +139,24 @@ def test_killed_and_resumed_is_bit_identical_to_never_stopped(
     run_job(configured(*RESUMED, "train.resume=auto"), broken, grpo.train, Lockstep)
     assert "resumed from" in capsys.readouterr().err
     assert without_clocks(rows(broken)) == without_clocks(rows(whole))
-    saved = [
-        torch.load(path / "checkpoints" / "checkpoint_000010.pt", weights_only=True)
-        for path in (whole, broken)
-    ]
-    for name, tensor in saved[0]["learner"]["model"].items():
-        assert torch.equal(tensor, saved[1]["learner"]["model"][name]), name
+    saved = [saved_tensors(checkpoint_path(path, 10) / LEARNER) for path in (whole, broken)]
+    for name, tensor in saved[0].items():
+        assert torch.equal(tensor, saved[1][name]), name
 
 
 def test_a_full_disk_is_one_message_and_what_is_there_is_whole(tmp_path: Path) -> None:
-    """/dev/full in the place of the second checkpoint: every write to it says that no space is left."""
-    run_dir, script = tmp_path / "run", tmp_path / "with_known_names.py"
+    """/dev/full in the place of the second checkpoint's tensors: every write to it says that no space is left."""
+    run_dir, script = tmp_path / "run", tmp_path / "with_a_full_disk.py"
     folder = run_dir / "checkpoints"
-    folder.mkdir(parents=True)
-    (folder / "checkpoint_000002.tmp").symlink_to("/dev/full")
     script.write_text(
-        f"import runpy, sys\nsys.path.insert(0, {str(ROOT)!r})\nimport config.files\n"
-        "config.files.unfinished = lambda path: path.with_suffix('.tmp')\n"
+        f"import os, runpy, sys\nsys.path.insert(0, {str(ROOT)!r})\nimport training.local_learner as learner\n"
+        "write = learner.write_tensors\n"
+        "def write_tensors(folder, tensors):\n"
+        "    if '000002' in str(folder):\n"
+        "        folder.mkdir()\n"
+        "        os.symlink('/dev/full', folder / '__0_0.distcp')\n"
+        "    write(folder, tensors)\n"
+        "learner.write_tensors = write_tensors\n"
         "runpy.run_path('grpo.py', run_name='__main__')\n"
     )
     process = start(str(script), run_dir, *SMALL, "train.checkpoint_frequency=1")
@@ -160,7 +164,7 @@ def test_a_full_disk_is_one_message_and_what_is_there_is_whole(tmp_path: Path) -
     assert process.returncode == 2, output
     assert "error: no space is left to write" in output
     assert "Traceback" not in output
-    assert [path.name for path in folder.iterdir()] == ["checkpoint_000001.pt"]
+    assert [path.name for path in folder.iterdir()] == ["checkpoint_000001"]
     assert json.loads((run_dir / "summary.json").read_text())["outcome"] == "failed"
 
 
@@ -175,7 +179,7 @@ def test_ctrl_c_finishes_the_iteration_and_leaves_a_checkpoint_and_no_process(tm
     assert process.returncode == 0, output
     assert "interrupted" in output
     (checkpoint,) = (tmp_path / "checkpoints").iterdir()
-    done = torch.load(checkpoint, weights_only=True)["iteration"]
+    done = load_checkpoint(checkpoint)["iteration"]
     assert rows(tmp_path)[-1]["optimizer_step"] == done
     assert not [child for child in children if alive(child.pid)]
 
@@ -199,10 +203,10 @@ def test_under_lora_the_base_is_the_reference(tmp_path: Path) -> None:
 
     working = build(configured(*SMALL, "train_model.lora.enabled=true"), tmp_path, Lockstep)
     batch, learner = collate(working.collect()), working.run.learner
-    assert isinstance(learner, LocalLearner) and learner.reference is not None
-    own = learner.reference.log_prob(batch)
-    visit = learner.scorer.model.disable_adapter
-    shared = Reference(learner.scorer, learner.reference.rows, visit=visit).log_prob(batch)
+    assert isinstance(learner, LocalLearner) and learner.worker.reference is not None
+    (own,) = learner.worker.reference.log_prob([batch])
+    visit = learner.worker.scorer.model.disable_adapter
+    (shared,) = Reference(learner.worker.scorer, visit=visit).log_prob([batch])
     torch.testing.assert_close(own, shared, atol=1e-6, rtol=0)
     working.run.close("finished")
 

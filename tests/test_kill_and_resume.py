@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from config.checkpoints import newest_checkpoint
 from envs.prompts import PromptSource
 from envs.task import make_task
 from tests.killed_runs import one_epoch, train_noting_prompts
-from training.checkpoint import load_checkpoint, newest_checkpoint
+from training.checkpoint import load_checkpoint
 
 
 def finished_after_kills(stale: str, run_dir: Path, ledger: Path, kills: int, chance: random.Random) -> int:

@@ -5,10 +5,11 @@ from pathlib import Path
 import torch
 
 import grpo
+from config.checkpoints import newest_checkpoint
 from run.jobs import run_job
 from run.lockstep import Lockstep
+from tests.saved import saved_model
 from tests.scripts import StoppingAfterTheFirst, configured, rows, without_clocks
-from training.checkpoint import load_checkpoint, newest_checkpoint
 from training.local_learner import LocalLearner
 from training.optimizer import JointOptimizer
 
@@ -25,7 +26,7 @@ MUON = (
 def weights_of(run_dir: Path) -> dict[str, torch.Tensor]:
     path = newest_checkpoint(run_dir)
     assert path is not None
-    return load_checkpoint(path)["learner"]["model"]
+    return saved_model(path)
 
 
 def test_three_iterations_stopped_after_one_and_resumed_are_three_iterations(tmp_path: Path) -> None:
@@ -35,8 +36,8 @@ def test_three_iterations_stopped_after_one_and_resumed_are_three_iterations(tmp
     def noting_the_start(working: Lockstep) -> None:
         learner = working.run.learner
         assert isinstance(learner, LocalLearner)
-        assert isinstance(learner.optimizer, JointOptimizer)
-        start.update({name: value.clone() for name, value in learner.model.state_dict().items()})
+        assert isinstance(learner.worker.optimizer, JointOptimizer)
+        start.update({name: value.clone() for name, value in learner.worker.model.state_dict().items()})
         grpo.train(working)
 
     for folder in (whole, broken):

@@ -14,6 +14,7 @@ import yaml
 
 import grpo
 import grpo_async
+from config.checkpoints import checkpoint_path, newest_checkpoint
 from config.errors import ConfigError, RunError
 from plan.memory import checkpoint_bytes
 from plan.model_shape import find_shape
@@ -23,8 +24,9 @@ from run.overlapped import Overlapped
 from run.resume import find, siblings
 from tests.scripts import QUICK, ROOT, begin, configured, ended, finish, rows, start, wait_for, without_clocks
 from tests.tiny import resized_quickstart
-from training.checkpoint import checkpoint_path, load_checkpoint, newest_checkpoint
+from training.checkpoint import LEARNER, load_checkpoint
 from training.local_learner import LocalLearner
+from training.tensor_files import saved_tensors
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64", "train.checkpoint_frequency=2")
 LORA = ("train_model.lora.enabled=true", "train_model.lora.dropout=0.1", "optimizer.lr=3e-3")
@@ -43,7 +45,7 @@ def halfway(trained: Path, tmp_path: Path) -> Path:
     """A copy of it that was killed after the second iteration."""
     folder = tmp_path / "halfway"
     shutil.copytree(trained, folder)
-    checkpoint_path(folder, 4).unlink()
+    shutil.rmtree(checkpoint_path(folder, 4))
     return folder
 
 
@@ -74,7 +76,7 @@ def test_a_changed_learning_rate_and_schedule_take_effect_and_are_said(
     def train(working: Lockstep) -> None:
         learner = working.run.learner
         assert isinstance(learner, LocalLearner)
-        seen.extend({**group, "params": []} for group in learner.optimizer.param_groups)
+        seen.extend({**group, "params": []} for group in learner.worker.optimizer.param_groups)
         grpo.train(working)
 
     run_job(
@@ -129,7 +131,7 @@ def test_what_a_run_began_with_is_refused_by_name_with_a_way_out(
         run_job(configured(*SMALL, changed, "train.resume=auto"), halfway, grpo.train, Lockstep)
     text = str(refused.value)
     assert said in text
-    assert "checkpoint_000002.pt" in text
+    assert "checkpoint_000002" in text
     assert "model.name=" in text or "raise it" in text
     assert {path.name: path.read_bytes() for path in halfway.iterdir() if path.is_file()} == before
 
@@ -172,14 +174,19 @@ def test_the_folder_of_a_run_is_its_newest_checkpoint(
     assert without_clocks(rows(tmp_path / "new")) == without_clocks(rows(trained))
 
 
-@pytest.mark.parametrize("damage", [b"", b"no checkpoint", None])
+@pytest.mark.parametrize("file", ["run.pt", "learner/.metadata", "learner/__0_0.distcp"])
+@pytest.mark.parametrize("damage", [b"", b"no checkpoint", b"half", None])
 def test_a_newest_checkpoint_that_cannot_be_read_is_passed_over(
-    damage: bytes | None, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    damage: bytes | None, file: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "torn"
     shutil.copytree(trained, folder)
     newest = checkpoint_path(folder, 4)
-    newest.write_bytes(newest.read_bytes()[:1000] if damage is None else damage)
+    damaged = newest / file
+    if damage is None:
+        damaged.unlink()
+    else:
+        damaged.write_bytes(damaged.read_bytes()[:1000] if damage == b"half" else damage)
     run_job(configured(*SMALL, "train.resume=auto"), folder, grpo.train, Lockstep)
     told = capsys.readouterr().err
     assert told.count("passed over, as it cannot be read: ") == 1
@@ -191,7 +198,7 @@ def test_a_newest_checkpoint_that_cannot_be_read_is_passed_over(
 def test_where_none_can_be_read_the_run_does_not_begin_again(trained: Path, tmp_path: Path) -> None:
     folder = tmp_path / "torn"
     shutil.copytree(trained, folder)
-    for path in (folder / "checkpoints").iterdir():
+    for path in (folder / "checkpoints").glob("*/run.pt"):
         path.write_bytes(b"")
     with pytest.raises(ConfigError, match=r"none of the 2 checkpoints in .* can be read"):
         run_job(configured(*SMALL, "train.resume=auto"), folder, grpo.train, Lockstep)
@@ -356,19 +363,14 @@ def test_a_lora_checkpoint_is_what_the_plan_says(tmp_path: Path) -> None:
     shape = find_shape(config.model.name)
     assert shape is not None
     planned = checkpoint_bytes(config, shape)
-    state = load_checkpoint(path)
-    weights = state["learner"]["model"]
-    assert all("lora_" in name for name in weights)
-    moments = [
-        value
-        for entry in state["learner"]["optimizer"]["state"].values()
-        for name, value in entry.items()
-        if name != "step"
-    ]
-    held = sum(tensor.numel() * tensor.element_size() for tensor in [*weights.values(), *moments])
+    tensors = saved_tensors(path / LEARNER)
+    assert all("lora_" in name for name in tensors)
+    counted = [tensor for name, tensor in tensors.items() if not name.endswith(".step")]
+    held = sum(tensor.numel() * tensor.element_size() for tensor in counted)
     assert held == planned
     whole = sum(file.stat().st_size for file in (tmp_path / "model").glob("*.safetensors"))
-    assert path.stat().st_size < planned + 200_000 < whole
+    written = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    assert written < planned + 200_000 < whole
 
 
 def test_a_resumed_lora_run_is_the_same_run(tmp_path: Path) -> None:
@@ -376,9 +378,9 @@ def test_a_resumed_lora_run_is_the_same_run(tmp_path: Path) -> None:
     given = (*SMALL, *LORA)
     run_job(configured(*given), whole, grpo.train, Lockstep)
     shutil.copytree(whole, broken)
-    checkpoint_path(broken, 4).unlink()
+    shutil.rmtree(checkpoint_path(broken, 4))
     run_job(configured(*given, "train.resume=auto"), broken, grpo.train, Lockstep)
     assert without_clocks(rows(broken)) == without_clocks(rows(whole))
-    ends = [load_checkpoint(checkpoint_path(folder, 4))["learner"] for folder in (whole, broken)]
-    for name, tensor in ends[0]["model"].items():
-        assert torch.equal(tensor, ends[1]["model"][name]), name
+    ends = [saved_tensors(checkpoint_path(folder, 4) / LEARNER) for folder in (whole, broken)]
+    for name, tensor in ends[0].items():
+        assert torch.equal(tensor, ends[1][name]), name

@@ -1,6 +1,13 @@
-"""Checkpoints: written beside and renamed, found again, loaded without running code from them."""
+"""Checkpoints: folders that are written beside and renamed, found again, and loaded without running code from them.
 
+checkpoint_000040/run.pt     the small state of the run: iteration, config, prompts, generators, the learner's numbers
+checkpoint_000040/learner/   every tensor of the learner (training.learner_state, training.tensor_files)
+"""
+
+import io
+import os
 import random
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,22 +15,31 @@ from typing import Any
 import numpy as np
 import torch
 
+from config.checkpoints import (
+    FOLDER,
+    RUN_STATE,
+    WRITING,
+    checkpoints,
+    hidden,
+    of_older_version,
+    remove_checkpoint,
+)
 from config.errors import ConfigError
-from config.files import written_whole
+from config.files import sync_folder
 from training import trained_parameters
+from training.tensor_files import UnreadableError, check_files
 
-FOLDER = "checkpoints"
-PATTERN = "checkpoint_*.pt"
+LEARNER = "learner"
 KEYS = {
     *("iteration", "overlapped", "evaluated", "learner", "policy_version", "generator", "random", "config"),
     *("prompts", "next_group_id"),
 }
-LEARNER_KEYS = {*trained_parameters.KEYS, "optimizer", "schedule_step"}
+LEARNER_KEYS = {*trained_parameters.KEYS, "optimizer_steps", "schedule_step"}
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that was read: what it holds, and where it lies."""
+    """A checkpoint whose `run.pt` was read: what that holds, and where it lies."""
 
     path: Path
     state: dict[str, Any]
@@ -34,53 +50,79 @@ class Saved:
         return self.path.parent.parent
 
     @property
+    def learner(self) -> Path:
+        """The folder of its tensors."""
+        return self.path / LEARNER
+
+    @property
     def place(self) -> tuple[int, int, int]:
         """Its iteration, optimizer steps and policy version."""
         steps: int = self.state["learner"]["optimizer_steps"]
         return self.state["iteration"], steps, self.state["policy_version"]
 
 
-def checkpoint_path(run_dir: Path, iteration: int) -> Path:
-    return run_dir / FOLDER / f"checkpoint_{iteration:06d}.pt"
+def begin_checkpoint(path: Path) -> Path:
+    """An empty folder beside `path`, hidden from every reader, that `complete_checkpoint` gives its name."""
+    abandon_checkpoint(path)
+    unfinished = hidden(path, WRITING)
+    unfinished.mkdir(parents=True)
+    return unfinished
 
 
-def save_checkpoint(path: Path, state: dict[str, Any], keep: int) -> None:
-    """Write `state` so that `path` is either absent or whole; then remove all before it but the newest `keep`.
+def abandon_checkpoint(path: Path) -> None:
+    """Remove what `begin_checkpoint(path)` gave."""
+    shutil.rmtree(hidden(path, WRITING), ignore_errors=True)
 
-    Those after it are removed too: a run that was resumed from an earlier one has given them up.
+
+def packed(state: dict[str, Any]) -> bytes:
+    """The content of `run.pt`: nothing that changes `state` afterwards changes it."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
+
+def complete_checkpoint(path: Path, run: bytes, keep: int) -> None:
+    """Give what `begin_checkpoint(path)` gave, with its tensors in it, `run.pt` and the name `path`: that folder is
+    either absent or whole, whatever ends this process or the machine.
+
+    Then remove all before it but the newest `keep`, and those after it: a run that was resumed from an earlier one
+    has given them up.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as file:
-        torch.save(state, file)
-    found = sorted(path.parent.glob(PATTERN))
-    present = found.index(path) + 1
-    for old in [*found[present:], *(found[:present][:-keep] if keep else [])]:
-        old.unlink()
-
-
-class UnreadableError(ConfigError):
-    """A file that is no checkpoint, or only a part of one."""
+    unfinished = hidden(path, WRITING)
+    with (unfinished / RUN_STATE).open("wb") as file:
+        file.write(run)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(unfinished)
+    if path.exists():
+        remove_checkpoint(path)
+    unfinished.rename(path)
+    sync_folder(path.parent)
+    found = checkpoints(path.parent.parent)
+    place = found.index(path)
+    for old in [*found[:place], *(found[place + keep :] if keep else [])]:
+        remove_checkpoint(old)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Raises ConfigError when there is no checkpoint, another version of this code wrote it, or (UnreadableError) it
-    cannot be read."""
-    if not path.is_file():
+    """What `run.pt` of a checkpoint holds whose other files are there too.
+
+    Raises:
+        ConfigError: there is no checkpoint, another version of this code wrote it, or (UnreadableError) it is only
+            a part of one.
+    """
+    if path.suffix == ".pt" and path.is_file():
+        raise ConfigError(f"train.resume={path}: {_ONE_FILE}")
+    if not path.is_dir():
         raise ConfigError(
-            f"train.resume={path}: no such file; give a checkpoint_*.pt, the folder of a run, or train.resume=auto"
-        )
-    if not path.stat().st_size:
-        raise UnreadableError(
-            f"train.resume={path}: the file is empty; take an earlier one from the same folder"
+            f"train.resume={path}: no such folder; give a checkpoint, the folder of a run, or train.resume=auto"
         )
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except PermissionError as error:
-        raise UnreadableError(f"train.resume={path}: {error.strerror}") from error
-    except Exception as error:
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        state = _run_state(path)
+        check_files(path / LEARNER)
+    except UnreadableError as error:
         raise UnreadableError(
-            f"train.resume={path}: not a readable checkpoint ({why}); take an earlier one from the same folder"
+            f"train.resume={path}: {error}; take an earlier one from the same folder"
         ) from error
     missing = _missing(state)
     if missing:
@@ -88,6 +130,27 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"train.resume={path}: it holds no {', '.join(missing)}: another version of this code wrote it; go on with "
             "that version, or train from the beginning without train.resume"
         )
+    return state
+
+
+_ONE_FILE = (
+    "an older version of this code wrote it, whose checkpoints were files; go on with that version, or train from the "
+    "beginning in another folder"
+)
+
+
+def _run_state(path: Path) -> dict[str, Any]:
+    try:
+        content = (path / RUN_STATE).read_bytes()
+    except OSError as error:
+        raise UnreadableError(f"{RUN_STATE}: {error.strerror}") from error
+    if not content:
+        raise UnreadableError(f"{RUN_STATE} is empty")
+    try:
+        state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # unpickling what is no checkpoint may raise anything
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UnreadableError(f"{RUN_STATE} is damaged ({why})") from error
     return state
 
 
@@ -100,25 +163,15 @@ def _missing(state: Any) -> list[str]:
 
 
 def origin(path: Path) -> tuple[dict[str, Any], bool] | None:
-    """The config of the run that wrote a checkpoint and whether it overlapped, without reading the tensors.
+    """The config of the run that wrote a checkpoint and whether it overlapped; no tensor is read.
 
-    None where it cannot be read: it is being written, or was removed, or is no checkpoint of ours.
+    None where it cannot be read: it was removed, or is no checkpoint of ours.
     """
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        state = _run_state(path)
         return state["config"], state["overlapped"]
-    except Exception:  # unpickling what is no checkpoint may raise anything
+    except (UnreadableError, KeyError, TypeError):
         return None
-
-
-def checkpoints(run_dir: Path) -> list[Path]:
-    """Those of one run's folder, the highest iteration first."""
-    return sorted((run_dir / FOLDER).glob(PATTERN), reverse=True)
-
-
-def newest_checkpoint(run_dir: Path) -> Path | None:
-    """The checkpoint of the highest iteration in one run's folder."""
-    return next(iter(checkpoints(run_dir)), None)
 
 
 def load_newest(run_dir: Path) -> tuple[Path, dict[str, Any], list[str]]:
@@ -138,7 +191,10 @@ def load_newest(run_dir: Path) -> tuple[Path, dict[str, Any], list[str]]:
             f"train.resume: none of the {len(passed_over)} checkpoints in {run_dir / FOLDER} can be read "
             f"({passed_over[0]}); train from the beginning in another folder, or restore one from a copy"
         )
-    raise ConfigError(f"train.resume={run_dir}: there is no {FOLDER}/{PATTERN} in this folder")
+    old = of_older_version(run_dir)
+    if old is not None:
+        raise ConfigError(f"train.resume={old}: {_ONE_FILE}")
+    raise ConfigError(f"train.resume={run_dir}: there is no {FOLDER}/checkpoint_* in this folder")
 
 
 def random_state() -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """What a learner does, whoever computes it: one process (`local_learner.py`), or ranks (`ranked_learner.py`)."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -84,12 +85,24 @@ class Learner(Protocol):
         """The published name of a head that shares its tensor with the embeddings; None where there is none."""
         ...
 
-    def save(self) -> dict[str, Any]:
-        """What training has changed; what the config says is the config's."""
+    def save(self, folder: Path) -> Callable[[], None]:
+        """Begin to write every tensor that training has changed into `folder`, as it is now.
+
+        With `train.async_checkpoint` steps may follow at once: what is written is a copy. The returned function ends
+        when all of it is on disk and raises what went wrong; it is to be called once, from any thread.
+        """
         ...
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Take up what `save` gave. Raises ConfigError where the state is of another model."""
+    def numbers(self) -> dict[str, Any]:
+        """What belongs to these tensors and is none; what the config says is the config's."""
+        ...
+
+    def load(self, folder: Path, numbers: dict[str, Any]) -> None:
+        """Take up what `save` wrote and `numbers` gave, by however many processes.
+
+        Raises:
+            ConfigError: they are of another model; nothing has been loaded.
+        """
         ...
 
     def close(self) -> None:

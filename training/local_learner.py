@@ -62,14 +62,18 @@ class LocalLearner(SplitLearner):
     ) -> list[list[float]]:
         return self.worker.rounding_error(sequences, dtype, float8)
 
-    def save(self) -> dict[str, Any]:
+    def save(self, folder: Path) -> Callable[[], None]:
         """As `Learner.save`."""
-        return self.worker.save() | self.counters()
+        return self.worker.save(folder)
 
-    def load(self, state: dict[str, Any]) -> None:
+    def numbers(self) -> dict[str, Any]:
+        """As `Learner.numbers`."""
+        return self.worker.numbers() | self.counters()
+
+    def load(self, folder: Path, numbers: dict[str, Any]) -> None:
         """As `Learner.load`."""
-        self.worker.load(state)
-        self.count_from(state)
+        self.worker.load(folder, numbers)
+        self.count_from(numbers)
 
     def close(self) -> None:
         """There is nothing to close."""

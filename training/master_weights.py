@@ -54,12 +54,12 @@ class MasterWeights(Optimizer):
         self.inner = inner
         self.bucket_elements = bucket_elements
         groups = [{**group, "params": list(group["params"])} for group in inner.param_groups]
-        self._parameters = [parameter for group in groups for parameter in group["params"]]
-        halves = [parameter for parameter in self._parameters if is_half(parameter)]
-        self._shadows = {parameter: _empty_shadow(parameter) for parameter in halves}
-        self._remainders = {parameter: torch.zeros_like(parameter, dtype=torch.int16) for parameter in halves}
+        self.parameters = [parameter for group in groups for parameter in group["params"]]
+        halves = [parameter for parameter in self.parameters if is_half(parameter)]
+        self.shadows = {parameter: _empty_shadow(parameter) for parameter in halves}
+        self.remainders = {parameter: torch.zeros_like(parameter, dtype=torch.int16) for parameter in halves}
         for group in inner.param_groups:
-            group["params"] = [self._shadows.get(parameter, parameter) for parameter in group["params"]]
+            group["params"] = [self.shadows.get(parameter, parameter) for parameter in group["params"]]
         super().__init__(groups, {})
 
     @torch.no_grad()
@@ -67,9 +67,7 @@ class MasterWeights(Optimizer):
         if closure is not None:
             raise ValueError("MasterWeights.step takes no closure: every bucket would run it again")
         copy_settings(self.param_groups, self.inner.param_groups)
-        others = {
-            parameter: parameter.grad for parameter in self._parameters if parameter not in self._shadows
-        }
+        others = {parameter: parameter.grad for parameter in self.parameters if parameter not in self.shadows}
         if others:
             self.inner.step()
         for parameter in others:
@@ -81,7 +79,7 @@ class MasterWeights(Optimizer):
 
     def _buckets(self) -> Iterator[list[nn.Parameter]]:
         bucket: list[nn.Parameter] = []
-        for parameter in self._shadows:
+        for parameter in self.shadows:
             if parameter.grad is None:
                 continue
             if bucket and sum(each.numel() for each in (*bucket, parameter)) > self.bucket_elements:
@@ -94,26 +92,15 @@ class MasterWeights(Optimizer):
     def _step(self, bucket: Iterable[nn.Parameter]) -> None:
         for parameter in bucket:
             assert parameter.grad is not None
-            shadow = self._shadows[parameter]
-            _hold(shadow, join(local(parameter.data), local(self._remainders[parameter])))
+            shadow = self.shadows[parameter]
+            _hold(shadow, join(local(parameter.data), local(self.remainders[parameter])))
             shadow.grad = parameter.grad.float()
         self.inner.step()
         for parameter in bucket:
-            shadow = self._shadows[parameter]
+            shadow = self.shadows[parameter]
             shadow.grad = None
-            split(local(shadow.data), local(parameter.data), local(self._remainders[parameter]))
+            split(local(shadow.data), local(parameter.data), local(self.remainders[parameter]))
             _hold(shadow, _nothing(parameter))
-
-    def state_dict(self) -> dict[str, Any]:
-        copy_settings(self.param_groups, self.inner.param_groups)
-        return {"inner": self.inner.state_dict(), "remainders": list(self._remainders.values())}
-
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.inner.load_state_dict(state_dict["inner"])
-        copy_settings(self.inner.param_groups, self.param_groups)
-        for mine, saved in zip(self._remainders.values(), state_dict["remainders"], strict=True):
-            mine.copy_(saved)
 
 
 def is_half(parameter: Tensor) -> bool:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from config.errors import ConfigError
 from config.optimizer import OptimizerConfig
-from training.master_weights import MasterWeights, copy_settings, is_half
+from training.master_weights import MasterWeights, is_half
 
 Group = dict[str, Any]
 
@@ -82,15 +82,12 @@ def _adamw(groups: list[Group], config: OptimizerConfig) -> AdamW:
 
 
 class JointOptimizer(Optimizer):
-    """Several optimizers of disjoint parameters as one: their groups side by side, one step, one state."""
+    """Several optimizers of disjoint parameters as one: their groups side by side, one step."""
 
     def __init__(self, members: list[Optimizer]) -> None:
         self.members = members
         super().__init__([group for member in members for group in member.param_groups], {})
-        self._share_groups()
-
-    def _share_groups(self) -> None:
-        self.param_groups = [group for member in self.members for group in member.param_groups]
+        self.param_groups = [group for member in members for group in member.param_groups]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -98,14 +95,6 @@ class JointOptimizer(Optimizer):
             raise ValueError("JointOptimizer.step takes no closure: every member would run it again")
         for member in self.members:
             member.step()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"members": [member.state_dict() for member in self.members]}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for member, state in zip(self.members, state_dict["members"], strict=True):
-            member.load_state_dict(state)
-        self._share_groups()
 
 
 def make_scheduler(optimizer: Optimizer, config: OptimizerConfig, total_steps: int) -> LambdaLR:
@@ -124,16 +113,6 @@ def make_scheduler(optimizer: Optimizer, config: OptimizerConfig, total_steps: i
         return floor + (1 - floor) * decay(progress)
 
     return LambdaLR(optimizer, factor)
-
-
-def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """What an optimizer remembers of its parameters, from a checkpoint; rates, decay and betas stay as they are.
-
-    state: `optimizer.state_dict()` of one with the same groups.
-    """
-    settings = [dict(group) for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    copy_settings(settings, optimizer.param_groups)
 
 
 def go_to_step(scheduler: LambdaLR, step: int) -> None:

@@ -2,9 +2,10 @@
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from training.sharding import learner_mesh
 from training.weights import pushed_tensors
 from training.worker import Part, Piece, Worker
 
-CONCURRENCY_GROUPS = {"watch": 1}
+CONCURRENCY_GROUPS = {"watch": 1, "save": 1}
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class RankHost:
     """
 
     worker: Worker
+    _saving: dist.ProcessGroup
+    _writing: Callable[[], None]
 
     def __init__(self, environment: dict[str, str]) -> None:
         os.environ.update(environment)
@@ -60,13 +63,15 @@ class RankHost:
         if meeting_point.startswith("file:"):  # all of them are on this machine: nobody listens elsewhere
             os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
         prepare_process(config, plan.learner.num_threads, 0 if on_gpu else None)
+        limit = timedelta(seconds=config.train.wait_timeout_s)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
             init_method=meeting_point,
             rank=rank,
             world_size=plan.devices.ranks,
-            timeout=timedelta(seconds=config.train.wait_timeout_s),
+            timeout=limit,
         )
+        self._saving = dist.new_group(backend="gloo", timeout=limit)
         device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
         mesh = learner_mesh(device.type, plan.devices.ranks, plan.learner.shard_size)
         self.worker = Worker(
@@ -109,6 +114,21 @@ class RankHost:
         """The bytes of one whole tensor, gathered from all ranks; rank 0 alone returns them."""
         made = self.worker.publish()[index].make()
         return made.cpu().contiguous().view(-1).view(torch.uint8).numpy() if dist.get_rank() == 0 else None
+
+    def begin_save(self, folder: Path) -> None:
+        """Copy what is to be written; `end_save` writes it."""
+        self._writing = self.worker.save(folder, self._saving)
+
+    @ray.method(concurrency_group="save")
+    def end_save(self) -> None:
+        """Ends when this rank's part is on disk; the next steps may be made meanwhile."""
+        self._writing()
+
+    def numbers(self) -> dict[str, Any]:
+        return self.worker.numbers()
+
+    def load(self, folder: Path, numbers: dict[str, Any]) -> None:
+        self.worker.load(folder, numbers, self._saving)
 
     @ray.method(concurrency_group="watch")
     def stacks(self) -> str:

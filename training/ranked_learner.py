@@ -178,11 +178,25 @@ class RankedLearner(SplitLearner):
         errors: list[list[float]] = self._same("rounding_error", sequences, dtype, float8)
         return errors
 
-    def save(self) -> dict[str, Any]:
-        return {}
+    def save(self, folder: Path) -> Callable[[], None]:
+        """As `Learner.save`; every rank writes its shards."""
+        self._same("begin_save", folder)
+        calls = self.ranks.begin_same("end_save")
 
-    def load(self, state: dict[str, Any]) -> None:
-        raise NotImplementedError
+        def wait() -> None:
+            self.ranks.answers(calls, f"its part of the checkpoint in {folder}")
+
+        return wait
+
+    def numbers(self) -> dict[str, Any]:
+        """As `Learner.numbers`."""
+        numbers: dict[str, Any] = self._same("numbers")
+        return numbers | self.counters()
+
+    def load(self, folder: Path, numbers: dict[str, Any]) -> None:
+        """As `Learner.load`; every rank reads its shards, however many wrote them."""
+        self._same("load", folder, numbers)
+        self.count_from(numbers)
 
     def close(self) -> None:
         """As `Learner.close`."""

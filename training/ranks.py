@@ -147,7 +147,7 @@ class Ranks:
 
     def stacks(self) -> str:
         """What every thread of every rank is doing now."""
-        calls = [actor.stacks.options(concurrency_group="watch").remote() for actor in self.actors]
+        calls = [actor.stacks.remote() for actor in self.actors]
         there = wait_for_all(calls, _STACKS_S)
         texts = [
             str(_error(ref) or ray.get(ref)) if ref in there else f"no answer within {_STACKS_S:.0f} s"

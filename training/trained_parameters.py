@@ -18,46 +18,56 @@ from config.errors import ConfigError
 from training.model import causal_model
 from training.sharding import whole
 
-KEYS = {"model", "base", "architecture"}
+MODEL = "model."
+"""Begins the names of the model's tensors in a checkpoint."""
+KEYS = {"base", "architecture"}
 _SAMPLES = 64
 _OF_THE_FILES = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
 """What a model's config says that is not its function."""
 
 
-def trained_state(model: nn.Module, base: str) -> dict[str, Any]:
-    """What a checkpoint holds of the policy.
+def trained_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What a checkpoint holds of the policy, live: trained parameters, each once, and the buffers that are saved."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    buffers = {name: tensor for name, tensor in model.state_dict().items() if name not in parameters}
+    return {name: one for name, one in model.named_parameters() if one.requires_grad} | buffers
+
+
+def described(model: nn.Module, base: str) -> dict[str, Any]:
+    """What a checkpoint says of the policy beside its tensors.
 
     base: `base_digest` of the model before it was trained.
     """
-    frozen = _frozen(model)
-    weights = {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
-    return {"model": weights, "base": base, "architecture": _architecture(model)}
+    return {"base": base, "architecture": _architecture(model)}
 
 
-def load_trained(model: nn.Module, state: Mapping[str, Any], base: str) -> None:
-    """Put what `trained_state` took into a model as `model.name` gives it.
+def check_same_model(
+    model: nn.Module, base: str, saved: Mapping[str, Any], shapes: Mapping[str, list[int]]
+) -> None:
+    """That the tensors of a checkpoint belong into a model as `model.name` gives it.
 
-    base: `base_digest` of that model.
+    base: `base_digest` of that model. saved: what `described` said. shapes: of the tensors, by their names there.
     Raises:
-        ConfigError: the state is of another model; the message names the first difference.
+        ConfigError: they are of another model; the message names the first difference.
     """
-    own = trained_state(model, base)
-    for what, there, here in (
-        ("setting", state["architecture"], own["architecture"]),
-        ("shape of", _shapes(state["model"]), _shapes(own["model"])),
-    ):
-        different = [key for key in {**there, **here} if there.get(key) != here.get(key)]
-        if different:
-            key = different[0]
-            raise ConfigError(
-                f"it holds another model than model.name and train_model.lora say: {what} {key} is "
-                f"{there.get(key)} in the checkpoint and {here.get(key)} here; give the model that its run trained"
-            )
-    if state["base"] != base:
+    there = {name.removeprefix(MODEL): shape for name, shape in shapes.items() if name.startswith(MODEL)}
+    here = {name: list(tensor.shape) for name, tensor in trained_tensors(model).items()}
+    _check_equal("setting", saved["architecture"], _architecture(model))
+    _check_equal("shape of", there, here)
+    if saved["base"] != base:
         raise ConfigError(
             "its run began from other weights than those that model.name has now; give the model that it trained"
         )
-    model.load_state_dict(state["model"], strict=False)
+
+
+def _check_equal(what: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    different = [key for key in {**there, **here} if there.get(key) != here.get(key)]
+    if different:
+        key = different[0]
+        raise ConfigError(
+            f"it holds another model than model.name and train_model.lora say: {what} {key} is "
+            f"{there.get(key)} in the checkpoint and {here.get(key)} here; give the model that its run trained"
+        )
 
 
 def base_digest(model: nn.Module) -> str:
@@ -89,10 +99,6 @@ def save_model(
 def _frozen(model: nn.Module) -> dict[str, nn.Parameter]:
     named = model.named_parameters(remove_duplicate=False)
     return {name: parameter for name, parameter in named if not parameter.requires_grad}
-
-
-def _shapes(weights: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
-    return {name: list(tensor.shape) for name, tensor in weights.items()}
 
 
 def _architecture(model: nn.Module) -> dict[str, Any]:

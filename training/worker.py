@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,10 +24,12 @@ from training.aggregation import BatchTotals
 from training.batch import Batch
 from training.grpo_loss import GRPOLoss
 from training.learner_models import Models
+from training.learner_state import check_same_tensors, learner_tensors
 from training.loss_metrics import Metrics, effective_sample_size_by_age, merge_metrics
-from training.optimizer import go_to_step, load_optimizer, make_optimizer, make_scheduler
+from training.optimizer import go_to_step, make_optimizer, make_scheduler
 from training.sharding import whole
-from training.trained_parameters import base_digest, load_trained, trained_state
+from training.tensor_files import copied, read_tensors, saved_shapes, write_tensors
+from training.trained_parameters import base_digest, check_same_model, described
 from training.weights import PolicyTensor, PolicyWeights
 
 
@@ -159,22 +163,33 @@ class Worker(PolicyWeights):
         self.optimizer.zero_grad(set_to_none=True)
         return finite
 
-    def save(self) -> dict[str, Any]:
-        """What training has changed of the model and its optimizer."""
+    def save(self, folder: Path, group: dist.ProcessGroup | None = None) -> Callable[[], None]:
+        """As `Learner.save`, of this worker's part.
+
+        group: of all workers, for nothing else; None: this is the only one.
+        """
+        tensors = learner_tensors(self.model, self.optimizer)
+        kept = copied(tensors) if self.config.train.async_checkpoint else tensors
+        return partial(write_tensors, folder, kept, group)
+
+    def numbers(self) -> dict[str, Any]:
+        """As `Learner.numbers`, the same for every worker."""
         return {
-            **trained_state(self.model, self.base),
-            "optimizer": self.optimizer.state_dict(),
+            **described(self.model, self.base),
             "schedule_step": self.scheduler.last_epoch,
             "scaler": self.scaler.state_dict(),
         }
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Take up what `save` gave. Raises ConfigError where the state is of another model."""
-        load_trained(self.model, state, self.base)
-        load_optimizer(self.optimizer, state["optimizer"])
-        go_to_step(self.scheduler, state["schedule_step"])
-        if self.scaler.is_enabled() and state["scaler"]:
-            self.scaler.load_state_dict(state["scaler"])
+    def load(self, folder: Path, numbers: dict[str, Any], group: dist.ProcessGroup | None = None) -> None:
+        """As `Learner.load`, this worker's part. group: as for `save`."""
+        shapes = saved_shapes(folder)
+        check_same_model(self.model, self.base, numbers, shapes)
+        tensors = learner_tensors(self.model, self.optimizer)
+        check_same_tensors(tensors, shapes)
+        read_tensors(folder, tensors, group)
+        go_to_step(self.scheduler, numbers["schedule_step"])
+        if self.scaler.is_enabled() and numbers["scaler"]:
+            self.scaler.load_state_dict(numbers["scaler"])
 
 
 def _over_workers(value: Tensor) -> Tensor:

@@ -162,11 +162,13 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) ->
     places = [tmp_path, tmp_path / "checkpoints"]
     places[1].mkdir()
     for place in places:
-        (place / "checkpoint_000002.pt.4242-0123abcd.tmp").touch()
+        (place / "summary.json.4242-0123abcd.tmp").touch()
         (place / "mine.tmp").touch()
+    for name in (".checkpoint_000002.writing", ".checkpoint_000001.removed", "checkpoint_000001", ".mine"):
+        (places[1] / name / "learner").mkdir(parents=True)
     with held(tmp_path):
         left = {path.name for place in places for path in place.iterdir()}
-    assert left == {"checkpoints", "mine.tmp", LOCK}
+    assert left == {"checkpoints", "checkpoint_000001", ".mine", "mine.tmp", LOCK}
 
 
 def test_two_writers_of_one_file_each_write_their_own(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def step(
     case = Case(policy, folders[tied], tied, lora, checkpointing, precision)
     with pretend_gpus(layout.gpus) if layout.gpus else nullcontext():
         learner, plan = learner_on(layout, case, folders[tied])
-        assert {parameter.device for parameter in learner.model.parameters()} == {
+        assert {parameter.device for parameter in learner.worker.model.parameters()} == {
             *torch_devices(plan.devices.train)
         }
         report = learner.step(learner.credit(groups()))

@@ -49,7 +49,7 @@ def lora(request: pytest.FixtureRequest) -> bool:
 
 def policy_on(layout: Layout, tied: bool, lora: bool, folder: Path) -> tuple[nn.Module, Plan]:
     learner, plan = learner_on(layout, Case(load_policy("reinforce"), folder, tied, lora), folder)
-    return learner.model, plan
+    return learner.worker.model, plan
 
 
 def published(model: nn.Module, plan: Plan) -> Outgoing:

@@ -27,6 +27,7 @@ from training import forward, local_learner, log_probs
 from training.batch import Batch, Scores, Tokens
 from training.forward import ResponseScorer
 from training.learner_models import Models
+from training.learner_state import learner_tensors
 from training.local_learner import LocalLearner
 from training.model import add_lora
 from training.weights import named_weights
@@ -97,21 +98,25 @@ def measured(config: Config, shape: ModelShape, phases: Sequence[str] = PHASES) 
     rows = microbatch_rows(config)
     with on_a_gpu(), fake_learner(_one_microbatch(config, rows), shape) as learner:
         batch = full_batch(config, rows)
-        tracker = Tracker(learner.model, learner.optimizer, *_tensors(learner.optimizer))
+        tracker = Tracker(
+            learner.worker.model,
+            learner.worker.optimizer,
+            *learner_tensors(learner.worker.model, learner.worker.optimizer).values(),
+        )
         peaks = {}
         for phase in phases:
             if phase == "score":
                 with torch.no_grad(), tracker:
-                    learner.scorer(batch.tokens)
+                    learner.worker.scorer(batch.tokens)
             elif phase == "optimize":
                 if config.train.gradient_accumulation_steps > 1:
-                    tracker.track_external(*_fill_gradients(learner.model))
-                with tracker, patch.object(learner.optimizer, "step"):
+                    tracker.track_external(*_fill_gradients(learner.worker.model))
+                with tracker, patch.object(learner.worker.optimizer, "step"):
                     learner.step(batch)
             else:
-                tracker.track_external(*_fill_gradients(learner.model))
+                tracker.track_external(*_fill_gradients(learner.worker.model))
                 with tracker:
-                    learner.optimizer.step()
+                    learner.worker.optimizer.step()
             peaks[phase] = tracker.peak()
     return peaks
 
@@ -151,8 +156,8 @@ def fake_learner(config: Config, shape: ModelShape) -> Iterator[LocalLearner]:
         with patch.object(local_learner, "base_digest", lambda model: "of no values"):  # a third of the time
             learner = LocalLearner(config, Models(model, scorer, None), named_weights, Path(folder))
         _fill_gradients(model)
-        learner.optimizer.step()
-        learner.optimizer.zero_grad(set_to_none=True)
+        learner.worker.optimizer.step()
+        learner.worker.optimizer.zero_grad(set_to_none=True)
         yield learner
 
 
@@ -195,24 +200,6 @@ def _fill_gradients(model: nn.Module) -> list[Tensor]:
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-
-
-def _tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Everything that the optimizer's checkpoint holds."""
-    found: list[Tensor] = []
-
-    def look(value: object) -> None:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, dict):
-            for one in value.values():
-                look(one)
-        elif isinstance(value, list | tuple):
-            for one in value:
-                look(one)
-
-    look(optimizer.state_dict())
-    return found
 
 
 def full_batch(config: Config, rows: int) -> Batch:

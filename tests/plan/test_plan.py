@@ -10,6 +10,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
+from config.checkpoints import checkpoint_path
 from config.composition import register_schema, to_config
 from config.errors import ConfigError
 from config.machine import MachineConfig
@@ -231,8 +232,9 @@ def test_checkpoints_that_are_there_need_no_more_room(qwen: str, tmp_path: Path)
     plan = make_plan(config_of("grpo_gsm8k", qwen), False, machine(2, disk_gib=40.0), tmp_path)
     with pytest.raises(ConfigError, match="checkpoints would take"):
         check(plan)
-    (tmp_path / "checkpoints").mkdir()
-    with (tmp_path / "checkpoints" / "checkpoint_000001.pt").open("wb") as file:
+    folder = checkpoint_path(tmp_path, 1) / "learner"
+    folder.mkdir(parents=True)
+    with (folder / "__0_0.distcp").open("wb") as file:
         file.truncate(35 * GIB)
     check(plan)
 

@@ -84,7 +84,7 @@ def stepped(learner: LocalLearner, batch: Batch) -> Batch:
         report = learner.step(batch)
         assert not report.skipped
         assert all(math.isfinite(value) for value in report.metrics.values()), report.metrics
-    assert all(parameter.isfinite().all() for parameter in learner.model.parameters())
+    assert all(parameter.isfinite().all() for parameter in learner.worker.model.parameters())
     return batch
 
 
@@ -159,10 +159,10 @@ def without_tokens(empty: list[int]) -> list[Group]:
 
 def test_equal_rewards_move_nothing(tmp_path: Path) -> None:
     learner = learner_of(load_policy("grpo", kl_coef=0.0), tmp_path, tiny_llama())
-    before = [parameter.clone() for parameter in learner.model.parameters()]
+    before = [parameter.clone() for parameter in learner.worker.model.parameters()]
     prepared = trained(learner, sampled(plain(*[0.1] * 12), tiny_llama()))
     assert (prepared.advantage == 0).all()
-    assert all(torch.equal(a, b) for a, b in zip(before, learner.model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.worker.model.parameters(), strict=True))
 
 
 def test_an_errored_completion_leaves_the_advantages_of_the_others(tmp_path: Path) -> None:

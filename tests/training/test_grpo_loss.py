@@ -180,7 +180,7 @@ def test_the_actors_parameters_stay_its_own() -> None:
 
 def test_the_learner_calls_it_once_a_microbatch(groups: list[Group], tmp_path: Path) -> None:
     learner, calls = make_learner(tmp_path, PolicyConfig(kl_coef=0.1), accumulation=2), []
-    learner.loss.register_forward_hook(lambda module, given, out: calls.append(out))
+    learner.worker.loss.register_forward_hook(lambda module, given, out: calls.append(out))
     report = learner.step(learner.credit(groups))
     assert len(calls) == 2
     told = sum(out["loss_objective"].item() for out in calls)

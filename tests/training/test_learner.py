@@ -16,7 +16,8 @@ from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS, make_learner, scorer
 from training.batch import Tokens, collate
 from training.forward import ResponseScorer, Scores, score_all
-from training.local_learner import LocalLearner, NonFiniteError
+from training.learner import NonFiniteError
+from training.local_learner import LocalLearner
 from training.minibatches import microbatches
 from training.reference import Reference
 
@@ -28,9 +29,9 @@ def gradient_of(learner: LocalLearner, groups: list[Group]) -> torch.Tensor:
     seen: list[torch.Tensor] = []
 
     def read(*args: object) -> None:
-        seen.append(torch.cat([p.grad.flatten().double() for p in learner.model.parameters()]))
+        seen.append(torch.cat([p.grad.flatten().double() for p in learner.worker.model.parameters()]))
 
-    handle = learner.optimizer.register_step_pre_hook(read)
+    handle = learner.worker.optimizer.register_step_pre_hook(read)
     learner.step(learner.credit(groups))
     handle.remove()
     return seen[0]
@@ -115,12 +116,12 @@ def test_a_non_finite_step_changes_nothing_is_saved_and_stops_the_run(
     groups: list[Group], tmp_path: Path
 ) -> None:
     learner = make_learner(tmp_path, max_nonfinite_steps=2)
-    before = [p.clone() for p in learner.model.parameters()]
+    before = [p.clone() for p in learner.worker.model.parameters()]
     broken = copy.deepcopy(groups)
     broken[0].completions[0].log_probs[0] = float("nan")
     report = learner.step(learner.credit(broken))
     assert report.skipped
-    assert all(torch.equal(a, b) for a, b in zip(before, learner.model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.worker.model.parameters(), strict=True))
     saved = torch.load(tmp_path / "nonfinite" / "optimizer_step_1.pt", weights_only=True)
     assert saved["sample_log_prob"].isnan().any()
     with pytest.raises(NonFiniteError, match="max_nonfinite_steps"):
@@ -141,13 +142,12 @@ def test_state_round_trip_continues_bit_for_bit(
 ) -> None:
     first = make_learner(tmp_path, dtype=dtype)
     first.step(first.credit(groups))
-    state = first.save()
-    torch.save(state, tmp_path / "state.pt")
+    first.save(tmp_path / "state")()
     second = make_learner(tmp_path, dtype=dtype)
-    second.load(torch.load(tmp_path / "state.pt", weights_only=True))
+    second.load(tmp_path / "state", first.numbers())
     reports = [learner.step(learner.credit(groups)).metrics for learner in (first, second)]
     assert reports[0] == reports[1]
-    for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
+    for a, b in zip(first.worker.model.parameters(), second.worker.model.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
@@ -157,9 +157,9 @@ def test_mixed_precision_is_close_to_full(
 ) -> None:
     learner = make_learner(tmp_path)
     batch = collate(groups)
-    full = learner.scorer(batch.tokens).log_prob
-    learner.scorer.autocast_dtype = precision
-    half = learner.scorer(batch.tokens).log_prob
+    full = learner.worker.scorer(batch.tokens).log_prob
+    learner.worker.scorer.autocast_dtype = precision
+    half = learner.worker.scorer(batch.tokens).log_prob
     assert half.dtype == torch.float32
     mask = batch.tokens.response_mask
     assert (full - half)[mask].abs().mean() < 0.1
@@ -202,6 +202,4 @@ def test_scored_in_the_same_microbatches_the_reference_is_the_policy_exactly(
     groups: list[Group], accumulation: int, tmp_path: Path
 ) -> None:
     learner = make_learner(tmp_path, PolicyConfig(kl_coef=0.1), accumulation)
-    assert isinstance(learner.reference, Reference)
-    learner.reference.rows = len(groups) * REPEATS // accumulation
     assert learner.step(learner.credit(groups)).metrics["kl/ref"] == 0.0

@@ -1,7 +1,6 @@
 """Optimizers and schedules: who updates what, at which rate, and a state that resumes bit for bit."""
 
 import copy
-import io
 import math
 from pathlib import Path
 
@@ -12,7 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from config.errors import ConfigError
 from config.optimizer import OptimizerConfig
-from training.optimizer import JointOptimizer, make_optimizer, make_scheduler
+from training.learner_state import learner_tensors
+from training.optimizer import JointOptimizer, go_to_step, make_optimizer, make_scheduler
+from training.tensor_files import read_tensors, write_tensors
 
 PRESETS = Path(__file__).resolve().parents[2] / "config" / "optimizer"
 NAMES = ("adamw", "muon_adamw")
@@ -91,23 +92,19 @@ def test_frozen_parameters_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_resumes_bit_for_bit(name: str) -> None:
+def test_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
     config = OptimizerConfig(name=name, lr=1e-2, muon_lr=1e-2, schedule="cosine", warmup_steps=3)
     network = model()
     optimizer = make_optimizer(network, config)
     scheduler = make_scheduler(optimizer, config, 10)
     train(network, optimizer, scheduler, 4)
 
-    file = io.BytesIO()
-    torch.save([network.state_dict(), optimizer.state_dict(), scheduler.state_dict()], file)
-    file.seek(0)
-    weights, optimizer_state, scheduler_state = torch.load(file, weights_only=True)
+    write_tensors(tmp_path, learner_tensors(network, optimizer))
     resumed = copy.deepcopy(model())
     resumed_optimizer = make_optimizer(resumed, config)
     resumed_scheduler = make_scheduler(resumed_optimizer, config, 10)
-    resumed.load_state_dict(weights)
-    resumed_optimizer.load_state_dict(optimizer_state)
-    resumed_scheduler.load_state_dict(scheduler_state)
+    read_tensors(tmp_path, learner_tensors(resumed, resumed_optimizer))
+    go_to_step(resumed_scheduler, scheduler.last_epoch)
 
     train(network, optimizer, scheduler, 4)
     train(resumed, resumed_optimizer, resumed_scheduler, 4)

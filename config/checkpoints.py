@@ -1,0 +1,57 @@
+"""Where the checkpoints of a run lie and how they are named: RUN/checkpoints/checkpoint_000040/."""
+
+import re
+import shutil
+from pathlib import Path
+
+FOLDER = "checkpoints"
+RUN_STATE = "run.pt"
+"""The file in a checkpoint that holds all but the learner's tensors."""
+WRITING, REMOVED = "writing", "removed"
+"""What `hidden` names: a checkpoint that is not whole yet, and one that is not whole any more."""
+_NAME = re.compile(r"checkpoint_(\d{6,})")
+
+
+def checkpoint_path(run_dir: Path, iteration: int) -> Path:
+    return run_dir / FOLDER / f"checkpoint_{iteration:06d}"
+
+
+def checkpoints(run_dir: Path) -> list[Path]:
+    """Those of one run's folder, the highest iteration first."""
+    named = ((_NAME.fullmatch(path.name), path) for path in (run_dir / FOLDER).glob("checkpoint_*"))
+    numbered = [(int(match[1]), path) for match, path in named if match]
+    return [path for _, path in sorted(numbered, reverse=True)]
+
+
+def newest_checkpoint(run_dir: Path) -> Path | None:
+    """The checkpoint of the highest iteration in one run's folder."""
+    return next(iter(checkpoints(run_dir)), None)
+
+
+def of_older_version(run_dir: Path) -> Path | None:
+    """The newest checkpoint of a run's folder that is a file: so they were before they were folders."""
+    return max((run_dir / FOLDER).glob("checkpoint_*.pt"), default=None)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path is that of a checkpoint, by its name or, where it was renamed, by what is in it."""
+    return _NAME.fullmatch(path.name) is not None or (path / RUN_STATE).is_file()
+
+
+def hidden(path: Path, state: str) -> Path:
+    """A name beside a checkpoint's that no reader takes for one. state: `WRITING` or `REMOVED`."""
+    return path.with_name(f".{path.name}.{state}")
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Its name is gone at once, whatever ends this process before its files are."""
+    gone = hidden(path, REMOVED)
+    path.rename(gone)
+    shutil.rmtree(gone)
+
+
+def remove_unfinished_checkpoints(run_dir: Path) -> None:
+    """Remove what killed runs left of those that they wrote or removed. The caller knows that no other run writes."""
+    for state in (WRITING, REMOVED):
+        for path in (run_dir / FOLDER).glob(f".checkpoint_*.{state}"):
+            shutil.rmtree(path)

@@ -1,0 +1,23 @@
+"""Checkpoints that tests make and look into. Not a test file."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from training.checkpoint import LEARNER, begin_checkpoint, complete_checkpoint, packed
+from training.tensor_files import saved_tensors, write_tensors
+from training.trained_parameters import MODEL
+
+
+def saved_model(path: Path) -> dict[str, Tensor]:
+    """The model's tensors in a checkpoint, by their names in the model."""
+    tensors = saved_tensors(path / LEARNER, MODEL)
+    return {name.removeprefix(MODEL): tensor for name, tensor in tensors.items()}
+
+
+def save_checkpoint(path: Path, state: dict[str, Any], keep: int) -> None:
+    """A checkpoint of a run whose learner is one tensor."""
+    write_tensors(begin_checkpoint(path) / LEARNER, {"model.weight": torch.arange(10_000.0)})
+    complete_checkpoint(path, packed(state), keep)

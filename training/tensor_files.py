@@ -1,0 +1,165 @@
+"""Tensors on disk by torch.distributed.checkpoint: each rank writes its shards, any number of ranks reads them.
+
+    name -> tensor, plain or this rank's part of a DTensor ──write_tensors──▶ folder/ __RANK_0.distcp, .metadata
+    folder ──read_tensors──▶ into tensors that are there, whatever part of the whole they are
+
+`.metadata` says what is where. It is a pickle, so it is read by an unpickler that makes nothing but descriptions.
+"""
+
+import io
+import pickle
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from config.errors import ConfigError
+from config.files import sync_folder
+
+METADATA = ".metadata"
+_DESCRIPTIONS = {
+    "torch.distributed.checkpoint.metadata": {
+        *("Metadata", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
+        *("TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata"),
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size", *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))},
+    "pathlib": {"PosixPath"},
+}
+"""What `.metadata` may name, by module."""
+warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
+
+
+class UnreadableError(ConfigError):
+    """A checkpoint that is none, or only a part of one."""
+
+
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In the CPU's memory and of their own, so that the next step does not change them."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, Tensor], group: ProcessGroup | None = None) -> None:
+    """Ends when all is on disk.
+
+    group: of the ranks that each call this with their parts under the same names, able to work on a CPU (gloo), and
+        used by no other thread meanwhile. None: this process has all of it.
+    """
+    with _first_failure():
+        save(
+            {name: tensor.detach() for name, tensor in tensors.items()},
+            storage_writer=FileSystemWriter(folder),
+            process_group=group,
+            no_dist=group is None,
+        )
+    sync_folder(folder)
+
+
+def read_tensors(folder: Path, into: Mapping[str, Tensor], group: ProcessGroup | None = None) -> None:
+    """Fill tensors by their names; the folder may hold others too. group: as for `write_tensors`.
+
+    Raises:
+        UnreadableError: a file is damaged.
+    """
+    wanted = {name: tensor.detach() for name, tensor in into.items()}
+    try:
+        with _first_failure():
+            load(wanted, storage_reader=_Reader(folder), process_group=group, no_dist=group is None)
+    except (RuntimeError, ValueError, OSError, EOFError, pickle.UnpicklingError) as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UnreadableError(f"the tensors in {folder} cannot be read ({why})") from error
+
+
+def saved_shapes(folder: Path) -> dict[str, list[int]]:
+    """The whole shape of every tensor in a folder. Raises UnreadableError."""
+    return {name: list(one.size) for name, one in _descriptions(folder).items()}
+
+
+def saved_tensors(folder: Path, prefix: str = "") -> dict[str, Tensor]:
+    """Those whose names begin with `prefix`, whole, in the CPU's memory. Raises UnreadableError."""
+    tensors = {
+        name: torch.empty(one.size, dtype=one.properties.dtype)
+        for name, one in _descriptions(folder).items()
+        if name.startswith(prefix)
+    }
+    read_tensors(folder, tensors)
+    return tensors
+
+
+def check_files(folder: Path) -> None:
+    """That every file is there and as long as `.metadata` says; no tensor is read.
+
+    Raises:
+        UnreadableError: it names the file.
+    """
+    ends: dict[str, int] = {}
+    for part in _metadata(folder).storage_data.values():
+        ends[part.relative_path] = max(ends.get(part.relative_path, 0), part.offset + part.length)
+    for name, end in ends.items():
+        path = folder / name
+        if not path.is_file():
+            raise UnreadableError(f"{folder.name}/{name} is missing")
+        if path.stat().st_size < end:
+            raise UnreadableError(f"{folder.name}/{name} has {path.stat().st_size} bytes of {end}")
+
+
+class _DescriptionUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if name not in _DESCRIPTIONS.get(module, ()):
+            raise pickle.UnpicklingError(f"{module}.{name} has no place in it")
+        return super().find_class(module, name)
+
+
+class _Reader(FileSystemReader):
+    """torch's own, but that nothing in the folder can run code."""
+
+    def read_metadata(self, *args: Any, **options: Any) -> Metadata:
+        metadata = _metadata(Path(self.path))
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+def _descriptions(folder: Path) -> dict[str, TensorStorageMetadata]:
+    found = _metadata(folder).state_dict_metadata
+    return {name: one for name, one in found.items() if isinstance(one, TensorStorageMetadata)}
+
+
+def _metadata(folder: Path) -> Metadata:
+    """Raises UnreadableError: there is none, or it is damaged, or describes what is no tensor."""
+    place = f"{folder.name}/{METADATA}"
+    try:
+        content = (folder / METADATA).read_bytes()
+    except OSError as error:
+        raise UnreadableError(f"{place}: {error.strerror}") from error
+    try:
+        metadata = _DescriptionUnpickler(io.BytesIO(content)).load()
+        tensors = metadata.state_dict_metadata.values()
+        whole = all(isinstance(one, TensorStorageMetadata) for one in tensors)
+        located = {index.fqn for index in metadata.storage_data} == set(metadata.state_dict_metadata)
+    except Exception as error:  # unpickling what is damaged may raise anything
+        raise UnreadableError(f"{place} is damaged ({type(error).__name__})") from error
+    if not (isinstance(metadata, Metadata) and whole and located):
+        raise UnreadableError(f"{place} describes no tensors of a learner")
+    return metadata
+
+
+@contextmanager
+def _first_failure() -> Iterator[None]:
+    """What went wrong on the lowest rank where something did, instead of torch's collection of tracebacks."""
+    try:
+        yield
+    except CheckpointException as error:
+        _, (failure, _) = min(error.failures.items(), key=lambda item: item[0])
+        raise failure from None
