@@ -28,6 +28,7 @@ from plan.memory import (
     engine_work_bytes,
     kv_bytes_per_sequence,
     microbatch_rows,
+    packs,
     pushed_bytes,
     reference_bytes,
     train_phases,
@@ -82,12 +83,13 @@ class CanaryPlan:
 
 @dataclass(frozen=True)
 class LearnerPlan:
-    """The learner. autocast: dtype of forward and backward, None: that of the weights. microbatch_rows: completions.
+    """The learner. autocast: dtype of forward and backward, None: that of the weights. packs: a microbatch is one
+    sequence, where the model can. microbatch_rows: completions.
     chunk_size: response tokens whose logits exist at one time; None: by the head, which is not known yet.
     num_threads: of its process; None: all that torch takes."""
 
     autocast: str | None
-    share_prompt: bool
+    packs: bool
     microbatch_rows: int
     chunk_size: int | None
     num_threads: int | None
@@ -161,7 +163,7 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
         canary=_canary(engine.backend, devices),
         notes=devices.notes,
     )
-    return _note_unused(_share_gpu(_place_reference(plan)))
+    return _note_whole_rows(_note_unused(_share_gpu(_place_reference(plan))))
 
 
 def gpus_used(plan: Plan) -> int:
@@ -169,6 +171,16 @@ def gpus_used(plan: Plan) -> int:
     devices = plan.devices
     generating = 0 if devices.colocated else sum(map(len, devices.engines))
     return len(devices.train) + len(devices.reference) + generating
+
+
+def _note_whole_rows(plan: Plan) -> Plan:
+    if not plan.config.train.packing or plan.learner.packs:
+        return plan
+    note = (
+        f"{plan.config.model.name} has layers with a sliding window or a recurrent state: train.packing has no effect, "
+        "its microbatches are whole rows, padded to the longest"
+    )
+    return replace(plan, notes=(*plan.notes, note))
 
 
 def _note_unused(plan: Plan) -> Plan:
@@ -250,7 +262,7 @@ def _learner(config: Config, overlapped: bool, devices: DevicePlan, shape: Model
         threads = max(1, len(os.sched_getaffinity(0)) - 1)
     return LearnerPlan(
         autocast=AUTOCAST[config.train.mixed_precision],
-        share_prompt=config.train.shares_prompt,
+        packs=packs(config, shape),
         microbatch_rows=microbatch_rows(config),
         chunk_size=None if shape is None else chunk_size(config, shape, devices.on_cpu),
         num_threads=threads,

@@ -44,7 +44,8 @@ def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> Models:
     scorer = make_scorer(config, policy, plan)
     if plan.reference.home == "base of the LoRA policy":
         assert isinstance(policy, PeftModel)
-        reference = Reference(scorer, plan.learner.microbatch_rows, visit=policy.disable_adapter)
+        rows, limit = plan.learner.microbatch_rows, config.train.max_tokens_per_microbatch
+        reference = Reference(scorer, rows, limit, visit=policy.disable_adapter)
     return Models(policy, scorer, reference)
 
 
@@ -53,8 +54,7 @@ def make_scorer(config: Config, scored: nn.Module, plan: Plan) -> ResponseScorer
     inference = config.inference_model
     return ResponseScorer(
         scored,
-        config.env.repeats,
-        share_prompt=plan.learner.share_prompt,
+        plan.learner.packs,
         chunk_size=plan.learner.chunk_size,
         temperature=inference.temperature if inference.temperature_end is None else None,
         top_p=inference.top_p,
@@ -71,9 +71,8 @@ def _frozen_reference(config: Config, plan: Plan) -> Reference | None:
     visits = home == "host memory" and not plan.devices.on_cpu
     places = torch_devices(() if visits else plan.reference.devices or plan.devices.train[:1])
     frozen = load_frozen(config.model, places, _autocast(plan)).requires_grad_(False).eval()
-    reference = Reference(
-        make_scorer(config, frozen, plan), plan.learner.microbatch_rows, home == "own devices"
-    )
+    rows, limit = plan.learner.microbatch_rows, config.train.max_tokens_per_microbatch
+    reference = Reference(make_scorer(config, frozen, plan), rows, limit, home == "own devices")
     if visits:
         reference.visit = HostMemory(frozen, torch_devices(plan.devices.train)[0]).visit
     return reference

@@ -32,9 +32,10 @@ from training.loss_metrics import (
     gap_percentiles,
     merge_metrics,
 )
-from training.minibatches import microbatches
 from training.model import load_model
 from training.optimizer import go_to_step, load_optimizer, make_optimizer, make_scheduler
+from training.packing import real_tokens
+from training.shares import share_out
 from training.trained_parameters import base_digest, load_trained, trained_state
 from training.weights import PolicyTensor, PolicyWeights, adapter_weights, named_weights
 
@@ -102,7 +103,9 @@ class LocalLearner(PolicyWeights):
             batch.ref_log_prob = self.reference.log_prob(batch).to(batch.sample_log_prob.device)
         several_steps = self.config.train.epochs > 1 or len(batch) > self.config.optim_batch_size
         if policy.old_log_prob == "trainer" and several_steps:
-            batch.old_log_prob = score_all(self.scorer, batch, self._microbatch_rows(batch))
+            rows = -(-self.config.optim_batch_size // self.config.train.gradient_accumulation_steps)
+            limit = self.config.train.max_tokens_per_microbatch
+            batch.old_log_prob = score_all(self.scorer, batch, rows, limit)
         return credit(policy, groups, batch, self.config.inference_model.max_tokens)
 
     def step(self, batch: Batch) -> StepReport:
@@ -111,7 +114,10 @@ class LocalLearner(PolicyWeights):
         totals = BatchTotals.of(self.config.policy, batch.mask)
         parts: list[Metrics] = []
         gaps: list[torch.Tensor] = []
-        pieces = microbatches(batch, self.scorer.together, self._microbatch_rows(batch))
+        train = self.config.train
+        (pieces,) = share_out(
+            batch, 1, train.gradient_accumulation_steps, train.max_tokens_per_microbatch, self.scorer.packs
+        )
         pending = [] if self._beside is None else self._beside.begin([piece.batch for piece in pieces])
         for number, (piece, scored) in enumerate(itertools.zip_longest(pieces, pending), 1):
             self.tell("optimize", number, len(pieces))
@@ -121,16 +127,13 @@ class LocalLearner(PolicyWeights):
             gaps.append(gap)
         report = {"kl/ref": 0.0, "loss/kl": 0.0, "loss/entropy": 0.0} | finalize_metrics(merge_metrics(parts))
         report |= gap_percentiles(gaps)
+        computed = sum(self.scorer.positions(piece.batch.tokens) for piece in pieces)
+        report["throughput/padding"] = computed / real_tokens(batch.tokens)
         report["lr"] = self.optimizer.param_groups[0]["lr"]
         report["grad_norm"] = self._clip()
         skipped = self._update(report, batch)
         report["loss/nonfinite_steps"] = float(self.nonfinite_steps)
         return StepReport(report, skipped)
-
-    def _microbatch_rows(self, batch: Batch) -> int:
-        together = self.scorer.together
-        pieces = len(batch) // together
-        return -(-pieces // self.config.train.gradient_accumulation_steps) * together
 
     def _loss(
         self, batch: Batch, totals: BatchTotals, scored: Future[torch.Tensor] | None

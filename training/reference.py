@@ -92,13 +92,14 @@ class Reference:
     """Scores batches with weights that never change.
 
     scorer: over these weights, with the sampling distribution's temperature.
-    rows: rows of one forward pass, whole groups.
+    rows: of one forward pass, about. max_tokens: positions of one at most; None: as many as the rows have.
     beside: on other devices than the learner's, so that both can work at a time.
     visit: entered for every batch, such as `HostMemory.visit`.
     """
 
     scorer: ResponseScorer
     rows: int
+    max_tokens: int | None = None
     beside: bool = False
     visit: Callable[[], AbstractContextManager[None]] = nullcontext
 
@@ -109,8 +110,13 @@ class Reference:
     def log_prob(self, batch: Batch) -> torch.Tensor:
         """[N, R] float32, zeros outside the loss mask."""
         with self.visit():
-            return score_all(self.scorer, batch, self.rows)
+            return score_all(self.scorer, batch, self.rows, self.max_tokens)
 
     def begin(self, parts: Iterable[Batch]) -> list[Future[torch.Tensor]]:
-        """`log_prob` of each part, scored one after the other while the caller works on something else."""
-        return [self._thread.submit(self.log_prob, part) for part in parts]
+        """Log-probs of microbatches, scored one after the other while the caller works on something else."""
+        return [self._thread.submit(self._log_prob_at_once, part) for part in parts]
+
+    @torch.no_grad()
+    def _log_prob_at_once(self, part: Batch) -> torch.Tensor:
+        with self.visit():
+            return self.scorer(part.tokens, part.temperature).log_prob
