@@ -37,10 +37,10 @@ CASES = {
     "math 7B LoRA": ("7B", "grpo_math", (LORA, FULL)),
     "math 7B LoRA bf16": ("7B", "grpo_math", (LORA, HALF)),
     "countdown 1.5B kept": ("1.5B", "grpo_countdown", (KEPT, SPLIT)),
-    "countdown 1.5B kept, prompts not shared": (
+    "countdown 1.5B kept, whole rows": (
         "1.5B",
         "grpo_countdown",
-        (KEPT, SPLIT, "train.share_prompt=false"),
+        (KEPT, SPLIT, "train.packing=false"),
     ),
     "gsm8k 3B kept": ("3B", "grpo_gsm8k", (KEPT,)),
     "countdown 1.5B bf16 kept": ("1.5B", "grpo_countdown", (HALF, KEPT, SPLIT)),

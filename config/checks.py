@@ -52,16 +52,10 @@ def check_batches(config: Config) -> None:
             f"split over optimizer steps; take {max(1, optim // repeats) * repeats}"
         )
     steps = train.gradient_accumulation_steps
-    if train.shares_prompt and (optim // repeats) % steps:
+    if steps > optim:
         raise ConfigError(
-            f"train.gradient_accumulation_steps={steps} does not divide the {optim // repeats} groups of an optimizer "
-            f"step (train.optim_batch_size={optim} / env.repeats={repeats}): with train.share_prompt a microbatch is "
-            "made of whole groups; take a divisor, or train.share_prompt=false"
-        )
-    if optim % steps:
-        raise ConfigError(
-            f"train.gradient_accumulation_steps={steps} does not divide the {optim} completions of an optimizer step "
-            "(train.optim_batch_size): take a divisor"
+            f"train.gradient_accumulation_steps={steps} is more than the {optim} completions of an optimizer step "
+            "(train.optim_batch_size): lower it"
         )
     ready = train.buffer_groups
     if ready is not None and ready < optim // repeats:

@@ -23,8 +23,10 @@ _NAMES = {
     "train.epochs": "num_iterations ppo_epochs",
     "train.gradient_accumulation_steps": "accumulate_grad_batches",
     "train.gradient_accumulation_steps: microbatches in an optimizer step": (
-        "ppo_micro_batch_size_per_gpu ppo_micro_batch_size use_dynamic_bsz"
+        "ppo_micro_batch_size_per_gpu ppo_micro_batch_size"
     ),
+    "train.max_tokens_per_microbatch": "use_dynamic_bsz ppo_max_token_len_per_gpu",
+    "train.packing: a microbatch is one sequence, each prompt once": "share_prompt use_remove_padding packing",
     "train.gradient_checkpointing": "gradient_checkpointing enable_gradient_checkpointing",
     "train.keep_checkpoints": "save_total_limit max_actor_ckpt_to_keep",
     "train.mixed_precision=bf16": "bf16",

@@ -28,7 +28,8 @@ class ModelConfig:
     """Weights of the trained model: `float32`, or `bfloat16`, beside which the optimizer keeps the bits that rounding
     drops, so that they move as float32 ones do."""
     attn_implementation: str = "sdpa"
-    """Attention kernel of the trained and reference models: `sdpa`, `eager`, `flash_attention_2`."""
+    """Attention kernel of the trained and reference models on whole rows (without `train.packing`): `sdpa`, `eager`,
+    `flash_attention_2`."""
 
     def __post_init__(self) -> None:
         one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
@@ -47,16 +48,20 @@ class TrainConfig:
     optim_batch_size: int | None = None
     """Completions per optimizer step. Unset: all of an iteration's."""
     gradient_accumulation_steps: int = 1
-    """Microbatches per optimizer step; changes memory, not the gradient. Each is made of whole groups where a group
-    shares its prompt (`share_prompt`)."""
+    """Microbatches per optimizer step, of about equal size; changes memory, not the gradient."""
+    max_tokens_per_microbatch: int | None = None
+    """Positions of a microbatch at most, prompts, responses and padding; a single longer response goes alone. Needs it
+    more microbatches than `gradient_accumulation_steps`, there are more. Unset: no limit."""
     epochs: int = 1
     """Passes over an iteration's completions."""
     mixed_precision: str = "fp32"
     """Arithmetic of forward and backward: `fp32`, `bf16`, `fp16` (with a gradient scaler)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
-    share_prompt: bool = True
-    """A group shares one forward pass over its prompt (exact). Off when `gradient_checkpointing` is on."""
+    packing: bool = True
+    """A microbatch goes through the model as one sequence without padding, each prompt once (exact); by an attention
+    of its own, whatever `model.attn_implementation` says. Models with sliding windows or recurrent layers take whole,
+    padded rows all the same."""
     log_prob_chunk_size: int | None = None
     """Response tokens whose logits exist at one time, [chunk, vocabulary]. Unset: by the head's size."""
     checkpoint_frequency: int = 100
@@ -84,16 +89,12 @@ class TrainConfig:
     """Seconds that the learner may wait for groups, a push for the engines, or the run for a checkpoint, before the
     run stops."""
 
-    @property
-    def shares_prompt(self) -> bool:
-        """Whether a group's prompt goes through the model once; a microbatch is then made of whole groups."""
-        return self.share_prompt and not self.gradient_checkpointing
-
     def __post_init__(self) -> None:
         one_of("train.mixed_precision", self.mixed_precision, ("fp32", "bf16", "fp16"))
         one_of("train.stale_groups", self.stale_groups, ("drop", "wait"))
         counts = ("total_dialog_turns", "gradient_accumulation_steps", "epochs", "max_nonfinite_steps")
-        for key in (*counts, "weight_update_frequency", "log_prob_chunk_size"):
+        optional = ("log_prob_chunk_size", "max_tokens_per_microbatch")
+        for key in (*counts, "weight_update_frequency", *optional):
             at_least(f"train.{key}", vars(self)[key], 1)
         for key in ("checkpoint_frequency", "keep_checkpoints", "max_policy_age"):
             at_least(f"train.{key}", vars(self)[key], 0)

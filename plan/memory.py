@@ -32,7 +32,7 @@ GRAPH_BYTES = 1.0 * GIB
 FRAGMENTATION = 0.03
 MASTER_BUCKET, MASTER_BUCKET_BYTES = 1 << 26, 10
 """Parameters of a bfloat16 model that exist in float32 at one time in the optimizer step, and bytes of each."""
-BATCH_KNOBS = "train.gradient_accumulation_steps, inference_model.max_tokens"
+BATCH_KNOBS = "train.max_tokens_per_microbatch, gradient_accumulation_steps, inference_model.max_tokens"
 CHECKPOINTING = "train.gradient_checkpointing"
 HEAD_KNOBS = "train.log_prob_chunk_size"
 CHUNK_BYTES = {"cpu": (1 << 24) * FLOAT, "cuda": (1 << 27) * FLOAT}
@@ -63,23 +63,28 @@ class Phase:
         return sum(use.bytes for use in self.uses)
 
 
+def packs(config: Config, shape: ModelShape | None) -> bool:
+    """Whether a microbatch is one sequence, which not every model can take; one that is not known is taken to."""
+    return config.train.packing and (shape is None or shape.full_attention)
+
+
 def microbatch_rows(config: Config) -> int:
-    """Completions that a rank takes at a time, at most. Groups are dealt out to the ranks whole."""
-    train, repeats = config.train, config.env.repeats
-    groups = math.ceil(config.optim_batch_groups / config.train_model.ranks)
-    if train.shares_prompt:
-        return math.ceil(groups / train.gradient_accumulation_steps) * repeats
-    return math.ceil(groups * repeats / train.gradient_accumulation_steps)
+    """Completions of a microbatch of one rank, without a limit on its positions."""
+    train = config.train
+    return math.ceil(config.optim_batch_size / (config.train_model.ranks * train.gradient_accumulation_steps))
 
 
-def microbatch_tokens(config: Config) -> int:
+def microbatch_tokens(config: Config, shape: ModelShape | None) -> int:
     """Positions that go through the model for one microbatch, all at their limits.
 
-    With `train.share_prompt` a group's prompt counts once.
+    Packed, a group's prompt counts once. The limit of a microbatch gives way to a single longest response.
     """
+    prompt, response = config.env.max_prompt_tokens, config.inference_model.max_tokens
     rows, repeats = microbatch_rows(config), config.env.repeats
-    prompts = rows // repeats if config.train.shares_prompt else rows
-    return prompts * config.env.max_prompt_tokens + rows * config.inference_model.max_tokens
+    prompts = -(-rows // repeats) if packs(config, shape) else rows
+    most = prompts * prompt + rows * response
+    limit = config.train.max_tokens_per_microbatch
+    return most if limit is None else min(most, max(limit, prompt + response))
 
 
 def trained_parameters(config: Config, shape: ModelShape) -> int:
@@ -88,14 +93,19 @@ def trained_parameters(config: Config, shape: ModelShape) -> int:
 
 
 def microbatch(config: Config, shape: ModelShape, on_cpu: bool) -> Microbatch:
-    """Sizes of one microbatch of the longest prompts and responses."""
-    rows, response = microbatch_rows(config), config.inference_model.max_tokens
-    whole = config.env.max_prompt_tokens + response
-    positions, keys = microbatch_tokens(config), rows * whole
-    if config.train.shares_prompt:
-        keys += positions - rows * response
-    mask = rows * (response if config.train.shares_prompt else whole) * whole
-    return Microbatch(positions, keys, mask, rows * response, chunk_size(config, shape, on_cpu))
+    """Sizes of one microbatch of the longest prompts and responses.
+
+    Packed, keys are not repeated for every query head, and there is no mask; on a CPU each row has its prompt's too.
+    """
+    prompt, response = config.env.max_prompt_tokens, config.inference_model.max_tokens
+    positions, whole = microbatch_tokens(config, shape), prompt + response
+    chunk = chunk_size(config, shape, on_cpu)
+    if packs(config, shape):
+        targets = min(microbatch_rows(config) * response, positions - prompt)
+        keys = targets * whole // response if on_cpu else positions
+        return Microbatch(positions, keys * shape.num_kv_heads // shape.num_heads, 0, targets, chunk)
+    rows = positions // whole
+    return Microbatch(positions, rows * whole, rows * whole * whole, rows * response, chunk)
 
 
 def arithmetic(config: Config, on_cpu: bool) -> Arithmetic:
@@ -230,28 +240,22 @@ def _step(config: Config, shape: ModelShape) -> list[Use]:
 
 def _copies(config: Config, shape: ModelShape, on_cpu: bool) -> float:
     """Half-precision copies of the weights beyond one layer's. The backward pass needs them unless checkpointing casts
-    again. With a shared prompt each weight is used twice: autocast keeps the copy of a trained one for the second
-    pass, and makes another of a frozen one."""
+    again."""
     if config.train.gradient_checkpointing:
         return 0.0
-    widths = arithmetic(config, on_cpu)
-    twice = config.train.shares_prompt and not widths.trains_weights
-    return weight_copies_bytes(shape, widths) * (2 if twice else 1)
+    return weight_copies_bytes(shape, arithmetic(config, on_cpu))
 
 
 def _scoring(config: Config, shape: ModelShape, on_cpu: bool) -> list[Use]:
     """Log-probs without gradients: the larger of a block and the head."""
     batch, widths = microbatch(config, shape, on_cpu), arithmetic(config, on_cpu)
     block = block_scoring_bytes(shape, batch, widths) + batch.mask * (1 + widths.factor)
-    moments = [
-        Use("one layer's activations", block, BATCH_KNOBS),
-        Use("output head", head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS),
-    ]
-    cached = config.train.shares_prompt and widths.trains_weights
-    copies = _copies(config, shape, on_cpu) if cached else 0.0
     return [
-        Use("half-precision weights", copies, f"{CHECKPOINTING}, train.share_prompt"),
-        max(moments, key=lambda use: use.bytes),
+        max(
+            Use("one layer's activations", block, BATCH_KNOBS),
+            Use("output head", head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS),
+            key=lambda use: use.bytes,
+        )
     ]
 
 
@@ -259,11 +263,13 @@ def _peak(config: Config, shape: ModelShape, on_cpu: bool, gradients: Use) -> li
     """The fullest of four moments: the head's forward pass, its backward pass, the backward pass of the last block
     and that of the first. With one microbatch a step, gradients come into being between the last two."""
     batch, widths = microbatch(config, shape, on_cpu), arithmetic(config, on_cpu)
-    recomputes = config.train.gradient_checkpointing
+    train = config.train
+    recomputes = train.gradient_checkpointing
     block = block_bytes(shape, batch, widths)
     kept = block_input_bytes(shape, batch, widths) if recomputes else block
     copies = _copies(config, shape, on_cpu)
-    held = gradients.bytes if config.train.gradient_accumulation_steps > 1 else 0.0
+    several = train.gradient_accumulation_steps > 1 or train.max_tokens_per_microbatch is not None
+    held = gradients.bytes if several else 0.0
 
     def moment(now: Use, gradient: float = held, layers: int = shape.num_layers) -> list[Use]:
         activations = layers * kept + batch.mask

@@ -1,6 +1,7 @@
 """Sizes of a causal language model read from its config.json alone: parameters, KV cache. No torch here."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,10 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What memory and batch arithmetic need to know of a decoder-only transformer."""
+    """What memory and batch arithmetic need to know of a decoder-only transformer.
+
+    full_attention: of every layer (`every_layer_sees_all`).
+    """
 
     vocab_size: int
     hidden_size: int
@@ -28,6 +32,7 @@ class ModelShape:
     max_positions: int
     gated_mlp: bool = True
     num_experts: int = 1
+    full_attention: bool = True
 
     @property
     def head_parameters(self) -> int:
@@ -123,7 +128,16 @@ def read_shape(path: Path) -> ModelShape:
         max_positions=raw.get("max_position_embeddings") or 0,
         gated_mlp=raw.get("hidden_act", "silu") in ("silu", "swish"),
         num_experts=raw.get("num_experts") or raw.get("num_local_experts") or 1,
+        full_attention=every_layer_sees_all(raw),
     )
+
+
+def every_layer_sees_all(config: Mapping[str, Any]) -> bool:
+    """Whether the fields of a config.json name no layer with a sliding window, a chunk or a recurrent state."""
+    layers = config.get("layer_types")
+    if layers:
+        return set(layers) == {"full_attention"}
+    return not config.get("sliding_window") or config.get("use_sliding_window") is False
 
 
 def _qwen2(

@@ -31,6 +31,7 @@ from plan.memory import (
     learner_states,
     learner_weights,
     microbatch_rows,
+    packs,
     pushed_bytes,
     reference_bytes,
     train_phases,
@@ -91,6 +92,7 @@ class LearnerPlan:
 
     shard_size: ranks that share one copy of the parameters; the others hold copies of their own.
     autocast: dtype of forward and backward, None: that of the weights.
+    packs: a microbatch is one sequence, where the model can.
     microbatch_rows: completions that one rank takes at a time.
     chunk_size: response tokens whose logits exist at one time; None: by the head, which is not known yet.
     num_threads: of its process; None: all that torch takes.
@@ -98,7 +100,7 @@ class LearnerPlan:
 
     shard_size: int
     autocast: str | None
-    share_prompt: bool
+    packs: bool
     microbatch_rows: int
     chunk_size: int | None
     num_threads: int | None
@@ -179,16 +181,16 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
         canary=_canary(engine.backend, devices),
         notes=(*devices.notes, *_idle_ranks(config)),
     )
-    return _note_unused(_share_gpu(_place_reference(plan)))
+    return _note_whole_rows(_note_unused(_share_gpu(_place_reference(plan))))
 
 
 def _idle_ranks(config: Config) -> tuple[str, ...]:
-    ranks, groups = config.train_model.ranks, config.optim_batch_groups
-    if groups >= ranks:
+    ranks, completions = config.train_model.ranks, config.optim_batch_size
+    if completions >= ranks:
         return ()
     note = (
-        f"an optimizer step has {groups} groups, so {ranks - groups} of {ranks} learner ranks have nothing to do: "
-        f"raise train.optim_batch_size to {ranks * config.env.repeats}, or lower train_model.num_devices"
+        f"an optimizer step has {completions} completions, so {ranks - completions} of {ranks} learner ranks have "
+        "nothing to do: raise train.optim_batch_size, or lower train_model.num_devices"
     )
     return (note,)
 
@@ -198,6 +200,16 @@ def gpus_used(plan: Plan) -> int:
     devices = plan.devices
     generating = 0 if devices.colocated else sum(map(len, devices.engines))
     return len(devices.train) + len(devices.reference) + generating
+
+
+def _note_whole_rows(plan: Plan) -> Plan:
+    if not plan.config.train.packing or plan.learner.packs:
+        return plan
+    note = (
+        f"{plan.config.model.name} has layers with a sliding window or a recurrent state: train.packing has no effect, "
+        "its microbatches are whole rows, padded to the longest"
+    )
+    return replace(plan, notes=(*plan.notes, note))
 
 
 def _note_unused(plan: Plan) -> Plan:
@@ -280,7 +292,7 @@ def _learner(config: Config, overlapped: bool, devices: DevicePlan, shape: Model
     return LearnerPlan(
         shard_size=config.train_model.shards,
         autocast=AUTOCAST[config.train.mixed_precision],
-        share_prompt=config.train.shares_prompt,
+        packs=packs(config, shape),
         microbatch_rows=microbatch_rows(config),
         chunk_size=None if shape is None else chunk_size(config, shape, devices.on_cpu),
         num_threads=config.train_model.num_threads or _threads(overlapped, devices),

@@ -109,10 +109,9 @@ def _other_counts(present: int, gpus: int) -> tuple[int, ...]:
 
 
 def _smaller_microbatches(config: Config) -> tuple[int, ...]:
-    """Divisors of what a step can be cut into: groups where a group shares its prompt, else completions."""
-    pieces = config.optim_batch_groups if config.train.shares_prompt else config.optim_batch_size
-    steps = config.train.gradient_accumulation_steps
-    return tuple(count for count in range(steps + 1, pieces + 1) if pieces % count == 0)
+    """Divisors of the completions of a step."""
+    completions, steps = config.optim_batch_size, config.train.gradient_accumulation_steps
+    return tuple(count for count in range(steps + 1, completions + 1) if completions % count == 0)
 
 
 def _smaller_chunks(plan: Plan) -> tuple[int, ...]:

@@ -104,8 +104,12 @@ def _where(devices: tuple[int, ...]) -> str:
 def _batch_lines(plan: Plan) -> list[str]:
     config = plan.config
     longest = config.env.max_prompt_tokens + config.inference_model.max_tokens
-    steps, ranks = config.train.gradient_accumulation_steps, config.train_model.ranks
+    steps, limit = config.train.gradient_accumulation_steps, config.train.max_tokens_per_microbatch
+    ranks = config.train_model.ranks
     shared = f"{ranks} ranks x " if ranks > 1 else ""
+    pieces = f"{shared}{steps} microbatches x {plan.learner.microbatch_rows}"
+    if limit is not None:
+        pieces = f"{shared}at least {steps} microbatches of at most {limit} positions"
     return [
         _line(
             "iteration",
@@ -114,13 +118,13 @@ def _batch_lines(plan: Plan) -> list[str]:
         ),
         _line(
             "optimizer step",
-            f"{config.optim_batch_size} completions = {shared}{steps} microbatches x {plan.learner.microbatch_rows}; "
+            f"{config.optim_batch_size} completions = {pieces}; "
             f"{config.optimizer_steps_per_iteration} steps per iteration",
         ),
         _line(
             "tokens",
             f"up to {config.optim_batch_size * longest} per optimizer step, "
-            f"{microbatch_tokens(config)} positions in a microbatch",
+            f"{microbatch_tokens(config, plan.shape)} positions in a microbatch",
         ),
         _line("run", f"{config.total_iterations} iterations, {config.total_optimizer_steps} optimizer steps"),
     ]

@@ -73,10 +73,10 @@ def apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def presets(bench: Bench) -> str:
-    """Every preset's step: on a GPU as on the CPU; on the CPU with a shared prompt as with whole sequences."""
+    """Every preset's step: on a GPU as on the CPU; on the CPU packed as with whole, padded rows."""
     groups, cpu = collected(bench), Bench(bench.folder, "cpu")
     here = configured(bench)
-    other = configured(cpu, "train.share_prompt=false", "train.gradient_accumulation_steps=2")
+    other = configured(cpu, "train.packing=false", "train.gradient_accumulation_steps=2")
     names, worst = sorted(path.stem for path in PRESETS.glob("*.yaml")), 0.0
     for name in names:
         ours, gradient = stepped(preset(here, name), bench, groups)

@@ -228,12 +228,12 @@ def test_objectives_in_another_layout(bench: Bench) -> None:
 
 
 def test_a_fault_in_an_objective_is_seen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A learner that leaves a factor out where a prompt is shared."""
+    """A learner that leaves a factor out where rows are packed."""
     plain = learner.stepped
 
     def off(config, bench, batch):  # type: ignore[no-untyped-def]
         metrics, gradient = plain(config, bench, batch)
-        return metrics, gradient * (1.01 if config.train.share_prompt else 1)
+        return metrics, gradient * (1.01 if config.train.packing else 1)
 
     monkeypatch.setattr(learner, "stepped", off)
     with pytest.raises(AssertionError, match="gradient or loss differs"):
@@ -243,7 +243,7 @@ def test_a_fault_in_an_objective_is_seen(bench: Bench, monkeypatch: pytest.Monke
 def test_reference_resume_and_layouts(bench: Bench) -> None:
     learner.references(bench, ["host memory", "base of the LoRA policy"])
     learner.resumes(bench)
-    learner.layouts(bench, ["train.gradient_accumulation_steps=4", "train.share_prompt=false"])
+    learner.layouts(bench, ["train.gradient_accumulation_steps=4", "train.packing=false"])
     longer.memory(bench)
 
 

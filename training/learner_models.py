@@ -97,8 +97,7 @@ def make_scorer(
     inference = config.inference_model
     return ResponseScorer(
         scored,
-        config.env.repeats,
-        share_prompt=plan.learner.share_prompt,
+        plan.learner.packs,
         chunk_size=plan.learner.chunk_size,
         temperature=inference.temperature if inference.temperature_end is None else None,
         top_p=inference.top_p,

@@ -10,7 +10,6 @@ from config.schema import Config
 from plan.plan import Plan
 from training.batch import Batch
 from training.learner_models import Models, make_models, torch_devices
-from training.minibatches import Microbatch, microbatches
 from training.model import load_model
 from training.split_learner import SplitLearner
 from training.weights import PolicyTensor, pushed_tensors
@@ -41,7 +40,7 @@ class LocalLearner(SplitLearner):
     ) -> None:
         self.worker = Worker(config, models, pushed, tell)
         first = models.reference is not None and self.worker.beside is None
-        super().__init__(config, run_dir, reference_first=first)
+        super().__init__(config, run_dir, 1, self.worker.scorer.packs, reference_first=first)
 
     @property
     def vocab_size(self) -> int:
@@ -77,12 +76,6 @@ class LocalLearner(SplitLearner):
 
     def close(self) -> None:
         """There is nothing to close."""
-
-    def _shares(self, batch: Batch) -> list[list[Microbatch]]:
-        together = self.worker.scorer.together
-        pieces = len(batch) // together
-        rows = -(-pieces // self.config.train.gradient_accumulation_steps) * together
-        return [microbatches(batch, together, rows)]
 
     def _step(self, shares: list[list[Piece]]) -> list[Part]:
         return [self.worker.step(shares[0])]

@@ -96,6 +96,9 @@ class RankHost:
     ) -> list[list[float]]:
         return self.worker.rounding_error(sequences, dtype, float8)
 
+    def packs(self) -> bool:
+        return self.worker.scorer.packs
+
     def vocab_size(self) -> int:
         return self.worker.vocab_size
 

@@ -14,7 +14,6 @@ from cluster.runtime import Place
 from config.schema import Config
 from plan.plan import Plan
 from training.batch import Batch
-from training.minibatches import Microbatch
 from training.rank_host import Described
 from training.ranks import Ranks, RankSettings
 from training.split_learner import SplitLearner
@@ -145,13 +144,13 @@ class RankedLearner(SplitLearner):
         run_dir: Path,
         tell: Callable[[str, int, int], None] = lambda stage, done, total: None,
     ) -> None:
-        super().__init__(config, run_dir, reference_first=plan.reference.home != "none")
         self.ranks = ranks
         self.tell = tell
-        self._count = plan.devices.ranks
-        meeting = ranks.meeting_point()
-        starts = ranks.begin("start", [(config, plan, rank, meeting) for rank in range(self._count)])
+        count, meeting = plan.devices.ranks, ranks.meeting_point()
+        starts = ranks.begin("start", [(config, plan, rank, meeting) for rank in range(count)])
         self.process_ids: list[int] = ranks.answers(starts, "the start", patience=_START_PATIENCE)
+        reference_first = plan.reference.home != "none"
+        super().__init__(config, run_dir, count, bool(self._same("packs")), reference_first)
         self._stream = TensorStream(ranks)
 
     @property
@@ -209,15 +208,6 @@ class RankedLearner(SplitLearner):
     def _each(self, method: str, shares: Sequence[Sequence[Any]]) -> list[Any]:
         calls = self.ranks.begin(method, [(share,) for share in shares])
         return self.ranks.answers(calls, method, patience=1 + max(map(len, shares)))
-
-    def _shares(self, batch: Batch) -> list[list[Microbatch]]:
-        repeats = self.config.env.repeats
-        groups = torch.arange(len(batch)).view(-1, repeats)
-        out = []
-        for rank in range(self._count):
-            rows = groups[rank :: self._count].flatten()
-            out.append([Microbatch(rows, batch[rows])])
-        return out
 
     def _step(self, shares: list[list[Piece]]) -> list[Part]:
         self.tell("optimize", 1, 1)

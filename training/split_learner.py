@@ -21,7 +21,8 @@ from training.batch import Batch, collate
 from training.credit import credit
 from training.learner import NonFiniteError, StepReport
 from training.loss_metrics import finalize_metrics, gap_percentiles, merge_metrics
-from training.minibatches import Microbatch
+from training.packing import real_tokens
+from training.shares import Microbatch, share_out
 from training.worker import Part, Piece
 
 
@@ -29,13 +30,18 @@ class SplitLearner(ABC):
     """A `training.learner.Learner` but for the weights; its subclasses say who the workers are.
 
     Args:
+        workers: how many there are. packs: as `ResponseScorer.packs` of theirs.
         reference_first: the reference scores a batch in `credit`; otherwise there is none, or workers ask it in `step`.
         run_dir: where an offending batch is saved.
     """
 
-    def __init__(self, config: Config, run_dir: Path, reference_first: bool) -> None:
+    def __init__(
+        self, config: Config, run_dir: Path, workers: int, packs: bool, reference_first: bool
+    ) -> None:
         self.config = config
         self.run_dir = run_dir
+        self.workers = workers
+        self.packs = packs
         self.reference_first = reference_first
         self.optimizer_steps = 0
         self.nonfinite_steps = 0
@@ -50,10 +56,6 @@ class SplitLearner(ABC):
         self.optimizer_steps, self.nonfinite_steps, self.nonfinite_in_a_row = (
             state[name] for name in COUNTERS
         )
-
-    @abstractmethod
-    def _shares(self, batch: Batch) -> list[list[Microbatch]]:
-        """The microbatches of every worker, as many for each."""
 
     @abstractmethod
     def _step(self, shares: list[list[Piece]]) -> list[Part]:
@@ -81,13 +83,15 @@ class SplitLearner(ABC):
         return credit(policy, groups, batch, self.config.inference_model.max_tokens)
 
     def _scored(self, batch: Batch, score: Callable[[list[list[Batch]]], list[list[Tensor]]]) -> Tensor:
-        """Log-probs [N, R] of a batch, by all workers."""
-        shares = self._shares(batch)
+        """Log-probs [N, R] of a batch, by all workers, in microbatches as large as those of a step."""
+        steps = -(-len(batch) // self.config.optim_batch_size)
+        shares = self._shares(batch, steps)
         answers = score([[piece.batch for piece in share] for share in shares])
         together = torch.zeros_like(batch.sample_log_prob)
         for share, scored in zip(shares, answers, strict=True):
             for piece, log_prob in zip(share, scored, strict=True):
-                together[piece.rows] = log_prob.to(together.device)
+                if not piece.idle:
+                    together[piece.rows] = log_prob.to(together.device)
         return together
 
     def step(self, batch: Batch) -> StepReport:
@@ -102,6 +106,8 @@ class SplitLearner(ABC):
         report = {"kl/ref": 0.0, "loss/kl": 0.0, "loss/entropy": 0.0}
         report |= finalize_metrics(merge_metrics([part.metrics for part in parts]))
         report |= gap_percentiles([part.gaps for part in parts])
+        positions = sum(part.positions for part in parts)
+        report["throughput/padding"] = positions / real_tokens(batch.tokens)
         report |= {"lr": parts[0].lr, "grad_norm": parts[0].grad_norm}
         if parts[0].applied:
             self.nonfinite_in_a_row = 0
@@ -109,6 +115,12 @@ class SplitLearner(ABC):
             self._count_nonfinite(report, batch)
         report["loss/nonfinite_steps"] = float(self.nonfinite_steps)
         return StepReport(report, not parts[0].applied)
+
+    def _shares(self, batch: Batch, steps: int = 1) -> list[list[Microbatch]]:
+        """The microbatches of every worker. steps: optimizer steps' worth of completions in the batch."""
+        train = self.config.train
+        count = steps * train.gradient_accumulation_steps
+        return share_out(batch, self.workers, count, train.max_tokens_per_microbatch, self.packs)
 
     def _count_nonfinite(self, report: dict[str, float], batch: Batch) -> None:
         """Save the batch of a step that was not finite; raise after too many in a row."""

@@ -45,11 +45,13 @@ class Piece:
 class Part:
     """What one worker's share of an optimizer step gave.
 
+    positions: that went through the model, padding included.
     metrics: accumulators, which add up over workers. gaps: [M], |trainer - engine| before the update of every token in
     the loss. grad_norm: of all workers' gradients together, before clipping. applied: loss and gradient were finite.
     overflow: they were not because the scale of float16 gradients was too high, which it no longer is.
     """
 
+    positions: int
     metrics: Metrics
     gaps: Tensor
     lr: float
@@ -114,7 +116,8 @@ class Worker(PolicyWeights):
         finite = bool(objective.isfinite().all())
         applied = self._update(finite and math.isfinite(grad_norm))
         overflow = finite and not applied and self.scaler.is_enabled()
-        return Part(merged, torch.cat(gaps), lr, grad_norm, applied, overflow)
+        positions = sum(self.scorer.positions(piece.batch.tokens) for piece in pieces)
+        return Part(positions, merged, torch.cat(gaps), lr, grad_norm, applied, overflow)
 
     def _loss(self, piece: Piece, scored: Future[Tensor] | None) -> tuple[Tensor, Metrics, Tensor]:
         """The loss, its metrics, and the gap |trainer - engine| before the update of every token in it.

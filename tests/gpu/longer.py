@@ -96,7 +96,7 @@ def head_speed(
     )
     with torch.device(bench.device):
         model = LlamaForCausalLM(shape)
-    scorer = ResponseScorer(model, 4, share_prompt=True, autocast_dtype=torch.bfloat16)
+    scorer = ResponseScorer(model, autocast_dtype=torch.bfloat16)
     tokens = random_responses(rows, length, vocabulary)
     left, right = (
         torch.randn(shape, device=bench.device, dtype=torch.bfloat16)

@@ -164,7 +164,7 @@ def test_the_knobs_that_are_named_do_change_the_estimate(qwen: str) -> None:
         return next(use.bytes for use in optimize.uses if use.what.startswith("activations"))
 
     assert activations("train.gradient_accumulation_steps=4") == 2 * activations()
-    assert activations("train.gradient_checkpointing=false", "train.share_prompt=false") > 10 * activations()
+    assert activations("train.gradient_checkpointing=false", "train.packing=false") > 10 * activations()
     assert activations("inference_model.max_tokens=512") < activations()
     shared = gpu_plan(qwen, "train.gradient_checkpointing=false").config
     assert microbatch_tokens(shared) == 512 + 16 * 1024

@@ -159,9 +159,9 @@ def test_environment_tokens_are_the_templates_and_carry_no_probability(model: An
 def test_the_trainers_log_probs_are_the_engines(model: Any, tokenizer: Any) -> None:
     batch, _, _ = collected(model, tokenizer, steps=3)
     mask = batch.tokens.loss_mask
-    for share in (True, False):
+    for packs in (True, False):
         with torch.no_grad():
-            scored = ResponseScorer(model, REPEATS, share, chunk_size=64)(batch.tokens).log_prob
+            scored = ResponseScorer(model, packs, chunk_size=64)(batch.tokens).log_prob
         torch.testing.assert_close(scored[mask], batch.sample_log_prob[mask], atol=1e-4, rtol=1e-4)
         assert (scored[~mask] == 0).all()
 

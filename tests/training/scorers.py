@@ -25,8 +25,8 @@ def collected(temperature: float = 1.0, num_groups: int = 6) -> Batch:
     return collate(drawn_from_tiny(temperature, num_groups, REPEATS))
 
 
-def scorer(model: torch.nn.Module, share_prompt: bool, temperature: float | None = 1.0) -> ResponseScorer:
-    return ResponseScorer(model, REPEATS, share_prompt, chunk_size=7, temperature=temperature)
+def scorer(model: torch.nn.Module, packs: bool, temperature: float | None = 1.0) -> ResponseScorer:
+    return ResponseScorer(model, packs, chunk_size=7, temperature=temperature)
 
 
 def make_learner(
@@ -36,7 +36,7 @@ def make_learner(
     optimizer: OptimizerConfig | None = None,
     beside: bool = False,
     dtype: torch.dtype = torch.float32,
-    share_prompt: bool = True,
+    packs: bool = True,
     **train: object,
 ) -> LocalLearner:
     config = Config(
@@ -47,7 +47,7 @@ def make_learner(
         optimizer=optimizer or OptimizerConfig(lr=1e-3),
     )
     model, frozen = tiny_llama().to(dtype), tiny_llama().to(dtype)
-    scores = scorer(frozen, share_prompt)
+    scores = scorer(frozen, packs)
     reference = Reference(scores, beside) if config.policy.uses_reference else None
-    models = Models(model, scorer(model, share_prompt), reference)
+    models = Models(model, scorer(model, packs), reference)
     return LocalLearner(config, models, named_weights, tmp_path)

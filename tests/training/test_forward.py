@@ -9,10 +9,10 @@ from training.forward import trim
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("share_prompt", [True, False])
-def test_the_trainer_agrees_with_the_engine_on_every_token(share_prompt: bool, temperature: float) -> None:
+@pytest.mark.parametrize("packs", [True, False])
+def test_the_trainer_agrees_with_the_engine_on_every_token(packs: bool, temperature: float) -> None:
     batch = collected(temperature)
-    scores = scorer(tiny_llama(), share_prompt, temperature)(batch.tokens)
+    scores = scorer(tiny_llama(), packs, temperature)(batch.tokens)
     mask = batch.tokens.response_mask
     torch.testing.assert_close(scores.log_prob[mask], batch.sample_log_prob[mask], atol=1e-4, rtol=0)
     assert not scores.log_prob[~mask].any()
@@ -23,8 +23,8 @@ def test_every_row_is_scored_at_its_own_temperature() -> None:
     batch = collate(groups)
     assert batch.temperature.unique().tolist() == pytest.approx([0.5, 1.0, 1.7])
     mask = batch.tokens.response_mask
-    for share_prompt in (True, False):
-        scores = scorer(tiny_llama(), share_prompt, temperature=None)(batch.tokens, batch.temperature)
+    for packs in (True, False):
+        scores = scorer(tiny_llama(), packs, temperature=None)(batch.tokens, batch.temperature)
         torch.testing.assert_close(scores.log_prob[mask], batch.sample_log_prob[mask], atol=1e-4, rtol=0)
     fixed = scorer(tiny_llama(), True, temperature=1.0)(batch.tokens)
     assert (fixed.log_prob - batch.sample_log_prob)[mask].abs().mean() > 0.1
@@ -46,7 +46,7 @@ def test_a_shared_prompt_changes_no_gradient() -> None:
 def test_entropy_is_over_the_whole_vocabulary() -> None:
     batch = collected()
     model = tiny_llama()
-    scores = scorer(model, share_prompt=True)(batch.tokens, with_entropy=True)
+    scores = scorer(model, packs=True)(batch.tokens, with_entropy=True)
     row = 5
     prompt = batch.tokens.prompt[row][batch.tokens.prompt_mask[row]]
     response = batch.tokens.response[row][batch.tokens.response_mask[row]]
@@ -63,12 +63,12 @@ def test_under_autocast_the_head_multiplies_halves_and_sums_in_float32(
 ) -> None:
     """The residual stream of float32 weights is float32, so the head's input must be rounded as a linear layer's is."""
     batch, model = collected(), tiny_llama(tied)
-    half = scorer(model, share_prompt=False)
+    half = scorer(model, packs=False)
     half.autocast_dtype = precision
     scores = half(batch.tokens)
     tokens = trim(batch.tokens)
     with torch.no_grad(), torch.autocast("cpu", precision):
-        hidden = half._whole(model, tokens)[tokens.loss_mask]
+        hidden = half._whole(model, tokens)
     assert hidden.dtype == torch.float32
     logits = hidden.to(precision).double() @ model.lm_head.weight.to(precision).double().T
     expected = logits.log_softmax(-1).gather(1, tokens.response[tokens.loss_mask][:, None])[:, 0]

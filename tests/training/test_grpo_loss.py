@@ -21,7 +21,7 @@ from training.forward import ResponseScorer
 from training.grpo_loss import LOSSES, GRPOLoss
 from training.loss import objective
 from training.loss_metrics import finalize_metrics, merge_metrics
-from training.minibatches import microbatches
+from training.shares import share_out
 
 NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
 FULL = {"kl_coef": 0.1, "kl_inference_coef": 0.05, "entropy_coef": 0.01}
@@ -156,7 +156,8 @@ def test_microbatches_sum_to_the_batch(aggregation: str, groups: list[Group]) ->
     expected = whole(batch)
     whole.total(expected).backward()
     outs = []
-    for piece in microbatches(batch, REPEATS, REPEATS):
+    (pieces,) = share_out(batch, 1, len(batch) // REPEATS, None, packs=True)
+    for piece in pieces:
         outs.append(split(piece.batch, totals.select(piece.rows)))
         split.total(outs[-1]).backward()
     for name in LOSSES:
@@ -192,13 +193,17 @@ def test_it_agrees_with_torchrls_own(groups: list[Group]) -> None:
     terms are not (they average over padding), so they are off. Its actor here says the logits of every response."""
     policy = load_policy("compat_torchrl", kl_inference_coef=0.0, entropy_coef=0.0)
     batch, model = credited(policy, groups), tiny_llama()
-    whole = ResponseScorer(model, REPEATS, share_prompt=False)
+    whole, tokens = ResponseScorer(model, packs=False), batch.tokens
+    seen = torch.cat([tokens.prompt_mask, tokens.response_mask], 1)
 
     class Actor(torch.nn.Module):
         in_keys = ()
 
         def get_dist(self, tensordict: TensorDict, logits_key: str) -> LLMMaskedCategorical:
-            logits = model.lm_head(whole._whole(model, batch.tokens))
+            logits = model(
+                torch.cat([tokens.prompt, tokens.response], 1), seen.long(), seen.cumsum(1) - 1
+            ).logits
+            logits = logits[:, -tokens.response.shape[1] - 1 : -1]
             return LLMMaskedCategorical(logits=logits, mask=batch.mask)
 
     theirs = TorchRLLoss(Actor(), masking_strategy="generic", entropy_bonus=False)(

@@ -11,14 +11,13 @@ import torch
 
 from config.policy import PolicyConfig
 from envs.group import Group, Verdict
-from tests.groups import drawn_from_tiny, make_completion, make_group
+from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS, make_learner, scorer
 from training.batch import Tokens, collate
 from training.forward import ResponseScorer, Scores, score_all
 from training.learner import NonFiniteError
 from training.local_learner import LocalLearner
-from training.minibatches import microbatches
 from training.reference import Reference
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "constant_length", "pass_mean")
@@ -70,13 +69,14 @@ def test_microbatches_give_the_gradient_of_one_batch(
 def test_microbatches_of_less_than_a_group_give_it_too(
     groups: list[Group], aggregation: str, tmp_path: Path
 ) -> None:
-    """Where no prompt is shared, as under gradient checkpointing: a long group need not fit at once."""
+    """A long group need not fit at once."""
     policy = full_policy(aggregation)
     whole = gradient_of(make_learner(tmp_path, policy), groups)
     for accumulation in (8 * REPEATS // 2, 8 * REPEATS):
-        learner = make_learner(tmp_path, policy, accumulation, share_prompt=False)
-        split = gradient_of(learner, groups)
-        assert (split - whole).norm() / whole.norm() < 1e-5
+        for packs in (True, False):
+            learner = make_learner(tmp_path, policy, accumulation, packs=packs)
+            split = gradient_of(learner, groups)
+            assert (split - whole).norm() / whole.norm() < 1e-5
 
 
 def test_at_step_zero_the_reference_is_the_policy(groups: list[Group], tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_reference_beside_the_learner_gives_the_same_numbers(groups: list[Grou
             threads.add(threading.current_thread().name)
             return super().__call__(tokens, temperature, with_entropy)
 
-    reference.scorer = Noting(reference.scorer.model, REPEATS, True, chunk_size=7)
+    reference.scorer = Noting(reference.scorer.model, True, chunk_size=7)
     one, other = ([learner.step(learner.credit(groups)).metrics for _ in range(2)] for learner in learners)
     assert one == other
     assert one[1]["kl/ref"] > 0
@@ -163,31 +163,6 @@ def test_mixed_precision_is_close_to_full(
     assert half.dtype == torch.float32
     mask = batch.tokens.response_mask
     assert (full - half)[mask].abs().mean() < 0.1
-
-
-def test_microbatches_are_of_like_length(tmp_path: Path) -> None:
-    """Positions of response that go through the model, with lengths spread as those of a real run are."""
-    count, rows = 64, 4 * REPEATS
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.empty(count * REPEATS).log_normal_(5.0, 0.8, generator=generator).clamp_(1, 1024).long()
-    completions = [
-        [make_completion(length) for length in of_group] for of_group in lengths.view(count, -1).tolist()
-    ]
-    many = collate([make_group(number, of_group) for number, of_group in enumerate(completions)])
-    mask = many.tokens.response_mask
-    pieces = microbatches(many, REPEATS, rows)
-    positions = sum(rows * int(piece.batch.tokens.response_mask.sum(-1).max()) for piece in pieces)
-    as_they_come = sum(rows * int(part.max()) for part in lengths.split(rows))
-    assert positions < 0.75 * as_they_come
-    assert torch.cat([piece.rows for piece in pieces]).sort().values.equal(torch.arange(count * REPEATS))
-    alone = sum(
-        rows * int(piece.batch.tokens.response_mask.sum(-1).max()) for piece in microbatches(many, 1, rows)
-    )
-    assert alone < 0.8 * positions, "single rows go together better than groups"
-    for piece in pieces:
-        assert piece.rows.view(-1, REPEATS).diff().eq(1).all()
-        assert torch.equal(piece.batch.tokens.response_mask, mask[piece.rows])
-    assert microbatches(many, REPEATS, count * REPEATS)[0].batch is many
 
 
 def test_scores_come_back_in_the_order_of_the_batch(groups: list[Group]) -> None:

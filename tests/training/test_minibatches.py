@@ -1,11 +1,11 @@
-"""How an iteration's groups become optimizer steps, and a step's rows become pieces that fit into memory."""
+"""How an iteration's groups become optimizer steps."""
 
 import pytest
 import torch
 
 from tests.groups import make_completion, make_group
 from training.batch import Batch, collate
-from training.minibatches import microbatches, minibatches
+from training.minibatches import minibatches
 
 REPEATS = 3
 
@@ -56,26 +56,3 @@ def test_a_batch_of_one_step_stays_as_it_is(groups_per_step: int) -> None:
     batch = groups(4)
     taken = list(minibatches(batch, REPEATS, groups_per_step, 2, torch.Generator()))
     assert [part is batch for part in taken] == [True, True]
-
-
-@pytest.mark.parametrize(
-    ("together", "expected"),
-    [
-        (1, [[3, 0], [5, 1], [2, 4]]),  # by length, equal ones in their order
-        (2, [[2, 3], [0, 1], [4, 5]]),  # pairs by their longest member
-    ],
-)
-def test_pieces_come_longest_first_and_say_where_their_rows_were(
-    together: int, expected: list[list[int]]
-) -> None:
-    pieces = microbatches(answered([6, 3, 2, 9, 1, 4]), together, rows=2)
-    assert [piece.rows.tolist() for piece in pieces] == expected
-    assert [numbers(piece.batch) for piece in pieces] == expected
-
-
-@pytest.mark.parametrize("rows", [6, 7])
-def test_what_fits_into_one_piece_keeps_its_order(rows: int) -> None:
-    batch = answered([6, 3, 2, 9, 1, 4])
-    (piece,) = microbatches(batch, 1, rows)
-    assert piece.batch is batch
-    assert piece.rows.tolist() == [0, 1, 2, 3, 4, 5]

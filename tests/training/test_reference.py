@@ -33,10 +33,10 @@ def test_linear_layers_kept_in_half_give_the_bits_of_float32_ones(
     wide = load_model(config, [CPU])
     frozen = load_frozen(config, [CPU], precision)
     assert any(parameter.dtype == precision for parameter in frozen.parameters())
-    for share_prompt in (True, False):
+    for packs in (True, False):
         log_probs = []
         for model in (wide, frozen):
-            scores = scorer(model, share_prompt)
+            scores = scorer(model, packs)
             scores.autocast_dtype = precision
             log_probs.append(Reference(scores, REPEATS).log_prob(batch))
         assert torch.equal(*log_probs)
@@ -61,7 +61,7 @@ def test_weights_in_host_memory_visit_the_device_to_score(batch: Batch, tied: bo
             seen.extend(parameter.data_ptr() in inside for parameter in model.parameters())
             return super().__call__(tokens, temperature, with_entropy)
 
-    reference = Reference(Noting(model, REPEATS, True, chunk_size=7), visit=home.visit)
+    reference = Reference(Noting(model, True, chunk_size=7), visit=home.visit)
     before = home._host.clone()
     for _ in range(2):
         assert not any(parameter.numel() for parameter in model.parameters())

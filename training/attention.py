@@ -1,0 +1,316 @@
+"""Attention of a packed sequence: a prompt sees itself, a response its prompt and itself, each causally.
+
+The model's own code stays as it is. Its attention implementation is set once to the function registered here, and the
+segments of a packed sequence reach that as a keyword of the model's forward; a forward without them is the plain
+attention of transformers. On a GPU one kernel (flex attention) skips what no token may see. Elsewhere rows of like
+length go through scaled dot-product attention together, and no other part of the model sees their padding.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from config.errors import RunError
+from plan.model_shape import every_layer_sees_all
+
+NAME = "by_segments"
+WASTE = 0.25
+"""Elements of attention that a call may compute for its padding, as a share of those that it is for."""
+SMALL = 1 << 15
+"""Elements of attention that cost no more than one more call would."""
+UNKNOWN = ("softcap", "s_aux", "sliding_window", "position_bias")
+"""Keywords of attentions that see more than their segments say."""
+
+
+def can_pack(model: PreTrainedModel) -> bool:
+    """Whether a packed sequence means what its rows do: the attention can be replaced, and nothing else joins tokens.
+
+    Where it is false (sliding windows, recurrent layers, attention of a model's own) the model takes whole rows.
+    """
+    replaceable = model._supports_attention_backend and model._can_set_attn_implementation()
+    return replaceable and not model._is_stateful and every_layer_sees_all(model.config.to_dict())
+
+
+def attend_by_segments(model: PreTrainedModel) -> None:
+    """Makes `model` accept `segments` in its forward, for good: checkpointing attends again in the backward pass."""
+    model.set_attn_implementation(NAME)
+
+
+@dataclass(eq=False)
+class Segments:
+    """Where prompts and responses lie in a packed sequence. int64, P prompts and N responses, in their order.
+
+    prompt_starts, prompt_lengths: [P]. starts, lengths: [N], of the responses; a length may be 0.
+    groups: [N], the prompt of each.
+    """
+
+    prompt_starts: Tensor
+    prompt_lengths: Tensor
+    starts: Tensor
+    lengths: Tensor
+    groups: Tensor
+    _prepared: dict[torch.device, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def total(self) -> int:
+        """Positions of the packed sequence."""
+        return int(self.prompt_lengths.sum() + self.lengths.sum())
+
+    def calls(self, device: torch.device) -> "Calls":
+        """What is computed on `device`, made once for all layers."""
+        if device not in self._prepared:
+            self._prepared[device] = Calls.of(self, device)
+        return self._prepared[device]  # type: ignore[no-any-return]
+
+    def block_mask(self, device: torch.device) -> BlockMask:
+        """The same for flex attention."""
+        if device not in self._prepared:
+            self._prepared[device] = _block_mask(self, device)
+        return self._prepared[device]
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    segments: Segments | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """transformers' attention function. query: [1, heads, L, D]; key, value: [1, heads of keys, L, D].
+
+    Returns [1, L, heads, D]. Without `segments` it is transformers' own scaled dot-product attention.
+
+    Raises:
+        RunError: a packed sequence in an attention with more than queries, keys and values.
+    """
+    if segments is None:
+        plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        return plain(  # type: ignore[no-any-return]
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **others
+        )
+    unknown = [name for name in UNKNOWN if others.get(name) is not None]
+    if unknown:
+        raise RunError(
+            f"{type(module).__name__} attends with {', '.join(unknown)}, which a packed sequence does not have: set "
+            "train.packing=false"
+        )
+    if query.device.type == "cuda" and dropout == 0.0:
+        return _attend_in_blocks(query, key, value, segments, scaling), None
+    return segments.calls(query.device).attend(query, key, value, scaling, dropout), None
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+
+
+@dataclass(frozen=True)
+class Call:
+    """Some rows of one call of scaled dot-product attention.
+
+    queries: int64 [n, Q] and keys: int64 [n, K], places in the packed sequence; a row shorter than others goes on
+    with its last place. mask: bool [Q, K]; None where queries are keys, and causal.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    mask: Tensor | None
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float
+    ) -> Tensor:
+        """[n * Q, heads, D] from query [L, heads, D] and key, value [L, heads of keys, D]."""
+        out = scaled_dot_product_attention(
+            _rows(query, self.queries),
+            _rows(key, self.keys),
+            _rows(value, self.keys),
+            attn_mask=self.mask,
+            dropout_p=dropout,
+            is_causal=self.mask is None,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        return out.transpose(1, 2).flatten(0, 1)
+
+
+def _rows(values: Tensor, places: Tensor) -> Tensor:
+    """[n, heads, W, D] from [L, heads, D] and [n, W]."""
+    return values.index_select(0, places.flatten()).unflatten(0, places.shape).transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Every call, and where in their outputs, one after the other, that of each position [L] is."""
+
+    calls: tuple[Call, ...]
+    places: Tensor
+
+    @classmethod
+    def of(cls, segments: Segments, device: torch.device) -> "Calls":
+        made, given = [], []
+        begins = 0
+        for call, (rows, columns, positions) in _planned(segments):
+            made.append(call)
+            given.append(np.stack([positions, begins + rows * call.queries.shape[1] + columns]))
+            begins += call.queries.numel()
+        positions, outputs = np.concatenate(given, axis=1)
+        places = np.empty_like(outputs)
+        places[positions] = outputs
+        on = [Call(*(None if x is None else x.to(device) for x in vars(call).values())) for call in made]
+        return cls(tuple(on), torch.from_numpy(places).to(device))
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float
+    ) -> Tensor:
+        """As `attend`."""
+        query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+        outputs = [call.attend(query, key, value, scaling, dropout) for call in self.calls]
+        return torch.cat(outputs).index_select(0, self.places)[None]
+
+
+Given = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Outputs that a call is for: its rows and the columns of its queries, and the positions that these are. [count] each."""
+
+
+def _planned(segments: Segments) -> Iterator[tuple[Call, Given]]:
+    """Calls that together give every position once.
+
+    A response's row repeats its prompt's queries, which costs less than a call of its own unless prompt or group are
+    long. There the responses of a group are queries alone.
+    """
+    prompts, prompt_lengths, starts, lengths, groups = (
+        each.cpu().numpy() for name, each in vars(segments).items() if name != "_prepared"
+    )
+    repeated = np.bincount(groups, (prompt_lengths[groups] + lengths) * prompt_lengths[groups], len(prompts))
+    alone = repeated - prompt_lengths**2 > SMALL
+    joined = np.flatnonzero(~alone[groups] & (lengths > 0))
+    nothing = np.zeros_like(prompts)
+    yield from _causal(
+        np.concatenate([prompts, prompts[groups[joined]]]),
+        np.concatenate([prompt_lengths, prompt_lengths[groups[joined]]]),
+        np.concatenate([nothing, starts[joined]]),
+        np.concatenate([nothing, lengths[joined]]),
+    )
+    for group in np.flatnonzero(alone):
+        rows = np.flatnonzero((groups == group) & (lengths > 0))
+        yield from _continued(prompts[group], prompt_lengths[group], starts[rows], lengths[rows])
+
+
+def _causal(
+    prompts: np.ndarray, prompt_lengths: np.ndarray, starts: np.ndarray, lengths: np.ndarray
+) -> Iterator[tuple[Call, Given]]:
+    """Rows [n] of a prompt and its response, or of a prompt alone, whose length is 0. A row with a response gives that."""
+    ends = prompt_lengths + lengths
+    for chosen in _alike(ends):
+        keys = _places(prompts[chosen], prompt_lengths[chosen], starts[chosen], lengths[chosen])
+        columns = np.arange(keys.shape[1])
+        first = np.where(lengths > 0, prompt_lengths, 0)[chosen, None]
+        given = np.nonzero((columns >= first) & (columns < ends[chosen, None]))
+        places = torch.from_numpy(keys)
+        yield Call(places, places, None), (*given, keys[given])
+
+
+def _continued(
+    prompt: int, prompt_length: int, starts: np.ndarray, lengths: np.ndarray
+) -> Iterator[tuple[Call, Given]]:
+    """Responses [n] to one prompt."""
+    for chosen in _alike(lengths, prompt_length):
+        same = np.zeros_like(chosen)
+        keys = _places(same + prompt, same + prompt_length, starts[chosen], lengths[chosen])
+        queries = keys[:, prompt_length:]
+        columns = np.arange(queries.shape[1])
+        mask = np.arange(keys.shape[1]) <= prompt_length + columns[:, None]
+        given = np.nonzero(columns < lengths[chosen, None])
+        yield (
+            Call(torch.from_numpy(queries), torch.from_numpy(keys), torch.from_numpy(mask)),
+            (*given, queries[given]),
+        )
+
+
+def _alike(widths: np.ndarray, prompt_length: int = 0) -> Iterator[np.ndarray]:
+    """Rows in sets of like width, the widest first, each padded to its widest without much waste."""
+    left = np.argsort(-widths, kind="stable")
+    while len(left):
+        sizes = widths[left] * (prompt_length + widths[left])
+        needed = sizes.cumsum()
+        wasted = sizes[0] * np.arange(1, len(left) + 1) - needed
+        fits = wasted <= np.maximum(WASTE * needed, SMALL)
+        count = len(left) if fits.all() else int(fits.argmin())
+        yield left[:count]
+        left = left[count:]
+
+
+def _places(
+    prompts: np.ndarray, prompt_lengths: np.ndarray, starts: np.ndarray, lengths: np.ndarray
+) -> np.ndarray:
+    """int64 [n, widest]: the positions of a prompt and its response, of each row; the last one goes on."""
+    ends = prompt_lengths + lengths
+    columns = np.minimum(np.arange(ends.max()), ends[:, None] - 1)
+    behind = columns - prompt_lengths[:, None]
+    return np.where(behind < 0, prompts[:, None] + columns, starts[:, None] + behind)
+
+
+def _block_mask(segments: Segments, device: torch.device) -> BlockMask:
+    """For flex attention over the packed sequence."""
+    length = segments.total
+    group, row = torch.empty(length, dtype=torch.int64), torch.full((length,), -1)
+    prompts, responses = (
+        _spans(segments.prompt_starts, segments.prompt_lengths),
+        _spans(segments.starts, segments.lengths),
+    )
+    group[prompts] = torch.arange(len(segments.prompt_starts)).repeat_interleave(
+        segments.prompt_lengths.cpu()
+    )
+    group[responses] = segments.groups.cpu().repeat_interleave(segments.lengths.cpu())
+    row[responses] = torch.arange(len(segments.starts)).repeat_interleave(segments.lengths.cpu())
+    group, row = group.to(device), row.to(device)
+
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        same = (group[query] == group[key]) & (query >= key)
+        return same & ((row[key] == -1) | (row[query] == row[key]))
+
+    make = torch.compile(create_block_mask) if device.type == "cuda" else create_block_mask
+    return make(sees, None, None, length, length, device=device)
+
+
+def _spans(starts: Tensor, lengths: Tensor) -> Tensor:
+    """int64 [sum of lengths]: the positions of all spans, one span after the other."""
+    starts, lengths = starts.cpu(), lengths.cpu()
+    begins = starts - (lengths.cumsum(0) - lengths)
+    return begins.repeat_interleave(lengths) + torch.arange(int(lengths.sum()))
+
+
+@cache
+def _compiled() -> Any:
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def _attend_in_blocks(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None
+) -> Tensor:
+    """[1, L, heads, D] by flex attention, which takes operands of one dtype and no part in autocast."""
+    device = query.device
+    dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else value.dtype
+    kernel = _compiled() if device.type == "cuda" else flex_attention
+    out: Tensor = kernel(
+        query.to(dtype),
+        key.to(dtype),
+        value.to(dtype),
+        block_mask=segments.block_mask(device),
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return out.transpose(1, 2)
