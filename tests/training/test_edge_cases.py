@@ -67,7 +67,7 @@ def learner_of(
         inference_model=InferenceModelConfig(max_tokens=MAX_TOKENS),
     )
     config.derive()
-    frozen = Reference(ResponseScorer(tiny_llama()), rows=repeats)
+    frozen = Reference(ResponseScorer(tiny_llama()))
     reference = frozen if policy.uses_reference else None
     models = Models(model, ResponseScorer(model), reference)
     return LocalLearner(config, models, named_weights, run_dir)

@@ -12,10 +12,9 @@ import torch
 from config.policy import PolicyConfig
 from envs.group import Group, Verdict
 from tests.groups import drawn_from_tiny
-from tests.tiny import tiny_llama
-from tests.training.scorers import REPEATS, make_learner, scorer
+from tests.training.scorers import REPEATS, make_learner
 from training.batch import Tokens, collate
-from training.forward import ResponseScorer, Scores, score_all
+from training.forward import ResponseScorer, Scores
 from training.learner import NonFiniteError
 from training.local_learner import LocalLearner
 from training.reference import Reference
@@ -95,7 +94,7 @@ def test_a_reference_beside_the_learner_gives_the_same_numbers(groups: list[Grou
     learners = [
         make_learner(tmp_path, PolicyConfig(kl_coef=0.1), 4, beside=beside) for beside in (False, True)
     ]
-    reference = learners[1].reference
+    reference = learners[1].worker.reference
     assert isinstance(reference, Reference)
 
     class Noting(ResponseScorer):
@@ -165,10 +164,11 @@ def test_mixed_precision_is_close_to_full(
     assert (full - half)[mask].abs().mean() < 0.1
 
 
-def test_scores_come_back_in_the_order_of_the_batch(groups: list[Group]) -> None:
-    batch, scores = collate(groups), scorer(tiny_llama(), True)
-    with torch.no_grad():
-        whole, parts = score_all(scores, batch, 8 * REPEATS), score_all(scores, batch, REPEATS)
+def test_scores_come_back_in_the_order_of_the_batch(groups: list[Group], tmp_path: Path) -> None:
+    """The policy has moved, so that they are its own and not the engine's."""
+    policy = PolicyConfig(old_log_prob="trainer")
+    one, several = (make_learner(tmp_path, policy, count, epochs=2) for count in (1, 4))
+    whole, parts = one.credit(groups).old_log_prob, several.credit(groups).old_log_prob
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)
 
 

@@ -9,7 +9,7 @@ import torch
 from config.schema import ModelConfig
 from tests.pretend_gpu import pretend_gpus
 from tests.tiny import tiny_llama
-from tests.training.scorers import REPEATS, collected, scorer
+from tests.training.scorers import collected, scorer
 from training.batch import Batch, Tokens
 from training.forward import ResponseScorer, Scores
 from training.model import load_frozen, load_model
@@ -38,7 +38,7 @@ def test_linear_layers_kept_in_half_give_the_bits_of_float32_ones(
         for model in (wide, frozen):
             scores = scorer(model, packs)
             scores.autocast_dtype = precision
-            log_probs.append(Reference(scores, REPEATS).log_prob(batch))
+            log_probs.append(Reference(scores).log_prob([batch])[0])
         assert torch.equal(*log_probs)
 
 
@@ -46,7 +46,7 @@ def test_linear_layers_kept_in_half_give_the_bits_of_float32_ones(
 def test_weights_in_host_memory_visit_the_device_to_score(batch: Batch, tied: bool) -> None:
     """The device is the CPU itself here: what is checked is that the weights are in memory of its own while the model
     works, that they are nowhere but in the host's buffer before and after, and that the numbers are the same."""
-    expected = Reference(scorer(tiny_llama(tied), True), 2 * REPEATS).log_prob(batch)
+    expected = Reference(scorer(tiny_llama(tied), True)).log_prob([batch])[0]
     model = tiny_llama(tied)
     size = sum(parameter.nbytes for parameter in model.parameters())
     home = HostMemory(model, CPU)
@@ -101,7 +101,7 @@ def test_on_a_gpu_the_weights_are_pinned_and_the_cpu_computes_nothing(
 ) -> None:
     """On a pretended GPU, which refuses operands of the CPU as CUDA does; pinning is recorded."""
     runtime = Runtime()
-    expected = Reference(scorer(tiny_llama(), True), REPEATS).log_prob(batch)
+    expected = Reference(scorer(tiny_llama(), True)).log_prob([batch])[0]
     model = tiny_llama()
     with pretend_gpus(2), monkeypatch.context() as within:
         within.setattr(torch.cuda, "cudart", lambda: runtime)
@@ -112,7 +112,7 @@ def test_on_a_gpu_the_weights_are_pinned_and_the_cpu_computes_nothing(
         with home.visit():
             tensors = [*model.parameters(), *model.buffers()]
             assert all(tensor.device == device for tensor in tensors)
-        log_prob = Reference(scorer(model, True), REPEATS, visit=home.visit).log_prob(batch)
+        log_prob = Reference(scorer(model, True), visit=home.visit).log_prob([batch])[0]
         assert log_prob.device == device
         ours = log_prob.cpu()
     assert torch.equal(ours, expected)
