@@ -39,7 +39,7 @@ class Described:
 
 
 class RankHost:
-    """One rank. `start` comes first; every rank gets the same calls in the same order.
+    """One rank. `join` comes first, then `build`; every rank gets the same calls in the same order.
 
     environment: set before anything is built (device selection).
     """
@@ -57,27 +57,31 @@ class RankHost:
             probe.bind((own_address(), 0))
             return f"{own_address()}:{probe.getsockname()[1]}"
 
-    def start(self, config: Config, plan: Plan, rank: int, meeting_point: str) -> int:
-        """Join the other ranks at `meeting_point` and build this rank's shards; returns this process's id."""
-        on_gpu = not plan.devices.on_cpu
+    def join(self, rank: int, count: int, meeting_point: str, on_gpu: bool, timeout_s: float) -> int:
+        """Meet the other ranks at `meeting_point`; returns this process's id.
+
+        timeout_s: that a collective waits at most.
+        """
         if meeting_point.startswith("file:"):  # all of them are on this machine: nobody listens elsewhere
             os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
-        prepare_process(config, plan.learner.num_threads, 0 if on_gpu else None)
-        limit = timedelta(seconds=config.train.wait_timeout_s)
+        limit = timedelta(seconds=timeout_s)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
             init_method=meeting_point,
             rank=rank,
-            world_size=plan.devices.ranks,
+            world_size=count,
             timeout=limit,
         )
         self._saving = dist.new_group(backend="gloo", timeout=limit)
-        device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
-        mesh = learner_mesh(device.type, plan.devices.ranks, plan.learner.shard_size)
-        self.worker = Worker(
-            config, make_sharded_models(config, plan, mesh, device), pushed_tensors(config, plan)
-        )
         return os.getpid()
+
+    def build(self, config: Config, plan: Plan) -> None:
+        """This rank's shards of the models, and their worker."""
+        device = torch.device("cpu") if plan.devices.on_cpu else torch.device("cuda", 0)
+        prepare_process(config, plan.learner.num_threads, None if plan.devices.on_cpu else 0)
+        mesh = learner_mesh(device.type, plan.devices.ranks, plan.learner.shard_size)
+        models = make_sharded_models(config, plan, mesh, device)
+        self.worker = Worker(config, models, pushed_tensors(config, plan))
 
     def step(self, pieces: Sequence[Piece]) -> Part:
         return self.worker.step(pieces)

@@ -123,6 +123,7 @@ def rank_settings(config: Config, plan: Plan) -> RankSettings:
     return RankSettings(
         nodes=config.train_model.num_nodes,
         ray_cpus=plan.ray_cpus,
+        on_gpu=not plan.devices.on_cpu,
         timeout_s=config.train.wait_timeout_s,
         address=config.ray.address,
     )
@@ -132,7 +133,7 @@ class RankedLearner(SplitLearner):
     """A `training.learner.Learner` whose workers are ranks; this process holds no model.
 
     Args:
-        ranks: `RankHost.start` not yet called.
+        ranks: which have met; they are this learner's to close.
         tell: told that a step has begun.
     """
 
@@ -146,11 +147,9 @@ class RankedLearner(SplitLearner):
     ) -> None:
         self.ranks = ranks
         self.tell = tell
-        count, meeting = plan.devices.ranks, ranks.meeting_point()
-        starts = ranks.begin("start", [(config, plan, rank, meeting) for rank in range(count)])
-        self.process_ids: list[int] = ranks.answers(starts, "the start", patience=_START_PATIENCE)
+        ranks.answers(ranks.begin_same("build", config, plan), "its model", patience=_LOADING)
         reference_first = plan.reference.home != "none"
-        super().__init__(config, run_dir, count, bool(self._same("packs")), reference_first)
+        super().__init__(config, run_dir, plan.devices.ranks, bool(self._same("packs")), reference_first)
         self._stream = TensorStream(ranks)
 
     @property
@@ -220,5 +219,5 @@ class RankedLearner(SplitLearner):
         return self._each("reference_log_prob", shares)
 
 
-_START_PATIENCE = 3
+_LOADING = 3
 """Loading a model may take longer than anything that ranks wait for later."""

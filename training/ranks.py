@@ -43,15 +43,17 @@ class RankSettings:
 
     nodes: int
     ray_cpus: int
+    on_gpu: bool
     timeout_s: float
     address: str | None = None
 
 
 class Ranks:
-    """The actors, one for each of `places`.
+    """The actors, one for each of `places`, that have met.
 
     Raises:
         ConfigError: there is no room for them in the cluster.
+        RankLost, DeadlineError: a rank does not start; everything already started is taken down.
     """
 
     def __init__(self, places: Sequence[Place], settings: RankSettings) -> None:
@@ -67,6 +69,7 @@ class Ranks:
             for number, place in enumerate(self.places):
                 group, bundle = self._group, number // per_node
                 self.actors.append(start_actor(RankHost, place, 1, CONCURRENCY_GROUPS, group, bundle))
+            self.process_ids = self._joined()
         except BaseException:
             self.close()
             raise
@@ -89,7 +92,14 @@ class Ranks:
             )
         return group
 
-    def meeting_point(self) -> str:
+    def _joined(self) -> list[int]:
+        """Process ids of the ranks, which have met."""
+        count, point = len(self.places), self._meeting_point()
+        own = (self.settings.on_gpu, self.settings.timeout_s)
+        calls = self.begin("join", [(rank, count, point, *own) for rank in range(count)])
+        return self.answers(calls, "its start")
+
+    def _meeting_point(self) -> str:
         """Where the ranks find each other: a file on one machine, an address of rank 0 on a cluster."""
         if self.settings.address is None:
             return f"file://{self._meeting / 'store'}"

@@ -1,0 +1,171 @@
+"""Two real gloo ranks in Ray actors are one process: losses, gradients, parameters, pushes, checkpoints, failures."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from cluster.runtime import Place
+from config.env import EnvConfig
+from config.inference import InferenceModelConfig
+from config.optimizer import OptimizerConfig
+from config.policy import AGGREGATIONS, PRESETS, PolicyConfig, load_policy
+from config.schema import Config, LoraConfig, ModelConfig, TrainConfig, TrainModelConfig
+from envs.group import Group, Verdict
+from plan.machine import this_machine
+from plan.plan import Plan, make_plan
+from tests.groups import drawn_groups
+from tests.tiny import numbered_examples, tiny_llama
+from training.learner import Learner
+from training.local_learner import make_learner
+from training.process import prepare_process
+from training.ranked_learner import RankedLearner
+from training.ranks import Ranks, RankSettings
+
+REPEATS, GROUPS, STEPS, MAX_TOKENS = 4, 5, 5, 12
+TWO = RankSettings(nodes=1, ray_cpus=2, on_gpu=False, timeout_s=60.0)
+SMALL_LR = OptimizerConfig(lr=1e-4)
+
+
+def small_llama() -> LlamaForCausalLM:
+    """Weights of the size that training begins with: those of `tiny_llama` are so large that rounding shows."""
+    model = tiny_llama()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(0.2)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    small_llama().save_pretrained(folder)
+    return str(folder)
+
+
+def two_ranks() -> Ranks:
+    return Ranks([Place("learner rank 0"), Place("learner rank 1")], TWO)
+
+
+@pytest.fixture(scope="module")
+def ranks(local_ray: None) -> Iterator[Ranks]:
+    there = two_ranks()
+    yield there
+    there.close()
+
+
+def judged(group_id: int, place: int, text: str) -> Verdict:
+    """The first two groups could not be judged: whoever works on them alone has nothing in the loss."""
+    return Verdict(float(len(text)), {}, "error" if group_id < 2 else "scored")
+
+
+@pytest.fixture(scope="module")
+def groups() -> list[Group]:
+    """Prompts and responses of unequal length."""
+    examples = numbered_examples(50)[:GROUPS]
+    return drawn_groups(small_llama(), examples, REPEATS, MAX_TOKENS, judge=judged)
+
+
+def config_of(model: str, ranks: int, policy: PolicyConfig | None = None, **train: object) -> Config:
+    lora = LoraConfig(enabled=bool(train.pop("lora", False)))
+    optimizer = train.pop("optimizer", SMALL_LR)
+    dtype = str(train.pop("dtype", "float32"))
+    config = Config(
+        env=EnvConfig(dataset="arithmetic", num_envs=GROUPS, repeats=REPEATS),
+        model=ModelConfig(name=model, dtype=dtype),
+        train=TrainConfig(**train),  # type: ignore[arg-type]
+        train_model=TrainModelConfig(num_devices=ranks, num_threads=1, lora=lora),
+        policy=policy or PolicyConfig(kl_coef=0.1),
+        optimizer=optimizer,  # type: ignore[arg-type]
+        inference_model=InferenceModelConfig(max_tokens=MAX_TOKENS, backend="transformers"),
+        device="cpu",
+    )
+    config.derive()
+    return config
+
+
+def plan_of(config: Config, folder: Path) -> Plan:
+    return make_plan(config, False, this_machine(folder), folder)
+
+
+def in_one_process(config: Config, folder: Path) -> Learner:
+    plan = plan_of(config, folder)
+    prepare_process(config, plan.learner.num_threads, None)
+    return make_learner(config, plan, folder)
+
+
+def over(ranks: Ranks, config: Config, folder: Path) -> RankedLearner:
+    return RankedLearner(config, plan_of(config, folder), ranks, folder)
+
+
+def both(
+    ranks: Ranks, model: str, folder: Path, policy: PolicyConfig | None = None, **train: object
+) -> tuple[Learner, Learner]:
+    one = in_one_process(config_of(model, 1, policy, **train), folder)
+    return one, over(ranks, config_of(model, 2, policy, **train), folder)
+
+
+def steps(learner: Learner, groups: Sequence[Group], count: int = STEPS) -> list[dict[str, float]]:
+    batch = learner.credit(groups, policy_version=1)
+    return [learner.step(batch).metrics for _ in range(count)]
+
+
+def weights(learner: Learner) -> dict[str, torch.Tensor]:
+    return {tensor.name: tensor.make().clone() for tensor in learner.publish()}
+
+
+def assert_equal_training(one: Learner, two: Learner, groups: Sequence[Group], bound: float = 1e-6) -> None:
+    alone, together = steps(one, groups), steps(two, groups)
+    for step, (here, there) in enumerate(zip(alone, together, strict=True)):
+        assert here.keys() == there.keys()
+        for name in here:
+            if name != "throughput/padding":  # a group that is cut has its prompt twice
+                assert there[name] == pytest.approx(here[name], rel=100 * bound, abs=10 * bound), (step, name)
+        for name in ("loss/objective", "grad_norm"):
+            assert there[name] == pytest.approx(here[name], rel=bound, abs=bound), (step, name)
+    before, after = weights(one), weights(two)
+    for name, expected in before.items():
+        assert (after[name] - expected).norm() <= bound * expected.norm(), name
+
+
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("preset", sorted(path.stem for path in PRESETS.glob("*.yaml")))
+def test_every_preset(
+    preset: str, packing: bool, ranks: Ranks, model: str, groups: list[Group], tmp_path: Path
+) -> None:
+    one, two = both(ranks, model, tmp_path, load_policy(preset), packing=packing)
+    assert_equal_training(one, two, groups)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_every_aggregation(
+    aggregation: str, ranks: Ranks, model: str, groups: list[Group], tmp_path: Path
+) -> None:
+    policy = PolicyConfig(aggregation=aggregation, kl_aggregation=aggregation, kl_coef=0.1, pass_size=3)
+    assert_equal_training(*both(ranks, model, tmp_path, policy, gradient_accumulation_steps=2), groups)
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"max_tokens_per_microbatch": 40},
+        {"gradient_checkpointing": True},
+        {"epochs": 2},
+        {"lora": True},
+        {"dtype": "bfloat16", "lora": True},
+    ],
+    ids=lambda train: ",".join(train),
+)
+def test_every_way_to_train(
+    train: dict[str, object], ranks: Ranks, model: str, groups: list[Group], tmp_path: Path
+) -> None:
+    assert_equal_training(*both(ranks, model, tmp_path, **dict(train)), groups)
+
+
+def test_muon(ranks: Ranks, model: str, groups: list[Group], tmp_path: Path) -> None:
+    """Its Newton-Schulz iteration multiplies in bfloat16."""
+    muon = OptimizerConfig(name="muon_adamw", lr=1e-4)
+    assert_equal_training(*both(ranks, model, tmp_path, optimizer=muon), groups, bound=1e-4)
