@@ -25,7 +25,7 @@ from training.forward import score_all
 from training.grpo_loss import GRPOLoss
 from training.learner import NonFiniteError, StepReport
 from training.learner_models import Models, make_models, torch_devices
-from training.learner_state import check_same_tensors, learner_tensors
+from training.learner_state import check_same_tensors, learner_tensors, load_step_counts, step_counts
 from training.loss_metrics import (
     Metrics,
     effective_sample_size_by_age,
@@ -216,6 +216,7 @@ class LocalLearner(PolicyWeights):
         """As `Learner.numbers`."""
         return {
             **described(self.model, self.base),
+            "step_counts": step_counts(self.model, self.optimizer),
             "schedule_step": self.scheduler.last_epoch,
             "scaler": self.scaler.state_dict(),
             "optimizer_steps": self.optimizer_steps,
@@ -230,6 +231,7 @@ class LocalLearner(PolicyWeights):
         tensors = learner_tensors(self.model, self.optimizer)
         check_same_tensors(tensors, shapes)
         read_tensors(folder, tensors)
+        load_step_counts(self.model, self.optimizer, numbers["step_counts"])
         go_to_step(self.scheduler, numbers["schedule_step"])
         if self.scaler.is_enabled() and numbers["scaler"]:
             self.scaler.load_state_dict(numbers["scaler"])
