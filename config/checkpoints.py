@@ -46,6 +46,7 @@ def hidden(path: Path, state: str) -> Path:
 def remove_checkpoint(path: Path) -> None:
     """Its name is gone at once, whatever ends this process before its files are."""
     gone = hidden(path, REMOVED)
+    shutil.rmtree(gone, ignore_errors=True)
     path.rename(gone)
     shutil.rmtree(gone)
 

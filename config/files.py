@@ -35,10 +35,13 @@ def unfinished(path: Path) -> Path:
 
 
 def sync_folder(folder: Path) -> None:
-    """Which names a folder has is on disk, as after a loss of power."""
+    """The names in a folder are on disk and outlive a loss of power, where the file system can promise that."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(descriptor)
 

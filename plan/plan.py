@@ -23,6 +23,7 @@ from plan.memory import (
     ReferenceAt,
     Use,
     between_steps,
+    checkpoint_bytes,
     chunk_size,
     engine_weights,
     engine_work_bytes,
@@ -375,7 +376,7 @@ def cache_on_device(plan: Plan, shape: ModelShape) -> float | None:
 
 def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
     """Memory of the machine that the run takes: everything on a CPU; beside GPUs a reference that visits them; and the
-    copy of the last push."""
+    copies that a checkpoint is written from and that the last push leaves."""
     if plan.devices.on_cpu:
         on_vllm = plan.engine.backend == "vllm"
         weights = engine_weights(plan.config, shape, plan.engine.dtype, on_cpu=on_vllm)
@@ -388,6 +389,8 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
     else:
         visits = reference_bytes(plan.config, shape) if plan.reference.home == "host memory" else 0.0
         uses = [Use("visiting reference", visits, "ref_model.num_devices"), *_offloaded(plan, shape)]
+    state = checkpoint_bytes(plan.config, shape) if plan.config.train.async_checkpoint else 0.0
+    uses.append(Use("copy for a checkpoint", state, "train.async_checkpoint"))
     copy = pushed_bytes(plan.config, shape, plan.weight_dtype) if plan.transport != "in_process" else 0.0
     uses.append(Use("copy of the last push", copy, "model.name, inference_model.dtype"))
     return [use for use in uses if use.bytes]

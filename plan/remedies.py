@@ -89,6 +89,7 @@ def _changes(plan: Plan, machine: Machine) -> Iterator[Change]:
     gpus = machine.num_gpus if not plan.devices.on_cpu else 0
     kept = train.keep_checkpoints or 4
     yield Change("train.keep_checkpoints", tuple(fewer for fewer in (3, 2, 1) if fewer < kept))
+    yield Change("train.async_checkpoint", (False,) if train.async_checkpoint else ())
     yield Change("train.gradient_accumulation_steps", _smaller_microbatches(config))
     yield Change("train.log_prob_chunk_size", _smaller_chunks(plan))
     yield Change("train.gradient_checkpointing", () if train.gradient_checkpointing else (True,))

@@ -141,9 +141,9 @@ class Run:
         last = iteration == self.last_iteration or self.leaving
         if last or (frequency and iteration % frequency == 0):
             self.checkpoint(iteration)
-            if last:
-                self.checkpoints.wait()
             self.leaving = self.stop.requested
+        if last or self.leaving:
+            self.checkpoints.wait()
         self.checkpoints.check()
         self._tell_of_groups_unwanted()
         every = self.config.logging.sample_frequency

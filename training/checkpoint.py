@@ -34,7 +34,7 @@ KEYS = {
     *("iteration", "overlapped", "evaluated", "learner", "policy_version", "generator", "random", "config"),
     *("prompts", "next_group_id"),
 }
-LEARNER_KEYS = {*trained_parameters.KEYS, "optimizer_steps", "schedule_step"}
+LEARNER_KEYS = {*trained_parameters.KEYS, "optimizer_steps", "schedule_step", "step_counts"}
 
 
 @dataclass(frozen=True)

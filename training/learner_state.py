@@ -3,7 +3,8 @@
     model.NAME                  a trained parameter, or a buffer that is saved
     optimizer.NAME.exp_avg ...  what the optimizer remembers of the parameter NAME
 
-Names are the parameters', so that any number of ranks, each with its shards (DTensors), finds its part.
+Names are the parameters', so that any number of ranks, each with its shards (DTensors), finds its part. Counts of
+steps are single numbers and kept apart: as a tensor in a file each would take a thousand bytes.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from training.master_weights import MasterWeights
 from training.optimizer import JointOptimizer
 from training.trained_parameters import MODEL, trained_tensors
 
-OPTIMIZER = "optimizer."
+OPTIMIZER, STEP = "optimizer.", "step"
 States = dict[str, Tensor]
 """What an optimizer remembers of one parameter."""
 
@@ -29,11 +30,22 @@ def learner_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]
     States that the optimizer makes in its first step are made here if they are not there yet: zeros, as it would.
     """
     tensors = {f"{MODEL}{name}": tensor for name, tensor in trained_tensors(model).items()}
-    states = _states(optimizer, {})
-    for name, parameter in model.named_parameters():
-        for key, tensor in states.get(parameter, {}).items():
-            tensors[f"{OPTIMIZER}{name}.{key}"] = tensor
+    for name, state in _named_states(model, optimizer).items():
+        tensors |= {f"{OPTIMIZER}{name}.{key}": tensor for key, tensor in state.items() if key != STEP}
     return tensors
+
+
+def step_counts(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
+    """The steps that each parameter has taken, by its name, where the optimizer counts them."""
+    found = {name: state[STEP] for name, state in _named_states(model, optimizer).items() if STEP in state}
+    return {name: int(count) for name, count in found.items()}
+
+
+def load_step_counts(model: nn.Module, optimizer: Optimizer, counts: Mapping[str, int]) -> None:
+    """Take up what `step_counts` gave."""
+    states = _named_states(model, optimizer)
+    for name, count in counts.items():
+        states[name][STEP].fill_(count)
 
 
 def check_same_tensors(here: Mapping[str, Tensor], there: Mapping[str, list[int]]) -> None:
@@ -49,6 +61,11 @@ def check_same_tensors(here: Mapping[str, Tensor], there: Mapping[str, list[int]
                 f"another kind of learner wrote it: the shape of {name} is {there.get(name)} in the checkpoint and "
                 f"{shapes.get(name)} here; give the optimizer and the model.dtype that its run had"
             )
+
+
+def _named_states(model: nn.Module, optimizer: Optimizer) -> dict[str, States]:
+    states = _states(optimizer, {})
+    return {name: states[one] for name, one in model.named_parameters() if one in states}
 
 
 def _states(optimizer: Optimizer, whole: Mapping[Tensor, Tensor]) -> Mapping[Tensor, States]:
@@ -73,7 +90,7 @@ def _states(optimizer: Optimizer, whole: Mapping[Tensor, Tensor]) -> Mapping[Ten
 def _adamw(zeros: Tensor, group: Mapping[str, Any]) -> States:
     device = zeros.device if group["fused"] else torch.device("cpu")
     step = torch.zeros((), dtype=torch.float32, device=device)
-    return {"step": step, "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+    return {STEP: step, "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
 
 
 def _muon(zeros: Tensor, group: Mapping[str, Any]) -> States:

@@ -38,6 +38,7 @@ _DESCRIPTIONS = {
     "pathlib": {"PosixPath"},
 }
 """What `.metadata` may name, by module."""
+# It says so with every checkpoint of one process. Not silenced around the call: that is no matter of one thread.
 warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
 
 
@@ -76,7 +77,7 @@ def read_tensors(folder: Path, into: Mapping[str, Tensor], group: ProcessGroup |
     try:
         with _first_failure():
             load(wanted, storage_reader=_Reader(folder), process_group=group, no_dist=group is None)
-    except (RuntimeError, ValueError, OSError, EOFError, pickle.UnpicklingError) as error:
+    except (RuntimeError, ValueError, AssertionError, OSError, EOFError, pickle.UnpicklingError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UnreadableError(f"the tensors in {folder} cannot be read ({why})") from error
 

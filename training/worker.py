@@ -24,7 +24,7 @@ from training.aggregation import BatchTotals
 from training.batch import Batch
 from training.grpo_loss import GRPOLoss
 from training.learner_models import Models
-from training.learner_state import check_same_tensors, learner_tensors
+from training.learner_state import check_same_tensors, learner_tensors, load_step_counts, step_counts
 from training.loss_metrics import Metrics, effective_sample_size_by_age, merge_metrics
 from training.optimizer import go_to_step, make_optimizer, make_scheduler
 from training.sharding import whole
@@ -179,6 +179,7 @@ class Worker(PolicyWeights):
         """As `Learner.numbers`, the same for every worker."""
         return {
             **described(self.model, self.base),
+            "step_counts": step_counts(self.model, self.optimizer),
             "schedule_step": self.scheduler.last_epoch,
             "scaler": self.scaler.state_dict(),
         }
@@ -190,6 +191,7 @@ class Worker(PolicyWeights):
         tensors = learner_tensors(self.model, self.optimizer)
         check_same_tensors(tensors, shapes)
         read_tensors(folder, tensors, group)
+        load_step_counts(self.model, self.optimizer, numbers["step_counts"])
         go_to_step(self.scheduler, numbers["schedule_step"])
         if self.scaler.is_enabled() and numbers["scaler"]:
             self.scaler.load_state_dict(numbers["scaler"])

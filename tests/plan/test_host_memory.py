@@ -11,7 +11,7 @@ SMALL = "model.name=Qwen/Qwen2.5-0.5B-Instruct"
 
 def test_the_copy_of_the_last_push_needs_room_in_the_hosts_memory() -> None:
     """Natively transferred weights too: in the engines' dtype, bfloat16. In the learner's process there is none."""
-    config = config_of("grpo_gsm8k", SMALL, "policy.kl_coef=0")
+    config = config_of("grpo_gsm8k", SMALL, "policy.kl_coef=0", "train.async_checkpoint=false")
     roomy = make_plan(config, False, machine(2, 80.0))
     assert roomy.transport == "nccl" and roomy.shape is not None
     copy = 2 * roomy.shape.parameters
@@ -28,8 +28,25 @@ def test_the_copy_of_the_last_push_needs_room_in_the_hosts_memory() -> None:
 
 
 def test_the_copy_of_an_adapter_is_as_large_as_the_adapter() -> None:
-    lora = ("train_model.lora.enabled=true", "inference_model.lora=adapter", "policy.kl_coef=0")
+    lora = (
+        *("train_model.lora.enabled=true", "inference_model.lora=adapter", "policy.kl_coef=0"),
+        "train.async_checkpoint=false",
+    )
     plan = make_plan(config_of("grpo_gsm8k", SMALL, *lora), False, machine(2, 80.0))
     assert plan.shape is not None
     (copy,) = host_uses(plan, plan.shape)
     assert copy.bytes == 4 * plan.shape.lora_parameters(plan.config.train_model.lora.r)
+
+
+def test_a_checkpoint_is_written_from_a_copy_unless_the_run_waits() -> None:
+    """float32 weights and the two moments of AdamW."""
+    config = config_of("grpo_gsm8k", SMALL, "policy.kl_coef=0", "model.dtype=float32")
+    plan = make_plan(config, False, machine(1, 80.0))
+    assert plan.shape is not None
+    (copy,) = host_uses(plan, plan.shape)
+    assert (copy.what, copy.bytes) == ("copy for a checkpoint", 12 * plan.shape.parameters)
+    full = make_plan(config, False, machine(1, 80.0, host_memory_gib=0.9 * copy.bytes / GIB))
+    (problem,) = problems(full)
+    assert problem.line == "host memory" and "(copy for a checkpoint" in problem.text
+    waits = config_of("grpo_gsm8k", SMALL, "policy.kl_coef=0", "train.async_checkpoint=false")
+    assert host_uses(make_plan(waits, False, machine(1, 80.0)), plan.shape) == []

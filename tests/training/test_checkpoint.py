@@ -56,7 +56,7 @@ def test_every_global_generator_goes_on_where_it_was() -> None:
     [
         ("run.pt", b"", "run.pt is empty"),
         ("run.pt", b"no checkpoint", "run.pt is damaged (UnpicklingError"),
-        ("run.pt", "half", "run.pt is damaged (RuntimeError"),
+        ("run.pt", "half", "run.pt is damaged (ValueError"),
         ("run.pt", None, "run.pt: No such file or directory"),
         ("learner/.metadata", b"", "learner/.metadata is damaged (EOFError)"),
         ("learner/.metadata", b"no checkpoint", "learner/.metadata is damaged (UnpicklingError)"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from config.errors import ConfigError
 from config.policy import PolicyConfig
 from envs.group import Group, Verdict
 from tests.groups import drawn_from_tiny
@@ -16,8 +17,10 @@ from tests.training.scorers import REPEATS, make_learner
 from training.batch import Tokens, collate
 from training.forward import ResponseScorer, Scores
 from training.learner import NonFiniteError
+from training.learner_state import learner_tensors
 from training.local_learner import LocalLearner
 from training.reference import Reference
+from training.tensor_files import write_tensors
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "constant_length", "pass_mean")
 
@@ -148,6 +151,33 @@ def test_state_round_trip_continues_bit_for_bit(
     assert reports[0] == reports[1]
     for a, b in zip(first.worker.model.parameters(), second.worker.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "model.lm_head.weight",
+            r"shape of lm_head\.weight is \[7\] in the checkpoint and \[\d+, \d+\] here",
+        ),
+        ("optimizer.lm_head.weight.exp_avg", r"shape of optimizer\.lm_head\.weight\.exp_avg is \[7\] in the"),
+    ],
+)
+def test_a_state_of_another_shape_is_refused_before_anything_is_loaded(
+    groups: list[Group], name: str, message: str, tmp_path: Path
+) -> None:
+    first = make_learner(tmp_path)
+    first.step(first.credit(groups))
+    write_tensors(
+        tmp_path / "state",
+        learner_tensors(first.worker.model, first.worker.optimizer) | {name: torch.zeros(7)},
+    )
+    second = make_learner(tmp_path)
+    before = [parameter.clone() for parameter in second.worker.model.parameters()]
+    with pytest.raises(ConfigError, match=message):
+        second.load(tmp_path / "state", first.numbers())
+    assert all(map(torch.equal, before, second.worker.model.parameters()))
+    assert second.optimizer_steps == 0
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from config.optimizer import OptimizerConfig
-from training.learner_state import learner_tensors
+from training.learner_state import learner_tensors, load_step_counts, step_counts
 from training.master_weights import MasterWeights, is_half, join, split
 from training.optimizer import make_optimizer
 from training.tensor_files import read_tensors, write_tensors
@@ -114,6 +114,7 @@ def test_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
     second = network(torch.bfloat16)
     resumed = optimizer_of(second, name)
     read_tensors(tmp_path, learner_tensors(second, resumed))
+    load_step_counts(second, resumed, step_counts(first, optimizer))
     for model, its in ((first, optimizer), (second, resumed)):
         move(model, its, range(5, 9))
     assert all(map(torch.equal, first.parameters(), second.parameters()))

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from config.errors import ConfigError
 from config.optimizer import OptimizerConfig
-from training.learner_state import learner_tensors
+from training.learner_state import learner_tensors, load_step_counts, step_counts
 from training.optimizer import JointOptimizer, go_to_step, make_optimizer, make_scheduler
 from training.tensor_files import read_tensors, write_tensors
 
@@ -104,6 +104,7 @@ def test_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
     resumed_optimizer = make_optimizer(resumed, config)
     resumed_scheduler = make_scheduler(resumed_optimizer, config, 10)
     read_tensors(tmp_path, learner_tensors(resumed, resumed_optimizer))
+    load_step_counts(resumed, resumed_optimizer, step_counts(network, optimizer))
     go_to_step(resumed_scheduler, scheduler.last_epoch)
 
     train(network, optimizer, scheduler, 4)
