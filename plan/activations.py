@@ -136,9 +136,10 @@ def head_backward_bytes(
     return norm + rows + logits + gradient + _head_copy(shape, arithmetic)
 
 
-def waiting_head_gradient_bytes(shape: ModelShape, arithmetic: Arithmetic) -> float:
-    """A tied head's gradient waits for the embedding's, which comes last; any other is added at once."""
-    waits = shape.tied and arithmetic.trains_weights
+def waiting_head_gradient_bytes(shape: ModelShape, arithmetic: Arithmetic, ranks: int) -> float:
+    """A tied head's gradient waits for the embedding's, which comes last, and over several ranks any head's, for both
+    are summed together; in one process another head's is added at once."""
+    waits = (shape.tied or ranks > 1) and arithmetic.trains_weights
     return shape.head_parameters * arithmetic.stream if waits else 0.0
 
 

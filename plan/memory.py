@@ -5,6 +5,7 @@ logits, KV cache. What libraries and allocators add is not in them (about 1 GiB 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,6 +23,7 @@ from plan.activations import (
     waiting_head_gradient_bytes,
     weight_copies_bytes,
 )
+from plan.gathering import gathered
 from plan.model_shape import DTYPE_BYTES, GIB, ModelShape
 
 ADAM_STATES = 2
@@ -35,6 +37,7 @@ MASTER_BUCKET, MASTER_BUCKET_BYTES = 1 << 26, 10
 BATCH_KNOBS = "train.max_tokens_per_microbatch, gradient_accumulation_steps, inference_model.max_tokens"
 CHECKPOINTING = "train.gradient_checkpointing"
 HEAD_KNOBS = "train.log_prob_chunk_size"
+RANKS_KNOB = "train_model.lora.enabled"
 CHUNK_BYTES = {"cpu": (1 << 24) * FLOAT, "cuda": (1 << 27) * FLOAT}
 
 
@@ -185,7 +188,6 @@ def train_phases(
     reference: where the frozen reference is.
     """
     resident = _resident(config, shape, reference)
-    gathered = gathered_parameters(config, shape)
     gradients = learner_gradients(config, shape)
     if config.train_model.offload == "all":
         gradients = replace(gradients, bytes=0.0)
@@ -195,21 +197,10 @@ def train_phases(
 
     visitor = [_reference(config, shape)] if reference == "visiting" else []
     return [
-        phase("score", *visitor, gathered, *_scoring(config, shape, on_cpu)),
-        phase("optimize", gathered, *_peak(config, shape, on_cpu, gradients)),
+        phase("score", *visitor, *_scoring(config, shape, on_cpu)),
+        phase("optimize", *_peak(config, shape, on_cpu, gradients)),
         phase("optimizer step", gradients, *_step(config, shape)),
     ]
-
-
-def gathered_parameters(config: Config, shape: ModelShape) -> Use:
-    """Whole parameters in the dtype that they multiply in: two layers', of which one is fetched while the other works,
-    and those outside the layers. A learner of one rank gathers nothing."""
-    size = 0.0
-    if config.train_model.ranks > 1:
-        heads = shape.head_parameters * (1 if shape.tied else 2)
-        layer = (shape.parameters - heads) / shape.num_layers
-        size = (2 * layer + heads) * arithmetic(config, on_cpu=False).factor
-    return Use("gathered parameters", size, "train_model.num_devices=1 gathers none")
 
 
 def learner_gradients(config: Config, shape: ModelShape) -> Use:
@@ -247,23 +238,35 @@ def _copies(config: Config, shape: ModelShape, on_cpu: bool) -> float:
 
 
 def _scoring(config: Config, shape: ModelShape, on_cpu: bool) -> list[Use]:
-    """Log-probs without gradients: the larger of a block and the head."""
+    """Log-probs without gradients: the largest of what the root gathers, a block and the head."""
     batch, widths = microbatch(config, shape, on_cpu), arithmetic(config, on_cpu)
+    whole = gathered(shape, widths, config.train_model.ranks)
     block = block_scoring_bytes(shape, batch, widths) + batch.mask * (1 + widths.factor)
-    return [
-        max(
-            Use("one layer's activations", block, BATCH_KNOBS),
-            Use("output head", head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS),
-            key=lambda use: use.bytes,
-        )
+    layer = Use("one layer's activations", block, BATCH_KNOBS)
+    head = Use("output head", head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS)
+    moments = [
+        [_gathered_use(2 * whole.outside)],
+        [_gathered_use(whole.outside + 2 * whole.layer), layer],
+        [_gathered_use(whole.outside + whole.layer), head],
     ]
+    return max(moments, key=_sum)
+
+
+def _gathered_use(size: float) -> Use:
+    return Use("gathered parameters", size, "train_model.num_devices=1 gathers none")
+
+
+def _sum(uses: Sequence[Use]) -> float:
+    return sum(use.bytes for use in uses)
 
 
 def _peak(config: Config, shape: ModelShape, on_cpu: bool, gradients: Use) -> list[Use]:
-    """The fullest of four moments: the head's forward pass, its backward pass, the backward pass of the last block
-    and that of the first. With one microbatch a step, gradients come into being between the last two."""
+    """The fullest of some moments: the head's forward pass, its backward pass, the backward pass of the last block
+    and that of the first, the sum over ranks of what is outside the blocks. With one microbatch a step, gradients come
+    into being between the blocks' two."""
     batch, widths = microbatch(config, shape, on_cpu), arithmetic(config, on_cpu)
     train = config.train
+    whole = gathered(shape, widths, config.train_model.ranks)
     recomputes = train.gradient_checkpointing
     block = block_bytes(shape, batch, widths)
     kept = block_input_bytes(shape, batch, widths) if recomputes else block
@@ -271,32 +274,40 @@ def _peak(config: Config, shape: ModelShape, on_cpu: bool, gradients: Use) -> li
     several = train.gradient_accumulation_steps > 1 or train.max_tokens_per_microbatch is not None
     held = gradients.bytes if several else 0.0
 
-    def moment(now: Use, gradient: float = held, layers: int = shape.num_layers) -> list[Use]:
+    def moment(now: Use, units: float, gradient: float = held, layers: int = shape.num_layers) -> list[Use]:
         activations = layers * kept + batch.mask
         copied = copies * layers / shape.num_layers
         return [
             Use(gradients.what, gradient, gradients.knobs),
             Use(f"activations of {batch.positions} tokens", activations, f"{BATCH_KNOBS}, {CHECKPOINTING}"),
             Use("half-precision weights", copied, f"{CHECKPOINTING}, model.dtype"),
+            _gathered_use(units),
             now,
         ]
 
     backward = block_backward_bytes(shape, batch, widths) + (block if recomputes else 0.0)
+    waiting = waiting_head_gradient_bytes(shape, widths, config.train_model.ranks)
+    summed = max(backward, whole.layer_gradient + whole.layer_sum)
 
     def layer(beside: float) -> Use:
-        return Use("backward pass of one layer", backward + beside, BATCH_KNOBS)
+        return Use("backward pass of one layer", summed + beside, BATCH_KNOBS)
 
+    entropy = 2 if config.policy.entropy_coef else 1
+    forward = Use("output head", head_forward_bytes(shape, batch, widths, 2), HEAD_KNOBS)
+    back = Use(
+        "backward pass of the output head", head_backward_bytes(shape, batch, widths, entropy), HEAD_KNOBS
+    )
+    last = Use("gradients of embedding and head", whole.outside_gradient + whole.outside_sum, RANKS_KNOB)
+    two, one = whole.outside + 2 * whole.layer, whole.outside + whole.layer
     # Among all gradients is that of a tied head, which waits until the end.
     moments = [
-        moment(layer(waiting_head_gradient_bytes(shape, widths))),
-        moment(layer(0.0), gradients.bytes, layers=1),
+        moment(layer(waiting), two),
+        moment(layer(0.0), two, gradients.bytes, layers=1),
+        moment(forward, one),
+        moment(back, one),
+        moment(last, 0.0, gradients.bytes, layers=0),
     ]
-    entropy = 2 if config.policy.entropy_coef else 1
-    forward = head_forward_bytes(shape, batch, widths, 2)
-    back = head_backward_bytes(shape, batch, widths, entropy)
-    moments.append(moment(Use("output head", forward, HEAD_KNOBS)))
-    moments.append(moment(Use("backward pass of the output head", back, HEAD_KNOBS)))
-    return max(moments, key=lambda uses: sum(use.bytes for use in uses))
+    return max(moments, key=_sum)
 
 
 def chunk_size(config: Config, shape: ModelShape, on_cpu: bool) -> int:
@@ -310,8 +321,10 @@ def chunk_size(config: Config, shape: ModelShape, on_cpu: bool) -> int:
 
 def reference_bytes(config: Config, shape: ModelShape) -> float:
     """The frozen reference: its linear layers in the dtype that the learner computes in, its embedding, which may be
-    the head too, in that of the weights."""
+    the head too, in that of the weights. Several ranks gather all of it in the dtype that they compute in."""
     width = DTYPE_BYTES[config.model.dtype]
+    if config.train_model.ranks > 1:
+        return shape.parameters * min(width, MIXED_BYTES[config.train.mixed_precision])
     linear = shape.parameters - shape.head_parameters
     return linear * min(width, MIXED_BYTES[config.train.mixed_precision]) + shape.head_parameters * width
 

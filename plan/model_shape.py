@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def model_path(name: str) -> str:
     return name
 
 
-def find_config(model: str) -> Path | None:
+def find_file(model: str) -> Path | None:
     """config.json of a local folder, or of a hub name that is already in the local cache; else None."""
     folder = Path(model_path(model))
     if folder.is_dir():
@@ -96,25 +96,40 @@ def find_config(model: str) -> Path | None:
     return Path(cached) if isinstance(cached, str) else None
 
 
+def find_config(model: str) -> dict[str, Any] | None:
+    """What config.json of `model.name` says: that of `find_file`, else what is known by the model's name."""
+    path = find_file(model)
+    if path is None:
+        return KNOWN.get(model)
+    raw: dict[str, Any] = json.loads(path.read_text())
+    return raw
+
+
 @cache
 def find_shape(model: str) -> ModelShape | None:
-    """The sizes of `model.name`: of its config.json where that is here, else those that are known by its name."""
-    path = find_config(model)
-    return KNOWN.get(model) if path is None else read_shape(path)
+    """The sizes of `model.name`; None where its config.json is neither here nor known."""
+    path = find_file(model)
+    if path is not None:
+        return read_shape(path)
+    return shape_of(KNOWN[model], model) if model in KNOWN else None
 
 
 def read_shape(path: Path) -> ModelShape:
-    """Read a Hugging Face config.json.
+    """As `shape_of`, of a Hugging Face config.json."""
+    return shape_of(json.loads(path.read_text()), str(path))
+
+
+def shape_of(raw: dict[str, Any], place: str) -> ModelShape:
+    """The sizes that a Hugging Face config.json says. place: where it stands.
 
     Raises:
         ConfigError: a size that every decoder-only transformer has is missing.
     """
-    raw: dict[str, Any] = json.loads(path.read_text())
     raw = raw.get("text_config", raw)
     names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
     absent = [name for name in names if name not in raw]
     if absent:
-        raise ConfigError(f"{path}: no {', '.join(absent)}; the sizes of this architecture are not known")
+        raise ConfigError(f"{place}: no {', '.join(absent)}; the sizes of this architecture are not known")
     hidden, heads = raw["hidden_size"], raw["num_attention_heads"]
     return ModelShape(
         vocab_size=raw["vocab_size"],
@@ -142,12 +157,23 @@ def every_layer_sees_all(config: Mapping[str, Any]) -> bool:
 
 def _qwen2(
     hidden: int, mlp: int, layers: int, heads: int, kv: int, tied: bool, vocabulary: int = 151936
-) -> ModelShape:
-    return ModelShape(vocabulary, hidden, mlp, layers, heads, kv, 128, tied, 32768)
+) -> dict[str, Any]:
+    return {
+        "model_type": "qwen2",
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "tie_word_embeddings": tied,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1e6,
+    }
 
 
 _QWEN2_5 = {
-    "0.5B": ModelShape(151936, 896, 4864, 24, 14, 2, 64, True, 32768),
+    "0.5B": _qwen2(896, 4864, 24, 14, 2, tied=True),
     "1.5B": _qwen2(1536, 8960, 28, 12, 2, tied=True),
     "3B": _qwen2(2048, 11008, 36, 16, 2, tied=True),
     "7B": _qwen2(3584, 18944, 28, 28, 4, tied=False, vocabulary=152064),
@@ -155,10 +181,12 @@ _QWEN2_5 = {
     "32B": _qwen2(5120, 27648, 64, 40, 8, tied=False, vocabulary=152064),
 }
 KNOWN = {
-    f"Qwen/Qwen2.5-{kind}{size}{suffix}": shape if suffix else replace(shape, max_positions=0)
-    for size, shape in _QWEN2_5.items()
+    f"Qwen/Qwen2.5-{kind}{size}{suffix}": {
+        key: value for key, value in raw.items() if suffix or key != "max_position_embeddings"
+    }
+    for size, raw in _QWEN2_5.items()
     for kind in ("", "Coder-")
     for suffix in ("", "-Instruct")
 }
-"""Sizes by hub name, so that a plan needs no download: the figures of the models' own config.json. The positions of
+"""What the models' own config.json says, by hub name, so that a plan and a rehearsal need no download. The positions of
 base models differ by size and are left to their own file."""

@@ -92,7 +92,9 @@ class LearnerPlan:
     """The learner, or each of its ranks.
 
     shard_size: ranks that share one copy of the parameters; the others hold copies of their own.
-    autocast: dtype of forward and backward, None: that of the weights.
+    autocast: dtype of forward and backward under autocast, None: that of the weights.
+    gathered_dtype: several ranks have no autocast; they gather their parameters in this dtype and compute in it. None:
+        in that of the weights.
     packs: a microbatch is one sequence, where the model can.
     microbatch_rows: completions that one rank takes at a time.
     chunk_size: response tokens whose logits exist at one time; None: by the head, which is not known yet.
@@ -101,6 +103,7 @@ class LearnerPlan:
 
     shard_size: int
     autocast: str | None
+    gathered_dtype: str | None
     packs: bool
     microbatch_rows: int
     chunk_size: int | None
@@ -151,7 +154,7 @@ class Plan:
         """What a learner rank holds, phase by phase; empty where the model's sizes are not known."""
         if self.shape is None:
             return []
-        return train_phases(self.config, self.shape, self.devices.on_cpu, _reference_at(self))
+        return train_phases(self.config, self.shape, self.devices.on_cpu, reference_at(self))
 
 
 def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path = Path()) -> Plan:
@@ -290,9 +293,11 @@ def _engine_dtype(config: Config, backend: Backend, on_cpu: bool) -> str:
 
 
 def _learner(config: Config, overlapped: bool, devices: DevicePlan, shape: ModelShape | None) -> LearnerPlan:
+    half = AUTOCAST[config.train.mixed_precision]
     return LearnerPlan(
         shard_size=config.train_model.shards,
-        autocast=AUTOCAST[config.train.mixed_precision],
+        autocast=half if devices.ranks == 1 else None,
+        gathered_dtype=None if devices.ranks == 1 else half,
         packs=packs(config, shape),
         microbatch_rows=microbatch_rows(config),
         chunk_size=None if shape is None else chunk_size(config, shape, devices.on_cpu),
@@ -346,10 +351,10 @@ def _share_gpu(plan: Plan) -> Plan:
 
 def resident(plan: Plan, shape: ModelShape) -> float:
     """Bytes that a learner rank keeps on its GPU between two steps, a reference that stays there included."""
-    return between_steps(plan.config, shape, _reference_at(plan)).bytes
+    return between_steps(plan.config, shape, reference_at(plan)).bytes
 
 
-def _reference_at(plan: Plan) -> ReferenceAt:
+def reference_at(plan: Plan) -> ReferenceAt:
     home = plan.reference.home
     if home == "learner ranks":
         return "sharded"

@@ -127,7 +127,7 @@ def save_family(shipped: Shipped, folder: Path) -> None:
     texts = [message["content"] for example in examples for message in example.messages]
     save_qwen(
         folder,
-        tied=KNOWN[config.model.name].tied,
+        tied=KNOWN[config.model.name]["tie_word_embeddings"],
         texts=texts,
         answers=answers,
         end=END if config.model.name.endswith("-Instruct") else PADDING,

@@ -68,7 +68,8 @@ def _sharded(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device,
     full = load_model(config.model, [torch.device("cpu")]) if dist.get_rank() == 0 else None
     with torch.device("meta"):
         empty = _prepared(config, skeleton(config.model), trained)
-    root = shard(empty, mesh, _autocast(plan))
+    gathered = plan.learner.gathered_dtype
+    root = shard(empty, mesh, None if gathered is None else getattr(torch, gathered))
     root.to_empty(device=device)
     fill(root.model, None if full is None else _prepared(config, full, trained))
     return root

@@ -10,6 +10,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -17,7 +18,7 @@ from transformers import (
 from config.errors import ConfigError
 from config.schema import LoraConfig, ModelConfig
 from envs.control_tokens import turn_end
-from plan.model_shape import model_path
+from plan.model_shape import find_config, model_path
 
 
 def _cannot_load(what: str, name: str, error: Exception) -> ConfigError:
@@ -85,22 +86,40 @@ def load_frozen(
         return _load(AutoModelForCausalLM, config, dtype, devices)
     bare = skeleton(config)
     architecture = type(bare)
-    wide = {"_keep_in_fp32_modules_strict": _outside_linear_layers(bare)}
+    wide = {"_keep_in_fp32_modules_strict": outside_linear_layers(bare)}
     return _load(type(architecture.__name__, (architecture,), wide), config, autocast, devices)
 
 
 def skeleton(config: ModelConfig) -> PreTrainedModel:
     """The model without its weights, from its config.json alone: layers and shapes, on the meta device."""
+    files = AutoConfig.from_pretrained(model_path(config.name))
+    return _on_meta(files, getattr(torch, config.dtype), config.attn_implementation)
+
+
+def bare_model(config: ModelConfig) -> PreTrainedModel:
+    """`load_model` without the weights: on the meta device, in `model.dtype`. Nothing is downloaded.
+
+    Raises:
+        ConfigError: config.json is neither on this machine nor known by the model's name.
+    """
+    raw = find_config(config.name)
+    if raw is None:
+        raise ConfigError(
+            f"model.name={config.name}: its config.json is not on this machine, so its layers are not known here; load "
+            "the model once, or give a local folder"
+        )
+    return _on_meta(AutoConfig.for_model(**raw), getattr(torch, config.dtype), config.attn_implementation)
+
+
+def _on_meta(config: PreTrainedConfig, dtype: torch.dtype, attn_implementation: str) -> PreTrainedModel:
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            AutoConfig.from_pretrained(model_path(config.name)),
-            dtype=getattr(torch, config.dtype),
-            attn_implementation=config.attn_implementation,
+            config, dtype=dtype, attn_implementation=attn_implementation
         )
     return model
 
 
-def _outside_linear_layers(model: PreTrainedModel) -> set[str]:
+def outside_linear_layers(model: PreTrainedModel) -> set[str]:
     """Names of the parameters that are not a linear layer's alone."""
     others = (module for module in model.modules() if not isinstance(module, nn.Linear))
     held = {id(parameter) for module in others for parameter in module.parameters(recurse=False)}

@@ -23,7 +23,7 @@ from plan.memory import (
     microbatch_tokens,
     train_phases,
 )
-from plan.model_shape import GIB, find_config, kv_cache_bytes, read_shape
+from plan.model_shape import GIB, find_file, kv_cache_bytes, read_shape
 from plan.plan import Plan, make_plan
 from plan.problems import check, problems
 from plan.report import idle_keys, report
@@ -91,7 +91,7 @@ def test_parameters_are_exact_for_the_model_of_this_repository() -> None:
             for side in file.get_slice(name).get_shape():
                 size *= side
             count += size
-    path = find_config(str(folder))
+    path = find_file(str(folder))
     assert path is not None
     assert read_shape(path).parameters == count
 
@@ -358,10 +358,10 @@ def test_a_plan_needs_no_torch() -> None:
 
 def test_folders_and_names_that_hold_no_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config.json in it"):
-        find_config(str(tmp_path))
+        find_file(str(tmp_path))
     with pytest.raises(ConfigError, match="neither a folder nor a hub name"):
-        find_config("a/b/c/d")
-    assert find_config("nobody/has-this-model") is None
+        find_file("a/b/c/d")
+    assert find_file("nobody/has-this-model") is None
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8}))
     with pytest.raises(ConfigError, match="no vocab_size, num_hidden_layers, num_attention_heads"):
         read_shape(tmp_path / "config.json")

@@ -1,0 +1,147 @@
+"""A learner rank's models and batch without memory: fake tensors for what is large, small real ones for token ids.
+
+The CPU build of PyTorch has no fake CUDA device, so fake tensors are on the CPU, and what would choose another way on a
+GPU is told to.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from plan.plan import Plan
+from training import log_probs
+from training.batch import Batch, Scores, Tokens
+
+aten = torch.ops.aten
+_WHOLE_NUMBERS = (torch.int64, torch.bool)
+_FACTORIES = (aten.arange.default, aten.arange.start, aten.arange.start_step)
+
+
+class SmallIntegers(TorchDispatchMode):
+    """Inside the fake mode: what is computed from real ids, lengths and masks alone is computed for real."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is aten.index.Tensor and isinstance(args[0], FakeTensor):
+            args = (args[0], [place for index in args[1] for place in _places(index)])
+        if _is_real(func, args, kwargs):
+            with unset_fake_temporarily():
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _is_real(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    if not tensors:
+        return func in _FACTORIES or kwargs.get("dtype") in _WHOLE_NUMBERS
+    return all(type(tensor) is Tensor and not tensor.is_floating_point() for tensor in tensors)
+
+
+def _places(index: Tensor | None) -> list[Tensor | None]:
+    """A real mask as the places where it is true: how many these are, fake tensors cannot say."""
+    if index is None or isinstance(index, FakeTensor) or index.dtype != torch.bool:
+        return [index]
+    with unset_fake_temporarily():
+        return [*index.nonzero().unbind(1)]
+
+
+class Finite(TorchFunctionMode):
+    """Answers what is read from fake tensors: every number is 1, every condition holds."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _ANSWERS and isinstance(args[0], FakeTensor):
+            return _ANSWERS[func]
+        return func(*args, **(kwargs or {}))
+
+
+_ANSWERS: dict[Any, object] = {Tensor.__bool__: True, Tensor.__float__: 1.0, Tensor.item: 1.0}
+
+
+@contextmanager
+def without_memory(as_on_a_gpu: bool) -> Iterator[None]:
+    """Tensors that are made inside are fake. as_on_a_gpu: attention is one kernel, half-precision factors of the output
+    head are summed as they are."""
+    with ExitStack() as inside:
+        if as_on_a_gpu:
+            inside.enter_context(patch.object(log_probs, "_multiplies_half", lambda device: True))
+        every = dict.fromkeys(ALL_ATTENTION_FUNCTIONS.valid_keys(), fused_attention)
+        inside.enter_context(patch.dict(ALL_ATTENTION_FUNCTIONS._global_mapping, every))
+        inside.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        inside.enter_context(SmallIntegers())
+        inside.enter_context(Finite())
+        yield
+
+
+def fused_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **others: object,
+) -> tuple[Tensor, None]:
+    """Attention as one kernel on a GPU does it: no mask, no repeated keys; under autocast in its dtype."""
+    if torch.is_autocast_enabled("cpu"):
+        half = torch.get_autocast_dtype("cpu")
+        query, key, value = query.to(half), key.to(half), value.to(half)
+    out = aten._scaled_dot_product_flash_attention(query, key, value, dropout, True, scale=scaling)[0]
+    return out.transpose(1, 2), None
+
+
+def make_fake(model: nn.Module) -> None:
+    """Meta tensors become fake ones on the CPU, and tied weights stay one. Inside `without_memory`."""
+    made: dict[Tensor, nn.Parameter] = {}
+    for module in model.modules():
+        for name, old in module.named_parameters(recurse=False, remove_duplicate=False):
+            if old not in made:
+                empty = torch.empty(old.shape, dtype=old.dtype)
+                made[old] = nn.Parameter(empty, requires_grad=old.requires_grad)
+            setattr(module, name, made[old])
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype))
+
+
+def longest_rows(plan: Plan) -> Batch:
+    """One microbatch of a rank, every prompt and response at its limit; a group's prompts are the same."""
+    config, rows = plan.config, plan.learner.microbatch_rows
+    prompt, response = config.env.max_prompt_tokens, config.inference_model.max_tokens
+    group = torch.arange(rows)[:, None] // config.env.repeats
+
+    def full(width: int, value: Any) -> Tensor:
+        return torch.full((rows, width), value)
+
+    return Batch(
+        tokens=Tokens(
+            prompt=group.expand(-1, prompt) % 2,
+            prompt_mask=full(prompt, True),
+            response=full(response, 1),
+            response_mask=full(response, True),
+            loss_mask=full(response, True),
+            batch_size=[rows],
+        ),
+        next=Scores(reward=full(1, 1.0), reward_status=full(1, 0), batch_size=[rows]),
+        group_id=group,
+        sample_log_prob=full(response, -1.0),
+        policy_version=full(response, 0),
+        finish_reason=full(1, 0),
+        temperature=full(1, 1.0),
+        ref_log_prob=full(response, -1.0),
+        advantage=full(1, 1.0),
+        mask=full(response, True),
+        batch_size=[rows],
+    )
