@@ -45,7 +45,7 @@ def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> Models:
     if plan.reference.home == "base of the LoRA policy":
         assert isinstance(policy, PeftModel)
         rows, limit = plan.learner.microbatch_rows, config.train.max_tokens_per_microbatch
-        reference = Reference(scorer, rows, limit, visit=policy.disable_adapter)
+        reference = Reference(scorer, rows, visit=policy.disable_adapter, max_tokens=limit)
     return Models(policy, scorer, reference)
 
 
@@ -72,7 +72,7 @@ def _frozen_reference(config: Config, plan: Plan) -> Reference | None:
     places = torch_devices(() if visits else plan.reference.devices or plan.devices.train[:1])
     frozen = load_frozen(config.model, places, _autocast(plan)).requires_grad_(False).eval()
     rows, limit = plan.learner.microbatch_rows, config.train.max_tokens_per_microbatch
-    reference = Reference(make_scorer(config, frozen, plan), rows, limit, home == "own devices")
+    reference = Reference(make_scorer(config, frozen, plan), rows, home == "own devices", max_tokens=limit)
     if visits:
         reference.visit = HostMemory(frozen, torch_devices(plan.devices.train)[0]).visit
     return reference

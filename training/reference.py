@@ -92,16 +92,17 @@ class Reference:
     """Scores batches with weights that never change.
 
     scorer: over these weights, with the sampling distribution's temperature.
-    rows: of one forward pass, about. max_tokens: positions of one at most; None: as many as the rows have.
+    rows: of one forward pass, about.
     beside: on other devices than the learner's, so that both can work at a time.
     visit: entered for every batch, such as `HostMemory.visit`.
+    max_tokens: positions of one forward pass at most; None: as many as the rows have.
     """
 
     scorer: ResponseScorer
     rows: int
-    max_tokens: int | None = None
     beside: bool = False
     visit: Callable[[], AbstractContextManager[None]] = nullcontext
+    max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "reference")

@@ -94,6 +94,9 @@ def test_a_reference_beside_the_learner_gives_the_same_numbers(groups: list[Grou
     learners = [
         make_learner(tmp_path, PolicyConfig(kl_coef=0.1), 4, beside=beside) for beside in (False, True)
     ]
+    for learner in learners:
+        assert isinstance(learner.reference, Reference)
+        learner.reference.rows = len(groups) * REPEATS // 4
     reference = learners[1].reference
     assert isinstance(reference, Reference)
 
