@@ -28,6 +28,8 @@ WASTE = 0.25
 """Elements of attention that a call may compute for its padding, as a share of those that it is for."""
 SMALL = 1 << 15
 """Elements of attention that cost no more than one more call would."""
+BLOCKED = ("cuda",)
+"""Devices of which flex attention has a kernel with a backward pass."""
 UNKNOWN = ("softcap", "s_aux", "sliding_window", "position_bias")
 """Keywords of attentions that see more than their segments say."""
 
@@ -108,7 +110,7 @@ def attend(
             f"{type(module).__name__} attends with {', '.join(unknown)}, which a packed sequence does not have: set "
             "train.packing=false"
         )
-    if query.device.type == "cuda" and dropout == 0.0:
+    if query.device.type in BLOCKED and dropout == 0.0:
         return _attend_in_blocks(query, key, value, segments, scaling), None
     return segments.calls(query.device).attend(query, key, value, scaling, dropout), None
 

@@ -102,7 +102,7 @@ def _packed_bins(tokens: Tokens, count: int, max_tokens: int | None) -> list[Bin
     total = sum(own) + sum({group: prompts[row] for row, group in enumerate(groups)}.values())
     longest = max(prompt + length for prompt, length in zip(prompts, own, strict=True))
     least = max(total / count, longest)
-    limit, best = max_tokens or total, None
+    limit, best = total if max_tokens is None else max_tokens, None
     while True:
         parts = _cut(groups, prompts, own, limit)
         bins = _longest_first(parts, count)

@@ -1,0 +1,175 @@
+"""Packed groups beside two padded ways: a prompt shared through a key/value cache, and whole rows.
+
+    python benchmarks/packing.py [MODEL_FOLDER] [--prompts 4] [--repeats 8] [--prompt 128] [--limit 512] [--equal]
+
+Forward and backward pass of the log-probs of answers whose lengths are log-normal (sigma 0.8), as answers are, or all
+equal; without a folder by a random Llama. Prints medians of rounds in which the ways take turns and their ratios to
+packing, the positions that each computes, the largest difference of its log-probs and of its gradient (relative to the
+largest of the gradient), and the peak memory of each in a process of its own.
+"""
+
+import argparse
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
+
+from training.batch import Tokens
+from training.forward import ResponseScorer, trim
+from training.packing import packed_positions
+
+SIGMA = 0.8
+
+
+def drawn(asked: argparse.Namespace, vocabulary: int) -> Tokens:
+    """Prompts of half to the whole of the longest length, and answers around a quarter of the limit."""
+    generator = torch.Generator().manual_seed(1)
+    rows = asked.prompts * asked.repeats
+    prompts = torch.randint(asked.prompt // 2, asked.prompt + 1, (asked.prompts, 1), generator=generator)
+    spread = torch.randn(rows, 1, generator=generator) * SIGMA
+    lengths = (spread.exp() * asked.limit / 4).long().clamp(min(4, asked.limit), asked.limit)
+    if asked.equal:
+        prompts, lengths = torch.full_like(prompts, asked.prompt), torch.full_like(lengths, asked.limit)
+    mask = torch.arange(asked.limit) < lengths
+    prompt_mask = (torch.arange(asked.prompt) >= asked.prompt - prompts).repeat_interleave(asked.repeats, 0)
+    ids = torch.randint(0, vocabulary, (asked.prompts, asked.prompt), generator=generator)
+    return Tokens(
+        prompt=ids.repeat_interleave(asked.repeats, 0) * prompt_mask,
+        prompt_mask=prompt_mask,
+        response=torch.randint(0, vocabulary, (rows, asked.limit), generator=generator) * mask,
+        response_mask=mask,
+        loss_mask=mask,
+        batch_size=[rows],
+    )
+
+
+class Cached(ResponseScorer):
+    """A prompt's keys and values go once through the model, and are repeated for its padded answers."""
+
+    repeats: int
+
+    def _whole(self, causal: PreTrainedModel, tokens: Tokens) -> Tensor:
+        tokens = trim(tokens)
+        prompt, seen = tokens.prompt[:: self.repeats], tokens.prompt_mask[:: self.repeats]
+        cache = DynamicCache()
+        positions = (seen.cumsum(1) - 1).clamp_min(0)
+        first = causal.base_model(prompt, seen.long(), positions, past_key_values=cache, use_cache=True)
+        cache.batch_repeat_interleave(self.repeats)
+        own = seen.sum(1).repeat_interleave(self.repeats)[:, None]
+        rest = causal.base_model(
+            tokens.response[:, :-1],
+            torch.cat([tokens.prompt_mask, tokens.response_mask[:, :-1]], 1).long(),
+            own + torch.arange(tokens.response.shape[1] - 1),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        last = first.last_hidden_state[:, -1:].repeat_interleave(self.repeats, 0)
+        return torch.cat([last, rest.last_hidden_state], 1)[tokens.loss_mask]
+
+
+def loaded(folder: str | None) -> PreTrainedModel:
+    if folder is not None:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+    torch.manual_seed(0)
+    shape = LlamaConfig(
+        vocab_size=8192,
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+    )
+    return LlamaForCausalLM(shape).train()
+
+
+def ways(asked: argparse.Namespace, model: PreTrainedModel) -> dict[str, ResponseScorer]:
+    cached = Cached(model, packs=False)
+    cached.repeats = asked.repeats
+    found = {"cached": cached, "whole": ResponseScorer(model, packs=False), "packed": ResponseScorer(model)}
+    return {name: way for name, way in found.items() if asked.only in (None, name)}
+
+
+def timed(
+    model: PreTrainedModel, score: Callable[[Tokens], Tensor], tokens: Tokens
+) -> tuple[float, Tensor, Tensor]:
+    """Seconds, log-probs, and the gradient of their sum."""
+    began = time.perf_counter()
+    log_prob = score(tokens)
+    (log_prob.sum() / len(tokens)).backward()
+    seconds = time.perf_counter() - began
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    model.zero_grad(set_to_none=True)
+    return seconds, log_prob.detach(), gradient
+
+
+def positions(name: str, tokens: Tokens, repeats: int) -> int:
+    if name == "packed":
+        return packed_positions(tokens)
+    kept = trim(tokens)
+    prompts = kept.prompt_mask.numel() // (repeats if name == "cached" else 1)
+    return prompts + kept.response_mask.numel()
+
+
+def peak_alone(name: str) -> float:
+    """GiB of resident memory beyond the loaded model, of one way in a process of its own."""
+    command = [sys.executable, *sys.argv, "--only", name]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?")
+    for name, value in (("prompts", 4), ("repeats", 8), ("prompt", 128), ("limit", 512), ("rounds", 3)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--equal", action="store_true", help="all prompts and answers at their limits")
+    parser.add_argument("--only", help="print the peak memory of one way")
+    asked = parser.parse_args()
+    model = loaded(asked.model)
+    tokens, scorers = drawn(asked, model.config.vocab_size), ways(asked, model)
+    if asked.only:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        timed(model, lambda given: scorers[asked.only](given).log_prob, tokens)
+        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
+        return
+    rounds = [
+        {
+            name: timed(model, lambda given, way=way: way(given).log_prob, tokens)
+            for name, way in scorers.items()
+        }
+        for _ in range(asked.rounds)
+    ]
+    expected = rounds[0]["whole"]
+    packed = statistics.median(each["packed"][0] for each in rounds)
+    print(
+        f"{'way':10}{'seconds':>9}{'ratio':>8}{'positions':>11}{'log-prob off':>14}{'gradient off':>14}{'peak GiB':>10}"
+    )
+    for name in scorers:
+        seconds = statistics.median(each[name][0] for each in rounds)
+        off = (rounds[0][name][1] - expected[1]).abs().max()
+        gradient = (rounds[0][name][2] - expected[2]).abs().max() / expected[2].abs().max()
+        print(
+            f"{name:10}{seconds:9.3f}{seconds / packed:8.2f}{positions(name, tokens, asked.repeats):11}"
+            f"{off:14.1e}{gradient:14.1e}{peak_alone(name):10.2f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
