@@ -13,6 +13,10 @@ class DeadlineError(RunError, TimeoutError):
     """A wait that reached its deadline. The message says who waited for whom."""
 
 
+class RankLost(RunError):
+    """A learner rank died, failed or hangs. The text says which, with its own traceback first."""
+
+
 def causes(error: BaseException | None) -> list[BaseException]:
     """An exception and those that it came from, the latest first."""
     links: list[BaseException] = []

@@ -73,6 +73,8 @@ class TrainConfig:
     """The run goes on while a checkpoint is written, from a copy in the host's memory; otherwise it waits."""
     resume: str | None = None
     """A checkpoint, the folder of a run (its newest one), or `auto`: of this run's folder or the newest run like it."""
+    restarts: int = 0
+    """How often a run whose learner rank was lost goes on by itself, from its newest checkpoint."""
     max_nonfinite_steps: int = 3
     """Optimizer steps with a non-finite loss or gradient in a row after which the run stops."""
     deterministic: bool = True
@@ -96,7 +98,7 @@ class TrainConfig:
         optional = ("log_prob_chunk_size", "max_tokens_per_microbatch")
         for key in (*counts, "weight_update_frequency", *optional):
             at_least(f"train.{key}", vars(self)[key], 1)
-        for key in ("checkpoint_frequency", "keep_checkpoints", "max_policy_age"):
+        for key in ("checkpoint_frequency", "keep_checkpoints", "max_policy_age", "restarts"):
             at_least(f"train.{key}", vars(self)[key], 0)
 
 

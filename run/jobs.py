@@ -2,8 +2,12 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+from config.checkpoints import newest_checkpoint
+from config.command_line import resume_command
+from config.errors import RankLost
 from config.folders import held, remove_if_unused
 from config.outcome import INTERRUPTED, RunOutcome
 from config.schema import Config
@@ -40,10 +44,44 @@ def run_training(
     schedule: type[ScheduleType],
     begun: Callable[[], None],
 ) -> RunOutcome:
-    """`run=train`: build, train, close, always."""
+    """`run=train`: build, train, close, always; once more from the newest checkpoint where `train.restarts` allows it."""
+    config, told = with_model(config)
+    restarts = config.train.restarts
+    for left in range(restarts, -1, -1):
+        try:
+            return _train_once(config, run_dir, train, schedule, begun, told)
+        except RankLost as error:
+            newest = newest_checkpoint(run_dir)
+            if not left:
+                raise RankLost(f"{error}\n{_way_on(run_dir, newest, restarts)}") from error
+            again = "from the beginning" if newest is None else f"from {newest}"
+            told = [
+                str(error),
+                f"restarting {again}; {left - 1} of {restarts} restarts are left (train.restarts)",
+            ]
+            resume = None if newest is None else str(run_dir)
+            config = replace(config, train=replace(config.train, resume=resume))
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _way_on(run_dir: Path, newest: Path | None, restarts: int) -> str:
+    """What to do after a rank was lost for good."""
+    by_itself = f"train.restarts={restarts + 1} would have gone on by itself"
+    if newest is None:
+        return f"There is no checkpoint yet (train.checkpoint_frequency); {by_itself}"
+    return f"The newest checkpoint is {newest}; {by_itself}. To go on:\n  {resume_command(run_dir)}"
+
+
+def _train_once(
+    config: Config,
+    run_dir: Path,
+    train: Callable[[ScheduleType], None],
+    schedule: type[ScheduleType],
+    begun: Callable[[], None],
+    told: list[str],
+) -> RunOutcome:
     from run.build import build
 
-    config, told = with_model(config)
     working = build(config, run_dir, schedule)
     run = working.run
     outcome: RunOutcome = "failed"

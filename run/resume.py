@@ -36,7 +36,7 @@ NO_PART_OF_IT = (
     *UNSAID,
     *("logging", "eval", "ray", "device", "ref_model"),
     *("train.total_dialog_turns", "train.checkpoint_frequency", "train.keep_checkpoints"),
-    *("train.async_checkpoint", "train.wait_timeout_s", "inference_model.start_timeout_s"),
+    *("train.async_checkpoint", "train.restarts", "train.wait_timeout_s", "inference_model.start_timeout_s"),
     *("train_model.num_devices", "train_model.num_nodes", "train_model.shard_size", "train_model.offload"),
     *("train_model.devices", "train_model.num_threads", "env.reward_workers"),
     *("inference_model.num_devices", "inference_model.devices", "inference_model.request_timeout_s"),

@@ -95,7 +95,7 @@ def make_learner(
 
     Raises:
         ConfigError: there is no room for the ranks, or their model cannot be loaded.
-        RankLost, DeadlineError: a rank does not start; everything already started is taken down.
+        RankLost: a rank does not start; everything already started is taken down.
     """
     ranks = Ranks(rank_places(plan), rank_settings(config, plan))
     try:

@@ -7,6 +7,7 @@ it: what happened to it is told first. Every wait has a deadline, and the stacks
 """
 
 import logging
+import re
 import shutil
 import tempfile
 import time
@@ -21,16 +22,12 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from cluster.calls import Reference, wait_for_all, wait_for_any
 from cluster.runtime import Place, free_resources, start_actor, start_ray
-from config.errors import ConfigError, DeadlineError, RunError
+from config.errors import ConfigError, RankLost
 from training.rank_host import CONCURRENCY_GROUPS, RankHost
 
 log = logging.getLogger(__name__)
 
 _GRACE_S, _STACKS_S, _CLOSE_S = 3.0, 5.0, 10.0
-
-
-class RankLost(RunError):
-    """A learner rank died or failed; the text says which, with its own traceback first."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class Ranks:
 
     Raises:
         ConfigError: there is no room for them in the cluster.
-        RankLost, DeadlineError: a rank does not start; everything already started is taken down.
+        RankLost: a rank does not start; everything already started is taken down.
     """
 
     def __init__(self, places: Sequence[Place], settings: RankSettings) -> None:
@@ -120,7 +117,7 @@ class Ranks:
         patience: how many times `timeout_s` it may take.
 
         Raises:
-            RankLost: a rank died or raised. ConfigError: a rank raised one. DeadlineError: it took too long.
+            RankLost: a rank died or raised, or it took too long. ConfigError: a rank raised one.
         """
         limit = patience * self.settings.timeout_s
         waiting = {ref: number for number, ref in enumerate(calls)}
@@ -129,7 +126,7 @@ class Ranks:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 late = ", ".join(str(self.places[number]) for number in waiting.values())
-                raise DeadlineError(
+                raise RankLost(
                     f"{self.stacks()}\nthe run waited {limit:.0f} s for {what} of {late} (train.wait_timeout_s); "
                     "where, the stacks above say"
                 )
@@ -151,7 +148,10 @@ class Ranks:
         if isinstance(error, RayTaskError) and isinstance(error.cause, ConfigError):
             return ConfigError(f"{error.cause}\n({place})")
         if isinstance(error, RayActorError):
-            return RankLost(f"{place} died in {method}: {error}")
+            return RankLost(
+                f"{place} died in {method}{_end_of(error)} Something killed it, such as a lack of memory, or native "
+                "code crashed; the system's log may say which"
+            )
         stacks = f"{self.stacks()}\n" if _after_others(error) else ""
         return RankLost(f"{stacks}{error}\n{place} failed in {method}")
 
@@ -187,6 +187,14 @@ def _error(ref: Reference) -> Exception | None:
     except (RayActorError, RayTaskError) as error:
         return error
     return None
+
+
+def _end_of(error: RayActorError) -> str:
+    """What Ray knows of a process that has ended, without its guesses."""
+    pid = re.search(r"pid: (\d+)", str(error))
+    detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes|$)", str(error), re.DOTALL)
+    who = f" (pid {pid.group(1)})" if pid else ""
+    return f"{who}: {detail.group(1) if detail else str(error).splitlines()[0]}"
 
 
 _OF_COLLECTIVES = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")

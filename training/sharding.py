@@ -33,7 +33,7 @@ def directly(compute: Callable[[], T]) -> T:
 
 
 class Sharded(nn.Module):
-    """The root over a sharded model, wrapped by peft or not: `forward(compute)` is what `compute()` returns.
+    """The root over a sharded model, wrapped by peft or not: `root(compute)` is what `compute()` returns.
 
     Inside `compute` the model's parameters are whole; outside they are shards.
     """
@@ -44,6 +44,12 @@ class Sharded(nn.Module):
 
     def forward(self, compute: Callable[[], T]) -> T:
         return compute()
+
+    def __call__(self, compute: Callable[[], T]) -> T:
+        result: T = super().__call__(compute)
+        if isinstance(self, FSDPModule) and not torch.is_grad_enabled():
+            self.reshard()  # FSDP2 leaves the root's own parameters whole for a backward pass, which will not come
+        return result
 
 
 def learner_mesh(device: str, ranks: int, shard_size: int) -> DeviceMesh:

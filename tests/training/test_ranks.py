@@ -169,3 +169,35 @@ def test_muon(ranks: Ranks, model: str, groups: list[Group], tmp_path: Path) -> 
     """Its Newton-Schulz iteration multiplies in bfloat16."""
     muon = OptimizerConfig(name="muon_adamw", lr=1e-4)
     assert_equal_training(*both(ranks, model, tmp_path, optimizer=muon), groups, bound=1e-4)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon_adamw"])
+def test_a_checkpoint_goes_from_two_ranks_to_one_process_and_back(
+    name: str, ranks: Ranks, model: str, groups: list[Group], tmp_path: Path
+) -> None:
+    """Two ranks go on with the same bits; one process, and from its checkpoint two ranks, to 1e-5."""
+    optimizer = OptimizerConfig(name=name, lr=1e-4, warmup_steps=5)
+
+    def two() -> RankedLearner:
+        return over(ranks, config_of(model, 2, optimizer=optimizer), tmp_path)
+
+    first = two()
+    steps(first, groups, 2)
+    first.save(tmp_path / "two")()
+    numbers = first.numbers()
+    steps(first, groups, 2)
+    expected = weights(first)
+    again = two()
+    again.load(tmp_path / "two", numbers)
+    assert again.optimizer_steps == 2
+    steps(again, groups, 2)
+    assert all(torch.equal(tensor, expected[key]) for key, tensor in weights(again).items())
+    one = in_one_process(config_of(model, 1, optimizer=optimizer), tmp_path)
+    one.load(tmp_path / "two", numbers)
+    steps(one, groups, 1)
+    one.save(tmp_path / "one")()
+    last = two()
+    last.load(tmp_path / "one", one.numbers())
+    steps(last, groups, 1)
+    for key, tensor in weights(last).items():
+        assert (tensor - expected[key]).norm() <= 1e-5 * expected[key].norm(), key
