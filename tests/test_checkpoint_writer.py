@@ -15,7 +15,7 @@ from config.schema import TrainConfig
 from run.checkpoint_writer import CheckpointWriter
 from run.jobs import run_job
 from run.lockstep import Lockstep
-from tests.scripts import configured, rows, without_clocks
+from tests.scripts import ROOT, configured, rows, start, wait_for, without_clocks
 from training.checkpoint import LEARNER
 from training.tensor_files import saved_tensors, write_tensors
 
@@ -199,3 +199,31 @@ def test_the_end_of_a_run_that_fails_waits_for_the_checkpoint_before(tmp_path: P
     with pytest.raises(RuntimeError, match="of the second step"):
         run_job(configured(*SMALL), tmp_path, in_run(failing), Lockstep)
     assert names(tmp_path) == ["checkpoint_000001"]
+
+
+def test_a_run_killed_while_it_writes_goes_on_from_the_checkpoint_before(tmp_path: Path) -> None:
+    """With all tensors on disk and no name yet: to the bit the run that never stopped, and nothing is left over."""
+    whole, killed, script = tmp_path / "whole", tmp_path / "killed", tmp_path / "slow.py"
+    script.write_text(
+        f"import runpy, sys, time\nsys.path.insert(0, {str(ROOT)!r})\nimport training.local_learner as learner\n"
+        "write = learner.write_tensors\n"
+        "def write_tensors(folder, tensors):\n"
+        "    write(folder, tensors)\n"
+        "    if '000003' in str(folder):\n"
+        "        time.sleep(1000)\n"
+        "learner.write_tensors = write_tensors\n"
+        "runpy.run_path('grpo.py', run_name='__main__')\n"
+    )
+    process = start(str(script), killed, *SMALL)
+    metadata = killed / "checkpoints" / ".checkpoint_000003.writing" / "learner" / ".metadata"
+    wait_for(metadata.exists, process)
+    process.kill()
+    process.communicate()
+    assert names(killed) == [".checkpoint_000003.writing", "checkpoint_000001", "checkpoint_000002"]
+    whole.mkdir()
+    run_job(configured(*SMALL), whole, grpo.train, Lockstep)
+    run_job(configured(*SMALL, "train.resume=auto"), killed, grpo.train, Lockstep)
+    assert names(killed) == names(whole) == [f"checkpoint_{number:06d}" for number in (2, 3, 4)]
+    assert without_clocks(rows(killed)) == without_clocks(rows(whole))
+    ours, theirs = (saved_tensors(checkpoint_path(folder, 4) / LEARNER) for folder in (killed, whole))
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())

@@ -218,8 +218,8 @@ def test_under_lora_the_base_is_the_reference(tmp_path: Path) -> None:
         (["--config-name", "grpo_quickstart", "env.repeats=1"], "policy.baseline=none"),
         (["--config-name", "grpo_quickstart", "env.dataset=nonsense"], "known: "),
         (
-            ["--config-name", "grpo_quickstart", "train.resume=nowhere.pt"],
-            "train.resume=nowhere.pt: no such file",
+            ["--config-name", "grpo_quickstart", "train.resume=nowhere"],
+            "train.resume=nowhere: no such folder",
         ),
         (["--config-name", "grpo_quickstart", "model.name=nowhere/at-all"], "local folder"),
         ([], "--config-name grpo_quickstart"),
