@@ -19,9 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import torch  # noqa: E402
-from torch import Tensor  # noqa: E402
-from transformers import (  # noqa: E402
+import torch
+from torch import Tensor
+from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
     LlamaConfig,
@@ -29,9 +29,9 @@ from transformers import (  # noqa: E402
     PreTrainedModel,
 )
 
-from training.batch import Tokens  # noqa: E402
-from training.forward import ResponseScorer, trim  # noqa: E402
-from training.packing import packed_positions  # noqa: E402
+from training.batch import Tokens
+from training.forward import ResponseScorer, trim
+from training.packing import packed_positions
 
 SIGMA = 0.8
 
@@ -104,7 +104,9 @@ def ways(asked: argparse.Namespace, model: PreTrainedModel) -> dict[str, Respons
     return {name: way for name, way in found.items() if asked.only in (None, name)}
 
 
-def timed(model: PreTrainedModel, score: Callable[[Tokens], Tensor], tokens: Tokens) -> tuple[float, Tensor, Tensor]:
+def timed(
+    model: PreTrainedModel, score: Callable[[Tokens], Tensor], tokens: Tokens
+) -> tuple[float, Tensor, Tensor]:
     """Seconds, log-probs, and the gradient of their sum."""
     began = time.perf_counter()
     log_prob = score(tokens)
@@ -130,7 +132,9 @@ def peak_alone(name: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?")
     for name, value in (("prompts", 4), ("repeats", 8), ("prompt", 128), ("limit", 512), ("rounds", 3)):
         parser.add_argument(f"--{name}", type=int, default=value)
@@ -145,12 +149,17 @@ def main() -> None:
         print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
         return
     rounds = [
-        {name: timed(model, lambda given, way=way: way(given).log_prob, tokens) for name, way in scorers.items()}
+        {
+            name: timed(model, lambda given, way=way: way(given).log_prob, tokens)
+            for name, way in scorers.items()
+        }
         for _ in range(asked.rounds)
     ]
     expected = rounds[0]["whole"]
     packed = statistics.median(each["packed"][0] for each in rounds)
-    print(f"{'way':10}{'seconds':>9}{'ratio':>8}{'positions':>11}{'log-prob off':>14}{'gradient off':>14}{'peak GiB':>10}")
+    print(
+        f"{'way':10}{'seconds':>9}{'ratio':>8}{'positions':>11}{'log-prob off':>14}{'gradient off':>14}{'peak GiB':>10}"
+    )
     for name in scorers:
         seconds = statistics.median(each[name][0] for each in rounds)
         off = (rounds[0][name][1] - expected[1]).abs().max()

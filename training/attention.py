@@ -131,7 +131,9 @@ class Call:
     keys: Tensor
     mask: Tensor | None
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float
+    ) -> Tensor:
         """[n * Q, heads, D] from query [L, heads, D] and key, value [L, heads of keys, D]."""
         out = scaled_dot_product_attention(
             _rows(query, self.queries),
@@ -172,7 +174,9 @@ class Calls:
         on = [Call(*(None if x is None else x.to(device) for x in vars(call).values())) for call in made]
         return cls(tuple(on), torch.from_numpy(places).to(device))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float
+    ) -> Tensor:
         """As `attend`."""
         query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
         outputs = [call.attend(query, key, value, scaling, dropout) for call in self.calls]
@@ -265,10 +269,13 @@ def _block_mask(segments: Segments, device: torch.device) -> BlockMask:
     """For flex attention over the packed sequence."""
     length = segments.total
     group, row = torch.empty(length, dtype=torch.int64), torch.full((length,), -1)
-    prompts, responses = _spans(segments.prompt_starts, segments.prompt_lengths), _spans(
-        segments.starts, segments.lengths
+    prompts, responses = (
+        _spans(segments.prompt_starts, segments.prompt_lengths),
+        _spans(segments.starts, segments.lengths),
     )
-    group[prompts] = torch.arange(len(segments.prompt_starts)).repeat_interleave(segments.prompt_lengths.cpu())
+    group[prompts] = torch.arange(len(segments.prompt_starts)).repeat_interleave(
+        segments.prompt_lengths.cpu()
+    )
     group[responses] = segments.groups.cpu().repeat_interleave(segments.lengths.cpu())
     row[responses] = torch.arange(len(segments.starts)).repeat_interleave(segments.lengths.cpu())
     group, row = group.to(device), row.to(device)

@@ -130,9 +130,7 @@ class ResponseScorer:
         return hidden[tokens.loss_mask.to(hidden.device)]
 
 
-def score_all(
-    scorer: ResponseScorer, batch: Batch, rows: int, max_tokens: int | None = None
-) -> torch.Tensor:
+def score_all(scorer: ResponseScorer, batch: Batch, rows: int, max_tokens: int | None = None) -> torch.Tensor:
     """Log-probs [N, R] of a batch: about `rows` rows at a time, as `training.shares.share_out` has it."""
     (parts,) = share_out(batch, 1, -(-len(batch) // rows), max_tokens, scorer.packs)
     scores = [scorer(part.batch.tokens, part.batch.temperature).log_prob for part in parts]

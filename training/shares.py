@@ -149,7 +149,8 @@ def _padded_bins(tokens: Tokens, count: int, max_tokens: int | None) -> list[Bin
         middle = (low + high) // 2
         low, high = (low, middle) if len(_runs(lengths, middle)) <= count else (middle + 1, high)
     return [
-        Bin(order[run.start : run.stop].tolist(), lengths[run.start] * len(run)) for run in _runs(lengths, low)
+        Bin(order[run.start : run.stop].tolist(), lengths[run.start] * len(run))
+        for run in _runs(lengths, low)
     ]
 
 

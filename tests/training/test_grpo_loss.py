@@ -200,7 +200,9 @@ def test_it_agrees_with_torchrls_own(groups: list[Group]) -> None:
         in_keys = ()
 
         def get_dist(self, tensordict: TensorDict, logits_key: str) -> LLMMaskedCategorical:
-            logits = model(torch.cat([tokens.prompt, tokens.response], 1), seen.long(), seen.cumsum(1) - 1).logits
+            logits = model(
+                torch.cat([tokens.prompt, tokens.response], 1), seen.long(), seen.cumsum(1) - 1
+            ).logits
             logits = logits[:, -tokens.response.shape[1] - 1 : -1]
             return LLMMaskedCategorical(logits=logits, mask=batch.mask)
 

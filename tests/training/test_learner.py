@@ -11,7 +11,7 @@ import torch
 
 from config.policy import PolicyConfig
 from envs.group import Group, Verdict
-from tests.groups import drawn_from_tiny, make_completion, make_group
+from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS, make_learner, scorer
 from training.batch import Tokens, collate
