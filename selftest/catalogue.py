@@ -26,7 +26,9 @@ SANDBOX = (
 )
 TRACKERS = "logging.backend=none; metrics.jsonl is always written"
 RAY = "/tmp and /dev/shm must be writable and have room; only several engines and ray.enabled=true need Ray"
-LEARNER = "please report it with selftest.json; train.mixed_precision=fp32 and train.packing=false avoid the most"
+LEARNER = (
+    "please report it with selftest.json; train.mixed_precision=fp32 and train.packing=false avoid the most"
+)
 ENGINE = "inference_model.backend=transformers; on a GPU VLLM_USE_V2_MODEL_RUNNER=0, inference_model.enforce_eager=true"
 ADAPTERS = "inference_model.lora=merge sends full weights instead"
 PARALLEL = (

@@ -184,7 +184,7 @@ class Calls:
 
 
 Given = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Outputs that a call is for: its rows and the columns of its queries, and the positions that these are. [count] each."""
+"""Outputs that a call is for: its rows, the columns of its queries, and the positions that these are, [count] each."""
 
 
 def _planned(segments: Segments) -> Iterator[tuple[Call, Given]]:
@@ -214,7 +214,7 @@ def _planned(segments: Segments) -> Iterator[tuple[Call, Given]]:
 def _causal(
     prompts: np.ndarray, prompt_lengths: np.ndarray, starts: np.ndarray, lengths: np.ndarray
 ) -> Iterator[tuple[Call, Given]]:
-    """Rows [n] of a prompt and its response, or of a prompt alone, whose length is 0. A row with a response gives that."""
+    """Rows [n] of a prompt and its response, which is given, or of length 0: then the prompt is."""
     ends = prompt_lengths + lengths
     for chosen in _alike(ends):
         keys = _places(prompts[chosen], prompt_lengths[chosen], starts[chosen], lengths[chosen])

@@ -17,7 +17,6 @@ from tests.training.scorers import REPEATS, make_learner, scorer
 from training.aggregation import BatchTotals
 from training.batch import Batch, collate
 from training.credit import credit
-from training.forward import ResponseScorer
 from training.grpo_loss import LOSSES, GRPOLoss
 from training.loss import objective
 from training.loss_metrics import finalize_metrics, merge_metrics
@@ -193,7 +192,7 @@ def test_it_agrees_with_torchrls_own(groups: list[Group]) -> None:
     terms are not (they average over padding), so they are off. Its actor here says the logits of every response."""
     policy = load_policy("compat_torchrl", kl_inference_coef=0.0, entropy_coef=0.0)
     batch, model = credited(policy, groups), tiny_llama()
-    whole, tokens = ResponseScorer(model, packs=False), batch.tokens
+    tokens = batch.tokens
     seen = torch.cat([tokens.prompt_mask, tokens.response_mask], 1)
 
     class Actor(torch.nn.Module):

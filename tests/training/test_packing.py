@@ -85,7 +85,7 @@ def test_packed_rows_are_whole_rows(dtype: torch.dtype, small: int, monkeypatch:
         packed, whole = (
             scored(tiny_llama().to(dtype), packs, tokens, temperature=temperature) for packs in (True, False)
         )
-        assert_same(packed, whole)
+        assert_same(packed, whole, off=1e-6 if dtype == torch.float64 else 1e-5)
         assert packed[0].log_prob.dtype == dtype
         assert not packed[0].log_prob[~tokens.loss_mask].any()
 

@@ -1,4 +1,4 @@
-"""How rows are shared out: each once, as many microbatches for every worker, balanced; and none of it in the gradient."""
+"""How rows are shared out: each once, as many microbatches for every worker, balanced; the gradient is the same."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from config.policy import PolicyConfig
+from envs.group import Verdict
 from tests.groups import drawn_from_tiny, make_completion, make_group
 from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS, collected, make_learner
@@ -24,7 +25,9 @@ def answered(lengths: list[int], repeats: int = REPEATS) -> Batch:
     rows = [make_completion(length, float(row)) for row, length in enumerate(lengths)]
     starts = range(0, len(rows), repeats)
     groups = [make_group(number, rows[start : start + repeats]) for number, start in enumerate(starts)]
-    return collate(groups)
+    batch = collate(groups)
+    batch.tokens.prompt = batch.tokens.prompt + batch.group_id  # no group has the prompt of another
+    return batch
 
 
 def spread(groups: int, repeats: int = REPEATS) -> Batch:
@@ -132,7 +135,7 @@ def test_the_gradient_does_not_depend_on_the_budget(packs: bool, tmp_path: Path)
             )
         )
         for row, completion in enumerate(one for group in groups for one in group.completions):
-            completion.verdict.score = float(row % 3)
+            completion.verdict = Verdict(float(row % 3), {}, "scored")
         padding = learner.step(learner.credit(groups)).metrics["throughput/padding"]
         assert padding > 1.0 if budget == 1 else padding > 0.5
         found.append(seen[0])
