@@ -9,7 +9,6 @@ largest of the gradient), and the peak memory of each in a process of its own.
 """
 
 import argparse
-import resource
 import statistics
 import subprocess
 import sys
@@ -125,6 +124,12 @@ def positions(name: str, tokens: Tokens, repeats: int) -> int:
     return prompts + kept.response_mask.numel()
 
 
+def peak_kib() -> int:
+    """Of this program; what `resource` says includes the process that started it."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0])
+
+
 def peak_alone(name: str) -> float:
     """GiB of resident memory beyond the loaded model, of one way in a process of its own."""
     command = [sys.executable, *sys.argv, "--only", name]
@@ -144,9 +149,9 @@ def main() -> None:
     model = loaded(asked.model)
     tokens, scorers = drawn(asked, model.config.vocab_size), ways(asked, model)
     if asked.only:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = peak_kib()
         timed(model, lambda given: scorers[asked.only](given).log_prob, tokens)
-        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
+        print((peak_kib() - before) / 2**20)
         return
     rounds = [
         {

@@ -78,7 +78,7 @@ class Segments:
         """The same for flex attention."""
         if device not in self._prepared:
             self._prepared[device] = _block_mask(self, device)
-        return self._prepared[device]
+        return self._prepared[device]  # type: ignore[no-any-return]
 
 
 def attend(
@@ -131,6 +131,10 @@ class Call:
     keys: Tensor
     mask: Tensor | None
 
+    def to(self, device: torch.device) -> "Call":
+        mask = None if self.mask is None else self.mask.to(device)
+        return Call(self.queries.to(device), self.keys.to(device), mask)
+
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float
     ) -> Tensor:
@@ -145,12 +149,14 @@ class Call:
             scale=scaling,
             enable_gqa=query.shape[1] != key.shape[1],
         )
-        return out.transpose(1, 2).flatten(0, 1)
+        flat: Tensor = out.transpose(1, 2).flatten(0, 1)
+        return flat
 
 
 def _rows(values: Tensor, places: Tensor) -> Tensor:
     """[n, heads, W, D] from [L, heads, D] and [n, W]."""
-    return values.index_select(0, places.flatten()).unflatten(0, places.shape).transpose(1, 2)
+    rows: Tensor = values.index_select(0, places.flatten()).unflatten(0, places.shape)
+    return rows.transpose(1, 2)
 
 
 @dataclass(frozen=True)
@@ -171,8 +177,7 @@ class Calls:
         positions, outputs = np.concatenate(given, axis=1)
         places = np.empty_like(outputs)
         places[positions] = outputs
-        on = [Call(*(None if x is None else x.to(device) for x in vars(call).values())) for call in made]
-        return cls(tuple(on), torch.from_numpy(places).to(device))
+        return cls(tuple(call.to(device) for call in made), torch.from_numpy(places).to(device))
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float
@@ -184,7 +189,7 @@ class Calls:
 
 
 Given = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Outputs that a call is for: its rows and the columns of its queries, and the positions that these are. [count] each."""
+"""Outputs that a call is for: its rows, the columns of its queries, and the positions that these are, [count] each."""
 
 
 def _planned(segments: Segments) -> Iterator[tuple[Call, Given]]:
@@ -214,15 +219,15 @@ def _planned(segments: Segments) -> Iterator[tuple[Call, Given]]:
 def _causal(
     prompts: np.ndarray, prompt_lengths: np.ndarray, starts: np.ndarray, lengths: np.ndarray
 ) -> Iterator[tuple[Call, Given]]:
-    """Rows [n] of a prompt and its response, or of a prompt alone, whose length is 0. A row with a response gives that."""
+    """Rows [n] of a prompt and its response, which is given, or of length 0: then the prompt is."""
     ends = prompt_lengths + lengths
     for chosen in _alike(ends):
         keys = _places(prompts[chosen], prompt_lengths[chosen], starts[chosen], lengths[chosen])
         columns = np.arange(keys.shape[1])
         first = np.where(lengths > 0, prompt_lengths, 0)[chosen, None]
-        given = np.nonzero((columns >= first) & (columns < ends[chosen, None]))
+        given, of = np.nonzero((columns >= first) & (columns < ends[chosen, None]))
         places = torch.from_numpy(keys)
-        yield Call(places, places, None), (*given, keys[given])
+        yield Call(places, places, None), (given, of, keys[given, of])
 
 
 def _continued(
@@ -235,10 +240,10 @@ def _continued(
         queries = keys[:, prompt_length:]
         columns = np.arange(queries.shape[1])
         mask = np.arange(keys.shape[1]) <= prompt_length + columns[:, None]
-        given = np.nonzero(columns < lengths[chosen, None])
+        given, of = np.nonzero(columns < lengths[chosen, None])
         yield (
             Call(torch.from_numpy(queries), torch.from_numpy(keys), torch.from_numpy(mask)),
-            (*given, queries[given]),
+            (given, of, queries[given, of]),
         )
 
 
@@ -262,7 +267,8 @@ def _places(
     ends = prompt_lengths + lengths
     columns = np.minimum(np.arange(ends.max()), ends[:, None] - 1)
     behind = columns - prompt_lengths[:, None]
-    return np.where(behind < 0, prompts[:, None] + columns, starts[:, None] + behind)
+    places: np.ndarray = np.where(behind < 0, prompts[:, None] + columns, starts[:, None] + behind)
+    return places
 
 
 def _block_mask(segments: Segments, device: torch.device) -> BlockMask:

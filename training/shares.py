@@ -97,7 +97,7 @@ def idle(batch: Batch) -> Microbatch:
 
 
 def _packed_bins(tokens: Tokens, count: int, max_tokens: int | None) -> list[Bin]:
-    """Whole groups if that is balanced, else groups cut finer and finer. Longest processing time first (Graham 1969)."""
+    """Whole groups if that is balanced, else groups cut finer and finer; the longest first (Graham 1969)."""
     groups, prompts, own = (each.tolist() for each in packed_costs(tokens))
     total = sum(own) + sum({group: prompts[row] for row, group in enumerate(groups)}.values())
     longest = max(prompt + length for prompt, length in zip(prompts, own, strict=True))
@@ -146,7 +146,7 @@ def _padded_bins(tokens: Tokens, count: int, max_tokens: int | None) -> list[Bin
     widths = tokens.prompt_mask.sum(1) + tokens.response_mask.sum(1)
     order = widths.argsort(descending=True, stable=True)
     lengths = widths[order].tolist()
-    low, high = lengths[0], lengths[0] * len(lengths)
+    low, high = 1, lengths[0] * len(lengths)
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if len(_runs(lengths, middle)) <= count else (middle + 1, high)
@@ -157,7 +157,7 @@ def _padded_bins(tokens: Tokens, count: int, max_tokens: int | None) -> list[Bin
 
 
 def _runs(lengths: Sequence[int], limit: int) -> list[range]:
-    """Runs of falling lengths, as many times their first as fit into `limit`, which holds any one."""
+    """Runs of falling lengths, as many as their first fits into `limit`, or one."""
     runs: list[range] = []
     start = 0
     while start < len(lengths):

@@ -89,8 +89,8 @@ def test_batch_arithmetic() -> None:
         ("train.optim_batch_size=100", r"train\.optim_batch_size=100 does not divide"),
         ("train.optim_batch_size=4", r"not a multiple of env\.repeats=8.*take 8"),
         (
-            "train.gradient_accumulation_steps=5",
-            r"gradient_accumulation_steps=5 does not divide the 32 groups",
+            "train.gradient_accumulation_steps=500",
+            r"gradient_accumulation_steps=500 is more than the 256 completions",
         ),
         ("train.dialog_turns_per_batch=99", r"not a multiple of env\.repeats=8.*take 96"),
         ("train.total_dialog_turns=8", r"less than one iteration"),

@@ -2,14 +2,17 @@
 
 The model, `ResponseScorer`, `Learner.step` and the optimizer are the project's. What depends on values is answered
 as if every row were full: masks are true everywhere, nothing is trimmed, numbers that are read are 1. The CPU build has
-no fake CUDA device, so tensors are on the CPU and the output head is told to compute as on a GPU.
+no fake CUDA device, so tensors are on the CPU, the output head is told to compute as on a GPU, and a packed sequence
+is attended to by a kernel that keeps what flex attention keeps.
 """
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -17,13 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from config.schema import Config
 from plan.memory import microbatch_rows
 from plan.model_shape import ModelShape
-from training import forward, local_learner, log_probs
+from training import forward, log_probs, split_learner, worker
 from training.batch import Batch, Scores, Tokens
 from training.forward import ResponseScorer
 from training.learner_models import Models
@@ -52,6 +56,32 @@ class FullRows(TorchFunctionMode):
         if func is Tensor.__getitem__ and isinstance(args[1], Tensor) and args[1].dtype == torch.bool:
             return args[0].flatten(0, args[1].ndim - 1).clone()
         return func(*args, **(kwargs or {}))
+
+
+class OneKernel:
+    """Segments of a packed sequence whose attention is one kernel, as on a GPU: operands and result are kept."""
+
+    def calls(self, device: torch.device) -> "OneKernel":
+        return self
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float
+    ) -> Tensor:
+        shared = query.shape[1] != key.shape[1]
+        out = scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=shared
+        )
+        return out.transpose(1, 2)
+
+
+def full_pack(repeats: int, tokens: Tokens) -> Any:
+    """What `training.packing.pack` makes of groups of full rows."""
+    rows, prompt = tokens.prompt.shape
+    targets = rows * tokens.response.shape[1]
+    ids = torch.zeros(1, -(-rows // repeats) * prompt + targets - rows, dtype=torch.long)
+    return SimpleNamespace(
+        ids=ids, positions=ids.clone(), segments=OneKernel(), where=torch.zeros(targets, dtype=torch.long)
+    )
 
 
 class _NoModules:
@@ -148,17 +178,21 @@ def fake_learner(config: Config, shape: ModelShape) -> Iterator[LocalLearner]:
         _without_memory(model)
         scorer = ResponseScorer(
             model,
-            config.env.repeats,
-            share_prompt=config.train.shares_prompt,
+            config.train.packing,
             chunk_size=config.train.log_prob_chunk_size,
             autocast_dtype=DTYPES[config.train.mixed_precision],
         )
-        with patch.object(local_learner, "base_digest", lambda model: "of no values"):  # a third of the time
+        with patch.object(worker, "base_digest", lambda model: "of no values"):  # a third of the time
             learner = LocalLearner(config, Models(model, scorer, None), named_weights, Path(folder))
         _fill_gradients(model)
         learner.worker.optimizer.step()
         learner.worker.optimizer.zero_grad(set_to_none=True)
-        yield learner
+        with (
+            patch.object(forward, "pack", partial(full_pack, config.env.repeats)),
+            patch.object(forward, "packed_positions", lambda tokens: 1),
+            patch.object(split_learner, "real_tokens", lambda tokens: 1),
+        ):
+            yield learner
 
 
 def _on_meta(config: Config, shape: ModelShape) -> nn.Module:

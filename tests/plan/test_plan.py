@@ -113,7 +113,7 @@ def test_the_report_of_the_quickstart() -> None:
         "32 prompts x 8 completions = 256 completions",
         "120 iterations, 120 optimizer steps",
         "1.0 million parameters",
-        "[train.gradient_accumulation_steps, inference_model.max_tokens]",
+        "[train.max_tokens_per_microbatch, gradient_accumulation_steps, inference_model.max_tokens]",
         "KV cache         grows to",
         "free  [train.keep_checkpoints",
     ):
@@ -130,7 +130,7 @@ def test_the_report_for_two_gpus(qwen: str) -> None:
     ):
         assert line in text
     assert "8 microbatches x 16; 4 steps per iteration" in text
-    assert "up to 196608 per optimizer step, 24576 positions in a microbatch" in text
+    assert "up to 196608 per optimizer step, 16896 positions in a microbatch" in text
     assert plan.shape is not None
     assert (
         f"1 GiB holds {GIB / kv_bytes_per_sequence(plan.config, plan.shape, 'bfloat16'):.1f} sequences"
@@ -167,7 +167,7 @@ def test_the_knobs_that_are_named_do_change_the_estimate(qwen: str) -> None:
     assert activations("train.gradient_checkpointing=false", "train.packing=false") > 10 * activations()
     assert activations("inference_model.max_tokens=512") < activations()
     shared = gpu_plan(qwen, "train.gradient_checkpointing=false").config
-    assert microbatch_tokens(shared) == 512 + 16 * 1024
+    assert microbatch_tokens(shared, usual.shape) == 512 + 16 * 1024
     lora = gpu_plan(qwen, "train_model.lora.enabled=true")
     assert peak(lora) < 0.5 * peak(usual)
     split = ["inference_model.num_devices=2", "inference_model.tensor_parallel_size=2"]

@@ -53,7 +53,7 @@ def test_smaller_microbatches_are_named_and_no_smaller_than_needed() -> None:
     overrides = (
         "train_model.num_devices=1",
         "train.gradient_accumulation_steps=4",
-        "env.max_prompt_tokens=4096",
+        "env.max_prompt_tokens=16384",
     )
     plan = plan_of("grpo_gsm8k", *overrides, gpus=2)
     steps = settled(plan)["train.gradient_accumulation_steps"]
