@@ -67,12 +67,17 @@ class Phase:
 
 
 def microbatch_rows(config: Config) -> int:
-    """Completions that a rank takes at a time, at most. Groups are dealt out to the ranks whole."""
-    train, repeats = config.train, config.env.repeats
-    groups = math.ceil(config.optim_batch_groups / config.train_model.ranks)
-    if train.shares_prompt:
-        return math.ceil(groups / train.gradient_accumulation_steps) * repeats
-    return math.ceil(groups * repeats / train.gradient_accumulation_steps)
+    """Completions that a rank takes at a time, at most."""
+    shares = config.train_model.ranks * config.train.gradient_accumulation_steps
+    if config.train.shares_prompt:
+        return math.ceil(config.optim_batch_groups / shares) * config.env.repeats
+    return math.ceil(config.optim_batch_size / shares)
+
+
+def rank_microbatches(config: Config) -> int:
+    """Microbatches of each rank in an optimizer step: fewer than `train.gradient_accumulation_steps` where a rank has
+    no more to take."""
+    return math.ceil(config.optim_batch_size / (config.train_model.ranks * microbatch_rows(config)))
 
 
 def microbatch_tokens(config: Config) -> int:
@@ -242,7 +247,7 @@ def _scoring(config: Config, shape: ModelShape, on_cpu: bool) -> list[Use]:
     cached = config.train.shares_prompt and widths.trains_weights
     copies = _copies(config, shape, on_cpu) if cached else 0.0
     moments = [
-        [_gathered_use(2 * whole.outside)],
+        [_gathered_use(2 * (whole.outside + whole.layer))],
         [_gathered_use(whole.outside + 2 * whole.layer), layer],
         [_gathered_use(whole.outside + whole.layer), head],
     ]
@@ -268,7 +273,7 @@ def _peak(config: Config, shape: ModelShape, on_cpu: bool, gradients: Use) -> li
     block = block_bytes(shape, batch, widths)
     kept = block_input_bytes(shape, batch, widths) if recomputes else block
     copies = _copies(config, shape, on_cpu)
-    held = gradients.bytes if config.train.gradient_accumulation_steps > 1 else 0.0
+    held = gradients.bytes if rank_microbatches(config) > 1 else 0.0
 
     def moment(now: Use, units: float, gradient: float = held, layers: int = shape.num_layers) -> list[Use]:
         activations = layers * kept + batch.mask

@@ -32,6 +32,7 @@ from plan.memory import (
     learner_weights,
     microbatch_rows,
     pushed_bytes,
+    rank_microbatches,
     reference_bytes,
     train_phases,
     usable_bytes,
@@ -93,7 +94,7 @@ class LearnerPlan:
     autocast: dtype of forward and backward under autocast, None: that of the weights.
     gathered_dtype: several ranks have no autocast; they gather their parameters in this dtype and compute in it. None:
         in that of the weights.
-    microbatch_rows: completions that one rank takes at a time.
+    microbatch_rows: completions that one rank takes at a time. microbatches: that it takes in an optimizer step.
     chunk_size: response tokens whose logits exist at one time; None: by the head, which is not known yet.
     num_threads: of its process; None: all that torch takes.
     """
@@ -103,6 +104,7 @@ class LearnerPlan:
     gathered_dtype: str | None
     share_prompt: bool
     microbatch_rows: int
+    microbatches: int
     chunk_size: int | None
     num_threads: int | None
 
@@ -179,12 +181,12 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
 
 
 def _idle_ranks(config: Config) -> tuple[str, ...]:
-    ranks, groups = config.train_model.ranks, config.optim_batch_groups
-    if groups >= ranks:
+    ranks, rows = config.train_model.ranks, config.optim_batch_size
+    if rows >= ranks:
         return ()
     note = (
-        f"an optimizer step has {groups} groups, so {ranks - groups} of {ranks} learner ranks have nothing to do: "
-        f"raise train.optim_batch_size to {ranks * config.env.repeats}, or lower train_model.num_devices"
+        f"an optimizer step has {rows} completions, so {ranks - rows} of {ranks} learner ranks have nothing to do: "
+        "raise train.optim_batch_size, or lower train_model.num_devices"
     )
     return (note,)
 
@@ -280,6 +282,7 @@ def _learner(config: Config, overlapped: bool, devices: DevicePlan, shape: Model
         gathered_dtype=None if devices.ranks == 1 else half,
         share_prompt=config.train.shares_prompt,
         microbatch_rows=microbatch_rows(config),
+        microbatches=rank_microbatches(config),
         chunk_size=None if shape is None else chunk_size(config, shape, devices.on_cpu),
         num_threads=config.train_model.num_threads or _threads(overlapped, devices),
     )

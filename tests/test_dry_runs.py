@@ -86,6 +86,7 @@ def small(shipped: Shipped, *more: str) -> Config:
     return configured(
         "device=cpu",
         "train_model.num_devices=1",
+        "train_model.num_nodes=1",
         "inference_model.backend=vllm",
         "inference_model.dtype=bfloat16",
         "inference_model.max_num_seqs=32",

@@ -77,8 +77,8 @@ def without_memory(as_on_a_gpu: bool) -> Iterator[None]:
     with ExitStack() as inside:
         if as_on_a_gpu:
             inside.enter_context(patch.object(log_probs, "_multiplies_half", lambda device: True))
-        every = dict.fromkeys(ALL_ATTENTION_FUNCTIONS.valid_keys(), fused_attention)
-        inside.enter_context(patch.dict(ALL_ATTENTION_FUNCTIONS._global_mapping, every))
+            every = dict.fromkeys(ALL_ATTENTION_FUNCTIONS.valid_keys(), fused_attention)
+            inside.enter_context(patch.dict(ALL_ATTENTION_FUNCTIONS._global_mapping, every))
         inside.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         inside.enter_context(SmallIntegers())
         inside.enter_context(Finite())

@@ -42,7 +42,8 @@ class Rehearsal:
 
     peaks: by phase, the bytes of each kind at its fullest moment.
     flops, moved: of one microbatch, forward and backward; bytes that its operations read and write, each for itself.
-    sent, calls: by collective, of one microbatch and of the step that follows; bytes as `Traffic` counts them.
+    sent, calls: by collective, of one microbatch; bytes as `Traffic` counts them.
+    moved_by_step: bytes that clipping and the optimizer read and write.
     """
 
     peaks: dict[str, Held]
@@ -71,21 +72,34 @@ def rehearse(plan: Plan) -> Rehearsal:
         memory, traffic, flops = Memory(), Traffic(), FlopCounterMode(display=False)
         with traffic, flops:
             rank.loss().backward()
-        moved = traffic.moved
         _remember(rank, memory)
         _step(rank, memory)
         rank.fill_gradients()
-        with traffic:
+        step = Traffic()
+        with step:
             rank.clip()
             rank.optimizer.step()
     return Rehearsal(
-        memory.peaks,
+        {phase: _on_device(plan, phase, held) for phase, held in memory.peaks.items()},
         flops.get_total_flops(),
-        moved,
+        traffic.moved,
         traffic.sent,
         traffic.calls,
-        traffic.moved - moved,
+        step.moved,
     )
+
+
+def _on_device(plan: Plan, phase: str, held: Held) -> Held:
+    """Without what is offloaded: fake tensors are all on one device. States alone visit the GPU for the step."""
+    away = {
+        "none": set(),
+        "optimizer": {"optimizer"},
+        "all": {"optimizer", "parameters", "gradients", "reference"},
+    }
+    offload = plan.config.train_model.offload
+    if offload == "optimizer" and phase == "optimizer step":
+        return held
+    return Counter({kind: size for kind, size in held.items() if kind not in away[offload]})
 
 
 @contextmanager
@@ -132,7 +146,7 @@ class _Rank:
     def __init__(self, plan: Plan, mesh: DeviceMesh | None, batch: Batch) -> None:
         config = plan.config
         self.batch = batch
-        self.several = config.train.gradient_accumulation_steps > 1
+        self.several = plan.learner.microbatches > 1
         self.policy = _Model(plan, mesh, _policy(plan))
         self.reference: _Model | None = None
         self.visitor: Callable[[], _Model] | None = None

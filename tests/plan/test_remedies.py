@@ -30,7 +30,7 @@ def test_a_plan_that_works_needs_none() -> None:
     assert settled(plan_of("grpo_gsm8k", gpus=2)) == {}
 
 
-@pytest.mark.parametrize("name", ["grpo_gsm8k", "grpo_dapo"])
+@pytest.mark.parametrize("name", ["grpo_gsm8k", "grpo_math"])
 @pytest.mark.parametrize(("gpus", "memory"), [(1, 24.0), (1, 80.0), (2, 80.0)])
 def test_what_is_advised_works_when_it_is_done(name: str, gpus: int, memory: float) -> None:
     where = machine(gpus, memory, host_memory_gib=512.0)
