@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from plan.machine import Machine
 from plan.model_shape import GIB
 from plan.plan import Plan, make_plan
-from run.rehearsal.step import Rehearsal, rehearse
+from run.rehearsal.step import Peaks, rehearse_memory
 from tests.scripts import configured
 
 NAMES = {size: f"model.name=Qwen/Qwen2.5-{size}-Instruct" for size in ("0.5B", "1.5B", "3B", "7B", "32B")}
@@ -84,16 +84,16 @@ def plan_of(name: str, *overrides: str) -> Plan:
     return make_plan(config, False, machine)
 
 
-def peak(rehearsal: Rehearsal, phase: str) -> int:
+def peak_of(peaks: Peaks, phase: str) -> int:
     """Bytes of the rehearsal in a phase of the plan."""
-    return max(rehearsal.peaks[part].total() for part in PHASES[phase])
+    return max(peaks[part].total() for part in PHASES[phase])
 
 
 def compare(name: str) -> list[tuple[str, float, float]]:
     """Phase, rehearsed bytes, estimated bytes."""
     plan = plan_of(name)
-    rehearsal = rehearse(plan)
-    return [(phase.name, peak(rehearsal, phase.name), phase.bytes) for phase in plan.phases]
+    peaks = rehearse_memory(plan)
+    return [(phase.name, peak_of(peaks, phase.name), phase.bytes) for phase in plan.phases]
 
 
 def main() -> None:

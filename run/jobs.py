@@ -117,7 +117,7 @@ def rehearse_step(config: Config, run_dir: Path, schedule: type[Schedule]) -> Ru
     rehearsal = rehearse(plan)
     assert plan.shape is not None  # else there was no model to rehearse with
     print(report(plan, plan.shape, rehearsal), flush=True)
-    found = too_large(plan, rehearsal)
+    found = too_large(plan, rehearsal.peaks)
     if found:
         print(advice(plan, found, machine), file=sys.stderr)
         sys.exit(2)

@@ -8,7 +8,7 @@ from plan.plan import Plan
 from plan.problems import Problem
 from plan.report import line
 from run.rehearsal.roofline import TERA, Seconds, seconds, theory
-from run.rehearsal.step import Rehearsal
+from run.rehearsal.step import Peaks, Rehearsal, fullest, peak
 
 KNOBS = {
     "parameters": "train_model.num_devices, train_model.offload=all, model.dtype",
@@ -33,11 +33,11 @@ def room(plan: Plan) -> float | None:
     return None if machine.gpu_memory_gib is None else usable_bytes(machine.gpu_memory_gib)
 
 
-def too_large(plan: Plan, rehearsal: Rehearsal) -> list[Problem]:
+def too_large(plan: Plan, peaks: Peaks) -> list[Problem]:
     """Every phase that does not fit, with the kind that is largest in it."""
     there = room(plan)
     found = []
-    for phase, held in rehearsal.peaks.items():
+    for phase, held in peaks.items():
         if there is not None and held.total() > there:
             kind, size = held.most_common(1)[0]
             text = (
@@ -52,7 +52,7 @@ def report(plan: Plan, shape: ModelShape, rehearsal: Rehearsal) -> str:
     """The whole table. shape: the plan's."""
     sections = {
         "one learner rank": _rank(plan, shape),
-        "memory": _memory(plan, rehearsal),
+        "memory": _memory(plan, rehearsal.peaks),
         "sent in a microbatch": _sent(plan, shape, rehearsal),
         "time of an optimizer step": _time(plan, rehearsal),
         "assumed": _assumed(plan),
@@ -72,20 +72,20 @@ def _rank(plan: Plan, shape: ModelShape) -> Iterator[str]:
     yield line("microbatch", f"{learner.microbatch_rows} completions of {longest}, all at their limits")
 
 
-def _memory(plan: Plan, rehearsal: Rehearsal) -> Iterator[str]:
+def _memory(plan: Plan, peaks: Peaks) -> Iterator[str]:
     there = room(plan)
     if there is not None:
         yield line("usable", gib(there))
-    wrong = {problem.line for problem in too_large(plan, rehearsal)}
-    for phase, held in rehearsal.peaks.items():
+    wrong = {problem.line for problem in too_large(plan, peaks)}
+    for phase, held in peaks.items():
         mark = "  <── does not fit" if phase in wrong else ""
-        peak = ", the peak" if phase == rehearsal.fullest else ""
-        yield line(phase, f"{gib(held.total())}{peak}{mark}")
+        largest = ", the peak" if phase == fullest(peaks) else ""
+        yield line(phase, f"{gib(held.total())}{largest}{mark}")
         for kind, size in held.most_common():
             if size > _SAID:
                 yield f"  {gib(size):>12}  {kind}"
     planned = max((phase.bytes for phase in plan.phases), default=0.0)
-    yield line("run=plan says", f"{gib(planned)}, {planned / rehearsal.peak:.2f} of it")
+    yield line("run=plan says", f"{gib(planned)}, {planned / peak(peaks):.2f} of it")
 
 
 def _sent(plan: Plan, shape: ModelShape, rehearsal: Rehearsal) -> Iterator[str]:

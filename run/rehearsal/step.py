@@ -36,57 +36,68 @@ from training.sharding import Sharded, learner_mesh, shard
 T = TypeVar("T")
 
 
+Peaks = dict[str, Held]
+"""By phase, the bytes of each kind at its fullest moment."""
+
+
 @dataclass(frozen=True)
 class Rehearsal:
     """What one rank does in an optimizer step.
 
-    peaks: by phase, the bytes of each kind at its fullest moment.
     flops, moved: of one microbatch, forward and backward; bytes that its operations read and write, each for itself.
     sent, calls: by collective, of one microbatch; bytes as `Traffic` counts them.
     moved_by_step: bytes that clipping and the optimizer read and write.
     """
 
-    peaks: dict[str, Held]
+    peaks: Peaks
     flops: int
     moved: int
     sent: Counter[str]
     calls: Counter[str]
     moved_by_step: int
 
-    @property
-    def fullest(self) -> str:
-        """The phase with the peak."""
-        return max(self.peaks, key=lambda phase: self.peaks[phase].total())
 
-    @property
-    def peak(self) -> int:
-        """Bytes."""
-        return self.peaks[self.fullest].total()
+def fullest(peaks: Peaks) -> str:
+    """The phase with the peak."""
+    return max(peaks, key=lambda phase: peaks[phase].total())
+
+
+def peak(peaks: Peaks) -> int:
+    """Bytes of the fullest moment of all."""
+    return peaks[fullest(peaks)].total()
 
 
 def rehearse(plan: Plan) -> Rehearsal:
     """plan: of a model whose config.json is known."""
-    batch = longest_rows(plan)
-    with _world(plan) as mesh, without_memory(as_on_a_gpu=not plan.devices.on_cpu):
-        rank = _Rank(plan, mesh, batch)
-        memory, traffic, flops = Memory(), Traffic(), FlopCounterMode(display=False)
+    with _rehearsed(plan) as rank:
+        traffic, step, flops = Traffic(), Traffic(), FlopCounterMode(display=False)
         with traffic, flops:
-            rank.loss().backward()
-        _remember(rank, memory)
-        _step(rank, memory)
-        rank.fill_gradients()
-        step = Traffic()
+            rank.loss().backward()  # type: ignore[no-untyped-call]
         with step:
             rank.clip()
             rank.optimizer.step()
-    return Rehearsal(
-        {phase: _on_device(plan, phase, held) for phase, held in memory.peaks.items()},
-        flops.get_total_flops(),
-        traffic.moved,
-        traffic.sent,
-        traffic.calls,
-        step.moved,
-    )
+        peaks = _peaks(plan, rank)
+    return Rehearsal(peaks, flops.get_total_flops(), traffic.moved, traffic.sent, traffic.calls, step.moved)
+
+
+def rehearse_memory(plan: Plan) -> Peaks:
+    """The peaks of `rehearse` alone, in half of its time."""
+    with _rehearsed(plan) as rank:
+        return _peaks(plan, rank)
+
+
+@contextmanager
+def _rehearsed(plan: Plan) -> Iterator["_Rank"]:
+    batch = longest_rows(plan)
+    with _world(plan) as mesh, without_memory(as_on_a_gpu=not plan.devices.on_cpu):
+        yield _Rank(plan, mesh, batch)
+
+
+def _peaks(plan: Plan, rank: "_Rank") -> Peaks:
+    memory = Memory()
+    _remember(rank, memory)
+    _step(rank, memory)
+    return {phase: _on_device(plan, phase, held) for phase, held in memory.peaks.items()}
 
 
 def _on_device(plan: Plan, phase: str, held: Held) -> Held:

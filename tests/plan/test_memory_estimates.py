@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.memory import ALONE, CASES, NAMES, peak, plan_of
+from benchmarks.memory import ALONE, CASES, NAMES, peak_of, plan_of
 from plan.activations import FLOAT
 from plan.memory import CHUNK_BYTES, MASTER_BUCKET, Phase, between_steps, chunk_size
 from plan.model_shape import KNOWN, find_shape
-from run.rehearsal.step import rehearse
+from run.rehearsal.step import rehearse_memory
 from tests.scripts import configured
 from training.log_probs import CHUNK_ELEMENTS
 from training.master_weights import BUCKET_ELEMENTS
@@ -46,9 +46,9 @@ def test_every_phase_of_a_model_of_real_width(name: str, tmp_path: Path) -> None
     raw = KNOWN[NAMES[CASES[name][0]].partition("=")[2]] | {"num_hidden_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     plan = plan_of(name, f"model.name={tmp_path}")
-    rehearsal = rehearse(plan)
+    peaks = rehearse_memory(plan)
     for phase in plan.phases:
-        assert phase.bytes == pytest.approx(peak(rehearsal, phase.name), rel=CLOSE), phase.name
+        assert phase.bytes == pytest.approx(peak_of(peaks, phase.name), rel=CLOSE), phase.name
 
 
 def test_numbers_that_are_the_learners_own() -> None:

@@ -86,7 +86,7 @@ def test_where_nothing_helps_it_is_said() -> None:
 
 def test_missing_devices_leave_the_rest_of_the_table() -> None:
     """grpo_async.py on one GPU, and too little memory besides: both are told, and the whole table is there."""
-    config = config_of("grpo_dapo", "train_model.num_devices=1")
+    config = config_of("grpo_math", "train_model.num_devices=1")
     plan, found = planned(config, True, machine(1, 80.0), Path())
     assert "grpo_async.py works on both at once" in found[0].text
     assert any("phase optimize needs" in problem.text for problem in found)
