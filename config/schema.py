@@ -140,7 +140,8 @@ class TrainModelConfig:
     @property
     def ranks(self) -> int:
         """Learner ranks: as many as `devices` lists, else `num_devices`."""
-        return len(self.devices) if isinstance(self.devices, list) and self.devices else self.num_devices
+        listed = len(self.devices) if isinstance(self.devices, list | tuple) else 0
+        return listed or self.num_devices
 
     @property
     def shards(self) -> int:

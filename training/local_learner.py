@@ -24,7 +24,7 @@ from training.credit import credit
 from training.forward import score_all
 from training.grpo_loss import GRPOLoss
 from training.learner import NonFiniteError, StepReport
-from training.learner_models import Models, make_models, torch_devices
+from training.learner_models import Models, make_models
 from training.loss_metrics import (
     Metrics,
     effective_sample_size_by_age,
@@ -46,7 +46,7 @@ def make_learner(
     tell: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> "LocalLearner":
     """The learner of a run, with the models of `config` where the plan has them; its arguments as `LocalLearner`'s."""
-    models = make_models(config, load_model(config.model, torch_devices(plan.devices.train)), plan)
+    models = make_models(config, load_model(config.model, torch.device(plan.devices.train_device)), plan)
     return LocalLearner(config, models, pushed_tensors(config, plan), run_dir, tell)
 
 
