@@ -29,6 +29,9 @@ _FACTORIES = (aten.arange.default, aten.arange.start, aten.arange.start_step)
 class SmallIntegers(TorchDispatchMode):
     """Inside the fake mode: what is computed from real ids, lengths and masks alone is computed for real."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

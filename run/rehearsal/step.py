@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
@@ -72,7 +73,7 @@ def rehearse(plan: Plan) -> Rehearsal:
     with _rehearsed(plan) as rank:
         traffic, step, flops = Traffic(), Traffic(), FlopCounterMode(display=False)
         with traffic, flops:
-            rank.loss().backward()  # type: ignore[no-untyped-call]
+            rank.loss().backward()
         with step:
             rank.clip()
             rank.optimizer.step()
@@ -143,7 +144,7 @@ class _Model:
     def score(self, batch: Batch) -> Tensor:
         """Log-probs without gradients: nothing else would free what the root gathered."""
         log_prob = self.inside(lambda: self.scorer(batch.tokens, batch.temperature).log_prob)
-        if self.root is not None:
+        if isinstance(self.root, FSDPModule):
             self.root.reshard()
         return log_prob
 
@@ -166,6 +167,7 @@ class _Rank:
         if reference_at(plan) == "visiting":
             self.visitor = lambda: _Model(plan, mesh, _frozen(plan))
         self.objective = GRPOLoss(self.policy.scorer, config.policy)
+        assert batch.mask is not None, "`longest_rows` fills it in"
         self.totals = BatchTotals.of(config.policy, batch.mask)
         self.optimizer = make_optimizer(self.policy.model, config.optimizer)
         self.limit = config.optimizer.clip_grad_norm or float("inf")
@@ -198,20 +200,21 @@ def _policy(plan: Plan) -> nn.Module:
     if not config.train_model.lora.enabled:
         return model
     with torch.device("meta"):
-        return add_lora(model, config.train_model.lora)
+        adapted: nn.Module = add_lora(model, config.train_model.lora)
+    return adapted
 
 
 def _frozen(plan: Plan) -> nn.Module:
     """The reference: one rank keeps what autocast rounds rounded, several keep all in the dtype that they gather."""
     config = plan.config.model
     half = plan.learner.autocast or plan.learner.gathered_dtype or config.dtype
-    model = bare_model(replace(config, dtype=half))
+    model = bare_model(replace(config, dtype=half)).requires_grad_(False).eval()
     if plan.learner.autocast is not None:
         kept = outside_linear_layers(model)
         for name, parameter in model.named_parameters():
             if name in kept:
                 parameter.data = parameter.data.to(getattr(torch, config.dtype))
-    return model.requires_grad_(False).eval()
+    return model
 
 
 def _sharded(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> Sharded:
@@ -238,7 +241,7 @@ def _step(rank: _Rank, memory: Memory) -> None:
         with memory.phase("forward", "activations"):
             loss = rank.loss()
         with memory.phase("backward", "temporary"):
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         del loss
         with memory.phase("clip", "temporary"):
             rank.clip()
