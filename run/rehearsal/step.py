@@ -208,7 +208,8 @@ def _frozen(plan: Plan) -> nn.Module:
     """The reference: one rank keeps what autocast rounds rounded, several keep all in the dtype that they gather."""
     config = plan.config.model
     half = plan.learner.autocast or plan.learner.gathered_dtype or config.dtype
-    model = bare_model(replace(config, dtype=half)).requires_grad_(False).eval()
+    model = bare_model(replace(config, dtype=half))
+    model.requires_grad_(False).eval()
     if plan.learner.autocast is not None:
         kept = outside_linear_layers(model)
         for name, parameter in model.named_parameters():
