@@ -21,19 +21,13 @@ from plan.memory import (
     CONTEXT_BYTES,
     Phase,
     ReferenceAt,
-    Use,
     between_steps,
     chunk_size,
     engine_weights,
     engine_work_bytes,
     kv_bytes_per_sequence,
-    learner_gradients,
-    learner_states,
-    learner_weights,
     microbatch_rows,
-    pushed_bytes,
     rank_microbatches,
-    reference_bytes,
     train_phases,
     usable_bytes,
 )
@@ -360,38 +354,3 @@ def cache_on_device(plan: Plan, shape: ModelShape) -> float | None:
     taken = engine_weights(plan.config, shape, plan.engine.dtype, plan.devices.on_cpu)
     work = engine_work_bytes(shape, plan.engine.max_num_batched_tokens or 0, plan.engine.max_num_seqs, split)
     return plan.engine.gpu_memory_utilization * size * GIB - taken - work
-
-
-def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
-    """Memory of the machine that the run takes: everything on a CPU; beside GPUs a reference that visits them; and the
-    copy of the last push."""
-    if plan.devices.on_cpu:
-        on_vllm = plan.engine.backend == "vllm"
-        weights = engine_weights(plan.config, shape, plan.engine.dtype, on_cpu=on_vllm)
-        engines = plan.config.inference_model.num_devices * (weights + (cache_on_device(plan, shape) or 0.0))
-        learner = plan.devices.ranks_per_node * max(phase.bytes for phase in plan.phases)
-        uses = [
-            Use("learner", learner, "train.gradient_accumulation_steps"),
-            Use("engines", engines, "inference_model.num_devices, max_num_seqs"),
-        ]
-    else:
-        visits = reference_bytes(plan.config, shape) if plan.reference.home == "host memory" else 0.0
-        uses = [Use("visiting reference", visits, "ref_model.num_devices"), *_offloaded(plan, shape)]
-    copy = pushed_bytes(plan.config, shape, plan.weight_dtype) if plan.transport != "in_process" else 0.0
-    uses.append(Use("copy of the last push", copy, "model.name, inference_model.dtype"))
-    return [use for use in uses if use.bytes]
-
-
-def _offloaded(plan: Plan, shape: ModelShape) -> list[Use]:
-    """What the ranks of one node keep in its memory. A reference that is sharded with the policy goes where it goes."""
-    config, offload, ranks = plan.config, plan.config.train_model.offload, plan.devices.ranks_per_node
-    kept: tuple[Use, ...] = ()
-    if offload != "none":
-        kept = learner_states(config, shape)
-    if offload == "all":
-        kept += (*learner_weights(config, shape), learner_gradients(config, shape))
-    return [Use(f"{use.what} of {ranks} rank(s)", ranks * use.bytes, "train_model.offload") for use in kept]
-
-
-def host_bytes(plan: Plan, shape: ModelShape) -> float:
-    return sum(use.bytes for use in host_uses(plan, shape))

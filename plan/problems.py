@@ -6,10 +6,11 @@ from pathlib import Path
 
 from config.errors import ConfigError
 from config.schema import Config
+from plan.host_memory import host_bytes, host_uses
 from plan.machine import ASSUMED_VLLM, Machine
 from plan.memory import Phase, checkpoint_bytes, checkpoints_kept, gib, kv_bytes_per_sequence, usable_bytes
 from plan.model_shape import GIB, ModelShape
-from plan.plan import Plan, cache_on_device, gpus_used, host_bytes, host_uses, make_plan
+from plan.plan import Plan, cache_on_device, gpus_used, make_plan
 
 MOST_GPUS = 64
 

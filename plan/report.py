@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from config.schema import Config
+from plan.host_memory import host_bytes, host_uses
 from plan.machine import Machine
 from plan.memory import (
     Use,
@@ -15,7 +16,7 @@ from plan.memory import (
     usable_bytes,
 )
 from plan.model_shape import GIB
-from plan.plan import Plan, cache_on_device, host_bytes, host_uses
+from plan.plan import Plan, cache_on_device
 from plan.problems import Problem
 from plan.remedies import remedy
 
