@@ -107,7 +107,7 @@ def run_alone(which: str, config: Config, iterations: int) -> None:
             working.run.close("finished")
         else:
             torch.set_num_threads(config.train_model.num_threads or torch.get_num_threads())
-            bare = make_bare(config, load_model(config.model, [torch.device("cpu")]))
+            bare = make_bare(config, load_model(config.model, torch.device("cpu")))
             examples = itertools.cycle(make_task(config.env).examples("train"))
             for _ in range(iterations):
                 iterate_bare(bare, list(itertools.islice(examples, config.prompts_per_iteration)))

@@ -1,9 +1,9 @@
-"""Estimated memory of the learner against torch's memory tracker, for the shipped configs of billion-parameter models.
+"""Estimated memory of the learner against its rehearsal, for the shipped configs of billion-parameter models.
 
     python benchmarks/memory.py [WORD ...]        only the cases whose names contain a WORD
 
-The tracker sees the learner's own step on tensors that have a shape and no memory (tests/plan/fake_learner.py): no GPU
-is needed, only a few minutes. Sizes in GiB; the ratio is estimate / tracker.
+The rehearsal is the learner's own step on tensors that have a shape and no memory (`run=rehearse`): no GPU is needed,
+only a few minutes. Sizes in GiB; the ratio is estimate / rehearsal.
 """
 
 import sys
@@ -11,16 +11,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from plan.memory import train_phases
-from plan.model_shape import GIB, KNOWN
-from tests.plan.fake_learner import measured
+from plan.machine import Machine
+from plan.model_shape import GIB
+from plan.plan import Plan, make_plan
+from run.rehearsal.step import Peaks, rehearse_memory
 from tests.scripts import configured
 
-SHAPES = {size: KNOWN[f"Qwen/Qwen2.5-{size}-Instruct"] for size in ("1.5B", "3B", "7B")}
+NAMES = {size: f"model.name=Qwen/Qwen2.5-{size}-Instruct" for size in ("0.5B", "1.5B", "3B", "7B", "32B")}
 LORA, KEPT = "train_model.lora.enabled=true", "train.gradient_checkpointing=false"
 HALF, FULL = "model.dtype=bfloat16", "model.dtype=float32"
 SPLIT = "train.gradient_accumulation_steps=16"
-ALONE = "train_model.num_devices=1"
+ALONE, NO_REFERENCE = "train_model.num_devices=1", "policy.kl_coef=0"
+EIGHT, GROUPS_OF_4 = "train_model.num_devices=8", "train_model.shard_size=4"
 CASES = {
     "countdown 1.5B": ("1.5B", "grpo_countdown", ()),
     "gsm8k 3B": ("3B", "grpo_gsm8k", ()),
@@ -28,7 +30,7 @@ CASES = {
     "code 7B": ("7B", "grpo_code", (FULL,)),
     "math 7B bf16": ("7B", "grpo_math", (HALF,)),
     "code 7B bf16": ("7B", "grpo_code", (HALF,)),
-    "dapo 7B": ("7B", "grpo_dapo", (FULL,)),
+    "dapo 32B on 32": ("32B", "grpo_dapo", ("train_model.num_nodes=1",)),
     "countdown 1.5B bf16": ("1.5B", "grpo_countdown", (HALF,)),
     "math 7B, 16 rows": ("7B", "grpo_math", (SPLIT,)),
     "countdown 1.5B LoRA": ("1.5B", "grpo_countdown", (LORA,)),
@@ -53,26 +55,55 @@ CASES = {
         ("train.gradient_accumulation_steps=1", "train.optim_batch_size=16"),
     ),
     "countdown 1.5B muon": ("1.5B", "grpo_countdown", ("optimizer=muon_adamw",)),
+    "gsm8k 3B on 8": ("3B", "grpo_gsm8k", (EIGHT,)),
+    "math 7B on 8": ("7B", "grpo_math", (EIGHT,)),
+    "math 7B on 8 in groups of 4": ("7B", "grpo_math", (EIGHT, GROUPS_OF_4)),
+    "math 7B LoRA on 8": ("7B", "grpo_math", (EIGHT, LORA)),
+    "countdown 1.5B on 8, one microbatch": (
+        "1.5B",
+        "grpo_countdown",
+        (EIGHT, "train.gradient_accumulation_steps=1", "train.optim_batch_size=16"),
+    ),
+    "math 32B on 64": ("32B", "grpo_math", ("train_model.num_devices=64",)),
 }
+PHASES = {
+    "score": ("score",),
+    "optimize": ("forward", "backward"),
+    "optimizer step": ("clip", "optimizer step"),
+}
+"""Of a plan, and those of a rehearsal that it sums up."""
+
+
+def plan_of(name: str, *overrides: str) -> Plan:
+    """The plan of a case on one node with as many GPUs of 80 GiB as it needs."""
+    size, config_name, ours = CASES[name]
+    alone = () if any("num_devices" in each for each in ours) else (ALONE,)
+    config = configured(*alone, NO_REFERENCE, NAMES[size], *ours, *overrides, name=config_name)
+    gpus = config.train_model.ranks + 1
+    machine = Machine(gpus, 80.0, 512.0, 4096.0, "0.32.0", tuple(map(str, range(gpus))), imagined=True)
+    return make_plan(config, False, machine)
+
+
+def peak_of(peaks: Peaks, phase: str) -> int:
+    """Bytes of the rehearsal in a phase of the plan."""
+    return max(peaks[part].total() for part in PHASES[phase])
 
 
 def compare(name: str) -> list[tuple[str, float, float]]:
-    """Phase, tracker's bytes, estimated bytes."""
-    size, config_name, overrides = CASES[name]
-    config = configured(ALONE, *overrides, name=config_name)
-    peaks = measured(config, SHAPES[size])
-    phases = train_phases(config, SHAPES[size], on_cpu=False)
-    return [(phase.name, peaks[phase.name], phase.bytes) for phase in phases]
+    """Phase, rehearsed bytes, estimated bytes."""
+    plan = plan_of(name)
+    peaks = rehearse_memory(plan)
+    return [(phase.name, peak_of(peaks, phase.name), phase.bytes) for phase in plan.phases]
 
 
 def main() -> None:
     words = sys.argv[1:]
-    print(f"{'case':42}{'phase':16}{'tracker':>9}{'estimate':>10}{'ratio':>7}")
+    print(f"{'case':42}{'phase':16}{'rehearsed':>10}{'estimate':>10}{'ratio':>7}")
     for name in CASES:
         if words and not any(word in name for word in words):
             continue
-        for phase, tracker, estimate in compare(name):
-            sizes = f"{tracker / GIB:9.2f}{estimate / GIB:10.2f}{estimate / tracker:7.2f}"
+        for phase, rehearsed, estimate in compare(name):
+            sizes = f"{rehearsed / GIB:10.2f}{estimate / GIB:10.2f}{estimate / rehearsed:7.2f}"
             print(f"{name:42}{phase:16}{sizes}", flush=True)
 
 

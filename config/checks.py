@@ -11,7 +11,7 @@ def check(config: Config) -> None:
     check_ranks(config)
     check_policy(config)
     check_evaluation(config)
-    if config.plan.given and config.run != "plan":
+    if config.plan.given and config.run not in ("plan", "rehearse"):
         raise ConfigError(
             f"plan.* describes a machine to plan for, but run={config.run} works on this one: add run=plan, or leave "
             "plan.* out"

@@ -1,4 +1,5 @@
-"""The `plan` section: the machine that `run=plan` plans for, where it is another one than this."""
+"""The `plan` section: the machine that `run=plan` plans for, where it is another one than this, and how fast its GPUs
+are, which `run=rehearse` reckons with."""
 
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ from config.values import above_0, at_least, check_fields
 
 @dataclass
 class MachineConfig:
-    """The machine that `run=plan` plans for. Unset fields: what this machine has."""
+    """The machine that `run=plan` and `run=rehearse` are for. Unset fields: what this machine has."""
 
     gpus: int | None = None
     """NVIDIA GPUs of one node."""
@@ -19,12 +20,22 @@ class MachineConfig:
     """Memory of one node in GiB."""
     disk_gib: float | None = None
     """Free disk space where the run writes, in GiB."""
+    gpu_tflops: float = 989.0
+    """run=rehearse: half-precision arithmetic of a GPU, 10^12 operations a second. An H100 SXM's, as are the rest."""
+    gpu_bandwidth_gib_s: float = 3120.0
+    """run=rehearse: from and to the memory of a GPU."""
+    link_gib_s: float = 419.0
+    """run=rehearse: of a GPU to the others of its node (NVLink), each way."""
+    network_gib_s: float = 46.6
+    """run=rehearse: of a GPU to those of other nodes (400 Gbit/s), each way."""
 
     def __post_init__(self) -> None:
         at_least("plan.nodes", self.nodes, 1)
         check_fields("plan", self, ("gpus",), lambda value: value >= 0, "must be 0 or above")
         sizes = ("gpu_memory_gib", "host_memory_gib", "disk_gib")
         check_fields("plan", self, sizes, above_0, "must be above 0, or null")
+        speeds = ("gpu_tflops", "gpu_bandwidth_gib_s", "link_gib_s", "network_gib_s")
+        check_fields("plan", self, speeds, above_0, "must be above 0")
 
     @property
     def given(self) -> bool:

@@ -146,7 +146,8 @@ class TrainModelConfig:
     @property
     def ranks(self) -> int:
         """Learner ranks: as many as `devices` lists, else `num_devices`."""
-        return len(self.devices) if isinstance(self.devices, list) and self.devices else self.num_devices
+        listed = len(self.devices) if isinstance(self.devices, list | tuple) else 0
+        return listed or self.num_devices
 
     @property
     def shards(self) -> int:
@@ -218,11 +219,12 @@ class Config:
     device: str = "auto"
     """`cuda`, `cpu`, or `auto`: CUDA when it is there; configs of billion-parameter models say `cuda`."""
     run: str = "train"
-    """`train`, `plan` (print the device plan and stop), `rewards` (grade saved completions), `eval`, `selftest` (try
-    every path that this machine has)."""
+    """`train`, `plan` (print the device plan and stop), `rehearse` (one optimizer step of a learner rank on no device:
+    what it would take), `rewards` (grade saved completions), `eval`, `selftest` (try every path that this machine
+    has)."""
 
     def __post_init__(self) -> None:
-        one_of("run", self.run, ("train", "plan", "rewards", "eval", "selftest"))
+        one_of("run", self.run, ("train", "plan", "rehearse", "rewards", "eval", "selftest"))
         one_of("device", self.device, ("auto", "cuda", "cpu"))
 
     @property

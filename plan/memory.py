@@ -73,8 +73,14 @@ def packs(config: Config, shape: ModelShape | None) -> bool:
 
 def microbatch_rows(config: Config) -> int:
     """Completions of a microbatch of one rank, without a limit on its positions."""
-    train = config.train
-    return math.ceil(config.optim_batch_size / (config.train_model.ranks * train.gradient_accumulation_steps))
+    shares = config.train_model.ranks * config.train.gradient_accumulation_steps
+    return math.ceil(config.optim_batch_size / shares)
+
+
+def rank_microbatches(config: Config) -> int:
+    """Microbatches of each rank in an optimizer step: fewer than `train.gradient_accumulation_steps` where a rank has
+    no more to take."""
+    return math.ceil(config.optim_batch_size / (config.train_model.ranks * microbatch_rows(config)))
 
 
 def microbatch_tokens(config: Config, shape: ModelShape | None) -> int:
@@ -245,7 +251,7 @@ def _scoring(config: Config, shape: ModelShape, on_cpu: bool) -> list[Use]:
     layer = Use("one layer's activations", block, BATCH_KNOBS)
     head = Use("output head", head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS)
     moments = [
-        [_gathered_use(2 * whole.outside)],
+        [_gathered_use(2 * (whole.outside + whole.layer))],
         [_gathered_use(whole.outside + 2 * whole.layer), layer],
         [_gathered_use(whole.outside + whole.layer), head],
     ]
@@ -271,7 +277,7 @@ def _peak(config: Config, shape: ModelShape, on_cpu: bool, gradients: Use) -> li
     block = block_bytes(shape, batch, widths)
     kept = block_input_bytes(shape, batch, widths) if recomputes else block
     copies = _copies(config, shape, on_cpu)
-    several = train.gradient_accumulation_steps > 1 or train.max_tokens_per_microbatch is not None
+    several = rank_microbatches(config) > 1 or train.max_tokens_per_microbatch is not None
     held = gradients.bytes if several else 0.0
 
     def moment(now: Use, units: float, gradient: float = held, layers: int = shape.num_layers) -> list[Use]:

@@ -21,20 +21,14 @@ from plan.memory import (
     CONTEXT_BYTES,
     Phase,
     ReferenceAt,
-    Use,
     between_steps,
-    checkpoint_bytes,
     chunk_size,
     engine_weights,
     engine_work_bytes,
     kv_bytes_per_sequence,
-    learner_gradients,
-    learner_states,
-    learner_weights,
     microbatch_rows,
     packs,
-    pushed_bytes,
-    reference_bytes,
+    rank_microbatches,
     train_phases,
     usable_bytes,
 )
@@ -96,7 +90,7 @@ class LearnerPlan:
     gathered_dtype: several ranks have no autocast; they gather their parameters in this dtype and compute in it. None:
         in that of the weights.
     packs: a microbatch is one sequence, where the model can.
-    microbatch_rows: completions that one rank takes at a time.
+    microbatch_rows: completions that one rank takes at a time. microbatches: that it takes in an optimizer step.
     chunk_size: response tokens whose logits exist at one time; None: by the head, which is not known yet.
     num_threads: of its process; None: all that torch takes.
     """
@@ -106,6 +100,7 @@ class LearnerPlan:
     gathered_dtype: str | None
     packs: bool
     microbatch_rows: int
+    microbatches: int
     chunk_size: int | None
     num_threads: int | None
 
@@ -189,12 +184,12 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
 
 
 def _idle_ranks(config: Config) -> tuple[str, ...]:
-    ranks, completions = config.train_model.ranks, config.optim_batch_size
-    if completions >= ranks:
+    ranks, rows = config.train_model.ranks, config.optim_batch_size
+    if rows >= ranks:
         return ()
     note = (
-        f"an optimizer step has {completions} completions, so {ranks - completions} of {ranks} learner ranks have "
-        "nothing to do: raise train.optim_batch_size, or lower train_model.num_devices"
+        f"an optimizer step has {rows} completions, so {ranks - rows} of {ranks} learner ranks have nothing to do: "
+        "raise train.optim_batch_size, or lower train_model.num_devices"
     )
     return (note,)
 
@@ -300,6 +295,7 @@ def _learner(config: Config, overlapped: bool, devices: DevicePlan, shape: Model
         gathered_dtype=None if devices.ranks == 1 else half,
         packs=packs(config, shape),
         microbatch_rows=microbatch_rows(config),
+        microbatches=rank_microbatches(config),
         chunk_size=None if shape is None else chunk_size(config, shape, devices.on_cpu),
         num_threads=config.train_model.num_threads or _threads(overlapped, devices),
     )
@@ -377,40 +373,3 @@ def cache_on_device(plan: Plan, shape: ModelShape) -> float | None:
     taken = engine_weights(plan.config, shape, plan.engine.dtype, plan.devices.on_cpu)
     work = engine_work_bytes(shape, plan.engine.max_num_batched_tokens or 0, plan.engine.max_num_seqs, split)
     return plan.engine.gpu_memory_utilization * size * GIB - taken - work
-
-
-def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
-    """Memory of the machine that the run takes: everything on a CPU; beside GPUs a reference that visits them; and the
-    copies that a checkpoint is written from and that the last push leaves."""
-    if plan.devices.on_cpu:
-        on_vllm = plan.engine.backend == "vllm"
-        weights = engine_weights(plan.config, shape, plan.engine.dtype, on_cpu=on_vllm)
-        engines = plan.config.inference_model.num_devices * (weights + (cache_on_device(plan, shape) or 0.0))
-        learner = plan.devices.ranks_per_node * max(phase.bytes for phase in plan.phases)
-        uses = [
-            Use("learner", learner, "train.gradient_accumulation_steps"),
-            Use("engines", engines, "inference_model.num_devices, max_num_seqs"),
-        ]
-    else:
-        visits = reference_bytes(plan.config, shape) if plan.reference.home == "host memory" else 0.0
-        uses = [Use("visiting reference", visits, "ref_model.num_devices"), *_offloaded(plan, shape)]
-    state = checkpoint_bytes(plan.config, shape) if plan.config.train.async_checkpoint else 0.0
-    uses.append(Use("copy for a checkpoint", state, "train.async_checkpoint"))
-    copy = pushed_bytes(plan.config, shape, plan.weight_dtype) if plan.transport != "in_process" else 0.0
-    uses.append(Use("copy of the last push", copy, "model.name, inference_model.dtype"))
-    return [use for use in uses if use.bytes]
-
-
-def _offloaded(plan: Plan, shape: ModelShape) -> list[Use]:
-    """What the ranks of one node keep in its memory. A reference that is sharded with the policy goes where it goes."""
-    config, offload, ranks = plan.config, plan.config.train_model.offload, plan.devices.ranks_per_node
-    kept: tuple[Use, ...] = ()
-    if offload != "none":
-        kept = learner_states(config, shape)
-    if offload == "all":
-        kept += (*learner_weights(config, shape), learner_gradients(config, shape))
-    return [Use(f"{use.what} of {ranks} rank(s)", ranks * use.bytes, "train_model.offload") for use in kept]
-
-
-def host_bytes(plan: Plan, shape: ModelShape) -> float:
-    return sum(use.bytes for use in host_uses(plan, shape))

@@ -7,10 +7,11 @@ from pathlib import Path
 from config.checkpoints import checkpoints
 from config.errors import ConfigError
 from config.schema import Config
+from plan.host_memory import host_bytes, host_uses
 from plan.machine import ASSUMED_VLLM, Machine
 from plan.memory import Phase, checkpoint_bytes, checkpoints_kept, gib, kv_bytes_per_sequence, usable_bytes
 from plan.model_shape import GIB, ModelShape
-from plan.plan import Plan, cache_on_device, gpus_used, host_bytes, host_uses, make_plan
+from plan.plan import Plan, cache_on_device, gpus_used, make_plan
 
 MOST_GPUS = 64
 
@@ -43,7 +44,7 @@ def planned(config: Config, overlapped: bool, machine: Machine, folder: Path) ->
         ConfigError: no machine has what the configuration asks for.
     """
     missing: list[Problem] = []
-    for nearest in _nearest_machines(machine):
+    for nearest in _nearest_machines(machine, config.train_model.num_nodes):
         try:
             plan = make_plan(config, overlapped, nearest, folder)
         except ConfigError as error:
@@ -53,12 +54,16 @@ def planned(config: Config, overlapped: bool, machine: Machine, folder: Path) ->
     raise ConfigError(missing[0].text)
 
 
-def _nearest_machines(machine: Machine) -> Iterator[Machine]:
+def _nearest_machines(machine: Machine, nodes: int) -> Iterator[Machine]:
+    """nodes: that the learner's ranks are spread over."""
     yield machine
-    with_vllm = replace(machine, vllm=machine.vllm or ASSUMED_VLLM, imagined=True)
-    yield with_vllm
+    nearest = replace(machine, vllm=machine.vllm or ASSUMED_VLLM, imagined=True)
+    yield nearest
+    if nodes > machine.nodes:
+        nearest = replace(nearest, nodes=nodes)
+        yield nearest
     for count in range(machine.num_gpus + 1, MOST_GPUS + 1):
-        yield replace(with_vllm, num_gpus=count, gpu_ids=tuple(map(str, range(count))))
+        yield replace(nearest, num_gpus=count, gpu_ids=tuple(map(str, range(count))))
 
 
 def problems(plan: Plan) -> list[Problem]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from config.schema import Config
+from plan.host_memory import host_bytes, host_uses
 from plan.machine import Machine
 from plan.memory import (
     Use,
@@ -15,7 +16,7 @@ from plan.memory import (
     usable_bytes,
 )
 from plan.model_shape import GIB
-from plan.plan import Plan, cache_on_device, host_bytes, host_uses
+from plan.plan import Plan, cache_on_device
 from plan.problems import Problem
 from plan.remedies import remedy
 
@@ -37,7 +38,7 @@ def report(plan: Plan, found: Sequence[Problem]) -> str:
     ]
     wrong = {problem.line for problem in found}
     return "\n".join(
-        "\n".join([f"{name}:", *(f"  {_marked(line, wrong)}" for line in lines)])
+        "\n".join([f"{name}:", *(f"  {_marked(one, wrong)}" for one in lines)])
         for name, lines in sections
         if lines
     )
@@ -56,11 +57,12 @@ def advice(plan: Plan, found: Sequence[Problem], machine: Machine) -> str:
     return "\n".join(lines)
 
 
-def _marked(line: str, wrong: set[str]) -> str:
-    return line + _MARK if line[:_WIDTH].strip() in wrong else line
+def _marked(text: str, wrong: set[str]) -> str:
+    return text + _MARK if text[:_WIDTH].strip() in wrong else text
 
 
-def _line(name: str, text: str) -> str:
+def line(name: str, text: str) -> str:
+    """A line of the table."""
     return f"{name:{_WIDTH}}{text}"
 
 
@@ -70,19 +72,19 @@ def _machine_lines(plan: Plan) -> list[str]:
     gpus = f"{machine.num_gpus} GPU(s){size}" if machine.num_gpus else "no GPU"
     nodes = f"{machine.nodes} nodes, each with " if machine.nodes > 1 else ""
     host = f"{machine.host_memory_gib:.0f} GiB of memory, {machine.disk_gib:.0f} GiB of free disk"
-    return [_line("planned for" if machine.imagined else "this machine", f"{nodes}{gpus}, {host}")]
+    return [line("planned for" if machine.imagined else "this machine", f"{nodes}{gpus}, {host}")]
 
 
 def _device_lines(plan: Plan) -> list[str]:
     devices = plan.devices
     kind = "in this process" if devices.in_process else "Ray actor"
     home, own = plan.reference.home, _where(plan.reference.devices)
-    lines = [_line("train_model", _learner_at(plan))]
-    lines.append(_line("ref_model", own if home == "own devices" else home))
+    lines = [line("train_model", _learner_at(plan))]
+    lines.append(line("ref_model", own if home == "own devices" else home))
     for index, engine in enumerate(devices.engines):
         where = f"{len(engine) or 'no'} GPU(s) of the Ray cluster" if devices.on_cluster else _where(engine)
-        lines.append(_line(f"engine {index}", f"{where}, {plan.engine.backend}, {plan.engine.dtype}, {kind}"))
-    return [*lines, _line("weights", f"travel by {plan.transport} in {plan.weight_dtype}")]
+        lines.append(line(f"engine {index}", f"{where}, {plan.engine.backend}, {plan.engine.dtype}, {kind}"))
+    return [*lines, line("weights", f"travel by {plan.transport} in {plan.weight_dtype}")]
 
 
 def _learner_at(plan: Plan) -> str:
@@ -104,29 +106,29 @@ def _where(devices: tuple[int, ...]) -> str:
 def _batch_lines(plan: Plan) -> list[str]:
     config = plan.config
     longest = config.env.max_prompt_tokens + config.inference_model.max_tokens
-    steps, limit = config.train.gradient_accumulation_steps, config.train.max_tokens_per_microbatch
+    steps, limit = plan.learner.microbatches, config.train.max_tokens_per_microbatch
     ranks = config.train_model.ranks
     shared = f"{ranks} ranks x " if ranks > 1 else ""
     pieces = f"{shared}{steps} microbatches x {plan.learner.microbatch_rows}"
     if limit is not None:
         pieces = f"{shared}at least {steps} microbatches of at most {limit} positions"
     return [
-        _line(
+        line(
             "iteration",
             f"{config.prompts_per_iteration} prompts x {config.env.repeats} completions = "
             f"{config.completions_per_iteration} completions",
         ),
-        _line(
+        line(
             "optimizer step",
             f"{config.optim_batch_size} completions = {pieces}; "
             f"{config.optimizer_steps_per_iteration} steps per iteration",
         ),
-        _line(
+        line(
             "tokens",
             f"up to {config.optim_batch_size * longest} per optimizer step, "
             f"{microbatch_tokens(config, plan.shape)} positions in a microbatch",
         ),
-        _line("run", f"{config.total_iterations} iterations, {config.total_optimizer_steps} optimizer steps"),
+        line("run", f"{config.total_iterations} iterations, {config.total_optimizer_steps} optimizer steps"),
     ]
 
 
@@ -140,11 +142,11 @@ def _memory_lines(plan: Plan) -> list[str]:
     on_cpu = plan.devices.on_cpu
     where = "learner" if on_cpu else "each training GPU"
     if not on_cpu and machine.gpu_memory_gib is not None:
-        lines.append(_line("usable", f"{where}: {gib(usable_bytes(machine.gpu_memory_gib))}"))
+        lines.append(line("usable", f"{where}: {gib(usable_bytes(machine.gpu_memory_gib))}"))
     for phase in plan.phases:
-        lines.append(_line(phase.name, f"{where}: {gib(phase.bytes)}"))
+        lines.append(line(phase.name, f"{where}: {gib(phase.bytes)}"))
         lines += map(_use, phase.uses)
-    lines.append(_line("host memory", f"{gib(host_bytes(plan, shape))} of {machine.host_memory_gib:.2f} GiB"))
+    lines.append(line("host memory", f"{gib(host_bytes(plan, shape))} of {machine.host_memory_gib:.2f} GiB"))
     return [*lines, *map(_use, host_uses(plan, shape))]
 
 
@@ -162,20 +164,20 @@ def _generation_lines(plan: Plan) -> list[str]:
     knobs = "[inference_model.dtype, tensor_parallel_size]"
     length = "[inference_model.max_tokens, env.max_prompt_tokens]"
     lines = [
-        _line("engine weights", f"{gib(weights)} on each device of an engine  {knobs}"),
-        _line("a sequence", f"{config.max_model_len} tokens, {gib(one)} of KV cache  {length}"),
+        line("engine weights", f"{gib(weights)} on each device of an engine  {knobs}"),
+        line("a sequence", f"{config.max_model_len} tokens, {gib(one)} of KV cache  {length}"),
     ]
     cache = cache_on_device(plan, shape)
     if engine.backend != "vllm":
-        return [*lines, _line("KV cache", f"grows to {gib(cache or 0.0)}  [inference_model.max_num_seqs]")]
+        return [*lines, line("KV cache", f"grows to {gib(cache or 0.0)}  [inference_model.max_num_seqs]")]
     if cache is None:
         share = f"{engine.gpu_memory_utilization:g} of a GPU less {gib(weights)}"
-        return [*lines, _line("KV cache", f"{share}; 1 GiB holds {GIB / one:.1f} sequences")]
+        return [*lines, line("KV cache", f"{share}; 1 GiB holds {GIB / one:.1f} sequences")]
     knob = "kv_cache_gib" if on_cpu else "gpu_memory_utilization"
     held = f"{gib(max(0.0, cache))} hold {max(0.0, cache) / one:.1f} full sequences; at most {engine.max_num_seqs} run"
     if not on_cpu:
-        lines.append(_line("share of a GPU", f"{engine.gpu_memory_utilization:g}"))
-    return [*lines, _line("KV cache", f"{held}  [inference_model.{knob}, max_num_seqs]")]
+        lines.append(line("share of a GPU", f"{engine.gpu_memory_utilization:g}"))
+    return [*lines, line("KV cache", f"{held}  [inference_model.{knob}, max_num_seqs]")]
 
 
 def _checkpoint_lines(plan: Plan) -> list[str]:
@@ -185,7 +187,7 @@ def _checkpoint_lines(plan: Plan) -> list[str]:
     free = f"{plan.machine.disk_gib:.2f} GiB free"
     knobs = "[train.keep_checkpoints, train.checkpoint_frequency]"
     return [
-        _line(
+        line(
             "checkpoints",
             f"{gib(one)} each, at most {count} at a time: {gib(one * count)} of {free}  {knobs}",
         )

@@ -95,7 +95,7 @@ def write_model(saved: "Saved", model: ModelConfig, folder: Path) -> None:
 
     tokenizer = load_tokenizer(model.name)
     lora = LoraConfig(**saved.state["config"]["train_model"]["lora"])
-    loaded = load_model(model, [torch.device("cpu")])
+    loaded = load_model(model, torch.device("cpu"))
     policy = add_lora(loaded, lora) if lora.enabled else loaded
     try:
         check_same_model(policy, base_digest(policy), saved.state["learner"], saved_shapes(saved.learner))

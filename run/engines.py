@@ -123,7 +123,7 @@ def _transformers_engine(config: Config, eos: tuple[int, ...], plan: Plan) -> En
         device = torch.device("cpu" if plan.devices.on_cpu else "cuda")
         if plan.devices.on_cpu:
             torch.set_num_threads(config.ray.num_cpus_per_engine)
-    model = load_model(config.model, [device])
+    model = load_model(config.model, device)
     return TransformersEngine(model, eos, plan.engine.max_num_seqs, config.inference_model.update)
 
 

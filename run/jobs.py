@@ -1,4 +1,4 @@
-"""The jobs of the command line, by the name that `run=` gives them: train, eval, plan, rewards."""
+"""The jobs of the command line, by the name that `run=` gives them: train, eval, plan, rehearse, rewards."""
 
 import sys
 from collections.abc import Callable
@@ -29,6 +29,8 @@ def run_job(
     """
     if config.run == "plan":
         return print_plan(config, run_dir, schedule)
+    if config.run == "rehearse":
+        return rehearse_step(config, run_dir, schedule)
     if config.run == "rewards":
         return grade_samples(config, run_dir)
     with held(run_dir):
@@ -44,7 +46,7 @@ def run_training(
     schedule: type[ScheduleType],
     begun: Callable[[], None],
 ) -> RunOutcome:
-    """`run=train`: build, train, close, always; once more from the newest checkpoint where `train.restarts` allows it."""
+    """`run=train`: build, train, close, always; from the newest checkpoint once more where `train.restarts` allows."""
     config, told = with_model(config)
     restarts = config.train.restarts
     for left in range(restarts, -1, -1):
@@ -131,6 +133,29 @@ def print_plan(config: Config, run_dir: Path, schedule: type[Schedule]) -> RunOu
     found += [Problem("", text) for text in option_problems(config)]
     print(report(plan, found), flush=True)
     remove_if_unused(run_dir)
+    if found:
+        print(advice(plan, found, machine), file=sys.stderr)
+        sys.exit(2)
+    return "finished"
+
+
+def rehearse_step(config: Config, run_dir: Path, schedule: type[Schedule]) -> RunOutcome:
+    """`run=rehearse`, for this machine or the one that `plan.*` describes: the learner's own code, without a device and
+    without memory. Ends with 2 where it would not fit."""
+    from plan.machine import imagined_machine, this_machine
+    from plan.plan import make_plan
+    from plan.report import advice
+    from run.rehearsal.report import report, too_large
+    from run.rehearsal.step import rehearse
+
+    config, _ = with_model(config)
+    machine = imagined_machine(config.plan, this_machine(run_dir))
+    plan = make_plan(config, schedule.overlapped, machine, run_dir)
+    remove_if_unused(run_dir)
+    rehearsal = rehearse(plan)
+    assert plan.shape is not None  # else there was no model to rehearse with
+    print(report(plan, plan.shape, rehearsal), flush=True)
+    found = too_large(plan, rehearsal.peaks)
     if found:
         print(advice(plan, found, machine), file=sys.stderr)
         sys.exit(2)

@@ -110,7 +110,6 @@ SEVERAL_GPUS = (
     gpu("nccl push", ARRIVE, NCCL, 2, overrides=APART),
     gpu("LoRA adapter to another GPU", ARRIVE, ADAPTERS, 2, overrides=[*APART, *ADAPTER]),
     gpu("grpo_async.py, two GPUs", SCHEDULE, RUN, 2, overrides=[VLLM, HALF], overlapped=True, iterations=5),
-    gpu("learner on two GPUs", "learner.layouts", LEARNER, 2, vllm=False),
     gpu("reference on a GPU of its own", "learner.references", LEARNER, 2, vllm=False, homes=["own devices"]),
     gpu("tensor parallel, GPUs", ARRIVE, PARALLEL, 3, overrides=[*PARALLEL_ENGINE, NO_REFERENCE]),
 )

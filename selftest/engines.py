@@ -22,7 +22,6 @@ from run.lockstep import Lockstep
 from selftest.check import Bench
 from selftest.tiny import configured, model_folder, moved, subfolder
 from training.engine_arithmetic import learner_scores
-from training.learner_models import torch_devices
 from training.local_learner import LocalLearner
 from training.model import load_model, load_tokenizer, saved_eos_token_ids
 
@@ -164,7 +163,7 @@ def in_flight(bench: Bench) -> str:
     config = configured(bench, VLLM, "inference_model.dtype=float32")
     plan = make_plan(config, False, this_machine(bench.folder), bench.folder)
     plan = replace(plan, engine=replace(plan.engine, async_scheduling=False))  # as beside a learner that runs
-    model = load_model(config.model, torch_devices(plan.devices.train))
+    model = load_model(config.model, torch.device(plan.devices.train_device))
     ends = saved_eos_token_ids(config.model.name, load_tokenizer(config.model.name))
     engine = VLLMEngine(vllm_settings(config, tuple(ends), plan))
     try:

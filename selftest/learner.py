@@ -15,7 +15,7 @@ from plan.plan import Plan, ReferencePlan, make_plan
 from run.build import build
 from run.lockstep import Lockstep
 from selftest.check import Bench
-from selftest.tiny import configured, model_folder, moved, subfolder
+from selftest.tiny import configured, moved, subfolder
 from training.batch import collate
 from training.local_learner import LocalLearner, make_learner
 from training.log_probs import selected_log_probs
@@ -44,10 +44,6 @@ def stepped(config: Config, bench: Bench, groups: list[Group]) -> tuple[dict[str
     """Metrics of one optimizer step, and the gradient that it applied, float64 on the CPU."""
     plan = learner_plan(config, bench)
     learner = make_learner(config, plan, bench.folder)
-    used = {parameter.device for parameter in learner.worker.model.parameters()}
-    assert len(used) == max(1, len(plan.devices.train)), (
-        f"the layers lie on {len(used)} of {plan.devices.train}"
-    )
     seen: list[torch.Tensor] = []
 
     def read(*args: object) -> None:
@@ -194,16 +190,3 @@ def resumes(bench: Bench) -> str:
                 f"resumed on {device}: {name} is {found[name]:.6g} and not {wanted[name]:.6g}"
             )
     return f"{bench.device}, CPU"
-
-
-def layouts(bench: Bench, overrides: Sequence[str] = ("train_model.num_devices=2",)) -> str:
-    """A learner whose layers lie on two GPUs has the CPU's gradient, with a head of its own and with a tied one."""
-    worst, cpu = 0.0, Bench(bench.folder, "cpu")
-    for tied in (False, True):
-        name = f"model.name={model_folder(bench, tied, layers=8)}"
-        groups = collected(bench, name)
-        _, ours = stepped(configured(bench, name, *overrides), bench, groups)
-        _, theirs = stepped(configured(cpu, name), cpu, groups)
-        worst = max(worst, apart(ours, theirs))
-        assert worst < 1e-3, f"{'tied' if tied else 'untied'} head: the gradient is {worst:.2g} off"
-    return f"tied and untied head, gradients within {worst:.1g}"

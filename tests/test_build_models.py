@@ -15,10 +15,7 @@ from training.learner_models import make_models
 from training.reference import Reference
 
 CPU = torch.device("cpu")
-
-
-def gpu(*indices: int) -> list[torch.device]:
-    return [torch.device("cuda", index) for index in indices]
+GPU = [torch.device("cuda", index) for index in range(3)]
 
 
 @pytest.fixture
@@ -30,10 +27,10 @@ def plan() -> Plan:
 @pytest.mark.parametrize(
     ("home", "devices", "train", "loaded_on", "visits", "beside"),
     [
-        ("own devices", (2, 3), (0, 1), gpu(2, 3), [], True),
-        ("training GPU", (), (1, 0), gpu(1), [], False),
-        ("host memory", (), (1, 0), [CPU], gpu(1), False),
-        ("host memory", (), (), [CPU], [], False),
+        ("own devices", (2,), (0,), GPU[2], [], True),
+        ("training GPU", (), (1,), GPU[1], [], False),
+        ("host memory", (), (1,), CPU, [GPU[1]], False),
+        ("host memory", (), (), CPU, [], False),
     ],
 )
 def test_the_reference_lives_where_the_plan_says(
@@ -42,11 +39,11 @@ def test_the_reference_lives_where_the_plan_says(
     home: str,
     devices: tuple[int, ...],
     train: tuple[int, ...],
-    loaded_on: list[torch.device],
+    loaded_on: torch.device,
     visits: list[torch.device],
     beside: bool,
 ) -> None:
-    loaded: list[tuple[list[torch.device], torch.dtype | None]] = []
+    loaded: list[tuple[torch.device, torch.dtype | None]] = []
     visited: list[torch.device] = []
 
     class Visitor:
@@ -56,11 +53,9 @@ def test_the_reference_lives_where_the_plan_says(
         def visit(self) -> None:
             raise AssertionError("nothing is scored here")
 
-    def load(
-        config: ModelConfig, places: list[torch.device], autocast: torch.dtype | None
-    ) -> torch.nn.Module:
+    def load(config: ModelConfig, place: torch.device, autocast: torch.dtype | None) -> torch.nn.Module:
         assert config.name == "models/quickstart"
-        loaded.append((places, autocast))
+        loaded.append((place, autocast))
         return tiny_llama()
 
     monkeypatch.setattr(training.learner_models, "load_frozen", load)

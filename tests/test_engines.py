@@ -252,7 +252,7 @@ def test_a_tied_head_is_looked_for_where_a_push_carries_one(tied: bool) -> None:
 
 def test_an_adapters_shape_is_read_from_files_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     config = configured("train_model.lora.enabled=true", "inference_model.lora=adapter")
-    expected = linear_names(load_model(config.model, [torch.device("cpu")]))
+    expected = linear_names(load_model(config.model, torch.device("cpu")))
     monkeypatch.setattr(
         "transformers.PreTrainedModel.from_pretrained", lambda *_, **how: pytest.fail("weights")
     )

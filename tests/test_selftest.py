@@ -240,10 +240,9 @@ def test_a_fault_in_an_objective_is_seen(bench: Bench, monkeypatch: pytest.Monke
         learner.presets(bench)
 
 
-def test_reference_resume_and_layouts(bench: Bench) -> None:
+def test_reference_and_resume(bench: Bench) -> None:
     learner.references(bench, ["host memory", "base of the LoRA policy"])
     learner.resumes(bench)
-    learner.layouts(bench, ["train.gradient_accumulation_steps=4", "train.packing=false"])
     longer.memory(bench)
 
 

@@ -1,6 +1,5 @@
 """The models of a learner: the policy, what scores with it, and the reference model that the KL is measured against."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,11 +26,6 @@ class Models:
     scorer: ResponseScorer
     reference: Reference | None
     within: Within = directly
-
-
-def torch_devices(indices: Sequence[int]) -> list[torch.device]:
-    """GPUs by index; the CPU where there are none."""
-    return [torch.device("cuda", index) for index in indices] or [torch.device("cpu")]
 
 
 def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> Models:
@@ -65,7 +59,7 @@ def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: to
 
 
 def _sharded(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device, trained: bool) -> Sharded:
-    full = load_model(config.model, [torch.device("cpu")]) if dist.get_rank() == 0 else None
+    full = load_model(config.model, torch.device("cpu")) if dist.get_rank() == 0 else None
     with torch.device("meta"):
         empty = _prepared(config, skeleton(config.model), trained)
     gathered = plan.learner.gathered_dtype
@@ -113,12 +107,15 @@ def _frozen_reference(config: Config, plan: Plan) -> Reference | None:
     home = plan.reference.home
     if home not in ("own devices", "training GPU", "host memory"):
         return None
+    learner = torch.device(plan.devices.train_device)
     visits = home == "host memory" and not plan.devices.on_cpu
-    places = torch_devices(() if visits else plan.reference.devices or plan.devices.train[:1])
-    frozen = load_frozen(config.model, places, _autocast(plan)).requires_grad_(False).eval()
+    place = torch.device("cpu") if visits else learner
+    if plan.reference.devices:
+        place = torch.device("cuda", plan.reference.devices[0])
+    frozen = load_frozen(config.model, place, _autocast(plan)).requires_grad_(False).eval()
     reference = Reference(make_scorer(config, frozen, plan, _autocast(plan)), home == "own devices")
     if visits:
-        reference.visit = HostMemory(frozen, torch_devices(plan.devices.train)[0]).visit
+        reference.visit = HostMemory(frozen, learner).visit
     return reference
 
 

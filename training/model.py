@@ -1,6 +1,5 @@
 """Loading the policy and its tokenizer, with one clear message for everything that can be wrong about a name."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -61,21 +60,19 @@ def end_tokens(generation: GenerationConfig | None, tokenizer: PreTrainedTokeniz
     return sorted({token for token in ends if token is not None})
 
 
-def load_model(config: ModelConfig, devices: Sequence[torch.device]) -> PreTrainedModel:
-    """The policy as it starts, in `model.dtype`: on one device, or its layers spread evenly over several.
+def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
+    """The policy as it starts, in `model.dtype`.
 
     Raises:
         ConfigError: it cannot be loaded, holds values that are not finite, or changes its logits after the head.
     """
-    model = _load(AutoModelForCausalLM, config, getattr(torch, config.dtype), devices)
+    model = _load(AutoModelForCausalLM, config, getattr(torch, config.dtype), device)
     _check_finite(model, config.name)
     check_head(model)
     return model
 
 
-def load_frozen(
-    config: ModelConfig, devices: Sequence[torch.device], autocast: torch.dtype | None
-) -> PreTrainedModel:
+def load_frozen(config: ModelConfig, device: torch.device, autocast: torch.dtype | None) -> PreTrainedModel:
     """The same weights, to be scored with under `autocast` and never trained.
 
     Autocast rounds the weights of linear layers to its dtype each time they multiply. Here they are kept that way:
@@ -83,11 +80,11 @@ def load_frozen(
     """
     dtype = getattr(torch, config.dtype)
     if autocast is None or dtype != torch.float32:
-        return _load(AutoModelForCausalLM, config, dtype, devices)
+        return _load(AutoModelForCausalLM, config, dtype, device)
     bare = skeleton(config)
     architecture = type(bare)
     wide = {"_keep_in_fp32_modules_strict": outside_linear_layers(bare)}
-    return _load(type(architecture.__name__, (architecture,), wide), config, autocast, devices)
+    return _load(type(architecture.__name__, (architecture,), wide), config, autocast, device)
 
 
 def skeleton(config: ModelConfig) -> PreTrainedModel:
@@ -126,36 +123,18 @@ def outside_linear_layers(model: PreTrainedModel) -> set[str]:
     return {name for name, parameter in model.named_parameters() if id(parameter) in held}
 
 
-def _load(
-    loader: Any, config: ModelConfig, dtype: torch.dtype, devices: Sequence[torch.device]
-) -> PreTrainedModel:
+def _load(loader: Any, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """Weights go from the file to their device one by one; no random ones are drawn before."""
-    placement: dict[str, object] = {"device_map": {"": devices[0]}}
-    if len(devices) > 1:
-        allowed = {device.index: torch.cuda.mem_get_info(device)[0] for device in devices}
-        placement = {"device_map": "balanced", "max_memory": allowed}
     try:
         model: PreTrainedModel = loader.from_pretrained(
             model_path(config.name),
             dtype=dtype,
             attn_implementation=config.attn_implementation,
-            **placement,
+            device_map={"": device},
         )
     except (OSError, ValueError, ImportError) as error:
         raise _cannot_load("the model", config.name, error) from error
-    _check_placement(model, config.name, len(devices))
     return model
-
-
-def _check_placement(model: PreTrainedModel, name: str, devices: int) -> None:
-    """Layers that no GPU has room for would be left on the CPU or on disk, with a line in a log."""
-    placed: dict[str, object] = getattr(model, "hf_device_map", {})
-    outside = [layer for layer, place in placed.items() if place in ("cpu", "disk")]
-    if devices > 1 and outside:
-        raise ConfigError(
-            f"model.name={name}: {len(outside)} of its parts, {outside[0]} first, do not fit into what is free on "
-            f"{devices} GPUs; give it more (train_model.num_devices, ref_model.num_devices), or free these"
-        )
 
 
 def _check_finite(model: PreTrainedModel, name: str) -> None:

@@ -22,8 +22,10 @@ BALANCE = 1.1
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Completions that go through the model together. `rows` [n] int64: their places in the batch; `idle`: they are none
-    of it."""
+    """Completions that go through the model together. `rows` [n] int64: their places in the batch.
+
+    idle: they stand for nothing in it.
+    """
 
     rows: Tensor
     batch: Batch

@@ -29,6 +29,9 @@ _FACTORIES = (aten.arange.default, aten.arange.start, aten.arange.start_step)
 class SmallIntegers(TorchDispatchMode):
     """Inside the fake mode: what is computed from real ids, lengths and masks alone is computed for real."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -77,8 +80,8 @@ def without_memory(as_on_a_gpu: bool) -> Iterator[None]:
     with ExitStack() as inside:
         if as_on_a_gpu:
             inside.enter_context(patch.object(log_probs, "_multiplies_half", lambda device: True))
-        every = dict.fromkeys(ALL_ATTENTION_FUNCTIONS.valid_keys(), fused_attention)
-        inside.enter_context(patch.dict(ALL_ATTENTION_FUNCTIONS._global_mapping, every))
+            every = dict.fromkeys(ALL_ATTENTION_FUNCTIONS.valid_keys(), fused_attention)
+            inside.enter_context(patch.dict(ALL_ATTENTION_FUNCTIONS._global_mapping, every))
         inside.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         inside.enter_context(SmallIntegers())
         inside.enter_context(Finite())

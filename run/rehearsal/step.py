@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
@@ -36,56 +37,81 @@ from training.sharding import Sharded, learner_mesh, shard
 T = TypeVar("T")
 
 
+Peaks = dict[str, Held]
+"""By phase, the bytes of each kind at its fullest moment."""
+
+
 @dataclass(frozen=True)
 class Rehearsal:
     """What one rank does in an optimizer step.
 
-    peaks: by phase, the bytes of each kind at its fullest moment.
     flops, moved: of one microbatch, forward and backward; bytes that its operations read and write, each for itself.
-    sent, calls: by collective, of one microbatch and of the step that follows; bytes as `Traffic` counts them.
+    sent, calls: by collective, of one microbatch; bytes as `Traffic` counts them.
+    moved_by_step: bytes that clipping and the optimizer read and write.
     """
 
-    peaks: dict[str, Held]
+    peaks: Peaks
     flops: int
     moved: int
     sent: Counter[str]
     calls: Counter[str]
     moved_by_step: int
 
-    @property
-    def fullest(self) -> str:
-        """The phase with the peak."""
-        return max(self.peaks, key=lambda phase: self.peaks[phase].total())
 
-    @property
-    def peak(self) -> int:
-        """Bytes."""
-        return self.peaks[self.fullest].total()
+def fullest(peaks: Peaks) -> str:
+    """The phase with the peak."""
+    return max(peaks, key=lambda phase: peaks[phase].total())
+
+
+def peak(peaks: Peaks) -> int:
+    """Bytes of the fullest moment of all."""
+    return peaks[fullest(peaks)].total()
 
 
 def rehearse(plan: Plan) -> Rehearsal:
     """plan: of a model whose config.json is known."""
-    batch = longest_rows(plan)
-    with _world(plan) as mesh, without_memory(as_on_a_gpu=not plan.devices.on_cpu):
-        rank = _Rank(plan, mesh, batch)
-        memory, traffic, flops = Memory(), Traffic(), FlopCounterMode(display=False)
+    with _rehearsed(plan) as rank:
+        traffic, step, flops = Traffic(), Traffic(), FlopCounterMode(display=False)
         with traffic, flops:
             rank.loss().backward()
-        moved = traffic.moved
-        _remember(rank, memory)
-        _step(rank, memory)
-        rank.fill_gradients()
-        with traffic:
+        with step:
             rank.clip()
             rank.optimizer.step()
-    return Rehearsal(
-        memory.peaks,
-        flops.get_total_flops(),
-        moved,
-        traffic.sent,
-        traffic.calls,
-        traffic.moved - moved,
-    )
+        peaks = _peaks(plan, rank)
+    return Rehearsal(peaks, flops.get_total_flops(), traffic.moved, traffic.sent, traffic.calls, step.moved)
+
+
+def rehearse_memory(plan: Plan) -> Peaks:
+    """The peaks of `rehearse` alone, in half of its time."""
+    with _rehearsed(plan) as rank:
+        return _peaks(plan, rank)
+
+
+@contextmanager
+def _rehearsed(plan: Plan) -> Iterator["_Rank"]:
+    batch = longest_rows(plan)
+    with _world(plan) as mesh, without_memory(as_on_a_gpu=not plan.devices.on_cpu):
+        yield _Rank(plan, mesh, batch)
+
+
+def _peaks(plan: Plan, rank: "_Rank") -> Peaks:
+    memory = Memory()
+    _remember(rank, memory)
+    _step(rank, memory)
+    return {phase: _on_device(plan, phase, held) for phase, held in memory.peaks.items()}
+
+
+def _on_device(plan: Plan, phase: str, held: Held) -> Held:
+    """Without what is offloaded: fake tensors are all on one device. States alone visit the GPU for the step."""
+    away = {
+        "none": set(),
+        "optimizer": {"optimizer"},
+        "all": {"optimizer", "parameters", "gradients", "reference"},
+    }
+    offload = plan.config.train_model.offload
+    if offload == "optimizer" and phase == "optimizer step":
+        return held
+    return Counter({kind: size for kind, size in held.items() if kind not in away[offload]})
 
 
 @contextmanager
@@ -118,7 +144,7 @@ class _Model:
     def score(self, batch: Batch) -> Tensor:
         """Log-probs without gradients: nothing else would free what the root gathered."""
         log_prob = self.inside(lambda: self.scorer(batch.tokens, batch.temperature).log_prob)
-        if self.root is not None:
+        if isinstance(self.root, FSDPModule):
             self.root.reshard()
         return log_prob
 
@@ -132,7 +158,7 @@ class _Rank:
     def __init__(self, plan: Plan, mesh: DeviceMesh | None, batch: Batch) -> None:
         config = plan.config
         self.batch = batch
-        self.several = config.train.gradient_accumulation_steps > 1
+        self.several = plan.learner.microbatches > 1
         self.policy = _Model(plan, mesh, _policy(plan))
         self.reference: _Model | None = None
         self.visitor: Callable[[], _Model] | None = None
@@ -141,6 +167,7 @@ class _Rank:
         if reference_at(plan) == "visiting":
             self.visitor = lambda: _Model(plan, mesh, _frozen(plan))
         self.objective = GRPOLoss(self.policy.scorer, config.policy)
+        assert batch.mask is not None, "`longest_rows` fills it in"
         self.totals = BatchTotals.of(config.policy, batch.mask)
         self.optimizer = make_optimizer(self.policy.model, config.optimizer)
         self.limit = config.optimizer.clip_grad_norm or float("inf")
@@ -173,7 +200,8 @@ def _policy(plan: Plan) -> nn.Module:
     if not config.train_model.lora.enabled:
         return model
     with torch.device("meta"):
-        return add_lora(model, config.train_model.lora)
+        adapted: nn.Module = add_lora(model, config.train_model.lora)
+    return adapted
 
 
 def _frozen(plan: Plan) -> nn.Module:
@@ -181,12 +209,13 @@ def _frozen(plan: Plan) -> nn.Module:
     config = plan.config.model
     half = plan.learner.autocast or plan.learner.gathered_dtype or config.dtype
     model = bare_model(replace(config, dtype=half))
+    model.requires_grad_(False).eval()
     if plan.learner.autocast is not None:
         kept = outside_linear_layers(model)
         for name, parameter in model.named_parameters():
             if name in kept:
                 parameter.data = parameter.data.to(getattr(torch, config.dtype))
-    return model.requires_grad_(False).eval()
+    return model
 
 
 def _sharded(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> Sharded:
@@ -213,7 +242,7 @@ def _step(rank: _Rank, memory: Memory) -> None:
         with memory.phase("forward", "activations"):
             loss = rank.loss()
         with memory.phase("backward", "temporary"):
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         del loss
         with memory.phase("clip", "temporary"):
             rank.clip()

@@ -24,9 +24,13 @@ Held = Counter[str]
 class _Seen(TorchDispatchMode):
     """Sees every operation on plain tensors: a sharded tensor's come as those on its shards."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._outside: object = None
+
     def __enter__(self) -> Any:
         self._outside = active_fake_mode()
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -121,7 +125,7 @@ class Memory(_Seen):
 
     def __exit__(self, *error: Any) -> None:
         torch.UntypedStorage.resize_ = self._resize_of_torch  # type: ignore[method-assign]
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
 
 COLLECTIVES = {

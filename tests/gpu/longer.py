@@ -34,7 +34,6 @@ from training.forward import ResponseScorer
 TRANSFORMERS = "inference_model.backend=transformers"
 FP8 = ["inference_model.quantization=fp8", "inference_model.canary_tolerance=5"]
 SWAPPED = ["train_model.devices=[1]", "inference_model.devices=[0]", NO_REFERENCE]
-TWO_TRAIN = ["train_model.num_devices=2", NO_REFERENCE]
 
 EXTRA = (
     gpu("head as fast as a product", "tests.gpu.longer.head_speed", LEARNER, vllm=False),
@@ -60,7 +59,6 @@ EXTRA = (
     gpu("nccl, GPUs in reverse", SCHEDULE, NCCL, 2, overrides=[VLLM], reverse_gpus=True),
     gpu("learner on GPU 1, engine on 0", ARRIVE, NCCL, 2, overrides=SWAPPED),
     gpu("transformers engine on another GPU", SCHEDULE, RUN, 2, vllm=False, overrides=[TRANSFORMERS]),
-    gpu("learner on two GPUs, engine on a third", ARRIVE, NCCL, 3, overrides=TWO_TRAIN, tied=True),
     gpu("two engines", ARRIVE, NCCL, 3, overrides=["inference_model.num_devices=2", NO_REFERENCE]),
 )
 

@@ -5,21 +5,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from accelerate import dispatch_model
-from transformers import PreTrainedModel
 
 from config.env import EnvConfig
 from config.inference import InferenceModelConfig
 from config.optimizer import OptimizerConfig
 from config.policy import PolicyConfig
-from config.schema import Config, LoraConfig, ModelConfig, RefModelConfig, TrainConfig, TrainModelConfig
+from config.schema import Config, LoraConfig, ModelConfig, TrainConfig, TrainModelConfig
 from envs.group import Group, Verdict
 from plan.machine import Machine
 from plan.plan import Plan, make_plan
 from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS
-from training.learner_models import make_models, torch_devices
+from training.learner_models import make_models
 from training.local_learner import LocalLearner, pushed_tensors
 
 GROUPS = 2
@@ -27,28 +25,26 @@ GROUPS = 2
 
 @dataclass(frozen=True)
 class Layout:
-    """A machine and what is asked of it. gpus: 0 for a machine without. train_devices: by hand."""
+    """A machine and what is asked of it. gpus: 0 for a machine without. learner: its GPU by hand."""
 
     gpus: int
-    train: int = 1
     engines: int = 1
-    reference: int = 1
-    train_devices: tuple[int, ...] | None = None
+    learner: tuple[int] | None = None
     colocate: bool = False
 
 
+SECOND = "4 GPUs, learner on the second"
 LAYOUTS = {
     "1 GPU, in turns": Layout(1),
     "2 GPUs": Layout(2),
     "3 GPUs": Layout(3),
-    "3 GPUs, learner on 2": Layout(3, train=2),
-    "4 GPUs, learner on 2": Layout(4, train=2),
-    "8 GPUs, learner on 4": Layout(8, train=4, engines=3),
+    SECOND: Layout(4, learner=(1,)),
+    "8 GPUs, 3 engines": Layout(8, engines=3),
 }
 
 
-SPREADS = ("1 GPU, in turns", "3 GPUs, learner on 2", "8 GPUs, learner on 4")
-"""With the learner on 1, 2 and 4 GPUs."""
+PLACES = ("1 GPU, in turns", SECOND)
+"""With the learner on the first GPU and on another."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +71,7 @@ def config_of(layout: Layout, case: Case) -> Config:
         ),
         policy=replace(case.policy),
         optimizer=OptimizerConfig(lr=1e-3),
-        train_model=TrainModelConfig(layout.train, layout.train_devices, lora=LoraConfig(enabled=case.lora)),
-        ref_model=RefModelConfig(layout.reference),
+        train_model=TrainModelConfig(devices=layout.learner, lora=LoraConfig(enabled=case.lora)),
         inference_model=InferenceModelConfig(
             num_devices=layout.engines, max_tokens=9, colocate=layout.colocate
         ),
@@ -91,24 +86,11 @@ def plan_of(layout: Layout, config: Config) -> Plan:
     return make_plan(config, False, Machine(layout.gpus, size, 64.0, 100.0, "0.32.0", gpus), Path())
 
 
-def spread(model: PreTrainedModel, devices: list[torch.device]) -> PreTrainedModel:
-    """`model` with accelerate's hooks, as `device_map` leaves it over several devices; a tied head stays with its
-    twin. By hand, since accelerate would not cut a model of two layers."""
-    if len(devices) == 1:
-        return model.to(devices[0])  # type: ignore[arg-type]
-    parts = ["model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm"]
-    places = {part: devices[index * len(devices) // len(parts)].index for index, part in enumerate(parts)}
-    places["model.rotary_emb"] = devices[-1].index
-    places["lm_head"] = (devices[0] if model.config.tie_word_embeddings else devices[-1]).index
-    placed: PreTrainedModel = dispatch_model(model, device_map=places)
-    return placed
-
-
 def learner_on(layout: Layout, case: Case, run_dir: Path) -> tuple[LocalLearner, Plan]:
     """What `build` makes of the config."""
     config = config_of(layout, case)
     plan = plan_of(layout, config)
-    model = spread(tiny_llama(case.tied), torch_devices(plan.devices.train))
+    model = tiny_llama(case.tied).to(plan.devices.train_device)
     torch.manual_seed(0)  # of fresh adapters
     models = make_models(config, model, plan)
     return LocalLearner(config, models, pushed_tensors(config, plan), run_dir), plan

@@ -20,7 +20,7 @@ from plan.plan import Plan
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.weights.outgoing import Outgoing
 from rollout.weights.transports import ObjectStore, SharedMemory
-from tests.gpu_layouts.layouts import LAYOUTS, SPREADS, Case, Layout, learner_on, save_tiny
+from tests.gpu_layouts.layouts import LAYOUTS, PLACES, Case, Layout, learner_on, save_tiny
 from tests.pretend_gpu import PretendedGPUs, pretend_gpus
 from tests.rollout.conftest import scores_of_one
 from tests.tiny import EOS, tiny_llama
@@ -68,7 +68,7 @@ def same(arrived: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
     )
 
 
-@pytest.mark.parametrize("layout", SPREADS)
+@pytest.mark.parametrize("layout", PLACES)
 def test_in_process(layout: str, tied: bool, lora: bool, folder: Path) -> None:
     """And the canary's question: the engine scores as the learner does."""
     with pretend_gpus(LAYOUTS[layout].gpus):
@@ -81,7 +81,7 @@ def test_in_process(layout: str, tied: bool, lora: bool, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["shared memory", "object store"])
-@pytest.mark.parametrize("layout", SPREADS)
+@pytest.mark.parametrize("layout", PLACES)
 def test_through_memory(
     layout: str, way: str, tied: bool, lora: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +155,7 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     packed_tensor._get_streams.cache_clear()
 
 
-BESIDE = [name for name, layout in LAYOUTS.items() if layout.gpus > layout.train]
+BESIDE = [name for name, layout in LAYOUTS.items() if layout.gpus > 1]
 
 
 @needs_vllm
@@ -236,7 +236,7 @@ def test_ipc(
 
     monkeypatch.setattr(packed_tensor, "reduce_tensor", export)
     with pretend_gpus(2):
-        layout = replace(LAYOUTS["1 GPU, in turns"], gpus=2, train_devices=(own,), colocate=True)
+        layout = replace(LAYOUTS["1 GPU, in turns"], gpus=2, learner=(own,), colocate=True)
         model, plan = policy_on(layout, tied, lora, folder)
         assert plan.devices.train == (own,)
         engines = Engines(1)

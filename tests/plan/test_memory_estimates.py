@@ -1,58 +1,54 @@
-"""Estimated memory of the learner against torch's memory tracker on the learner's own step, and between devices.
+"""Estimated memory of the learner against its rehearsal, and between numbers of ranks.
 
-No GPU is here: the tracker counts tensors that have a shape and no memory, as tests/plan/fake_learner.py says.
-`benchmarks/memory.py` compares every case at full depth.
+No GPU is here: a rehearsal counts tensors that have a shape and no memory. `benchmarks/memory.py` compares every case
+at full depth, tests/rehearsal/test_peaks.py every shipped config.
 """
 
-from dataclasses import replace
+import json
+from pathlib import Path
 
 import pytest
 
-from benchmarks.memory import ALONE, CASES, SHAPES
+from benchmarks.memory import ALONE, CASES, NAMES, peak_of, plan_of
 from plan.activations import FLOAT
-from plan.memory import (
-    CHUNK_BYTES,
-    MASTER_BUCKET,
-    Phase,
-    between_steps,
-    chunk_size,
-    train_phases,
-)
-from tests.plan.fake_learner import measured
+from plan.memory import CHUNK_BYTES, MASTER_BUCKET, Phase, between_steps, chunk_size
+from plan.model_shape import KNOWN, find_shape
+from run.rehearsal.step import rehearse_memory
 from tests.scripts import configured
 from training.log_probs import CHUNK_ELEMENTS
 from training.master_weights import BUCKET_ELEMENTS
 
 CLOSE = 0.15
+SHAPES = {size: shape for size, name in NAMES.items() if (shape := find_shape(name.partition("=")[2]))}
 
 
-def estimated(name: str, layers: int | None = None, ranks: int = 1, *overrides: str) -> dict[str, Phase]:
-    size, config, ours = CASES[name]
-    shape = SHAPES[size] if layers is None else replace(SHAPES[size], num_layers=layers)
-    asked = (f"train_model.num_devices={ranks}", *ours, *overrides)
-    phases = train_phases(configured(*asked, name=config), shape, on_cpu=False)
-    return {phase.name: phase for phase in phases}
-
-
-@pytest.mark.parametrize("name", ["countdown 1.5B", "gsm8k 3B", "code 7B"])
-def test_the_peak_of_a_real_model(name: str) -> None:
-    size, config, overrides = CASES[name]
-    peaks = measured(configured(ALONE, *overrides, name=config), SHAPES[size], ["optimize"])
-    assert estimated(name)["optimize"].bytes == pytest.approx(peaks["optimize"], rel=CLOSE)
+def estimated(name: str, *overrides: str) -> dict[str, Phase]:
+    return {phase.name: phase for phase in plan_of(name, *overrides).phases}
 
 
 @pytest.mark.parametrize(
     "name",
-    ["math 7B bf16", "countdown 1.5B LoRA", "countdown 1.5B kept", "countdown 1.5B one microbatch of 16"],
+    [
+        "math 7B bf16",
+        "math 7B LoRA",
+        "countdown 1.5B LoRA",
+        "countdown 1.5B kept",
+        "countdown 1.5B one microbatch of 16",
+        "countdown 1.5B entropy",
+        "gsm8k 3B on 8",
+        "math 7B on 8 in groups of 4",
+        "math 7B LoRA on 8",
+        "countdown 1.5B on 8, one microbatch",
+    ],
 )
-def test_every_phase_of_a_model_of_real_width(name: str) -> None:
+def test_every_phase_of_a_model_of_real_width(name: str, tmp_path: Path) -> None:
     """Two layers, all being alike, weigh less than the rest, which is to be right too."""
-    size, config, overrides = CASES[name]
-    peaks = measured(configured(ALONE, *overrides, name=config), replace(SHAPES[size], num_layers=2))
-    phases = estimated(name, layers=2)
-    assert list(peaks) == list(phases)
-    for phase, peak in peaks.items():
-        assert phases[phase].bytes == pytest.approx(peak, rel=CLOSE), phase
+    raw = KNOWN[NAMES[CASES[name][0]].partition("=")[2]] | {"num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    plan = plan_of(name, f"model.name={tmp_path}")
+    peaks = rehearse_memory(plan)
+    for phase in plan.phases:
+        assert phase.bytes == pytest.approx(peak_of(peaks, phase.name), rel=CLOSE), phase.name
 
 
 def test_numbers_that_are_the_learners_own() -> None:
@@ -91,7 +87,7 @@ def test_shards_of_several_ranks() -> None:
 
 
 def test_ranks_take_less_memory_each() -> None:
-    one, two, eight = (estimated("math 7B", ranks=ranks) for ranks in (1, 2, 8))
+    one, two, eight = (estimated("math 7B", f"train_model.num_devices={ranks}") for ranks in (1, 2, 8))
     for phase in ("optimize", "optimizer step"):
         assert one[phase].bytes > two[phase].bytes > eight[phase].bytes
     assert eight["optimizer step"].bytes == one["optimizer step"].bytes / 8

@@ -18,8 +18,8 @@ def test_ranks_in_the_report() -> None:
         "128 completions = 4 ranks x 8 microbatches x 4; 4 steps per iteration",
     ):
         assert line in text
-    many = gpu_plan(QWEN, "train_model.num_devices=12", gpus=13)
-    assert "8 groups, so 4 of 12 learner ranks have nothing to do" in many.notes[0]
+    many = gpu_plan(QWEN, "train_model.num_devices=129", gpus=130)
+    assert "128 completions, so 1 of 129 learner ranks have nothing to do" in many.notes[0]
 
 
 def test_ranks_share_the_cores_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

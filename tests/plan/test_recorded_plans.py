@@ -3,12 +3,26 @@
 import re
 
 from benchmarks.plans import BEGIN, END, PAGE, ROOT, configs, rows
+from plan.machine import Machine
 from plan.plan import make_plan
 from plan.problems import problems
 from tests.plan.test_plan import machine
 
-NUMBERS = {"one": 1, "two": 2, "three": 3}
-CARD_GIB = 79.1  # what CUDA says of a card of 80 GB
+NUMBERS = {"one": 1, "two": 2, "three": 3, "eight": 8}
+NAMED = r"(?:(eight) nodes of )?(one|two|three|eight) GPUs? of (24|80) GB"
+CARD_GIB = {"24": 23.6, "80": 79.1}
+"""What CUDA says of a card, by its name in GB."""
+
+
+def named_machine(config: str) -> Machine:
+    """The machine that the head of a shipped config names."""
+    head = re.match(r"(#.*\n)+", (ROOT / "config" / f"{config}.yaml").read_text())
+    assert head is not None, config
+    named = re.search(NAMED, head.group().replace("\n# ", " "), re.IGNORECASE)
+    assert named is not None, f"{config}: its head names no machine"
+    nodes, gpus, card = named.groups()
+    many = {"nodes": NUMBERS[nodes.lower()], "imagined": True} if nodes else {}
+    return machine(NUMBERS[gpus.lower()], CARD_GIB[card], host_memory_gib=256.0, disk_gib=4096.0, **many)
 
 
 def test_the_plans_of_the_shipped_configs_are_those_on_the_page() -> None:
@@ -20,11 +34,5 @@ def test_the_plans_of_the_shipped_configs_are_those_on_the_page() -> None:
 
 def test_each_config_fits_the_machine_that_its_head_names() -> None:
     for name, config in configs().items():
-        head = re.match(r"(#.*\n)+", (ROOT / "config" / f"{name}.yaml").read_text())
-        assert head is not None, name
-        text = head.group().replace("\n# ", " ")
-        named = re.search(r"(one|two|three) GPUs? of 80 GB", text, re.IGNORECASE)
-        assert named is not None, f"{name}: its head names no machine"
-        gpus = NUMBERS[named.group(1).lower()]
-        plan = make_plan(config, False, machine(gpus, CARD_GIB, host_memory_gib=256.0))
-        assert not problems(plan), name
+        plan = make_plan(config, False, named_machine(name))
+        assert not problems(plan), (name, [problem.text for problem in problems(plan)])

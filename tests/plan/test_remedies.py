@@ -30,7 +30,7 @@ def test_a_plan_that_works_needs_none() -> None:
     assert settled(plan_of("grpo_gsm8k", gpus=2)) == {}
 
 
-@pytest.mark.parametrize("name", ["grpo_gsm8k", "grpo_dapo"])
+@pytest.mark.parametrize("name", ["grpo_gsm8k", "grpo_math"])
 @pytest.mark.parametrize(("gpus", "memory"), [(1, 24.0), (1, 80.0), (2, 80.0)])
 def test_what_is_advised_works_when_it_is_done(name: str, gpus: int, memory: float) -> None:
     where = machine(gpus, memory, host_memory_gib=512.0)
@@ -86,7 +86,7 @@ def test_where_nothing_helps_it_is_said() -> None:
 
 def test_missing_devices_leave_the_rest_of_the_table() -> None:
     """grpo_async.py on one GPU, and too little memory besides: both are told, and the whole table is there."""
-    config = config_of("grpo_dapo", "train_model.num_devices=1")
+    config = config_of("grpo_math", "train_model.num_devices=1")
     plan, found = planned(config, True, machine(1, 80.0), Path())
     assert "grpo_async.py works on both at once" in found[0].text
     assert any("phase optimize needs" in problem.text for problem in found)

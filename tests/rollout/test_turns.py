@@ -36,7 +36,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return load_model(ModelConfig(name=str(QUICKSTART)), [torch.device("cpu")])
+    return load_model(ModelConfig(name=str(QUICKSTART)), torch.device("cpu"))
 
 
 class Recorder(TransformersEngine):
@@ -231,7 +231,7 @@ class Pushed(TransformersEngine):
 
 
 def test_every_token_has_the_version_that_drew_it(tokenizer: Any) -> None:
-    engine = Pushed(load_model(ModelConfig(name=str(QUICKSTART)), [torch.device("cpu")]), [EOS])
+    engine = Pushed(load_model(ModelConfig(name=str(QUICKSTART)), torch.device("cpu")), [EOS])
     request = Request(0, (1, 4, 22, 17, 23, 35, 5), 2, Sampling(max_tokens=24), seed=0)
     (completions,) = drawn_by(engine, tokenizer, Conversation(tokenizer, [ThinkAgain("?")], 3), [request])
     for completion in completions:

@@ -21,7 +21,7 @@ from training.model import (
     saved_eos_token_ids,
 )
 
-CPU = [torch.device("cpu")]
+CPU = torch.device("cpu")
 QUICKSTART = "models/quickstart"
 
 

@@ -30,8 +30,8 @@ def test_linear_layers_kept_in_half_give_the_bits_of_float32_ones(
 ) -> None:
     tiny_llama(tied).save_pretrained(tmp_path)
     config = ModelConfig(name=str(tmp_path))
-    wide = load_model(config, [CPU])
-    frozen = load_frozen(config, [CPU], precision)
+    wide = load_model(config, CPU)
+    frozen = load_frozen(config, CPU, precision)
     assert any(parameter.dtype == precision for parameter in frozen.parameters())
     for packs in (True, False):
         log_probs = []

@@ -129,8 +129,8 @@ def test_the_gradient_does_not_depend_on_the_budget(packs: bool, tmp_path: Path)
             tmp_path, PolicyConfig(kl_coef=0.1), packs=packs, max_tokens_per_microbatch=budget
         )
         seen: list[torch.Tensor] = []
-        learner.optimizer.register_step_pre_hook(
-            lambda *given, model=learner.model, seen=seen: seen.append(
+        learner.worker.optimizer.register_step_pre_hook(
+            lambda *given, model=learner.worker.model, seen=seen: seen.append(
                 torch.cat([p.grad.flatten().double() for p in model.parameters()])
             )
         )

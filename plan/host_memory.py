@@ -1,0 +1,51 @@
+"""What a run takes of a node's memory: everything on a CPU, beside GPUs what lives there for them. No torch here."""
+
+from plan.memory import (
+    Use,
+    checkpoint_bytes,
+    engine_weights,
+    learner_gradients,
+    learner_states,
+    learner_weights,
+    pushed_bytes,
+    reference_bytes,
+)
+from plan.model_shape import ModelShape
+from plan.plan import Plan, cache_on_device
+
+
+def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
+    """Memory of the machine that the run takes: everything on a CPU; beside GPUs a reference that visits them; and the
+    copies that a checkpoint is written from and that the last push leaves."""
+    if plan.devices.on_cpu:
+        on_vllm = plan.engine.backend == "vllm"
+        weights = engine_weights(plan.config, shape, plan.engine.dtype, on_cpu=on_vllm)
+        engines = plan.config.inference_model.num_devices * (weights + (cache_on_device(plan, shape) or 0.0))
+        learner = plan.devices.ranks_per_node * max(phase.bytes for phase in plan.phases)
+        uses = [
+            Use("learner", learner, "train.gradient_accumulation_steps"),
+            Use("engines", engines, "inference_model.num_devices, max_num_seqs"),
+        ]
+    else:
+        visits = reference_bytes(plan.config, shape) if plan.reference.home == "host memory" else 0.0
+        uses = [Use("visiting reference", visits, "ref_model.num_devices"), *_offloaded(plan, shape)]
+    state = checkpoint_bytes(plan.config, shape) if plan.config.train.async_checkpoint else 0.0
+    uses.append(Use("copy for a checkpoint", state, "train.async_checkpoint"))
+    copy = pushed_bytes(plan.config, shape, plan.weight_dtype) if plan.transport != "in_process" else 0.0
+    uses.append(Use("copy of the last push", copy, "model.name, inference_model.dtype"))
+    return [use for use in uses if use.bytes]
+
+
+def _offloaded(plan: Plan, shape: ModelShape) -> list[Use]:
+    """What the ranks of one node keep in its memory. A reference that is sharded with the policy goes where it goes."""
+    config, offload, ranks = plan.config, plan.config.train_model.offload, plan.devices.ranks_per_node
+    kept: tuple[Use, ...] = ()
+    if offload != "none":
+        kept = learner_states(config, shape)
+    if offload == "all":
+        kept += (*learner_weights(config, shape), learner_gradients(config, shape))
+    return [Use(f"{use.what} of {ranks} rank(s)", ranks * use.bytes, "train_model.offload") for use in kept]
+
+
+def host_bytes(plan: Plan, shape: ModelShape) -> float:
+    return sum(use.bytes for use in host_uses(plan, shape))

@@ -1,0 +1,31 @@
+"""`run=plan`'s own peak against the rehearsed one, for every shipped config on the machine that its head names."""
+
+import pytest
+
+from benchmarks.plans import configs
+from plan.model_shape import GIB
+from plan.plan import make_plan
+from run.rehearsal.report import too_large
+from run.rehearsal.step import peak, rehearse_memory
+from tests.plan.test_plan import config_of, machine
+from tests.plan.test_recorded_plans import named_machine
+
+CLOSE = 0.1
+
+
+@pytest.mark.parametrize("name", sorted(configs()))
+def test_the_plan_of_a_shipped_config_is_what_its_step_takes(name: str) -> None:
+    plan = make_plan(configs()[name], False, named_machine(name))
+    peaks = rehearse_memory(plan)
+    planned = max(phase.bytes for phase in plan.phases)
+    print(f"{name}: plan {planned / GIB:.2f} GiB, rehearsed {peak(peaks) / GIB:.2f}")
+    assert planned == pytest.approx(peak(peaks), rel=CLOSE)
+    assert not too_large(plan, peaks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_quickstart_on_a_cpu(ranks: int) -> None:
+    config = config_of("grpo_quickstart", f"train_model.num_devices={ranks}")
+    plan = make_plan(config, False, machine(0))
+    planned = max(phase.bytes for phase in plan.phases)
+    assert planned == pytest.approx(peak(rehearse_memory(plan)), rel=CLOSE)

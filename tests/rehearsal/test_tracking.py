@@ -1,0 +1,94 @@
+"""What a rehearsal counts: bytes that are alive, against hand-made sequences and against torch's own tracker."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from plan.plan import make_plan
+from run.rehearsal.fakes import longest_rows, make_fake, without_memory
+from run.rehearsal.tracking import Memory, Traffic
+from tests.plan.test_plan import config_of, machine
+from training.learner_models import make_scorer
+from training.model import bare_model
+
+MIB = 1 << 20
+TINY = {
+    "model_type": "qwen2",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 256,
+}
+
+
+def test_the_fullest_moment_by_kind() -> None:
+    memory = Memory()
+    with FakeTensorMode():
+        kept = torch.empty(MIB // 4)
+        memory.add("parameters", [kept])
+        with memory.phase("one", "activations"):
+            first = kept * 2
+            with memory.making("gradients"):
+                second = first + 1
+            del first
+            third = second * 3  # never beside the first
+            del third, second
+        with memory.phase("two", "temporary"):
+            view = (kept + 1).view(2, -1)
+            del view
+    assert memory.peaks["one"] == {"parameters": MIB, "activations": MIB, "gradients": MIB}
+    assert {kind: size for kind, size in memory.peaks["two"].items() if size} == {
+        "parameters": MIB,
+        "temporary": MIB,
+    }
+
+
+def test_storages_that_are_freed_without_an_operation() -> None:
+    """As FSDP2 frees whole parameters."""
+    memory = Memory()
+    with FakeTensorMode(), memory.phase("one", "gathered parameters"):
+        whole = torch.empty(MIB // 4)
+        whole.untyped_storage().resize_(0)
+        other = torch.empty(MIB // 8)
+        whole.untyped_storage().resize_(MIB)
+        del other
+    assert memory.peaks["one"].total() == MIB
+
+
+def test_bytes_of_operations_are_those_of_what_they_read_and_write() -> None:
+    traffic = Traffic()
+    with FakeTensorMode():
+        left, right = torch.empty(8, 16), torch.empty(16, 4)
+        with traffic:
+            torch.mm(left, right)
+            torch.t(left)
+    assert traffic.moved == 4 * (8 * 16 + 16 * 4 + 8 * 4)
+
+
+def test_peaks_are_those_of_torchs_own_tracker(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    asked = (f"model.name={tmp_path}", "env.max_prompt_tokens=40", "inference_model.max_tokens=24")
+    plan = make_plan(config_of("grpo_gsm8k", *asked), False, machine(2, 80.0))
+    batch = longest_rows(plan)
+    with without_memory(as_on_a_gpu=True):
+        model = bare_model(plan.config.model)
+        make_fake(model)
+        scorer = make_scorer(plan.config, model, plan)
+        memory, torchs = Memory(), MemTracker()
+        memory.add("parameters", [*model.parameters(), *model.buffers()])
+        with memory.phase("forward and backward", "activations"):
+            scorer(batch.tokens).log_prob.sum().backward()
+        model.zero_grad()
+        torchs.track_external(model)
+        with torchs:
+            scorer(batch.tokens).log_prob.sum().backward()
+    snapshot = torchs.get_tracker_snapshot("peak")[torch.device("cpu")]
+    assert memory.peaks["forward and backward"].total() == pytest.approx(snapshot["Total"], rel=0.01)
