@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
@@ -134,19 +133,15 @@ class _Model:
     def __init__(self, plan: Plan, mesh: DeviceMesh | None, model: nn.Module) -> None:
         make_fake(model)
         self.model = model
-        self.root = None if mesh is None else _sharded(plan, model, mesh)
-        self.scorer = make_scorer(plan.config, model, plan)
-
-    def inside(self, compute: Callable[[], T]) -> T:
-        """What `compute` gives where the parameters are whole."""
-        return compute() if self.root is None else self.root(compute)
+        if mesh is None:
+            autocast = plan.learner.autocast
+            half = None if autocast is None else getattr(torch, autocast)
+            self.scorer = make_scorer(plan.config, model, plan, half)
+        else:
+            self.scorer = make_scorer(plan.config, model, plan, within=_sharded(plan, model, mesh))
 
     def score(self, batch: Batch) -> Tensor:
-        """Log-probs without gradients: nothing else would free what the root gathered."""
-        log_prob = self.inside(lambda: self.scorer(batch.tokens, batch.temperature).log_prob)
-        if isinstance(self.root, FSDPModule):
-            self.root.reshard()
-        return log_prob
+        return self.scorer(batch.tokens, batch.temperature).log_prob
 
 
 class _Rank:
@@ -186,7 +181,7 @@ class _Rank:
             parameter.grad = torch.zeros_like(parameter)
 
     def loss(self) -> Tensor:
-        return self.policy.inside(lambda: GRPOLoss.total(self.objective(self.batch, self.totals)))
+        return GRPOLoss.total(self.objective(self.batch, self.totals))
 
     def clip(self) -> None:
         nn.utils.clip_grad_norm_(self.trained, self.limit)
