@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.optim import Optimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -29,8 +30,9 @@ from training.aggregation import BatchTotals
 from training.batch import Batch
 from training.grpo_loss import GRPOLoss
 from training.learner_models import make_scorer
+from training.master_weights import MasterWeights
 from training.model import add_lora, bare_model, outside_linear_layers
-from training.optimizer import make_optimizer
+from training.optimizer import JointOptimizer, make_optimizer
 from training.sharding import Sharded, learner_mesh, shard
 
 T = TypeVar("T")
@@ -222,7 +224,7 @@ def _remember(rank: _Rank, memory: Memory) -> None:
     """What is there between two steps."""
     rank.optimizer.zero_grad()
     memory.add("parameters", rank.policy.model.parameters())
-    memory.add("optimizer", _tensors(rank.optimizer.state_dict()))
+    memory.add("optimizer", _states(rank.optimizer))
     if rank.reference is not None:
         memory.add("reference", rank.reference.model.parameters())
 
@@ -287,6 +289,10 @@ def _making(memory: Memory, kind: str, method: Callable[..., Any]) -> Callable[.
     return labelled
 
 
-def _tensors(state: object) -> list[Tensor]:
-    """All that an optimizer's checkpoint holds."""
-    return [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
+def _states(optimizer: Optimizer) -> list[Tensor]:
+    """All that an optimizer remembers."""
+    if isinstance(optimizer, MasterWeights):
+        return [*_states(optimizer.inner), *optimizer.remainders.values()]
+    if isinstance(optimizer, JointOptimizer):
+        return [tensor for member in optimizer.members for tensor in _states(member)]
+    return [leaf for leaf in tree_leaves(list(optimizer.state.values())) if isinstance(leaf, Tensor)]
