@@ -1,4 +1,4 @@
-"""From values per token to one number; microbatches and processes add up to the global batch exactly.
+"""From values per token to one number; microbatches and ranks add up to the global batch exactly.
 
 Every aggregation is a weight per row: loss = sum_i w_i sum_t l_it. The weights need a few totals of the
 global batch; given those, a microbatch's part is a plain sum, whatever the split.
@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from config.policy import PolicyConfig
@@ -59,18 +58,6 @@ class BatchTotals:
         if self.pass_tokens is None:
             return self
         return replace(self, pass_tokens=self.pass_tokens[rows])
-
-    def all_reduced(self, device: torch.device, group: dist.ProcessGroup | None = None) -> "BatchTotals":
-        """Totals over all processes of `group`. With them gradients are to be summed over processes, not
-        averaged."""
-        if not dist.is_initialized():
-            return self
-        names = ("tokens", "sequences", "nonempty", "positions", "passes")
-        summed = torch.tensor([getattr(self, name) for name in names], dtype=torch.float64, device=device)
-        width = torch.tensor(float(self.width), dtype=torch.float64, device=device)
-        dist.all_reduce(summed, group=group)
-        dist.all_reduce(width, dist.ReduceOp.MAX, group=group)
-        return replace(self, **dict(zip(names, summed.tolist(), strict=True)), width=width.item())
 
 
 def _lengths(mask: Tensor) -> Tensor:

@@ -1,14 +1,13 @@
-"""Metrics of the objective as accumulators that add up over microbatches and processes.
+"""Metrics of the objective as accumulators that add up over microbatches and ranks.
 
-`objective` returns one tensor a metric. `merge_metrics` joins microbatches, `all_reduce_metrics` joins
-processes, `finalize_metrics` turns the accumulators into numbers. Nothing here looks at padding.
+`objective` returns one tensor a metric. `merge_metrics` joins microbatches and ranks,
+`finalize_metrics` turns the accumulators into numbers. Nothing here looks at padding.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 Metrics = dict[str, Tensor]
@@ -62,7 +61,7 @@ def effective_sample_size_by_age(
 
 
 def merge_metrics(parts: Iterable[Metrics]) -> Metrics:
-    """Accumulators of several microbatches as one."""
+    """Accumulators of several microbatches, or of several ranks, as one."""
     merged: Metrics = {}
     for part in parts:
         for name, value in part.items():
@@ -73,22 +72,6 @@ def merge_metrics(parts: Iterable[Metrics]) -> Metrics:
             else:
                 merged[name] = merged[name] + value
     return merged
-
-
-def all_reduce_metrics(metrics: Metrics, group: dist.ProcessGroup | None = None) -> Metrics:
-    """Accumulators over all processes, which must hold the same names."""
-    if not dist.is_initialized():
-        return metrics
-    sums = {name: value for name, value in sorted(metrics.items()) if name not in MAXIMA}
-    flat = torch.cat(list(sums.values()))
-    dist.all_reduce(flat, group=group)
-    parts = flat.split([value.numel() for value in sums.values()])
-    reduced = dict(zip(sums, parts, strict=True))
-    for name in MAXIMA:
-        if name in metrics:
-            reduced[name] = metrics[name].clone()
-            dist.all_reduce(reduced[name], dist.ReduceOp.MAX, group=group)
-    return reduced
 
 
 def finalize_metrics(metrics: Metrics) -> dict[str, float]:

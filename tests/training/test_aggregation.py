@@ -1,16 +1,12 @@
-"""Sums over tokens, rows and processes: every aggregation by hand, and of two processes as of one."""
-
-import os
-from multiprocessing import get_context
+"""Sums over tokens and rows: every aggregation by hand, and of two shares as of one."""
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from config.policy import AGGREGATIONS, PolicyConfig
 from tests.training.loss_batches import VARIANTS, WIDTH, evaluate, make
 from training.aggregation import BatchTotals, aggregate
-from training.loss_metrics import all_reduce_metrics, finalize_metrics
+from training.loss_metrics import finalize_metrics, merge_metrics
 
 SUMS = (2.0, 7.0, 0.0)
 """Of the values of three rows with 3, 1 and 0 tokens, 4 wide."""
@@ -59,60 +55,21 @@ def test_the_totals_of_the_passes_meet_values_on_another_device() -> None:
     assert aggregate(policy, "pass_mean", values, mask.to("meta"), totals).device.type == "meta"
 
 
-Outcome = tuple[float, list[list[float]], dict[str, float]]
-BY_WIDTH = ("constant_length", "constant_length_sum")
-
-
-def _process(rank: int, folder: str, queue: "torch.multiprocessing.SimpleQueue") -> None:
-    """Every aggregation on one of two processes; rank 0 sends what they have together."""
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    outcomes = {aggregation: _together(rank, aggregation, WIDTH) for aggregation in AGGREGATIONS}
-    outcomes |= {f"{how}, narrow": _together(rank, how, (7, WIDTH)[rank]) for how in BY_WIDTH}
-    if rank == 0:
-        queue.put(outcomes)
-    dist.destroy_process_group()
-
-
-def _together(rank: int, aggregation: str, width: int) -> Outcome:
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("width", [7, WIDTH])
+def test_two_shares_give_the_gradient_of_one(aggregation: str, width: int) -> None:
+    """width: of the first share, whose longest response may be shorter than that of the other."""
     policy = PolicyConfig(aggregation=aggregation, pass_size=2, **VARIANTS["everything"])
     tensors = make(seed=4)
-    rows = slice(0, 4) if rank == 0 else slice(4, 10)
-    mine = {name: value[rows, :width] for name, value in tensors.items()}
-    totals = BatchTotals.of(policy, mine["mask"]).all_reduced(torch.device("cpu"))
-    loss, slope, metrics = evaluate(policy, mine, totals)
-    everything = torch.zeros_like(tensors["now"])
-    everything[rows, :width] = slope
-    dist.all_reduce(everything)
-    dist.all_reduce(loss)
-    return loss.item(), everything.tolist(), finalize_metrics(all_reduce_metrics(metrics))
-
-
-@pytest.fixture(scope="module")
-def two_processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    context = get_context("spawn")  # a fork would inherit the process group of an engine in this process
-    queue = context.Queue()
-    folder = str(tmp_path_factory.mktemp("two"))
-    processes = [context.Process(target=_process, args=(rank, folder, queue)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    outcomes = queue.get(timeout=120)
-    for process in processes:
-        process.join(timeout=60)
-        assert process.exitcode == 0
-    return outcomes
-
-
-@pytest.mark.parametrize("kind", [*AGGREGATIONS, *(f"{how}, narrow" for how in BY_WIDTH)])
-def test_two_processes_give_the_gradient_of_one(kind: str, two_processes: dict[str, Outcome]) -> None:
-    """`narrow`: the longest response of one process is shorter than that of the other."""
-    loss, slope, numbers = two_processes[kind]
-    aggregation = kind.removesuffix(", narrow")
-    policy = PolicyConfig(aggregation=aggregation, pass_size=2, **VARIANTS["everything"])
-    whole_loss, whole_gradient, metrics = evaluate(policy, make(seed=4))
-    assert loss == pytest.approx(whole_loss.item(), rel=1e-12)
-    torch.testing.assert_close(
-        torch.tensor(slope, dtype=torch.float64), whole_gradient, rtol=1e-12, atol=1e-15
-    )
-    assert numbers == pytest.approx(finalize_metrics(metrics), rel=1e-12)
+    tensors["mask"][:4, 7:] = False
+    totals = BatchTotals.of(policy, tensors["mask"])
+    loss, parts, gradient = torch.tensor(0.0, dtype=torch.float64), [], torch.zeros_like(tensors["now"])
+    for rows, wide in ((slice(0, 4), width), (slice(4, 10), WIDTH)):
+        share = {name: value[rows, :wide] for name, value in tensors.items()}
+        own, gradient[rows, :wide], metrics = evaluate(policy, share, totals.select(rows))
+        loss += own.detach()
+        parts.append(metrics)
+    whole_loss, whole_gradient, metrics = evaluate(policy, tensors)
+    assert loss.item() == pytest.approx(whole_loss.item(), rel=1e-12)
+    torch.testing.assert_close(gradient, whole_gradient, rtol=1e-12, atol=1e-15)
+    assert finalize_metrics(merge_metrics(parts)) == pytest.approx(finalize_metrics(metrics), rel=1e-12)
