@@ -92,6 +92,11 @@ def check_ranks(config: Config) -> None:
         raise ConfigError(
             f"train_model.offload={model.offload} with device=cpu: everything is in host memory already; take none"
         )
+    if model.offload == "all" and ranks == 1:
+        raise ConfigError(
+            "train_model.offload=all with train_model.num_devices=1: parameters are offloaded shard by shard, so it "
+            "takes two learner ranks or more; take optimizer, or train an adapter (train_model.lora.enabled=true)"
+        )
 
 
 def check_policy(config: Config) -> None:

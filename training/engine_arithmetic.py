@@ -116,12 +116,17 @@ def learner_scores(
     model.eval()
     scores = []
     for sequence in sequences:
-        ids = torch.tensor([list(sequence)], device=causal.device)
-        logits = within(partial(causal, ids)).logits[0, :-1].float() / temperature
+        ids = torch.tensor([list(sequence)])
+        logits = within(partial(_logits, causal, ids))[0, :-1].float() / temperature
         picked: Any = logits.log_softmax(-1).gather(-1, ids[0, 1:, None].to(logits.device))
         scores.append(picked[:, 0].tolist())
     model.train(was_training)
     return scores
+
+
+def _logits(causal: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = causal(ids.to(causal.device)).logits
+    return logits
 
 
 def rounding_error(

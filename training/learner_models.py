@@ -63,8 +63,9 @@ def _sharded(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device,
     with torch.device("meta"):
         empty = _prepared(config, skeleton(config.model), trained)
     gathered = plan.learner.gathered_dtype
-    root = shard(empty, mesh, None if gathered is None else getattr(torch, gathered))
-    root.to_empty(device=device)
+    offload = config.train_model.offload == "all"
+    root = shard(empty, mesh, None if gathered is None else getattr(torch, gathered), offload)
+    root.to_empty(device="cpu" if offload else device)
     fill(root.model, None if full is None else _prepared(config, full, trained))
     return root
 

@@ -30,6 +30,12 @@ def learner_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]
     States that the optimizer makes in its first step are made here if they are not there yet: zeros, as it would.
     """
     tensors = {f"{MODEL}{name}": tensor for name, tensor in trained_tensors(model).items()}
+    return tensors | optimizer_tensors(model, optimizer)
+
+
+def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Those of the optimizer alone."""
+    tensors: dict[str, Tensor] = {}
     for name, state in _named_states(model, optimizer).items():
         tensors |= {f"{OPTIMIZER}{name}.{key}": tensor for key, tensor in state.items() if key != STEP}
     return tensors

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from training.host_states import hold
 from training.sharding import local
 
 BUCKET_ELEMENTS = 1 << 26
@@ -93,14 +94,14 @@ class MasterWeights(Optimizer):
         for parameter in bucket:
             assert parameter.grad is not None
             shadow = self.shadows[parameter]
-            _hold(shadow, join(local(parameter.data), local(self.remainders[parameter])))
+            hold(shadow, join(local(parameter.data), local(self.remainders[parameter])))
             shadow.grad = parameter.grad.float()
         self.inner.step()
         for parameter in bucket:
             shadow = self.shadows[parameter]
             shadow.grad = None
             split(local(shadow.data), local(parameter.data), local(self.remainders[parameter]))
-            _hold(shadow, _nothing(parameter))
+            hold(shadow, _nothing(parameter))
 
 
 def is_half(parameter: Tensor) -> bool:
@@ -119,14 +120,6 @@ def _empty_shadow(parameter: nn.Parameter) -> nn.Parameter:
 
 def _nothing(parameter: nn.Parameter) -> Tensor:
     return local(parameter.data).new_empty([0] * parameter.ndim, dtype=torch.float32)
-
-
-def _hold(shadow: nn.Parameter, values: Tensor) -> None:
-    """Let a shadow stand for other memory, a rank's own part of it. The data of a DTensor cannot be set."""
-    if isinstance(shadow.data, DTensor):
-        vars(shadow)["_local_tensor"] = values
-    else:
-        shadow.data = values
 
 
 def copy_settings(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:

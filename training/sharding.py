@@ -13,7 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from training.model import causal_model
@@ -62,19 +68,20 @@ def learner_mesh(device: str, ranks: int, shard_size: int) -> DeviceMesh:
     return init_device_mesh(device, (ranks // shard_size, shard_size), mesh_dim_names=("replicate", "shard"))
 
 
-def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None) -> Sharded:
+def shard(
+    model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None, offload: bool = False
+) -> Sharded:
     """`model` in shards over `mesh`, each decoder layer a unit, under its root.
 
-    Gradients are summed over the ranks, for the loss is divided by the global batch. compute_dtype: that layers are
-    gathered and computed in, beside which gradients are summed in float32; None: the weights' own.
+    Gradients are summed over the ranks, in float32, for the loss is divided by the global batch. compute_dtype: that
+    layers are gathered and computed in; None: the weights' own. offload: shards,
+    gradients and what the optimizer makes of them are in host memory, from which a layer is gathered.
     """
-    precision = MixedPrecisionPolicy(
-        param_dtype=compute_dtype, reduce_dtype=None if compute_dtype is None else torch.float32
-    )
+    precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    place = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
     root = Sharded(model)
-    for layer in decoder_layers(model):
-        fully_shard(layer, mesh=mesh, mp_policy=precision)
-    fully_shard(root, mesh=mesh, mp_policy=precision)
+    for unit in (*decoder_layers(model), root):
+        fully_shard(unit, mesh=mesh, mp_policy=precision, offload_policy=place)
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)  # gloo knows no other

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,8 +24,15 @@ from config.schema import Config
 from training.aggregation import BatchTotals
 from training.batch import Batch
 from training.grpo_loss import GRPOLoss
+from training.host_states import HostStates
 from training.learner_models import Models
-from training.learner_state import check_same_tensors, learner_tensors, load_step_counts, step_counts
+from training.learner_state import (
+    check_same_tensors,
+    learner_tensors,
+    load_step_counts,
+    optimizer_tensors,
+    step_counts,
+)
 from training.loss_metrics import Metrics, effective_sample_size_by_age, merge_metrics
 from training.optimizer import go_to_step, make_optimizer, make_scheduler
 from training.sharding import whole
@@ -84,6 +92,7 @@ class Worker(PolicyWeights):
         self.tell = tell
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.scheduler = make_scheduler(self.optimizer, config.optimizer, config.total_optimizer_steps)
+        self.states = _host_states(self) if config.train_model.offload == "optimizer" else None
         self.scaler = torch.amp.GradScaler(enabled=config.train.mixed_precision == "fp16")
         once = config.train.epochs == 1 and config.policy.kl_placement == "loss"
         self.beside = self.reference if self.reference and self.reference.beside and once else None
@@ -160,7 +169,8 @@ class Worker(PolicyWeights):
     def _update(self, finite: bool) -> bool:
         """Apply the gradient if it is finite. Returns whether it was."""
         if finite:
-            self.scaler.step(self.optimizer)
+            with nullcontext() if self.states is None else self.states.visit():
+                self.scaler.step(self.optimizer)
             self.scheduler.step()
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -195,6 +205,14 @@ class Worker(PolicyWeights):
         go_to_step(self.scheduler, numbers["schedule_step"])
         if self.scaler.is_enabled() and numbers["scaler"]:
             self.scaler.load_state_dict(numbers["scaler"])
+
+
+def _host_states(worker: Worker) -> HostStates:
+    """Those of its optimizer, on the host from now on."""
+    device = next(parameter.device for parameter in worker.model.parameters())
+    states = HostStates(partial(optimizer_tensors, worker.model, worker.optimizer), device)
+    with states.visit():  # they are made here if the optimizer has not stepped yet
+        return states
 
 
 def _over_workers(value: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Two real gloo ranks in Ray actors are one process: losses, gradients, parameters, pushes, checkpoints, failures."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,27 @@ def test_every_way_to_train(
     train: dict[str, object], ranks: Ranks, model: str, groups: list[Group], tmp_path: Path
 ) -> None:
     assert_equal_training(*both(ranks, model, tmp_path, **dict(train)), groups)
+
+
+def test_bfloat16_weights(ranks: Ranks, model: str, groups: list[Group], tmp_path: Path) -> None:
+    """Each rank rounds its part of a gradient."""
+    assert_equal_training(*both(ranks, model, tmp_path, dtype="bfloat16"), groups, bound=5e-4)
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "all"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_offloaded_computes_the_same(
+    offload: str, dtype: str, ranks: Ranks, model: str, groups: list[Group], tmp_path: Path
+) -> None:
+    """A plan allows it on GPUs alone; here host and device are the same memory, and all else is as there."""
+    config = config_of(model, 2, dtype=dtype)
+    kept = over(ranks, config, tmp_path)
+    expected = steps(kept, groups), weights(kept)
+    away = replace(config, train_model=replace(config.train_model, offload=offload))
+    offloaded = RankedLearner(away, plan_of(config, tmp_path), ranks, tmp_path)
+    assert steps(offloaded, groups) == expected[0]
+    after = weights(offloaded)
+    assert all(torch.equal(after[name], tensor) for name, tensor in expected[1].items())
 
 
 def test_muon(ranks: Ranks, model: str, groups: list[Group], tmp_path: Path) -> None:
