@@ -164,7 +164,7 @@ class Worker(PolicyWeights):
     def _clip(self) -> float:
         self.scaler.unscale_(self.optimizer)
         limit = self.config.optimizer.clip_grad_norm or float("inf")
-        return float(whole(nn.utils.clip_grad_norm_(self.model.parameters(), limit)))
+        return clip_gradients(list(self.model.parameters()), limit)
 
     def _update(self, finite: bool) -> bool:
         """Apply the gradient if it is finite. Returns whether it was."""
@@ -205,6 +205,18 @@ class Worker(PolicyWeights):
         go_to_step(self.scheduler, numbers["schedule_step"])
         if self.scaler.is_enabled() and numbers["scaler"]:
             self.scaler.load_state_dict(numbers["scaler"])
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> float:
+    """The norm of all gradients together, on every worker the same, to `limit` at most from now on.
+
+    Returns the norm before. It is float32 whatever the gradients' dtype: bfloat16 would keep three digits of it.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)))
+    nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+    return float(whole(norm))
 
 
 def _host_states(worker: Worker) -> HostStates:
