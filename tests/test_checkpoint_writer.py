@@ -205,7 +205,7 @@ def test_a_run_killed_while_it_writes_goes_on_from_the_checkpoint_before(tmp_pat
     """With all tensors on disk and no name yet: to the bit the run that never stopped, and nothing is left over."""
     whole, killed, script = tmp_path / "whole", tmp_path / "killed", tmp_path / "slow.py"
     script.write_text(
-        f"import runpy, sys, time\nsys.path.insert(0, {str(ROOT)!r})\nimport training.local_learner as learner\n"
+        f"import runpy, sys, time\nsys.path.insert(0, {str(ROOT)!r})\nimport training.worker as learner\n"
         "write = learner.write_tensors\n"
         "def write_tensors(folder, tensors):\n"
         "    write(folder, tensors)\n"

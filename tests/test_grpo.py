@@ -149,7 +149,7 @@ def test_a_full_disk_is_one_message_and_what_is_there_is_whole(tmp_path: Path) -
     run_dir, script = tmp_path / "run", tmp_path / "with_a_full_disk.py"
     folder = run_dir / "checkpoints"
     script.write_text(
-        f"import os, runpy, sys\nsys.path.insert(0, {str(ROOT)!r})\nimport training.local_learner as learner\n"
+        f"import os, runpy, sys\nsys.path.insert(0, {str(ROOT)!r})\nimport training.worker as learner\n"
         "write = learner.write_tensors\n"
         "def write_tensors(folder, tensors):\n"
         "    if '000002' in str(folder):\n"
