@@ -207,7 +207,7 @@ def test_a_run_killed_while_it_writes_goes_on_from_the_checkpoint_before(tmp_pat
     script.write_text(
         f"import runpy, sys, time\nsys.path.insert(0, {str(ROOT)!r})\nimport training.worker as learner\n"
         "write = learner.write_tensors\n"
-        "def write_tensors(folder, tensors):\n"
+        "def write_tensors(folder, tensors, group):\n"
         "    write(folder, tensors)\n"
         "    if '000003' in str(folder):\n"
         "        time.sleep(1000)\n"

@@ -151,7 +151,7 @@ def test_a_full_disk_is_one_message_and_what_is_there_is_whole(tmp_path: Path) -
     script.write_text(
         f"import os, runpy, sys\nsys.path.insert(0, {str(ROOT)!r})\nimport training.worker as learner\n"
         "write = learner.write_tensors\n"
-        "def write_tensors(folder, tensors):\n"
+        "def write_tensors(folder, tensors, group):\n"
         "    if '000002' in str(folder):\n"
         "        folder.mkdir()\n"
         "        os.symlink('/dev/full', folder / '__0_0.distcp')\n"
