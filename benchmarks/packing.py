@@ -1,11 +1,12 @@
 """Packed groups beside two padded ways: a prompt shared through a key/value cache, and whole rows.
 
-    python benchmarks/packing.py [MODEL_FOLDER] [--prompts 4] [--repeats 8] [--prompt 128] [--limit 512] [--equal]
+    python benchmarks/packing.py [MODEL_FOLDER] [--prompts 4] [--repeats 8] [--prompt 128] [--limit 128] [--equal]
 
 Forward and backward pass of the log-probs of answers whose lengths are log-normal (sigma 0.8), as answers are, or all
 equal; without a folder by a random Llama. Prints medians of rounds in which the ways take turns and their ratios to
-packing, the positions that each computes, the largest difference of its log-probs and of its gradient (relative to the
-largest of the gradient), and the peak memory of each in a process of its own.
+packing, the positions that each computes and their ratio, which the seconds would have if a position cost the same
+everywhere and nothing else did, the largest difference of its log-probs and of its gradient (relative to the largest of
+the gradient), and the peak memory of each in a process of its own.
 """
 
 import argparse
@@ -120,8 +121,9 @@ def positions(name: str, tokens: Tokens, repeats: int) -> int:
     if name == "packed":
         return packed_positions(tokens)
     kept = trim(tokens)
-    prompts = kept.prompt_mask.numel() // (repeats if name == "cached" else 1)
-    return prompts + kept.response_mask.numel()
+    if name == "cached":
+        return kept.prompt_mask.numel() // repeats + kept.response_mask[:, 1:].numel()
+    return kept.prompt_mask.numel() + kept.response_mask.numel()
 
 
 def peak_kib() -> int:
@@ -141,7 +143,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?")
-    for name, value in (("prompts", 4), ("repeats", 8), ("prompt", 128), ("limit", 512), ("rounds", 3)):
+    for name, value in (("prompts", 4), ("repeats", 8), ("prompt", 128), ("limit", 128), ("rounds", 3)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--equal", action="store_true", help="all prompts and answers at their limits")
     parser.add_argument("--only", help="print the peak memory of one way")
@@ -160,17 +162,26 @@ def main() -> None:
         }
         for _ in range(asked.rounds)
     ]
+    report(asked, tokens, rounds)
+
+
+def report(
+    asked: argparse.Namespace, tokens: Tokens, rounds: list[dict[str, tuple[float, Tensor, Tensor]]]
+) -> None:
     expected = rounds[0]["whole"]
     packed = statistics.median(each["packed"][0] for each in rounds)
+    fewest = positions("packed", tokens, asked.repeats)
     print(
-        f"{'way':10}{'seconds':>9}{'ratio':>8}{'positions':>11}{'log-prob off':>14}{'gradient off':>14}{'peak GiB':>10}"
+        f"{'way':10}{'seconds':>9}{'ratio':>8}{'positions':>11}{'ratio':>8}"
+        f"{'log-prob off':>14}{'gradient off':>14}{'peak GiB':>10}"
     )
-    for name in scorers:
+    for name in rounds[0]:
         seconds = statistics.median(each[name][0] for each in rounds)
+        computed = positions(name, tokens, asked.repeats)
         off = (rounds[0][name][1] - expected[1]).abs().max()
         gradient = (rounds[0][name][2] - expected[2]).abs().max() / expected[2].abs().max()
         print(
-            f"{name:10}{seconds:9.3f}{seconds / packed:8.2f}{positions(name, tokens, asked.repeats):11}"
+            f"{name:10}{seconds:9.3f}{seconds / packed:8.2f}{computed:11}{computed / fewest:8.2f}"
             f"{off:14.1e}{gradient:14.1e}{peak_alone(name):10.2f}",
             flush=True,
         )

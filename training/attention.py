@@ -26,7 +26,7 @@ from plan.model_shape import every_layer_sees_all
 NAME = "by_segments"
 WASTE = 0.25
 """Elements of attention that a call may compute for its padding, as a share of those that it is for."""
-SMALL = 1 << 15
+SMALL = 1 << 13
 """Elements of attention that cost no more than one more call would."""
 BLOCKED = ("cuda",)
 """Devices of which flex attention has a kernel with a backward pass."""
@@ -50,7 +50,8 @@ def attend_by_segments(model: PreTrainedModel) -> None:
 
 @dataclass(eq=False)
 class Segments:
-    """Where prompts and responses lie in a packed sequence. int64, P prompts and N responses, in their order.
+    """Where prompts and responses lie in a packed sequence: each prompt has its responses right behind it. int64, P
+    prompts and N responses, in their order.
 
     prompt_starts, prompt_lengths: [P]. starts, lengths: [N], of the responses; a length may be 0.
     groups: [N], the prompt of each.
@@ -124,7 +125,7 @@ class Call:
     """Some rows of one call of scaled dot-product attention.
 
     queries: int64 [n, Q] and keys: int64 [n, K], places in the packed sequence; a row shorter than others goes on
-    with its last place. mask: bool [Q, K]; None where queries are keys, and causal.
+    with its last place. mask: bool [Q, K] or [n, 1, Q, K]; None where queries are keys, and causal.
     """
 
     queries: Tensor
@@ -138,11 +139,10 @@ class Call:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float
     ) -> Tensor:
-        """[n * Q, heads, D] from query [L, heads, D] and key, value [L, heads of keys, D]."""
+        """[n * Q, heads, D] from query [n * Q, heads, D] and key, value [n * K, heads of keys, D]."""
+        rows = len(self.queries)
         out = scaled_dot_product_attention(
-            _rows(query, self.queries),
-            _rows(key, self.keys),
-            _rows(value, self.keys),
+            *(each.unflatten(0, (rows, -1)).transpose(1, 2) for each in (query, key, value)),
             attn_mask=self.mask,
             dropout_p=dropout,
             is_causal=self.mask is None,
@@ -153,39 +153,61 @@ class Call:
         return flat
 
 
-def _rows(values: Tensor, places: Tensor) -> Tensor:
-    """[n, heads, W, D] from [L, heads, D] and [n, W]."""
-    rows: Tensor = values.index_select(0, places.flatten()).unflatten(0, places.shape)
-    return rows.transpose(1, 2)
-
-
 @dataclass(frozen=True)
 class Calls:
-    """Every call, and where in their outputs, one after the other, that of each position [L] is."""
+    """Every call, and where in their outputs, one after the other, that of each position [L] is.
+
+    queries, keys: int64, those of all calls, one after the other, so that a layer gathers once. None where they are
+    the packed sequence as it is; so are `places` then.
+    """
 
     calls: tuple[Call, ...]
-    places: Tensor
+    queries: Tensor | None
+    keys: Tensor | None
+    places: Tensor | None
 
     @classmethod
     def of(cls, segments: Segments, device: torch.device) -> "Calls":
-        made, given = [], []
-        begins = 0
-        for call, (rows, columns, positions) in _planned(segments):
-            made.append(call)
+        planned = list(_planned(segments))
+        made = tuple(call.to(device) for call, _ in planned)
+        begins, given = 0, []
+        for call, (rows, columns, positions) in planned:
             given.append(np.stack([positions, begins + rows * call.queries.shape[1] + columns]))
             begins += call.queries.numel()
         positions, outputs = np.concatenate(given, axis=1)
         places = np.empty_like(outputs)
         places[positions] = outputs
-        return cls(tuple(call.to(device) for call in made), torch.from_numpy(places).to(device))
+        queries, keys = (
+            torch.cat([each.flatten() for each in one])
+            for one in ([call.queries for call in made], [call.keys for call in made])
+        )
+        kept = (queries, keys, torch.from_numpy(places).to(device))
+        return cls(made, *(None if _everything(each, segments.total) else each for each in kept))
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float
     ) -> Tensor:
         """As `attend`."""
-        query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
-        outputs = [call.attend(query, key, value, scaling, dropout) for call in self.calls]
-        return torch.cat(outputs).index_select(0, self.places)[None]
+        queries = _taken(query[0].transpose(0, 1), self.queries).split(
+            [c.queries.numel() for c in self.calls]
+        )
+        keys, values = (
+            _taken(each[0].transpose(0, 1), self.keys).split([call.keys.numel() for call in self.calls])
+            for each in (key, value)
+        )
+        outputs = [
+            call.attend(*of_call, scaling, dropout)
+            for call, *of_call in zip(self.calls, queries, keys, values, strict=True)
+        ]
+        return _taken(torch.cat(outputs) if len(outputs) > 1 else outputs[0], self.places)[None]
+
+
+def _everything(places: Tensor, length: int) -> bool:
+    return torch.equal(places, torch.arange(length, device=places.device))
+
+
+def _taken(values: Tensor, places: Tensor | None) -> Tensor:
+    return values if places is None else values.index_select(0, places)
 
 
 Given = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -195,56 +217,68 @@ Given = tuple[np.ndarray, np.ndarray, np.ndarray]
 def _planned(segments: Segments) -> Iterator[tuple[Call, Given]]:
     """Calls that together give every position once.
 
-    A response's row repeats its prompt's queries, which costs less than a call of its own unless prompt or group are
-    long. There the responses of a group are queries alone.
+    A small group is one row, under a mask that keeps its responses apart: that costs less than the calls it saves.
+    Of others the prompts are rows by themselves, and each response is a row whose keys begin with its prompt's.
     """
     prompts, prompt_lengths, starts, lengths, groups = (
         each.cpu().numpy() for name, each in vars(segments).items() if name != "_prepared"
     )
-    repeated = np.bincount(groups, (prompt_lengths[groups] + lengths) * prompt_lengths[groups], len(prompts))
-    alone = repeated - prompt_lengths**2 > SMALL
-    joined = np.flatnonzero(~alone[groups] & (lengths > 0))
-    nothing = np.zeros_like(prompts)
-    yield from _causal(
-        np.concatenate([prompts, prompts[groups[joined]]]),
-        np.concatenate([prompt_lengths, prompt_lengths[groups[joined]]]),
-        np.concatenate([nothing, starts[joined]]),
-        np.concatenate([nothing, lengths[joined]]),
+    widths = prompt_lengths + np.bincount(groups, lengths, len(prompts)).astype(np.int64)
+    apart = prompt_lengths**2 + np.bincount(
+        groups, lengths * (prompt_lengths[groups] + lengths), len(prompts)
     )
-    for group in np.flatnonzero(alone):
-        rows = np.flatnonzero((groups == group) & (lengths > 0))
-        yield from _continued(prompts[group], prompt_lengths[group], starts[rows], lengths[rows])
+    together = widths**2 - apart <= SMALL
+    owners = np.full(widths.sum(), -1)
+    for row, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        owners[start : start + length] = row
+    yield from _grouped(prompts[together], widths[together], owners)
+    yield from _causal(prompts[~together], prompt_lengths[~together])
+    continued = ~together[groups] & (lengths > 0)
+    for prompt_length in np.unique(prompt_lengths[groups[continued]]):
+        rows = np.flatnonzero(continued & (prompt_lengths[groups] == prompt_length))
+        yield from _continued(prompts[groups[rows]], int(prompt_length), starts[rows], lengths[rows])
 
 
-def _causal(
-    prompts: np.ndarray, prompt_lengths: np.ndarray, starts: np.ndarray, lengths: np.ndarray
-) -> Iterator[tuple[Call, Given]]:
-    """Rows [n] of a prompt and its response, which is given, or of length 0: then the prompt is."""
-    ends = prompt_lengths + lengths
-    for chosen in _alike(ends):
-        keys = _places(prompts[chosen], prompt_lengths[chosen], starts[chosen], lengths[chosen])
-        columns = np.arange(keys.shape[1])
-        first = np.where(lengths > 0, prompt_lengths, 0)[chosen, None]
-        given, of = np.nonzero((columns >= first) & (columns < ends[chosen, None]))
-        places = torch.from_numpy(keys)
-        yield Call(places, places, None), (given, of, keys[given, of])
+def _grouped(starts: np.ndarray, widths: np.ndarray, owners: np.ndarray) -> Iterator[tuple[Call, Given]]:
+    """Rows of whole groups, which lie at `starts`. owners: [L], the response that a position belongs to, or -1."""
+    for places, given in _spread(starts, widths):
+        owner = torch.from_numpy(owners[places])
+        shared, same = owner[:, None] == -1, owner[:, None] == owner[:, :, None]
+        kept = torch.from_numpy(places)
+        yield Call(kept, kept, (shared | same).tril()[:, None]), given
+
+
+def _causal(starts: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[Call, Given]]:
+    """Rows of prompts alone."""
+    for places, given in _spread(starts, lengths):
+        kept = torch.from_numpy(places)
+        yield Call(kept, kept, None), given
 
 
 def _continued(
-    prompt: int, prompt_length: int, starts: np.ndarray, lengths: np.ndarray
+    prompts: np.ndarray, prompt_length: int, starts: np.ndarray, lengths: np.ndarray
 ) -> Iterator[tuple[Call, Given]]:
-    """Responses [n] to one prompt."""
+    """Responses [n] to prompts [n] of one length."""
     for chosen in _alike(lengths, prompt_length):
-        same = np.zeros_like(chosen)
-        keys = _places(same + prompt, same + prompt_length, starts[chosen], lengths[chosen])
-        queries = keys[:, prompt_length:]
-        columns = np.arange(queries.shape[1])
-        mask = np.arange(keys.shape[1]) <= prompt_length + columns[:, None]
-        given, of = np.nonzero(columns < lengths[chosen, None])
-        yield (
-            Call(torch.from_numpy(queries), torch.from_numpy(keys), torch.from_numpy(mask)),
-            (given, of, queries[given, of]),
-        )
+        queries, given = _row_places(starts[chosen], lengths[chosen])
+        seen = prompts[chosen, None] + np.arange(prompt_length)
+        mask = torch.ones(queries.shape[1], prompt_length + queries.shape[1], dtype=torch.bool)
+        keys = torch.from_numpy(np.concatenate([seen, queries], axis=1))
+        yield Call(torch.from_numpy(queries), keys, mask.tril(prompt_length)), given
+
+
+def _spread(starts: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[np.ndarray, Given]]:
+    """Places of spans that are rows, in sets of like length."""
+    for chosen in _alike(lengths):
+        yield _row_places(starts[chosen], lengths[chosen])
+
+
+def _row_places(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, Given]:
+    """int64 [n, widest]: the positions of each span; the last one goes on. And which of them are given."""
+    columns = np.arange(lengths.max())
+    places = starts[:, None] + np.minimum(columns, lengths[:, None] - 1)
+    rows, of = np.nonzero(columns < lengths[:, None])
+    return places, (rows, of, places[rows, of])
 
 
 def _alike(widths: np.ndarray, prompt_length: int = 0) -> Iterator[np.ndarray]:
@@ -258,17 +292,6 @@ def _alike(widths: np.ndarray, prompt_length: int = 0) -> Iterator[np.ndarray]:
         count = len(left) if fits.all() else int(fits.argmin())
         yield left[:count]
         left = left[count:]
-
-
-def _places(
-    prompts: np.ndarray, prompt_lengths: np.ndarray, starts: np.ndarray, lengths: np.ndarray
-) -> np.ndarray:
-    """int64 [n, widest]: the positions of a prompt and its response, of each row; the last one goes on."""
-    ends = prompt_lengths + lengths
-    columns = np.minimum(np.arange(ends.max()), ends[:, None] - 1)
-    behind = columns - prompt_lengths[:, None]
-    places: np.ndarray = np.where(behind < 0, prompts[:, None] + columns, starts[:, None] + behind)
-    return places
 
 
 def _block_mask(segments: Segments, device: torch.device) -> BlockMask:

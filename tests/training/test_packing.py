@@ -208,6 +208,7 @@ def test_padding_inside_attention_stays_small(small: int, monkeypatch: pytest.Mo
     tokens.loss_mask = tokens.response_mask.clone()
     segments = pack(tokens).segments
     calls = segments.calls(torch.device("cpu"))
+    assert calls.places is not None
     places = torch.cat([call.queries.flatten() for call in calls.calls])[calls.places]
     assert torch.equal(places, torch.arange(segments.total))
     needed = 0
