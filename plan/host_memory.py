@@ -29,7 +29,9 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
     else:
         visits = reference_bytes(plan.config, shape) if plan.reference.home == "host memory" else 0.0
         uses = [Use("visiting reference", visits, "ref_model.num_devices"), *_offloaded(plan, shape)]
-    state = checkpoint_bytes(plan.config, shape) if plan.config.train.async_checkpoint else 0.0
+    devices = plan.devices
+    here = devices.ranks_per_node / devices.ranks  # each rank writes its shards
+    state = checkpoint_bytes(plan.config, shape) * here if plan.config.train.async_checkpoint else 0.0
     uses.append(Use("copy for a checkpoint", state, "train.async_checkpoint"))
     copy = pushed_bytes(plan.config, shape, plan.weight_dtype) if plan.transport != "in_process" else 0.0
     uses.append(Use("copy of the last push", copy, "model.name, inference_model.dtype"))

@@ -77,10 +77,19 @@ def microbatch_rows(config: Config) -> int:
     return math.ceil(config.optim_batch_size / shares)
 
 
-def rank_microbatches(config: Config) -> int:
-    """Microbatches of each rank in an optimizer step: fewer than `train.gradient_accumulation_steps` where a rank has
-    no more to take."""
-    return math.ceil(config.optim_batch_size / (config.train_model.ranks * microbatch_rows(config)))
+def rank_microbatches(config: Config, shape: ModelShape | None) -> int:
+    """Microbatches of each rank in an optimizer step, everything at its limits: fewer than
+    `train.gradient_accumulation_steps` where a rank has no more to take."""
+    return math.ceil(config.optim_batch_size / (config.train_model.ranks * rows_at_a_time(config, shape)))
+
+
+def rows_at_a_time(config: Config, shape: ModelShape | None) -> int:
+    """Completions of one microbatch of a rank, everything at its limits."""
+    prompt, response = config.env.max_prompt_tokens, config.inference_model.max_tokens
+    positions = microbatch_tokens(config, shape)
+    if packs(config, shape):
+        return max(1, min(microbatch_rows(config), (positions - prompt) // response))
+    return max(1, positions // (prompt + response))
 
 
 def microbatch_tokens(config: Config, shape: ModelShape | None) -> int:
@@ -104,15 +113,19 @@ def trained_parameters(config: Config, shape: ModelShape) -> int:
 def microbatch(config: Config, shape: ModelShape, on_cpu: bool) -> Microbatch:
     """Sizes of one microbatch of the longest prompts and responses.
 
-    Packed, keys are not repeated for every query head, and there is no mask; on a CPU each row has its prompt's too.
+    Packed, keys are not repeated for every query head, and there is no mask. On a CPU the rows of a call are gathered
+    and its outputs put in their places: each row has its prompt's queries, keys, values and outputs too.
     """
     prompt, response = config.env.max_prompt_tokens, config.inference_model.max_tokens
     positions, whole = microbatch_tokens(config, shape), prompt + response
     chunk = chunk_size(config, shape, on_cpu)
     if packs(config, shape):
         targets = min(microbatch_rows(config) * response, positions - prompt)
-        keys = targets * whole // response if on_cpu else positions
-        return Microbatch(positions, keys * shape.num_kv_heads // shape.num_heads, 0, targets, chunk)
+        keys = positions * shape.num_kv_heads // shape.num_heads
+        if on_cpu:
+            gathered_rows = targets * whole // response + (positions - targets)
+            keys = gathered_rows * (shape.num_heads + shape.num_kv_heads) // shape.num_heads - positions // 2
+        return Microbatch(positions, keys, 0, targets, chunk)
     rows = positions // whole
     return Microbatch(positions, rows * whole, rows * whole * whole, rows * response, chunk)
 
@@ -277,7 +290,7 @@ def _peak(config: Config, shape: ModelShape, on_cpu: bool, gradients: Use) -> li
     block = block_bytes(shape, batch, widths)
     kept = block_input_bytes(shape, batch, widths) if recomputes else block
     copies = _copies(config, shape, on_cpu)
-    several = rank_microbatches(config) > 1 or train.max_tokens_per_microbatch is not None
+    several = rank_microbatches(config, shape) > 1
     held = gradients.bytes if several else 0.0
 
     def moment(now: Use, units: float, gradient: float = held, layers: int = shape.num_layers) -> list[Use]:

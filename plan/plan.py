@@ -90,7 +90,8 @@ class LearnerPlan:
     gathered_dtype: several ranks have no autocast; they gather their parameters in this dtype and compute in it. None:
         in that of the weights.
     packs: a microbatch is one sequence, where the model can.
-    microbatch_rows: completions that one rank takes at a time. microbatches: that it takes in an optimizer step.
+    microbatch_rows: completions that one rank takes at a time without a limit on positions. microbatches: that it takes
+        in an optimizer step.
     chunk_size: response tokens whose logits exist at one time; None: by the head, which is not known yet.
     num_threads: of its process; None: all that torch takes.
     """
@@ -295,7 +296,7 @@ def _learner(config: Config, overlapped: bool, devices: DevicePlan, shape: Model
         gathered_dtype=None if devices.ranks == 1 else half,
         packs=packs(config, shape),
         microbatch_rows=microbatch_rows(config),
-        microbatches=rank_microbatches(config),
+        microbatches=rank_microbatches(config, shape),
         chunk_size=None if shape is None else chunk_size(config, shape, devices.on_cpu),
         num_threads=config.train_model.num_threads or _threads(overlapped, devices),
     )

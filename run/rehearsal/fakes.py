@@ -17,8 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from plan.memory import rows_at_a_time
 from plan.plan import Plan
 from training import log_probs
+from training.attention import NAME
 from training.batch import Batch, Scores, Tokens
 
 aten = torch.ops.aten
@@ -75,13 +77,12 @@ _ANSWERS: dict[Any, object] = {Tensor.__bool__: True, Tensor.__float__: 1.0, Ten
 
 @contextmanager
 def without_memory(as_on_a_gpu: bool) -> Iterator[None]:
-    """Tensors that are made inside are fake. as_on_a_gpu: attention is one kernel, half-precision factors of the output
-    head are summed as they are."""
+    """Tensors that are made inside are fake. as_on_a_gpu: attention of packed sequences is one kernel, half-precision
+    factors of the output head are summed as they are."""
     with ExitStack() as inside:
         if as_on_a_gpu:
             inside.enter_context(patch.object(log_probs, "_multiplies_half", lambda device: True))
-            every = dict.fromkeys(ALL_ATTENTION_FUNCTIONS.valid_keys(), fused_attention)
-            inside.enter_context(patch.dict(ALL_ATTENTION_FUNCTIONS._global_mapping, every))
+            inside.enter_context(patch.dict(ALL_ATTENTION_FUNCTIONS._global_mapping, {NAME: fused_attention}))
         inside.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         inside.enter_context(SmallIntegers())
         inside.enter_context(Finite())
@@ -121,7 +122,7 @@ def make_fake(model: nn.Module) -> None:
 
 def longest_rows(plan: Plan) -> Batch:
     """One microbatch of a rank, every prompt and response at its limit; a group's prompts are the same."""
-    config, rows = plan.config, plan.learner.microbatch_rows
+    config, rows = plan.config, rows_at_a_time(plan.config, plan.shape)
     prompt, response = config.env.max_prompt_tokens, config.inference_model.max_tokens
     group = torch.arange(rows)[:, None] // config.env.repeats
 

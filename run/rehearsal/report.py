@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from plan.memory import gib, usable_bytes
+from plan.memory import gib, rows_at_a_time, usable_bytes
 from plan.model_shape import GIB, ModelShape
 from plan.plan import Plan
 from plan.problems import Problem
@@ -69,7 +69,7 @@ def _rank(plan: Plan, shape: ModelShape) -> Iterator[str]:
     yield line("rank", f"0 of {devices.ranks} on {nodes} node(s), shards over {learner.shard_size}")
     config = plan.config
     longest = f"{config.env.max_prompt_tokens} + {config.inference_model.max_tokens} tokens"
-    yield line("microbatch", f"{learner.microbatch_rows} completions of {longest}, all at their limits")
+    yield line("microbatch", f"{rows_at_a_time(config, shape)} completions of {longest}, all at their limits")
 
 
 def _memory(plan: Plan, peaks: Peaks) -> Iterator[str]:
@@ -120,7 +120,7 @@ def _assumed(plan: Plan) -> Iterator[str]:
         "network", f"{figures.network_gib_s:g} GiB/s of a GPU each way, to others  [plan.network_gib_s]"
     )
     yield "bytes read and written are those of every operation for itself: no two are fused"
-    yield "attention is one causal kernel without a mask, over all of a row; its FLOPs are those without a mask"
+    yield "attention is one kernel without a mask; its FLOPs are those of all pairs of a microbatch, so more than real"
     if plan.config.train_model.offload != "none":
         yield f"what train_model.offload={plan.config.train_model.offload} keeps on the host is left out of the memory"
     yield "fragmentation and libraries: 3% and 1.5 GiB of a GPU are kept free for them"

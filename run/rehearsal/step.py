@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.optim import Optimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -30,8 +30,9 @@ from training.aggregation import BatchTotals
 from training.batch import Batch
 from training.grpo_loss import GRPOLoss
 from training.learner_models import make_scorer
+from training.master_weights import MasterWeights
 from training.model import add_lora, bare_model, outside_linear_layers
-from training.optimizer import make_optimizer
+from training.optimizer import JointOptimizer, make_optimizer
 from training.sharding import Sharded, learner_mesh, shard
 
 T = TypeVar("T")
@@ -134,19 +135,15 @@ class _Model:
     def __init__(self, plan: Plan, mesh: DeviceMesh | None, model: nn.Module) -> None:
         make_fake(model)
         self.model = model
-        self.root = None if mesh is None else _sharded(plan, model, mesh)
-        self.scorer = make_scorer(plan.config, model, plan)
-
-    def inside(self, compute: Callable[[], T]) -> T:
-        """What `compute` gives where the parameters are whole."""
-        return compute() if self.root is None else self.root(compute)
+        if mesh is None:
+            autocast = plan.learner.autocast
+            half = None if autocast is None else getattr(torch, autocast)
+            self.scorer = make_scorer(plan.config, model, plan, half)
+        else:
+            self.scorer = make_scorer(plan.config, model, plan, within=_sharded(plan, model, mesh))
 
     def score(self, batch: Batch) -> Tensor:
-        """Log-probs without gradients: nothing else would free what the root gathered."""
-        log_prob = self.inside(lambda: self.scorer(batch.tokens, batch.temperature).log_prob)
-        if isinstance(self.root, FSDPModule):
-            self.root.reshard()
-        return log_prob
+        return self.scorer(batch.tokens, batch.temperature).log_prob
 
 
 class _Rank:
@@ -186,7 +183,7 @@ class _Rank:
             parameter.grad = torch.zeros_like(parameter)
 
     def loss(self) -> Tensor:
-        return self.policy.inside(lambda: GRPOLoss.total(self.objective(self.batch, self.totals)))
+        return GRPOLoss.total(self.objective(self.batch, self.totals))
 
     def clip(self) -> None:
         nn.utils.clip_grad_norm_(self.trained, self.limit)
@@ -227,7 +224,7 @@ def _remember(rank: _Rank, memory: Memory) -> None:
     """What is there between two steps."""
     rank.optimizer.zero_grad()
     memory.add("parameters", rank.policy.model.parameters())
-    memory.add("optimizer", _tensors(rank.optimizer.state_dict()))
+    memory.add("optimizer", _states(rank.optimizer))
     if rank.reference is not None:
         memory.add("reference", rank.reference.model.parameters())
 
@@ -292,6 +289,10 @@ def _making(memory: Memory, kind: str, method: Callable[..., Any]) -> Callable[.
     return labelled
 
 
-def _tensors(state: object) -> list[Tensor]:
-    """All that an optimizer's checkpoint holds."""
-    return [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
+def _states(optimizer: Optimizer) -> list[Tensor]:
+    """All that an optimizer remembers."""
+    if isinstance(optimizer, MasterWeights):
+        return [*_states(optimizer.inner), *optimizer.remainders.values()]
+    if isinstance(optimizer, JointOptimizer):
+        return [tensor for member in optimizer.members for tensor in _states(member)]
+    return [leaf for leaf in tree_leaves(list(optimizer.state.values())) if isinstance(leaf, Tensor)]

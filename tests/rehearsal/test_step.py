@@ -53,9 +53,9 @@ def test_floating_point_operations_of_a_microbatch(tiny: str) -> None:
     plan = plan_of(tiny, gpus=2)
     rows, shape = plan.learner.microbatch_rows, plan.shape
     assert shape is not None and rows * RESPONSE < 512
-    tokens, width = rows * (PROMPT + RESPONSE), shape.hidden_size
+    tokens, width = PROMPT + rows * (RESPONSE - 1), shape.hidden_size  # nothing follows the last token
     matrices = width * (2 * width + 2 * width // 2 + 3 * shape.intermediate_size)
-    attention = rows * shape.num_heads * (PROMPT + RESPONSE) ** 2 * shape.head_dim
+    attention = shape.num_heads * tokens**2 * shape.head_dim
     last = 2 * tokens * width * shape.intermediate_size
     layer = (2 + 2) * 2 * tokens * matrices - last + (2 * 4 + 10) * attention
     head = 3 * 2 * rows * RESPONSE * width * shape.vocab_size
