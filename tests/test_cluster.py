@@ -1,4 +1,5 @@
-"""`ray.address`: the scripts on a cluster of two nodes, one of which fails in mid-run and comes back as another."""
+"""`ray.address`: the scripts on a cluster of two nodes, one of which fails in mid-run and comes back as another; learner
+ranks on two nodes of three."""
 
 import shutil
 import signal
@@ -9,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from config.checkpoints import newest_checkpoint
 from tests.ray_cluster import ADDRESS, RayCluster, namespaces_allowed
 from tests.scripts import finish, rows, start_fresh, wait_for
 
@@ -69,3 +71,25 @@ def steps(run_dir: Path) -> int:
     """Whole lines: the run may be writing another one."""
     metrics = run_dir / "metrics.jsonl"
     return metrics.read_text().count("\n") if metrics.exists() else 0
+
+
+def test_learner_ranks_on_two_nodes(cluster: RayCluster, tmp_path: Path) -> None:
+    """Three nodes with one CPU each: two for the ranks, one for the engine. They meet over the nodes' addresses, write
+    one checkpoint together, and push through the object store."""
+    cluster.start_node(4)
+    process = start_fresh(
+        "grpo.py",
+        tmp_path,
+        f"ray.address={ADDRESS}",
+        *("train_model.num_devices=2", "train_model.num_nodes=2"),
+        *("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64", "train.checkpoint_frequency=2"),
+        enter=cluster.enter,
+        environment=cluster.environment,
+    )
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert steps(tmp_path) == 4
+    newest = newest_checkpoint(tmp_path)
+    assert newest is not None
+    writers = {path.name for path in (newest / "learner").glob("*.distcp")}
+    assert len(writers) == 2, writers

@@ -1,0 +1,262 @@
+"""An optimizer step of two learner ranks beside one process with as many threads, and with one.
+
+    python benchmarks/ranks.py [MODEL_FOLDER ...] [--rounds 5] [--prompts 8] [--repeats 8] [--prompt 32] [--limit 64]
+
+Ranks are Ray actors with a thread each, as in a run (gloo, FSDP2). The same groups for all, their answers log-normal in
+length (sigma 0.8); without a folder the quickstart's model and a random Llama of 51 million parameters. A step and
+a push of each learner warm it up; then they take turns. Prints
+
+- medians of the seconds of a step, and of a push into shared memory without an engine, and their ratios to those of the
+  process with two threads;
+- how far the ranks' gradient norm is from the one process's in the first step (relative);
+- bytes of every collective of a step, counted in a rank in a step of its own, beside the theory.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+
+from config.env import EnvConfig
+from config.inference import InferenceModelConfig
+from config.optimizer import OptimizerConfig
+from config.policy import PolicyConfig
+from config.schema import Config, ModelConfig, TrainModelConfig
+from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
+from envs.task import Example
+from plan.machine import this_machine
+from plan.plan import Plan, make_plan
+from rollout.weights.outgoing import Outgoing
+from rollout.weights.transports import SharedMemory
+from run.rehearsal.roofline import theory
+from run.rehearsal.tracking import COLLECTIVES
+from training import ranks as ranks_of_training
+from training.batch import Batch
+from training.learner import Learner
+from training.local_learner import make_learner
+from training.packing import real_tokens
+from training.process import prepare_process
+from training.rank_host import RankHost
+from training.ranked_learner import RankedLearner
+from training.ranked_learner import make_learner as make_ranked_learner
+from training.worker import Part, Piece
+
+QUICKSTART = Path(__file__).resolve().parents[1] / "models" / "quickstart"
+SIGMA = 0.8
+RANKS = 2
+ONE, TWO_THREADS = "1 process, 1 thread", f"1 process, {RANKS} threads"
+SEVERAL = f"{RANKS} ranks, 1 thread each"
+MIB = 2**20
+PAUSE_S = 0.2
+"""Between two measurements: threads of OpenMP go on spinning for a while."""
+
+
+class Collectives(TorchDispatchMode):
+    """Bytes of the whole tensor of every collective, as a rehearsal counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if DTensor in types:
+            return NotImplemented
+        out = func(*args, **(kwargs or {}))
+        name = func.name().partition("::")[2].partition(".")[0]
+        if func.namespace in ("c10d", "_c10d_functional") and name in COLLECTIVES:
+            tensors = [leaf for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, Tensor)]
+            self.sent[COLLECTIVES[name]] += max(tensor.nbytes for tensor in tensors)
+        return out
+
+
+class CountingHost(RankHost):
+    """A rank that can count."""
+
+    def counted_step(self, pieces: Sequence[Piece]) -> tuple[Part, Counter[str]]:
+        with Collectives() as collectives:
+            return self.worker.step(pieces), collectives.sent
+
+
+class Ways:
+    """The learners of one model, by the names of what is measured, each with the threads of this process."""
+
+    def __init__(self, model: str, asked: argparse.Namespace, folder: Path) -> None:
+        one, several = (config_of(model, count, asked) for count in (1, RANKS))
+        self.plan = make_plan(several, False, this_machine(folder), folder)
+        prepare_process(one, 1, None)
+        self.local = make_learner(one, make_plan(one, False, this_machine(folder), folder), folder)
+        with patch.object(ranks_of_training, "RankHost", CountingHost):
+            self.ranked: RankedLearner = make_ranked_learner(several, self.plan, folder)
+        self.by_name: dict[str, tuple[Learner, int]] = {
+            ONE: (self.local, 1),
+            TWO_THREADS: (self.local, RANKS),
+            SEVERAL: (self.ranked, 1),
+        }
+        self.memory = SharedMemory()
+
+    def step(self, name: str, batch: Batch) -> tuple[float, dict[str, float]]:
+        learner, threads = self.by_name[name]
+        torch.set_num_threads(threads)
+        return timed(lambda: learner.step(batch).metrics)
+
+    def push(self, name: str) -> float:
+        learner, threads = self.by_name[name]
+        torch.set_num_threads(threads)
+        return timed(lambda: self.memory.write(Outgoing(learner.publish())))[0]
+
+    def bytes_of_step(self, batch: Batch) -> Counter[str]:
+        """Of rank 0, by collective."""
+
+        def counted(shares: list[list[Piece]]) -> list[Part]:
+            answers = self.ranked._each("counted_step", shares)
+            found.update(answers[0][1])
+            return [part for part, _ in answers]
+
+        found: Counter[str] = Counter()
+        with patch.object(self.ranked, "_step", counted):
+            self.ranked.step(batch)
+        return found
+
+    def close(self) -> None:
+        self.ranked.close()
+        self.memory.close()
+
+
+def timed(action: Callable[[], Any]) -> tuple[float, Any]:
+    time.sleep(PAUSE_S)
+    began = time.perf_counter()
+    result = action()
+    return time.perf_counter() - began, result
+
+
+def config_of(model: str, ranks: int, asked: argparse.Namespace) -> Config:
+    config = Config(
+        env=EnvConfig(dataset="arithmetic", num_envs=asked.prompts, repeats=asked.repeats),
+        model=ModelConfig(name=model),
+        train_model=TrainModelConfig(num_devices=ranks, num_threads=1),
+        policy=PolicyConfig(kl_coef=0.0),
+        optimizer=OptimizerConfig(lr=1e-5),
+        inference_model=InferenceModelConfig(max_tokens=asked.limit, backend="transformers"),
+        device="cpu",
+    )
+    config.derive()
+    return config
+
+
+def drawn(asked: argparse.Namespace, vocabulary: int) -> list[Group]:
+    """Random tokens; prompts of half to the whole of the longest length, answers around a quarter of the limit."""
+    chance = torch.Generator().manual_seed(1)
+
+    def tokens(count: int) -> list[int]:
+        return torch.randint(vocabulary, (count,), generator=chance).tolist()
+
+    def completion() -> SampledCompletion:
+        spread = torch.randn((), generator=chance) * SIGMA
+        length = min(asked.limit, max(4, int(spread.exp() * asked.limit / 4)))
+        score = float(torch.rand((), generator=chance))
+        verdict = Verdict(score, {}, "scored")
+        return SampledCompletion(tokens(length), [-1.0] * length, [0] * length, "stop", verdict=verdict)
+
+    def group(number: int) -> Group:
+        length = int(torch.randint(asked.prompt // 2, asked.prompt + 1, (), generator=chance))
+        example = Example(({"role": "user", "content": ""},), "", number)
+        completions = [completion() for _ in range(asked.repeats)]
+        return Group(
+            number, example, tuple(tokens(length)), "", Sampling(), completions, Times(0.0, 0.0, 0.0)
+        )
+
+    return [group(number) for number in range(asked.prompts)]
+
+
+def measure(model: str, asked: argparse.Namespace, folder: Path) -> None:
+    ways = Ways(model, asked, folder)
+    try:
+        groups = drawn(asked, AutoConfig.from_pretrained(model).vocab_size)
+        batch = ways.local.credit(groups)
+        batch.sample_log_prob = ways.local.worker.log_prob([batch])[0]
+        norms = [ways.step(name, batch)[1]["grad_norm"] for name in (ONE, SEVERAL)]
+        for name in ways.by_name:
+            ways.push(name)
+        rounds = [
+            {name: (ways.step(name, batch)[0], ways.push(name)) for name in ways.by_name}
+            for _ in range(asked.rounds)
+        ]
+        print_seconds(ways, batch, rounds)
+        print(f"gradient norm of the first step: {norms[1] / norms[0] - 1:+.1e} from that of one process")
+        print_bytes(ways.plan, ways.bytes_of_step(batch))
+    finally:
+        ways.close()
+
+
+def print_seconds(ways: Ways, batch: Batch, rounds: list[dict[str, tuple[float, float]]]) -> None:
+    assert ways.plan.shape is not None
+    millions, tokens = ways.plan.shape.parameters / 1e6, real_tokens(batch.tokens)
+    print(
+        f"{ways.plan.config.model.name}: {millions:.1f} M parameters, {len(batch)} completions, {tokens} tokens"
+    )
+    print(f"{'':24}{'step s':>9}{'fastest':>9}{'ratio':>7}{'push s':>9}{'ratio':>7}")
+    middle = {
+        name: [statistics.median(each[name][kind] for each in rounds) for kind in (0, 1)]
+        for name in ways.by_name
+    }
+    for name, (step, push) in middle.items():
+        fastest = min(each[name][0] for each in rounds)
+        ratios = [value / of_one for value, of_one in zip((step, push), middle[TWO_THREADS], strict=True)]
+        print(f"{name:24}{step:9.3f}{fastest:9.3f}{ratios[0]:7.2f}{push:9.3f}{ratios[1]:7.2f}", flush=True)
+
+
+def print_bytes(plan: Plan, sent: Counter[str]) -> None:
+    assert plan.shape is not None
+    expected = theory(plan, plan.shape)
+    for name, size in sent.items():
+        of_theory = f"; in theory {expected[name] / MIB:.2f}" if expected[name] else ""
+        print(f"{name:15} {size / MIB:9.2f} MiB a step{of_theory}")
+
+
+def random_llama(folder: Path) -> str:
+    torch.manual_seed(0)
+    shape = LlamaConfig(
+        vocab_size=16384,
+        hidden_size=512,
+        intermediate_size=1376,
+        num_hidden_layers=12,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        tie_word_embeddings=False,
+    )
+    LlamaForCausalLM(shape).save_pretrained(folder)
+    return str(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="*")
+    sizes = (("rounds", 5), ("prompts", 8), ("repeats", 8), ("prompt", 32), ("limit", 64))
+    for name, value in sizes:
+        parser.add_argument(f"--{name}", type=int, default=value)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        models = asked.models or [str(QUICKSTART), random_llama(Path(folder) / "llama")]
+        for model in models:
+            measure(model, asked, Path(folder))
+
+
+if __name__ == "__main__":
+    main()
