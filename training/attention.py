@@ -140,9 +140,10 @@ class Call:
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float
     ) -> Tensor:
         """[n * Q, heads, D] from query [n * Q, heads, D] and key, value [n * K, heads of keys, D]."""
-        rows = len(self.queries)
         out = scaled_dot_product_attention(
-            *(each.unflatten(0, (rows, -1)).transpose(1, 2) for each in (query, key, value)),
+            _rows(query, self.queries),
+            _rows(key, self.keys),
+            _rows(value, self.keys),
             attn_mask=self.mask,
             dropout_p=dropout,
             is_causal=self.mask is None,
@@ -153,12 +154,18 @@ class Call:
         return flat
 
 
+def _rows(values: Tensor, places: Tensor) -> Tensor:
+    """[n, heads, W, D] from [n * W, heads, D] and [n, W]."""
+    rows: Tensor = values.unflatten(0, places.shape).transpose(1, 2)
+    return rows
+
+
 @dataclass(frozen=True)
 class Calls:
     """Every call, and where in their outputs, one after the other, that of each position [L] is.
 
     queries, keys: int64, those of all calls, one after the other, so that a layer gathers once. None where they are
-    the packed sequence as it is; so are `places` then.
+    the packed sequence as it is; `places` is None with `queries`.
     """
 
     calls: tuple[Call, ...]
@@ -181,29 +188,24 @@ class Calls:
             torch.cat([each.flatten() for each in one])
             for one in ([call.queries for call in made], [call.keys for call in made])
         )
-        kept = (queries, keys, torch.from_numpy(places).to(device))
-        return cls(made, *(None if _everything(each, segments.total) else each for each in kept))
+        if torch.equal(queries, torch.arange(segments.total, device=device)):
+            return cls(made, None, None if torch.equal(keys, queries) else keys, None)
+        return cls(made, queries, keys, torch.from_numpy(places).to(device))
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float
     ) -> Tensor:
         """As `attend`."""
-        queries = _taken(query[0].transpose(0, 1), self.queries).split(
-            [c.queries.numel() for c in self.calls]
-        )
-        keys, values = (
-            _taken(each[0].transpose(0, 1), self.keys).split([call.keys.numel() for call in self.calls])
-            for each in (key, value)
-        )
+        query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+        of_queries = [call.queries.numel() for call in self.calls]
+        of_keys = [call.keys.numel() for call in self.calls]
+        queries = _taken(query, self.queries).split(of_queries)
+        keys, values = _taken(key, self.keys).split(of_keys), _taken(value, self.keys).split(of_keys)
         outputs = [
-            call.attend(*of_call, scaling, dropout)
-            for call, *of_call in zip(self.calls, queries, keys, values, strict=True)
+            call.attend(one, seen, carried, scaling, dropout)
+            for call, one, seen, carried in zip(self.calls, queries, keys, values, strict=True)
         ]
         return _taken(torch.cat(outputs) if len(outputs) > 1 else outputs[0], self.places)[None]
-
-
-def _everything(places: Tensor, length: int) -> bool:
-    return torch.equal(places, torch.arange(length, device=places.device))
 
 
 def _taken(values: Tensor, places: Tensor | None) -> Tensor:

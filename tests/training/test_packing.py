@@ -219,6 +219,29 @@ def test_padding_inside_attention_stays_small(small: int, monkeypatch: pytest.Mo
         assert call.queries.shape[1] * call.keys.numel() <= 1.25 * needed + small
 
 
+@pytest.mark.parametrize("small", [0, 1 << 13], ids=["apart", "together"])
+def test_no_query_is_computed_twice(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "SMALL", small)
+    tokens = rows((6,) * 5, ((8,) * 4,) * 5)
+    tokens.loss_mask = tokens.response_mask.clone()
+    segments = pack(tokens).segments
+    calls = segments.calls(torch.device("cpu"))
+    assert sum(call.queries.numel() for call in calls.calls) == segments.total == 5 * (6 + 4 * 7)
+    if small:
+        assert len(calls.calls) == 1
+        assert (calls.queries, calls.keys, calls.places) == (None, None, None), "nothing is moved"
+    else:
+        assert [tuple(call.keys.shape) for call in calls.calls] == [(5, 6), (20, 13)]
+        assert all(each is not None for each in (calls.queries, calls.keys, calls.places))
+
+
+def test_padding_behind_the_last_position_is_left_out() -> None:
+    tokens = rows((3, 3), ((4, 2), (3, 2)))
+    tokens.loss_mask = tokens.response_mask.clone()
+    packed, whole = (scored(tiny_llama(), packs, tokens) for packs in (True, False))
+    assert_same(packed, whole, off=1e-5)
+
+
 def test_without_segments_the_attention_is_the_models_own() -> None:
     plain, replaced = tiny_llama(), tiny_llama()
     ResponseScorer(replaced)
