@@ -13,7 +13,7 @@ ENGINE = {
     "rollout/test_pool_remains.py": 43,
     "test_command_line.py": 41,
     "test_dry_runs.py": 41,
-    "test_cluster.py": 41,
+    "test_cluster.py": 65,
     "test_resume.py": 42,
     "rollout/test_vllm_engine.py": 34,
     "test_selftest.py": 34,
