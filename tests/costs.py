@@ -13,7 +13,7 @@ ENGINE = {
     "rollout/test_pool_remains.py": 43,
     "test_command_line.py": 41,
     "test_dry_runs.py": 41,
-    "test_cluster.py": 41,
+    "test_cluster.py": 65,
     "test_resume.py": 42,
     "test_ranked_runs.py": 75,
     "training/test_ranks.py": 70,

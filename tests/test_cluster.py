@@ -1,5 +1,7 @@
-"""`ray.address`: the scripts on a cluster of two nodes, one of which fails in mid-run and comes back as another;
-learner ranks on two nodes of three."""
+"""`ray.address`: the scripts on a cluster of two nodes, one of which fails in mid-run and comes back as another.
+
+Then learner ranks on two nodes of three.
+"""
 
 import shutil
 import signal
