@@ -50,8 +50,7 @@ def attend_by_segments(model: PreTrainedModel) -> None:
 
 @dataclass(eq=False)
 class Segments:
-    """Where prompts and responses lie in a packed sequence: each prompt has its responses right behind it. int64, P
-    prompts and N responses, in their order.
+    """Where prompts and responses lie in a packed sequence. int64, P prompts and N responses, in their order.
 
     prompt_starts, prompt_lengths: [P]. starts, lengths: [N], of the responses; a length may be 0.
     groups: [N], the prompt of each.
@@ -125,7 +124,7 @@ class Call:
     """Some rows of one call of scaled dot-product attention.
 
     queries: int64 [n, Q] and keys: int64 [n, K], places in the packed sequence; a row shorter than others goes on
-    with its last place. mask: bool [Q, K] or [n, 1, Q, K]; None where queries are keys, and causal.
+    with its last place. mask: bool [Q, K]; None where queries are keys, and causal.
     """
 
     queries: Tensor
@@ -164,14 +163,13 @@ def _rows(values: Tensor, places: Tensor) -> Tensor:
 class Calls:
     """Every call, and where in their outputs, one after the other, that of each position [L] is.
 
-    queries, keys: int64, those of all calls, one after the other, so that a layer gathers once. None where they are
-    the packed sequence as it is; `places` is None with `queries`.
+    queries, keys: int64, those of all calls, one after the other, so that a layer gathers once.
     """
 
     calls: tuple[Call, ...]
-    queries: Tensor | None
-    keys: Tensor | None
-    places: Tensor | None
+    queries: Tensor
+    keys: Tensor
+    places: Tensor
 
     @classmethod
     def of(cls, segments: Segments, device: torch.device) -> "Calls":
@@ -188,8 +186,6 @@ class Calls:
             torch.cat([each.flatten() for each in one])
             for one in ([call.queries for call in made], [call.keys for call in made])
         )
-        if torch.equal(queries, torch.arange(segments.total, device=device)):
-            return cls(made, None, None if torch.equal(keys, queries) else keys, None)
         return cls(made, queries, keys, torch.from_numpy(places).to(device))
 
     def attend(
@@ -199,17 +195,16 @@ class Calls:
         query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
         of_queries = [call.queries.numel() for call in self.calls]
         of_keys = [call.keys.numel() for call in self.calls]
-        queries = _taken(query, self.queries).split(of_queries)
-        keys, values = _taken(key, self.keys).split(of_keys), _taken(value, self.keys).split(of_keys)
+        queries = query.index_select(0, self.queries).split(of_queries)
+        keys, values = (
+            key.index_select(0, self.keys).split(of_keys),
+            value.index_select(0, self.keys).split(of_keys),
+        )
         outputs = [
             call.attend(one, seen, carried, scaling, dropout)
             for call, one, seen, carried in zip(self.calls, queries, keys, values, strict=True)
         ]
-        return _taken(torch.cat(outputs) if len(outputs) > 1 else outputs[0], self.places)[None]
-
-
-def _taken(values: Tensor, places: Tensor | None) -> Tensor:
-    return values if places is None else values.index_select(0, places)
+        return torch.cat(outputs).index_select(0, self.places)[None]
 
 
 Given = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -219,40 +214,22 @@ Given = tuple[np.ndarray, np.ndarray, np.ndarray]
 def _planned(segments: Segments) -> Iterator[tuple[Call, Given]]:
     """Calls that together give every position once.
 
-    A small group is one row, under a mask that keeps its responses apart: that costs less than the calls it saves.
-    Of others the prompts are rows by themselves, and each response is a row whose keys begin with its prompt's.
+    Prompts are rows by themselves; each response is a row whose keys begin with its prompt's.
     """
     prompts, prompt_lengths, starts, lengths, groups = (
         each.cpu().numpy() for name, each in vars(segments).items() if name != "_prepared"
     )
-    widths = prompt_lengths + np.bincount(groups, lengths, len(prompts)).astype(np.int64)
-    apart = prompt_lengths**2 + np.bincount(
-        groups, lengths * (prompt_lengths[groups] + lengths), len(prompts)
-    )
-    together = widths**2 - apart <= SMALL
-    owners = np.full(widths.sum(), -1)
-    for row, (start, length) in enumerate(zip(starts, lengths, strict=True)):
-        owners[start : start + length] = row
-    yield from _grouped(prompts[together], widths[together], owners)
-    yield from _causal(prompts[~together], prompt_lengths[~together])
-    continued = ~together[groups] & (lengths > 0)
+    yield from _causal(prompts, prompt_lengths)
+    continued = lengths > 0
     for prompt_length in np.unique(prompt_lengths[groups[continued]]):
         rows = np.flatnonzero(continued & (prompt_lengths[groups] == prompt_length))
         yield from _continued(prompts[groups[rows]], int(prompt_length), starts[rows], lengths[rows])
 
 
-def _grouped(starts: np.ndarray, widths: np.ndarray, owners: np.ndarray) -> Iterator[tuple[Call, Given]]:
-    """Rows of whole groups, which lie at `starts`. owners: [L], the response that a position belongs to, or -1."""
-    for places, given in _spread(starts, widths):
-        owner = torch.from_numpy(owners[places])
-        shared, same = owner[:, None] == -1, owner[:, None] == owner[:, :, None]
-        kept = torch.from_numpy(places)
-        yield Call(kept, kept, (shared | same).tril()[:, None]), given
-
-
 def _causal(starts: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[Call, Given]]:
     """Rows of prompts alone."""
-    for places, given in _spread(starts, lengths):
+    for chosen in _alike(lengths):
+        places, given = _row_places(starts[chosen], lengths[chosen])
         kept = torch.from_numpy(places)
         yield Call(kept, kept, None), given
 
@@ -267,12 +244,6 @@ def _continued(
         mask = torch.ones(queries.shape[1], prompt_length + queries.shape[1], dtype=torch.bool)
         keys = torch.from_numpy(np.concatenate([seen, queries], axis=1))
         yield Call(torch.from_numpy(queries), keys, mask.tril(prompt_length)), given
-
-
-def _spread(starts: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[np.ndarray, Given]]:
-    """Places of spans that are rows, in sets of like length."""
-    for chosen in _alike(lengths):
-        yield _row_places(starts[chosen], lengths[chosen])
 
 
 def _row_places(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, Given]:
