@@ -113,8 +113,8 @@ def trained_parameters(config: Config, shape: ModelShape) -> int:
 def microbatch(config: Config, shape: ModelShape, on_cpu: bool) -> Microbatch:
     """Sizes of one microbatch of the longest prompts and responses.
 
-    Packed, keys are not repeated for every query head, and there is no mask. On a CPU the rows of a call are gathered
-    and its outputs put in their places: each row has its prompt's queries, keys, values and outputs too.
+    Packed, keys are not repeated for every query head, and there is no mask. On a CPU the rows of a call are gathered,
+    each response's with its prompt's keys and values, and its outputs put in their places.
     """
     prompt, response = config.env.max_prompt_tokens, config.inference_model.max_tokens
     positions, whole = microbatch_tokens(config, shape), prompt + response
@@ -123,8 +123,8 @@ def microbatch(config: Config, shape: ModelShape, on_cpu: bool) -> Microbatch:
         targets = min(microbatch_rows(config) * response, positions - prompt)
         keys = positions * shape.num_kv_heads // shape.num_heads
         if on_cpu:
-            gathered_rows = targets * whole // response + (positions - targets)
-            keys = gathered_rows * (shape.num_heads + shape.num_kv_heads) // shape.num_heads - positions // 2
+            gathered_keys = targets * whole // response + (positions - targets)
+            keys = gathered_keys * shape.num_kv_heads // shape.num_heads + positions // 2
         return Microbatch(positions, keys, 0, targets, chunk)
     rows = positions // whole
     return Microbatch(positions, rows * whole, rows * whole * whole, rows * response, chunk)
