@@ -66,7 +66,7 @@ def test_ranks_that_are_killed_at_five_moments_lose_nothing(
     itself each time, and ends with the bits of one that nobody disturbed. Then the same run, from one of its
     checkpoints on in one process, and from there on two ranks again."""
     undisturbed = trained(tmp_path / "undisturbed", TWO)
-    moments = [("step", 3), ("tensor", 40), ("reference_log_prob", 2), ("end_save", 2), ("build", 1)]
+    moments = [("step", 3), ("tensors", 3), ("reference_log_prob", 2), ("end_save", 2), ("build", 1)]
     killer = Killer(monkeypatch, *moments)
     disturbed = trained(tmp_path / "disturbed", TWO, "train.restarts=5")
     assert not killer.left

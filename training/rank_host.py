@@ -1,5 +1,6 @@
 """What runs in the actor of a learner rank: the process group, and this rank's worker."""
 
+import math
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ from training.weights import pushed_tensors
 from training.worker import Part, Piece, Worker
 
 CONCURRENCY_GROUPS = {"watch": 1, "save": 1}
+ALIGNMENT = 64
+"""Bytes: what a block of tensors puts each of them at, whatever its dtype."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,25 @@ class Described:
     shape: tuple[int, ...]
     dtype: torch.dtype
     identity: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def in_one_block(tensors: Sequence[Tensor]) -> np.ndarray[Any, Any]:
+    """The bytes of tensors, on the CPU, each at the next multiple of `ALIGNMENT`."""
+    block = torch.empty(sum(aligned(tensor.nbytes) for tensor in tensors), dtype=torch.uint8)
+    begins = 0
+    for tensor in tensors:
+        block[begins : begins + tensor.nbytes].copy_(tensor.contiguous().view(-1).view(torch.uint8))
+        begins += aligned(tensor.nbytes)
+    return block.numpy()
+
+
+def aligned(nbytes: int) -> int:
+    """What a tensor takes of a block."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 class RankHost:
@@ -110,17 +132,19 @@ class RankHost:
         return self.worker.tied_head
 
     def describe(self) -> list[Described]:
-        """Every tensor of a push, in the order in which `tensor` counts them."""
+        """Every tensor of a push, in the order in which `tensors` counts them."""
         known: dict[Any, int] = {}
         return [
             Described(one.name, one.shape, one.dtype, known.setdefault(one.identity, len(known)))
             for one in self.worker.publish()
         ]
 
-    def tensor(self, index: int) -> np.ndarray[Any, Any] | None:
-        """The bytes of one whole tensor, gathered from all ranks; rank 0 alone returns them."""
-        made = self.worker.publish()[index].make()
-        return made.cpu().contiguous().view(-1).view(torch.uint8).numpy() if dist.get_rank() == 0 else None
+    def tensors(self, indices: Sequence[int]) -> np.ndarray[Any, Any] | None:
+        """The bytes of whole tensors, gathered from all ranks one after the other, as `in_one_block` lays them; rank 0
+        alone returns them."""
+        published = self.worker.publish()
+        made = [published[index].make() for index in indices]
+        return in_one_block(made) if dist.get_rank() == 0 else None
 
     def begin_save(self, folder: Path) -> None:
         """Copy what is to be written; `end_save` writes it."""
