@@ -146,7 +146,7 @@ def test_what_fails_while_the_pool_closes_starts_no_other_engine(
         time.sleep(0.05)
     before = set(engine_processes())
     monkeypatch.setattr(
-        "rollout.engines.fleet.start_host", lambda *_: pytest.fail("an engine beside the end")
+        "rollout.engines.fleet.start_actor", lambda *_: pytest.fail("an engine beside the end")
     )
     monkeypatch.setattr("rollout.engines.fleet._CLOSE_S", 0.2)
     pool.close()
