@@ -181,7 +181,8 @@ def test_ctrl_c_finishes_the_iteration_and_leaves_a_checkpoint_and_no_process(tm
     (checkpoint,) = (tmp_path / "checkpoints").iterdir()
     done = load_checkpoint(checkpoint)["iteration"]
     assert rows(tmp_path)[-1]["optimizer_step"] == done
-    assert not [child for child in children if alive(child.pid)]
+    _, there = psutil.wait_procs(children, timeout=30)  # they see that it has ended, and end
+    assert not [child for child in there if alive(child.pid)]
 
 
 def test_a_plan_is_printed_and_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,6 @@ TRANSPORTS = {
     "tensor parallel, GPUs": "nccl",
     "two engines": "nccl",
     "learner on GPU 1, engine on 0": "nccl",
-    "learner on two GPUs, engine on a third": "nccl",
     "transformers engine on another GPU": "shared_memory",
 }
 
