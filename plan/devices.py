@@ -86,12 +86,10 @@ class DevicePlan:
 def transport(devices: DevicePlan, native: bool) -> TransportName:
     """How weights travel from the learner to the engines.
 
-    native: whether the engines speak vLLM's own transfer of full weights. It leaves one process, so several ranks take
-        the host's memory.
+    native: whether the engines speak vLLM's own transfer of full weights, and the learner has them on a GPU.
     """
     if devices.in_process:
         return "in_process"
-    native = native and devices.ranks == 1
     used = {device for engine in devices.engines for device in engine}
     if devices.on_cluster:
         return "nccl" if native and used else "object_store"

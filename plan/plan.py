@@ -177,11 +177,17 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
         reference=ReferencePlan(
             "host memory" if devices.reference_home == "shared" else devices.reference_home, devices.reference
         ),
-        transport=transport(devices, engine.backend == "vllm" and config.inference_model.lora == "merge"),
+        transport=transport(devices, _speaks_natively(config, engine)),
         canary=_canary(engine.backend, devices),
         notes=(*devices.notes, *_idle_ranks(config)),
     )
     return _note_whole_rows(_note_unused(_share_gpu(_place_reference(plan))))
+
+
+def _speaks_natively(config: Config, engine: EnginePlan) -> bool:
+    """Adapters are files to vLLM, and offloaded shards are gathered in host memory."""
+    full = config.inference_model.lora == "merge" and config.train_model.offload != "all"
+    return engine.backend == "vllm" and full
 
 
 def _idle_ranks(config: Config) -> tuple[str, ...]:

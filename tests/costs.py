@@ -16,6 +16,7 @@ ENGINE = {
     "test_cluster.py": 65,
     "test_resume.py": 42,
     "test_ranked_runs.py": 75,
+    "test_pushes_from_ranks.py": 45,
     "training/test_ranks.py": 70,
     "rehearsal/test_step.py": 15,
     "rollout/test_vllm_engine.py": 34,

@@ -53,6 +53,7 @@ class Noting:
 
     policy_version = 0
     received = frozenset({"weight"})
+    ranks = None
 
     def __init__(self) -> None:
         self.calls: Calls = []
@@ -198,6 +199,7 @@ def test_the_canary_is_the_plans() -> None:
 @pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 def test_engines_on_a_cluster_reach_the_learner_at_its_nodes_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a replaced engine, on whichever node, the copy of the last push."""
+    from rollout.weights.from_ranks import TransferFromRanks
     from rollout.weights.vllm_transfer import LOOPBACK, NativeTransfer
 
     monkeypatch.setattr(runtime, "own_address", lambda: "10.1.2.3")
@@ -212,6 +214,11 @@ def test_engines_on_a_cluster_reach_the_learner_at_its_nodes_address(monkeypatch
         transport = TRANSPORTS[plan.transport](plan)
         assert isinstance(transport.direct, NativeTransfer) and isinstance(transport.copy, copy)
         assert transport.direct.address() == address
+        config.train_model.num_devices = 2
+        plan = gpu_plan(config, ("0", "1", "2"))
+        transport = TRANSPORTS[plan.transport](plan)
+        assert isinstance(transport.direct, TransferFromRanks), "the same, in the first rank"
+        assert transport.direct.transfer.address() == address
 
 
 def test_the_tolerance_is_measured_unless_it_is_given() -> None:

@@ -1,15 +1,18 @@
 """What a learner does, whoever computes it: one process (`local_learner.py`), or ranks (`ranked_learner.py`)."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, Protocol
 
 from config.errors import RunError
 from envs.group import Group
 from training.batch import Batch
+
+if TYPE_CHECKING:  # Ray costs a second, which a learner in this process need not wait for
+    from training.ranked_learner import RankTensor
+    from training.ranks import Ranks
+    from training.weights import PolicyTensor
 
 
 class NonFiniteError(RunError):
@@ -22,22 +25,6 @@ class StepReport:
 
     metrics: dict[str, float]
     skipped: bool
-
-
-class PublishedTensor(Protocol):
-    """One tensor of the policy as a push carries it, made when it is asked for; `rollout.weights.outgoing` reads it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def identity(self) -> Hashable: ...
-    def make(self) -> torch.Tensor: ...
 
 
 class Learner(Protocol):
@@ -63,8 +50,13 @@ class Learner(Protocol):
         """
         ...
 
-    def publish(self) -> Sequence[PublishedTensor]:
+    def publish(self) -> "Sequence[PolicyTensor] | Sequence[RankTensor]":
         """Every tensor of the policy that a push carries, in the dtype in which it leaves."""
+        ...
+
+    @property
+    def ranks(self) -> "Ranks | None":
+        """The processes that the learner is shared out over; None where it is in this one."""
         ...
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:

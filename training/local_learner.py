@@ -51,6 +51,10 @@ class LocalLearner(SplitLearner):
     def tied_head(self) -> str | None:
         return self.worker.tied_head
 
+    @property
+    def ranks(self) -> None:
+        return None
+
     def publish(self) -> list[PolicyTensor]:
         return self.worker.publish()
 

@@ -23,8 +23,12 @@ from training.batch import Batch
 from training.learner_models import make_sharded_models
 from training.process import prepare_process
 from training.sharding import learner_mesh
-from training.weights import pushed_tensors
+from training.weights import PolicyTensor, pushed_tensors
 from training.worker import Part, Piece, Worker
+
+Sender = Callable[[Sequence[PolicyTensor], bool, int, Any], Exception | None]
+"""Sends the tensors of a push, if this is the first rank, or gathers them with it: (tensors, first, version, engines).
+Returns what is to be raised where the push began; `rollout.weights.outgoing.RankSender`."""
 
 CONCURRENCY_GROUPS = {"watch": 1, "save": 1}
 ALIGNMENT = 64
@@ -69,6 +73,7 @@ class RankHost:
     worker: Worker
     _saving: dist.ProcessGroup
     _writing: Callable[[], None]
+    _sender: Sender
 
     def __init__(self, environment: dict[str, str]) -> None:
         os.environ.update(environment)
@@ -145,6 +150,14 @@ class RankHost:
         published = self.worker.publish()
         made = [published[index].make() for index in indices]
         return in_one_block(made) if dist.get_rank() == 0 else None
+
+    def send_with(self, sender: Sender) -> None:
+        """What `send` uses from now on."""
+        self._sender = sender
+
+    def send(self, version: int, engines: Any) -> Exception | None:
+        """This rank's part of `Ranks.send`."""
+        return self._sender(self.worker.publish(), dist.get_rank() == 0, version, engines)
 
     def begin_save(self, folder: Path) -> None:
         """Copy what is to be written; `end_save` writes it."""

@@ -23,11 +23,13 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from cluster.calls import Reference, wait_for_all, wait_for_any
 from cluster.runtime import Place, free_resources, start_actor, start_ray
 from config.errors import ConfigError, RankLost
-from training.rank_host import CONCURRENCY_GROUPS, RankHost
+from training.rank_host import CONCURRENCY_GROUPS, RankHost, Sender
 
 log = logging.getLogger(__name__)
 
 _GRACE_S, _STACKS_S, _CLOSE_S = 3.0, 5.0, 10.0
+_PUSH = 2
+"""Times that ranks may wait for one another: those that gather are done long before the engines are."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Ranks:
         self.settings = settings
         self.actors: list[Any] = []
         self._group: PlacementGroup | None = None
+        self._sender: Sender | None = None
         self._meeting = Path(tempfile.mkdtemp(prefix="grpo_ranks_"))
         self._owns_ray = start_ray(settings.address, settings.ray_cpus)
         try:
@@ -136,6 +139,20 @@ class Ranks:
             for ref in there:
                 del waiting[ref]
         return [ray.get(ref) for ref in calls]
+
+    def send(self, sender: Sender, version: int, engines: Any) -> None:
+        """A push from inside the ranks, straight to the engines.
+
+        sender: what each rank does for it; the first call hands it to them, and it keeps its connections there.
+
+        Raises: what the sender of the first rank returned. RankLost: it raised, or took too long.
+        """
+        if sender != self._sender:
+            self.answers(self.begin_same("send_with", sender), "what it sends with")
+            self._sender = sender
+        broken = self.answers(self.begin_same("send", version, engines), "its part of a push", _PUSH)[0]
+        if broken is not None:
+            raise broken
 
     def _failures(self, waiting: dict[Reference, int]) -> dict[int, Exception]:
         """By rank, with those that follow soon: the first to be told of need not be the first that failed."""

@@ -21,28 +21,19 @@ from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from cluster.calls import Reference, wait_for_all, wait_for_any
 from cluster.runtime import Place, free_resources, start_actor, start_ray
-from config.errors import ConfigError, RunError
+from config.errors import ConfigError
 from rollout.engines.dispatch import Dispatch
 from rollout.engines.host import CONCURRENCY_GROUPS, EngineHost, WeightHandle
+from rollout.engines.remote_calls import CallBroken, EngineLost, Member, RemoteEngines, stacks_of
 from rollout.engines.sampler import Engine
 
 log = logging.getLogger(__name__)
 
 _CLOSE_S = 10.0
-_STACKS_S = 5.0
 
 
 class HostLost(Exception):
     """The actor of an engine died before it answered; another one starts in its place."""
-
-
-class EngineLost(RunError):
-    """An engine failed for good; the text says which, where, and what its own traceback was."""
-
-
-class CallBroken(EngineLost):
-    """An engine was lost in a call that needs all of them. Another one starts in its place; the rest may have begun
-    something with the call."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +76,10 @@ class Slot:
     replaces_lost: bool = False
     overdue: bool = False
     received: frozenset[str] = frozenset()
+
+    @property
+    def member(self) -> Member:
+        return Member(self.pid, f"{self.place}, {self.state}", self.actor)
 
     @property
     def references(self) -> list[Reference]:
@@ -148,6 +143,11 @@ class Fleet:
     def members(self) -> tuple[int, ...]:
         """Process ids of the live engines; they change whenever one is replaced."""
         return tuple(slot.pid for slot in self.live)
+
+    def elsewhere(self) -> RemoteEngines:
+        """The live engines, for another process to call."""
+        live = tuple(slot.member for slot in self.wait_for_some())
+        return RemoteEngines(live, self.settings.request_timeout_s)
 
     def wait_for_some(self) -> list[Slot]:
         """The live engines; others may still be starting in the place of lost ones, if not all are."""
@@ -332,21 +332,7 @@ class Fleet:
 
     def stacks(self) -> str:
         """What every thread of every engine is doing now."""
-        calls = {slot.actor.stacks.options(concurrency_group="watch").remote(): slot for slot in self.slots}
-        there = wait_for_all(calls, _STACKS_S)
-        return "\n".join(
-            f"--- {slot.place}, {slot.state}\n{_stack(slot, ref, ref in there)}"
-            for ref, slot in calls.items()
-        )
-
-
-def _stack(slot: Slot, ref: Reference, there: bool) -> str:
-    if not there:
-        return f"no answer within {_STACKS_S:.0f} s (pid {slot.pid})"
-    try:
-        return str(ray.get(ref))
-    except Exception as error:  # of whatever kind: this is told beside another error
-        return str(error).splitlines()[0]
+        return stacks_of([slot.member for slot in self.slots])
 
 
 def _failure(slot: Slot, error: RayTaskError) -> Exception:

@@ -20,8 +20,9 @@ import torch
 
 from cluster.calls import Reference, wait_for_any
 from cluster.runtime import Place
-from rollout.engines.fleet import CallBroken, Fleet, HostLost, PoolSettings, Slot
+from rollout.engines.fleet import Fleet, HostLost, PoolSettings, Slot
 from rollout.engines.host import Report
+from rollout.engines.remote_calls import CallBroken
 from rollout.engines.sampler import Engine, Request, Response
 from rollout.weights.outgoing import Outgoing
 from rollout.weights.transports import Transport

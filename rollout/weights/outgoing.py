@@ -49,6 +49,14 @@ class Learner(Protocol):
     def rounding_error(
         self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool
     ) -> list[list[float]]: ...
+    @property
+    def ranks(self) -> "Ranks | None": ...
+
+
+class Ranks(Protocol):
+    """The processes of a learner that has several, each with a shard of every tensor."""
+
+    def send(self, sender: "RankSender", version: int, engines: "Engines") -> None: ...
 
 
 @dataclass(frozen=True)
@@ -83,10 +91,14 @@ def nbytes(tensor: PublishedTensor) -> int:
 
 
 class Outgoing:
-    """The (name, tensor) pairs of one push, as often as somebody iterates over them."""
+    """The (name, tensor) pairs of one push, as often as somebody iterates over them.
 
-    def __init__(self, tensors: Sequence[PublishedTensor]) -> None:
+    ranks: that gather the tensors; None where they come from this process.
+    """
+
+    def __init__(self, tensors: Sequence[PublishedTensor], ranks: Ranks | None = None) -> None:
         self.tensors = tuple(tensors)
+        self.ranks = ranks
 
     @classmethod
     def of(cls, weights: NamedTensors) -> "Outgoing":
@@ -119,7 +131,19 @@ class Engines(Protocol):
         """The method of every engine at once, each with its own arguments."""
         ...
 
+    def elsewhere(self) -> "Engines":
+        """The same engines, for another process to call."""
+        ...
+
     def stacks(self) -> str: ...
+
+
+class RankSender(Protocol):
+    """A direct transfer as the ranks of a learner carry it out; see `rollout.weights.from_ranks`."""
+
+    def __call__(
+        self, tensors: Sequence[PublishedTensor], first: bool, version: int, engines: Engines
+    ) -> Exception | None: ...
 
 
 class DirectTransfer(Protocol):

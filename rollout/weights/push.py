@@ -42,7 +42,7 @@ class Weights:
         self.canary.before_push()
         watched = time.perf_counter() - began
         self.version += 1
-        self.target.load(Outgoing(self.learner.publish()), self.version)
+        self.target.load(Outgoing(self.learner.publish(), self.learner.ranks), self.version)
         began = time.perf_counter()
         metrics = self.canary.after_push(self.version, self.target.received)
         return metrics | {"canary/seconds": watched + time.perf_counter() - began}

@@ -159,15 +159,18 @@ class ObjectStore:
 
 def _native(plan: Plan) -> Transport:
     from cluster.runtime import own_address
+    from rollout.weights.from_ranks import TransferFromRanks
     from rollout.weights.vllm_transfer import LOOPBACK, NativeTransfer
 
     inference, on_cluster = plan.config.inference_model, plan.devices.on_cluster
-    direct = NativeTransfer(
+    direct: DirectTransfer = NativeTransfer(
         plan.transport,
         inference.tensor_parallel_size,
         own_address if on_cluster else lambda: LOOPBACK,
         timeout=inference.request_timeout_s,
     )
+    if plan.devices.ranks > 1:
+        direct = TransferFromRanks(direct)
     return Transport(ObjectStore() if on_cluster else SharedMemory(), direct)
 
 

@@ -79,7 +79,7 @@ def test_several_ranks_have_a_gpu_each_and_shard_the_reference_too() -> None:
     assert (found.train, found.ranks, found.ranks_per_node) == ((0, 1), 2, 2)
     assert found.engines == ((2, 3), (4, 5))
     assert (found.reference, found.reference_home) == ((), "learner ranks")
-    assert way(found) == "shared_memory", "native transfer leaves one process"
+    assert way(found) == "nccl"
     assert plan(8, train=2, reference=1, lora=True).reference_home == "base of the LoRA policy"
     assert plan(8, train=[5, 1]).train == (5, 1)
 
@@ -154,7 +154,7 @@ def test_ranks_on_the_nodes_of_a_cluster() -> None:
 
     found = nodes(2)
     assert (len(found.train), found.ranks, found.ranks_per_node) == (8, 8, 4)
-    assert (found.on_cpu, found.colocated, way(found)) == (False, False, "object_store")
+    assert (found.on_cpu, found.colocated, way(found)) == (False, False, "nccl")
     assert nodes(4, num_gpus=0).ranks_per_node == 2
     with pytest.raises(ConfigError, match=r"train_model.num_nodes=2: several nodes are a Ray cluster"):
         nodes(2, cluster=False)

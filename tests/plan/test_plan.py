@@ -313,6 +313,9 @@ def test_what_speaks_no_native_transfer_gets_its_weights_through_memory(qwen: st
     assert gpu_plan(qwen, *adapter).transport == "shared_memory"
     assert gpu_plan(qwen, "inference_model.backend=transformers").transport == "shared_memory"
     assert gpu_plan(qwen, gpus=1).transport == "in_process"
+    ranks = ("train_model.num_devices=2",)
+    assert gpu_plan(qwen, *ranks, gpus=4).transport == "nccl"
+    assert gpu_plan(qwen, *ranks, "train_model.offload=all", gpus=4).transport == "shared_memory"
 
 
 def test_an_engine_in_the_learners_process_is_on_the_first_gpu_as_vllm_takes_it(qwen: str) -> None:

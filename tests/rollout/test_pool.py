@@ -20,8 +20,9 @@ import torch
 from cluster.runtime import Place, start_ray
 from config.errors import ConfigError
 from plan.machine import installed_vllm
-from rollout.engines.fleet import EngineLost, PoolSettings
+from rollout.engines.fleet import PoolSettings
 from rollout.engines.pool import RayPool
+from rollout.engines.remote_calls import EngineLost
 from rollout.engines.sampler import Engine, Request, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from tests.processes import engine_processes, wait_until_gone

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollout.engines.fleet import EngineLost
 from rollout.engines.host import WeightHandle
 from rollout.engines.pool import RayPool
+from rollout.engines.remote_calls import EngineLost
 from rollout.engines.sampler import generate
 from rollout.weights.outgoing import Outgoing
 from rollout.weights.transports import ObjectStore, SharedMemory, Transport

@@ -6,9 +6,7 @@ import pickle
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +18,7 @@ from plan.machine import installed_vllm
 from rollout.engines.sampler import Request, Response
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.weights.outgoing import Outgoing
-from rollout.weights.transports import Layout, MappedWeights, SharedMemory
+from rollout.weights.transports import Layout, SharedMemory
 from tests.rollout.conftest import StartEngine, lora_policy, scores_of_one, tiny_llama
 from training.weights import PolicyTensor, made, named_weights
 
@@ -151,77 +149,6 @@ def test_shared_memory_into_an_engine(vllm_engine: VLLMEngine, tied: bool) -> No
     )
 
 
-@pytest.fixture(scope="module")
-def mapped_backend() -> Iterator[Callable[[Any], Any]]:
-    """A backend of vLLM's native API whose data plane is our shared memory, so that it runs on a CPU."""
-    from vllm.distributed.weight_transfer import WeightTransferEngineFactory, WeightTransferTrainerFactory
-    from vllm.distributed.weight_transfer.base import (
-        TrainerInitInfo,
-        TrainerWeightTransferEngine,
-        WeightTransferEngine,
-        WeightTransferInitInfo,
-        WeightTransferUpdateInfo,
-    )
-    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-
-    @dataclass
-    class Init(WeightTransferInitInfo):
-        rank_offset: int
-
-    @dataclass
-    class Update(WeightTransferUpdateInfo):
-        names: list[str]
-        handle: MappedWeights
-
-    class Worker(WeightTransferEngine[Init, Update]):
-        init_info_cls, update_info_cls = Init, Update
-        offsets: ClassVar[list[int]] = []
-
-        def init_transfer_engine(self, init_info: Init) -> None:
-            self.offsets.append(init_info.rank_offset)
-
-        def start_weight_update(self) -> None:
-            initialize_layerwise_reload(self.model)
-
-        def receive_weights(self, update_info: Update) -> None:
-            self.model.load_weights(update_info.handle.open())
-
-        def finish_weight_update(self) -> None:
-            finalize_layerwise_reload(self.model, self.model_config)
-
-        def shutdown(self) -> None:
-            pass
-
-    @dataclass
-    class TrainerInit(TrainerInitInfo):
-        backend: ClassVar[str] = "mapped"
-
-    class Trainer(TrainerWeightTransferEngine[TrainerInit]):
-        init_info_cls = TrainerInit
-
-        @classmethod
-        def trainer_init(cls, init_info: TrainerInit, *, client: Any, source: Any = None) -> "Trainer":
-            client.init_weight_transfer_engine({"rank_offset": 1})
-            return cls(client=client, source=source)
-
-        def send_weights(self) -> None:
-            assert self.source is not None
-            assert [m.name for m in self.source.metadata()] == [name for name, _ in self.source]
-
-            self.client.start_weight_update()
-            memory = SharedMemory()
-            handle = memory.write(Outgoing.of(self.source))
-            names = [entry.name for entry in handle.entries]
-            self.client.update_weights({"names": names, "handle": handle})
-            memory.close()
-            self.client.finish_weight_update()
-
-    WeightTransferEngineFactory.register_engine("mapped", Worker)
-    WeightTransferTrainerFactory.register_engine("mapped", Trainer)
-    yield lambda end: TrainerInit(rank=0)
-    del WeightTransferEngineFactory._registry["mapped"], WeightTransferTrainerFactory._registry["mapped"]
-
-
 class OneEngine:
     """An engine in this process as all that a native push reaches."""
 
@@ -240,11 +167,12 @@ class OneEngine:
 
 @needs_vllm
 def test_the_native_api_with_requests_in_flight(
-    start_engine: StartEngine, mapped_backend: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+    start_engine: StartEngine,
 ) -> None:
     from rollout.weights import vllm_transfer
+    from tests.rollout.mapped_backend import register
 
-    monkeypatch.setitem(vllm_transfer.INIT, "mapped", mapped_backend)
+    register()
     engine, sequence = start_engine(True, weight_transfer="mapped"), list(range(3, 203))
     transfer = vllm_transfer.NativeTransfer("mapped", timeout=60)
     engine.score([sequence])

@@ -202,7 +202,7 @@ def test_a_push_of_several_blocks(
     ranks: Ranks, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some tensors at a time, the largest alone; read as often as anybody likes, in any order."""
-    one, two = both(ranks, model, tmp_path)
+    one = in_one_process(config_of(model, 1), tmp_path)
     expected = weights(one)
     monkeypatch.setattr(ranked_learner, "BLOCK_BYTES", 20_000)
     blocked = over(ranks, config_of(model, 2), tmp_path)
@@ -210,7 +210,6 @@ def test_a_push_of_several_blocks(
     for tensor in (*blocked.publish(), *reversed(blocked.publish())):
         assert torch.equal(tensor.make(), expected[tensor.name])
     assert Layout.of(Outgoing(blocked.publish())).size == Layout.of(Outgoing(one.publish())).size
-    assert weights(two).keys() == expected.keys()
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon_adamw"])

@@ -1,0 +1,87 @@
+"""The engines of a fleet as another process than the driver calls them, and what a call tells that lost one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import ObjectLostError, RayActorError
+
+from cluster.calls import Reference, wait_for_all
+from config.errors import RunError
+
+_STACKS_S = 5.0
+
+
+class EngineLost(RunError):
+    """An engine failed for good; the text says which, where, and what its own traceback was."""
+
+
+class CallBroken(EngineLost):
+    """An engine was lost in a call that needs all of them. Another one starts in its place; the rest may have begun
+    something with the call."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A live engine. title: its place and state, as a person reads it."""
+
+    pid: int
+    title: str
+    actor: Any
+
+
+@dataclass(frozen=True)
+class RemoteEngines:
+    """`rollout.weights.outgoing.Engines` for a process that cannot start another engine in the place of a lost one."""
+
+    live: tuple[Member, ...]
+    timeout_s: float
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return tuple(member.pid for member in self.live)
+
+    def call_each(self, method: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
+        """As `Fleet.call_each`; an engine that does not answer in time counts as lost."""
+        pairs = zip(self.live, arguments, strict=True)
+        calls = {member.actor.call.remote(method, own): member for member, own in pairs}
+        there = wait_for_all(calls, self.timeout_s)
+        lost = [member.title for ref, member in calls.items() if ref not in there or _died(ref)]
+        if lost:
+            raise CallBroken(f"{', '.join(lost)} was lost during {method}, which needs every engine")
+        return [ray.get(ref) for ref in calls]
+
+    def elsewhere(self) -> "RemoteEngines":
+        return self
+
+    def stacks(self) -> str:
+        return stacks_of(self.live)
+
+
+def stacks_of(members: Sequence[Member]) -> str:
+    """What every thread of these engines is doing now."""
+    calls = {member.actor.stacks.options(concurrency_group="watch").remote(): member for member in members}
+    there = wait_for_all(calls, _STACKS_S)
+    return "\n".join(
+        f"--- {member.title}\n{_stack(member, ref, ref in there)}" for ref, member in calls.items()
+    )
+
+
+def _stack(member: Member, ref: Reference, there: bool) -> str:
+    if not there:
+        return f"no answer within {_STACKS_S:.0f} s (pid {member.pid})"
+    try:
+        return str(ray.get(ref))
+    except Exception as error:  # of whatever kind: this is told beside another error
+        return str(error).splitlines()[0]
+
+
+def _died(ref: Reference) -> bool:
+    try:
+        ray.get(ref)
+    except (RayActorError, ObjectLostError):
+        return True
+    except Exception:  # the engine's own, which `call_each` raises when none has died
+        return False
+    return False
