@@ -24,8 +24,13 @@ def wait_until_gone(pid: int) -> None:
 
 def engine_processes(parent: int | None = None) -> list[int]:
     """Process ids of the Ray actors that hold an engine and that `parent`, or this process, has started."""
-    children = psutil.Process(parent or os.getpid()).children(recursive=True)
-    return [child.pid for child in children if "EngineHost" in _name(child)]
+    return actors_under(parent or os.getpid(), "EngineHost")
+
+
+def actors_under(parent: int, kind: str) -> list[int]:
+    """Process ids of the Ray actors of the class `kind` that `parent` has started."""
+    children = psutil.Process(parent).children(recursive=True)
+    return [child.pid for child in children if kind in _name(child)]
 
 
 def command_lines() -> list[str]:

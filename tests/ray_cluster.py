@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.processes import engine_processes
+from tests.processes import actors_under, engine_processes
 from tests.scripts import ROOT
 
 PORT = 6399
@@ -121,6 +121,11 @@ class RayCluster:
     def engines(self) -> list[int]:
         """Process ids of the pool's actors, on whichever node."""
         return [pid for node in self._nodes.values() for pid in engine_processes(node.pid)]
+
+    def node_of_a_rank(self) -> int:
+        """One that carries a learner rank and is not the head."""
+        others = [number for number in self._nodes if number != 1]
+        return next(number for number in others if actors_under(self._nodes[number].pid, "RankHost"))
 
     def close(self) -> None:
         self._init.communicate(timeout=LIMIT_S)

@@ -1,8 +1,9 @@
 """`ray.address`: the scripts on a cluster of two nodes, one of which fails in mid-run and comes back as another.
 
-Then learner ranks on two nodes of three.
+Then learner ranks on two nodes of three, one of which fails.
 """
 
+import re
 import shutil
 import signal
 import time
@@ -95,3 +96,26 @@ def test_learner_ranks_on_two_nodes(cluster: RayCluster, tmp_path: Path) -> None
     assert newest is not None
     writers = {path.name for path in (newest / "learner").glob("*.distcp")}
     assert len(writers) == 2, writers
+
+
+def test_a_run_goes_on_when_the_node_of_a_rank_is_lost(cluster: RayCluster, tmp_path: Path) -> None:
+    """The ranks that are left cannot go on without it: the run begins anew at its newest checkpoint, once another node
+    has joined."""
+    process = start_fresh(
+        "grpo.py",
+        tmp_path,
+        f"ray.address={ADDRESS}",
+        *("train_model.num_devices=2", "train_model.num_nodes=2", "train.restarts=1"),
+        *("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=160", "train.checkpoint_frequency=1"),
+        enter=cluster.enter,
+        environment=cluster.environment,
+    )
+    wait_for(lambda: steps(tmp_path) >= 3, process)
+    cluster.kill_node(cluster.node_of_a_rank())
+    cluster.start_node(5)
+    output = finish(process)
+    assert process.returncode == 0, output
+    said = (tmp_path / "grpo.log").read_text()
+    assert re.search(r"learner rank \d \(CPU\) died in", said), said
+    assert "0 of 1 restarts are left (train.restarts)" in said
+    assert [row["optimizer_step"] for row in rows(tmp_path)] == list(range(1, 11))
