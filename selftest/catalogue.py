@@ -15,6 +15,7 @@ APART = ["inference_model.devices=[1]", "train_model.devices=[0]", NO_REFERENCE]
 """Learner and engine on a GPU each."""
 CHECKPOINTING = [*LORA, "train.gradient_checkpointing=true"]
 PARALLEL_ENGINE = ["inference_model.num_devices=2", "inference_model.tensor_parallel_size=2"]
+TWO_RANKS = "train_model.num_devices=2"
 HOMES = ["training GPU", "host memory", "base of the LoRA policy"]
 ARRIVE, PRECISION, SCHEDULE = "engines.weights_arrive", "learner.precision", "runs.schedule"
 
@@ -38,6 +39,7 @@ TURNS = "give learner and engine a GPU each, or lower inference_model.gpu_memory
 NCCL = (
     "NCCL_DEBUG=INFO says more; NCCL_P2P_DISABLE=1 avoids a bad link between GPUs; containers need --ipc=host"
 )
+RANKS = f"train_model.num_devices=1 trains in one process; {NCCL}"
 RUN = "please report it with selftest.json"
 
 
@@ -64,6 +66,7 @@ LEARNERS = (
     cpu("fp16, CPU", PRECISION, LEARNER, mixed="fp16"),
     cpu("LoRA and checkpointing, CPU", PRECISION, LEARNER, mixed="bf16", overrides=CHECKPOINTING),
     cpu("reference homes, CPU", "learner.references", LEARNER, homes=HOMES[1:]),
+    cpu("two learner ranks, CPU", "learner.ranks", RANKS, overrides=["policy.kl_coef=0.1"]),
     cpu("resume, CPU", "runs.resume", RUN),
 )
 RUNS = (
@@ -111,6 +114,16 @@ SEVERAL_GPUS = (
     gpu("LoRA adapter to another GPU", ARRIVE, ADAPTERS, 2, overrides=[*APART, *ADAPTER]),
     gpu("grpo_async.py, two GPUs", SCHEDULE, RUN, 2, overrides=[VLLM, HALF], overlapped=True, iterations=5),
     gpu("reference on a GPU of its own", "learner.references", LEARNER, 2, vllm=False, homes=["own devices"]),
+    gpu(
+        "two learner ranks as one, GPUs",
+        "learner.ranks",
+        RANKS,
+        2,
+        vllm=False,
+        overrides=["policy.kl_coef=0.1"],
+    ),
+    gpu("two learner ranks, nccl push", SCHEDULE, RANKS, 3, overrides=[VLLM, HALF, TWO_RANKS]),
+    gpu("two learner ranks in turns", SCHEDULE, RANKS, 2, overrides=[VLLM, HALF, TWO_RANKS]),
     gpu("tensor parallel, GPUs", ARRIVE, PARALLEL, 3, overrides=[*PARALLEL_ENGINE, NO_REFERENCE]),
 )
 CHECKS = (*MACHINE, *LEARNERS, *RUNS, *CPU_ENGINES, *GPU_LEARNERS, *GPU_ENGINES, *SEVERAL_GPUS)

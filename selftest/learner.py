@@ -56,6 +56,30 @@ def stepped(config: Config, bench: Bench, groups: list[Group]) -> tuple[dict[str
     return report.metrics, torch.cat(seen)
 
 
+def ranks(bench: Bench, overrides: Sequence[str] = ()) -> str:
+    """Steps of two learner ranks are those of one process on the CPU."""
+    from training import ranked_learner
+
+    groups, cpu = collected(bench), Bench(bench.folder, "cpu")
+    config = configured(bench, "train_model.num_devices=2", *overrides)
+    together = ranked_learner.make_learner(config, learner_plan(config, bench), bench.folder)
+    worst = 0.0
+    try:
+        config = configured(cpu, *overrides)
+        alone = make_learner(config, learner_plan(config, cpu), bench.folder)
+        for number in (1, 2):
+            wanted, found = (one.step(one.credit(groups)).metrics for one in (alone, together))
+            for name in ("loss/objective", "grad_norm", "kl/ref"):
+                difference = abs(found[name] - wanted[name]) / (1 + abs(wanted[name]))
+                assert difference < 1e-3, (
+                    f"step {number}: {name} is {found[name]:.6g}, not {wanted[name]:.6g}"
+                )
+                worst = max(worst, difference)
+    finally:
+        together.close()
+    return f"2 steps, losses and gradient norms within {worst:.1g}"
+
+
 def preset(config: Config, name: str) -> Config:
     """The config with another objective."""
     changed = replace(config, policy=load_policy(name))

@@ -227,6 +227,10 @@ def test_objectives_in_another_layout(bench: Bench) -> None:
     assert "15 presets" in learner.presets(bench)
 
 
+def test_two_ranks(bench: Bench) -> None:
+    assert "2 steps" in learner.ranks(bench, ["policy.kl_coef=0.1"])
+
+
 def test_a_fault_in_an_objective_is_seen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A learner that leaves a factor out where rows are packed."""
     plain = learner.stepped

@@ -97,6 +97,10 @@ class Learner(Protocol):
         """
         ...
 
+    def release_memory(self) -> None:
+        """Engines wake on the learner's GPUs: they get what it keeps there and does not use."""
+        ...
+
     def close(self) -> None:
         """End the processes that it has started."""
         ...

@@ -12,6 +12,7 @@ from plan.plan import Plan
 from training.batch import Batch
 from training.learner_models import Models, make_models
 from training.model import load_model
+from training.process import release_memory
 from training.split_learner import SplitLearner
 from training.weights import PolicyTensor, pushed_tensors
 from training.worker import Part, Piece, Worker
@@ -78,6 +79,10 @@ class LocalLearner(SplitLearner):
         """As `Learner.load`."""
         self.worker.load(folder, numbers)
         self.count_from(numbers)
+
+    def release_memory(self) -> None:
+        """As `Learner.release_memory`."""
+        release_memory()
 
     def close(self) -> None:
         """There is nothing to close."""

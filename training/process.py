@@ -1,5 +1,6 @@
 """What a process that trains sets for itself before anything else: seeds, determinism, threads, its GPU."""
 
+import gc
 import random
 
 import numpy as np
@@ -20,3 +21,9 @@ def prepare_process(config: Config, num_threads: int | None, gpu: int | None) ->
         torch.set_num_threads(num_threads)
     if gpu is not None:
         torch.cuda.set_device(gpu)
+
+
+def release_memory() -> None:
+    """Give back what this process's allocator keeps of a GPU and does not use: no other process could have it."""
+    gc.collect()
+    torch.cuda.empty_cache()

@@ -21,7 +21,7 @@ from config.schema import Config
 from plan.plan import Plan
 from training.batch import Batch
 from training.learner_models import make_sharded_models
-from training.process import prepare_process
+from training.process import prepare_process, release_memory
 from training.sharding import learner_mesh
 from training.weights import PolicyTensor, pushed_tensors
 from training.worker import Part, Piece, Worker
@@ -167,6 +167,9 @@ class RankHost:
     def end_save(self) -> None:
         """Ends when this rank's part is on disk; the next steps may be made meanwhile."""
         self._writing()
+
+    def release_memory(self) -> None:
+        release_memory()
 
     def numbers(self) -> dict[str, Any]:
         return self.worker.numbers()

@@ -229,6 +229,10 @@ class RankedLearner(SplitLearner):
         self._same("load", folder, numbers)
         self.count_from(numbers)
 
+    def release_memory(self) -> None:
+        """As `Learner.release_memory`, of every rank's GPU."""
+        self._same("release_memory")
+
     def close(self) -> None:
         """As `Learner.close`."""
         self.ranks.close()

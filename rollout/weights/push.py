@@ -4,11 +4,8 @@ wake ─▶ canary scores ─▶ learner.publish() ─▶ target.load() ─▶ c
 (where learner and engines take turns on a GPU)                                            (the same)
 """
 
-import gc
 import time
 from dataclasses import dataclass
-
-import torch
 
 from rollout.engines.sampler import WeightTarget
 from rollout.weights.canary import Canary
@@ -55,7 +52,6 @@ class Weights:
 
     def _wake_engines(self) -> None:
         if self.asleep:
-            gc.collect()
-            torch.cuda.empty_cache()  # what the learner's allocator keeps, no other process can have
+            self.learner.release_memory()
             self.target.wake()
             self.asleep = False

@@ -21,6 +21,7 @@ from selftest import engines, learner, tiny
 from selftest.catalogue import CHECKS
 from selftest.check import Bench, Check
 from tests.gpu.longer import EXTRA
+from training import ranked_learner
 
 GPU_CHECKS = {check.name: check for check in (*CHECKS, *EXTRA) if check.gpus}
 AWAY = {"output head, GPU", "head as fast as a product", "push right after an update"}
@@ -34,6 +35,8 @@ TRANSPORTS = {
     "one GPU in turns": "in_process",
     "tensor parallel, GPUs": "nccl",
     "two engines": "nccl",
+    "two learner ranks, nccl push": "nccl",
+    "two learner ranks in turns": "in_process",
     "learner on GPU 1, engine on 0": "nccl",
     "transformers engine on another GPU": "shared_memory",
 }
@@ -68,6 +71,7 @@ def plan_of(check: Check, folder: Path, patch: pytest.MonkeyPatch) -> Plan:
     patch.setattr(learner, "collected", lambda *arguments: MagicMock())
     patch.setattr(learner, "collate", lambda groups: MagicMock())
     patch.setattr(learner, "make_learner", make_learner)
+    patch.setattr(ranked_learner, "make_learner", make_learner)
     patch.setattr(engines, "load_model", lambda config, devices: None)
     patch.setattr(engines, "vllm_settings", lambda config, *_: build(config, folder, Lockstep))
     patch.setattr(tiny, "run_job", run_job)

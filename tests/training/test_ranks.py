@@ -25,6 +25,7 @@ from training import ranked_learner
 from training.learner import Learner
 from training.local_learner import make_learner
 from training.process import prepare_process
+from training.rank_host import RankHost
 from training.ranked_learner import RankedLearner
 from training.ranks import Ranks, RankSettings
 
@@ -244,3 +245,20 @@ def test_a_checkpoint_goes_from_two_ranks_to_one_process_and_back(
     steps(last, groups, 1)
     for key, tensor in weights(last).items():
         assert (tensor - expected[key]).norm() <= 1e-5 * expected[key].norm(), key
+
+
+def test_memory_is_released_where_the_model_is(
+    ranks: Ranks, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No GPU is here: what would empty the allocator of one is noted, in this process and in that of a rank."""
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("here"))
+    in_one_process(config_of(model, 1), tmp_path).release_memory()
+    RankHost({}).release_memory()
+    assert calls == ["here", "here"]
+    monkeypatch.setattr(ranks, "begin", lambda method, shares: calls.extend([method] * len(shares)) or [])
+    monkeypatch.setattr(ranks, "answers", lambda calls, what: [None, None])
+    learner = object.__new__(RankedLearner)
+    learner.ranks = ranks
+    learner.release_memory()
+    assert calls[2:] == ["release_memory", "release_memory"]
