@@ -34,7 +34,7 @@ def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> Models:
     The reference is the model that the run began from, whatever `model` becomes or a checkpoint holds. The base under a
     LoRA policy is that model: it serves without a second copy of the weights, and never beside the learner.
     """
-    reference = _frozen_reference(config, plan)
+    reference = _frozen_reference(config, plan, model.device)
     policy = _prepared(config, model, trained=True)
     scorer = make_scorer(config, policy, plan, _autocast(plan))
     if plan.reference.home == "base of the LoRA policy":
@@ -103,12 +103,14 @@ def make_scorer(
     )
 
 
-def _frozen_reference(config: Config, plan: Plan) -> Reference | None:
-    """A copy of the weights that stay as they are; None where the policy's own base serves, or nothing does."""
+def _frozen_reference(config: Config, plan: Plan, learner: torch.device) -> Reference | None:
+    """A copy of the weights that stay as they are; None where the policy's own base serves, or nothing does.
+
+    learner: the policy's device.
+    """
     home = plan.reference.home
     if home not in ("own devices", "training GPU", "host memory"):
         return None
-    learner = torch.device(plan.devices.train_device)
     visits = home == "host memory" and not plan.devices.on_cpu
     place = torch.device("cpu") if visits else learner
     if plan.reference.devices:
