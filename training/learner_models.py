@@ -1,6 +1,6 @@
 """The models of a learner: the policy, what scores with it, and the reference model that the KL is measured against."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -59,10 +59,12 @@ def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: to
 
 
 def _sharded(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device, trained: bool) -> Sharded:
-    full = load_model(config.model, torch.device("cpu")) if dist.get_rank() == 0 else None
-    with torch.device("meta"):
-        empty = _prepared(config, skeleton(config.model), trained)
+    """What is never trained is kept in the dtype that it is gathered in: the same numbers, often in half the memory."""
     gathered = plan.learner.gathered_dtype
+    files = config.model if trained or gathered is None else replace(config.model, dtype=gathered)
+    full = load_model(files, torch.device("cpu")) if dist.get_rank() == 0 else None
+    with torch.device("meta"):
+        empty = _prepared(config, skeleton(files), trained)
     offload = config.train_model.offload == "all"
     root = shard(empty, mesh, None if gathered is None else getattr(torch, gathered), offload)
     root.to_empty(device="cpu" if offload else device)

@@ -54,7 +54,9 @@ class HostMemory:
             self._leave(parameter)
         if device.type == "cuda":
             self._pin()
-        model.to(device)
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, buffer.to(device))
 
     def _pin(self) -> None:
         runtime, address = torch.cuda.cudart(), self._host.data_ptr()
