@@ -54,9 +54,7 @@ class HostMemory:
             self._leave(parameter)
         if device.type == "cuda":
             self._pin()
-        for module in model.modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                setattr(module, name, buffer.to(device))
+        model.to(device)
 
     def _pin(self) -> None:
         runtime, address = torch.cuda.cudart(), self._host.data_ptr()

@@ -115,8 +115,7 @@ class Worker(PolicyWeights):
         pending = [] if self.beside is None else self.beside.begin([piece.batch for piece in pieces])
         for number, (piece, scored) in enumerate(itertools.zip_longest(pieces, pending), 1):
             self.tell("optimize", number, len(pieces))
-            loss, metrics, gap = self._loss(piece, scored)
-            self._backward(loss)
+            metrics, gap = self._learn(piece, scored)
             parts.append(metrics)
             gaps.append(gap)
         merged, lr = merge_metrics(parts), self.optimizer.param_groups[0]["lr"]
@@ -127,6 +126,12 @@ class Worker(PolicyWeights):
         overflow = finite and not applied and self.scaler.is_enabled()
         positions = sum(self.scorer.positions(piece.batch.tokens) for piece in pieces)
         return Part(positions, merged, torch.cat(gaps), lr, grad_norm, applied, overflow)
+
+    def _learn(self, piece: Piece, scored: Future[Tensor] | None) -> tuple[Metrics, Tensor]:
+        """Adds the gradients of a microbatch to those there. Nothing of its graph outlives this: it would keep memory."""
+        loss, metrics, gap = self._loss(piece, scored)
+        self._backward(loss)
+        return metrics, gap
 
     def _loss(self, piece: Piece, scored: Future[Tensor] | None) -> tuple[Tensor, Metrics, Tensor]:
         """The loss, its metrics, and the gap |trainer - engine| before the update of every token in it.

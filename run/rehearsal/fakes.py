@@ -5,8 +5,9 @@ another way on a GPU is told to.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -97,6 +98,9 @@ def without_memory(as_on_a_gpu: bool) -> Iterator[None]:
             inside.enter_context(patch.object(module, "skeleton", model.bare_model))
         # Threads that transformers loads with know nothing of the modes below.
         inside.enter_context(patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "1"}))
+        inside.enter_context(
+            patch.object(torch.utils, "swap_tensors", partial(_swap, torch.utils.swap_tensors))
+        )
         if as_on_a_gpu:
             inside.enter_context(patch.object(log_probs, "_multiplies_half", lambda device: True))
             inside.enter_context(patch.object(attention, "BLOCKED", ("cpu",)))
@@ -105,6 +109,14 @@ def without_memory(as_on_a_gpu: bool) -> Iterator[None]:
         inside.enter_context(SmallIntegers())
         inside.enter_context(Finite())
         yield
+
+
+def _swap(swap: Callable[[Tensor, Tensor], None], old: Tensor, new: Tensor) -> None:
+    """As `Module.to` has it: a fake parameter cannot be swapped, for its mode remembers it."""
+    if isinstance(old, FakeTensor):
+        old.data = new.data
+    else:
+        swap(old, new)
 
 
 def load_without_files(

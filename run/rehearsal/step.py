@@ -83,7 +83,7 @@ def _peaks(plan: Plan, worker: WatchedWorker, piece: Piece) -> Peaks:
     """With two microbatches where a step has several: the second meets the gradients of the first."""
     memory = Memory()
     with kinds_told(worker, memory):
-        worker.score([piece.batch])
+        worker.score_parts([piece.batch])
         worker.step([piece] * min(2, plan.learner.microbatches))
     return memory.peaks
 

@@ -27,10 +27,11 @@ from training.worker import Piece, Worker
 class WatchedWorker(Worker):
     """The worker of a learner rank. watch: entered for each phase, by its name."""
 
-    watch: Callable[[str], AbstractContextManager[Any]] = staticmethod(nullcontext)
+    watch: Callable[[str], AbstractContextManager[Any]]
 
     def __init__(self, plan: Plan, models: Models) -> None:
         super().__init__(plan.config, models, pushed_tensors(plan.config, plan))
+        self.watch = lambda phase: nullcontext()
 
     def optimizer_states(self) -> list[Tensor]:
         """What the optimizer remembers."""
@@ -45,7 +46,7 @@ class WatchedWorker(Worker):
         super()._clip()
         super()._update(finite=True)
 
-    def score(self, parts: Sequence[Batch]) -> None:
+    def score_parts(self, parts: Sequence[Batch]) -> None:
         """The reference's pass, or the policy's own before its first update."""
         with self.watch("score"):
             if self.reference is None:
