@@ -128,7 +128,7 @@ class Worker(PolicyWeights):
         return Part(positions, merged, torch.cat(gaps), lr, grad_norm, applied, overflow)
 
     def _learn(self, piece: Piece, scored: Future[Tensor] | None) -> tuple[Metrics, Tensor]:
-        """Adds the gradients of a microbatch to those there. Nothing of its graph outlives this: it would keep memory."""
+        """Adds the gradients of a microbatch to those there; its loss, which keeps memory, does not outlive this."""
         loss, metrics, gap = self._loss(piece, scored)
         self._backward(loss)
         return metrics, gap
