@@ -95,6 +95,7 @@ def test_gradients_of_earlier_microbatches_and_what_is_offloaded(tiny: str) -> N
     assert states["backward"]["optimizer"] == 0 < states["optimizer step"]["optimizer"]
     everything = rehearse_memory(plan_of(tiny, "train_model.num_devices=2", "train_model.offload=all"))
     assert everything["backward"]["parameters"] == 0 < everything["backward"]["gathered parameters"]
+    assert everything["optimizer step"]["optimizer"] == everything["optimizer step"]["temporary"] == 0
 
 
 def test_what_does_not_fit_is_named_with_the_keys_that_change_it(tiny: str) -> None:
