@@ -6,7 +6,6 @@
 No GPU is needed: it is what `run=plan plan.gpus=… plan.gpu_memory_gib=…` says, one row for each.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from hydra import compose, initialize_config_dir
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.pages import Recorded  # noqa: E402
 from config.composition import register_schema, to_config  # noqa: E402
 from config.schema import Config  # noqa: E402
 from plan.machine import Machine  # noqa: E402
@@ -24,8 +24,7 @@ from plan.plan import Plan, cache_on_device  # noqa: E402
 from plan.problems import Problem, planned  # noqa: E402
 from plan.remedies import remedy  # noqa: E402
 
-PAGE = ROOT / "docs" / "plans.md"
-BEGIN, END = "<!-- printed by benchmarks/plans.py -->", "<!-- end -->"
+RECORDED = Recorded(__file__, "plans.md")
 HEAD = "| config | GPUs x GiB | fits | learner's fullest GPU | reference | engine: share, full sequences | changes |"
 
 
@@ -82,19 +81,5 @@ def _cells(plan: Plan, found: list[Problem], machine: Machine) -> tuple[str, ...
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--write", action="store_true")
-    table = "\n".join(rows())
-    if not parser.parse_args().write:
-        print(table)
-        return
-    text = PAGE.read_text()
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
-
-
 if __name__ == "__main__":
-    main()
+    RECORDED.print_or_write(__doc__, lambda: "\n".join(rows()))

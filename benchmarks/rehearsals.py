@@ -1,20 +1,22 @@
 """What `run=rehearse` says of the recipes: the lines of docs/scaling.md.
 
-    python benchmarks/rehearsals.py           prints them: three minutes on two cores, no GPU
+    python benchmarks/rehearsals.py           prints them: five minutes on two cores, no GPU
     python benchmarks/rehearsals.py --write   puts them there
 
 Of the phases only the fullest is kept, and what is the same for all is left out.
 """
 
-import argparse
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "scaling.md"
-BEGIN, END = "<!-- printed by benchmarks/rehearsals.py -->", "<!-- end -->"
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.pages import Recorded  # noqa: E402
+
+RECORDED = Recorded(__file__, "scaling.md")
 HALF = ("train_model.num_devices=4", "inference_model.num_devices=4")
 NODES = ("plan.nodes=8", "plan.gpus=8", "plan.gpu_memory_gib=80")
 FOUR_NODES = (
@@ -66,19 +68,5 @@ def key_lines(lines: list[str]) -> Iterator[str]:
             yield line
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--write", action="store_true")
-    text = "\n\n".join(blocks())
-    if not parser.parse_args().write:
-        print(text)
-        return
-    page = PAGE.read_text()
-    before, after = page.split(BEGIN)[0], page.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
-
-
 if __name__ == "__main__":
-    main()
+    RECORDED.print_or_write(__doc__, lambda: "\n\n".join(blocks()))

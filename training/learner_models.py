@@ -1,6 +1,6 @@
 """The models of a learner: the policy, what scores with it, and the reference model that the KL is measured against."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -34,7 +34,7 @@ def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> Models:
     The reference is the model that the run began from, whatever `model` becomes or a checkpoint holds. The base under a
     LoRA policy is that model: it serves without a second copy of the weights, and never beside the learner.
     """
-    reference = _frozen_reference(config, plan)
+    reference = _frozen_reference(config, plan, model.device)
     policy = _prepared(config, model, trained=True)
     scorer = make_scorer(config, policy, plan, _autocast(plan))
     if plan.reference.home == "base of the LoRA policy":
@@ -59,10 +59,12 @@ def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: to
 
 
 def _sharded(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device, trained: bool) -> Sharded:
-    full = load_model(config.model, torch.device("cpu")) if dist.get_rank() == 0 else None
-    with torch.device("meta"):
-        empty = _prepared(config, skeleton(config.model), trained)
+    """What is never trained is kept in the dtype that it is gathered in: the same numbers, often in half the memory."""
     gathered = plan.learner.gathered_dtype
+    files = config.model if trained or gathered is None else replace(config.model, dtype=gathered)
+    full = load_model(files, torch.device("cpu")) if dist.get_rank() == 0 else None
+    with torch.device("meta"):
+        empty = _prepared(config, skeleton(files), trained)
     offload = config.train_model.offload == "all"
     root = shard(empty, mesh, None if gathered is None else getattr(torch, gathered), offload)
     root.to_empty(device="cpu" if offload else device)
@@ -103,12 +105,14 @@ def make_scorer(
     )
 
 
-def _frozen_reference(config: Config, plan: Plan) -> Reference | None:
-    """A copy of the weights that stay as they are; None where the policy's own base serves, or nothing does."""
+def _frozen_reference(config: Config, plan: Plan, learner: torch.device) -> Reference | None:
+    """A copy of the weights that stay as they are; None where the policy's own base serves, or nothing does.
+
+    learner: the policy's device.
+    """
     home = plan.reference.home
     if home not in ("own devices", "training GPU", "host memory"):
         return None
-    learner = torch.device(plan.devices.train_device)
     visits = home == "host memory" and not plan.devices.on_cpu
     place = torch.device("cpu") if visits else learner
     if plan.reference.devices:

@@ -35,7 +35,7 @@ from training.learner_state import (
 )
 from training.loss_metrics import Metrics, effective_sample_size_by_age, merge_metrics
 from training.optimizer import go_to_step, make_optimizer, make_scheduler
-from training.sharding import whole
+from training.sharding import Sharded, whole
 from training.tensor_files import copied, read_tensors, saved_shapes, write_tensors
 from training.trained_parameters import base_digest, check_same_model, described
 from training.weights import PolicyTensor, PolicyWeights
@@ -115,18 +115,23 @@ class Worker(PolicyWeights):
         pending = [] if self.beside is None else self.beside.begin([piece.batch for piece in pieces])
         for number, (piece, scored) in enumerate(itertools.zip_longest(pieces, pending), 1):
             self.tell("optimize", number, len(pieces))
-            loss, metrics, gap = self._loss(piece, scored)
-            self.scaler.scale(loss).backward()
+            metrics, gap = self._learn(piece, scored)
             parts.append(metrics)
             gaps.append(gap)
         merged, lr = merge_metrics(parts), self.optimizer.param_groups[0]["lr"]
         grad_norm = self._clip()
-        objective = _over_workers(merged["loss/objective"])
+        objective = self._over_workers(merged["loss/objective"])
         finite = bool(objective.isfinite().all())
         applied = self._update(finite and math.isfinite(grad_norm))
         overflow = finite and not applied and self.scaler.is_enabled()
         positions = sum(self.scorer.positions(piece.batch.tokens) for piece in pieces)
         return Part(positions, merged, torch.cat(gaps), lr, grad_norm, applied, overflow)
+
+    def _learn(self, piece: Piece, scored: Future[Tensor] | None) -> tuple[Metrics, Tensor]:
+        """Adds the gradients of a microbatch to those there; its loss, which keeps memory, does not outlive this."""
+        loss, metrics, gap = self._loss(piece, scored)
+        self._backward(loss)
+        return metrics, gap
 
     def _loss(self, piece: Piece, scored: Future[Tensor] | None) -> tuple[Tensor, Metrics, Tensor]:
         """The loss, its metrics, and the gap |trainer - engine| before the update of every token in it.
@@ -139,6 +144,9 @@ class Worker(PolicyWeights):
         out = self.loss(batch, piece.totals)
         metrics, gap = self._off_policy(batch, out["log_prob"])
         return self.loss.total(out), dict(out["metrics"].items()) | metrics, gap
+
+    def _backward(self, loss: Tensor) -> None:
+        self.scaler.scale(loss).backward()
 
     def _off_policy(self, batch: Batch, log_prob: Tensor) -> tuple[Metrics, Tensor]:
         """Effective sample sizes by age, and the gap of every token in the loss."""
@@ -160,6 +168,15 @@ class Worker(PolicyWeights):
             raise DeadlineError(
                 f"the learner waited {limit:.0f} s (train.wait_timeout_s) for the reference model to score a microbatch"
             ) from None
+
+    def _over_workers(self, value: Tensor) -> Tensor:
+        """The sum over all workers, who together have one sharded model. A process group alone says nothing: an engine
+        in this process makes one of its own."""
+        if not isinstance(self._within, Sharded):
+            return value
+        total = value.clone()
+        dist.all_reduce(total)
+        return total
 
     def _clip(self) -> float:
         self.scaler.unscale_(self.optimizer)
@@ -225,12 +242,3 @@ def _host_states(worker: Worker) -> HostStates:
     states = HostStates(partial(optimizer_tensors, worker.model, worker.optimizer), device)
     with states.visit():  # they are made here if the optimizer has not stepped yet
         return states
-
-
-def _over_workers(value: Tensor) -> Tensor:
-    """The sum over all ranks, where there are several."""
-    if not dist.is_initialized():
-        return value
-    total = value.clone()
-    dist.all_reduce(total)
-    return total

@@ -1,26 +1,29 @@
-"""A learner rank's models and batch without memory: fake tensors for what is large, small real ones for token ids.
+"""What lets the learner's own code run without memory: fake tensors for what is large, small real ones for token ids.
 
-The CPU build of PyTorch has no fake CUDA device, so fake tensors are on the CPU, and what would choose another way on a
-GPU is told to.
+The CPU build of PyTorch has no autograd for fake CUDA tensors, so fake tensors are on the CPU, and what would choose
+another way on a GPU is told to.
 """
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers import PreTrainedModel
 
+from config.schema import ModelConfig
 from plan.memory import rows_at_a_time
 from plan.plan import Plan
-from training import log_probs
-from training.attention import NAME
+from training import attention, learner_models, log_probs, model
+from training.attention import Segments
 from training.batch import Batch, Scores, Tokens
 
 aten = torch.ops.aten
@@ -72,52 +75,77 @@ class Finite(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-_ANSWERS: dict[Any, object] = {Tensor.__bool__: True, Tensor.__float__: 1.0, Tensor.item: 1.0}
+_ANSWERS: dict[Any, object] = {
+    Tensor.__bool__: True,
+    Tensor.__float__: 1.0,
+    Tensor.item: 1.0,
+    Tensor.tolist: [1.0],
+    torch.equal: True,
+    torch.allclose: True,
+}
 
 
 @contextmanager
 def without_memory(as_on_a_gpu: bool) -> Iterator[None]:
-    """Tensors that are made inside are fake. as_on_a_gpu: attention of packed sequences is one kernel, half-precision
-    factors of the output head are summed as they are."""
+    """Tensors that are made inside are fake, and models are loaded without their files, by config.json alone.
+
+    as_on_a_gpu: attention of packed sequences is one kernel, half-precision factors of the output head are summed as
+    they are.
+    """
     with ExitStack() as inside:
+        inside.enter_context(patch.object(model, "_load", load_without_files))
+        for module in (model, learner_models):
+            inside.enter_context(patch.object(module, "skeleton", model.bare_model))
+        # Threads that transformers loads with know nothing of the modes below.
+        inside.enter_context(patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "1"}))
+        inside.enter_context(
+            patch.object(torch.utils, "swap_tensors", partial(_swap, torch.utils.swap_tensors))
+        )
         if as_on_a_gpu:
             inside.enter_context(patch.object(log_probs, "_multiplies_half", lambda device: True))
-            inside.enter_context(patch.dict(ALL_ATTENTION_FUNCTIONS._global_mapping, {NAME: fused_attention}))
+            inside.enter_context(patch.object(attention, "BLOCKED", ("cpu",)))
+            inside.enter_context(patch.object(attention, "_attend_in_blocks", attend_in_one_kernel))
         inside.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         inside.enter_context(SmallIntegers())
         inside.enter_context(Finite())
         yield
 
 
-def fused_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **others: object,
-) -> tuple[Tensor, None]:
-    """Attention as one kernel on a GPU does it: no mask, no repeated keys; under autocast in its dtype."""
+def _swap(swap: Callable[[Tensor, Tensor], None], old: Tensor, new: Tensor) -> None:
+    """As `Module.to` has it: a fake parameter cannot be swapped, for its mode remembers it."""
+    if isinstance(old, FakeTensor):
+        old.data = new.data
+    else:
+        swap(old, new)
+
+
+def load_without_files(
+    loader: Any, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    """In place of `training.model._load`: what transformers makes of files whose tensors are all fake."""
+    bare = model.bare_model(config)
+    files = {name: torch.empty(each.shape, dtype=each.dtype) for name, each in bare.state_dict().items()}
+    architecture = loader if issubclass(loader, PreTrainedModel) else type(bare)
+    loaded: PreTrainedModel = architecture.from_pretrained(
+        None,
+        config=bare.config,
+        state_dict=files,
+        dtype=dtype,
+        attn_implementation=config.attn_implementation,
+        device_map={"": device},
+    )
+    return loaded
+
+
+def attend_in_one_kernel(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None
+) -> Tensor:
+    """In place of `training.attention._attend_in_blocks`: no mask, no repeated keys; under autocast in its dtype."""
     if torch.is_autocast_enabled("cpu"):
         half = torch.get_autocast_dtype("cpu")
         query, key, value = query.to(half), key.to(half), value.to(half)
-    out = aten._scaled_dot_product_flash_attention(query, key, value, dropout, True, scale=scaling)[0]
-    return out.transpose(1, 2), None
-
-
-def make_fake(model: nn.Module) -> None:
-    """Meta tensors become fake ones on the CPU, and tied weights stay one. Inside `without_memory`."""
-    made: dict[Tensor, nn.Parameter] = {}
-    for module in model.modules():
-        for name, old in module.named_parameters(recurse=False, remove_duplicate=False):
-            if old not in made:
-                empty = torch.empty(old.shape, dtype=old.dtype)
-                made[old] = nn.Parameter(empty, requires_grad=old.requires_grad)
-            setattr(module, name, made[old])
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype))
+    out: Tensor = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True, scale=scaling)[0]
+    return out.transpose(1, 2)
 
 
 def longest_rows(plan: Plan) -> Batch:

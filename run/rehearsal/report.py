@@ -120,7 +120,5 @@ def _assumed(plan: Plan) -> Iterator[str]:
         "network", f"{figures.network_gib_s:g} GiB/s of a GPU each way, to others  [plan.network_gib_s]"
     )
     yield "bytes read and written are those of every operation for itself: no two are fused"
-    yield "attention is one kernel without a mask; its FLOPs are those of all pairs of a microbatch, so more than real"
-    if plan.config.train_model.offload != "none":
-        yield f"what train_model.offload={plan.config.train_model.offload} keeps on the host is left out of the memory"
+    yield "attention is one kernel that holds no mask; its FLOPs are those of the pairs that see each other"
     yield "fragmentation and libraries: 3% and 1.5 GiB of a GPU are kept free for them"

@@ -19,6 +19,8 @@ from torch.utils._pytree import tree_leaves
 
 Held = Counter[str]
 """Bytes by kind."""
+HOST = "in host memory"
+"""The kind of what is not on the rank's device, and not counted."""
 
 
 class _Seen(TorchDispatchMode):
@@ -51,7 +53,7 @@ class _Seen(TorchDispatchMode):
 
 
 class Memory(_Seen):
-    """Bytes of all storages that are alive, by the kind of what made them.
+    """Bytes of all storages that are alive, by the kind of what made them; those of `HOST` are left out.
 
     kind: of what is made next. peaks: by phase, what was held at its fullest moment.
     """
@@ -103,13 +105,17 @@ class Memory(_Seen):
 
     def _resize(self, key: int, size: int, kind: str) -> None:
         before, known, reference = self._storages[key]
-        self._held[known] -= before
-        self._held[kind] += size
+        self._count(known, -before)
+        self._count(kind, size)
         self._storages[key] = (size, kind, reference)
 
     def _forget(self, key: int) -> None:
         size, kind, _ = self._storages.pop(key)
-        self._held[kind] -= size
+        self._count(kind, -size)
+
+    def _count(self, kind: str, more: int) -> None:
+        if kind != HOST:
+            self._held[kind] += more
 
     def __enter__(self) -> Any:
         """Sees storages that are resized too, which FSDP2 frees parameters by; no operation tells of it."""

@@ -7,6 +7,7 @@ import pytest
 
 from config.errors import ConfigError
 from grpo import train
+from plan.memory import reference_bytes
 from plan.model_shape import GIB
 from plan.plan import Plan, make_plan
 from run.jobs import run_job
@@ -49,17 +50,40 @@ def test_what_is_sent_is_what_theory_says(tiny: str, shards: int) -> None:
 
 def test_floating_point_operations_of_a_microbatch(tiny: str) -> None:
     """Checkpointing: a layer forward, once more but for its last product, and backward, which is two products for one.
-    The head is scored in one chunk, so once forward."""
+    The head is scored in one chunk, so once forward. A token attends to its prompt and its own response alone."""
     plan = plan_of(tiny, gpus=2)
     rows, shape = plan.learner.microbatch_rows, plan.shape
     assert shape is not None and rows * RESPONSE < 512
     tokens, width = PROMPT + rows * (RESPONSE - 1), shape.hidden_size  # nothing follows the last token
     matrices = width * (2 * width + 2 * width // 2 + 3 * shape.intermediate_size)
-    attention = shape.num_heads * tokens**2 * shape.head_dim
+    seen = sum(range(1, PROMPT + 1)) + rows * sum(range(PROMPT + 1, PROMPT + RESPONSE))
+    attention = shape.num_heads * seen * shape.head_dim
     last = 2 * tokens * width * shape.intermediate_size
     layer = (2 + 2) * 2 * tokens * matrices - last + (2 * 4 + 10) * attention
     head = 3 * 2 * rows * RESPONSE * width * shape.vocab_size
     assert rehearse(plan).flops == pytest.approx(shape.num_layers * layer + head, rel=0.01)
+
+
+def test_attention_of_whole_rows(tiny: str) -> None:
+    """They repeat the prompt and are causal."""
+    asked = (tiny, "train.packing=false", "train.gradient_checkpointing=false")
+    plan = plan_of(*asked, gpus=2)
+    rows, shape = plan.learner.microbatch_rows, plan.shape
+    assert shape is not None and rows * RESPONSE < 512
+    length, width = PROMPT + RESPONSE, shape.hidden_size
+    matrices = width * (2 * width + 2 * width // 2 + 3 * shape.intermediate_size)
+    attention = shape.num_heads * rows * sum(range(1, length + 1)) * shape.head_dim
+    layer = 3 * 2 * rows * length * matrices + (4 + 10) * attention
+    head = 3 * 2 * rows * RESPONSE * width * shape.vocab_size
+    assert rehearse(plan).flops == pytest.approx(shape.num_layers * layer + head, rel=0.01)
+
+
+def test_a_sharded_reference_is_kept_as_it_is_gathered(tiny: str) -> None:
+    plan = plan_of(tiny, "train_model.num_devices=8", "train.mixed_precision=bf16", "model.dtype=float32")
+    assert plan.shape is not None and plan.reference.home == "learner ranks"
+    held = rehearse_memory(plan)["score"]
+    assert held["reference"] == held["parameters"] / 2
+    assert held["reference"] == pytest.approx(reference_bytes(plan.config, plan.shape) / 8, rel=0.02)
 
 
 def test_gradients_of_earlier_microbatches_and_what_is_offloaded(tiny: str) -> None:
@@ -71,6 +95,7 @@ def test_gradients_of_earlier_microbatches_and_what_is_offloaded(tiny: str) -> N
     assert states["backward"]["optimizer"] == 0 < states["optimizer step"]["optimizer"]
     everything = rehearse_memory(plan_of(tiny, "train_model.num_devices=2", "train_model.offload=all"))
     assert everything["backward"]["parameters"] == 0 < everything["backward"]["gathered parameters"]
+    assert everything["optimizer step"]["optimizer"] == everything["optimizer step"]["temporary"] == 0
 
 
 def test_what_does_not_fit_is_named_with_the_keys_that_change_it(tiny: str) -> None:

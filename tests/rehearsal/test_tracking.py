@@ -9,11 +9,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from plan.plan import make_plan
-from run.rehearsal.fakes import longest_rows, make_fake, without_memory
+from run.rehearsal.fakes import longest_rows, without_memory
 from run.rehearsal.tracking import Memory, Traffic
 from tests.plan.test_plan import config_of, machine
 from training.learner_models import make_scorer
-from training.model import bare_model
+from training.model import load_model
 
 MIB = 1 << 20
 TINY = {
@@ -79,8 +79,7 @@ def test_peaks_are_those_of_torchs_own_tracker(tmp_path: Path) -> None:
     plan = make_plan(config_of("grpo_gsm8k", *asked), False, machine(2, 80.0))
     batch = longest_rows(plan)
     with without_memory(as_on_a_gpu=True):
-        model = bare_model(plan.config.model)
-        make_fake(model)
+        model = load_model(plan.config.model, torch.device("cpu"))
         scorer = make_scorer(plan.config, model, plan)
         memory, torchs = Memory(), MemTracker()
         memory.add("parameters", [*model.parameters(), *model.buffers()])

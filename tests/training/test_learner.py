@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor.debug import CommDebugMode
 
 from config.errors import ConfigError
 from config.policy import PolicyConfig
@@ -208,3 +210,15 @@ def test_scored_in_the_same_microbatches_the_reference_is_the_policy_exactly(
 ) -> None:
     learner = make_learner(tmp_path, PolicyConfig(kl_coef=0.1), accumulation)
     assert learner.step(learner.credit(groups)).metrics["kl/ref"] == 0.0
+
+
+def test_a_process_group_of_others_is_not_the_learners(groups: list[Group], tmp_path: Path) -> None:
+    """An engine in this process makes one, over devices of its own."""
+    learner = make_learner(tmp_path)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting_point", rank=0, world_size=1)
+    try:
+        with CommDebugMode() as sent:
+            learner.step(learner.credit(groups))
+    finally:
+        dist.destroy_process_group()
+    assert sent.get_total_counts() == 0

@@ -177,6 +177,15 @@ def test_bfloat16_weights(ranks: Ranks, model: str, groups: list[Group], tmp_pat
     assert_equal_training(*both(ranks, model, tmp_path, dtype="bfloat16"), groups, bound=2e-3, count=2)
 
 
+def test_a_reference_kept_as_it_is_gathered_is_the_policy(
+    ranks: Ranks, model: str, groups: list[Group], tmp_path: Path
+) -> None:
+    """Before the first update, bit for bit, though the policy's shards are float32."""
+    learner = over(ranks, config_of(model, 2, mixed_precision="bf16"), tmp_path)
+    first, second = steps(learner, groups, 2)
+    assert first["kl/ref"] == 0.0 < second["kl/ref"]
+
+
 @pytest.mark.parametrize("offload", ["optimizer", "all"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_is_offloaded_computes_the_same(
