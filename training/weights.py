@@ -1,10 +1,12 @@
 """The policy as others name it: the tensors that it publishes under their Hugging Face names, adapters merged in.
 
 policy ──named_weights──▶ PolicyTensor ──make: weight + scale * B A, cast──▶ an engine, or a file
-       └─adapter_weights▶ the adapter alone, under peft's names
+   │   └─adapter_weights▶ the adapter alone, under peft's names
+   └─as_published: each layer computes with what its tensors are made into ──▶ the scores that an engine should give
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,11 +17,17 @@ from torch import nn
 from config.errors import ConfigError
 from config.schema import Config
 from plan.plan import Plan
-from training.engine_arithmetic import learner_scores, rounding_error
+from training.engine_arithmetic import (
+    forward_replaced,
+    learner_scores,
+    parameters_replaced,
+    rounding_error,
+)
 from training.model import causal_model
 from training.sharding import Within, directly, local, whole
 
 HEAD = "lm_head.weight"
+_HEAD_ROWS = 1 << 14  # of the output head that are rounded at a time
 
 
 @dataclass(frozen=True)
@@ -49,13 +57,21 @@ class PolicyTensor:
         source = local(self.source)
         return source.data_ptr(), source.dtype, self.shape, source.stride(), self.dtype, id(self.layer)
 
+    @property
+    def changed(self) -> bool:
+        """Whether it leaves with other values than the source has."""
+        return self.layer is not None or self.source.dtype != self.dtype
+
     def make(self) -> torch.Tensor:
         """weight + scale * B A, rounded once."""
         with torch.no_grad():
-            tensor = self.source.detach()
-            for adapter in () if self.layer is None else self.layer.active_adapters:
-                tensor = tensor + self.layer.get_delta_weight(adapter)
-            return whole(tensor).to(self.dtype)
+            return whole(self.merged(self.source.detach())).to(self.dtype)
+
+    def merged(self, weight: torch.Tensor) -> torch.Tensor:
+        """`weight` and the layer's active adapters, not rounded."""
+        for adapter in () if self.layer is None else self.layer.active_adapters:
+            weight = weight + self.layer.get_delta_weight(adapter)
+        return weight
 
 
 def named_weights(model: Any, dtype: torch.dtype | None = None) -> list[PolicyTensor]:
@@ -121,8 +137,9 @@ class PolicyWeights:
         return self._pushed(self.model)
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
-        """Log-probs of all tokens but the first, [count][length - 1]."""
-        return learner_scores(self.model, sequences, temperature, self._within)
+        """Log-probs of all tokens but the first under what a push carries, [count][length - 1]."""
+        with as_published(self.model, self.publish()):
+            return learner_scores(self.model, sequences, temperature, self._within)
 
     def rounding_error(
         self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool
@@ -131,7 +148,58 @@ class PolicyWeights:
 
         dtype: the engine's. float8: its matrices are quantized online.
         """
-        return rounding_error(self.model, sequences, getattr(torch, dtype), float8, self._within)
+        with as_published(self.model, self.publish()):
+            return rounding_error(self.model, sequences, getattr(torch, dtype), float8, self._within)
+
+
+@contextmanager
+def as_published(model: nn.Module, tensors: Iterable[PolicyTensor]) -> Iterator[None]:
+    """The policy computes with the values of `tensors`, in its own dtypes.
+
+    A step may be smaller than a pushed weight's last bit. What rounds away of it in the engines, which have these
+    tensors and no others, does so here too. One layer's exist at a time; adapters that go alone are left as they are.
+    """
+    causal = causal_model(model)
+    published = {tensor.name: tensor for tensor in tensors if tensor.changed}
+    head = causal.get_output_embeddings()
+    with ExitStack() as undo:
+        for name, module in causal.named_modules():
+            own = {key: published.get(_plain_name(f"{name}.{key}")) for key in module._parameters}
+            carried = {key: tensor for key, tensor in own.items() if tensor is not None}
+            if module is head and carried:
+                undo.enter_context(
+                    forward_replaced(head, partial(_logits_of_rounded, head, carried["weight"].dtype))
+                )
+            elif isinstance(module, nn.Embedding) and carried:
+                # Rounding commutes with picking rows.
+                undo.callback(
+                    module.register_forward_hook(partial(_round_rows, carried["weight"].dtype)).remove
+                )
+            elif carried:
+                undo.enter_context(parameters_replaced(module, partial(_replaced, carried)))
+                for tensor in carried.values():
+                    if tensor.layer is not None:
+                        undo.enter_context(forward_replaced(tensor.layer, module))
+        yield
+
+
+def _replaced(carried: Mapping[str, PolicyTensor], name: str, values: torch.Tensor) -> torch.Tensor:
+    if name not in carried:
+        return values
+    return carried[name].merged(values).to(carried[name].dtype).to(values.dtype)
+
+
+def _round_rows(dtype: torch.dtype, module: nn.Module, arguments: Any, rows: torch.Tensor) -> torch.Tensor:
+    return rows.to(dtype).to(rows.dtype)
+
+
+def _logits_of_rounded(head: Any, dtype: torch.dtype, hidden: torch.Tensor) -> torch.Tensor:
+    """As `head` with its tensors in `dtype`, some rows at a time: the largest matrix exists no second time."""
+    parts = [
+        nn.functional.linear(hidden, part.to(dtype).to(part.dtype)) for part in head.weight.split(_HEAD_ROWS)
+    ]
+    logits = torch.cat(parts, -1)
+    return logits if head.bias is None else logits + head.bias.to(dtype).to(logits.dtype)
 
 
 def _rounded(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
