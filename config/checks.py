@@ -9,6 +9,7 @@ def check(config: Config) -> None:
     """Raises ConfigError where two sections contradict each other."""
     check_batches(config)
     check_ranks(config)
+    check_quantization(config)
     check_policy(config)
     check_evaluation(config)
     if config.plan.given and config.run not in ("plan", "rehearse"):
@@ -96,6 +97,34 @@ def check_ranks(config: Config) -> None:
         raise ConfigError(
             "train_model.offload=all with train_model.num_devices=1: parameters are offloaded shard by shard, so it "
             "takes two learner ranks or more; take optimizer, or train an adapter (train_model.lora.enabled=true)"
+        )
+
+
+def check_quantization(config: Config) -> None:
+    """Of the base under adapters."""
+    lora, ranks = config.train_model.lora, config.train_model.ranks
+    if not lora.quantized:
+        return
+    field = f"train_model.lora.quantization={lora.quantization}"
+    if not lora.enabled:
+        raise ConfigError(
+            f"{field} with train_model.lora.enabled=false: weights in 4 bits cannot be trained, only adapters on them; "
+            "set train_model.lora.enabled=true, or train_model.lora.quantization=none"
+        )
+    if config.inference_model.lora == "adapter":
+        raise ConfigError(
+            f"{field} with inference_model.lora=adapter: engines would add the adapter to the base as its files have "
+            "it, which is another policy than the one that is trained; take inference_model.lora=merge, which sends "
+            "the base as 4 bits have it with the adapter added"
+        )
+    if ranks > 1:
+        raise ConfigError(
+            f"{field} with train_model.num_devices={ranks}: 4-bit weights are not sharded; train on one rank "
+            "(train_model.num_devices=1), or take train_model.lora.quantization=none, of which each rank holds a part"
+        )
+    if config.run == "rehearse":
+        raise ConfigError(
+            f"{field} with run=rehearse: 4-bit kernels need tensors with memory; run=plan says what they take"
         )
 
 

@@ -79,7 +79,7 @@ def parameters_replaced(
         own.update(module._parameters)
         for name, parameter in own.items():
             if parameter is not None:
-                made: Any = replaced(name, parameter.detach())
+                made: Any = replaced(name, parameter)
                 module._parameters[name] = made
 
     def after(module: nn.Module, arguments: Any, output: Any) -> None:
@@ -98,7 +98,7 @@ def parameters_replaced(
 @contextmanager
 def _computing_in(module: nn.Module, dtype: torch.dtype, float8: bool) -> Iterator[None]:
     def replaced(name: str, values: torch.Tensor) -> torch.Tensor:
-        return _rounded(values.to(dtype), float8 and values.ndim > 1)
+        return _rounded(values.detach().to(dtype), float8 and values.ndim > 1)
 
     def inputs(module: nn.Module, arguments: Any, named: Any) -> Any:
         return tree_map(partial(_input_in, dtype, float8), (arguments, named))

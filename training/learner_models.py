@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from config.schema import Config
 from plan.plan import Plan
 from training.forward import ResponseScorer
-from training.model import add_lora, load_frozen, load_model, skeleton
+from training.model import add_lora, load_frozen, load_in_4bit, load_model, skeleton
 from training.reference import HostMemory, Reference
 from training.sharding import Sharded, Within, directly, fill, shard
 
@@ -26,6 +26,14 @@ class Models:
     scorer: ResponseScorer
     reference: Reference | None
     within: Within = directly
+
+
+def load_base(config: Config, plan: Plan) -> PreTrainedModel:
+    """The model of `model.name` as a learner of one rank trains it, or adapters on it."""
+    device = torch.device(plan.devices.train_device)
+    if not config.train_model.lora.quantized:
+        return load_model(config.model, device)
+    return load_in_4bit(config.model, device, _autocast(plan) or getattr(torch, config.model.dtype))
 
 
 def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> Models:

@@ -24,6 +24,7 @@ from training.engine_arithmetic import (
     rounding_error,
 )
 from training.model import causal_model
+from training.quantization import dequantized, quantized, shape_and_dtype, whole_state
 from training.sharding import Within, directly, local, whole
 
 HEAD = "lm_head.weight"
@@ -34,8 +35,8 @@ _HEAD_ROWS = 1 << 14  # of the output head that are rounded at a time
 class PolicyTensor:
     """One tensor of the policy, made when it is asked for.
 
-    source: as it lies in the learner. layer: peft's, whose active adapters are added to it; None where it is whole.
-    dtype: that it is made in.
+    source: as it lies in the learner, perhaps in 4 bits. layer: peft's, whose active adapters are added to it; None
+    where it is whole. dtype: that it is made in.
     """
 
     name: str
@@ -45,7 +46,7 @@ class PolicyTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.source.shape)
+        return shape_and_dtype(self.source)[0]
 
     @property
     def device(self) -> torch.device:
@@ -65,7 +66,7 @@ class PolicyTensor:
     def make(self) -> torch.Tensor:
         """weight + scale * B A, rounded once."""
         with torch.no_grad():
-            return whole(self.merged(self.source.detach())).to(self.dtype)
+            return whole(self.merged(dequantized(self.source))).to(self.dtype)
 
     def merged(self, weight: torch.Tensor) -> torch.Tensor:
         """`weight` and the layer's active adapters, not rounded."""
@@ -180,13 +181,20 @@ def as_published(model: nn.Module, tensors: Iterable[PolicyTensor]) -> Iterator[
                 for tensor in carried.values():
                     if tensor.layer is not None:
                         undo.enter_context(forward_replaced(tensor.layer, module))
+                    if quantized(tensor.source):
+                        undo.enter_context(forward_replaced(module, partial(_multiplied, module)))
         yield
 
 
 def _replaced(carried: Mapping[str, PolicyTensor], name: str, values: torch.Tensor) -> torch.Tensor:
     if name not in carried:
         return values
-    return carried[name].merged(values).to(carried[name].dtype).to(values.dtype)
+    weight = dequantized(values)
+    return carried[name].merged(weight).to(carried[name].dtype).to(weight.dtype)
+
+
+def _multiplied(layer: Any, values: torch.Tensor) -> torch.Tensor:
+    return nn.functional.linear(values, layer.weight, layer.bias)
 
 
 def _round_rows(dtype: torch.dtype, module: nn.Module, arguments: Any, rows: torch.Tensor) -> torch.Tensor:
@@ -203,7 +211,8 @@ def _logits_of_rounded(head: Any, dtype: torch.dtype, hidden: torch.Tensor) -> t
 
 
 def _rounded(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    return tensor.dtype if dtype is None or not tensor.is_floating_point() else dtype
+    own = shape_and_dtype(tensor)[1]
+    return own if dtype is None or not own.is_floating_point else dtype
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:
@@ -214,7 +223,7 @@ def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:
         yield from ((name, tensor, None) for name, tensor in model.state_dict().items())
         return
     modules = dict(model.get_base_model().named_modules())
-    for name, tensor in model.get_base_model().state_dict().items():
+    for name, tensor in whole_state(model.get_base_model()).items():
         if "lora_" in name or ".original_module." in name:
             continue
         owner = modules[name.split(".base_layer.")[0]] if ".base_layer." in name else None

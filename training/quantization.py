@@ -1,0 +1,42 @@
+"""Weights in 4 bits (nf4, by bitsandbytes), as the values that they stand for.
+
+a linear layer's weight [out, in] ──load_in_4bit──▶ uint8 [out * in / 2, 1], scales beside it ──dequantized──▶ [out, in]
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def quantized(weight: torch.Tensor) -> bool:
+    """Whether it is in 4 bits. No other weight of a model consists of whole numbers."""
+    return weight.dtype == torch.uint8
+
+
+def dequantized(weight: Any) -> torch.Tensor:
+    """[out, in] in the dtype that the weight was loaded in; a weight that is not in 4 bits is itself."""
+    if not quantized(weight):
+        return weight.detach()
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(weight.data, weight.quant_state)
+
+
+def shape_and_dtype(weight: Any) -> tuple[tuple[int, ...], torch.dtype]:
+    """Those of `dequantized(weight)`."""
+    if not quantized(weight):
+        return tuple(weight.shape), weight.dtype
+    return tuple(weight.quant_state.shape), weight.quant_state.dtype
+
+
+def whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The state of a model without the scales of weights in 4 bits: those are the parameters themselves, which know
+    their own."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    named = {*parameters, *(name for name, _ in model.named_buffers(remove_duplicate=False))}
+    return {
+        name: parameters[name] if quantized(tensor) else tensor
+        for name, tensor in model.state_dict().items()
+        if name in named
+    }
