@@ -102,7 +102,7 @@ def check_ranks(config: Config) -> None:
 
 def check_quantization(config: Config) -> None:
     """Of the base under adapters."""
-    lora, ranks = config.train_model.lora, config.train_model.ranks
+    lora = config.train_model.lora
     if not lora.quantized:
         return
     field = f"train_model.lora.quantization={lora.quantization}"
@@ -117,10 +117,10 @@ def check_quantization(config: Config) -> None:
             "it, which is another policy than the one that is trained; take inference_model.lora=merge, which sends "
             "the base as 4 bits have it with the adapter added"
         )
-    if ranks > 1:
+    if config.train_model.offload == "all":
         raise ConfigError(
-            f"{field} with train_model.num_devices={ranks}: 4-bit weights are not sharded; train on one rank "
-            "(train_model.num_devices=1), or take train_model.lora.quantization=none, of which each rank holds a part"
+            f"{field} with train_model.offload=all: the scales of weights in 4 bits stay on the GPU; take "
+            "train_model.offload=optimizer or none"
         )
     if config.run == "rehearse":
         raise ConfigError(

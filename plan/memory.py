@@ -25,7 +25,7 @@ from plan.activations import (
 )
 from plan.gathering import gathered
 from plan.model_shape import DTYPE_BYTES, GIB, ModelShape
-from plan.quantization import largest_matrix_bytes, quantized_bytes
+from plan.quantization import NF4_BYTES, largest_matrix_bytes, quantized_bytes
 
 ADAM_STATES = 2
 MIXED_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -137,7 +137,8 @@ def arithmetic(config: Config, on_cpu: bool) -> Arithmetic:
     factor = min(stream, MIXED_BYTES[config.train.mixed_precision])
     if config.train_model.ranks > 1:
         stream = factor
-    return Arithmetic(stream, factor, not config.train_model.lora.enabled, fused_head=not on_cpu)
+    lora = config.train_model.lora
+    return Arithmetic(stream, factor, not lora.enabled, not on_cpu, NF4_BYTES if lora.quantized else factor)
 
 
 def between_steps(config: Config, shape: ModelShape, reference: ReferenceAt = "elsewhere") -> Phase:
@@ -161,10 +162,9 @@ def learner_weights(config: Config, shape: ModelShape) -> tuple[Use, ...]:
     shards, width = config.train_model.shards, DTYPE_BYTES[config.model.dtype]
     uses = [Use("weights", shape.parameters * width / shards, "model.dtype, train_model.num_devices")]
     if config.train_model.lora.quantized:
-        uses = [Use("weights, linear layers in 4 bits", quantized_bytes(shape, width), "model.dtype")]
+        uses = [Use("weights, linear layers in 4 bits", quantized_bytes(shape, width, shards), "model.dtype")]
     if config.train_model.lora.enabled:
-        adapters = trained_parameters(config, shape) * FLOAT / shards
-        uses.append(Use("adapters", adapters, "train_model.lora.r"))
+        uses.append(Use("adapters", trained_parameters(config, shape) * FLOAT / shards, "train_model.lora.r"))
     return tuple(uses)
 
 

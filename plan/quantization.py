@@ -2,13 +2,14 @@
 
 from plan.model_shape import ModelShape
 
-NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
-"""Of a parameter: itself, an 8-bit scale for each 64, and a float32 scale for each 256 of those."""
+NF4_BYTES, SCALE_BYTES = 1 / 2, 1 / 64 + 4 / (64 * 256)
+"""Of a parameter: itself; an 8-bit scale for each 64, and a float32 scale for each 256 of those."""
 
 
-def quantized_bytes(shape: ModelShape, width: int) -> float:
-    """The linear layers but the head in 4 bits, all else in numbers of `width` bytes."""
-    return shape.linear_parameters * NF4_BYTES + (shape.parameters - shape.linear_parameters) * width
+def quantized_bytes(shape: ModelShape, width: int, shards: int = 1) -> float:
+    """The linear layers but the head in 4 bits, all else in numbers of `width` bytes. Scales are in every shard."""
+    others = (shape.parameters - shape.linear_parameters) * width
+    return (shape.linear_parameters * NF4_BYTES + others) / shards + shape.linear_parameters * SCALE_BYTES
 
 
 def largest_matrix_bytes(shape: ModelShape, width: int) -> int:

@@ -67,6 +67,8 @@ def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: to
 
 
 def _sharded(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device, trained: bool) -> Sharded:
+    if trained and config.train_model.lora.quantized:
+        return _sharded_in_4_bits(config, plan, mesh, device)
     full = load_model(config.model, torch.device("cpu")) if dist.get_rank() == 0 else None
     with torch.device("meta"):
         empty = _prepared(config, skeleton(config.model), trained)
@@ -76,6 +78,17 @@ def _sharded(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device,
     root.to_empty(device="cpu" if offload else device)
     fill(root.model, None if full is None else _prepared(config, full, trained))
     return root
+
+
+def _sharded_in_4_bits(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device) -> Sharded:
+    """Every rank reads the base, keeps its shard of the weights, and the scales of all, which are no parameters."""
+    gathered = plan.learner.gathered_dtype
+    base = load_in_4bit(config.model, device, getattr(torch, gathered or config.model.dtype))
+    policy = _prepared(config, base, trained=True)
+    for parameter in policy.parameters():
+        if parameter.requires_grad:
+            dist.broadcast(parameter.detach(), 0)
+    return shard(policy, mesh, None if gathered is None else getattr(torch, gathered))
 
 
 def _prepared(config: Config, model: PreTrainedModel, trained: bool) -> nn.Module:

@@ -171,8 +171,11 @@ def _load(
 
 def _check_finite(model: PreTrainedModel, name: str) -> None:
     """Every log-prob would be NaN, and whatever looks at one first would be blamed."""
-    named = model.named_parameters()
-    wrong = [key for key, tensor in named if not torch.isfinite(dequantized(tensor)).all()]
+    wrong = [
+        key
+        for key, tensor in model.named_parameters()
+        if not torch.isfinite(dequantized(tensor, model.get_submodule(key.rpartition(".")[0]))).all()
+    ]
     if wrong:
         others = f" and {len(wrong) - 1} more of its tensors hold" if len(wrong) > 1 else " holds"
         raise ConfigError(

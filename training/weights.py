@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from config.errors import ConfigError
 from config.schema import Config
@@ -24,7 +25,7 @@ from training.engine_arithmetic import (
     rounding_error,
 )
 from training.model import causal_model
-from training.quantization import dequantized, quantized, shape_and_dtype, whole_state
+from training.quantization import dequantized, quantized, shape_and_dtype, state_without_scales
 from training.sharding import Within, directly, local, whole
 
 HEAD = "lm_head.weight"
@@ -46,7 +47,7 @@ class PolicyTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return shape_and_dtype(self.source)[0]
+        return shape_and_dtype(self.source, self._module)[0]
 
     @property
     def device(self) -> torch.device:
@@ -66,13 +67,21 @@ class PolicyTensor:
     def make(self) -> torch.Tensor:
         """weight + scale * B A, rounded once."""
         with torch.no_grad():
-            return whole(self.merged(dequantized(self.source))).to(self.dtype)
+            source = self.source.detach()
+            return whole(self.merged(whole(source) if quantized(source) else source)).to(self.dtype)
 
     def merged(self, weight: torch.Tensor) -> torch.Tensor:
-        """`weight` and the layer's active adapters, not rounded."""
+        """`weight` out of 4 bits, and the layer's active adapters, not rounded. weight: the source, or whole."""
+        weight = dequantized(weight, self._module)
         for adapter in () if self.layer is None else self.layer.active_adapters:
-            weight = weight + self.layer.get_delta_weight(adapter)
+            delta = self.layer.get_delta_weight(adapter)
+            weight = weight + (delta if isinstance(weight, DTensor) else whole(delta))
         return weight
+
+    @property
+    def _module(self) -> Any:
+        """That the source is of; None where it has no adapters, as every weight in 4 bits has."""
+        return None if self.layer is None else self.layer.get_base_layer()
 
 
 def named_weights(model: Any, dtype: torch.dtype | None = None) -> list[PolicyTensor]:
@@ -84,7 +93,8 @@ def named_weights(model: Any, dtype: torch.dtype | None = None) -> list[PolicyTe
         ConfigError: a LoRA variant without a plain merge (DoRA).
     """
     return [
-        PolicyTensor(name, tensor, layer, _rounded(tensor, dtype)) for name, tensor, layer in _tensors(model)
+        PolicyTensor(name, tensor, layer, _rounded(tensor, layer, dtype))
+        for name, tensor, layer in _tensors(model)
     ]
 
 
@@ -177,7 +187,7 @@ def as_published(model: nn.Module, tensors: Iterable[PolicyTensor]) -> Iterator[
                     module.register_forward_hook(partial(_round_rows, carried["weight"].dtype)).remove
                 )
             elif carried:
-                undo.enter_context(parameters_replaced(module, partial(_replaced, carried)))
+                undo.enter_context(parameters_replaced(module, partial(_replaced, carried, module)))
                 for tensor in carried.values():
                     if tensor.layer is not None:
                         undo.enter_context(forward_replaced(tensor.layer, module))
@@ -186,11 +196,13 @@ def as_published(model: nn.Module, tensors: Iterable[PolicyTensor]) -> Iterator[
         yield
 
 
-def _replaced(carried: Mapping[str, PolicyTensor], name: str, values: torch.Tensor) -> torch.Tensor:
+def _replaced(
+    carried: Mapping[str, PolicyTensor], module: nn.Module, name: str, values: torch.Tensor
+) -> torch.Tensor:
     if name not in carried:
         return values
-    weight = dequantized(values)
-    return carried[name].merged(weight).to(carried[name].dtype).to(weight.dtype)
+    own = shape_and_dtype(values, module)[1]
+    return carried[name].merged(values.detach()).to(carried[name].dtype).to(own)
 
 
 def _multiplied(layer: Any, values: torch.Tensor) -> torch.Tensor:
@@ -210,8 +222,8 @@ def _logits_of_rounded(head: Any, dtype: torch.dtype, hidden: torch.Tensor) -> t
     return logits if head.bias is None else logits + head.bias.to(dtype).to(logits.dtype)
 
 
-def _rounded(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    own = shape_and_dtype(tensor)[1]
+def _rounded(tensor: torch.Tensor, layer: Any, dtype: torch.dtype | None) -> torch.dtype:
+    own = shape_and_dtype(tensor, None if layer is None else layer.get_base_layer())[1]
     return own if dtype is None or not own.is_floating_point else dtype
 
 
@@ -223,7 +235,7 @@ def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:
         yield from ((name, tensor, None) for name, tensor in model.state_dict().items())
         return
     modules = dict(model.get_base_model().named_modules())
-    for name, tensor in whole_state(model.get_base_model()).items():
+    for name, tensor in state_without_scales(model.get_base_model()).items():
         if "lora_" in name or ".original_module." in name:
             continue
         owner = modules[name.split(".base_layer.")[0]] if ".base_layer." in name else None

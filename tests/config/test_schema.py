@@ -188,7 +188,10 @@ def test_ranks_that_cannot_be(asked: str, says: str) -> None:
             "inference_model.lora=adapter",
             "inference_model.lora=adapter: engines would add the adapter to the base as",
         ),
-        ("train_model.num_devices=2", "train_model.num_devices=2: 4-bit weights are not sharded"),
+        (
+            "train_model.offload=all device=cuda train_model.num_devices=2",
+            "train_model.offload=all: the scales of weights in 4 bits stay on the GPU",
+        ),
         (
             "run=rehearse",
             "run=rehearse: 4-bit kernels need tensors with memory; run=plan says what they take",
@@ -197,7 +200,7 @@ def test_ranks_that_cannot_be(asked: str, says: str) -> None:
 )
 def test_a_base_in_4_bits_that_cannot_be(asked: str, says: str) -> None:
     assert f"quantization=nf4 with {says}" in message(
-        "train_model.lora.enabled=true", "train_model.lora.quantization=nf4", asked
+        "train_model.lora.enabled=true", "train_model.lora.quantization=nf4", *asked.split()
     )
 
 

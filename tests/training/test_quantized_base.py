@@ -76,13 +76,13 @@ def test_only_linear_layers_but_the_head_are_in_4_bits(folder: Path, dtype: torc
 def test_each_value_is_the_nearest_level_of_its_block(folder: Path) -> None:
     """Against nf4 in float64; scales are in 8 bits, which changes them by a few percent at most."""
     exact = load_file(folder / "model.safetensors")["model.layers.0.mlp.up_proj.weight"].double()
-    small = load_in_4bit(ModelConfig(name=str(folder)), CPU, torch.float32).model.layers[0].mlp.up_proj.weight
+    layer = load_in_4bit(ModelConfig(name=str(folder)), CPU, torch.float32).model.layers[0].mlp.up_proj
     blocks, levels = exact.reshape(-1, 64), nf4_levels()
     scale = blocks.abs().amax(1, keepdim=True)
     distance, order = (blocks[..., None] / scale[..., None] - levels).abs().sort(dim=-1)
     clear = distance[..., 1] - distance[..., 0] > 2e-4
     assert clear.double().mean() > 0.99
-    nearest, ours = levels[order[..., 0]] * scale, dequantized(small).double().reshape(-1, 64)
+    nearest, ours = levels[order[..., 0]] * scale, dequantized(layer.weight, layer).double().reshape(-1, 64)
     torch.testing.assert_close(ours[clear], nearest[clear], rtol=0.06, atol=1e-4)
 
 
@@ -118,8 +118,8 @@ def test_adapters_learn_as_on_the_same_base_in_whole_numbers(
 
 def dequantized_base(folder: Path) -> dict[str, torch.Tensor]:
     model = load_in_4bit(ModelConfig(name=str(folder)), CPU, torch.float32)
-    named = dict(model.named_parameters())
-    return {name: dequantized(weight) for name, weight in named.items() if quantized(weight)}
+    layers = ((name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear))
+    return {f"{name}.weight": dequantized(layer.weight, layer).detach() for name, layer in layers}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
