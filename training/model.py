@@ -1,5 +1,6 @@
 """Loading the policy and its tokenizer, with one clear message for everything that can be wrong about a name."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -91,11 +92,12 @@ def load_in_4bit(config: ModelConfig, device: torch.device, compute: torch.dtype
     dtype = getattr(torch, config.dtype)
     model = _load(AutoModelForCausalLM, config, dtype, device, quantization_config=settings)
     del model.config.quantization_config  # what is saved of this model has whole weights
-    for module in model.modules():
-        if isinstance(module, nn.Linear) and quantized(module.weight):
+    layers: Iterator[Any] = model.modules()
+    for layer in layers:
+        if any(quantized(parameter) for parameter in layer.parameters(recurse=False)):
             # The order of bytes that its fastest kernels on a CPU want, which they put weights in on first use, has no
             # backward pass.
-            module.support_avx512bf16_for_cpu = False
+            layer.support_avx512bf16_for_cpu = False
     _check_finite(model, config.name)
     check_head(model)
     return model

@@ -24,7 +24,8 @@ def dequantized(weight: torch.Tensor, layer: Any) -> torch.Tensor:
         return weight
     from bitsandbytes.functional import dequantize_4bit
 
-    return dequantize_4bit(weight, layer.quant_state)
+    values: torch.Tensor = dequantize_4bit(weight, layer.quant_state)
+    return values
 
 
 def shape_and_dtype(weight: torch.Tensor, layer: Any) -> tuple[tuple[int, ...], torch.dtype]:

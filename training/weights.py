@@ -206,7 +206,7 @@ def _replaced(
 
 
 def _multiplied(layer: Any, values: torch.Tensor) -> torch.Tensor:
-    return nn.functional.linear(values, layer.weight, layer.bias)
+    return nn.functional.linear(values, layer.weight.to(values.dtype), layer.bias)
 
 
 def _round_rows(dtype: torch.dtype, module: nn.Module, arguments: Any, rows: torch.Tensor) -> torch.Tensor:

@@ -193,6 +193,22 @@ def test_adapters_on_a_base_in_4_bits(
             torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6)
 
 
+def test_a_base_in_4_bits_in_half_precision(
+    ranks: Ranks, model: str, groups: list[Group], tmp_path: Path
+) -> None:
+    """Layers are gathered in bfloat16, weights out of 4 bits are float32: what multiplies them is one of both."""
+    pytest.importorskip("bitsandbytes", reason="pip install -e '.[qlora]' in the project's folder")
+    how = {"lora": True, "quantization": "nf4"}
+    exact = in_one_process(config_of(model, 1, **how), tmp_path)
+    half = over(ranks, config_of(model, 2, mixed_precision="bf16", **how), tmp_path)
+    here, there = (steps(learner, groups, 1)[0] for learner in (exact, half))
+    assert there["grad_norm"] == pytest.approx(here["grad_norm"], rel=0.05)
+    sequences = [[3, 4, 5, 6, 7, 8]]
+    scores = torch.tensor([learner.score(sequences) for learner in (exact, half)])
+    assert (scores[0] - scores[1]).abs().max() < 0.02
+    assert 0 < torch.tensor(half.rounding_error(sequences, "float32", False)).max() < 0.04
+
+
 def test_bfloat16_weights(ranks: Ranks, model: str, groups: list[Group], tmp_path: Path) -> None:
     """Each rank rounds its part of a gradient, which some steps later moves ratios over the edge of the clipping."""
     assert_equal_training(*both(ranks, model, tmp_path, dtype="bfloat16"), groups, bound=2e-3, count=2)
