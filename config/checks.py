@@ -9,6 +9,7 @@ def check(config: Config) -> None:
     """Raises ConfigError where two sections contradict each other."""
     check_batches(config)
     check_ranks(config)
+    check_quantization(config)
     check_policy(config)
     check_evaluation(config)
     if config.plan.given and config.run not in ("plan", "rehearse"):
@@ -96,6 +97,34 @@ def check_ranks(config: Config) -> None:
         raise ConfigError(
             "train_model.offload=all with train_model.num_devices=1: parameters are offloaded shard by shard, so it "
             "takes two learner ranks or more; take optimizer, or train an adapter (train_model.lora.enabled=true)"
+        )
+
+
+def check_quantization(config: Config) -> None:
+    """Of the base under adapters."""
+    lora = config.train_model.lora
+    if not lora.quantized:
+        return
+    field = f"train_model.lora.quantization={lora.quantization}"
+    if not lora.enabled:
+        raise ConfigError(
+            f"{field} with train_model.lora.enabled=false: weights in 4 bits cannot be trained, only adapters on them; "
+            "set train_model.lora.enabled=true, or train_model.lora.quantization=none"
+        )
+    if config.inference_model.lora == "adapter":
+        raise ConfigError(
+            f"{field} with inference_model.lora=adapter: engines would add the adapter to the base as its files have "
+            "it, which is another policy than the one that is trained; take inference_model.lora=merge, which sends "
+            "the base as 4 bits have it with the adapter added"
+        )
+    if config.train_model.offload == "all":
+        raise ConfigError(
+            f"{field} with train_model.offload=all: the scales of weights in 4 bits stay on the GPU; take "
+            "train_model.offload=optimizer or none"
+        )
+    if config.run == "rehearse":
+        raise ConfigError(
+            f"{field} with run=rehearse: 4-bit kernels need tensors with memory; run=plan says what they take"
         )
 
 

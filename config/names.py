@@ -89,6 +89,8 @@ _NAMES = {
     "train_model.lora.alpha": "lora_alpha",
     "train_model.lora.dropout": "lora_dropout",
     "train_model.lora.enabled": "use_peft",
+    "train_model.lora.quantization": "bnb_4bit_quant_type",
+    "train_model.lora.quantization=nf4, with train_model.lora.enabled=true": "load_in_4bit use_bnb_nested_quant",
     "train_model.lora.r": "lora_r",
     "train_model.lora.r, with train_model.lora.enabled=true": "lora_rank",
     "train_model.num_devices and inference_model.num_devices": "devices n_gpus_per_node",
@@ -116,9 +118,8 @@ _NAMES = {
 HERE = {name: here for here, names in _NAMES.items() for name in names.split()}
 
 ELSEWHERE: dict[str, str] = {
-    "load_in_4bit": "4-bit weights are not supported; train_model.lora.enabled and model.dtype=bfloat16 save memory",
-    "load_in_8bit": "8-bit weights are not supported; train_model.lora.enabled and model.dtype=bfloat16 save memory",
-    "bnb_4bit_compute_dtype": "4-bit weights are not supported; train_model.lora.enabled=true saves memory",
+    "load_in_8bit": "8-bit weights are not supported; 4-bit ones are (train_model.lora.quantization=nf4)",
+    "bnb_4bit_compute_dtype": "it is that of train.mixed_precision, or else model.dtype",
     "push_to_hub": "uploading is not part of a run",
     "deepspeed": "DeepSpeed is not used; run=plan says what fits",
     "fsdp": "train_model.num_devices above 1 shards the model with FSDP2; run=plan says what fits",

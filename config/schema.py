@@ -114,6 +114,16 @@ class LoraConfig:
     """Scale numerator: adapters are multiplied by alpha / r."""
     dropout: float = 0.0
     """Dropout on the adapters' input."""
+    quantization: str = "none"
+    """The frozen base: `none`, or `nf4`, its linear layers but the head in 4 bits (QLoRA, with bitsandbytes)."""
+
+    def __post_init__(self) -> None:
+        one_of("train_model.lora.quantization", self.quantization, ("none", "nf4"))
+
+    @property
+    def quantized(self) -> bool:
+        """Whether the base is in 4 bits."""
+        return self.quantization != "none"
 
 
 @dataclass

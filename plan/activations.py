@@ -38,13 +38,15 @@ class Arithmetic:
 
     stream: of weights, and so of the residual stream. factor: of what matrices multiply, 2 under autocast.
     trains_weights: the weights themselves; false under LoRA. fused_head: half-precision factors of the output head
-    are summed in float32 as they are (a GPU); otherwise they are widened first.
+    are summed in float32 as they are (a GPU); otherwise they are widened first. gathered: of a layer's parameters as
+    ranks hand them to each other.
     """
 
     stream: int
     factor: int
     trains_weights: bool
     fused_head: bool
+    gathered: float
 
     @property
     def casts(self) -> bool:

@@ -37,7 +37,7 @@ def gathered(shape: ModelShape, arithmetic: Arithmetic, ranks: int) -> Gathered:
     width = arithmetic.factor
     gradient, total = (width, FLOAT) if arithmetic.trains_weights else (0, 0)
     return Gathered(
-        layer * width,
+        layer * arithmetic.gathered,
         outside * width,
         layer * gradient,
         outside * gradient,

@@ -25,7 +25,7 @@ class Machine:
     gives them to a process (indices or UUIDs), one each. gpu_memory_gib: of the smallest of them; None where the
     driver's tool does not say. nodes: machines of this kind that one Ray cluster joins. host_memory_gib, disk_gib:
     memory of one node, and free space where the run writes. vllm: version of the installed vLLM, None without one.
-    imagined: it is not the machine that the plan is made on.
+    bitsandbytes: likewise. imagined: it is not the machine that the plan is made on.
     """
 
     num_gpus: int
@@ -36,6 +36,7 @@ class Machine:
     gpu_ids: tuple[str, ...] = ()
     nodes: int = 1
     imagined: bool = False
+    bitsandbytes: str | None = None
 
     def physical(self, devices: tuple[int, ...]) -> tuple[str, ...]:
         """Visible indices as a process that is to see these alone must be told of them."""
@@ -52,6 +53,7 @@ def this_machine(folder: Path) -> Machine:
         disk_gib=psutil.disk_usage(str(folder)).free / GIB,
         vllm=installed_vllm(),
         gpu_ids=ids,
+        bitsandbytes=installed("bitsandbytes"),
     )
 
 
@@ -77,10 +79,11 @@ def imagined_machine(wanted: MachineConfig, here: Machine) -> Machine:
         gpu_ids=tuple(map(str, range(gpus))),
         nodes=wanted.nodes,
         imagined=True,
+        bitsandbytes=here.bitsandbytes or ASSUMED_BITSANDBYTES,
     )
 
 
-ASSUMED_VLLM = "0.32"
+ASSUMED_VLLM, ASSUMED_BITSANDBYTES = "0.32", "0.50"
 
 
 def installed_vllm() -> str | None:

@@ -25,6 +25,7 @@ from plan.activations import (
 )
 from plan.gathering import gathered
 from plan.model_shape import DTYPE_BYTES, GIB, ModelShape
+from plan.quantization import NF4_BYTES, largest_matrix_bytes, quantized_bytes
 
 ADAM_STATES = 2
 MIXED_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -39,7 +40,6 @@ CHECKPOINTING = "train.gradient_checkpointing"
 HEAD_KNOBS = "train.log_prob_chunk_size"
 RANKS_KNOB = "train_model.lora.enabled"
 CHUNK_BYTES = {"cpu": (1 << 24) * FLOAT, "cuda": (1 << 27) * FLOAT}
-
 
 ReferenceAt = Literal["elsewhere", "resident", "sharded", "visiting"]
 """Where the reference is as a learner rank sees it: `visiting` while it scores, and gone again."""
@@ -137,7 +137,8 @@ def arithmetic(config: Config, on_cpu: bool) -> Arithmetic:
     factor = min(stream, MIXED_BYTES[config.train.mixed_precision])
     if config.train_model.ranks > 1:
         stream = factor
-    return Arithmetic(stream, factor, not config.train_model.lora.enabled, fused_head=not on_cpu)
+    lora = config.train_model.lora
+    return Arithmetic(stream, factor, not lora.enabled, not on_cpu, NF4_BYTES if lora.quantized else factor)
 
 
 def between_steps(config: Config, shape: ModelShape, reference: ReferenceAt = "elsewhere") -> Phase:
@@ -160,9 +161,10 @@ def learner_weights(config: Config, shape: ModelShape) -> tuple[Use, ...]:
     """The policy's weights that one rank holds: its shard of all, adapters apart."""
     shards, width = config.train_model.shards, DTYPE_BYTES[config.model.dtype]
     uses = [Use("weights", shape.parameters * width / shards, "model.dtype, train_model.num_devices")]
+    if config.train_model.lora.quantized:
+        uses = [Use("weights, linear layers in 4 bits", quantized_bytes(shape, width, shards), "model.dtype")]
     if config.train_model.lora.enabled:
-        adapters = trained_parameters(config, shape) * FLOAT / shards
-        uses.append(Use("adapters", adapters, "train_model.lora.r"))
+        uses.append(Use("adapters", trained_parameters(config, shape) * FLOAT / shards, "train_model.lora.r"))
     return tuple(uses)
 
 
@@ -215,9 +217,11 @@ def train_phases(
         return Phase(name, (*resident, *(use for use in uses if use.bytes)))
 
     visitor = [_reference(config, shape)] if reference == "visiting" else []
+    factor = arithmetic(config, on_cpu).factor if config.train_model.lora.quantized else 0
+    matrix = Use("a matrix out of 4 bits", largest_matrix_bytes(shape, factor), "model.dtype")
     return [
-        phase("score", *visitor, *_scoring(config, shape, on_cpu)),
-        phase("optimize", *_peak(config, shape, on_cpu, gradients)),
+        phase("score", *visitor, matrix, *_scoring(config, shape, on_cpu)),
+        phase("optimize", matrix, *_peak(config, shape, on_cpu, gradients)),
         phase("optimizer step", gradients, *_step(config, shape)),
     ]
 
@@ -250,8 +254,8 @@ def _step(config: Config, shape: ModelShape) -> list[Use]:
 
 def _copies(config: Config, shape: ModelShape, on_cpu: bool) -> float:
     """Half-precision copies of the weights beyond one layer's. The backward pass needs them unless checkpointing casts
-    again."""
-    if config.train.gradient_checkpointing:
+    again, and there are none of weights in 4 bits, which are computed anew whenever they multiply."""
+    if config.train.gradient_checkpointing or config.train_model.lora.quantized:
         return 0.0
     return weight_copies_bytes(shape, arithmetic(config, on_cpu))
 

@@ -41,11 +41,21 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """All parameters; biases are left out, so the number is exact for bias-free models (Llama)."""
-        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-        mlp = self.num_experts * (3 if self.gated_mlp else 2) * self.hidden_size * self.intermediate_size
-        norms = 2 * self.hidden_size
-        layers = self.num_layers * (attention + mlp + norms)
+        layers = self.num_layers * (self._attention + self.num_experts * self._mlp + 2 * self.hidden_size)
         return layers + self.hidden_size + self.head_parameters * (1 if self.tied else 2)
+
+    @property
+    def linear_parameters(self) -> int:
+        """Of the linear layers but the head. Several experts are tensors of their own kind."""
+        return self.num_layers * (self._attention + (self._mlp if self.num_experts == 1 else 0))
+
+    @property
+    def _attention(self) -> int:
+        return self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+
+    @property
+    def _mlp(self) -> int:
+        return (3 if self.gated_mlp else 2) * self.hidden_size * self.intermediate_size
 
     def lora_parameters(self, rank: int) -> int:
         """Parameters of rank-`rank` adapters on every linear layer but the head (dense MLP)."""

@@ -25,6 +25,7 @@ from plan.memory import (
     chunk_size,
     engine_weights,
     engine_work_bytes,
+    gib,
     kv_bytes_per_sequence,
     microbatch_rows,
     packs,
@@ -33,6 +34,7 @@ from plan.memory import (
     usable_bytes,
 )
 from plan.model_shape import DTYPE_BYTES, GIB, ModelShape, find_shape, kv_cache_bytes
+from plan.quantization import quantized_bytes
 
 Backend = Literal["vllm", "transformers"]
 ReferenceHome = Literal[
@@ -181,7 +183,7 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
         canary=_canary(engine.backend, devices),
         notes=(*devices.notes, *_idle_ranks(config)),
     )
-    return _note_whole_rows(_note_unused(_share_gpu(_place_reference(plan))))
+    return _note_quantized(_note_whole_rows(_note_unused(_share_gpu(_place_reference(plan)))))
 
 
 def _speaks_natively(config: Config, engine: EnginePlan) -> bool:
@@ -214,6 +216,19 @@ def _note_whole_rows(plan: Plan) -> Plan:
     note = (
         f"{plan.config.model.name} has layers with a sliding window or a recurrent state: train.packing has no effect, "
         "its microbatches are whole rows, padded to the longest"
+    )
+    return replace(plan, notes=(*plan.notes, note))
+
+
+def _note_quantized(plan: Plan) -> Plan:
+    config, shape = plan.config, plan.shape
+    if shape is None or not config.train_model.lora.quantized:
+        return plan
+    width = DTYPE_BYTES[config.model.dtype]
+    small, whole = quantized_bytes(shape, width), shape.parameters * width
+    note = (
+        f"the base of the adapters is in 4 bits (nf4): {gib(small)} in place of {gib(whole)}; "
+        f"engines hold it out of 4 bits in {plan.weight_dtype}, the adapter added to it"
     )
     return replace(plan, notes=(*plan.notes, note))
 

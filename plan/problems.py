@@ -93,6 +93,11 @@ def _contradictions(plan: Plan) -> Iterator[str]:
         )
     if inference.lora == "adapter" and plan.engine.backend == "transformers":
         yield "inference_model.lora=adapter needs inference_model.backend=vllm; merge works with both"
+    if plan.config.train_model.lora.quantized and plan.machine.bitsandbytes is None:
+        yield (
+            f"train_model.lora.quantization={plan.config.train_model.lora.quantization} needs bitsandbytes: "
+            "pip install -e '.[qlora]' in the project's folder"
+        )
     yield from _cluster(plan)
 
 

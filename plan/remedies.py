@@ -98,6 +98,7 @@ def _changes(plan: Plan, machine: Machine) -> Iterator[Change]:
     yield Change("train_model.num_devices", _other_counts(config.train_model.num_devices, gpus))
     yield Change("inference_model.quantization", _eight_bits(plan))
     yield Change("policy.kl_coef", () if config.policy.kl_coef == 0 else (0.0,))
+    yield Change("train_model.lora.quantization", ("none",) if config.train_model.lora.quantized else ())
     yield Change("train_model.lora.enabled", () if config.train_model.lora.enabled else (True,))
     yield Change("model.dtype", () if config.model.dtype == "bfloat16" else ("bfloat16",))
     shorter = tuple(inference.max_tokens // part for part in (2, 4, 8))

@@ -88,14 +88,15 @@ def write_model(saved: "Saved", model: ModelConfig, folder: Path) -> None:
     """
     import torch
 
-    from training.model import add_lora, causal_model, load_model, load_tokenizer
+    from training.model import add_lora, causal_model, load_in_4bit, load_model, load_tokenizer
     from training.tensor_files import read_tensors, saved_shapes
     from training.trained_parameters import MODEL, base_digest, check_same_model, save_model, trained_tensors
     from training.weights import made, named_weights
 
     tokenizer = load_tokenizer(model.name)
     lora = LoraConfig(**saved.state["config"]["train_model"]["lora"])
-    loaded = load_model(model, torch.device("cpu"))
+    cpu = torch.device("cpu")
+    loaded = load_in_4bit(model, cpu, torch.float32) if lora.quantized else load_model(model, cpu)
     policy = add_lora(loaded, lora) if lora.enabled else loaded
     try:
         check_same_model(policy, base_digest(policy), saved.state["learner"], saved_shapes(saved.learner))

@@ -28,6 +28,7 @@ BEGUN_WITH = (
     *("env.options", "env.max_prompt_tokens", "env.system_prompt", "env.tools", "env.repeats"),
     *("train.seed", "train.epochs", "model.dtype", "optimizer.name"),
     *("train_model.lora.enabled", "train_model.lora.r", "train_model.lora.alpha"),
+    "train_model.lora.quantization",
 )
 """Settings that the saved state is of: the place in the data, the count of iterations, the optimizer's memory."""
 UNSAID = ("run", "train.resume", "plan")

@@ -27,6 +27,7 @@ ENGINE = {
     "rollout/test_canary.py": 14,
     "test_nothing_learned.py": 12,
     "test_checkpoint_writer.py": 8,
+    "test_qlora_runs.py": 7,
     "test_turns.py": 11,
     "test_installed.py": 10,
     "envs/test_torchrl_rewards.py": 28,

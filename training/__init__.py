@@ -1,0 +1,6 @@
+
+
+import logging
+
+# peft imports bitsandbytes where it is installed, which then asks for a package that downloads kernels.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

@@ -6,7 +6,7 @@
 One layer's weights exist in the other dtype at a time, so this fits beside whatever else is in memory.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -35,19 +35,19 @@ def computing_in(model: PreTrainedModel, dtype: torch.dtype, float8: bool = Fals
     with ExitStack() as undo:
         for module in model.modules():
             if module is head:
-                undo.enter_context(_forward_replaced(head, partial(_head_logits, head, dtype=dtype)))
+                undo.enter_context(forward_replaced(head, partial(_head_logits, head, dtype=dtype)))
             elif isinstance(module, nn.Embedding):
                 # Rounding commutes with picking rows.
                 in_dtype = module.register_forward_hook(lambda module, arguments, rows: rows.to(dtype))
                 undo.callback(in_dtype.remove)
             elif module._parameters:
-                for hook in _swaps(module, dtype, float8 and isinstance(module, nn.Linear)):
-                    undo.callback(hook.remove)
+                undo.enter_context(_computing_in(module, dtype, float8 and isinstance(module, nn.Linear)))
         yield
 
 
 @contextmanager
-def _forward_replaced(module: nn.Module, forward: Any) -> Iterator[None]:
+def forward_replaced(module: nn.Module, forward: Any) -> Iterator[None]:
+    """The module's hooks stay, and work around the new one."""
     own = vars(module).get("forward")
     vars(module)["forward"] = forward
     try:
@@ -67,26 +67,48 @@ def _head_logits(head: Any, hidden: torch.Tensor, dtype: torch.dtype) -> torch.T
     return logits if head.bias is None else logits + head.bias.to(dtype).float()
 
 
-def _swaps(module: nn.Module, dtype: torch.dtype, float8: bool) -> list[Any]:
-    """Hooks that put a module's own parameters in `dtype` for the time of its forward."""
+@contextmanager
+def parameters_replaced(
+    module: nn.Module, replaced: Callable[[str, torch.Tensor], torch.Tensor]
+) -> Iterator[None]:
+    """For the time of each of its forwards a module's own parameters are what `replaced` makes of their names and
+    values. Of two such contexts the inner one is given what the outer one made."""
     own: dict[str, nn.Parameter | None] = {}
 
-    def before(module: nn.Module, arguments: Any, named: Any) -> Any:
+    def before(module: nn.Module, arguments: Any) -> None:
         own.update(module._parameters)
         for name, parameter in own.items():
             if parameter is not None:
-                swapped: Any = _rounded(parameter.detach().to(dtype), float8 and parameter.ndim > 1)
-                module._parameters[name] = swapped
-        return tree_map(partial(_input_in, dtype, float8), (arguments, named))
+                made: Any = replaced(name, parameter)
+                module._parameters[name] = made
 
     def after(module: nn.Module, arguments: Any, output: Any) -> None:
         module._parameters.update(own)
         own.clear()
 
-    return [
-        module.register_forward_pre_hook(before, with_kwargs=True),
-        module.register_forward_hook(after, always_call=True),
-    ]
+    first = module.register_forward_pre_hook(before)
+    last = module.register_forward_hook(after, prepend=True, always_call=True)
+    try:
+        yield
+    finally:
+        first.remove()
+        last.remove()
+
+
+@contextmanager
+def _computing_in(module: nn.Module, dtype: torch.dtype, float8: bool) -> Iterator[None]:
+    def replaced(name: str, values: torch.Tensor) -> torch.Tensor:
+        return _rounded(values.detach().to(dtype), float8 and values.ndim > 1)
+
+    def inputs(module: nn.Module, arguments: Any, named: Any) -> Any:
+        return tree_map(partial(_input_in, dtype, float8), (arguments, named))
+
+    hook = module.register_forward_pre_hook(inputs, with_kwargs=True)
+    try:
+        with parameters_replaced(module, replaced):
+            yield
+    finally:
+        hook.remove()
 
 
 def _input_in(dtype: torch.dtype, float8: bool, value: Any) -> Any:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from config.schema import Config
 from plan.plan import Plan
 from training.forward import ResponseScorer
-from training.model import add_lora, load_frozen, load_model, skeleton
+from training.model import add_lora, load_frozen, load_in_4bit, load_model, skeleton
 from training.reference import HostMemory, Reference
 from training.sharding import Sharded, Within, directly, fill, shard
 
@@ -26,6 +26,14 @@ class Models:
     scorer: ResponseScorer
     reference: Reference | None
     within: Within = directly
+
+
+def load_base(config: Config, plan: Plan) -> PreTrainedModel:
+    """The model of `model.name` as a learner of one rank trains it, or adapters on it."""
+    device = torch.device(plan.devices.train_device)
+    if not config.train_model.lora.quantized:
+        return load_model(config.model, device)
+    return load_in_4bit(config.model, device, _autocast(plan) or getattr(torch, config.model.dtype))
 
 
 def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> Models:
@@ -60,6 +68,8 @@ def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: to
 
 def _sharded(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device, trained: bool) -> Sharded:
     """What is never trained is kept in the dtype that it is gathered in: the same numbers, often in half the memory."""
+    if trained and config.train_model.lora.quantized:
+        return _sharded_in_4_bits(config, plan, mesh, device)
     gathered = plan.learner.gathered_dtype
     files = config.model if trained or gathered is None else replace(config.model, dtype=gathered)
     full = load_model(files, torch.device("cpu")) if dist.get_rank() == 0 else None
@@ -70,6 +80,17 @@ def _sharded(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device,
     root.to_empty(device="cpu" if offload else device)
     fill(root.model, None if full is None else _prepared(config, full, trained))
     return root
+
+
+def _sharded_in_4_bits(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device) -> Sharded:
+    """Every rank reads the base, keeps its shard of the weights, and the scales of all, which are no parameters."""
+    gathered = plan.learner.gathered_dtype
+    base = load_in_4bit(config.model, device, getattr(torch, gathered or config.model.dtype))
+    policy = _prepared(config, base, trained=True)
+    for parameter in policy.parameters():
+        if parameter.requires_grad:
+            dist.broadcast(parameter.detach(), 0)
+    return shard(policy, mesh, None if gathered is None else getattr(torch, gathered))
 
 
 def _prepared(config: Config, model: PreTrainedModel, trained: bool) -> nn.Module:

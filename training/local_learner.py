@@ -4,14 +4,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from config.schema import Config
 from plan.plan import Plan
 from training.batch import Batch
-from training.learner_models import Models, make_models
-from training.model import load_model
+from training.learner_models import Models, load_base, make_models
 from training.process import release_memory
 from training.split_learner import SplitLearner
 from training.weights import PolicyTensor, pushed_tensors
@@ -25,7 +23,7 @@ def make_learner(
     tell: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> "LocalLearner":
     """The learner of a run, with the models of `config` where the plan has them; its arguments as `LocalLearner`'s."""
-    models = make_models(config, load_model(config.model, torch.device(plan.devices.train_device)), plan)
+    models = make_models(config, load_base(config, plan), plan)
     return LocalLearner(config, models, pushed_tensors(config, plan), run_dir, tell)
 
 

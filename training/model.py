@@ -1,5 +1,6 @@
 """Loading the policy and its tokenizer, with one clear message for everything that can be wrong about a name."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    BitsAndBytesConfig,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -18,6 +20,7 @@ from config.errors import ConfigError
 from config.schema import LoraConfig, ModelConfig
 from envs.control_tokens import turn_end
 from plan.model_shape import find_config, model_path
+from training.quantization import dequantized, quantized
 
 
 def _cannot_load(what: str, name: str, error: Exception) -> ConfigError:
@@ -67,6 +70,34 @@ def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
         ConfigError: it cannot be loaded, holds values that are not finite, or changes its logits after the head.
     """
     model = _load(AutoModelForCausalLM, config, getattr(torch, config.dtype), device)
+    _check_finite(model, config.name)
+    check_head(model)
+    return model
+
+
+def load_in_4bit(config: ModelConfig, device: torch.device, compute: torch.dtype) -> PreTrainedModel:
+    """As `load_model`, every linear layer but the head in 4 bits: nf4, scales in 8 bits (arXiv 2305.14314, section 3).
+
+    Layer by layer, as the weights come from the files; the rest is in `model.dtype`. compute: what layers multiply in.
+
+    Raises:
+        ConfigError: as `load_model`.
+    """
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=compute,
+    )
+    dtype = getattr(torch, config.dtype)
+    model = _load(AutoModelForCausalLM, config, dtype, device, quantization_config=settings)
+    del model.config.quantization_config  # what is saved of this model has whole weights
+    layers: Iterator[Any] = model.modules()
+    for layer in layers:
+        if any(quantized(parameter) for parameter in layer.parameters(recurse=False)):
+            # The order of bytes that its fastest kernels on a CPU want, which they put weights in on first use, has no
+            # backward pass.
+            layer.support_avx512bf16_for_cpu = False
     _check_finite(model, config.name)
     check_head(model)
     return model
@@ -123,7 +154,9 @@ def outside_linear_layers(model: PreTrainedModel) -> set[str]:
     return {name for name, parameter in model.named_parameters() if id(parameter) in held}
 
 
-def _load(loader: Any, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+def _load(
+    loader: Any, config: ModelConfig, dtype: torch.dtype, device: torch.device, **settings: Any
+) -> PreTrainedModel:
     """Weights go from the file to their device one by one; no random ones are drawn before."""
     try:
         model: PreTrainedModel = loader.from_pretrained(
@@ -131,6 +164,7 @@ def _load(loader: Any, config: ModelConfig, dtype: torch.dtype, device: torch.de
             dtype=dtype,
             attn_implementation=config.attn_implementation,
             device_map={"": device},
+            **settings,
         )
     except (OSError, ValueError, ImportError) as error:
         raise _cannot_load("the model", config.name, error) from error
@@ -139,7 +173,11 @@ def _load(loader: Any, config: ModelConfig, dtype: torch.dtype, device: torch.de
 
 def _check_finite(model: PreTrainedModel, name: str) -> None:
     """Every log-prob would be NaN, and whatever looks at one first would be blamed."""
-    wrong = [key for key, tensor in model.named_parameters() if not torch.isfinite(tensor).all()]
+    wrong = [
+        key
+        for key, tensor in model.named_parameters()
+        if not torch.isfinite(dequantized(tensor, model.get_submodule(key.rpartition(".")[0]))).all()
+    ]
     if wrong:
         others = f" and {len(wrong) - 1} more of its tensors hold" if len(wrong) > 1 else " holds"
         raise ConfigError(

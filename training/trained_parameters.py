@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from config.errors import ConfigError
 from training.model import causal_model
+from training.quantization import state_without_scales
 from training.sharding import whole
 
 MODEL = "model."
@@ -29,7 +30,7 @@ _OF_THE_FILES = {"_name_or_path", "transformers_version", "dtype", "torch_dtype"
 def trained_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """What a checkpoint holds of the policy, live: trained parameters, each once, and the buffers that are saved."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    buffers = {name: tensor for name, tensor in model.state_dict().items() if name not in parameters}
+    buffers = {name: tensor for name, tensor in state_without_scales(model).items() if name not in parameters}
     return {name: one for name, one in model.named_parameters() if one.requires_grad} | buffers
 
 

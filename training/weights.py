@@ -1,33 +1,43 @@
 """The policy as others name it: the tensors that it publishes under their Hugging Face names, adapters merged in.
 
 policy ──named_weights──▶ PolicyTensor ──make: weight + scale * B A, cast──▶ an engine, or a file
-       └─adapter_weights▶ the adapter alone, under peft's names
+   │   └─adapter_weights▶ the adapter alone, under peft's names
+   └─as_published: each layer computes with what its tensors are made into ──▶ the scores that an engine should give
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from config.errors import ConfigError
 from config.schema import Config
 from plan.plan import Plan
-from training.engine_arithmetic import learner_scores, rounding_error
+from training.engine_arithmetic import (
+    forward_replaced,
+    learner_scores,
+    parameters_replaced,
+    rounding_error,
+)
 from training.model import causal_model
+from training.quantization import dequantized, quantized, shape_and_dtype, state_without_scales
 from training.sharding import Within, directly, local, whole
 
 HEAD = "lm_head.weight"
+_HEAD_ROWS = 1 << 14  # of the output head that are rounded at a time
 
 
 @dataclass(frozen=True)
 class PolicyTensor:
     """One tensor of the policy, made when it is asked for.
 
-    source: as it lies in the learner. layer: peft's, whose active adapters are added to it; None where it is whole.
-    dtype: that it is made in.
+    source: as it lies in the learner, perhaps in 4 bits. layer: peft's, whose active adapters are added to it; None
+    where it is whole. dtype: that it is made in.
     """
 
     name: str
@@ -37,7 +47,7 @@ class PolicyTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.source.shape)
+        return shape_and_dtype(self.source, self._module)[0]
 
     @property
     def device(self) -> torch.device:
@@ -49,13 +59,29 @@ class PolicyTensor:
         source = local(self.source)
         return source.data_ptr(), source.dtype, self.shape, source.stride(), self.dtype, id(self.layer)
 
+    @property
+    def changed(self) -> bool:
+        """Whether it leaves with other values than the source has."""
+        return self.layer is not None or self.source.dtype != self.dtype
+
     def make(self) -> torch.Tensor:
         """weight + scale * B A, rounded once."""
         with torch.no_grad():
-            tensor = self.source.detach()
-            for adapter in () if self.layer is None else self.layer.active_adapters:
-                tensor = tensor + self.layer.get_delta_weight(adapter)
-            return whole(tensor).to(self.dtype)
+            source = self.source.detach()
+            return whole(self.merged(whole(source) if quantized(source) else source)).to(self.dtype)
+
+    def merged(self, weight: torch.Tensor) -> torch.Tensor:
+        """`weight` out of 4 bits, and the layer's active adapters, not rounded. weight: the source, or whole."""
+        weight = dequantized(weight, self._module)
+        for adapter in () if self.layer is None else self.layer.active_adapters:
+            delta = self.layer.get_delta_weight(adapter)
+            weight = weight + (delta if isinstance(weight, DTensor) else whole(delta))
+        return weight
+
+    @property
+    def _module(self) -> Any:
+        """That the source is of; None where it has no adapters, as every weight in 4 bits has."""
+        return None if self.layer is None else self.layer.get_base_layer()
 
 
 def named_weights(model: Any, dtype: torch.dtype | None = None) -> list[PolicyTensor]:
@@ -67,7 +93,8 @@ def named_weights(model: Any, dtype: torch.dtype | None = None) -> list[PolicyTe
         ConfigError: a LoRA variant without a plain merge (DoRA).
     """
     return [
-        PolicyTensor(name, tensor, layer, _rounded(tensor, dtype)) for name, tensor, layer in _tensors(model)
+        PolicyTensor(name, tensor, layer, _rounded(tensor, layer, dtype))
+        for name, tensor, layer in _tensors(model)
     ]
 
 
@@ -121,8 +148,9 @@ class PolicyWeights:
         return self._pushed(self.model)
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
-        """Log-probs of all tokens but the first, [count][length - 1]."""
-        return learner_scores(self.model, sequences, temperature, self._within)
+        """Log-probs of all tokens but the first under what a push carries, [count][length - 1]."""
+        with as_published(self.model, self.publish()):
+            return learner_scores(self.model, sequences, temperature, self._within)
 
     def rounding_error(
         self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool
@@ -131,11 +159,72 @@ class PolicyWeights:
 
         dtype: the engine's. float8: its matrices are quantized online.
         """
-        return rounding_error(self.model, sequences, getattr(torch, dtype), float8, self._within)
+        with as_published(self.model, self.publish()):
+            return rounding_error(self.model, sequences, getattr(torch, dtype), float8, self._within)
 
 
-def _rounded(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    return tensor.dtype if dtype is None or not tensor.is_floating_point() else dtype
+@contextmanager
+def as_published(model: nn.Module, tensors: Iterable[PolicyTensor]) -> Iterator[None]:
+    """The policy computes with the values of `tensors`, in its own dtypes.
+
+    A step may be smaller than a pushed weight's last bit. What rounds away of it in the engines, which have these
+    tensors and no others, does so here too. One layer's exist at a time; adapters that go alone are left as they are.
+    """
+    causal = causal_model(model)
+    published = {tensor.name: tensor for tensor in tensors if tensor.changed}
+    head = causal.get_output_embeddings()
+    with ExitStack() as undo:
+        for name, module in causal.named_modules():
+            own = {key: published.get(_plain_name(f"{name}.{key}")) for key in module._parameters}
+            carried = {key: tensor for key, tensor in own.items() if tensor is not None}
+            if module is head and carried:
+                undo.enter_context(
+                    forward_replaced(head, partial(_logits_of_rounded, head, carried["weight"].dtype))
+                )
+            elif isinstance(module, nn.Embedding) and carried:
+                # Rounding commutes with picking rows.
+                undo.callback(
+                    module.register_forward_hook(partial(_round_rows, carried["weight"].dtype)).remove
+                )
+            elif carried:
+                undo.enter_context(parameters_replaced(module, partial(_replaced, carried, module)))
+                for tensor in carried.values():
+                    if tensor.layer is not None:
+                        undo.enter_context(forward_replaced(tensor.layer, module))
+                    if quantized(tensor.source):
+                        undo.enter_context(forward_replaced(module, partial(_multiplied, module)))
+        yield
+
+
+def _replaced(
+    carried: Mapping[str, PolicyTensor], module: nn.Module, name: str, values: torch.Tensor
+) -> torch.Tensor:
+    if name not in carried:
+        return values
+    own = shape_and_dtype(values, module)[1]
+    return carried[name].merged(values.detach()).to(carried[name].dtype).to(own)
+
+
+def _multiplied(layer: Any, values: torch.Tensor) -> torch.Tensor:
+    return nn.functional.linear(values, layer.weight.to(values.dtype), layer.bias)
+
+
+def _round_rows(dtype: torch.dtype, module: nn.Module, arguments: Any, rows: torch.Tensor) -> torch.Tensor:
+    return rows.to(dtype).to(rows.dtype)
+
+
+def _logits_of_rounded(head: Any, dtype: torch.dtype, hidden: torch.Tensor) -> torch.Tensor:
+    """As `head` with its tensors in `dtype`, some rows at a time: the largest matrix exists no second time."""
+    parts = [
+        nn.functional.linear(hidden, part.to(dtype).to(part.dtype)) for part in head.weight.split(_HEAD_ROWS)
+    ]
+    logits = torch.cat(parts, -1)
+    return logits if head.bias is None else logits + head.bias.to(dtype).to(logits.dtype)
+
+
+def _rounded(tensor: torch.Tensor, layer: Any, dtype: torch.dtype | None) -> torch.dtype:
+    own = shape_and_dtype(tensor, None if layer is None else layer.get_base_layer())[1]
+    return own if dtype is None or not own.is_floating_point else dtype
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:
@@ -146,7 +235,7 @@ def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:
         yield from ((name, tensor, None) for name, tensor in model.state_dict().items())
         return
     modules = dict(model.get_base_model().named_modules())
-    for name, tensor in model.get_base_model().state_dict().items():
+    for name, tensor in state_without_scales(model.get_base_model()).items():
         if "lora_" in name or ".original_module." in name:
             continue
         owner = modules[name.split(".base_layer.")[0]] if ".base_layer." in name else None

@@ -233,7 +233,7 @@ def test_sections_of_others_lead_to_ours() -> None:
         ("train.max_steps=100", "here it is train.total_dialog_turns"),
         ("+num_train_epochs=1", "here it is train.total_dialog_turns"),
         ("num_generations=8", "here it is env.repeats"),
-        ("load_in_4bit=true", "4-bit weights are not supported"),
+        ("load_in_4bit=true", "here it is train_model.lora.quantization=nf4"),
         ("actor_rollout_ref.actor.optim.lr=1e-6", "here it is optimizer.lr"),
         ("actor_rollout_ref.rollout.n=8", "here it is env.repeats"),
         ("algorithm.kl_ctrl.kl_coef=0.1", "did you mean policy.kl_coef"),

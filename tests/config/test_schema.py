@@ -177,6 +177,38 @@ def test_ranks_that_cannot_be(asked: str, says: str) -> None:
     assert says in message(*(f"train_model.{setting}" for setting in asked.split()))
 
 
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (
+            "train_model.lora.enabled=false",
+            "train_model.lora.enabled=false: weights in 4 bits cannot be trained",
+        ),
+        (
+            "inference_model.lora=adapter",
+            "inference_model.lora=adapter: engines would add the adapter to the base as",
+        ),
+        (
+            "train_model.offload=all device=cuda train_model.num_devices=2",
+            "train_model.offload=all: the scales of weights in 4 bits stay on the GPU",
+        ),
+        (
+            "run=rehearse",
+            "run=rehearse: 4-bit kernels need tensors with memory; run=plan says what they take",
+        ),
+    ],
+)
+def test_a_base_in_4_bits_that_cannot_be(asked: str, says: str) -> None:
+    assert f"quantization=nf4 with {says}" in message(
+        "train_model.lora.enabled=true", "train_model.lora.quantization=nf4", *asked.split()
+    )
+
+
+def test_kinds_of_4_bits() -> None:
+    said = message("train_model.lora.enabled=true", "train_model.lora.quantization=fp4")
+    assert "train_model.lora.quantization='fp4': choose one of none, nf4" in said
+
+
 def test_no_gradient_scaler_over_several_ranks() -> None:
     said = message("train_model.num_devices=2", "train.mixed_precision=fp16")
     assert "train.mixed_precision=fp16 with train_model.num_devices=2" in said and "take bf16" in said

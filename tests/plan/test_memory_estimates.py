@@ -11,7 +11,15 @@ import pytest
 
 from benchmarks.memory import ALONE, CASES, NAMES, peak_of, plan_of
 from plan.activations import FLOAT
-from plan.memory import CHUNK_BYTES, MASTER_BUCKET, Phase, between_steps, chunk_size
+from plan.memory import (
+    CHUNK_BYTES,
+    MASTER_BUCKET,
+    Phase,
+    between_steps,
+    checkpoint_bytes,
+    chunk_size,
+    train_phases,
+)
 from plan.model_shape import KNOWN, find_shape
 from run.rehearsal.step import rehearse_memory
 from tests.scripts import configured
@@ -71,6 +79,23 @@ def test_what_stays_between_two_steps() -> None:
     assert with_reference.bytes == between_steps(config, shape).bytes + 2 * (
         shape.parameters + shape.head_parameters
     ), "its embedding is float32"
+
+
+def test_a_base_in_4_bits() -> None:
+    """Half a byte a parameter and 1/64 + 1/4096 for scales; embedding, head and norms are as without."""
+    shape, adapters = SHAPES["7B"], "train_model.lora.enabled=true"
+    small, whole = (
+        configured(ALONE, adapters, f"train_model.lora.quantization={kind}", name="grpo_math")
+        for kind in ("nf4", "none")
+    )
+    others = 2 * 152064 * 3584 + (2 * 28 + 1) * 3584
+    assert shape.linear_parameters == shape.parameters - others
+    saved = between_steps(whole, shape).bytes - between_steps(small, shape).bytes
+    assert saved == shape.linear_parameters * (4 - 0.5 - 1 / 64 - 1 / 4096)
+    phases = (train_phases(config, shape, False) for config in (small, whole))
+    for phase, other in zip(*phases, strict=True):
+        assert other.bytes - phase.bytes >= saved - 2 * 3584 * 18944, "less one matrix out of 4 bits"
+    assert checkpoint_bytes(small, shape) == checkpoint_bytes(whole, shape)
 
 
 def test_shards_of_several_ranks() -> None:

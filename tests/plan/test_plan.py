@@ -205,6 +205,8 @@ def test_plans_that_cannot_work(qwen: str) -> None:
     impossible("needs inference_model.backend=vllm", qwen, "inference_model.backend=transformers",
                "inference_model.num_devices=2", "inference_model.tensor_parallel_size=2", gpus=4)  # fmt: skip
     impossible("train_model.lora.enabled=false: there is none", qwen, "inference_model.lora=adapter")
+    small = ("train_model.lora.enabled=true", "train_model.lora.quantization=nf4")
+    impossible(r"nf4 needs bitsandbytes: pip install -e '\.\[qlora\]' in the project's folder", qwen, *small)
     impossible("cannot give its memory back", qwen, "inference_model.backend=transformers", gpus=1)
     impossible("both at once", qwen, gpus=1, overlapped=True)
     impossible("does not hold one sequence of 1536 tokens", qwen, "inference_model.kv_cache_gib=0.01")

@@ -75,7 +75,8 @@ def groups() -> list[Group]:
 
 
 def config_of(model: str, ranks: int, policy: PolicyConfig | None = None, **train: object) -> Config:
-    lora = LoraConfig(enabled=bool(train.pop("lora", False)))
+    kind = str(train.pop("quantization", "none"))
+    lora = LoraConfig(enabled=bool(train.pop("lora", False)), quantization=kind)
     optimizer = train.pop("optimizer", SMALL_LR)
     dtype = str(train.pop("dtype", "float32"))
     config = Config(
@@ -170,6 +171,43 @@ def test_every_way_to_train(
     train: dict[str, object], ranks: Ranks, model: str, groups: list[Group], tmp_path: Path
 ) -> None:
     assert_equal_training(*both(ranks, model, tmp_path, **dict(train)), groups)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_adapters_on_a_base_in_4_bits(
+    checkpointing: bool, ranks: Ranks, model: str, groups: list[Group], tmp_path: Path
+) -> None:
+    pytest.importorskip("bitsandbytes", reason="pip install -e '.[qlora]' in the project's folder")
+    how = {"lora": True, "quantization": "nf4", "gradient_checkpointing": checkpointing}
+    one, two = both(ranks, model, tmp_path, **how)
+    assert_equal_training(one, two, groups)
+    sequences = [[3, 4, 5, 6, 7, 8]]
+    scores = torch.tensor([learner.score(sequences) for learner in (one, two)])
+    torch.testing.assert_close(scores[0], scores[1], rtol=1e-5, atol=1e-5)
+    for writer, reader in ((one, two), (two, one)):
+        folder = tmp_path / writer.__class__.__name__
+        writer.save(folder)()
+        expected = weights(writer)
+        steps(reader, groups, 1)
+        reader.load(folder, writer.numbers())
+        for name, tensor in weights(reader).items():
+            torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_base_in_4_bits_in_half_precision(
+    ranks: Ranks, model: str, groups: list[Group], tmp_path: Path
+) -> None:
+    """Layers are gathered in bfloat16, weights out of 4 bits are float32: what multiplies them is one of both."""
+    pytest.importorskip("bitsandbytes", reason="pip install -e '.[qlora]' in the project's folder")
+    how = {"lora": True, "quantization": "nf4"}
+    exact = in_one_process(config_of(model, 1, **how), tmp_path)
+    half = over(ranks, config_of(model, 2, mixed_precision="bf16", **how), tmp_path)
+    sequences = [[3, 4, 5, 6, 7, 8]]
+    scores = torch.tensor([learner.score(sequences) for learner in (exact, half)])
+    assert (scores[0] - scores[1]).abs().max() < 0.02
+    assert 0 < torch.tensor(half.rounding_error(sequences, "float32", False)).max() < 0.04
+    here, there = (steps(learner, groups, 1)[0] for learner in (exact, half))
+    assert there["grad_norm"] == pytest.approx(here["grad_norm"], rel=0.05)
 
 
 def test_bfloat16_weights(ranks: Ranks, model: str, groups: list[Group], tmp_path: Path) -> None:

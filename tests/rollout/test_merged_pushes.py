@@ -1,0 +1,103 @@
+"""Pushes of merged adapters into an engine whose weights are too coarse for small steps of them."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from peft import PeftModel
+
+from config.schema import LoraConfig
+from rollout.engines.transformers_engine import TransformersEngine
+from rollout.weights.canary import Canary, CanaryError, Tolerance, canary_sequences
+from rollout.weights.push import Weights
+from tests.rollout.conftest import EOS, MAX_LEN, VOCAB, tiny_llama
+from training.model import add_lora
+from training.weights import PolicyWeights, made, named_weights
+
+SMALL, LARGE = 2e-5, 2e-2
+"""Of an adapter's step: most of the first one rounds away in a bfloat16 weight, none of the second."""
+
+
+class Run:
+    """A learner whose adapter is merged for every push, an engine in bfloat16, and the canary between them."""
+
+    def __init__(self, learner_dtype: torch.dtype) -> None:
+        torch.manual_seed(0)
+        base = tiny_llama(tied=False).to(torch.bfloat16)
+        self.policy = add_lora(copy.deepcopy(base).to(learner_dtype), LoraConfig(enabled=True, r=4))
+        self.engine = TransformersEngine(base, (EOS,))
+        self.learner = PolicyWeights(self.policy, partial(named_weights, dtype=torch.bfloat16))
+        self.canary = Canary(
+            canary_sequences(VOCAB, MAX_LEN), self.engine, self.learner, self.tolerance, tied_head=None
+        )
+        self.weights = Weights(self.learner, self.engine, self.canary)
+
+    def tolerance(self) -> Tolerance:
+        errors = self.learner.rounding_error(self.canary.sequences, "bfloat16", float8=False)
+        return Tolerance.measured("bfloat16", errors)
+
+    def step(self, size: float) -> None:
+        assert isinstance(self.policy, PeftModel)
+        generator = torch.Generator().manual_seed(self.weights.version)
+        with torch.no_grad():
+            for name, parameter in self.policy.named_parameters():
+                if "lora_B" in name:
+                    parameter.add_(size * torch.randn(parameter.shape, generator=generator))
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+def run(request: pytest.FixtureRequest) -> Run:
+    run = Run(request.param)
+    run.weights.push()
+    return run
+
+
+@pytest.mark.parametrize("size", [SMALL, 1e-3, LARGE])
+def test_a_push_that_arrived_passes_however_much_of_it_rounds_away(run: Run, size: float) -> None:
+    for _ in range(3):
+        run.step(size)
+        run.weights.push()
+
+
+def test_the_learner_answers_as_the_engine_that_has_its_merged_weights(run: Run) -> None:
+    """Its scores for a canary are those of the rounded weights, not of the adapter beside the base."""
+    run.step(1e-3)
+    merged = tiny_llama(tied=False).to(torch.bfloat16)
+    merged.load_state_dict(made(named_weights(run.policy, torch.bfloat16)))
+    merged.to(next(run.policy.parameters()).dtype)
+    expected = PolicyWeights(merged, named_weights).score(run.canary.sequences)
+    assert run.learner.score(run.canary.sequences) == expected
+
+
+def test_a_push_that_did_not_arrive_is_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run.engine, "load", lambda weights, version: None)
+    run.step(LARGE)
+    with pytest.raises(CanaryError, match="Cause: unchanged"):
+        run.weights.push()
+
+
+def test_a_push_without_the_adapter_is_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peft.tuners.lora.Linear.get_delta_weight", lambda *_: torch.zeros(()))
+    base = made(named_weights(run.policy, torch.bfloat16))
+    monkeypatch.undo()
+    load = run.engine.load
+    monkeypatch.setattr(run.engine, "load", lambda weights, version: load(base.items(), version))
+    run.step(LARGE)
+    with pytest.raises(CanaryError, match="Cause: unchanged"):
+        run.weights.push()
+
+
+def test_the_policy_is_itself_again_after_it_scored(run: Run) -> None:
+    run.step(LARGE)
+    ids = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        before = run.policy(ids).logits
+        tensors = {name: tensor.clone() for name, tensor in run.policy.state_dict().items()}
+        run.learner.score(run.canary.sequences)
+        run.tolerance()
+        assert torch.equal(run.policy(ids).logits, before)
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in run.policy.state_dict().items())
+    assert all(
+        parameter.requires_grad == ("lora_" in name) for name, parameter in run.policy.named_parameters()
+    )
