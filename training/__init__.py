@@ -1,5 +1,3 @@
-
-
 import logging
 
 # peft imports bitsandbytes where it is installed, which then asks for a package that downloads kernels.

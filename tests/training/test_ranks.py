@@ -210,6 +210,17 @@ def test_a_base_in_4_bits_in_half_precision(
     assert there["grad_norm"] == pytest.approx(here["grad_norm"], rel=0.05)
 
 
+def test_adapters_in_half_precision_whose_base_scores_first(
+    ranks: Ranks, model: str, groups: list[Group], tmp_path: Path
+) -> None:
+    """No push and no canary before: the first forward pass is the reference's, with the adapters switched off."""
+    exact = in_one_process(config_of(model, 1, lora=True), tmp_path)
+    half = over(ranks, config_of(model, 2, lora=True, mixed_precision="bf16"), tmp_path)
+    here, there = (steps(learner, groups, 2) for learner in (exact, half))
+    for wanted, found in zip(here, there, strict=True):
+        assert found["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=0.05)
+
+
 def test_bfloat16_weights(ranks: Ranks, model: str, groups: list[Group], tmp_path: Path) -> None:
     """Each rank rounds its part of a gradient, which some steps later moves ratios over the edge of the clipping."""
     assert_equal_training(*both(ranks, model, tmp_path, dtype="bfloat16"), groups, bound=2e-3, count=2)
