@@ -93,6 +93,12 @@ def _contradictions(plan: Plan) -> Iterator[str]:
         )
     if inference.lora == "adapter" and plan.engine.backend == "transformers":
         yield "inference_model.lora=adapter needs inference_model.backend=vllm; merge works with both"
+    if plan.config.train.compile and plan.machine.missing_to_compile:
+        yield (
+            f"train.compile=true: torch.compile does not find {' and '.join(plan.machine.missing_to_compile)} on this "
+            "machine: install it (Debian and Ubuntu: apt install g++ python3-dev; another compiler is named by the "
+            "variable CXX), or set train.compile=false"
+        )
     yield from _cluster(plan)
 
 

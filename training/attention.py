@@ -53,7 +53,7 @@ class Segments:
     """Where prompts and responses lie in a packed sequence. int64, P prompts and N responses, in their order.
 
     prompt_starts, prompt_lengths: [P]. starts, lengths: [N], of the responses; a length may be 0.
-    groups: [N], the prompt of each.
+    groups: [N], the prompt of each. A prompt's responses lie behind it without a gap.
     """
 
     prompt_starts: Tensor
@@ -110,9 +110,17 @@ def attend(
             f"{type(module).__name__} attends with {', '.join(unknown)}, which a packed sequence does not have: set "
             "train.packing=false"
         )
+    return _attend_by_segments(query, key, value, segments, scaling, dropout), None
+
+
+@torch.compiler.disable
+def _attend_by_segments(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None, dropout: float
+) -> Tensor:
+    """[1, L, heads, D]. A compiled layer is cut here: what is called depends on where the segments lie."""
     if query.device.type in BLOCKED and dropout == 0.0:
-        return _attend_in_blocks(query, key, value, segments, scaling), None
-    return segments.calls(query.device).attend(query, key, value, scaling, dropout), None
+        return _attend_in_blocks(query, key, value, segments, scaling)
+    return segments.calls(query.device).attend(query, key, value, scaling, dropout)
 
 
 AttentionInterface.register(NAME, attend)
@@ -214,20 +222,26 @@ Given = tuple[np.ndarray, np.ndarray, np.ndarray]
 def _planned(segments: Segments) -> Iterator[tuple[Call, Given]]:
     """Calls that together give every position once.
 
-    Prompts are rows by themselves; each response is a row whose keys begin with its prompt's.
+    A prompt and the first response behind it are one causal row; each further response is a row whose keys begin with
+    its prompt's.
     """
     prompts, prompt_lengths, starts, lengths, groups = (
         each.cpu().numpy() for name, each in vars(segments).items() if name != "_prepared"
     )
-    yield from _causal(prompts, prompt_lengths)
     continued = lengths > 0
+    followed, first = np.unique(groups[continued], return_index=True)
+    behind = np.flatnonzero(continued)[first]
+    together = prompt_lengths.copy()
+    together[followed] += lengths[behind]
+    yield from _causal(prompts, together)
+    continued[behind] = False
     for prompt_length in np.unique(prompt_lengths[groups[continued]]):
         rows = np.flatnonzero(continued & (prompt_lengths[groups] == prompt_length))
         yield from _continued(prompts[groups[rows]], int(prompt_length), starts[rows], lengths[rows])
 
 
 def _causal(starts: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[Call, Given]]:
-    """Rows of prompts alone."""
+    """Rows that see nothing but themselves."""
     for chosen in _alike(lengths):
         places, given = _row_places(starts[chosen], lengths[chosen])
         kept = torch.from_numpy(places)

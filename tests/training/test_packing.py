@@ -224,7 +224,12 @@ def test_no_query_is_computed_twice() -> None:
     segments = pack(tokens).segments
     calls = segments.calls(torch.device("cpu"))
     assert sum(call.queries.numel() for call in calls.calls) == segments.total == 5 * (6 + 4 * 7)
-    assert [tuple(call.keys.shape) for call in calls.calls] == [(5, 6), (20, 13)]
+    assert [tuple(call.keys.shape) for call in calls.calls] == [(5, 13), (15, 13)]
+
+
+def test_a_prompt_and_its_only_response_are_one_causal_row() -> None:
+    calls = pack(rows((6, 9, 6), ((8,), (20,), (8,)))).segments.calls(torch.device("cpu")).calls
+    assert all(call.mask is None for call in calls)
 
 
 def test_padding_behind_the_last_position_is_left_out() -> None:
