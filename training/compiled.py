@@ -6,10 +6,23 @@ work layer by layer, would lie inside. The attention of a packed sequence is lef
 
 from torch import nn
 
+from config.errors import ConfigError
+from training.model import causal_model
 from training.sharding import decoder_layers
 
 
 def compile_layers(model: nn.Module) -> None:
-    """Compiles at the first calls, for lengths of any size; parameters and their names stay as they are."""
-    for layer in decoder_layers(model):
+    """Compiles at the first calls, for sequences of any length; parameters and their names stay as they are.
+
+    Raises:
+        ConfigError: the model keeps its layers under another name than `layers`.
+    """
+    try:
+        layers = decoder_layers(model)
+    except AttributeError:
+        raise ConfigError(
+            f"train.compile=true: the layers of {type(causal_model(model)).__name__} are not where those of the models "
+            "that it is made for are (`model.layers`): set train.compile=false"
+        ) from None
+    for layer in layers:
         layer.compile(dynamic=True)
