@@ -4,7 +4,7 @@
         [checkpointing=false]
 
 Packed groups whose lengths are log-normal (sigma 0.8), other ones in each round; without a folder by the quickstart
-model. Both take turns. Prints the seconds of the first step of each, in which layers are compiled, medians of the others
+model. Both take turns. Prints the seconds of the first step of each, in which layers are compiled, medians of the rest
 and of their ratios, and the largest difference of log-probs and of the gradient, relative to the largest of the
 gradient. The folder that TORCHINDUCTOR_CACHE_DIR names keeps what was compiled: an empty one shows a first run.
 """
@@ -70,9 +70,8 @@ def main() -> None:
         tokens = batch(asked, number, vocabulary)
         for name in ways if number % 2 else reversed(ways):
             seconds[name].append(step(ways[name], tokens)[0])
-    print(
-        f"{torch.get_num_threads()} threads, {packed_positions(batch(asked, 0, vocabulary))} positions in the first step"
-    )
+    computed = packed_positions(batch(asked, 0, vocabulary))
+    print(f"{torch.get_num_threads()} threads, {computed} positions in the first step")
     for name, times in seconds.items():
         print(f"{name:10} first {first[name][0]:7.2f} s   then {statistics.median(times):7.3f} s")
     ratios = [one / other for one, other in zip(seconds["compiled"], seconds["eager"], strict=True)]

@@ -102,9 +102,9 @@ def _contradictions(plan: Plan) -> Iterator[str]:
     switches_off = plan.overlapped and plan.engine.backend == "vllm" and plan.engine.enforce_eager
     if plan.config.train.compile and switches_off and plan.devices.in_process and plan.devices.ranks == 1:
         yield (
-            "train.compile=true: vLLM in the learner's process, with inference_model.enforce_eager=true (the default on "
-            "a CPU), switches compiled code off for both whenever it generates; take ray.enabled=true, which gives it a "
-            "process of its own, or train.compile=false"
+            "train.compile=true: vLLM in the learner's process, with inference_model.enforce_eager=true (the default "
+            "on a CPU), switches compiled code off for both whenever it generates; take ray.enabled=true, which gives "
+            "it a process of its own, or train.compile=false"
         )
     yield from _cluster(plan)
 

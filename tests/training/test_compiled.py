@@ -119,5 +119,5 @@ def test_what_the_canary_asks_is_not_compiled() -> None:
 
 def test_a_model_without_such_layers_is_refused() -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=16, n_embd=8, n_layer=1, n_head=2))
-    with pytest.raises(ConfigError, match="train.compile=true: the layers of GPT2LMHeadModel"):
+    with pytest.raises(ConfigError, match=r"train\.compile=true: the layers of GPT2LMHeadModel"):
         compile_layers(model)
