@@ -113,7 +113,7 @@ def attend(
     return _attend_by_segments(query, key, value, segments, scaling, dropout), None
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _attend_by_segments(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None, dropout: float
 ) -> Tensor:
