@@ -171,13 +171,13 @@ def _rows(values: Tensor, places: Tensor) -> Tensor:
 class Calls:
     """Every call, and where in their outputs, one after the other, that of each position [L] is.
 
-    queries, keys: int64, those of all calls, one after the other, so that a layer gathers once.
+    queries, keys: int64, those of all calls, one after the other, so that a layer gathers once. None: as they lie.
     """
 
     calls: tuple[Call, ...]
-    queries: Tensor
-    keys: Tensor
-    places: Tensor
+    queries: Tensor | None
+    keys: Tensor | None
+    places: Tensor | None
 
     @classmethod
     def of(cls, segments: Segments, device: torch.device) -> "Calls":
@@ -194,7 +194,8 @@ class Calls:
             torch.cat([each.flatten() for each in one])
             for one in ([call.queries for call in made], [call.keys for call in made])
         )
-        return cls(made, queries, keys, torch.from_numpy(places).to(device))
+        gathered = (queries, keys, torch.from_numpy(places).to(device))
+        return cls(made, *(None if _in_order(each, segments.total) else each for each in gathered))
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float
@@ -203,16 +204,21 @@ class Calls:
         query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
         of_queries = [call.queries.numel() for call in self.calls]
         of_keys = [call.keys.numel() for call in self.calls]
-        queries = query.index_select(0, self.queries).split(of_queries)
-        keys, values = (
-            key.index_select(0, self.keys).split(of_keys),
-            value.index_select(0, self.keys).split(of_keys),
-        )
+        queries = _gathered(query, self.queries).split(of_queries)
+        keys, values = (_gathered(each, self.keys).split(of_keys) for each in (key, value))
         outputs = [
             call.attend(one, seen, carried, scaling, dropout)
             for call, one, seen, carried in zip(self.calls, queries, keys, values, strict=True)
         ]
-        return torch.cat(outputs).index_select(0, self.places)[None]
+        return _gathered(torch.cat(outputs), self.places)[None]
+
+
+def _in_order(places: Tensor, total: int) -> bool:
+    return len(places) == total and torch.equal(places, torch.arange(total, device=places.device))
+
+
+def _gathered(values: Tensor, places: Tensor | None) -> Tensor:
+    return values if places is None else values.index_select(0, places)
 
 
 Given = tuple[np.ndarray, np.ndarray, np.ndarray]
