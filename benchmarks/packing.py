@@ -36,9 +36,9 @@ from training.packing import packed_positions
 SIGMA = 0.8
 
 
-def drawn(asked: argparse.Namespace, vocabulary: int) -> Tokens:
+def drawn(asked: argparse.Namespace, vocabulary: int, seed: int = 1) -> Tokens:
     """Prompts of half to the whole of the longest length, and answers around a quarter of the limit."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     rows = asked.prompts * asked.repeats
     prompts = torch.randint(asked.prompt // 2, asked.prompt + 1, (asked.prompts, 1), generator=generator)
     spread = torch.randn(rows, 1, generator=generator) * SIGMA

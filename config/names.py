@@ -27,6 +27,7 @@ _NAMES = {
     ),
     "train.max_tokens_per_microbatch": "use_dynamic_bsz ppo_max_token_len_per_gpu",
     "train.packing: a microbatch is one sequence, each prompt once": "share_prompt use_remove_padding packing",
+    "train.compile": "torch_compile use_torch_compile",
     "train.gradient_checkpointing": "gradient_checkpointing enable_gradient_checkpointing",
     "train.keep_checkpoints": "save_total_limit max_actor_ckpt_to_keep",
     "train.mixed_precision=bf16": "bf16",

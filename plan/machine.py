@@ -5,6 +5,9 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +28,8 @@ class Machine:
     gives them to a process (indices or UUIDs), one each. gpu_memory_gib: of the smallest of them; None where the
     driver's tool does not say. nodes: machines of this kind that one Ray cluster joins. host_memory_gib, disk_gib:
     memory of one node, and free space where the run writes. vllm: version of the installed vLLM, None without one.
-    bitsandbytes: likewise. imagined: it is not the machine that the plan is made on.
+    bitsandbytes: likewise. imagined: it is not the machine that the plan is made on. missing_to_compile: what
+    torch.compile would need here and does not find.
     """
 
     num_gpus: int
@@ -37,6 +41,7 @@ class Machine:
     nodes: int = 1
     imagined: bool = False
     bitsandbytes: str | None = None
+    missing_to_compile: tuple[str, ...] = ()
 
     def physical(self, devices: tuple[int, ...]) -> tuple[str, ...]:
         """Visible indices as a process that is to see these alone must be told of them."""
@@ -54,6 +59,7 @@ def this_machine(folder: Path) -> Machine:
         vllm=installed_vllm(),
         gpu_ids=ids,
         bitsandbytes=installed("bitsandbytes"),
+        missing_to_compile=tuple(missing_to_compile()),
     )
 
 
@@ -99,6 +105,15 @@ def installed(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def missing_to_compile() -> Iterator[str]:
+    """What torch.compile needs on this machine and does not find: it writes C++ that includes Python's headers."""
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(compiler) is None:
+        yield f"the C++ compiler {compiler}"
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        yield "Python's header Python.h"
 
 
 def visible_gpus() -> tuple[str, ...]:

@@ -98,7 +98,26 @@ def _contradictions(plan: Plan) -> Iterator[str]:
             f"train_model.lora.quantization={plan.config.train_model.lora.quantization} needs bitsandbytes: "
             "pip install -e '.[qlora]' in the project's folder"
         )
+    yield from _compilation(plan)
     yield from _cluster(plan)
+
+
+def _compilation(plan: Plan) -> Iterator[str]:
+    if not plan.config.train.compile:
+        return
+    if plan.machine.missing_to_compile:
+        yield (
+            f"train.compile=true: torch.compile does not find {' and '.join(plan.machine.missing_to_compile)} on this "
+            "machine: install it (Debian and Ubuntu: apt install g++ python3-dev; another compiler is named by the "
+            "variable CXX), or set train.compile=false"
+        )
+    switches_off = plan.overlapped and plan.engine.backend == "vllm" and plan.engine.enforce_eager
+    if switches_off and plan.devices.in_process and plan.devices.ranks == 1:
+        yield (
+            "train.compile=true: vLLM in the learner's process, with inference_model.enforce_eager=true (the default "
+            "on a CPU), switches compiled code off for both whenever it generates; take ray.enabled=true, which gives "
+            "it a process of its own, or train.compile=false"
+        )
 
 
 def _cluster(plan: Plan) -> Iterator[str]:

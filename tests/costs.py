@@ -69,6 +69,7 @@ SLOW = {
     "envs/test_sandbox_attacks.py": 6,
     "plan/test_plan.py": 5,
     "envs/test_hostile_texts.py": 4,
+    "training/test_compiled.py": 40,
     "training/test_edge_cases.py": 4,
     "envs/test_rewards_job.py": 4,
     "envs/test_mixture.py": 4,

@@ -131,6 +131,8 @@ def learner_scores(
 ) -> list[list[float]]:
     """Log-probs of all tokens but the first under the learner's weights, [count][length - 1].
 
+    Compiled layers compute as they are written: each dtype and hook would be compiled anew for a few sequences.
+
     within: where the model's parameters are whole.
     """
     causal = causal_model(model)
@@ -139,7 +141,8 @@ def learner_scores(
     scores = []
     for sequence in sequences:
         ids = torch.tensor([list(sequence)])
-        logits = within(partial(_logits, causal, ids))[0, :-1].float() / temperature
+        with torch.compiler.set_stance("force_eager"):
+            logits = within(partial(_logits, causal, ids))[0, :-1].float() / temperature
         picked: Any = logits.log_softmax(-1).gather(-1, ids[0, 1:, None].to(logits.device))
         scores.append(picked[:, 0].tolist())
     model.train(was_training)

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from config.schema import Config
 from plan.plan import Plan
+from training.compiled import compile_layers
 from training.forward import ResponseScorer
 from training.model import add_lora, load_frozen, load_in_4bit, load_model, skeleton
 from training.reference import HostMemory, Reference
@@ -99,6 +100,8 @@ def _sharded_in_4_bits(config: Config, plan: Plan, mesh: DeviceMesh, device: tor
 
 def _prepared(config: Config, model: PreTrainedModel, trained: bool) -> nn.Module:
     """What a run makes of the model of its files: a policy, or the reference that it began from."""
+    if config.train.compile:
+        compile_layers(model)
     if not trained:
         model.requires_grad_(False).eval()
         return model
@@ -142,8 +145,9 @@ def _frozen_reference(config: Config, plan: Plan, learner: torch.device) -> Refe
     place = torch.device("cpu") if visits else learner
     if plan.reference.devices:
         place = torch.device("cuda", plan.reference.devices[0])
-    frozen = load_frozen(config.model, place, _autocast(plan)).requires_grad_(False).eval()
-    reference = Reference(make_scorer(config, frozen, plan, _autocast(plan)), home == "own devices")
+    frozen = load_frozen(config.model, place, _autocast(plan))
+    scorer = make_scorer(config, _prepared(config, frozen, trained=False), plan, _autocast(plan))
+    reference = Reference(scorer, home == "own devices")
     if visits:
         reference.visit = HostMemory(frozen, learner).visit
     return reference

@@ -14,7 +14,7 @@ def test_ranks_in_the_report() -> None:
     for line in (
         "train_model      4 ranks, parameters sharded in groups of 2: GPU 0, 1, 2, 3",
         "ref_model        learner ranks",
-        "weights          travel by shared_memory in bfloat16",
+        "weights          travel by nccl in bfloat16",
         "128 completions = 4 ranks x 8 microbatches x 4; 4 steps per iteration",
     ):
         assert line in text
