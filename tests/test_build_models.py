@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 import training.learner_models
 from config.schema import Config, ModelConfig, TrainConfig
@@ -61,6 +62,8 @@ def test_the_reference_lives_where_the_plan_says(
     monkeypatch.setattr(training.learner_models, "load_frozen", load)
     monkeypatch.setattr(training.learner_models, "HostMemory", Visitor)
     there = replace(plan, devices=replace(plan.devices, train=train), reference=ReferencePlan(home, devices))
+    policy_on = GPU[train[0]] if train else CPU
+    monkeypatch.setattr(LlamaForCausalLM, "device", property(lambda model: policy_on))
     models = make_models(plan.config, tiny_llama(), there)
     policy, scorer, reference = models.policy, models.scorer, models.reference
     assert loaded == [(loaded_on, torch.bfloat16)]

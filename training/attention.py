@@ -53,7 +53,7 @@ class Segments:
     """Where prompts and responses lie in a packed sequence. int64, P prompts and N responses, in their order.
 
     prompt_starts, prompt_lengths: [P]. starts, lengths: [N], of the responses; a length may be 0.
-    groups: [N], the prompt of each. A prompt's responses lie behind it without a gap.
+    groups: [N], the prompt of each.
     """
 
     prompt_starts: Tensor
@@ -171,13 +171,13 @@ def _rows(values: Tensor, places: Tensor) -> Tensor:
 class Calls:
     """Every call, and where in their outputs, one after the other, that of each position [L] is.
 
-    queries, keys: int64, those of all calls, one after the other, so that a layer gathers once. None: as they lie.
+    queries, keys: int64, those of all calls, one after the other, so that a layer gathers once.
     """
 
     calls: tuple[Call, ...]
-    queries: Tensor | None
-    keys: Tensor | None
-    places: Tensor | None
+    queries: Tensor
+    keys: Tensor
+    places: Tensor
 
     @classmethod
     def of(cls, segments: Segments, device: torch.device) -> "Calls":
@@ -194,8 +194,7 @@ class Calls:
             torch.cat([each.flatten() for each in one])
             for one in ([call.queries for call in made], [call.keys for call in made])
         )
-        gathered = (queries, keys, torch.from_numpy(places).to(device))
-        return cls(made, *(None if _in_order(each, segments.total) else each for each in gathered))
+        return cls(made, queries, keys, torch.from_numpy(places).to(device))
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float
@@ -204,21 +203,16 @@ class Calls:
         query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
         of_queries = [call.queries.numel() for call in self.calls]
         of_keys = [call.keys.numel() for call in self.calls]
-        queries = _gathered(query, self.queries).split(of_queries)
-        keys, values = (_gathered(each, self.keys).split(of_keys) for each in (key, value))
+        queries = query.index_select(0, self.queries).split(of_queries)
+        keys, values = (
+            key.index_select(0, self.keys).split(of_keys),
+            value.index_select(0, self.keys).split(of_keys),
+        )
         outputs = [
             call.attend(one, seen, carried, scaling, dropout)
             for call, one, seen, carried in zip(self.calls, queries, keys, values, strict=True)
         ]
-        return _gathered(torch.cat(outputs), self.places)[None]
-
-
-def _in_order(places: Tensor, total: int) -> bool:
-    return len(places) == total and torch.equal(places, torch.arange(total, device=places.device))
-
-
-def _gathered(values: Tensor, places: Tensor | None) -> Tensor:
-    return values if places is None else values.index_select(0, places)
+        return torch.cat(outputs).index_select(0, self.places)[None]
 
 
 Given = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -228,26 +222,20 @@ Given = tuple[np.ndarray, np.ndarray, np.ndarray]
 def _planned(segments: Segments) -> Iterator[tuple[Call, Given]]:
     """Calls that together give every position once.
 
-    A prompt and the first response behind it are one causal row; each further response is a row whose keys begin with
-    its prompt's.
+    Prompts are rows by themselves; each response is a row whose keys begin with its prompt's.
     """
     prompts, prompt_lengths, starts, lengths, groups = (
         each.cpu().numpy() for name, each in vars(segments).items() if name != "_prepared"
     )
+    yield from _causal(prompts, prompt_lengths)
     continued = lengths > 0
-    followed, first = np.unique(groups[continued], return_index=True)
-    behind = np.flatnonzero(continued)[first]
-    together = prompt_lengths.copy()
-    together[followed] += lengths[behind]
-    yield from _causal(prompts, together)
-    continued[behind] = False
     for prompt_length in np.unique(prompt_lengths[groups[continued]]):
         rows = np.flatnonzero(continued & (prompt_lengths[groups] == prompt_length))
         yield from _continued(prompts[groups[rows]], int(prompt_length), starts[rows], lengths[rows])
 
 
 def _causal(starts: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[Call, Given]]:
-    """Rows that see nothing but themselves."""
+    """Rows of prompts alone."""
     for chosen in _alike(lengths):
         places, given = _row_places(starts[chosen], lengths[chosen])
         kept = torch.from_numpy(places)

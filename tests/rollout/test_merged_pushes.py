@@ -11,6 +11,7 @@ from config.schema import LoraConfig
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.weights.canary import Canary, CanaryError, Tolerance, canary_sequences
 from rollout.weights.push import Weights
+from tests.policies import PolicyHere
 from tests.rollout.conftest import EOS, MAX_LEN, VOCAB, tiny_llama
 from training.model import add_lora
 from training.weights import PolicyWeights, made, named_weights
@@ -27,7 +28,7 @@ class Run:
         base = tiny_llama(tied=False).to(torch.bfloat16)
         self.policy = add_lora(copy.deepcopy(base).to(learner_dtype), LoraConfig(enabled=True, r=4))
         self.engine = TransformersEngine(base, (EOS,))
-        self.learner = PolicyWeights(self.policy, partial(named_weights, dtype=torch.bfloat16))
+        self.learner = PolicyHere(self.policy, partial(named_weights, dtype=torch.bfloat16))
         self.canary = Canary(
             canary_sequences(VOCAB, MAX_LEN), self.engine, self.learner, self.tolerance, tied_head=None
         )

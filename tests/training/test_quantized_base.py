@@ -17,6 +17,7 @@ from plan.quantization import quantized_bytes
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.weights.canary import Canary, CanaryError, Tolerance, canary_sequences
 from rollout.weights.push import Weights
+from tests.policies import PolicyHere
 from tests.tiny import EOS, VOCABULARY, tiny_llama
 from tests.training.test_packing import rows, scored
 from training.model import add_lora, load_in_4bit, load_model
@@ -149,7 +150,7 @@ def test_pushes_pass_the_canary_and_lost_ones_do_not(
 ) -> None:
     policy, kind = policy_on(folder, dtype), str(dtype).removeprefix("torch.")
     engine = TransformersEngine(load_model(ModelConfig(name=str(folder), dtype=kind), CPU), (EOS,))
-    learner = PolicyWeights(policy, partial(named_weights, dtype=dtype))
+    learner = PolicyHere(policy, partial(named_weights, dtype=dtype))
     sequences = canary_sequences(VOCABULARY, 64)
 
     def tolerance() -> Tolerance:
