@@ -63,8 +63,8 @@ class TrainConfig:
     of its own, whatever `model.attn_implementation` says. Models with sliding windows or recurrent layers take whole,
     padded rows all the same."""
     compile: bool = False
-    """Each decoder layer is compiled (torch.compile): its first steps take minutes, later ones less time (measured on a
-    CPU: docs/scaling.md); the same numbers to rounding. Needs a C++ compiler."""
+    """Each decoder layer is compiled (torch.compile): the first step takes up to 100 s on a CPU, later ones 6 to 11%
+    less time (docs/scaling.md); the same numbers to rounding. Needs a C++ compiler."""
     log_prob_chunk_size: int | None = None
     """Response tokens whose logits exist at one time, [chunk, vocabulary]. Unset: by the head's size."""
     checkpoint_frequency: int = 100

@@ -55,9 +55,8 @@ def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> Models:
 def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device) -> Models:
     """The same models as shards over `mesh`, which every rank makes at once; rank 0 alone reads the files."""
     root = _sharded(config, plan, mesh, device, trained=True)
-    with (
-        torch.no_grad()
-    ):  # FSDP2 sees at the first pass what is trained; one with adapters off would show it nothing
+    # FSDP2 sees at the first pass what is trained; one with adapters off would show it nothing.
+    with torch.no_grad():
         root(lambda: None)
     policy = root.model
     scorer = make_scorer(config, policy, plan, within=root)
