@@ -113,7 +113,7 @@ class Evaluation:
         if tallies is None:
             return None
         unfinished.replace(path)
-        found = summarize(tallies, chosen.settings.n, self.config.train.seed)
+        found = summarize(tallies, chosen.settings.n)
         return found | {"seconds": time.perf_counter() - began}
 
     async def _tallies(
