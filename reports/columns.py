@@ -1,6 +1,6 @@
 """What the ledger says of every group and completion, as columns of numbers: one pass, without texts.
 
-    rollouts/*.jsonl.zst ──columns_of──▶ Columns ──selection, histograms, evaluations──▶ the report
+rollouts/*.jsonl.zst ──columns_of──▶ Columns ──selection, histograms, evaluations──▶ the report
 """
 
 from array import array
@@ -137,7 +137,9 @@ def _age(versions: list[list[int]], trained_at: int | None) -> float:
         return _NONE
     if len(versions) == 1:
         return trained_at - versions[0][0]
-    return trained_at - sum(version * count for version, count in versions) / sum(count for _, count in versions)
+    return trained_at - sum(version * count for version, count in versions) / sum(
+        count for _, count in versions
+    )
 
 
 def mean_advantage(advantage: Any) -> float:

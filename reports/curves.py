@@ -60,7 +60,9 @@ SECTIONS = (
             Chart("Entropy", ("entropy",), "nats a token"),
             Chart("Length", ("length/response_mean", "length/response_max"), "tokens"),
             Chart("Truncated", ("length/truncated",), "share of completions"),
-            Chart("Could not be judged", ("reward/errors", "reward/invalid", "reward/control_tokens"), "share"),
+            Chart(
+                "Could not be judged", ("reward/errors", "reward/invalid", "reward/control_tokens"), "share"
+            ),
         ),
     ),
     Section(
@@ -116,7 +118,11 @@ def layout(names: Sequence[str]) -> list[dict[str, Any]]:
     left = [name for name in left if not name.startswith("eval/")]
     rest = [{"title": name, "unit": "", "metrics": [name]} for name in left]
     how = "Everything else that was logged, one metric a picture, by its name in metrics.jsonl."
-    return [*sections, {"title": "Other metrics", "how": how, "charts": rest, "folded": True}] if rest else sections
+    return (
+        [*sections, {"title": "Other metrics", "how": how, "charts": rest, "folded": True}]
+        if rest
+        else sections
+    )
 
 
 def _belongs(name: str, pattern: str) -> bool:
@@ -125,20 +131,20 @@ def _belongs(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern)
 
 
-def curves(steps: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, Any]:
+def curves(steps: Sequence[Row], evaluations: Sequence[Row], points: int = MOST_POINTS) -> dict[str, Any]:
     """{"stride", "x": {"step", "seconds", "tokens"}, "series": {name: values}, "eval": {name: [[step, value], ...]}}.
 
-    stride: optimizer steps that a point is the mean of.
+    points: of a curve at most. stride: optimizer steps that a point is the mean of.
     """
-    stride = max(1, -(-len(steps) // MOST_POINTS))
+    stride = max(1, -(-len(steps) // points))
     names = sorted({name for row in steps for name, value in row.items() if _is_number(value)})
     series = {name: _thinned([row.get(name) for row in steps], stride) for name in names}
     empty = [None] * len(series.get("optimizer_step", []))
-    points: dict[str, list[list[float]]] = {}
+    evaluated: dict[str, list[list[float]]] = {}
     for row in evaluations:
         for name, value in row.items():
             if name.startswith("eval/") and _is_number(value) and math.isfinite(value):
-                points.setdefault(name, []).append([row["optimizer_step"], rounded(value)])
+                evaluated.setdefault(name, []).append([row["optimizer_step"], rounded(value)])
     x = {
         "step": series.get("optimizer_step", []),
         "seconds": series.get("time/elapsed_s", empty),
@@ -146,7 +152,7 @@ def curves(steps: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, Any]:
     }
     for name in ("optimizer_step", "iteration", "time/unix_s"):
         series.pop(name, None)
-    return {"stride": stride, "x": x, "series": series, "eval": points}
+    return {"stride": stride, "x": x, "series": series, "eval": evaluated}
 
 
 def _is_number(value: Any) -> bool:
@@ -157,7 +163,9 @@ def _thinned(values: Sequence[float | None], stride: int) -> list[float | None]:
     """Means of `stride` values each; None where none of them is finite."""
     means: list[float | None] = []
     for start in range(0, len(values), stride):
-        finite = [value for value in values[start : start + stride] if value is not None and math.isfinite(value)]
+        finite = [
+            value for value in values[start : start + stride] if value is not None and math.isfinite(value)
+        ]
         means.append(rounded(sum(finite) / len(finite)) if finite else None)
     return means
 

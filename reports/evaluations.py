@@ -54,7 +54,9 @@ def success_of_problems(columns: Columns, name: str, iteration: int) -> dict[str
     """Of one evaluation, by prompt id: the mean success of the completions that could be judged."""
     groups = columns.groups
     means = columns.mean_of_groups("success", columns.judged)
-    mine = (groups["set"] == columns.sets.index(name)) & (groups["iteration"] == iteration) & np.isfinite(means)
+    mine = (
+        (groups["set"] == columns.sets.index(name)) & (groups["iteration"] == iteration) & np.isfinite(means)
+    )
     return {columns.prompts[groups["prompt"][index]]: float(means[index]) for index in np.flatnonzero(mine)}
 
 
@@ -72,7 +74,9 @@ def first_against_last(columns: Columns) -> list[dict[str, Any]]:
     for name in columns.sets[1:]:
         iterations = evaluated_iterations(columns, name)
         if len(iterations) > 1:
-            first, last = (success_of_problems(columns, name, each) for each in (iterations[0], iterations[-1]))
+            first, last = (
+                success_of_problems(columns, name, each) for each in (iterations[0], iterations[-1])
+            )
             told = compared(first, last)
             if told is not None:
                 found.append({"set": name, "from": iterations[0], "to": iterations[-1]} | told)
@@ -84,7 +88,9 @@ def compared(before: dict[str, float], after: dict[str, float]) -> dict[str, Any
     shared = sorted(before.keys() & after.keys())
     if len(shared) < 2:
         return None
-    test = paired_test(np.array([before[each] for each in shared]), np.array([after[each] for each in shared]))
+    test = paired_test(
+        np.array([before[each] for each in shared]), np.array([after[each] for each in shared])
+    )
     numbers = {"difference": test.difference, "low": test.low, "high": test.high, "p": test.p_value}
     told = {key: rounded(value) if math.isfinite(value) else None for key, value in numbers.items()}
     return told | {"words": test.words, "problems": len(shared)}

@@ -8,7 +8,11 @@ from reports.columns import Columns
 
 PARTS = ("first third", "middle third", "last third")
 MOST_BINS = 40
-SHOWN = (("length", "Length", "tokens"), ("age", "Age", "policy versions"), ("score", "Reward", "of a completion"))
+SHOWN = (
+    ("length", "Length", "tokens"),
+    ("age", "Age", "policy versions"),
+    ("score", "Reward", "of a completion"),
+)
 
 
 def histograms(columns: Columns) -> list[dict[str, Any]]:
@@ -37,7 +41,9 @@ def _of_parts(values: np.ndarray, iteration: np.ndarray) -> dict[str, Any]:
         if len(mine):
             counts, _ = np.histogram(mine, edges)
             shares = [round(float(share), 5) for share in counts / len(mine)]
-            parts.append({"name": name, "shares": shares, "count": len(mine), "mean": round(float(mine.mean()), 5)})
+            parts.append(
+                {"name": name, "shares": shares, "count": len(mine), "mean": round(float(mine.mean()), 5)}
+            )
     return {"edges": [round(float(edge), 5) for edge in edges], "parts": parts}
 
 

@@ -1,7 +1,7 @@
 """`report.html` of one run, and the page that lays several runs over each other.
 
-    RUN/metrics.jsonl, events.jsonl, .hydra/ ──RunFolder──┐
-    RUN/rollouts/ ──columns_of, rollouts──────────────────┴─▶ report_data ─▶ document ─▶ RUN/report.html
+RUN/metrics.jsonl, events.jsonl, .hydra/ ──RunFolder──┐
+RUN/rollouts/ ──columns_of, rollouts──────────────────┴─▶ report_data ─▶ document ─▶ RUN/report.html
 """
 
 import time
@@ -11,7 +11,7 @@ from typing import Any
 
 from config.files import written_whole
 from reports.columns import columns_of
-from reports.curves import curves, layout, rounded
+from reports.curves import MOST_POINTS, curves, layout, rounded
 from reports.document import document
 from reports.evaluations import (
     compared,
@@ -76,8 +76,8 @@ def report_data(run_dir: Path) -> dict[str, Any]:
     }
 
 
-def told_of(run: RunFolder) -> dict[str, Any]:
-    """What the head, the curves and the settings of a page say of one run."""
+def told_of(run: RunFolder, points: int = MOST_POINTS) -> dict[str, Any]:
+    """What the head, the curves and the settings of a page say of one run. points: of a curve at most."""
     *_, last = [{}, *run.steps]
     return {
         "name": run.name,
@@ -90,7 +90,7 @@ def told_of(run: RunFolder) -> dict[str, Any]:
         "seconds": rounded(last.get("time/elapsed_s", run.summary.get("wall_time_s", 0.0))),
         "tokens": last.get("tokens/total"),
         "written": time.time(),
-        "curves": curves(run.steps, run.evaluations),
+        "curves": curves(run.steps, run.evaluations, points),
         "marks": marks(run),
         "settings": [[key, value, default] for key, value, default in run.differences()],
     }
@@ -105,7 +105,9 @@ def planned_steps(run: RunFolder) -> int | None:
 def metric_names(runs: Sequence[RunFolder]) -> list[str]:
     """Of all that any of the runs logged, in the order in which they came."""
     rows = [row for run in runs for row in (*run.steps, *run.evaluations)]
-    return list(dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, int | float)))
+    return list(
+        dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, int | float))
+    )
 
 
 def comparison_data(run_dirs: Sequence[Path]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from reports.columns import CHOSEN, FATES, FINISHES, IN_LOSS, OUTCOMES, Columns, Names, ledger_lines
+from reports.columns import FATES, FINISHES, OUTCOMES, Columns, Names, ledger_lines
 from reports.curves import rounded
 from reports.pieces import Pieces
 from reports.selection import LONGEST_TEXT, Selection
@@ -20,7 +20,12 @@ LONGEST_PROMPT, SHORTEST_PROMPT = 4000, 200
 
 
 def rollouts(
-    run_dir: Path, columns: Columns, steps: np.ndarray, chosen: Selection, pieces: Pieces | None, no_pieces: str
+    run_dir: Path,
+    columns: Columns,
+    steps: np.ndarray,
+    chosen: Selection,
+    pieces: Pieces | None,
+    no_pieces: str,
 ) -> dict[str, Any]:
     """What the browser of rollouts shows.
 
@@ -65,7 +70,9 @@ def _message_limit(columns: Columns, wanted: dict[int, list[int]]) -> int:
     return min(LONGEST_PROMPT, max(SHORTEST_PROMPT, PROMPT_BYTES // max(1, len(prompts))))
 
 
-def _groups(columns: Columns, steps: np.ndarray, wanted: list[int]) -> tuple[dict[str, list[Any]], dict[int, int]]:
+def _groups(
+    columns: Columns, steps: np.ndarray, wanted: list[int]
+) -> tuple[dict[str, list[Any]], dict[int, int]]:
     """The groups' columns, and where in them each group is."""
     count = len(columns.groups["id"])
     kept = np.arange(0, count, max(1, -(-count // MOST_GROUPS)))
@@ -74,7 +81,8 @@ def _groups(columns: Columns, steps: np.ndarray, wanted: list[int]) -> tuple[dic
     score, success = (columns.mean_of_groups(name, columns.judged)[kept] for name in ("score", "success"))
     length = columns.mean_of_groups("length", np.ones(len(columns.completions["group"]), dtype=bool))[kept]
     shown: dict[str, list[Any]] = {
-        name: groups[name][kept].tolist() for name in ("set", "iteration", "fate", "prompt", "source", "count")
+        name: groups[name][kept].tolist()
+        for name in ("set", "iteration", "fate", "prompt", "source", "count")
     }
     shown["id"] = [str(each) for each in groups["id"][kept].tolist()]  # larger than a number of JavaScript
     shown["step"] = steps[kept].tolist()
@@ -92,8 +100,25 @@ class _Book:
     def __init__(
         self, columns: Columns, chosen: Selection, pieces: Pieces | None, of_page: dict[int, int], limit: int
     ) -> None:
-        self.columns, self.chosen, self.pieces, self.of_page, self.limit = columns, chosen, pieces, of_page, limit
-        names = ("group", "sample", "score", "success", "length", "age", "advantage", "finish", "outcome", "flags")
+        self.columns, self.chosen, self.pieces, self.of_page, self.limit = (
+            columns,
+            chosen,
+            pieces,
+            of_page,
+            limit,
+        )
+        names = (
+            "group",
+            "sample",
+            "score",
+            "success",
+            "length",
+            "age",
+            "advantage",
+            "finish",
+            "outcome",
+            "flags",
+        )
         self.rows: dict[str, list[Any]] = {name: [] for name in (*names, "text", "cut", "parts")}
         self.tokens: dict[int, dict[str, Any]] = {}
         self.texts = Names()

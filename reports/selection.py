@@ -124,7 +124,9 @@ def flips(columns: Columns, steps: np.ndarray) -> list[Flip]:
     known = np.flatnonzero(np.isfinite(rate))
     if not len(known):
         return []
-    order = known[np.lexsort((groups["id"][known], steps[known], groups["prompt"][known], groups["set"][known]))]
+    order = known[
+        np.lexsort((groups["id"][known], steps[known], groups["prompt"][known], groups["set"][known]))
+    ]
     key = groups["set"][order].astype(np.int64) * len(columns.prompts) + groups["prompt"][order]
     starts = np.flatnonzero(np.diff(key, prepend=key[0] - 1))
     ends = np.append(starts[1:], len(order))
