@@ -3,9 +3,10 @@
 import re
 from pathlib import Path
 
+from monitoring.watch import BOUNDS
+
 import grpo
 import grpo_async
-from monitoring.watch import BOUNDS
 from run.jobs import run_job
 from tests.scripts import ROOT, SCHEDULE_OF, configured, rows
 

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
+from monitoring.watch import BOUNDS, IDLE_STEPS, Watch
 
 from config.errors import RunError
 from config.schema import Config
-from monitoring.watch import BOUNDS, IDLE_STEPS, Watch
 from tests.scripts import configured
 
 HEALTHY = {
