@@ -41,8 +41,8 @@ class Columns:
     groups: one entry a group, in the ledger's order: `set` (number in `sets`; 0 is training), `iteration`, `step` (the
         first optimizer step that trained on it; -1: none), `fate`, `prompt` and `source` (numbers in `prompts` and
         `sources`), `id`, `first` and `count` (its completions), `begun`, `drawn`, `judged` (seconds since 1970).
-    completions: one entry each: `group`, `score`, `success`, `length` (tokens), `characters`, `age` (versions, NaN where
-        it was not trained on), `advantage` (mean over its tokens, NaN), `finish`, `outcome`, `flags`.
+    completions: one entry each: `group`, `score`, `success`, `length` (tokens), `characters`, `age` (versions; NaN:
+        not trained on), `advantage` (mean over its tokens; NaN), `finish`, `outcome`, `flags`.
     """
 
     groups: dict[str, np.ndarray]

@@ -38,7 +38,7 @@ SECTIONS = (
         (
             Chart("Reward", ("reward/mean",), "mean of a completion"),
             Chart("Evaluation, pass@1", ("eval/*/pass@1",), "share of problems"),
-            Chart("Accuracy and other parts of the reward", ("reward/PARTS",), "mean"),
+            Chart("Parts of the reward", ("reward/PARTS",), "mean"),
             Chart("Groups with equal rewards", ("reward/zero_variance_groups",), "share, teach nothing"),
         ),
     ),
@@ -50,7 +50,6 @@ SECTIONS = (
             Chart("Importance ratio", ("ratio/mean", "ratio/max"), "ratio"),
             Chart("Clipped", ("loss/clip_fraction_low", "loss/clip_fraction_high"), "share of tokens"),
             Chart("Effective sample size", ("ess", "ess/age_*"), "1 = on-policy"),
-            Chart("Engine against trainer", ("mismatch/p50", "mismatch/p99"), "nats a token"),
         ),
     ),
     Section(
@@ -77,12 +76,16 @@ SECTIONS = (
     ),
     Section(
         "Freshness",
-        "Age counts policy versions between drawing a token and training on it; 0 everywhere is on-policy.",
+        "Age counts policy versions between drawing a token and training on it; at age 0 engine and trainer agree.",
         (
             Chart("Age", ("age/mean", "age/max"), "versions"),
+            Chart("Engine against trainer", ("mismatch/p50", "mismatch/p99"), "nats a token"),
             Chart("Used of what was generated", ("sample_utilization",), "share of completions"),
-            Chart("Groups", ("groups/generated", "groups/in_flight", "groups/ready"), "groups"),
-            Chart("Dropped as too old", ("groups/dropped_stale",), "groups so far"),
+            Chart(
+                "Groups",
+                ("groups/generated", "groups/in_flight", "groups/ready", "groups/dropped_stale"),
+                "groups",
+            ),
         ),
     ),
     Section(

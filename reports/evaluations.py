@@ -47,7 +47,8 @@ def _names(rows: list[dict[str, Any]]) -> list[str]:
     names = list(dict.fromkeys(name for row in rows for name in row["values"] if name not in _NO_COLUMNS))
     largest = max([int(name[5:]) for name in names if name.startswith("pass@")], default=1)
     shown = {f"pass@{k}" for k in (1, 2, 4, 8, 16, 32, 64, 128, 256, largest)}
-    return [name for name in names if not name.startswith("pass@") or name in shown]
+    names = [name for name in names if not name.startswith("pass@") or name in shown]
+    return sorted(names, key=lambda name: name in ("problems", "errors"))
 
 
 def success_of_problems(columns: Columns, name: str, iteration: int) -> dict[str, float]:

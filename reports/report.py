@@ -28,7 +28,7 @@ from reports.run_folder import RunFolder
 from reports.selection import select, steps_of_groups
 from reports.timeline import marks, timeline
 
-FILE = "report.html"
+FILE, COMPARISON = "report.html", "comparison.html"
 
 
 def write_report(run_dir: Path) -> Path:

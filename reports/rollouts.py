@@ -175,7 +175,7 @@ class _Book:
 
 
 def token_values(one: dict[str, Any], pieces: Pieces) -> dict[str, Any]:
-    """{"pieces", and where they are known "advantage", "log_ratio", "entropy", "versions", "sampled"}, one entry a token.
+    """{"pieces", and where they are known "advantage", "log_ratio", "entropy", "sampled"}, one entry a token.
 
     advantage: one number where all tokens have the same.
     """

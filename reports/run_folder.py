@@ -11,11 +11,12 @@ from omegaconf import OmegaConf
 
 from config.errors import ConfigError
 from config.folders import SETTINGS, SUMMARY
+from config.saved import METRICS
 from config.schema import Config
 from monitoring.events import read_events
+from monitoring.metrics_file import MetricsFile
 
 Row = dict[str, Any]
-METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class RunFolder:
             raise ConfigError(
                 f"run_dir={path}: no run has been here ({METRICS} is missing); name the folder of a run"
             )
-        rows = [row for row in json_lines(path / METRICS) if "optimizer_step" in row]
+        rows = MetricsFile(path / METRICS).rows()
         return cls(
             path,
             [row for row in rows if "reward/mean" in row],
@@ -73,22 +74,6 @@ class RunFolder:
         return [
             (key, value, given.get(key)) for key, value in self.settings.items() if value != given.get(key)
         ]
-
-
-def json_lines(path: Path) -> list[Row]:
-    """The objects of a file that has one a line; lines that are none, as a crash leaves them, are passed over.
-
-    By the standard library, for a metric may be NaN.
-    """
-    found = []
-    for line in path.read_bytes().split(b"\n"):
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            found.append(value)
-    return found
 
 
 def settings_of(path: Path) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def _example(columns: Columns, group: int, right: bool) -> int:
 
 
 def steps_of_groups(columns: Columns, evaluations: list[dict[str, Any]]) -> np.ndarray:
-    """int [groups]: the optimizer step that trained on each; of others, the last step of the iteration they belong to."""
+    """int [groups]: the optimizer step that trained on each; of others, the last step of their iteration."""
     groups = columns.groups
     last: dict[int, int] = {}
     for row in evaluations:

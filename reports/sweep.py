@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from config.files import written_whole
+from config.saved import METRICS
 from reports.curves import layout
 from reports.document import document
 from reports.report import FILE, metric_names, told_of
-from reports.run_folder import METRICS, RunFolder, overrides_of
+from reports.run_folder import RunFolder, overrides_of
 
 TABLE = "summary.csv"
 POINTS = 300

@@ -23,9 +23,10 @@ LANES = (
 
 
 def timeline(run: RunFolder, columns: Columns) -> dict[str, Any] | None:
-    """{"begun", "seconds", "lanes": [{"key", "title", "meaning", "segments": [start, length, ...], "seconds", "count"}]}.
+    """{"begun", "seconds", "lanes": [{"key", "title", "meaning", "segments", "seconds", "count"}]}.
 
-    Starts are in seconds since the first thing that is known of the run. None where no times are known.
+    segments: start, length, start, ... in seconds since the first thing that is known of the run. None where no times
+    are known.
     """
     spans = {name: _phases(run.events, name) for name, _, _ in LANES}
     spans["generate"] = np.stack([columns.groups["begun"], columns.groups["drawn"]], axis=1)

@@ -28,7 +28,7 @@ function legendEntry(line, index, value) {
   const sign = drawn("svg", { width: 18, height: 8, "aria-hidden": "true" },
     drawn("line", { x1: 0, x2: 18, y1: 4, y2: 4, class: "curve", "stroke-dasharray": line.dash ?? lineDash(line.colour ?? index) }));
   sign.firstChild.style.stroke = lineColour(line.colour ?? index);
-  return element("li", {}, sign, element("span", { text: line.name }), value);
+  return element("li", {}, sign, element("span", {}, breakable(line.name)), value);
 }
 
 function drawChart(chart) {
@@ -67,7 +67,7 @@ function scaleOf(shown, view, width, height) {
   const all = shown.flat();
   const ys = all.flatMap((point) => [point.y, point.low ?? point.y, point.high ?? point.y]);
   let [low, high] = extent(ys, [0, 1]);
-  if (low === high) [low, high] = [low - (Math.abs(low) || 1) * 0.1, high + (Math.abs(high) || 1) * 0.1];
+  if (low === high) [low, high] = [Math.min(0, 1.2 * low), Math.max(0, 1.2 * high) || (low === 0 ? 1 : 0)];
   if (low > 0 && low < 0.35 * high) low = 0;
   const room = 0.05 * (high - low);
   const bottom = low === 0 ? 0 : low - room;

@@ -21,12 +21,13 @@ function marksOf(chart, scale) {
   const paths = {};
   const foot = height - EDGE.bottom;
   for (const [kind, look] of Object.entries(MARKS)) {
-    const mine = marks.filter((mark) => mark.kind === kind);
+    const mine = marks.filter((mark) => mark.kind === kind)
+      .map((mark) => ({ text: mark.text, place: placeOfStep(curve, view, mark.step) }))
+      .filter(({ place }) => place !== null && place >= scale.x.from && place <= scale.x.to);
+    if (mine.length * 5 > scale.width) continue; // a solid bar would say nothing; a shorter range has room
     const through = look.line && mine.length <= MOST_LINES;
     for (const mark of mine) {
-      const place = placeOfStep(curve, view, mark.step);
-      if (place === null || place < scale.x.from || place > scale.x.to) continue;
-      const x = scale.x(place).toFixed(1);
+      const x = scale.x(mark.place).toFixed(1);
       paths[kind] = (paths[kind] || "") + (through ? `M${x} ${EDGE.top}V${foot + 7}` : `M${x} ${foot + 1}v6`);
       chart.places.push({ x: Number(x), text: mark.text });
     }
@@ -51,7 +52,7 @@ function showPointed(chart) {
   const over = at !== null && at >= scale.x.from && at <= scale.x.to;
   shown.forEach((points, index) => {
     const point = over ? nearest(points, at) : points[points.length - 1];
-    const interval = point && point.low !== null ? ` [${number(point.low)}, ${number(point.high)}]` : "";
+    const interval = point && point.low !== null ? ` [${brief(point.low)}, ${brief(point.high)}]` : "";
     values[index].textContent = point ? number(point.y) + interval : NOTHING;
   });
   cross.setAttribute("visibility", over ? "visible" : "hidden");
@@ -126,16 +127,18 @@ function metricLine(run, name, more) {
   return { name, x, y: points.map((point) => point[1]), low: end("_low"), high: end("_high"), dots: true, ...more };
 }
 
+/** Several runs in one picture leave room for one metric. */
+function oneMetricEach(chart) {
+  return chart.metrics.length === 1 ? [chart] : chart.metrics.map((name) => ({ title: name, unit: chart.unit, metrics: [name] }));
+}
+
 /** The sections that `layout` names, for one run or several. */
 function curveSections(layout, runs, view, marks) {
   return layout.map((part) => {
-    const charts = part.charts.map((chart) => {
-      const several = runs.length > 1;
-      const lines = runs.flatMap((run, index) => chart.metrics.map((name, number) => {
-        const label = several ? (chart.metrics.length > 1 ? `${run.name} ${name}` : run.name) : name;
-        const look = several ? { run: index, colour: index, dash: ["", "5 3", "2 3"][number % 3] || lineDash(index) } : {};
-        return metricLine(run, name, { ...look, name: label });
-      })).filter(Boolean);
+    const charts = (runs.length > 1 ? part.charts.flatMap(oneMetricEach) : part.charts).map((chart) => {
+      const lines = runs.flatMap((run, index) => chart.metrics.map((name) => metricLine(
+        run, name, runs.length > 1 ? { run: index, colour: index, name: run.name } : { name },
+      ))).filter(Boolean);
       return lines.length ? curveChart({ title: chart.title, unit: chart.unit, lines, marks, view }) : null;
     });
     const grid = element("div", { class: "charts" }, charts);

@@ -23,6 +23,11 @@ function filled(node, options, children) {
   return node;
 }
 
+/** A name that may be broken after each of its parts. */
+function breakable(name) {
+  return name.split(/(?<=[/_])/).flatMap((part, index) => (index ? [document.createElement("wbr"), part] : [part]));
+}
+
 /** A section of the page: a heading, one sentence on how to read it, its content. */
 function section(id, title, how, ...content) {
   return element(

@@ -1,7 +1,7 @@
 // Evaluations as numbers with intervals, and what the paired test says.
 
 function intervalText([value, low, high]) {
-  return low === null ? number(value) : `${number(value)} [${number(low)}, ${number(high)}]`;
+  return low === null ? brief(value) : `${brief(value)} [${brief(low)}, ${brief(high)}]`;
 }
 
 function evaluationTable({ set, names, rows }) {
@@ -32,7 +32,7 @@ function evaluationSection(data, view) {
     return section("evaluations", "Evaluations", null, element("p", { class: "empty", text: "No evaluation in this run: eval.sets names held-out problems." }));
   }
   const content = evaluations.flatMap((each) => {
-    const shown = each.names.filter((name) => /^(pass@|avg@|score)/.test(name));
+    const shown = each.names.filter((name) => /^(pass@|score)/.test(name));
     const lines = shown.map((name) => metricLine(run, `eval/${each.set}/${name}`, { name })).filter(Boolean);
     const tests = paired.filter((test) => test.set === each.set);
     return [

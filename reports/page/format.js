@@ -12,6 +12,11 @@ function number(value) {
   return signed(Number(value.toPrecision(size >= 1000 ? 5 : 4)));
 }
 
+/** Three digits after the point, for shares and rewards. */
+function brief(value) {
+  return Math.abs(value) < 100 ? signed(Number(value.toFixed(3))) : number(value);
+}
+
 /** A count, with thin spaces between thousands. */
 function grouped(value) {
   return signed(Math.round(value)).replace(/\B(?=(\d{3})+(?!\d))/g, "\u202f");

@@ -68,7 +68,7 @@ function rolloutFilters(browser) {
     choice("Outcome", words(rollouts.outcomes), "", filtered("outcome")),
     choice("Ended by", words(rollouts.finishes), "", filtered("finish")),
     choice("Order by", ORDERS, state.order, (order) => { state.order = order; showList(browser); }),
-    choice("", [["up", "smallest first"], ["down", "largest first"]], "up", (way) => { state.descending = way === "down"; showList(browser); }),
+    choice("First", [["up", "smallest"], ["down", "largest"]], "up", (way) => { state.descending = way === "down"; showList(browser); }),
   );
 }
 

@@ -12,20 +12,20 @@ function settingsSection({ settings, command }) {
   );
 }
 
-function findingsSection(findings) {
-  const content = findings.length
-    ? element("ul", { class: "findings" }, findings.map(findingEntry))
-    : element("p", { class: "empty", text: "The doctor finds nothing to worry about." });
+function findingsSection({ found, unknown }) {
+  const content = found.length
+    ? element("ul", { class: "findings" }, found.map(findingEntry))
+    : element("p", { class: "empty", text: unknown ? `The doctor could not look: ${unknown}` : "The doctor finds nothing to worry about." });
   return section("findings", "Findings", "What the doctor's rules saw in metrics and rollouts, with a likely cause and the setting that helps.", content);
 }
 
-function findingEntry({ rule, severity, first, last, text, cause, knob }) {
-  const steps = first === null ? "" : first === last ? `step ${first}` : `steps ${first} to ${last}`;
+function findingEntry({ rule, severity, first_step: first, last_step: last, text, cause, knob }) {
+  const steps = first === last ? `step ${grouped(first)}` : `steps ${grouped(first)} to ${grouped(last)}`;
   return element(
     "li", { class: `finding ${severity}` },
     element("p", {}, element("span", { class: "severity", text: severity }), element("strong", { text: rule }), element("span", { class: "aside", text: ` ${steps}` })),
     element("p", { text }),
-    element("p", { class: "aside" }, `Likely: ${cause} `, element("code", { text: knob })),
+    element("p", { class: "aside", text: `Likely cause: ${cause}. What helps: ${knob}.` }),
   );
 }
 
@@ -35,18 +35,17 @@ function tile(label, value, aside) {
 
 function fromTo(values) {
   const known = values.filter((value) => value !== null);
-  return known.length ? `${number(known[0])} → ${number(known[known.length - 1])}` : NOTHING;
+  return known.length ? `${brief(known[0])} → ${brief(known[known.length - 1])}` : NOTHING;
 }
 
 /** The head of one run's page: what it is, how it went. */
 function runHead(data) {
   const { run, evaluations, paired, rollouts } = data;
-  const reward = run.curves.series["reward/mean"] || [];
-  const tiles = [tile("Reward", fromTo(reward.map((value) => value)), "first and last step")];
-  for (const { set, names, rows } of evaluations.slice(0, 2)) {
-    const values = rows.map((row) => row.values[names[0]]?.[0] ?? null);
+  const tiles = [tile("Reward", fromTo(run.curves.series["reward/mean"] || []), "first and last step")];
+  for (const { set, rows } of evaluations.slice(0, 2)) {
     const test = paired.find((each) => each.set === set);
-    tiles.push(tile(`${set}, ${names[0] ?? ""}`, fromTo(values), test ? test.words.split(":")[0].split("[")[0].trim() : plural(rows.length, "evaluation")));
+    const told = test ? test.words.split(/[:[]/)[0].trim() : plural(rows.length, "evaluation");
+    tiles.push(tile(`${set}, pass@1`, fromTo(rows.map((row) => row.values["pass@1"]?.[0] ?? null)), told));
   }
   const planned = run.planned_steps ? ` of ${grouped(run.planned_steps)}` : "";
   tiles.push(

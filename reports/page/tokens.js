@@ -45,9 +45,9 @@ function tokenScale(by, most, tokens) {
     step.style.backgroundColor = tokenColour(by, share);
     return step;
   });
-  const unknown = tokens[by] === undefined ? `${title} is not known of this completion: no step trained on it.` : `${title}: ${how}.`;
+  if (tokens[by] === undefined) return element("p", { class: "aside", text: `${title} is not known of this completion: no step trained on it.` });
   return element(
     "p", { class: "scale" }, element("span", { text: number(ends[0] * most) }), element("span", { class: "steps" }, steps),
-    element("span", { text: number(most) }), element("span", { class: "aside", text: unknown }),
+    element("span", { text: number(most) }), element("span", { class: "aside", text: `${title}: ${how}.` }),
   );
 }

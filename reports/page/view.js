@@ -70,7 +70,8 @@ function markLegend(marks) {
   const entries = Object.keys(MARKS).filter((kind) => counts.has(kind)).map((kind) => {
     const sign = element("i", { class: MARKS[kind].line ? "tick through" : "tick" });
     sign.style.background = MARKS[kind].colour;
-    return element("span", {}, sign, `${MARKS[kind].title} (${grouped(counts.get(kind))})`);
+    const crowded = counts.get(kind) > 60 ? ", seen in a shorter range" : "";
+    return element("span", {}, sign, `${MARKS[kind].title} (${grouped(counts.get(kind))}${crowded})`);
   });
   return element("p", { class: "marks" }, entries);
 }
