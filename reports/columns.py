@@ -66,7 +66,7 @@ class Columns:
         groups, size = self.completions["group"][counted], len(self.groups["id"])
         sums = np.bincount(groups, weights=self.completions[column][counted], minlength=size)
         counts = np.bincount(groups, minlength=size)
-        return np.divide(sums, counts, out=np.full(size, np.nan), where=counts > 0)
+        return np.asarray(np.divide(sums, counts, out=np.full(size, np.nan), where=counts > 0))
 
 
 _GROUP = {
@@ -87,8 +87,8 @@ def ledger_lines(run_dir: Path) -> Iterator[bytes]:
 
 def columns_of(run_dir: Path) -> Columns:
     """Read a run's whole ledger once."""
-    groups = {name: array(kind) for name, kind in _GROUP.items()}
-    completions = {name: array(kind) for name, kind in _COMPLETION.items()}
+    groups: dict[str, array[Any]] = {name: array(kind) for name, kind in _GROUP.items()}
+    completions: dict[str, array[Any]] = {name: array(kind) for name, kind in _COMPLETION.items()}
     sets, prompts, sources = Names({"": 0}), Names(), Names()
     for line in ledger_lines(run_dir):
         record = orjson.loads(line)

@@ -65,14 +65,20 @@ class RunFolder:
 
     @property
     def command(self) -> str:
-        """What was given on the command line, as a shell takes it."""
-        return " ".join(shlex.quote(word) for word in self.overrides)
+        """The command line, as a shell takes it."""
+        overlapped = any(event.get("overlapped") for event in self.events)
+        words = ["python", "grpo_async.py" if overlapped else "grpo.py"]
+        name = config_name(self.path)
+        words += ["--config-name", name] if name else []
+        return " ".join(shlex.quote(word) for word in [*words, *self.overrides])
 
     def differences(self) -> list[tuple[str, Any, Any]]:
-        """(key, value, default) of every setting that is not the default; the default is None where there is none."""
+        """(key, value, default) of every setting that is not the default; the default of a free key is empty."""
         given = default_settings()
         return [
-            (key, value, given.get(key)) for key, value in self.settings.items() if value != given.get(key)
+            (key, value, given.get(key, ""))
+            for key, value in self.settings.items()
+            if value != given.get(key)
         ]
 
 
@@ -83,6 +89,14 @@ def settings_of(path: Path) -> dict[str, Any]:
         return {}
     composed = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
     return flat(composed) if isinstance(composed, dict) else {}
+
+
+def config_name(path: Path) -> str:
+    """Of the file that the run's config began from; empty where that is not known."""
+    file = path / SETTINGS / "hydra.yaml"
+    return (
+        str(OmegaConf.select(OmegaConf.load(file), "hydra.job.config_name") or "") if file.is_file() else ""
+    )
 
 
 def overrides_of(path: Path) -> list[str]:

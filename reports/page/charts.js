@@ -68,7 +68,7 @@ function scaleOf(shown, view, width, height) {
   const ys = all.flatMap((point) => [point.y, point.low ?? point.y, point.high ?? point.y]);
   let [low, high] = extent(ys, [0, 1]);
   if (low === high) [low, high] = [Math.min(0, 1.2 * low), Math.max(0, 1.2 * high) || (low === 0 ? 1 : 0)];
-  if (low > 0 && low < 0.35 * high) low = 0;
+  if (low > 0 && low < 0.6 * high) low = 0;
   const room = 0.05 * (high - low);
   const bottom = low === 0 ? 0 : low - room;
   const [left, right] = extent(all.map((point) => point.x), [0, 1]);

@@ -43,16 +43,15 @@ function duration(seconds) {
 
 /** A value of the configuration. */
 function setting(value) {
+  if (value === "") return NOTHING;
   if (value === null || value === undefined) return "null";
   return typeof value === "string" ? value : JSON.stringify(value);
 }
 
 /** A text in which characters without a shape, and those that turn the direction of writing, can be seen. */
 function visible(text) {
-  return text
-    .replace(/[\u0000-\u0008\u000b-\u001f]/g, (sign) => String.fromCharCode(0x2400 + sign.charCodeAt(0)))
-    .replace(/[\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g,
-      (sign) => `⟨U+${sign.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
+  return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g,
+    (sign) => `⟨U+${sign.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
 }
 
 function plural(count, one, many = `${one}s`) {

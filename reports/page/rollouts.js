@@ -18,6 +18,7 @@ function rolloutSection(rollouts) {
   const told = `${plural(rows.length, "completion")} of ${grouped(of.completions)} are here with their text, `
     + `${grouped(Object.keys(rollouts.tokens).length)} with their tokens; ${plural(rollouts.flips.length, "prompt")} of ${grouped(of.flips)} that flipped.`;
   const browser = { rollouts, rows, state: { view: "all", order: "step", descending: false, shown: PAGE_ROWS, by: "advantage", prompt: null, filter: { ...NO_FILTER } } };
+  if (rows.some((row) => !row.set)) browser.state.filter.set = "0"; // training first
   browser.views = new Map(VIEWS.map(([key]) => [key, rowsOfView(browser, key)]));
   browser.list = element("ol", { class: "list" });
   browser.count = element("p", { class: "count", role: "status" });
@@ -63,7 +64,7 @@ function rolloutFilters(browser) {
     entry("Text or prompt contains", "search", "", filtered("text")),
     entry("Reward from", "number", "", filtered("low"), numeric), entry("to", "number", "", filtered("high"), numeric),
     entry("Step from", "number", "", filtered("from"), numeric), entry("to", "number", "", filtered("to"), numeric),
-    rollouts.sets.length > 1 ? choice("Of", any(rollouts.sets, (name) => name || "training"), "", filtered("set")) : null,
+    rollouts.sets.length > 1 ? choice("Of", any(rollouts.sets, (name) => name || "training"), state.filter.set, filtered("set")) : null,
     rollouts.sources.length > 1 ? choice("Data set", any(rollouts.sources), "", filtered("source")) : null,
     choice("Outcome", words(rollouts.outcomes), "", filtered("outcome")),
     choice("Ended by", words(rollouts.finishes), "", filtered("finish")),
