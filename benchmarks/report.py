@@ -2,8 +2,8 @@
 
     python benchmarks/report.py [--steps 2000] [--completions 100000] [--folder FOLDER]
 
-It makes a run's folder of that size (about 100 tokens a completion; minutes), builds its report in a process of its own,
-and opens it in headless Chromium, where there is one. Beside each figure stands what it should stay under.
+It makes a run's folder of that size (about 100 tokens a completion; minutes), builds its report in a process of its
+own, and opens it in headless Chromium, where there is one. Beside each figure stands what it should stay under.
 """
 
 import argparse

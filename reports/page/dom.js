@@ -40,14 +40,14 @@ function section(id, title, how, ...content) {
 
 /** A choice among a few: [[value, label], ...]. `chosen` is called with the value. */
 function choice(label, options, value, chosen) {
-  const select = element("select", { on: { change: () => chosen(select.value) } },
+  const select = element("select", { "aria-label": label, on: { change: () => chosen(select.value) } },
     options.map(([key, text]) => element("option", { value: key, text, selected: key === value })));
   return element("label", { class: "field" }, element("span", { text: label }), select);
 }
 
 /** An input for text or a number, heard as it is typed. */
 function entry(label, type, value, typed, more = {}) {
-  const input = element("input", { type, value, on: { input: () => typed(input.value) }, ...more });
+  const input = element("input", { type, value, "aria-label": label, on: { input: () => typed(input.value) }, ...more });
   return element("label", { class: "field" }, element("span", { text: label }), input);
 }
 

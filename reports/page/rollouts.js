@@ -62,8 +62,8 @@ function rolloutFilters(browser) {
   return element(
     "div", { class: "controls filters" },
     entry("Text or prompt contains", "search", "", filtered("text")),
-    entry("Reward from", "number", "", filtered("low"), numeric), entry("to", "number", "", filtered("high"), numeric),
-    entry("Step from", "number", "", filtered("from"), numeric), entry("to", "number", "", filtered("to"), numeric),
+    entry("Reward from", "number", "", filtered("low"), numeric), entry("to", "number", "", filtered("high"), { ...numeric, "aria-label": "Reward to" }),
+    entry("Step from", "number", "", filtered("from"), numeric), entry("to", "number", "", filtered("to"), { ...numeric, "aria-label": "Step to" }),
     rollouts.sets.length > 1 ? choice("Of", any(rollouts.sets, (name) => name || "training"), state.filter.set, filtered("set")) : null,
     rollouts.sources.length > 1 ? choice("Data set", any(rollouts.sources), "", filtered("source")) : null,
     choice("Outcome", words(rollouts.outcomes), "", filtered("outcome")),
