@@ -14,7 +14,7 @@ from reports.columns import Columns
 
 TEXT_BYTES = 5_000_000
 """Of all texts of completions."""
-TOKENS = 150_000
+TOKENS = 200_000
 """With values of their own, which take about 20 bytes each."""
 FLIPPED, EXTREME, WHOLE = 0.3, 0.4, 0.3
 """Shares of the bytes: what flipped, the best and the worst, whole groups."""

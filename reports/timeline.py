@@ -8,8 +8,8 @@ from reports.columns import Columns
 from reports.curves import rounded
 from reports.run_folder import Row, RunFolder
 
-MOST_SEGMENTS = 3000
-"""Of a lane; shorter gaps than its length over so many are closed."""
+MOST_SEGMENTS = 8000
+"""Of a lane. Of a longer run there are so many equal stretches, each with its share of work at its start."""
 LANES = (
     ("generate", "Engines: generate", "a group is being drawn"),
     ("score", "Rewards: score", "a completion of a drawn group is being judged"),
@@ -40,8 +40,7 @@ def timeline(run: RunFolder, columns: Columns) -> dict[str, Any] | None:
     for key, title, meaning in LANES:
         united = union(spans[key])
         if len(united):
-            shown = union(united, closing=length / MOST_SEGMENTS)
-            segments = np.stack([shown[:, 0] - begun, shown[:, 1] - shown[:, 0]], axis=1)
+            segments = drawn_segments(united - begun, length)
             lanes.append(
                 {
                     "key": key,
@@ -62,13 +61,26 @@ def _phases(events: list[Row], name: str) -> np.ndarray:
     return np.array(spans, dtype=np.float64).reshape(-1, 2)
 
 
-def union(spans: np.ndarray, closing: float = 0.0) -> np.ndarray:
-    """[n, 2] intervals as those that do not touch, in order; gaps up to `closing` are closed."""
+def drawn_segments(united: np.ndarray, length: float) -> np.ndarray:
+    """[n, 2] starts and lengths of intervals in 0..length that do not touch; of at most `MOST_SEGMENTS` of them.
+
+    Where there are more, the time of work in each of so many equal stretches is kept, its place within is not.
+    """
+    if len(united) <= MOST_SEGMENTS:
+        return np.stack([united[:, 0], united[:, 1] - united[:, 0]], axis=1)
+    edges = np.linspace(0.0, length, MOST_SEGMENTS + 1)
+    worked = np.concatenate(([0.0], np.cumsum(united[:, 1] - united[:, 0])))
+    until = np.interp(edges, united.ravel(), np.stack([worked[:-1], worked[1:]], axis=1).ravel())
+    return np.stack([edges[:-1], np.diff(until)], axis=1)
+
+
+def union(spans: np.ndarray) -> np.ndarray:
+    """[n, 2] intervals as those that do not touch, in order."""
     if not len(spans):
         return spans
     ordered = spans[np.argsort(spans[:, 0], kind="stable")]
     ends = np.maximum.accumulate(ordered[:, 1])
-    starts_anew = np.flatnonzero(ordered[1:, 0] > ends[:-1] + closing) + 1
+    starts_anew = np.flatnonzero(ordered[1:, 0] > ends[:-1]) + 1
     first = np.concatenate(([0], starts_anew))
     last = np.concatenate((starts_anew - 1, [len(ordered) - 1]))
     return np.stack([ordered[first, 0], ends[last]], axis=1)

@@ -117,9 +117,15 @@ function gridOf(scale, view) {
   for (const tick of ticksBetween(scale.x.from, scale.x.to, scale.width / 90)) {
     if (whole && !Number.isInteger(tick)) continue;
     const text = whole ? axisNumber(tick) : duration(tick);
-    nodes.push(drawn("text", { class: "tick-text", x: scale.x(tick), y: scale.height - 8, "text-anchor": "middle", text }));
+    nodes.push(tickText(scale.x(tick), scale.height - 8, text, scale.width));
   }
   return nodes;
+}
+
+/** A number beneath an axis, in the middle of its place, but inside the picture. */
+function tickText(x, y, text, width) {
+  const anchor = x > width - 24 ? "end" : "middle";
+  return drawn("text", { class: "tick-text", x: anchor === "end" ? width - 2 : x, y, "text-anchor": anchor, text });
 }
 
 function axisNumber(value) {

@@ -13,7 +13,7 @@ function runSign(index, name) {
 function comparisonPage(data) {
   const { runs, layout, settings, evaluations, paired } = data;
   const names = runs.map((run) => run.name);
-  const view = sharedView(2);
+  const view = sharedView(smoothingFor(Math.max(...runs.map((run) => run.curves.x.step.length), 0)));
   const indices = runs.map((run, index) => index);
   const overview = table([
     { title: "Run", value: (index) => names[index], show: (index) => runSign(index, names[index]) },
@@ -62,7 +62,7 @@ function comparedEvaluations(names, evaluations, paired) {
 function sweepPage(data) {
   const { columns, results, rows, runs, layout } = data;
   const place = new Map(runs.map((run, index) => [run.name, index]));
-  const view = sharedView(2);
+  const view = sharedView(smoothingFor(Math.max(...runs.map((run) => run.curves.x.step.length), 0)));
   const seconds = (name, value) => (name === "seconds" ? duration(value) : typeof value === "number" ? number(value) : value ?? NOTHING);
   const summary = table([
     { title: "Run", value: (row) => row.run, show: (row) => sweptName(row, place) },

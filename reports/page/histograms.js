@@ -34,9 +34,7 @@ function histogramPicture(title, edges, parts, width) {
     );
   }
   for (const tick of ticksBetween(edges[0], edges[edges.length - 1], width / 90)) {
-    picture.append(drawn("text", {
-      class: "tick-text", x: scale.x(tick), y: PLOT_HEIGHT - 8, "text-anchor": "middle", text: axisNumber(tick),
-    }));
+    picture.append(tickText(scale.x(tick), PLOT_HEIGHT - 8, axisNumber(tick), width));
   }
   parts.forEach((part, index) => {
     const foot = scale.y(0);

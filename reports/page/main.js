@@ -2,7 +2,7 @@
 
 function runPage(data) {
   const { run, layout, histograms, timeline, findings, rollouts } = data;
-  const view = sharedView(run.curves.x.step.length > 60 ? 2 : 0);
+  const view = sharedView(smoothingFor(run.curves.x.step.length));
   const parts = [
     ["findings", "Findings"], ["curves", "Curves"], ["evaluations", "Evaluations"], ["distributions", "Distributions"],
     ["time", "Time"], ["rollouts", "Rollouts"], ["settings", "Settings"],
@@ -17,7 +17,7 @@ function runPage(data) {
     evaluationSection(data, view),
     section("distributions", "Distributions", "Completions of training in the first, middle and last third: what moved, and whether all of it did.",
       histograms.length ? element("div", { class: "charts" }, histograms.map(histogramChart)) : element("p", { class: "empty", text: "The ledger holds no completions." })),
-    section("time", "Where the time went", "A coloured stretch is work; where engines and learner are blank in turn, neither waits for long. Drag to zoom.",
+    section("time", "Where the time went", "A coloured stretch is work; where stretches are too short to draw, the height is their share of the time. Drag to zoom.",
       timeline ? [timelineChart(timeline), shareTable(timeline)] : element("p", { class: "empty", text: "The run's folder tells no times (events.jsonl)." })),
     rolloutSection(rollouts),
     settingsSection(run),

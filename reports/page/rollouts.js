@@ -8,7 +8,7 @@ const VIEWS = [
 const ORDERS = [
   ["step", "step"], ["score", "reward"], ["length", "length"], ["advantage", "advantage"], ["age", "age"],
 ];
-const NO_FILTER = { text: "", low: "", high: "", from: "", to: "", set: "", source: "", outcome: "", finish: "" };
+const NO_FILTER = { text: "", low: "", high: "", from: "", to: "", set: "", source: "", outcome: "", finish: "", tokens: "" };
 
 function rolloutSection(rollouts) {
   const { of } = rollouts;
@@ -68,6 +68,7 @@ function rolloutFilters(browser) {
     rollouts.sources.length > 1 ? choice("Data set", any(rollouts.sources), "", filtered("source")) : null,
     choice("Outcome", words(rollouts.outcomes), "", filtered("outcome")),
     choice("Ended by", words(rollouts.finishes), "", filtered("finish")),
+    choice("Tokens", [["", "any"], ["yes", "with values"]], "", filtered("tokens")),
     choice("Order by", ORDERS, state.order, (order) => { state.order = order; showList(browser); }),
     choice("First", [["up", "smallest"], ["down", "largest"]], "up", (way) => { state.descending = way === "down"; showList(browser); }),
   );
@@ -78,6 +79,7 @@ function matches(row, filter, rollouts) {
   if (!within(row.score, filter.low, filter.high) || !within(row.step, filter.from, filter.to)) return false;
   if (filter.set !== "" && row.set !== Number(filter.set)) return false;
   if (filter.source !== "" && row.source !== Number(filter.source)) return false;
+  if (filter.tokens && !row.tokens) return false;
   if (filter.outcome && row.outcome !== filter.outcome) return false;
   if (filter.finish && row.finish !== filter.finish) return false;
   if (!filter.text) return true;

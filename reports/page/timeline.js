@@ -47,7 +47,7 @@ function timelinePicture(lanes, state, width, show, told) {
   for (const tick of ticksBetween(state.from, state.to, width / 110)) {
     picture.append(
       drawn("line", { class: "grid", x1: x(tick), x2: x(tick), y1: 0, y2: height - LANE.foot }),
-      drawn("text", { class: "tick-text", x: Math.max(x(tick), left + 8), y: height - 8, "text-anchor": "middle", text: duration(tick) }),
+      tickText(Math.max(x(tick), left + 8), height - 8, duration(tick), width),
     );
   }
   lanes.forEach((lane, index) => {
@@ -64,17 +64,32 @@ function timelinePicture(lanes, state, width, show, told) {
   return picture;
 }
 
-/** All segments of a lane in the range as one path; what is shorter than a third of a pixel still shows. */
+/** The segments of a lane in the range as one path: themselves, or where there are too many, how busy each pixel is. */
 function lanePath(segments, x, state, top) {
-  let path = "";
+  const shown = [];
   for (let i = 0; i < segments.length; i += 2) {
     const [from, to] = [segments[i], segments[i] + segments[i + 1]];
-    if (to < state.from || from > state.to) continue;
-    const start = x(Math.max(from, state.from));
-    const length = Math.max(0.35, x(Math.min(to, state.to)) - start);
-    path += `M${start.toFixed(2)} ${top}h${length.toFixed(2)}v${LANE.height}h${(-length).toFixed(2)}z`;
+    if (to >= state.from && from <= state.to) shown.push([x(Math.max(from, state.from)), x(Math.min(to, state.to))]);
   }
-  return path;
+  const [left, right] = [x(state.from), x(state.to)];
+  if (shown.length * 3 > right - left) return busyPath(shown, left, right, top + LANE.height);
+  return shown.map(([from, to]) => {
+    const length = Math.max(0.35, to - from);
+    return `M${from.toFixed(2)} ${top}h${length.toFixed(2)}v${LANE.height}h${(-length).toFixed(2)}z`;
+  }).join("");
+}
+
+/** Columns of a pixel, as high as the share of it that is work. */
+function busyPath(shown, left, right, foot) {
+  const busy = new Float64Array(Math.ceil(right - left) + 1);
+  for (const [from, to] of shown) {
+    for (let column = Math.floor(from - left); column <= to - left; column++) {
+      busy[column] += Math.max(0, Math.min(to - left, column + 1) - Math.max(from - left, column));
+    }
+  }
+  let path = `M${left} ${foot}`;
+  busy.forEach((share, column) => { path += `V${(foot - LANE.height * Math.min(1, share)).toFixed(1)}H${Math.min(right, left + column + 1).toFixed(1)}`; });
+  return `${path}V${foot}Z`;
 }
 
 function listenToTimeline(picture, x, height, left, width, show, told) {

@@ -17,6 +17,11 @@ function sharedView(smoothing) {
   return view;
 }
 
+/** Points on either side of a mean, for a curve of so many. */
+function smoothingFor(points) {
+  return points > 1000 ? 25 : points > 200 ? 7 : points > 60 ? 2 : 0;
+}
+
 /** A value of the axis for a person. */
 function placed(view, value) {
   if (view.axis === "seconds") return duration(value);

@@ -225,7 +225,7 @@ def test_pointing_at_a_curve_shows_the_values_of_all(show: Any) -> None:
     assert 1 <= low < high < 40
     page.get_by_role("button", name="Whole run").first.click()
     assert page.locator("#curves fieldset input").first.input_value() == ""
-    page.get_by_label("Along").select_option("seconds")
+    page.get_by_label("Along", exact=True).select_option("seconds")
     assert any("min" in text for text in opened.all("#curves .chart .tick-text"))
 
 
