@@ -4,14 +4,13 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from config.composition import CONFIG_DIR, schema
 from config.evaluation import EvalSetConfig
@@ -46,6 +45,8 @@ TAKE_A_VALUE = (
     "-p",
     "--shell-completion",
 )
+SETTABLE = schema()
+"""Takes each value that is tried, of the right kind alone."""
 FREE = ("env.options.", "env.mixture.", "optimizer.group_lr.", "eval.sets.")
 """What follows is a name of the user's."""
 
@@ -150,7 +151,7 @@ def takes(key: str, value: Any, where: str) -> None:
         assert f"`{value}`" in meanings(Config)["run"], where
     for settings in sets_in(key, value):
         assert settings <= {field.name for field in fields(EvalSetConfig)}, where
-    OmegaConf.update(fresh(), key, value)
+    OmegaConf.update(SETTABLE, key, value)
 
 
 def exists(key: str, where: str) -> None:
@@ -166,11 +167,6 @@ def sets_in(key: str, value: Any) -> list[set[str]]:
         return [{parts[3]}]
     sets = value.values() if len(parts) == 2 else [value]
     return [set(one) for one in sets]
-
-
-@cache
-def fresh() -> DictConfig:
-    return schema()
 
 
 def without_code(text: str) -> str:
