@@ -7,6 +7,9 @@ from monitoring.doctor.rule import Rule, Seen
 
 LENGTH, REWARD, SUCCESS = "length/response_mean", "reward/mean", "groups/success"
 TRUNCATED, KL, REPEATS = "length/truncated", "kl/ref", "groups/repeats_question"
+IDLE_LEARNER, IDLE_ENGINES = "idle/learner", "idle/engines"
+MOSTLY = 0.7
+"""Share of idle time from which a bottleneck is named."""
 NO_PARTS = {
     "reward/mean",
     "reward/std",
@@ -88,12 +91,27 @@ def repeats_question(history: History) -> Seen | None:
 
 
 def idle_learner(history: History) -> Seen | None:
-    if not history.overlapped or len(history.rows) < ENDS:
+    return _waits(history, learner=True, engines=False)
+
+
+def idle_engines(history: History) -> Seen | None:
+    return _waits(history, learner=False, engines=True)
+
+
+def idle_both(history: History) -> Seen | None:
+    return _waits(history, learner=True, engines=True)
+
+
+def _waits(history: History, learner: bool, engines: bool) -> Seen | None:
+    """Which of the two were idle for most of the time, in an overlapped run. Half of it is no reason to worry."""
+    newest = history.newest(ENDS)
+    if not history.overlapped or len(newest) < ENDS:
         return None
-    shares = [row["idle/learner"] for row in history.newest(ENDS)]
-    if min(shares) <= 0.5:
+    shares = [mean([row[name] for row in newest]) for name in (IDLE_LEARNER, IDLE_ENGINES)]
+    if [share > MOSTLY for share in shares] != [learner, engines]:
         return None
-    return Seen(f"idle/learner is {mean(shares):.2f} over the last {ENDS} optimizer steps{_at(history)}")
+    told = f"{IDLE_LEARNER} is {shares[0]:.2f} and {IDLE_ENGINES} {shares[1]:.2f}"
+    return Seen(f"{told} over the last {ENDS} optimizer steps{_at(history)}")
 
 
 def evaluation_falls(history: History) -> Seen | None:
@@ -168,11 +186,29 @@ TRENDS = (
     Rule(
         "idle_learner",
         "info",
-        ("idle/learner",),
-        "in overlapped runs above 0.5 for 10 steps: generation or judging is the bottleneck",
-        "Engines or rewards are slower than the learner",
-        "more engines (`inference_model.num_devices`), a larger `env.num_envs`, more `env.reward_workers`",
+        (IDLE_LEARNER, IDLE_ENGINES),
+        f"in overlapped runs the learner waits for more than {MOSTLY:.0%} of 10 steps, and the engines do not",
+        "Generation is the bottleneck",
+        "more engines (`inference_model.num_devices`), or a larger `env.num_envs`",
         idle_learner,
+    ),
+    Rule(
+        "idle_engines",
+        "info",
+        (IDLE_LEARNER, IDLE_ENGINES),
+        f"in overlapped runs the engines wait for more than {MOSTLY:.0%} of 10 steps, and the learner does not",
+        "Training is the bottleneck",
+        "more devices or threads for the learner (`train_model.num_devices`, `train_model.num_threads`)",
+        idle_engines,
+    ),
+    Rule(
+        "idle_both",
+        "info",
+        (IDLE_LEARNER, IDLE_ENGINES),
+        f"in overlapped runs both wait for more than {MOSTLY:.0%} of 10 steps",
+        "Judging is the bottleneck, or too few groups are in flight",
+        "more `env.reward_workers`, a faster reward, or a larger `env.num_envs`",
+        idle_both,
     ),
 )
 EVALUATIONS = (
