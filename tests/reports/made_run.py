@@ -103,7 +103,7 @@ def _events_of_step(step: int) -> list[dict[str, Any]]:
 
 def skill(step: int, made: Made) -> float:
     """Chance of a right answer after so many steps."""
-    return 0.2 + (made.skill - 0.2) * (1 - float(np.exp(-4 * step / made.steps)))
+    return 0.2 + (made.skill - 0.2) * (1 - float(np.exp(-4 * step / max(1, made.steps))))
 
 
 def _metrics(step: int, made: Made, generator: np.random.Generator) -> dict[str, Any]:

@@ -226,7 +226,7 @@ def test_pointing_at_a_curve_shows_the_values_of_all(show: Any) -> None:
     page.get_by_role("button", name="Whole run").first.click()
     assert page.locator("#curves fieldset input").first.input_value() == ""
     page.get_by_label("Along", exact=True).select_option("seconds")
-    assert any("min" in text for text in opened.all("#curves .chart .tick-text"))
+    assert any("min" in text for text in page.locator("#curves .chart .tick-text").all_text_contents())
 
 
 CONTRAST = """
@@ -304,6 +304,14 @@ def test_a_sweep_is_a_table_that_sorts(show: Any) -> None:
     assert page.locator("#runs tbody a").all_inner_texts() == ["0"]  # the other has no report
     page.locator("#runs tbody a").click()
     page.wait_for_selector("text=GRPO run")
+
+
+def test_an_evaluation_alone(show: Any, pages: dict[str, Path], tmp_path: Path) -> None:
+    pages["evaluation"] = write_report(make_run(tmp_path / "run", Made(steps=0, evaluate=1)))
+    opened = show("evaluation")
+    scrolled(opened)
+    assert opened.complaints == []
+    assert len(opened.all("#evaluations tbody tr")) == 1 and len(opened.all(".list .row")) == 40
 
 
 def test_a_run_of_which_little_is_known(show: Any, pages: dict[str, Path], tmp_path: Path) -> None:

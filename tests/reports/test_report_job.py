@@ -1,6 +1,8 @@
 """`run=report`, and the report that a run writes beside itself and at its end."""
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from run.jobs import run_job
 from run.lockstep import Lockstep
 from run.report import ReportWriter
 from tests.reports.made_run import Made, make_run
-from tests.scripts import configured
+from tests.scripts import ROOT, configured
 
 SMALL = Made(steps=3, evaluate=0)
 
@@ -80,3 +82,12 @@ def test_a_failure_is_one_warning(tmp_path: Path) -> None:
 def test_nothing_is_written_where_nothing_was_measured(tmp_path: Path) -> None:
     ReportWriter(tmp_path, pytest.fail).finish()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_costs_no_torch() -> None:
+    heavy = "{'torch', 'transformers', 'ray'} & set(sys.modules)"
+    command = f"import sys, reports.__main__, reports.sweep; print(sorted({heavy}))"
+    told = subprocess.run(
+        [sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.strip() == "[]"
