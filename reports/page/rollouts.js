@@ -25,13 +25,14 @@ function rolloutSection(rollouts) {
   browser.curve = element("div", {});
   browser.details = element("div", { class: "chosen" });
   browser.tabs = element("div", { class: "tabs", role: "group", "aria-label": "Views" });
+  browser.filters = rolloutFilters(browser);
   browser.chosen = null;
   showList(browser);
   openRow(browser, browser.matching[0] ?? rows[0]);
   return section(
     "rollouts", "Rollouts", how,
     element("p", { class: "aside", text: told }),
-    browser.tabs, rolloutFilters(browser), browser.curve,
+    browser.tabs, browser.filters, browser.curve,
     element("div", { class: "browser" }, element("div", { class: "column" }, browser.count, browser.list), browser.details),
   );
 }
@@ -101,6 +102,7 @@ function matchingRows({ rollouts, rows, views, state }) {
 function showList(browser) {
   const { state, rollouts } = browser;
   browser.matching = matchingRows(browser);
+  browser.filters.hidden = state.view === "prompt"; // which shows all there is of one
   browser.tabs.replaceChildren(...VIEWS.filter(([key]) => key !== "prompt" || state.view === "prompt").map(([key, title]) => element("button", {
     type: "button", class: "tab", "aria-pressed": String(key === state.view), text: key === "all" || key === "prompt" ? title : `${title} (${grouped(viewSize(browser, key))})`,
     on: { click: () => { state.view = key; state.shown = PAGE_ROWS; showList(browser); } },
