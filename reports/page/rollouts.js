@@ -11,12 +11,13 @@ const ORDERS = [
 const NO_FILTER = { text: "", low: "", high: "", from: "", to: "", set: "", source: "", outcome: "", finish: "", tokens: "" };
 
 function rolloutSection(rollouts) {
-  const { of } = rollouts;
+  const { of, files: [read, all] } = rollouts;
   const rows = completionRows(rollouts);
   const how = "Read a few at random before you believe a curve; then the worst, and what turned from right to wrong.";
   if (!rows.length) return section("rollouts", "Rollouts", how, element("p", { class: "empty", text: "The ledger holds no rollouts (logging.rollouts_gb)." }));
   const told = `${plural(rows.length, "completion")} of ${grouped(of.completions)} are here with their text, `
-    + `${grouped(Object.keys(rollouts.tokens).length)} with their tokens; ${plural(rollouts.flips.length, "prompt")} of ${grouped(of.flips)} that flipped.`;
+    + `${grouped(Object.keys(rollouts.tokens).length)} with their tokens; ${plural(rollouts.flips.length, "prompt")} of ${grouped(of.flips)} that flipped.`
+    + (read < all ? ` Made of ${grouped(read)} of the ledger's ${grouped(all)} files, evenly over the run.` : "");
   const browser = { rollouts, rows, state: { view: "all", order: "step", descending: false, shown: PAGE_ROWS, by: "advantage", prompt: null, filter: { ...NO_FILTER } } };
   if (rows.some((row) => !row.set)) browser.state.filter.set = "0"; // training first
   browser.views = new Map(VIEWS.map(([key]) => [key, rowsOfView(browser, key)]));
