@@ -206,7 +206,7 @@ class LoggingConfig:
     sample_frequency: int = 20
     """Iterations between printed sample completions; 0 prints none."""
     progress: bool = True
-    """The live progress line."""
+    """The live view on a terminal, a line every ten seconds in a log."""
 
     def __post_init__(self) -> None:
         one_of("logging.backend", self.backend, ("none", "wandb", "tensorboard"))

@@ -13,10 +13,9 @@ import json
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeVar
-
-from tqdm import tqdm
 
 from config.schema import Config
 from envs.coroutines import together
@@ -54,7 +53,7 @@ class Evaluation:
     """Runs all sets, writes what they say.
 
     rows: completions that the engines hold at a time.
-    bar: a progress bar for so many problems of the set of this name.
+    tell: told of a stage, how much of it is done, and of how much.
     say: told what a person should know.
     """
 
@@ -63,7 +62,7 @@ class Evaluation:
     sets: list[EvalSet]
     loop: Loop
     make_groups: MakeGroups
-    bar: Callable[[int, str], "tqdm[Any]"]
+    tell: Callable[[str, int, int], None]
     say: Callable[[str], None]
     run_dir: Path
 
@@ -103,11 +102,8 @@ class Evaluation:
         rewards = RewardService(chosen.task, chosen.env)
         groups = self.make_groups(chosen, rewards, set_seed(self.config.train.seed, chosen.name))
         try:
-            with (
-                unfinished.open("w", encoding="utf-8") as file,
-                self.bar(len(chosen.problems.examples), chosen.name) as bar,
-            ):
-                tallies = self.loop.run(_until(stopped, self._tallies(chosen, groups, file, bar)))
+            with unfinished.open("w", encoding="utf-8") as file:
+                tallies = self.loop.run(_until(stopped, self._tallies(chosen, groups, file)))
         finally:
             rewards.close()
         if tallies is None:
@@ -116,10 +112,10 @@ class Evaluation:
         found = summarize(tallies, chosen.settings.n, self.config.train.seed)
         return found | {"seconds": time.perf_counter() - began}
 
-    async def _tallies(
-        self, chosen: EvalSet, groups: GroupMaker, file: TextIO, bar: "tqdm[Any]"
-    ) -> list[Tally]:
+    async def _tallies(self, chosen: EvalSet, groups: GroupMaker, file: TextIO) -> list[Tally]:
         """In the order of the problems; the completions are written as they come."""
+        done, total = count(1), len(chosen.problems.examples)
+        self.tell(f"eval {chosen.name}", 0, total)
         room = asyncio.Semaphore(max(1, self.rows // chosen.settings.n))
 
         async def one(index: int, example: Example) -> Tally:
@@ -127,7 +123,7 @@ class Evaluation:
             group = await groups.run_group(example, FIRST_GROUP_ID + index, room.release)
             for line in group.attempts():
                 file.write(json.dumps(line) + "\n")
-            bar.update()
+            self.tell(f"eval {chosen.name}", next(done), total)
             return tally(group)
 
         return await together([one(*each) for each in enumerate(chosen.problems.examples)])

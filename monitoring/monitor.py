@@ -1,8 +1,7 @@
-"""What a run tells: one row of metrics per optimizer step, a live line, a sample now and then, a summary."""
+"""What a run tells: one row of metrics per optimizer step, a live view, a sample now and then, a summary."""
 
 import json
 import logging
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ class Monitor:
     """Collects timings between two optimizer steps and writes everything out at each.
 
     Args:
-        live: the line that shows how far the run is.
+        live: shows how far the run is.
         first_step: steps already done by an earlier part of the run.
         members: of a mixture, its data sets, which have metrics of their own.
     """
@@ -59,6 +58,7 @@ class Monitor:
 
     def resumed(self) -> None:
         """The run folder holds the rows of an earlier part of the run: its seconds and tokens count."""
+        self.live.remember(self.file.rows())
         *_, last = [{}, *self.rows()]
         self.seconds_before = float(last.get("time/elapsed_s", 0.0))
         self.tokens_before = int(last.get("tokens/total", 0))
@@ -75,7 +75,9 @@ class Monitor:
         try:
             yield
         finally:
-            self.seconds[phase] += time.perf_counter() - began
+            seconds = time.perf_counter() - began
+            self.seconds[phase] += seconds
+            self.live.spent(phase, seconds)
 
     def note(self, metrics: dict[str, float]) -> None:
         """Metrics of something that is not an optimizer step (a push): in the next row."""
@@ -109,6 +111,8 @@ class Monitor:
         self._track(row)
         self.evaluation = metrics
         self.since += seconds
+        self.live.spent("evaluate", seconds)
+        self.live.evaluated(self.optimizer_step, metrics)
 
     def _track(self, row: dict[str, Any]) -> None:
         if self.tracker is not None:
@@ -137,9 +141,14 @@ class Monitor:
         }
 
     def say(self, text: str) -> None:
-        """A line above the progress bar, and in `grpo.log`."""
-        self.live.bar.write(text, file=sys.stderr)
+        """A line above the live view, and in `grpo.log`."""
+        self.live.say(text)
         log.info(text)
+
+    def alarm(self, text: str) -> None:
+        """A worry about the run: said, and shown until the next one."""
+        self.live.alarm(text)
+        self.say(text)
 
     def show(self, group: Group) -> None:
         """A question with the best and the worst of its answers."""

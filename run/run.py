@@ -116,7 +116,7 @@ class Run:
             batch, groups, report.metrics | self.rewards.metrics(), self.weights.version
         )
         for worry in self.watch.tell(row):
-            self.monitor.say(worry)
+            self.monitor.alarm(worry)
         if report.skipped:
             self.monitor.say(f"optimizer step {self.monitor.optimizer_step}: not finite, skipped")
 
