@@ -55,11 +55,13 @@ def evaluate_alone(
         loop = EngineLoop(engine, config.inference_model.request_timeout_s, config.train.wait_timeout_s)
         ending.callback(loop.close)
         tracker = make_tracker(config.logging, run_dir, asdict(config))
-        monitor = Monitor(run_dir, tracker, Progress(config.logging, total_steps=0), first_step=steps)
+        live = Progress(config.logging, total_steps=0)
+        monitor = Monitor(run_dir, tracker, live, steps, rollouts_gb=config.logging.rollouts_gb)
         ending.callback(lambda: monitor.close(outcome))
         evaluation = make_evaluation(config, plan, sets, tokenizer, conversation, loop, monitor)
         begun()
         monitor.file.begin()
+        monitor.ledger.begin(-1)
         try:
             tables = evaluate(evaluation, monitor, iteration, version + engine.policy_version, lambda: False)
             monitor.live.close()  # what it shows is no part of the result

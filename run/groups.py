@@ -94,4 +94,5 @@ def make_evaluation(
         monitor.live.stage,
         monitor.say,
         monitor.run_dir,
+        monitor.ledger.evaluation,
     )
