@@ -61,15 +61,14 @@ def _training_rows(course: Course, width: int, now: float) -> list[Text]:
             f"length {course.length:.1f}",
             f"{min(means):.3g} to {max(means):.3g}",
         ]
-    metrics = [f"{name} pass@1" for name in course.evaluations]
+    metrics = [printable(f"{name} pass@1") for name in [*course.evaluations][:_SETS]]
     # One width for all graphs, so that an evaluation stands below the steps that led to it.
-    columns = [_graph_width(pieces, width) for pieces in (steps, rewards)]
-    graph = min(columns)
+    graph = min(_graph_width(pieces, width) for pieces in (steps, rewards, *([one] for one in metrics)))
     rows = [_row("step", [_bar(course.steps, course.total_steps, graph), *steps], width)]
     if rewards:
         rows.append(_row("reward", [_curve(course, graph), *rewards], width, "green"))
-    for name, metric in list(zip(course.evaluations, metrics, strict=True))[:_SETS]:
-        rows.append(_row("eval", [_marks(course, name, graph), printable(metric)], width, "cyan"))
+    for name, metric in zip(course.evaluations, metrics, strict=False):
+        rows.append(_row("eval", [_marks(course, name, graph), metric], width, "cyan"))
     shares = [f"{name} {share:.0%}" for name, share in course.shares(now).items() if share >= 0.005]
     if shares:
         rows.append(_row("time", shares, width))
@@ -93,16 +92,17 @@ def log_line(course: Course, now: float) -> str:
 
 
 def _row(label: str, pieces: Sequence[str], width: int, style: str = "") -> Text:
-    """The first piece in the style; as many of the others as there is room for."""
+    """The first piece in the style and as many of the others as there is room for; else the name alone."""
     first, *others = pieces
-    kept = whole(others, width - _LABEL - cell_len(first) - 2, "  ")
-    row = Text(f"{label:<{_LABEL}}", style="bold", no_wrap=True, end="")
-    row = Text.assemble(row, (first, style or "none"), no_wrap=True)
-    for piece in kept:
-        row.append(f"  {piece}")
-    if row.cell_len > width:  # not even the first fits
+    if _LABEL + cell_len(first) > width:
         return Text(label, style="bold", no_wrap=True)
-    row.rstrip()
+    kept = whole(others, width - _LABEL - cell_len(first) - 2, "  ")
+    if not kept:
+        first = first.rstrip()
+    behind = "".join(f"  {piece}" for piece in kept)
+    row = Text(f"{label:<{_LABEL}}{first}{behind}", no_wrap=True)
+    row.stylize("bold", 0, _LABEL)
+    row.stylize(style, _LABEL, _LABEL + len(first))
     return row
 
 

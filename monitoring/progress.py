@@ -6,11 +6,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from rich.console import Console
+from rich.text import Text
 
 from config.schema import LoggingConfig
 from monitoring.course import Course
 from monitoring.live_rows import TO_ASCII, log_line, printable, screen_rows
 
+SHARE = 1e-3
+"""Of the time that updates may take: the next one waits so much longer, but not over `_PATIENCE` intervals."""
+_PATIENCE = 10
 ERASE = "\x1b[J"
 """Erases from the cursor to the end of a terminal."""
 
@@ -32,7 +36,7 @@ class Output(Protocol):
 
 
 class Progress:
-    """One view on standard error: a terminal sees it change twice a second, a file gets a line every ten seconds.
+    """One view on standard error: a terminal sees it change up to twice a second, a file gets a line every ten seconds.
 
     Whoever works shows it, in passing: there is no thread, so nothing is shown while nothing is told.
 
@@ -43,7 +47,7 @@ class Progress:
     def __init__(self, logging: LoggingConfig, total_steps: int) -> None:
         self.course = Course(total_steps)
         self.output = _output(logging)
-        self._shown = -self.output.interval
+        self._due = 0.0
 
     @property
     def erase(self) -> str:
@@ -52,8 +56,10 @@ class Progress:
 
     def begin(self, stage: str) -> None:
         """A stage before the first step, which may take long: shown at once."""
-        self.course.does(stage, 0, 0, time.monotonic())
+        now = time.monotonic()
+        self.course.does(stage, 0, 0, now)
         self.output.show(self.course)
+        self._due = now + self.output.interval
 
     def resume(self, first_step: int) -> None:
         """Everything is there, and so many steps are done: clocks and shares of time count from here."""
@@ -73,9 +79,10 @@ class Progress:
         """What the run does now: `collect 40/128`. Cheap: most calls note it and look at the clock."""
         now = time.monotonic()
         self.course.does(name, done, total, now)
-        if now - self._shown >= self.output.interval:
-            self._shown = now
+        if now >= self._due:
             self.output.show(self.course)
+            least, taken = self.output.interval, time.monotonic() - now
+            self._due = now + min(max(least, taken / SHARE), _PATIENCE * least)
 
     def spent(self, phase: str, seconds: float) -> None:
         """A phase, such as `collect`, has taken so long."""
@@ -178,7 +185,7 @@ class Screen:
         size = self.console.size
         rows = screen_rows(course, size.width - 1, time.monotonic())[: max(size.height - 2, 0)]
         with self.console.capture() as drawn:
-            self.console.print(*rows, sep="\n", end="", soft_wrap=True)
+            self.console.print(Text("\n").join(rows), end="", soft_wrap=True)
         return drawn.get() if self.console.encoding.startswith("utf") else drawn.get().translate(TO_ASCII)
 
     def _write(self, text: str) -> None:

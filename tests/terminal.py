@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from fcntl import ioctl
 from pathlib import Path
 from termios import TIOCSWINSZ
+from typing import Self
 
 from rich.cells import cell_len
 
@@ -71,24 +72,58 @@ class Terminal:
             self.lines.append("")
 
 
-def on_a_terminal(
-    command: Sequence[str],
-    columns: int,
-    cwd: Path,
-    environment: Mapping[str, str],
-) -> tuple[str, int]:
-    """What a process writes to a terminal so wide, standard output too, and its exit code."""
-    ours, theirs = pty.openpty()
-    ioctl(theirs, TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    process = subprocess.Popen(
-        command, cwd=cwd, env={"TERM": "xterm-256color", **environment}, stdout=theirs, stderr=theirs
-    )
-    os.close(theirs)
-    said = b""
-    try:
-        while piece := os.read(ours, 65536):
-            said += piece
-    except OSError:  # the other end is closed
-        pass
-    os.close(ours)
-    return said.decode().replace("\r\n", "\n"), process.wait()
+class OnATerminal:
+    """A process whose standard output and error are a terminal so wide; to be used in a `with` statement.
+
+    code: its exit code, once it has ended.
+    """
+
+    def __init__(
+        self, command: Sequence[str], columns: int, cwd: Path, environment: Mapping[str, str]
+    ) -> None:
+        own = {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES")}
+        self._ours, theirs = pty.openpty()
+        ioctl(theirs, TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        self._process = subprocess.Popen(
+            command, cwd=cwd, env={"TERM": "xterm-256color", **own}, stdout=theirs, stderr=theirs
+        )
+        os.close(theirs)
+        self._read = b""
+        self.code: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._process.kill()
+        self.code = self._process.wait()
+        os.close(self._ours)
+
+    def send(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def until(self, text: str) -> str:
+        """What it writes, up to a piece that holds the text."""
+        while text.encode() not in self._read:
+            if not self._more():
+                raise AssertionError(f"it ended without {text!r}:\n{self._taken()}")
+        return self._taken()
+
+    def rest(self) -> str:
+        """What it writes from here to its end."""
+        while self._more():
+            pass
+        self.code = self._process.wait()
+        return self._taken()
+
+    def _more(self) -> bool:
+        try:
+            piece = os.read(self._ours, 65536)
+        except OSError:  # the other end is closed
+            return False
+        self._read += piece
+        return bool(piece)
+
+    def _taken(self) -> str:
+        taken, self._read = self._read, b""
+        return taken.decode().replace("\r\n", "\n")
