@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from multiprocessing import parent_process
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -117,9 +118,9 @@ def _output(logging: LoggingConfig) -> Output:
         return Silent()
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     # A console takes FORCE_COLOR for a terminal; colours are all that it may force.
-    if sys.stderr.isatty() and console.is_terminal and not console.is_dumb_terminal:
-        return Screen(console)
-    return Log()
+    terminal = sys.stderr.isatty() and console.is_terminal and not console.is_dumb_terminal
+    alone = parent_process() is None  # jobs that a launcher runs side by side would erase each other's rows
+    return Screen(console) if terminal and alone else Log()
 
 
 class Silent:

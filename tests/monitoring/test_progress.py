@@ -109,6 +109,12 @@ def test_a_terminal_that_understands_nothing_gets_lines(environment: dict[str, s
     assert said.splitlines()[0] == "starting engines"
 
 
+def test_jobs_side_by_side_share_a_terminal_as_lines() -> None:
+    job = f"multiprocessing.get_context('fork').Process(target=exec, args=({show()!r}, {{}}))"
+    said = seen_on_a_terminal(f"import multiprocessing\njob = {job}\njob.start()\njob.join()", 80)
+    assert "\x1b" not in said and said.splitlines()[-1].startswith("step 993/1000, reward 0.123")
+
+
 def test_a_terminal_without_these_characters() -> None:
     said = seen_on_a_terminal(show(), 80, PYTHONIOENCODING="ascii")
     assert said.isascii() and "\\u" not in said
