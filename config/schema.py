@@ -90,12 +90,16 @@ class TrainConfig:
     """grpo_async.py: optimizer steps between two weight pushes, rounded up to whole batches of `epochs` steps."""
     buffer_groups: int | None = None
     """grpo_async.py: finished groups that may wait for the learner. Unset: two optimizer steps' worth."""
+    on_alarm: str = "say"
+    """What an alarm of the doctor (docs/doctor.md) does: `say` it; `checkpoint`, write one at the end of the iteration;
+    `stop`, end the run there with a checkpoint and exit code 1. Warnings are said and no more."""
     wait_timeout_s: float = 600.0
     """Seconds that the learner may wait for groups, a push for the engines, or the run for a checkpoint, before the
     run stops."""
 
     def __post_init__(self) -> None:
         one_of("train.mixed_precision", self.mixed_precision, ("fp32", "bf16", "fp16"))
+        one_of("train.on_alarm", self.on_alarm, ("say", "checkpoint", "stop"))
         one_of("train.stale_groups", self.stale_groups, ("drop", "wait"))
         counts = ("total_dialog_turns", "gradient_accumulation_steps", "epochs", "max_nonfinite_steps")
         optional = ("log_prob_chunk_size", "max_tokens_per_microbatch")
@@ -241,10 +245,10 @@ class Config:
     run: str = "train"
     """`train`, `plan` (print the device plan and stop), `rehearse` (one optimizer step of a learner rank on no device:
     what it would take), `rewards` (grade saved completions), `eval`, `selftest` (try every path that this machine
-    has)."""
+    has), `doctor` (what is worth worrying about in the run that `run_dir` names)."""
 
     def __post_init__(self) -> None:
-        one_of("run", self.run, ("train", "plan", "rehearse", "rewards", "eval", "selftest"))
+        one_of("run", self.run, ("train", "plan", "rehearse", "rewards", "eval", "selftest", "doctor"))
         one_of("device", self.device, ("auto", "cuda", "cpu"))
 
     @property

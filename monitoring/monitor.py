@@ -16,11 +16,13 @@ from config.folders import SUMMARY
 from config.outcome import RunOutcome
 from envs.group import Group, SampledCompletion, Verdict
 from envs.task import Example
+from monitoring.doctor.rule import Finding
 from monitoring.events import Events
 from monitoring.ledger import Ledger
 from monitoring.metrics import Trained, rollout_metrics
 from monitoring.progress import Progress
 from monitoring.record import token_values
+from monitoring.repetition import Repetition
 from monitoring.trackers import MetricsFile, close_tracker
 
 log = logging.getLogger("grpo")
@@ -55,6 +57,7 @@ class Monitor:
         self.file = MetricsFile(run_dir / "metrics.jsonl")
         self.ledger = Ledger(run_dir, int(rollouts_gb * 1e9), self.say)
         self.events = Events(run_dir, self.say)
+        self.repetition = Repetition()
         self.optimizer_step = first_step
         self.iteration = 0
         self.seconds = {"collect": 0.0, "optimize": 0.0, "push": 0.0}
@@ -107,6 +110,7 @@ class Monitor:
         self.optimizer_step += 1
         row: dict[str, Any] = {"optimizer_step": self.optimizer_step}
         row |= rollout_metrics(batch, groups, policy_version, self.members) | step | self.extra
+        row |= self.repetition.metrics([one for group in groups for one in group.chain()])
         row |= self._throughput([len(one.token_ids) for group in groups for one in group.completions])
         self.extra = {}
         self.file.append(row)
@@ -140,7 +144,7 @@ class Monitor:
 
     def evaluated(
         self, metrics: dict[str, float], iteration: int, policy_version: int, seconds: float
-    ) -> None:
+    ) -> dict[str, Any]:
         """A row of its own for an evaluation; its seconds count in no optimizer step's throughput."""
         row: dict[str, Any] = {"optimizer_step": self.optimizer_step, "iteration": iteration, **metrics}
         row["policy_version"] = float(policy_version)
@@ -153,6 +157,7 @@ class Monitor:
         self.since += seconds
         self.live.spent("evaluate", seconds)
         self.live.evaluated(self.optimizer_step, metrics)
+        return row
 
     def _track(self, row: dict[str, Any]) -> None:
         if self.tracker is not None:
@@ -185,10 +190,11 @@ class Monitor:
         self.live.say(text)
         log.info(text)
 
-    def alarm(self, text: str) -> None:
-        """A worry about the run: said, and shown until the next one."""
-        self.live.alarm(text)
-        self.say(text)
+    def alarm(self, finding: Finding) -> None:
+        """What the doctor has found: said, shown until the next one, and an event."""
+        self.live.alarm(finding.line)
+        self.say(finding.line)
+        self.event("alarm", rule=finding.rule, severity=finding.severity, text=finding.line)
 
     def show(self, group: Group) -> None:
         """A question with the best and the worst of its answers."""

@@ -57,7 +57,7 @@ def _build(config: Config, run_dir: Path, schedule: type[Schedule], built: ExitS
     from envs.judging.service import RewardService
     from envs.task import make_task
     from evaluation.sets import load_sets
-    from monitoring.watch import Watch
+    from monitoring.doctor.doctor import Doctor
     from rollout.loop import EngineLoop
     from run.engines import adapter_shape, build_engine, build_weights
     from run.groups import make_conversation, make_evaluation, make_generation, make_prompts
@@ -99,7 +99,7 @@ def _build(config: Config, run_dir: Path, schedule: type[Schedule], built: ExitS
         rewards,
         make_evaluation(config, plan, eval_sets, tokenizer, conversation, loop, monitor),
         monitor,
-        Watch(config, plan.overlapped),
+        Doctor(config),
         CheckpointWriter(run_dir, config.train),
         torch.Generator().manual_seed(config.train.seed),
     )

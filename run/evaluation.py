@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from config.outcome import RunOutcome
 from config.schema import Config
@@ -23,15 +24,14 @@ from training.model import load_tokenizer
 
 def evaluate(
     evaluation: Evaluation, monitor: Monitor, iteration: int, version: int, stopped: Callable[[], bool]
-) -> list[str]:
-    """Evaluate every set and log it; a table for each, none if it was given up."""
+) -> tuple[dict[str, Any], list[str]] | None:
+    """Evaluate every set and log it: the row of metrics, and a table for each set. None if it was given up."""
     began = time.perf_counter()
     found = evaluation.run(iteration, stopped)
     if found is None:
-        return []
+        return None
     metrics, tables = found
-    monitor.evaluated(metrics, iteration, version, time.perf_counter() - began)
-    return tables
+    return monitor.evaluated(metrics, iteration, version, time.perf_counter() - began), tables
 
 
 def evaluate_alone(
@@ -63,9 +63,10 @@ def evaluate_alone(
         monitor.file.begin()
         monitor.ledger.begin(-1)
         try:
-            tables = evaluate(evaluation, monitor, iteration, version + engine.policy_version, lambda: False)
+            found = evaluate(evaluation, monitor, iteration, version + engine.policy_version, lambda: False)
+            assert found is not None  # nothing stops it
             monitor.live.close()  # what it shows is no part of the result
-            print("\n".join(tables), flush=True)
+            print("\n".join(found[1]), flush=True)
             outcome = "finished"
         except KeyboardInterrupt:
             outcome = "interrupted"

@@ -1,4 +1,4 @@
-"""The jobs of the command line, by the name that `run=` gives them: train, eval, plan, rehearse, rewards."""
+"""The jobs of the command line, by the name that `run=` gives them: train, eval, plan, rehearse, rewards, doctor."""
 
 import sys
 from collections.abc import Callable
@@ -33,6 +33,8 @@ def run_job(
         return rehearse_step(config, run_dir, schedule)
     if config.run == "rewards":
         return grade_samples(config, run_dir)
+    if config.run == "doctor":
+        return examine_run(config, run_dir)
     with held(run_dir):
         if config.run == "eval":
             return evaluate(config, run_dir, schedule, begun)
@@ -93,7 +95,7 @@ def _train_once(
             run.monitor.say(line)
         train(working)
         if not run.stop.requested:
-            run.watch.check(run.monitor.optimizer_step)
+            run.check()
         outcome = "interrupted" if run.stop.requested else "finished"
     except KeyboardInterrupt:
         outcome = "interrupted"
@@ -170,4 +172,14 @@ def grade_samples(config: Config, run_dir: Path) -> RunOutcome:
     remove_if_unused(run_dir)
     if code:
         sys.exit(code)
+    return "finished"
+
+
+def examine_run(config: Config, run_dir: Path) -> RunOutcome:
+    """`run=doctor`: what is worth worrying about in the run that `run_dir=` names; findings are no failure."""
+    from config.saved import chosen_run
+    from run.doctor import examine
+
+    remove_if_unused(run_dir)
+    print(examine(chosen_run(config.run_dir)), flush=True)
     return "finished"
