@@ -46,6 +46,10 @@ class Stop:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
+        self.heed(number)
+
+    def heed(self, number: int) -> None:
+        """What the first signal does beside."""
         said = (
             f"\n{signal.Signals(number).name}: finishing this iteration, then a checkpoint; once more ends at once. "
             f"To go on later:\n  {self.resume}\n"
