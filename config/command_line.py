@@ -63,11 +63,13 @@ def command_line(job: Job) -> None:
     sys.argv[1:] = [_with_list(word) for word in sys.argv[1:]]
     logging.raiseExceptions = False  # a log on a full disk does not stand in the way of the message
     began = False
+    script = sys.argv[0]
 
     @hydra.main(version_base=None, config_path=str(CONFIG_DIR), config_name="grpo_gsm8k")
     def main(composed: DictConfig) -> float | None:
         nonlocal began
         began = True
+        sys.argv[0] = script  # in the process of a launcher's too, for resume_command
         chosen = HydraConfig.get()
         run_dir = Path(chosen.runtime.output_dir)
         if chosen.mode == RunMode.MULTIRUN:

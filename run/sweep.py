@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict
 
+from config.command_line import CANNOT_GO_ON
 from config.folders import SUMMARY, Owner, holder
 from config.outcome import INTERRUPTED
 from config.sweep_jobs import ENDS_HERE, STOPPED
@@ -31,15 +32,19 @@ from run.stop import ECHO_S, Stop
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 80
 """Columns of the table that is printed."""
+LOOK_S, SETTLE_S = 0.2, 10.0
+"""Between two looks at which jobs run; without any before they are taken to have ended."""
 
 
 class SweepStart(Callback):
     """Hydra calls it, as config/base.yaml says, before the jobs of a sweep begin.
 
     folder: of the sweep that this process has started; None where it has not.
+    stop: where its jobs have processes of their own.
     """
 
     folder: ClassVar[Path | None] = None
+    stop: ClassVar["SweepStop | None"] = None
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         SweepStart.folder = Path(config.hydra.sweep.dir).absolute()
@@ -49,7 +54,8 @@ class SweepStart(Callback):
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, places))
         chosen = config.hydra.runtime.choices
         if chosen["hydra/launcher"] != "basic":
-            SweepStop(folder=SweepStart.folder).install("")
+            SweepStart.stop = SweepStop(folder=SweepStart.folder)
+            SweepStart.stop.install("")
         if chosen["hydra/launcher"] == "ray":
             _prepare_ray(config.hydra.launcher.ray)
         given = [word.partition("=")[0].lstrip("+") for word in config.hydra.overrides.hydra]
@@ -84,9 +90,9 @@ class SweepStop(Stop):
     def heed(self, number: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / STOPPED).touch()
-        for owner in self._owners():
+        for owner in self.owners():
             with suppress(ProcessLookupError):
-                os.kill(owner.pid, number)
+                os.kill(owner.pid, signal.SIGTERM)  # Ray's workers have SIGINT blocked
         said = (
             f"\n{signal.Signals(number).name}: the jobs on this machine finish their iterations and write checkpoints; "
             "no other begins. Once more ends them at once.\n"
@@ -100,15 +106,23 @@ class SweepStop(Stop):
             raise KeyboardInterrupt(ENDS_HERE)
         super()._ask(number, frame)
 
-    def _owners(self) -> list[Owner]:
+    def owners(self) -> list[Owner]:
         """Processes of this machine in which jobs of the sweep run."""
         found = map(holder, self.folder.iterdir())
         return [owner for owner in found if owner is not None and owner.host == gethostname()]
 
+    def wait(self) -> None:
+        """Until no job of this machine runs, and none has begun for `SETTLE_S`."""
+        seen = time.monotonic()
+        while time.monotonic() - seen < SETTLE_S:
+            time.sleep(LOOK_S)
+            if self.owners():
+                seen = time.monotonic()
+
     def _end_after_them(self) -> None:
         """A launcher waits for jobs that shall not begin, and a sweeper would think of more of them."""
-        while self._owners():
-            time.sleep(0.2)
+        while self.owners():
+            time.sleep(LOOK_S)
         time.sleep(ECHO_S)  # the processes have yet to say what came of their jobs
         self.over = True
         os.kill(os.getpid(), signal.SIGINT)
@@ -117,15 +131,33 @@ class SweepStop(Stop):
 @contextmanager
 def summed_up() -> Iterator[None]:
     """What the command line does in the block; after a sweep, however it ended, its table and exit code."""
+    code = 0
     try:
         yield
+    except Exception as error:
+        if SweepStart.stop is None:
+            raise
+        code = _of_the_launcher(error, SweepStart.stop)
     finally:
-        code = 0
         if SweepStart.folder is not None and SweepStart.folder.is_dir():
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # it has ended; this takes a moment
-            code = finish(SweepStart.folder)
+            code = finish(SweepStart.folder) or code
     if code:
         sys.exit(code)
+
+
+def _of_the_launcher(error: Exception, stop: SweepStop) -> int:
+    """Exit code after what a launcher raised: the jobs themselves raise nothing, but a process may be killed.
+
+    Those that still run, as Ray's and submitit's do, are waited for.
+    """
+    if stop.requested:
+        print(f"error: {ENDS_HERE}", file=sys.stderr)
+        return INTERRUPTED
+    first = str(error).strip().partition("\n")[0]
+    print(f"error: the launcher gave up: {type(error).__name__}: {first}", file=sys.stderr)
+    stop.wait()
+    return CANNOT_GO_ON
 
 
 def finish(folder: Path) -> int:
@@ -143,7 +175,7 @@ def finish(folder: Path) -> int:
     write_sweep(folder)
     print(table(folder, jobs), flush=True)
     outcomes = {job.outcome for job in jobs}
-    return INTERRUPTED if "interrupted" in outcomes else int("failed" in outcomes)
+    return INTERRUPTED if "interrupted" in outcomes else CANNOT_GO_ON if "failed" in outcomes else 0
 
 
 @dataclass(frozen=True)
@@ -187,9 +219,12 @@ def table(folder: Path, jobs: list[SweptJob]) -> str:
         wrapped = [part for word in differs for part in textwrap.wrap(word, between - 2)] or [""]
         lines.append(row.format(job.name, wrapped[0], job.outcome, job.reward, job.evaluation).rstrip())
         lines += [" " * first + part for part in wrapped[1:]]
-    failed = [job for job in jobs if job.outcome == "failed"]
-    for job in failed:
-        why = str(job.summary.get("error", "")).partition("\n")[0]
-        lines += textwrap.wrap(f"job {job.name}: {why}", WIDTH, subsequent_indent="  ")
-    told = f"{len(jobs)} jobs, {len(failed)} failed: {folder}"
+    failed: dict[str, list[str]] = {}
+    for job in jobs:
+        if job.outcome == "failed":
+            failed.setdefault(str(job.summary.get("error", "")).partition("\n")[0], []).append(job.name)
+    for why, names in failed.items():
+        lines += textwrap.wrap(f"failed {', '.join(names)}: {why}", WIDTH, subsequent_indent="  ")
+    finished = sum(job.outcome == "finished" for job in jobs)
+    told = f"{len(jobs)} jobs, {finished} finished: {folder}"
     return "\n".join(["", told, *lines])
