@@ -58,11 +58,13 @@ def run_in_sweep(run: Callable[[], RunOutcome], composed: DictConfig) -> float |
     except SystemExit as ended:
         if ended.code != INTERRUPTED:
             cause = ended.__cause__
-            return _failed(run_dir, composed, readable(cause) if cause else f"exit code {ended.code}")
+            _note_failure(run_dir, composed, readable(cause) if cause else f"exit code {ended.code}")
+            return None
         outcome = "interrupted"
     except Exception as error:
         traceback.print_exc()
-        return _failed(run_dir, composed, f"{type(error).__name__}: {error}")
+        _note_failure(run_dir, composed, f"{type(error).__name__}: {error}")
+        return None
     if outcome == "finished":
         return objective(run_dir)
     if chosen.runtime.choices["hydra/launcher"] == "basic":  # another launcher's process has others to serve
@@ -71,7 +73,7 @@ def run_in_sweep(run: Callable[[], RunOutcome], composed: DictConfig) -> float |
     return None
 
 
-def _failed(run_dir: Path, composed: DictConfig, why: str) -> None:
+def _note_failure(run_dir: Path, composed: DictConfig, why: str) -> None:
     """A folder with settings and summary, for the sweep's table, also where the run had not begun."""
     run_dir.mkdir(parents=True, exist_ok=True)
     save_settings(run_dir, composed, HydraConfig.get())

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from socket import gethostname
 from threading import Thread
@@ -23,7 +24,7 @@ from typing import Any, ClassVar
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict
 
-from config.command_line import CANNOT_GO_ON
+from config.command_line import BAD_INPUT, CANNOT_GO_ON
 from config.folders import SUMMARY, Owner, holder
 from config.outcome import INTERRUPTED
 from config.sweep_jobs import ENDS_HERE, STOPPED
@@ -32,6 +33,10 @@ from run.stop import ECHO_S, Stop
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 80
 """Columns of the table that is printed."""
+NOT_STORED = (
+    "error: hydra.sweeper.storage={storage}: this version of Optuna stores no study by SQLAlchemy 2; "
+    "pip install 'sqlalchemy<2', or leave the storage out"
+)
 LOOK_S, SETTLE_S = 0.2, 10.0
 """Between two looks at which jobs run; without any before they are taken to have ended."""
 
@@ -58,9 +63,18 @@ class SweepStart(Callback):
             SweepStart.stop.install("")
         if chosen["hydra/launcher"] == "ray":
             _prepare_ray(config.hydra.launcher.ray)
-        given = [word.partition("=")[0].lstrip("+") for word in config.hydra.overrides.hydra]
-        if chosen["hydra/sweeper"] == "optuna" and "hydra.sweeper.direction" not in given:
-            config.hydra.sweeper.direction = "maximize"  # the objective is a reward
+        if chosen["hydra/sweeper"] == "optuna":
+            _prepare_optuna(config.hydra)
+
+
+def _prepare_optuna(chosen: DictConfig) -> None:
+    """The objective is a reward: it is maximised unless the command line says otherwise."""
+    if chosen.sweeper.storage is not None and not version("sqlalchemy").startswith("1."):
+        print(NOT_STORED.format(storage=chosen.sweeper.storage), file=sys.stderr)
+        sys.exit(BAD_INPUT)
+    given = [word.partition("=")[0].lstrip("+") for word in chosen.overrides.hydra]
+    if "hydra.sweeper.direction" not in given:
+        chosen.sweeper.direction = "maximize"
 
 
 def _prepare_ray(launcher: DictConfig) -> None:
