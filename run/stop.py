@@ -48,6 +48,10 @@ class Stop:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
+        self.heed(number)
+
+    def heed(self, number: int) -> None:
+        """What the first signal does beside."""
         said = (
             f"{self.erase}\n{signal.Signals(number).name}: finishing this iteration, then a checkpoint; "
             f"once more ends at once. To go on later:\n  {self.resume}\n"
