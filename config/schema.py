@@ -245,10 +245,12 @@ class Config:
     run: str = "train"
     """`train`, `plan` (print the device plan and stop), `rehearse` (one optimizer step of a learner rank on no device:
     what it would take), `rewards` (grade saved completions), `eval`, `selftest` (try every path that this machine
-    has), `doctor` (what is worth worrying about in the run that `run_dir` names)."""
+    has), `doctor` (what is worth worrying about in the run that `run_dir` names), `report` (its page)."""
 
     def __post_init__(self) -> None:
-        one_of("run", self.run, ("train", "plan", "rehearse", "rewards", "eval", "selftest", "doctor"))
+        one_of(
+            "run", self.run, ("train", "plan", "rehearse", "rewards", "eval", "selftest", "doctor", "report")
+        )
         one_of("device", self.device, ("auto", "cuda", "cpu"))
 
     @property

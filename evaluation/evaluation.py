@@ -118,7 +118,7 @@ class Evaluation:
         finally:
             rewards.close()
         unfinished.replace(path)
-        found = summarize(tallies, chosen.settings.n, self.config.train.seed)
+        found = summarize(tallies, chosen.settings.n)
         return found | {"seconds": time.perf_counter() - began}
 
     async def _tallies(

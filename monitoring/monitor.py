@@ -20,10 +20,11 @@ from monitoring.doctor.rule import Finding
 from monitoring.events import Events
 from monitoring.ledger import Ledger
 from monitoring.metrics import Trained, rollout_metrics
+from monitoring.metrics_file import MetricsFile
 from monitoring.progress import Progress
 from monitoring.record import token_values
 from monitoring.repetition import Repetition
-from monitoring.trackers import MetricsFile, close_tracker
+from monitoring.trackers import close_tracker
 
 log = logging.getLogger("grpo")
 """Goes to `grpo.log` in the run's folder alone (config/base.yaml)."""

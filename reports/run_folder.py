@@ -11,11 +11,12 @@ from omegaconf import OmegaConf
 
 from config.errors import ConfigError
 from config.folders import SETTINGS, SUMMARY
+from config.saved import METRICS
 from config.schema import Config
 from monitoring.events import read_events
+from monitoring.metrics_file import MetricsFile
 
 Row = dict[str, Any]
-METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class RunFolder:
             raise ConfigError(
                 f"run_dir={path}: no run has been here ({METRICS} is missing); name the folder of a run"
             )
-        rows = [row for row in json_lines(path / METRICS) if "optimizer_step" in row]
+        rows = MetricsFile(path / METRICS).rows()
         return cls(
             path,
             [row for row in rows if "reward/mean" in row],
@@ -64,31 +65,21 @@ class RunFolder:
 
     @property
     def command(self) -> str:
-        """What was given on the command line, as a shell takes it."""
-        return " ".join(shlex.quote(word) for word in self.overrides)
+        """The command line, as a shell takes it."""
+        overlapped = any(event.get("overlapped") for event in self.events)
+        words = ["python", "grpo_async.py" if overlapped else "grpo.py"]
+        name = config_name(self.path)
+        words += ["--config-name", name] if name else []
+        return " ".join(shlex.quote(word) for word in [*words, *self.overrides])
 
     def differences(self) -> list[tuple[str, Any, Any]]:
-        """(key, value, default) of every setting that is not the default; the default is None where there is none."""
+        """(key, value, default) of every setting that is not the default; the default of a free key is empty."""
         given = default_settings()
         return [
-            (key, value, given.get(key)) for key, value in self.settings.items() if value != given.get(key)
+            (key, value, given.get(key, ""))
+            for key, value in self.settings.items()
+            if value != given.get(key)
         ]
-
-
-def json_lines(path: Path) -> list[Row]:
-    """The objects of a file that has one a line; lines that are none, as a crash leaves them, are passed over.
-
-    By the standard library, for a metric may be NaN.
-    """
-    found = []
-    for line in path.read_bytes().split(b"\n"):
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            found.append(value)
-    return found
 
 
 def settings_of(path: Path) -> dict[str, Any]:
@@ -98,6 +89,14 @@ def settings_of(path: Path) -> dict[str, Any]:
         return {}
     composed = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
     return flat(composed) if isinstance(composed, dict) else {}
+
+
+def config_name(path: Path) -> str:
+    """Of the file that the run's config began from; empty where that is not known."""
+    file = path / SETTINGS / "hydra.yaml"
+    return (
+        str(OmegaConf.select(OmegaConf.load(file), "hydra.job.config_name") or "") if file.is_file() else ""
+    )
 
 
 def overrides_of(path: Path) -> list[str]:

@@ -7,9 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from config.files import written_whole
-from reports.run_folder import METRICS, RunFolder, overrides_of
+from config.saved import METRICS
+from reports.curves import layout
+from reports.document import document
+from reports.report import FILE, metric_names, told_of
+from reports.run_folder import RunFolder, overrides_of
 
 TABLE = "summary.csv"
+POINTS = 300
+"""Of each curve of each run."""
+COMPARED = (
+    "reward/mean", "reward/accuracy", "reward/zero_variance_groups", "kl/ref", "ess", "entropy", "length/response_mean",
+    "length/truncated", "grad_norm", "loss/objective", "throughput/tokens_per_s",
+)  # fmt: skip
+"""Metrics with a picture, beside the evaluations' pass@1."""
 _EVALUATED = ("/pass@1", "/score")
 """Endings of an evaluation's metrics that have a column."""
 
@@ -79,10 +90,46 @@ def summary_csv(runs: list[SweptRun]) -> str:
     return text.getvalue()
 
 
+def sweep_page(folder: Path, runs: list[SweptRun]) -> bytes:
+    """The table, which can be sorted, and the curves of all runs over each other."""
+    overrides, results = columns(runs)
+    varied = [key for key in overrides if len({run.overrides.get(key) for run in runs}) > 1]
+    begun = [run.run for run in runs if run.run is not None]
+    logged = [name for name in metric_names(begun) if name in COMPARED or name.endswith("/pass@1")]
+    return document(
+        f"GRPO sweep · {folder.name}",
+        {
+            "kind": "sweep",
+            "name": "/".join(folder.resolve().parts[-2:]),
+            "columns": varied,
+            "common": [f"{key}={runs[0].overrides[key]}" for key in overrides if key not in varied],
+            "results": results,
+            "rows": [_row(folder, run) for run in runs],
+            "runs": [_swept_curves(run) for run in runs if run.run is not None],
+            "layout": layout(logged),
+        },
+    )
+
+
+def _row(folder: Path, run: SweptRun) -> dict[str, Any]:
+    there = (folder / run.name / FILE).is_file()
+    return {"run": run.name, "overrides": run.overrides, "results": run.results(), "report": there}
+
+
+def _swept_curves(swept: SweptRun) -> dict[str, Any]:
+    """Of one run what the pictures of a sweep need, under its folder's name."""
+    assert swept.run is not None
+    told = told_of(swept.run, POINTS) | {"name": swept.name, "settings": [], "marks": []}
+    series = told["curves"]["series"]
+    told["curves"]["series"] = {name: values for name, values in series.items() if name in COMPARED}
+    return told
+
+
 def write_sweep(folder: Path) -> None:
-    """Write what the runs in a sweep's folder came to; nothing where it holds none."""
+    """Write what the runs in a sweep's folder came to: table and page; nothing where it holds none."""
     runs = swept_runs(folder)
     if not runs:
         return
-    with written_whole(folder / TABLE) as file:
-        file.write(summary_csv(runs).encode())
+    for name, content in ((TABLE, summary_csv(runs).encode()), (FILE, sweep_page(folder, runs))):
+        with written_whole(folder / name) as file:
+            file.write(content)

@@ -18,6 +18,7 @@ from plan.plan import Plan
 from rollout.loop import EngineLoop
 from run.engines import build_engine
 from run.groups import make_conversation, make_evaluation
+from run.report import ReportWriter
 from training.checkpoint import Saved
 from training.model import load_tokenizer
 
@@ -57,6 +58,7 @@ def evaluate_alone(
         tracker = make_tracker(config.logging, run_dir, asdict(config))
         live = Progress(config.logging, total_steps=0)
         monitor = Monitor(run_dir, tracker, live, steps, rollouts_gb=config.logging.rollouts_gb)
+        ending.callback(ReportWriter(run_dir, monitor.say).finish)
         ending.callback(lambda: monitor.close(outcome))
         evaluation = make_evaluation(config, plan, sets, tokenizer, conversation, loop, monitor)
         begun()

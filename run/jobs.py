@@ -1,4 +1,4 @@
-"""The jobs of the command line, by the name that `run=` gives them: train, eval, plan, rehearse, rewards, doctor."""
+"""The jobs of the command line, by the name that `run=` gives them: train, eval, plan, rehearse, doctor, report, ..."""
 
 import sys
 from collections.abc import Callable
@@ -35,6 +35,8 @@ def run_job(
         return grade_samples(config, run_dir)
     if config.run == "doctor":
         return examine_run(config, run_dir)
+    if config.run == "report":
+        return report_run(config, run_dir)
     with held(run_dir):
         if config.run == "eval":
             return evaluate(config, run_dir, schedule, begun)
@@ -182,4 +184,13 @@ def examine_run(config: Config, run_dir: Path) -> RunOutcome:
 
     remove_if_unused(run_dir)
     print(examine(chosen_run(config.run_dir)), flush=True)
+    return "finished"
+
+
+def report_run(config: Config, run_dir: Path) -> RunOutcome:
+    """`run=report`: pages of runs that are over, or that go on; starts nothing, leaves no folder of its own."""
+    from run.report import report
+
+    remove_if_unused(run_dir)
+    print(report(config), flush=True)
     return "finished"

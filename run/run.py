@@ -19,6 +19,7 @@ from config.errors import ConfigError, RunError
 from config.outcome import RunOutcome
 from config.schema import Config
 from run.checkpoint_writer import CheckpointWriter
+from run.report import ReportWriter
 from run.stop import Stop
 
 if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line should not wait for
@@ -78,6 +79,9 @@ class Run:
     evaluated: bool = False
     first_iteration: int = 0
     last_iteration: int = 0
+
+    def __post_init__(self) -> None:
+        self.report = ReportWriter(self.run_dir, self.monitor.say)
 
     @property
     def wants(self) -> "Callable[[Group], bool]":
@@ -192,6 +196,7 @@ class Run:
         for table in tables:
             self.monitor.say(table)
         self._look_at(row)
+        self.report.renew()
 
     def checkpoint(self, iteration: int) -> None:
         """Begin to write all that a resumed run needs; with `train.async_checkpoint` the run goes on meanwhile."""
@@ -280,6 +285,7 @@ class Run:
         """End engines, reward workers and log, whatever the outcome."""
         self.stop.uninstall()
         with ExitStack() as ending:  # from the last to the first, each even where another one fails
+            ending.callback(self.report.finish)
             ending.callback(self.monitor.close, outcome)
             ending.callback(self.rewards.close)
             if self.generation.conversation is not None:

@@ -58,6 +58,9 @@ ENGINE = {
 }
 """Files that start vLLM, Ray, or whole runs of the scripts."""
 SLOW = {
+    "reports/test_pages.py": 35,
+    "reports/test_builders.py": 5,
+    "reports/test_report_job.py": 4,
     "envs/test_reward_service.py": 39,
     "envs/test_sandbox.py": 30,
     "monitoring/test_trackers.py": 29,

@@ -6,7 +6,7 @@ from pathlib import Path
 from config.saved import METRICS, saved_config
 from monitoring.doctor.doctor import Doctor
 from monitoring.doctor.rule import Finding
-from monitoring.trackers import MetricsFile
+from monitoring.metrics_file import MetricsFile
 
 _ORDER = {"alarm": 0, "warning": 1, "info": 2}
 
