@@ -1,4 +1,4 @@
-"""The jobs of the command line, by the name that `run=` gives them: train, eval, plan, rehearse, rewards."""
+"""The jobs of the command line, by the name that `run=` gives them: train, eval, plan, rehearse, rewards, export."""
 
 import sys
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from config.folders import held, remove_if_unused
 from config.outcome import INTERRUPTED, RunOutcome
 from config.schema import Config
 from run.checkpoint_model import evaluated_model, with_model
+from run.export import export
 from run.overlapped import Schedule, ScheduleType
 
 
@@ -33,6 +34,8 @@ def run_job(
         return rehearse_step(config, run_dir, schedule)
     if config.run == "rewards":
         return grade_samples(config, run_dir)
+    if config.run == "export":
+        return export(config, run_dir)
     with held(run_dir):
         if config.run == "eval":
             return evaluate(config, run_dir, schedule, begun)

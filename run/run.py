@@ -17,6 +17,7 @@ from config.errors import ConfigError
 from config.outcome import RunOutcome
 from config.schema import Config
 from run.checkpoint_writer import CheckpointWriter
+from run.keeping import is_better, told_of_model
 from run.stop import Stop
 
 if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line should not wait for
@@ -139,7 +140,7 @@ class Run:
         frequency = self.config.train.checkpoint_frequency
         self.leaving = self.stop.requested
         last = iteration == self.last_iteration or self.leaving
-        if last or (frequency and iteration % frequency == 0):
+        if last or (frequency and iteration % frequency == 0) or self._best_yet(iteration):
             self.checkpoint(iteration)
             self.leaving = self.stop.requested
         if last or self.leaving:
@@ -150,6 +151,15 @@ class Run:
         if every and (iteration % every == 0 or iteration == 1):
             *_, newest = self.groups.values()
             self.monitor.show(newest)
+
+    def _best_yet(self, iteration: int) -> bool:
+        """Whether `train.keep_best` asks for a checkpoint: this iteration was evaluated, higher than any there is."""
+        metric = self.config.train.keep_best
+        return (
+            metric is not None
+            and self.evaluation_due(iteration)
+            and is_better(self.run_dir, metric, iteration)
+        )
 
     def evaluation_due(self, iteration: int) -> bool:
         """Whether `eval.sets` are evaluated after this iteration."""
@@ -229,7 +239,7 @@ class Run:
         return [*told, f"resumed from {saved.path} at iteration {self.first_iteration}"]
 
     def close(self, outcome: RunOutcome) -> None:
-        """End engines, reward workers and log, whatever the outcome."""
+        """End engines, reward workers and log, whatever the outcome; the last line names the model."""
         self.stop.uninstall()
         with ExitStack() as ending:  # from the last to the first, each even where another one fails
             ending.callback(self.monitor.close, outcome)
@@ -240,6 +250,8 @@ class Run:
             ending.callback(self.learner.close)
             ending.callback(self.loop.close)
             ending.callback(self._end_checkpoint)
+        for line in told_of_model(self.config, self.run_dir):
+            self.monitor.say(line)
 
     def _end_checkpoint(self) -> None:
         if self.checkpoints.writing is not None:
