@@ -76,8 +76,8 @@ class TrainConfig:
     """A metric of evaluation such as `eval/SET/pass@1`: the checkpoint with its highest value is kept too, and one is
     written after an evaluation that gives a higher one. `checkpoints/best` and `models/best` name it."""
     export: bool = True
-    """Beside each checkpoint that is kept, a folder in Hugging Face format, `models/checkpoint_000040`, and `model`, the
-    newest: as much disk space each as the model's weights in `model.dtype`. A LoRA adapter is merged, and lies in
+    """Beside each checkpoint that is kept, a folder in Hugging Face format, `models/checkpoint_000040`, and `model`,
+    the newest: as much disk space each as the model's weights in `model.dtype`. A LoRA adapter is merged, and lies in
     `adapter` beside that."""
     async_checkpoint: bool = True
     """The run goes on while a checkpoint is written, from a copy in the host's memory; otherwise it waits."""

@@ -43,8 +43,8 @@ def model_maker(config: Config, say: Callable[[str], None]) -> Callable[[Path, S
     if writer.streams:
         return partial(_make, writer)
     say(
-        f"model.name={config.model.name} is not in safetensors files under its layers' names: models of checkpoints are "
-        "not written beside the run; run=export makes one later"
+        f"model.name={config.model.name} is not in safetensors files under its layers' names: models of checkpoints "
+        "are not written beside the run; run=export makes one later"
     )
     return no_model
 
@@ -89,8 +89,8 @@ def trained_model(saved: "Saved") -> ModelConfig:
 def with_model(config: Config) -> tuple[Config, list[str]]:
     """The config, with a folder in Hugging Face format for a `model.name` that is a checkpoint or a run's folder.
 
-    Where the run did not make it, it is made beside the checkpoint, RUN/models/NAME, once: a resumed run finds it again.
-    A plan, which loads nothing, takes the model that the checkpoint's run began from.
+    Where the run did not make it, it is made beside the checkpoint, RUN/models/NAME, once: a resumed run finds it
+    again. A plan, which loads nothing, takes the model that the checkpoint's run began from.
     """
     if not names_checkpoint(config.model.name):
         return config, []

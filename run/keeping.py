@@ -65,7 +65,7 @@ def evaluated(run_dir: Path, metric: str) -> dict[int, float]:
 
 
 def model_written(checkpoint: Path) -> None:
-    """The model of a run's newest checkpoint is there: name it and the best, and remove those of removed checkpoints."""
+    """The model of a run's newest checkpoint is there: name it and the best; those of removed checkpoints go."""
     run_dir = checkpoint.parent.parent
     link(run_dir / MODEL, f"{MODELS}/{checkpoint.name}")
     best = (run_dir / FOLDER / BEST).resolve()
@@ -80,12 +80,13 @@ def told_of_model(config: Config, run_dir: Path) -> list[str]:
     model = run_dir / MODEL
     if not model.is_dir():
         return []
+    said = f"model: {model} ({model.resolve().name})"
     sets = "" if config.eval.sets else f"eval.sets={{test:{{dataset:{config.env.dataset}}}}}"
     try:
         EvalSetConfig(config.env.dataset).env("eval.sets.test", config.env)
     except ConfigError:  # the file that it was trained on has no other rows
-        return [f"model: {model}"]
-    return [f"model: {model}\nto evaluate it: {evaluate_command(model, sets)}"]
+        return [said]
+    return [f"{said}\nto evaluate it:\n  {evaluate_command(model, sets)}"]
 
 
 def _remove_dangling(path: Path) -> None:

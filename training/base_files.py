@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers.utils import cached_file
+from transformers.utils.hub import cached_file
 
 from config.schema import ModelConfig
 from plan.model_shape import model_path

@@ -101,6 +101,6 @@ def _write(path: Path, parts: Sequence[Part]) -> None:
             for name, tensor in part.described.items():
                 values = made[name]
                 assert values.shape == tensor.shape and values.dtype == tensor.dtype, name
-                file.write(memoryview(values.contiguous().reshape(-1).view(torch.uint8).numpy()))
+                file.write(values.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())
