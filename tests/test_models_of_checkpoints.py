@@ -1,7 +1,6 @@
-"""The model that lies beside a checkpoint is the policy of the run: to the bit in its files, to 1e-6 in its log-probs."""
+"""The model beside a checkpoint is the policy of the run: to the bit in its files, to 1e-6 in its log-probs."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,25 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import grpo
+from envs.task import Completion, Example
 from plan.machine import installed_vllm
 from run.jobs import run_job
 from run.lockstep import Lockstep
-from tests.scripts import configured
+from tests.scripts import configured, finish, start
 from tests.tiny import resized_quickstart
 
-SMALL = ("env.num_envs=2", "env.repeats=4", "train.total_dialog_turns=16", "optimizer.lr=3e-3")
+SMALL = (
+    *("env.num_envs=2", "env.repeats=4", "train.total_dialog_turns=16", "optimizer.lr=3e-3"),
+    "env.reward=tests.test_models_of_checkpoints:digits",
+)
 LORA = ("train_model.lora.enabled=true", "train_model.lora.r=4")
 SEQUENCES = [[1, 40, 41, 42, 7, 9, 100, 5], [1, 200, 30, 12, 11]]
 TWO = "train_model.num_devices=2"
+
+
+def digits(completion: Completion, example: Example) -> float:
+    """Something that a random model can be better or worse at."""
+    return float(sum(letter.isdigit() for letter in completion.text))
 
 
 def trained(run_dir: Path, *given: str) -> dict[str, Any]:
@@ -120,7 +128,20 @@ def test_half_precision_weights(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 @pytest.mark.parametrize("lora", [(), LORA], ids=["full", "lora"])
-def test_vllm_says_what_the_engine_of_the_run_said(
-    lora: tuple[str, ...], tmp_path: Path, in_new_process: Callable[..., Any]
-) -> None:
-    pytest.skip("below")
+def test_vllm_says_what_the_engine_of_the_run_said(lora: tuple[str, ...], tmp_path: Path) -> None:
+    """Greedy, of the engine that was pushed to, and of one that was started from the folder; the adapter alone too."""
+    path = tmp_path / "run"
+    greedy = "eval.sets={sums:{dataset:arithmetic,n:1,temperature:0,limit:20}}"
+    given = (*SMALL[:-1], *lora, greedy, "inference_model.backend=vllm", "ray.enabled=true")
+    for settings, folder in (
+        ((), path),
+        (("run=eval", f"model.name={path / 'model'}"), tmp_path / "eval"),
+    ):
+        process = start("grpo.py", folder, *given, *settings)
+        output = finish(process)
+        assert process.returncode == 0, output
+    ours, theirs = path / "eval/sums/iteration_2.jsonl", tmp_path / "eval/eval/sums/iteration_0.jsonl"
+    texts = [[json.loads(line)["completion"] for line in sorted(each.open())] for each in (ours, theirs)]
+    assert len(texts[0]) == 20 and texts[0] == texts[1]
+    before = path / "eval/sums/iteration_0.jsonl"
+    assert [json.loads(line)["completion"] for line in sorted(before.open())] != texts[0]

@@ -15,9 +15,9 @@ from config.composition import register_schema, to_config
 from config.errors import ConfigError
 from config.machine import MachineConfig
 from config.schema import Config
+from plan.disk import checkpoints_kept, model_bytes
 from plan.machine import Machine, imagined_machine
 from plan.memory import (
-    checkpoints_kept,
     engine_weights,
     kv_bytes_per_sequence,
     microbatch_tokens,
@@ -226,12 +226,29 @@ def test_too_little_memory_names_the_largest_part(qwen: str) -> None:
 
 
 def test_too_little_disk(qwen: str) -> None:
-    impossible("checkpoints would take 6.*train.keep_checkpoints", qwen, disk_gib=1.0)
+    alone = "train.export=false"
+    impossible("checkpoints would take 6.*lower train.keep_checkpoints, or", qwen, alone, disk_gib=1.0)
+    impossible("would take .* with the models beside them.*train.export=false", qwen, disk_gib=1.0)
+
+
+def test_models_of_checkpoints_take_the_weights_in_their_dtype(qwen: str) -> None:
+    def size(*given: str) -> float:
+        plan = gpu_plan(qwen, *given)
+        assert plan.shape is not None
+        return model_bytes(plan.config, plan.shape) / plan.shape.parameters
+
+    assert size("model.dtype=bfloat16") == 2 and size("model.dtype=float32") == 4
+    assert 4 < size("model.dtype=float32", "train_model.lora.enabled=true") < 4.1
+    assert size("train.export=false") == 0
+    kept = config_of("grpo_quickstart", "train.checkpoint_frequency=10", "train.keep_checkpoints=2")
+    kept.train.keep_best = "eval/SET/pass@1"
+    assert checkpoints_kept(kept) == 4
 
 
 def test_checkpoints_that_are_there_need_no_more_room(qwen: str, tmp_path: Path) -> None:
     """As when a run goes on in its folder; the file is sparse."""
-    plan = make_plan(config_of("grpo_gsm8k", qwen), False, machine(2, disk_gib=40.0), tmp_path)
+    config = config_of("grpo_gsm8k", qwen, "train.export=false")
+    plan = make_plan(config, False, machine(2, disk_gib=40.0), tmp_path)
     with pytest.raises(ConfigError, match="checkpoints would take"):
         check(plan)
     folder = checkpoint_path(tmp_path, 1) / "learner"
