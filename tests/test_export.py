@@ -123,7 +123,8 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        answer: dict[str, Any] = {"url": "http://hub/me/model", "commitUrl": "http://hub/me/model/commit/1"}
+        host = f"http://{self.headers['Host']}/me/model"
+        answer: dict[str, Any] = {"url": host, "commitUrl": f"{host}/commit/1"}
         answer |= {"commitOid": "1", "pullRequestUrl": None}
         if "preupload" in self.path:
             sent = json.loads(body)["files"]
@@ -179,7 +180,7 @@ def test_the_best_stays_and_a_resumed_run_keeps_it(tmp_path: Path, monkeypatch: 
         evaluation = working.run.evaluation
 
         def fixed(iteration: int, stopped: Any) -> Any:
-            return {"eval/sums/pass@1": next(said)}, []
+            return {"eval/sums/pass@1": next(said)}, [""]
 
         evaluation.run = fixed  # type: ignore[method-assign]
         grpo.train(working)

@@ -15,7 +15,6 @@ from config.composition import register_schema, to_config
 from config.errors import ConfigError
 from config.machine import MachineConfig
 from config.schema import Config
-from plan.disk import checkpoints_kept, model_bytes
 from plan.machine import Machine, imagined_machine
 from plan.memory import (
     engine_weights,
@@ -181,15 +180,6 @@ def peak(plan: Plan) -> float:
     return max(phase.bytes for phase in phases)
 
 
-def test_checkpoints_on_disk() -> None:
-    config = config_of("grpo_quickstart", "train.checkpoint_frequency=10", "train.keep_checkpoints=2")
-    assert checkpoints_kept(config) == 3
-    config = config_of("grpo_quickstart", "train.checkpoint_frequency=10", "train.keep_checkpoints=0")
-    assert checkpoints_kept(config) == 13
-    config = config_of("grpo_quickstart", "train.checkpoint_frequency=0")
-    assert checkpoints_kept(config) == 1
-
-
 def impossible(match: str, *overrides: str, name: str = "grpo_gsm8k", gpus: int = 2, **how: Any) -> None:
     overlapped = how.pop("overlapped", False)
     with pytest.raises(ConfigError, match=match):
@@ -229,20 +219,6 @@ def test_too_little_disk(qwen: str) -> None:
     alone = "train.export=false"
     impossible("checkpoints would take 6.*lower train.keep_checkpoints, or", qwen, alone, disk_gib=1.0)
     impossible("would take .* with the models beside them.*train.export=false", qwen, disk_gib=1.0)
-
-
-def test_models_of_checkpoints_take_the_weights_in_their_dtype(qwen: str) -> None:
-    def size(*given: str) -> float:
-        plan = gpu_plan(qwen, *given)
-        assert plan.shape is not None
-        return model_bytes(plan.config, plan.shape) / plan.shape.parameters
-
-    assert size("model.dtype=bfloat16") == 2 and size("model.dtype=float32") == 4
-    assert 4 < size("model.dtype=float32", "train_model.lora.enabled=true") < 4.1
-    assert size("train.export=false") == 0
-    kept = config_of("grpo_quickstart", "train.checkpoint_frequency=10", "train.keep_checkpoints=2")
-    kept.train.keep_best = "eval/SET/pass@1"
-    assert checkpoints_kept(kept) == 4
 
 
 def test_checkpoints_that_are_there_need_no_more_room(qwen: str, tmp_path: Path) -> None:
