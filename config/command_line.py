@@ -47,6 +47,7 @@ ENDED = "interrupted: ended at once; what came after the newest checkpoint is lo
 _OF_THE_START = re.compile(
     r"\+*(hydra\.(run|sweep|mode|sweeper|launcher)\b|hydra/(sweeper|launcher)=|train\.resume=)"
 )
+_OF_THE_MODEL = re.compile(rf"{_OF_THE_START.pattern}|\+*(model\.name|run)=")
 
 
 Job = Callable[[Config, Path, Callable[[], None]], RunOutcome]
@@ -144,11 +145,26 @@ def resume_command(run_dir: Path) -> str:
 
     Run by other code than the command line, the settings alone that it takes.
     """
-    plain = re.fullmatch(r"[\w./:@-]+", str(run_dir))
-    folder = f"hydra.run.dir={run_dir}" if plain else quoted("hydra.run.dir", str(run_dir))
-    ours = [folder, "train.resume=auto"]
+    return " ".join([*_command(_OF_THE_START), _setting("hydra.run.dir", run_dir), "train.resume=auto"])
+
+
+def evaluate_command(model: Path, sets: str) -> str:
+    """The command that evaluates a model as this run would, as `resume_command` writes it.
+
+    sets: a setting of `eval.sets` where the run has none, or nothing.
+    """
+    given = ["run=eval", _setting("model.name", model), *([shlex.quote(sets)] if sets else [])]
+    return " ".join([*_command(_OF_THE_MODEL), *given])
+
+
+def _setting(key: str, path: Path) -> str:
+    return f"{key}={path}" if re.fullmatch(r"[\w./:@-]+", str(path)) else quoted(key, str(path))
+
+
+def _command(left_out: re.Pattern[str]) -> list[str]:
+    """The words of this run's command less some of its overrides; none where other code runs it."""
     if not HydraConfig.initialized():
-        return " ".join(ours)
+        return []
     chosen = HydraConfig.get()
     interpreter = ["python"] if sys.argv[0].endswith(".py") else []  # the installed command needs none
     words = [*interpreter, sys.argv[0], "--config-name", str(chosen.job.config_name)]
@@ -158,5 +174,5 @@ def resume_command(run_dir: Path) -> str:
         elif source.provider == "main" and Path(source.path) != CONFIG_DIR:
             words += ["--config-path", source.path]
     given = [*chosen.overrides.hydra, *chosen.overrides.task]
-    words += [text for text in given if not _OF_THE_START.match(text)]
-    return " ".join([*(shlex.quote(word) for word in words), *ours])
+    words += [text for text in given if not left_out.match(text)]
+    return [shlex.quote(word) for word in words]

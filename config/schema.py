@@ -72,6 +72,13 @@ class TrainConfig:
     keep_checkpoints: int = 3
     """Newest checkpoints that are kept; older ones are removed. 0 keeps all. A run that is resumed from an earlier
     checkpoint removes the later ones in any case."""
+    keep_best: str | None = None
+    """A metric of evaluation such as `eval/SET/pass@1`: the checkpoint with its highest value is kept too, and one is
+    written after an evaluation that gives a higher one. `checkpoints/best` and `models/best` name it."""
+    export: bool = True
+    """Beside each checkpoint that is kept, a folder in Hugging Face format, `models/checkpoint_000040`, and `model`,
+    the newest: as much disk space each as the model's weights in `model.dtype`. A LoRA adapter is merged, and lies in
+    `adapter` beside that."""
     async_checkpoint: bool = True
     """The run goes on while a checkpoint is written, from a copy in the host's memory; otherwise it waits."""
     resume: str | None = None
@@ -221,6 +228,13 @@ class LoggingConfig:
         at_least("logging.rollouts_gb", self.rollouts_gb, 0)
 
 
+JOBS = (
+    *("train", "plan", "rehearse", "rewards", "eval", "export", "selftest"),
+    *("doctor", "report"),
+)
+"""What `run=` names."""
+
+
 @dataclass
 class Config:
     """Everything a run depends on. Sections are checked alone first, then against each other."""
@@ -244,13 +258,18 @@ class Config:
     newest below the current folder."""
     run: str = "train"
     """`train`, `plan` (print the device plan and stop), `rehearse` (one optimizer step of a learner rank on no device:
-    what it would take), `rewards` (grade saved completions), `eval`, `selftest` (try every path that this machine
-    has), `doctor` (what is worth worrying about in the run that `run_dir` names), `report` (its page)."""
+    what it would take), `rewards` (grade saved completions), `eval`, `export` (a checkpoint as a model), `selftest`
+    (try every path that this machine has); of the run that `run_dir` names `doctor` (what is worth worrying about) and
+    `report` (its page)."""
+    checkpoint: str | None = None
+    """run=export: a checkpoint, or the folder of a run (its newest one)."""
+    to: str | None = None
+    """run=export: the folder that the model is written to; it must not hold anything yet."""
+    hub: str | None = None
+    """run=export: a hub name, USER/NAME, that the folder is uploaded to as well. It is private where it is new."""
 
     def __post_init__(self) -> None:
-        one_of(
-            "run", self.run, ("train", "plan", "rehearse", "rewards", "eval", "selftest", "doctor", "report")
-        )
+        one_of("run", self.run, JOBS)
         one_of("device", self.device, ("auto", "cuda", "cpu"))
 
     @property

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from config.command_line import resume_command
 from config.schema import Config
+from run.checkpoint_model import model_maker
 from run.checkpoint_writer import CheckpointWriter
 from run.overlapped import Schedule, ScheduleType
 from run.resume import starting_point
@@ -100,7 +101,7 @@ def _build(config: Config, run_dir: Path, schedule: type[Schedule], built: ExitS
         make_evaluation(config, plan, eval_sets, tokenizer, conversation, loop, monitor),
         monitor,
         Doctor(config),
-        CheckpointWriter(run_dir, config.train),
+        CheckpointWriter(run_dir, config.train, model_maker(config, monitor.say), monitor.say),
         torch.Generator().manual_seed(config.train.seed),
     )
     run.begin(saved, told)

@@ -12,6 +12,7 @@ from config.folders import held, remove_if_unused
 from config.outcome import INTERRUPTED, RunOutcome
 from config.schema import Config
 from run.checkpoint_model import evaluated_model, with_model
+from run.export import export
 from run.overlapped import Schedule, ScheduleType
 
 
@@ -37,6 +38,8 @@ def run_job(
         return examine_run(config, run_dir)
     if config.run == "report":
         return report_run(config, run_dir)
+    if config.run == "export":
+        return export(config, run_dir)
     with held(run_dir):
         if config.run == "eval":
             return evaluate(config, run_dir, schedule, begun)
