@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torchrl.record.loggers import Logger
-
 from config.files import written_whole
 from config.folders import SUMMARY
 from config.outcome import RunOutcome
@@ -18,12 +16,15 @@ from envs.group import Group, SampledCompletion, Verdict
 from envs.task import Example
 from monitoring.metrics import Trained, rollout_metrics
 from monitoring.progress import Progress
-from monitoring.trackers import MetricsFile, close_tracker
+from monitoring.tracker_kinds import ShownCompletion
+from monitoring.trackers import MetricsFile, Trackers
 
 log = logging.getLogger("grpo")
 """Goes to `grpo.log` in the run's folder alone (config/base.yaml)."""
 LONGEST_TEXT, LONGEST_GOLD = 4000, 200
 """Characters of a sample that are shown."""
+SHOWN = 32
+"""Completions of a step that a tracker gets, whole groups first."""
 
 
 class Monitor:
@@ -38,7 +39,7 @@ class Monitor:
     def __init__(
         self,
         run_dir: Path,
-        tracker: Logger | None,
+        tracker: Trackers | None,
         live: Progress,
         first_step: int = 0,
         members: Sequence[str] = (),
@@ -52,6 +53,7 @@ class Monitor:
         self.seconds = {"collect": 0.0, "optimize": 0.0, "push": 0.0}
         self.extra: dict[str, float] = {}
         self.evaluation: dict[str, float] = {}
+        self.shown: list[ShownCompletion] = []
         self.tokens = 0
         self.began = self.since = time.perf_counter()
         self.seconds_before = 0.0
@@ -95,6 +97,8 @@ class Monitor:
         self.extra = {}
         self.file.append(row)
         self._track(row)
+        if self.tracker is not None:
+            self.shown = shown_completions(batch, groups)
         self.live.step(row["reward/mean"], row["length/response_mean"])
         return row
 
@@ -113,7 +117,12 @@ class Monitor:
     def _track(self, row: dict[str, Any]) -> None:
         if self.tracker is not None:
             numbers = {name: value for name, value in row.items() if isinstance(value, float)}
-            self.tracker.log_metrics(numbers, step=self.optimizer_step)
+            self.tracker.metrics(numbers, self.optimizer_step)
+            self._tell_of_trackers(self.tracker)
+
+    def _tell_of_trackers(self, trackers: Trackers) -> None:
+        for line in trackers.told():
+            self.say(line)
 
     def _throughput(self, lengths: Sequence[int]) -> dict[str, float]:
         """Seconds per phase and per second figures since the last row; all phases start again at 0.
@@ -142,8 +151,10 @@ class Monitor:
         log.info(text)
 
     def show(self, group: Group) -> None:
-        """A question with the best and the worst of its answers."""
+        """A question with the best and the worst of its answers; a table of the step's completions to the trackers."""
         self.say(sample_text(self.optimizer_step, group))
+        if self.tracker is not None:
+            self.tracker.completions(self.shown, self.optimizer_step)
 
     def close(self, outcome: RunOutcome) -> None:
         """Write `summary.json`, end the tracker."""
@@ -171,7 +182,24 @@ class Monitor:
             told = f"metrics in {self.run_dir}"
         self.say(f"{outcome}: {told}")
         if self.tracker is not None:
-            close_tracker(self.tracker, outcome)
+            self.tracker.close(outcome)
+            self._tell_of_trackers(self.tracker)
+
+
+def shown_completions(batch: Trained, groups: Sequence[Group]) -> list[ShownCompletion]:
+    """The first `SHOWN` completions of a batch, for a table. groups: of the batch, in its order."""
+    assert batch.advantage is not None
+    completions = [(group, one) for group in groups for one in group.completions][:SHOWN]
+    advantages = batch.advantage[: len(completions), 0].tolist()
+    return [
+        ShownCompletion(
+            _short(question(group.example), LONGEST_TEXT),
+            _short(one.text, LONGEST_TEXT),
+            0.0 if one.verdict is None else one.verdict.score,
+            advantage,
+        )
+        for (group, one), advantage in zip(completions, advantages, strict=True)
+    ]
 
 
 def sample_text(step: int, group: Group) -> str:
