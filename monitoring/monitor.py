@@ -9,13 +9,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from config.files import written_whole
 from config.folders import SUMMARY
 from config.outcome import RunOutcome
 from envs.group import Group, SampledCompletion, Verdict
 from envs.task import Example
+from monitoring.events import Events
+from monitoring.ledger import Ledger
 from monitoring.metrics import Trained, rollout_metrics
 from monitoring.progress import Progress
+from monitoring.record import token_values
 from monitoring.tracker_kinds import ShownCompletion
 from monitoring.trackers import MetricsFile, Trackers
 
@@ -34,6 +39,7 @@ class Monitor:
         live: the line that shows how far the run is.
         first_step: steps already done by an earlier part of the run.
         members: of a mixture, its data sets, which have metrics of their own.
+        rollouts_gb: that the ledger may take.
     """
 
     def __init__(
@@ -43,13 +49,17 @@ class Monitor:
         live: Progress,
         first_step: int = 0,
         members: Sequence[str] = (),
+        rollouts_gb: float = 0.0,
     ) -> None:
         self.run_dir = run_dir
         self.tracker = tracker
         self.live = live
         self.members = members
         self.file = MetricsFile(run_dir / "metrics.jsonl")
+        self.ledger = Ledger(run_dir, int(rollouts_gb * 1e9), self.say)
+        self.events = Events(run_dir, self.say)
         self.optimizer_step = first_step
+        self.iteration = 0
         self.seconds = {"collect": 0.0, "optimize": 0.0, "push": 0.0}
         self.extra: dict[str, float] = {}
         self.evaluation: dict[str, float] = {}
@@ -77,7 +87,13 @@ class Monitor:
         try:
             yield
         finally:
-            self.seconds[phase] += time.perf_counter() - began
+            seconds = time.perf_counter() - began
+            self.seconds[phase] += seconds
+            self.event("phase", name=phase, seconds=seconds)
+
+    def event(self, event: str, **fields: Any) -> None:
+        """A line of the run's history, at this optimizer step of this iteration."""
+        self.events.tell(event, self.optimizer_step, iteration=self.iteration, **fields)
 
     def note(self, metrics: dict[str, float]) -> None:
         """Metrics of something that is not an optimizer step (a push): in the next row."""
@@ -102,6 +118,30 @@ class Monitor:
         self.live.step(row["reward/mean"], row["length/response_mean"])
         return row
 
+    def learned(
+        self,
+        batch: Trained,
+        groups: Sequence[Group],
+        log_ratio: Tensor,
+        entropy: Tensor,
+        trained_at: int | None,
+    ) -> None:
+        """Of the optimizer step that `optimized` wrote, what the ledger is to hold of each group.
+
+        log_ratio, entropy: as `training.learner.StepReport`. trained_at: see `monitoring.record.Fate`.
+        """
+        assert batch.advantage is not None and batch.mask is not None
+        repeats = len(groups[0].completions)
+        each = token_values(batch.advantage, batch.mask, log_ratio, entropy, repeats)
+        for group, values in zip(groups, each, strict=True):
+            self.ledger.learned(group, self.optimizer_step, values, trained_at)
+
+    def consumed(self, iteration: int, groups: Sequence[Group], stale: Sequence[Group]) -> None:
+        """The end of an iteration: its groups go to the ledger. stale: those that were too old for it."""
+        self.ledger.consumed(iteration, groups, stale)
+        if stale:
+            self.event("dropped", groups=len(stale))
+
     def evaluated(
         self, metrics: dict[str, float], iteration: int, policy_version: int, seconds: float
     ) -> None:
@@ -111,6 +151,8 @@ class Monitor:
         row["time/unix_s"] = time.time()
         self.file.append(row)
         self._track(row)
+        self.event("phase", name="evaluate", seconds=seconds)
+        self.event("evaluated", after=iteration, policy_version=policy_version, metrics=metrics)
         self.evaluation = metrics
         self.since += seconds
 
@@ -157,8 +199,9 @@ class Monitor:
             self.tracker.completions(self.shown, self.optimizer_step)
 
     def close(self, outcome: RunOutcome) -> None:
-        """Write `summary.json`, end the tracker."""
+        """Write `summary.json`, end the ledger and the tracker."""
         self.live.close()
+        self.ledger.close()
         rewards = [row["reward/mean"] for row in self.rows()]
         summary = {
             "outcome": outcome,
@@ -181,6 +224,8 @@ class Monitor:
         elif self.file.path.exists():  # else the folder may not stay
             told = f"metrics in {self.run_dir}"
         self.say(f"{outcome}: {told}")
+        if self.file.path.exists():
+            self.event("ended", outcome=outcome)
         if self.tracker is not None:
             self.tracker.close(outcome)
             self._tell_of_trackers(self.tracker)

@@ -44,7 +44,7 @@ class ShownCompletion:
     advantage: float
 
 
-COLUMNS: list[str | int] = ["step", *(field.name for field in fields(ShownCompletion))]
+COLUMNS: list[Any] = ["step", *(field.name for field in fields(ShownCompletion))]
 
 
 class Tracker(Protocol):
