@@ -21,6 +21,7 @@ from monitoring.ledger import Ledger
 from monitoring.metrics import Trained, rollout_metrics
 from monitoring.progress import Progress
 from monitoring.record import token_values
+from monitoring.trace import TRACE, write_trace
 from monitoring.tracker_kinds import ShownCompletion
 from monitoring.trackers import MetricsFile, Trackers
 
@@ -39,7 +40,7 @@ class Monitor:
         live: the line that shows how far the run is.
         first_step: steps already done by an earlier part of the run.
         members: of a mixture, its data sets, which have metrics of their own.
-        rollouts_gb: that the ledger may take.
+        rollouts_gb: that the ledger may take. traced: write `trace.json` at the end.
     """
 
     def __init__(
@@ -50,10 +51,12 @@ class Monitor:
         first_step: int = 0,
         members: Sequence[str] = (),
         rollouts_gb: float = 0.0,
+        traced: bool = False,
     ) -> None:
         self.run_dir = run_dir
         self.tracker = tracker
         self.live = live
+        self.traced = traced
         self.members = members
         self.file = MetricsFile(run_dir / "metrics.jsonl")
         self.ledger = Ledger(run_dir, int(rollouts_gb * 1e9), self.say)
@@ -199,9 +202,20 @@ class Monitor:
             self.tracker.completions(self.shown, self.optimizer_step)
 
     def close(self, outcome: RunOutcome) -> None:
-        """Write `summary.json`, end the ledger and the tracker."""
+        """Write `summary.json` and the trace; end the ledger and, also where nothing can be written, the trackers."""
         self.live.close()
-        self.ledger.close()
+        try:
+            self.ledger.close()
+            self._summarize(outcome)
+            if self.file.path.exists():
+                self.event("ended", outcome=outcome)
+                self._trace()
+        finally:
+            if self.tracker is not None:
+                self.tracker.close(outcome)
+                self._tell_of_trackers(self.tracker)
+
+    def _summarize(self, outcome: RunOutcome) -> None:
         rewards = [row["reward/mean"] for row in self.rows()]
         summary = {
             "outcome": outcome,
@@ -224,11 +238,15 @@ class Monitor:
         elif self.file.path.exists():  # else the folder may not stay
             told = f"metrics in {self.run_dir}"
         self.say(f"{outcome}: {told}")
-        if self.file.path.exists():
-            self.event("ended", outcome=outcome)
-        if self.tracker is not None:
-            self.tracker.close(outcome)
-            self._tell_of_trackers(self.tracker)
+
+    def _trace(self) -> None:
+        """What it shows has been written elsewhere: where it cannot be made, the run has ended no worse."""
+        if not self.traced:
+            return
+        try:
+            self.say(f"{write_trace(self.run_dir)} opens in ui.perfetto.dev")
+        except OSError as error:
+            self.say(f"warning: {self.run_dir / TRACE} cannot be written ({error.strerror})")
 
 
 def shown_completions(batch: Trained, groups: Sequence[Group]) -> list[ShownCompletion]:

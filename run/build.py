@@ -135,7 +135,8 @@ def _monitor(
         built.callback(tracker.close, "failed")
     _, first_step, _ = (0, 0, 0) if saved is None else saved.place
     live.resume(first_step)
-    return Monitor(run_dir, tracker, live, first_step, members, config.logging.rollouts_gb)
+    logging = config.logging
+    return Monitor(run_dir, tracker, live, first_step, members, logging.rollouts_gb, logging.trace)
 
 
 def _keep_imports() -> None:
