@@ -1,5 +1,6 @@
 """`trace.json` is whole JSON whose spans lie beside or after each other, with what the run's folder says."""
 
+import itertools
 import json
 import random
 from collections import defaultdict
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from envs.group import Times
 from monitoring.events import Events
 from monitoring.ledger import Ledger
 from monitoring.trace import DRIVER, GENERATION, JUDGING, write_trace
@@ -24,7 +26,7 @@ def folder_of(
     (run_dir / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     groups = [make_group(number, [make_completion(2, 1.0)]) for number in range(len(times))]
     for group, (begun, drawn, judged) in zip(groups, times, strict=True):
-        group.times.begun, group.times.drawn, group.times.judged = begun, drawn, judged
+        group.times = Times(begun, drawn, judged)
     ledger = Ledger(run_dir, 1 << 30, pytest.fail)
     ledger.consumed(1, groups)
     ledger.close()
@@ -57,7 +59,7 @@ def spans(items: Sequence[dict[str, Any]]) -> dict[tuple[int, int], list[Span]]:
 
 
 def overlaps(each: Sequence[Span]) -> list[tuple[Span, Span]]:
-    return [(one, other) for one, other in zip(each, each[1:], strict=False) if other[0] < one[1]]
+    return [(one, other) for one, other in itertools.pairwise(each) if other[0] < one[1]]
 
 
 def test_a_run_by_hand(tmp_path: Path) -> None:
