@@ -4,10 +4,12 @@ unshare (mount, user) ── sh: mounts a tmpfs at `place`, waits        only wh
     └── the script under test, by `enter`                            the test does through /proc/PID/root
 """
 
-import errno
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
+
+from tests.scripts import ROOT
 
 LIMIT_S = 60.0
 USER = ["--user", "--map-root-user"] if os.geteuid() else []
@@ -35,7 +37,7 @@ class Disk:
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline() == b"up\n"
         user = ["--user", "--preserve-credentials"] if USER else []
-        self.enter = ["nsenter", "--target", str(self._holder.pid), *user, "--mount"]
+        self.enter = ["nsenter", "--target", str(self._holder.pid), *user, "--mount", f"--wd={ROOT}"]
 
     def seen(self, path: Path) -> Path:
         """The same file from outside."""
@@ -43,12 +45,9 @@ class Disk:
 
     def fill(self) -> None:
         """No byte more goes on it, but in what the files' last blocks have left."""
-        with self.seen(self.place / "filler").open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(bytes(1 << 16))
-            except OSError as error:
-                assert error.errno == errno.ENOSPC
+        with self.seen(self.place / "filler").open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(1 << 16))
 
     def empty(self) -> None:
         self.seen(self.place / "filler").unlink()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from envs.example import Completion
 from envs.group import Times
 from monitoring.events import Events
 from monitoring.ledger import Ledger
@@ -26,6 +27,7 @@ def folder_of(
     (run_dir / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     groups = [make_group(number, [make_completion(2, 1.0)]) for number in range(len(times))]
     for group, (begun, drawn, judged) in zip(groups, times, strict=True):
+        group.completions[0].shown = Completion("", 2, False)
         group.times = Times(begun, drawn, judged)
     ledger = Ledger(run_dir, 1 << 30, pytest.fail)
     ledger.consumed(1, groups)
