@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from config.composition import CONFIG_DIR, register_schema, to_config
 from config.errors import ConfigError, RunError, causes
-from config.files import disk_full
+from config.files import disk_full, unwritable
 from config.folders import register_unused_folder, remove_if_unused, save_settings
 from config.messages import is_readable, quoted, readable
 from config.outcome import INTERRUPTED, RunOutcome
@@ -37,6 +37,10 @@ BAD_INPUT, CANNOT_GO_ON = 2, 1
 DISK_FULL = (
     "no space is left to write {run_dir}, or a temporary file. What is there is whole. Make room and go on from the "
     "newest checkpoint with train.resume=auto, or write elsewhere with hydra.run.dir"
+)
+TAKES_NO_MORE = (
+    "nothing more can be written in {run_dir} ({why}). What is there is whole. Mend it and go on from the newest "
+    "checkpoint with train.resume=auto, or go on elsewhere with hydra.run.dir=FOLDER train.resume={run_dir}"
 )
 UNWRITABLE = (
     "the run's folder cannot be written: {why}; make it writable, or choose another: hydra.run.dir=FOLDER"
@@ -117,6 +121,9 @@ def _outcome(job: Job, composed: DictConfig, run_dir: Path) -> RunOutcome:
     except Exception as error:
         if disk_full(error):
             raise SystemExit(_ended_with(DISK_FULL.format(run_dir=run_dir))) from error
+        why = unwritable(error, run_dir)
+        if why is not None:
+            raise SystemExit(_ended_with(TAKES_NO_MORE.format(run_dir=run_dir, why=why))) from error
         log.exception("a fault")
         raise
 

@@ -12,6 +12,8 @@ from typing import BinaryIO
 
 from config.errors import causes
 
+_OF_THE_DISK = (errno.EROFS, errno.EFBIG, errno.EIO, errno.ESTALE)
+"""What a disk says that takes no more, though it has room: read-only, limited, broken, a server that is gone."""
 _UNFINISHED = re.compile(r".+\.\d+-[0-9a-f]{8}\.tmp")
 
 
@@ -94,3 +96,15 @@ def disk_full(error: BaseException | None) -> bool:
     """Whether the exception, or one that it came from, says that there was no room to write."""
     full = (errno.ENOSPC, errno.EDQUOT)
     return any(isinstance(link, OSError) and link.errno in full for link in causes(error))
+
+
+def unwritable(error: BaseException | None, folder: Path) -> str | None:
+    """Why nothing can be written in a folder any more, where that is what the exception came from."""
+    for link in causes(error):
+        if not isinstance(link, OSError):
+            continue
+        within = link.filename is not None and Path(str(link.filename)).is_relative_to(folder)
+        gone = link.errno == errno.ENOENT and not folder.exists()
+        if link.errno in _OF_THE_DISK or (within and (gone or link.errno in (errno.EACCES, errno.EPERM))):
+            return link.strerror
+    return None

@@ -129,14 +129,15 @@ def _monitor(
 ) -> "Monitor":
     """members: the data sets of a mixture."""
     from monitoring.monitor import Monitor
-    from monitoring.trackers import close_tracker, make_tracker
+    from monitoring.trackers import make_tracker
 
     tracker = make_tracker(config.logging, run_dir, asdict(config))
     if tracker is not None:
-        built.callback(close_tracker, tracker, "failed")
+        built.callback(tracker.close, "failed")
     _, first_step, _ = (0, 0, 0) if saved is None else saved.place
     live.resume(first_step)
-    return Monitor(run_dir, tracker, live, first_step, members, config.logging.rollouts_gb)
+    logging = config.logging
+    return Monitor(run_dir, tracker, live, first_step, members, logging.rollouts_gb, logging.trace)
 
 
 def _keep_imports() -> None:

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from config.errors import ConfigError
+from config.errors import ConfigError, causes
 from config.files import sync_folder
 
 METADATA = ".metadata"
@@ -61,7 +61,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor], group: ProcessGro
     with _first_failure():
         save(
             {name: tensor.detach() for name, tensor in tensors.items()},
-            storage_writer=FileSystemWriter(folder),
+            storage_writer=_Writer(folder),
             process_group=group,
             no_dist=group is None,
         )
@@ -150,6 +150,18 @@ def check_files(folder: Path) -> None:
             raise UnreadableError(f"{folder.name}/{name} is missing")
         if path.stat().st_size < end:
             raise UnreadableError(f"{folder.name}/{name} has {path.stat().st_size} bytes of {end}")
+
+
+class _Writer(FileSystemWriter):
+    """torch's own, but that a full disk is raised as such: torch.save raises what came of it, and a rank passes on no
+    more than the last exception."""
+
+    def write_data(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().write_data(*args, **options)
+        except RuntimeError as error:
+            first = next((link for link in causes(error) if isinstance(link, OSError)), error)
+            raise first from None
 
 
 class _DescriptionUnpickler(pickle.Unpickler):
