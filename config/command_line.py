@@ -58,6 +58,7 @@ def command_line(job: Job) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     register_schema()
     register_unused_folder()
+    sys.argv[1:] = [_with_list(word) for word in sys.argv[1:]]
     logging.raiseExceptions = False  # a log on a full disk does not stand in the way of the message
     began = False
 
@@ -84,6 +85,14 @@ def command_line(job: Job) -> None:
         if why is None and not is_readable(error):
             raise
         sys.exit(_complain(UNWRITABLE.format(why=why) if why else readable(error)))
+
+
+def _with_list(word: str) -> str:
+    """`run_dir=A,B` as Hydra writes a list; to it commas are a sweep."""
+    match = re.fullmatch(r"run_dir=([^\[\]{}'\"]+,[^\[\]{}'\"]+)", word)
+    if match is None:
+        return word
+    return "run_dir=[" + ",".join(f'"{name}"' for name in match[1].split(",")) + "]"
 
 
 def _outcome(job: Job, composed: DictConfig, run_dir: Path) -> RunOutcome:

@@ -20,9 +20,14 @@ CONFIG_DIR = Path(__file__).parent
 @cache
 def register_schema() -> None:
     """Makes the dataclasses known to Hydra under the names that the YAML `defaults` lists use."""
-    schema = OmegaConf.structured(Config)
-    _open_free_keys(schema)
-    ConfigStore.instance().store(name="schema", node=schema)
+    ConfigStore.instance().store(name="schema", node=schema())
+
+
+def schema() -> DictConfig:
+    """The dataclasses with their defaults, to put settings on top of."""
+    made: DictConfig = OmegaConf.structured(Config)
+    _open_free_keys(made)
+    return made
 
 
 def _open_free_keys(section: DictConfig) -> None:
@@ -58,9 +63,9 @@ def to_config(composed: DictConfig) -> Config:
     return config
 
 
-def _unknown_keys(given: Any, schema: type[Any], prefix: str = "") -> Iterator[str]:
+def _unknown_keys(given: Any, section: type[Any], prefix: str = "") -> Iterator[str]:
     """Dotted keys down to the values that no dataclass has. Plain dictionaries (`env.options`, ...) hold any key."""
-    known = {field.name: field.type for field in fields(schema)}
+    known = {field.name: field.type for field in fields(section)}
     for name, value in given.items():
         kind = known.get(name)
         if name not in known:

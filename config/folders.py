@@ -31,7 +31,7 @@ _held: set[Path] = set()
 """What this process holds. Its lock on a file would end as soon as it closed the file a second time."""
 SETTINGS = ".hydra"
 SETTINGS_FILES = ("config.yaml", "hydra.yaml", "overrides.yaml")
-LOG, ENGINE_LOG, SUMMARY = "grpo.log", "engine.log", "summary.json"
+LOG, ENGINE_LOG, SUMMARY, EVENTS = "grpo.log", "engine.log", "summary.json", "events.jsonl"
 _ENDS_AT_THE_NODE = {
     "localflock",
     "noflock",
@@ -212,7 +212,7 @@ def remove_if_unused(folder: Path) -> None:
     """A run that never began leaves no folder behind. Nothing of anybody else's is removed."""
     if holder(folder) is not None or any((folder / name).exists() for name in ("metrics.jsonl", FOLDER)):
         return
-    written = (LOG, ENGINE_LOG, SUMMARY, LOCK, *(f"{SETTINGS}/{name}" for name in SETTINGS_FILES))
+    written = (LOG, ENGINE_LOG, SUMMARY, EVENTS, LOCK, *(f"{SETTINGS}/{name}" for name in SETTINGS_FILES))
     for name in written:
         with suppress(OSError):
             (folder / name).unlink()

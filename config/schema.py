@@ -207,10 +207,14 @@ class LoggingConfig:
     """Iterations between printed sample completions; 0 prints none."""
     progress: bool = True
     """The live progress line."""
+    rollouts_gb: float = 10.0
+    """The ledger: every group of training and evaluation goes to `rollouts/` in the run's folder, which may take so
+    many gigabytes; then the oldest files go. 0: none is kept."""
 
     def __post_init__(self) -> None:
         one_of("logging.backend", self.backend, ("none", "wandb", "tensorboard"))
         one_of("logging.mode", self.mode, ("online", "offline"))
+        at_least("logging.rollouts_gb", self.rollouts_gb, 0)
 
 
 @dataclass
@@ -231,6 +235,9 @@ class Config:
     plan: MachineConfig = field(default_factory=MachineConfig)
     device: str = "auto"
     """`cuda`, `cpu`, or `auto`: CUDA when it is there; configs of billion-parameter models say `cuda`."""
+    run_dir: Any = None
+    """The folder of a run, or several (`A,B`), that `run=report`, `doctor`, `rollouts` or `replay` looks at. Unset: the
+    newest below the current folder."""
     run: str = "train"
     """`train`, `plan` (print the device plan and stop), `rehearse` (one optimizer step of a learner rank on no device:
     what it would take), `rewards` (grade saved completions), `eval`, `selftest` (try every path that this machine

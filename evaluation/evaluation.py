@@ -12,6 +12,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeVar
@@ -43,6 +44,9 @@ MakeGroups = Callable[[EvalSet, RewardService, int], GroupMaker]
 """From a set, what judges it and its seed to what makes groups of its problems, with its sampling."""
 
 
+Record = Callable[[str, int], AbstractContextManager[Callable[[Group], None]]]
+
+
 class Loop(Protocol):
     """Runs coroutines where the engines are; see `rollout.loop.EngineLoop`."""
 
@@ -56,6 +60,7 @@ class Evaluation:
     rows: completions that the engines hold at a time.
     bar: a progress bar for so many problems of the set of this name.
     say: told what a person should know.
+    record: of a set and an iteration; what its block is given takes every group.
     """
 
     config: Config
@@ -66,6 +71,7 @@ class Evaluation:
     bar: Callable[[int, str], "tqdm[Any]"]
     say: Callable[[str], None]
     run_dir: Path
+    record: Record
 
     def __post_init__(self) -> None:
         for chosen in self.sets:
@@ -106,18 +112,24 @@ class Evaluation:
             with (
                 unfinished.open("w", encoding="utf-8") as file,
                 self.bar(len(chosen.problems.examples), chosen.name) as bar,
+                self.record(chosen.name, iteration) as record,
             ):
-                tallies = self.loop.run(_until(stopped, self._tallies(chosen, groups, file, bar)))
+                tallies = self.loop.run(_until(stopped, self._tallies(chosen, groups, file, bar, record)))
+        except _GivenUp:
+            return None
         finally:
             rewards.close()
-        if tallies is None:
-            return None
         unfinished.replace(path)
         found = summarize(tallies, chosen.settings.n)
         return found | {"seconds": time.perf_counter() - began}
 
     async def _tallies(
-        self, chosen: EvalSet, groups: GroupMaker, file: TextIO, bar: "tqdm[Any]"
+        self,
+        chosen: EvalSet,
+        groups: GroupMaker,
+        file: TextIO,
+        bar: "tqdm[Any]",
+        record: Callable[[Group], None],
     ) -> list[Tally]:
         """In the order of the problems; the completions are written as they come."""
         room = asyncio.Semaphore(max(1, self.rows // chosen.settings.n))
@@ -127,19 +139,24 @@ class Evaluation:
             group = await groups.run_group(example, FIRST_GROUP_ID + index, room.release)
             for line in group.attempts():
                 file.write(json.dumps(line) + "\n")
+            record(group)
             bar.update()
             return tally(group)
 
         return await together([one(*each) for each in enumerate(chosen.problems.examples)])
 
 
-async def _until(stopped: Callable[[], bool], coroutine: Coroutine[Any, Any, Result]) -> Result | None:
-    """What the coroutine returns; None, and it is cancelled, if `stopped` becomes true before it ends."""
+class _GivenUp(Exception):
+    """Somebody asked the run to stop in the middle of an evaluation."""
+
+
+async def _until(stopped: Callable[[], bool], coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """What the coroutine returns. Raises _GivenUp, and it is cancelled, if `stopped` becomes true before it ends."""
     task = asyncio.ensure_future(coroutine)
     try:
         while not task.done():
             if stopped():
-                return None
+                raise _GivenUp
             await asyncio.wait((task,), timeout=_LOOK_S)
         return task.result()
     finally:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from torchrl.record.loggers import Logger
 
 from config.files import written_whole
@@ -16,8 +17,11 @@ from config.folders import SUMMARY
 from config.outcome import RunOutcome
 from envs.group import Group, SampledCompletion, Verdict
 from envs.task import Example
+from monitoring.events import Events
+from monitoring.ledger import Ledger
 from monitoring.metrics import Trained, rollout_metrics
 from monitoring.progress import Progress
+from monitoring.record import TokenValues
 from monitoring.trackers import MetricsFile, close_tracker
 
 log = logging.getLogger("grpo")
@@ -33,6 +37,7 @@ class Monitor:
         live: the line that shows how far the run is.
         first_step: steps already done by an earlier part of the run.
         members: of a mixture, its data sets, which have metrics of their own.
+        rollouts_gb: that the ledger may take.
     """
 
     def __init__(
@@ -42,13 +47,17 @@ class Monitor:
         live: Progress,
         first_step: int = 0,
         members: Sequence[str] = (),
+        rollouts_gb: float = 0.0,
     ) -> None:
         self.run_dir = run_dir
         self.tracker = tracker
         self.live = live
         self.members = members
         self.file = MetricsFile(run_dir / "metrics.jsonl")
+        self.ledger = Ledger(run_dir, int(rollouts_gb * 1e9), self.say)
+        self.events = Events(run_dir, self.say)
         self.optimizer_step = first_step
+        self.iteration = 0
         self.seconds = {"collect": 0.0, "optimize": 0.0, "push": 0.0}
         self.extra: dict[str, float] = {}
         self.evaluation: dict[str, float] = {}
@@ -75,7 +84,13 @@ class Monitor:
         try:
             yield
         finally:
-            self.seconds[phase] += time.perf_counter() - began
+            seconds = time.perf_counter() - began
+            self.seconds[phase] += seconds
+            self.event("phase", name=phase, seconds=seconds)
+
+    def event(self, event: str, **fields: Any) -> None:
+        """A line of the run's history, at this optimizer step of this iteration."""
+        self.events.tell(event, self.optimizer_step, iteration=self.iteration, **fields)
 
     def note(self, metrics: dict[str, float]) -> None:
         """Metrics of something that is not an optimizer step (a push): in the next row."""
@@ -98,6 +113,31 @@ class Monitor:
         self.live.step(row["reward/mean"], row["length/response_mean"])
         return row
 
+    def learned(
+        self,
+        batch: Trained,
+        groups: Sequence[Group],
+        log_ratio: Tensor,
+        entropy: Tensor,
+        trained_at: int | None,
+    ) -> None:
+        """Of the optimizer step that `optimized` wrote, what the ledger is to hold of each group.
+
+        log_ratio, entropy: as `training.learner.StepReport`. trained_at: see `monitoring.record.Fate`.
+        """
+        assert batch.advantage is not None and batch.mask is not None
+        first = 0
+        for group in groups:
+            rows = slice(first, first := first + len(group.completions))
+            values = TokenValues(batch.advantage[rows], batch.mask[rows], log_ratio[rows], entropy[rows])
+            self.ledger.learned(group, self.optimizer_step, values, trained_at)
+
+    def consumed(self, iteration: int, groups: Sequence[Group], stale: Sequence[Group]) -> None:
+        """The end of an iteration: its groups go to the ledger. stale: those that were too old for it."""
+        self.ledger.consumed(iteration, groups, stale)
+        if stale:
+            self.event("dropped", groups=len(stale))
+
     def evaluated(
         self, metrics: dict[str, float], iteration: int, policy_version: int, seconds: float
     ) -> None:
@@ -107,6 +147,8 @@ class Monitor:
         row["time/unix_s"] = time.time()
         self.file.append(row)
         self._track(row)
+        self.event("phase", name="evaluate", seconds=seconds)
+        self.event("evaluated", after=iteration, policy_version=policy_version, metrics=metrics)
         self.evaluation = metrics
         self.since += seconds
 
@@ -146,8 +188,9 @@ class Monitor:
         self.say(sample_text(self.optimizer_step, group))
 
     def close(self, outcome: RunOutcome) -> None:
-        """Write `summary.json`, end the tracker."""
+        """Write `summary.json`, end the ledger and the tracker."""
         self.live.close()
+        self.ledger.close()
         rewards = [row["reward/mean"] for row in self.rows()]
         summary = {
             "outcome": outcome,
@@ -170,6 +213,8 @@ class Monitor:
         elif self.file.path.exists():  # else the folder may not stay
             told = f"metrics in {self.run_dir}"
         self.say(f"{outcome}: {told}")
+        if self.file.path.exists():
+            self.event("ended", outcome=outcome)
         if self.tracker is not None:
             close_tracker(self.tracker, outcome)
 

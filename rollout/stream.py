@@ -56,6 +56,7 @@ class Stream:
     wants: Wants = lambda group: True
     attempts: int = 10
     _generating: int = 0
+    _stale: list[Group] = field(default_factory=list)
     _places: set[_Place] = field(default_factory=set)
     _waiting: list[asyncio.Future[_Place]] = field(default_factory=list)
     _admits: bool = True
@@ -101,8 +102,14 @@ class Stream:
         return self.buffer.take(self.timeout, self._hand_back, meanwhile)
 
     def _hand_back(self, group: Group) -> None:
-        """At once, so that it is there when the room that it leaves is used."""
+        """At once, so that its prompt is there when the room that it leaves is used."""
+        self._stale.append(group)
         self.prompts.returned.append(group.example)
+
+    def take_stale(self) -> list[Group]:
+        """Groups that `take` found too old, since the last call."""
+        stale, self._stale = self._stale, []
+        return stale
 
     def outstanding(self) -> list[Example]:
         """Examples that no batch has taken, those of ready groups first; to be asked in the loop."""

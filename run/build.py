@@ -135,7 +135,7 @@ def _monitor(
         built.callback(close_tracker, tracker, "failed")
     _, first_step, _ = (0, 0, 0) if saved is None else saved.place
     live.resume(first_step)
-    return Monitor(run_dir, tracker, live, first_step, members)
+    return Monitor(run_dir, tracker, live, first_step, members, config.logging.rollouts_gb)
 
 
 def _keep_imports() -> None:

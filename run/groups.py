@@ -94,4 +94,5 @@ def make_evaluation(
         lambda total, name: monitor.live.second(total, f"eval {name}", "problem"),
         monitor.say,
         monitor.run_dir,
+        monitor.ledger.evaluation,
     )

@@ -28,7 +28,7 @@ class Overlapped:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.stream = make_stream(run)
-        run.outstanding = self.stream.outstanding
+        run.outstanding, run.stale = self.stream.outstanding, self.stream.take_stale
 
     @staticmethod
     def total(config: Config) -> int:

@@ -7,12 +7,14 @@
 `run.build` makes it, `run.jobs` ends it. The schedules are `run.lockstep` and `run.overlapped`.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from config.checkpoints import checkpoint_path
 from config.errors import ConfigError
 from config.outcome import RunOutcome
 from config.schema import Config
@@ -44,7 +46,7 @@ class Run:
     """Learner, engines, prompts, rewards and monitor of one run, and what is done with them.
 
     generator: chooses the groups of each optimizer step. groups: of the batch at hand, by their id.
-    outstanding: examples that were drawn and that no batch has taken.
+    outstanding: examples that were drawn and that no batch has taken. stale: groups found too old since the last call.
     leaving: this iteration is the last, for a stop was requested before its checkpoint.
     evaluated: the evaluation that was due last has been done, or none was.
     """
@@ -67,6 +69,8 @@ class Run:
     stop: Stop = field(default_factory=Stop)
     groups: "dict[int, Group]" = field(default_factory=dict)
     outstanding: "Callable[[], list[Example]]" = list
+    stale: "Callable[[], list[Group]]" = list
+    trained_at: int | None = None
     leaving: bool = False
     evaluated: bool = False
     first_iteration: int = 0
@@ -88,6 +92,7 @@ class Run:
         for iteration in range(self.first_iteration + 1, total + 1):
             if self.leaving:
                 return
+            self.monitor.iteration = iteration
             yield iteration
 
     def advantage(self, groups: "Sequence[Group]", trained_at: int | None = None) -> "Batch":
@@ -95,7 +100,7 @@ class Run:
 
         trained_at: the policy version that the age of their tokens is counted to, where it can be other than 0.
         """
-        self.groups = {group.group_id: group for group in groups}
+        self.groups, self.trained_at = {group.group_id: group for group in groups}, trained_at
         with self.monitor.timed("optimize"):
             return self.learner.credit(groups, trained_at)
 
@@ -115,15 +120,18 @@ class Run:
         row = self.monitor.optimized(
             batch, groups, report.metrics | self.rewards.metrics(), self.weights.version
         )
+        self.monitor.learned(batch, groups, report.log_ratio, report.entropy, self.trained_at)
         for worry in self.watch.tell(row):
             self.monitor.say(worry)
         if report.skipped:
+            self.monitor.event("skipped")
             self.monitor.say(f"optimizer step {self.monitor.optimizer_step}: not finite, skipped")
 
     def push_weights(self) -> None:
         """Learner to engines; beside running generation the push happens between two engine steps."""
         with self.monitor.timed("push"):
             self.monitor.note(self.loop.call(self._push))
+            self.monitor.event("pushed", version=self.weights.version)
 
     def _push(self) -> dict[str, float]:
         """What is generated from now on has the new weights and the temperature of this part of the run."""
@@ -134,7 +142,8 @@ class Run:
         return self.weights.push()
 
     def done(self, iteration: int) -> None:
-        """Evaluation and checkpoint where they are due; a printed sample now and then."""
+        """The ledger; evaluation and checkpoint where they are due; a printed sample now and then."""
+        self.monitor.consumed(iteration, list(self.groups.values()), self.stale())
         self.evaluate(iteration)
         frequency = self.config.train.checkpoint_frequency
         self.leaving = self.stop.requested
@@ -185,7 +194,11 @@ class Run:
             "config": asdict(self.config),
             **self.loop.call(self._prompt_state),
         }
+        began = time.perf_counter()
         self.checkpoints.write(iteration, state, self.learner.save)
+        path = checkpoint_path(self.run_dir, iteration)
+        self.monitor.event("phase", name="checkpoint", seconds=time.perf_counter() - began)
+        self.monitor.event("checkpoint", path=str(path))
 
     def _prompt_state(self) -> dict[str, Any]:
         return {
@@ -198,10 +211,15 @@ class Run:
 
         told: what the user should know, in the log of the run.
         """
+        self.monitor.ledger.begin(-1 if saved is None else saved.state["iteration"])
         if saved is None:
             self.monitor.file.begin()
         for line in told if saved is None else told + self.restore(saved):
             self.monitor.say(line)
+        if saved is None:
+            self.monitor.event("begun", overlapped=self.plan.overlapped)
+        else:
+            self.monitor.event("resumed", source=str(saved.path))
 
     def restore(self, saved: "Saved") -> list[str]:
         """Go on from a checkpoint; what the user should know of it.

@@ -75,8 +75,9 @@ class GRPOLoss(LossModule):
 
     @property
     def out_keys(self) -> list[NestedKey]:
-        """The terms of the loss; ESS, of the ratios; `log_prob` [N, R], the actor's; `metrics`, accumulators."""
-        return [*LOSSES, "ESS", "log_prob", "metrics"]
+        """The terms of the loss; ESS, of the ratios; `log_prob` and `entropy` [N, R], the actor's; `metrics`,
+        accumulators."""
+        return [*LOSSES, "ESS", "log_prob", "entropy", "metrics"]
 
     def _forward_value_estimator_keys(self, **kwargs: NestedKey) -> None:
         """There is no value estimator to tell of renamed keys."""
@@ -114,7 +115,8 @@ class GRPOLoss(LossModule):
             entropy=scores.entropy,
             totals=totals,
         )
-        return _output(terms, metrics, scores.log_prob.detach())
+        assert scores.entropy is not None  # it was asked for
+        return _output(terms, metrics, scores.log_prob.detach(), scores.entropy.detach())
 
     @staticmethod
     def total(losses: TensorDictBase) -> Tensor:
@@ -122,10 +124,11 @@ class GRPOLoss(LossModule):
         return torch.stack([losses[name] for name in LOSSES]).sum()
 
 
-def _output(terms: Metrics, metrics: Metrics, log_prob: Tensor) -> TensorDict:
+def _output(terms: Metrics, metrics: Metrics, log_prob: Tensor, entropy: Tensor) -> TensorDict:
     named = {name.replace("/", "_"): term for name, term in terms.items()}
     zero = log_prob.new_zeros(())
     return TensorDict(
         {name: named.get(name, zero) for name in LOSSES}
-        | {"ESS": effective_sample_size(metrics["ess"]), "log_prob": log_prob, "metrics": TensorDict(metrics)}
+        | {"ESS": effective_sample_size(metrics["ess"]), "log_prob": log_prob, "entropy": entropy}
+        | {"metrics": TensorDict(metrics)}
     )

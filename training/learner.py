@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from torch import Tensor
+
 from config.errors import RunError
 from envs.group import Group
 from training.batch import Batch
@@ -21,10 +23,16 @@ class NonFiniteError(RunError):
 
 @dataclass(frozen=True)
 class StepReport:
-    """What an optimizer step did. `metrics` are ready to log."""
+    """What an optimizer step did.
+
+    metrics: ready to log. log_ratio, entropy: float32 [N, R] of the batch, 0 outside the loss: trainer less engine
+    before the update, and the entropy of the trainer's distribution, in nats.
+    """
 
     metrics: dict[str, float]
     skipped: bool
+    log_ratio: Tensor
+    entropy: Tensor
 
 
 class Learner(Protocol):

@@ -4,7 +4,7 @@
 `finalize_metrics` turns the accumulators into numbers. Nothing here looks at padding.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
 import torch
@@ -91,12 +91,12 @@ def _finish(values: list[float]) -> float:
     return weight * weight / (count * squared) if count and squared else 1.0
 
 
-def gap_percentiles(gaps: Sequence[Tensor]) -> dict[str, float]:
+def gap_percentiles(gaps: Tensor) -> dict[str, float]:
     """`mismatch/p50`, `p99` and `max` of |trainer log-prob - engine log-prob|; zeros without a token.
 
-    gaps: of the tokens in the loss, one 1-D tensor a microbatch.
+    gaps: [M], of the tokens in the loss.
     """
-    values = torch.cat(list(gaps)).float().sort().values
+    values = gaps.float().sort().values
     count = values.numel()
     if not count:
         return {"mismatch/p50": 0.0, "mismatch/p99": 0.0, "mismatch/max": 0.0}

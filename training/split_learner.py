@@ -105,7 +105,8 @@ class SplitLearner(ABC):
         self.optimizer_steps += 1
         report = {"kl/ref": 0.0, "loss/kl": 0.0, "loss/entropy": 0.0}
         report |= finalize_metrics(merge_metrics([part.metrics for part in parts]))
-        report |= gap_percentiles([part.gaps for part in parts])
+        log_ratio, entropy = _of_batch(batch, shares, parts)
+        report |= gap_percentiles(log_ratio[batch.mask].abs())
         positions = sum(part.positions for part in parts)
         report["throughput/padding"] = positions / real_tokens(batch.tokens)
         report |= {"lr": parts[0].lr, "grad_norm": parts[0].grad_norm}
@@ -114,7 +115,7 @@ class SplitLearner(ABC):
         elif not parts[0].overflow:
             self._count_nonfinite(report, batch)
         report["loss/nonfinite_steps"] = float(self.nonfinite_steps)
-        return StepReport(report, not parts[0].applied)
+        return StepReport(report, not parts[0].applied, log_ratio, entropy)
 
     def _shares(self, batch: Batch, steps: int = 1) -> list[list[Microbatch]]:
         """The microbatches of every worker. steps: optimizer steps' worth of completions in the batch."""
@@ -136,6 +137,20 @@ class SplitLearner(ABC):
                 f"(train.max_nonfinite_steps). The batches are in {path.parent}. Lower optimizer.lr, set "
                 "optimizer.clip_grad_norm, or use train.mixed_precision=bf16 instead of fp16"
             )
+
+
+def _of_batch(batch: Batch, shares: list[list[Microbatch]], parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
+    """Log-ratios and entropies [N, R] of the tokens in the loss, from where each microbatch went."""
+    assert batch.mask is not None
+    log_ratio, entropy = (torch.zeros(batch.mask.shape) for _ in range(2))
+    for share, part in zip(shares, parts, strict=True):
+        for piece, tokens in zip(share, part.tokens, strict=True):
+            if piece.idle:
+                continue
+            mask = batch.mask[piece.rows]
+            for whole, values in ((log_ratio, tokens.log_ratio), (entropy, tokens.entropy)):
+                whole[piece.rows] = torch.zeros(mask.shape).masked_scatter_(mask, values.float().cpu())
+    return log_ratio, entropy
 
 
 COUNTERS = ("optimizer_steps", "nonfinite_steps", "nonfinite_in_a_row")

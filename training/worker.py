@@ -50,18 +50,29 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class TokenScores:
+    """Of the tokens in the loss of a microbatch, [M] float32 each, row by row.
+
+    log_ratio: trainer less engine, before the update. entropy: of the trainer's distribution over the vocabulary.
+    """
+
+    log_ratio: Tensor
+    entropy: Tensor
+
+
+@dataclass(frozen=True)
 class Part:
     """What one worker's share of an optimizer step gave.
 
     positions: that went through the model, padding included.
-    metrics: accumulators, which add up over workers. gaps: [M], |trainer - engine| before the update of every token in
-    the loss. grad_norm: of all workers' gradients together, before clipping. applied: loss and gradient were finite.
-    overflow: they were not because the scale of float16 gradients was too high, which it no longer is.
+    metrics: accumulators, which add up over workers. tokens: of every piece. grad_norm: of all workers' gradients
+    together, before clipping. applied: loss and gradient were finite. overflow: they were not because the scale of
+    float16 gradients was too high, which it no longer is.
     """
 
     positions: int
     metrics: Metrics
-    gaps: Tensor
+    tokens: list[TokenScores]
     lr: float
     grad_norm: float
     applied: bool
@@ -111,13 +122,13 @@ class Worker(PolicyWeights):
     def step(self, pieces: Sequence[Piece]) -> Part:
         """This worker's share of an optimizer step; all workers make as many pieces of theirs."""
         parts: list[Metrics] = []
-        gaps: list[Tensor] = []
+        tokens: list[TokenScores] = []
         pending = [] if self.beside is None else self.beside.begin([piece.batch for piece in pieces])
         for number, (piece, scored) in enumerate(itertools.zip_longest(pieces, pending), 1):
             self.tell("optimize", number, len(pieces))
-            metrics, gap = self._learn(piece, scored)
+            metrics, scores = self._learn(piece, scored)
             parts.append(metrics)
-            gaps.append(gap)
+            tokens.append(scores)
         merged, lr = merge_metrics(parts), self.optimizer.param_groups[0]["lr"]
         grad_norm = self._clip()
         objective = self._over_workers(merged["loss/objective"])
@@ -125,16 +136,16 @@ class Worker(PolicyWeights):
         applied = self._update(finite and math.isfinite(grad_norm))
         overflow = finite and not applied and self.scaler.is_enabled()
         positions = sum(self.scorer.positions(piece.batch.tokens) for piece in pieces)
-        return Part(positions, merged, torch.cat(gaps), lr, grad_norm, applied, overflow)
+        return Part(positions, merged, tokens, lr, grad_norm, applied, overflow)
 
-    def _learn(self, piece: Piece, scored: Future[Tensor] | None) -> tuple[Metrics, Tensor]:
+    def _learn(self, piece: Piece, scored: Future[Tensor] | None) -> tuple[Metrics, TokenScores]:
         """Adds the gradients of a microbatch to those there; its loss, which keeps memory, does not outlive this."""
-        loss, metrics, gap = self._loss(piece, scored)
+        loss, metrics, scores = self._loss(piece, scored)
         self._backward(loss)
-        return metrics, gap
+        return metrics, scores
 
-    def _loss(self, piece: Piece, scored: Future[Tensor] | None) -> tuple[Tensor, Metrics, Tensor]:
-        """The loss, its metrics, and the gap |trainer - engine| before the update of every token in it.
+    def _loss(self, piece: Piece, scored: Future[Tensor] | None) -> tuple[Tensor, Metrics, TokenScores]:
+        """The loss, its metrics, and what is known of every token in it.
 
         scored: the reference's log-probs, where it works beside the learner.
         """
@@ -142,14 +153,16 @@ class Worker(PolicyWeights):
         if scored is not None:
             batch.ref_log_prob = self._await(scored).to(batch.sample_log_prob.device)
         out = self.loss(batch, piece.totals)
-        metrics, gap = self._off_policy(batch, out["log_prob"])
-        return self.loss.total(out), dict(out["metrics"].items()) | metrics, gap
+        metrics, log_ratio = self._off_policy(batch, out["log_prob"])
+        assert batch.mask is not None
+        scores = TokenScores(log_ratio, out["entropy"][batch.mask.to(log_ratio.device)])
+        return self.loss.total(out), dict(out["metrics"].items()) | metrics, scores
 
     def _backward(self, loss: Tensor) -> None:
         self.scaler.scale(loss).backward()
 
     def _off_policy(self, batch: Batch, log_prob: Tensor) -> tuple[Metrics, Tensor]:
-        """Effective sample sizes by age, and the gap of every token in the loss."""
+        """Effective sample sizes by age, and the log-ratio trainer / engine [M] of every token in the loss."""
         assert batch.mask is not None
         device = log_prob.device
         sample, mask = batch.sample_log_prob.to(device), batch.mask.to(device)
@@ -158,7 +171,7 @@ class Worker(PolicyWeights):
         if batch.age is not None:
             oldest = self.config.train.max_policy_age
             metrics = effective_sample_size_by_age(before, sample, batch.age.to(device), mask, oldest)
-        return metrics, (before - sample).abs()[mask]
+        return metrics, (before - sample)[mask]
 
     def _await(self, scored: Future[Tensor]) -> Tensor:
         limit = self.config.train.wait_timeout_s

@@ -21,7 +21,7 @@ from training.learner_models import Models
 from training.learner_state import optimizer_tensors
 from training.loss_metrics import Metrics
 from training.weights import pushed_tensors
-from training.worker import Piece, Worker
+from training.worker import Piece, TokenScores, Worker
 
 
 class WatchedWorker(Worker):
@@ -54,7 +54,7 @@ class WatchedWorker(Worker):
             else:
                 self.reference_log_prob(parts)
 
-    def _loss(self, piece: Piece, scored: Future[Tensor] | None) -> tuple[Tensor, Metrics, Tensor]:
+    def _loss(self, piece: Piece, scored: Future[Tensor] | None) -> tuple[Tensor, Metrics, TokenScores]:
         with self.watch("forward"):
             return super()._loss(piece, scored)
 

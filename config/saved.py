@@ -1,0 +1,73 @@
+"""The settings of a run that is over, or of one that goes on: from its folder to a checked `Config`."""
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from config.checkpoints import FOLDER
+from config.composition import schema, to_config
+from config.errors import ConfigError
+from config.folders import SETTINGS, SETTINGS_FILES
+from config.schema import Config
+
+METRICS = "metrics.jsonl"
+_LANDING = ("outputs/*/*", "multirun/*/*/*")
+
+
+def saved_config(run_dir: Path, changes: list[str] | None = None) -> Config:
+    """The config that the run in a folder had. changes: settings such as `policy.kl_coef=0.1`, on top of it.
+
+    Raises:
+        ConfigError: the folder holds none, or one of another version of this code.
+    """
+    path = run_dir / SETTINGS / SETTINGS_FILES[0]
+    if not path.is_file():
+        raise ConfigError(f"{run_dir}: no run has left its settings there ({path} is missing)")
+    composed = OmegaConf.merge(schema(), OmegaConf.load(path), OmegaConf.from_dotlist(changes or []))
+    return to_config(composed)  # type: ignore[arg-type]
+
+
+def chosen_runs(given: Any) -> list[Path]:
+    """The folders that `run_dir=` names, one or several; where it names none, that of the newest run.
+
+    Raises:
+        ConfigError: one of them is no run's folder, or there is none.
+    """
+    if given is None:
+        return [_newest()]
+    folders = [Path(name) for name in (given if isinstance(given, list | tuple) else [given])]
+    for folder in folders:
+        if not is_run(folder):
+            raise ConfigError(f"run_dir={folder}: no run's folder (there is no {METRICS}); {_some()}")
+    return folders
+
+
+def chosen_run(given: Any) -> Path:
+    """As `chosen_runs`, where one run is wanted."""
+    folders = chosen_runs(given)
+    if len(folders) > 1:
+        raise ConfigError(f"run_dir={','.join(map(str, folders))}: one run's folder is wanted here")
+    return folders[0]
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / METRICS).is_file() or (folder / FOLDER).is_dir()
+
+
+def _newest() -> Path:
+    runs = _runs()
+    if not runs:
+        raise ConfigError("run_dir: no run has been made here; name the folder of one: run_dir=FOLDER")
+    return runs[0]
+
+
+def _runs() -> list[Path]:
+    """Those below the current folder, the newest first."""
+    found = [folder for pattern in _LANDING for folder in Path().glob(pattern) if is_run(folder)]
+    return sorted(found, key=lambda folder: folder.stat().st_mtime, reverse=True)
+
+
+def _some() -> str:
+    runs = _runs()[:3]
+    return f"the newest runs here: {', '.join(map(str, runs))}" if runs else "there is none here"

@@ -1,0 +1,188 @@
+"""A group as a line of the ledger, and back: one JSON object with all that the record holds.
+
+    Group + Fate ──record_of──▶ dict ──Ledger──▶ rollouts/*.jsonl.zst ──read_records, group_of──▶ Group
+
+Lists that repeat one value (versions, who wrote a token) are written as runs: [[value, count], ...]. Numbers that a
+learner reads as float32 are written with the digits of float32, which gives them back to the bit.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain, groupby, repeat
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
+
+from envs.example import Completion, Example, Message
+from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
+
+FateName = Literal["trained", "replaced", "stale", "evaluated"]
+"""What became of a group: trained on; refused by dynamic sampling; too old when its turn came; of an evaluation."""
+
+
+@dataclass
+class Fate:
+    """What became of a group after it was judged.
+
+    iteration: in which it was consumed, or after which it was evaluated. evaluated: the name of its set.
+    optimizer_steps: that trained on it. trained_at: the policy version that its age was counted to, where that was.
+    tokens: what the learner said of its completions; None where it has not seen them.
+    """
+
+    name: FateName
+    iteration: int
+    evaluated: str = ""
+    optimizer_steps: list[int] = field(default_factory=list)
+    trained_at: int | None = None
+    tokens: "TokenValues | None" = None
+
+
+@dataclass(frozen=True)
+class TokenValues:
+    """What the learner knows of the completions of a group, at the first step that trained on it.
+
+    advantage: float [G, 1] or [G, R]. mask: bool [G, R], the tokens in the loss. log_ratio: float [G, R], trainer less
+    engine. entropy: float [G, R], of the trainer's distribution. Numbers outside the mask mean nothing.
+    """
+
+    advantage: Tensor
+    mask: Tensor
+    log_ratio: Tensor
+    entropy: Tensor
+
+
+def prompt_id(messages: Sequence[Message]) -> str:
+    """16 hexadecimal digits that two prompts share where their messages are equal."""
+    digest = hashlib.blake2b(digest_size=8)
+    for message in messages:
+        for text in (message["role"], message["content"]):
+            encoded = text.encode()
+            digest.update(len(encoded).to_bytes(4, "little") + encoded)
+    return digest.hexdigest()
+
+
+def record_of(group: Group, fate: Fate) -> dict[str, Any]:
+    """The line of a group, for `orjson` with numpy arrays."""
+    example, times, replaced = group.example, group.times, group.in_place_of
+    chosen = zip(group.completions, _values(fate.tokens, len(group.completions)), repeat(True))
+    left_out = zip(group.left_out, repeat(_UNSEEN), repeat(False))
+    return {
+        "kind": "eval" if fate.name == "evaluated" else "train",
+        "set": fate.evaluated,
+        "iteration": fate.iteration,
+        "optimizer_steps": fate.optimizer_steps,
+        "fate": fate.name,
+        "trained_at": fate.trained_at,
+        "group_id": group.group_id,
+        "in_place_of": None if replaced is None else replaced.group_id,
+        "prompt_id": prompt_id(example.messages),
+        "row": example.row,
+        "source": example.source,
+        "messages": example.messages,
+        "answer": example.answer,
+        "prompt_text": group.prompt_text,
+        "prompt_tokens": group.prompt,
+        "sampling": asdict(group.sampling),
+        "begun": times.begun,
+        "drawn": times.drawn,
+        "judged": times.judged,
+        "completions": [
+            _completion(sample, one, values, kept)
+            for sample, (one, values, kept) in enumerate(chain(chosen, left_out))
+        ],
+    }
+
+
+_Values = tuple[Any, bool, "np.ndarray | None", "np.ndarray | None"]
+_UNSEEN: _Values = (None, False, None, None)
+
+
+def _values(tokens: TokenValues | None, count: int) -> "list[_Values]":
+    """Of each completion its advantage, whether it is in the loss, its tokens' log-ratios and entropies [R]."""
+    if tokens is None:
+        return [_UNSEEN] * count
+    advantage = tokens.advantage.tolist()
+    in_loss = tokens.mask.any(-1).tolist()
+    log_ratio, entropy = (
+        (values * tokens.mask).float().numpy() for values in (tokens.log_ratio, tokens.entropy)
+    )
+    single = tokens.advantage.shape[-1] == 1
+    return [
+        (advantage[row][0] if single else advantage[row], in_loss[row], log_ratio[row], entropy[row])
+        for row in range(count)
+    ]
+
+
+def _completion(sample: int, one: SampledCompletion, values: _Values, chosen: bool) -> dict[str, Any]:
+    advantage, in_loss, log_ratio, entropy = values
+    length, verdict = len(one.token_ids), one.verdict
+    assert verdict is not None, "a group is judged before it is written"
+    return {
+        "sample": sample,
+        "tokens": one.token_ids,
+        "log_probs": np.asarray(one.log_probs, dtype=np.float32),
+        "versions": runs(one.policy_versions),
+        "sampled": None if one.sampled is None else runs(one.sampled),
+        "finish_reason": one.finish_reason,
+        "text": one.text,
+        "shown": None if one.shown is None or one.shown.text == one.text else one.shown.text,
+        "control_tokens": one.shown is not None and one.shown.control_tokens,
+        "score": verdict.score,
+        "success": verdict.success,
+        "parts": verdict.parts,
+        "outcome": verdict.outcome,
+        "judge_s": verdict.seconds,
+        "advantage": advantage[:length] if isinstance(advantage, list) else advantage,
+        "in_loss": in_loss,
+        "chosen": chosen,
+        "log_ratio": None if log_ratio is None else log_ratio[:length],
+        "entropy": None if entropy is None else entropy[:length],
+    }
+
+
+def runs(values: Sequence[Any]) -> list[list[Any]]:
+    """[[value, count], ...]"""
+    if values and values[0] == values[-1] and values.count(values[0]) == len(values):
+        return [[values[0], len(values)]]
+    return [[value, sum(1 for _ in same)] for value, same in groupby(values)]
+
+
+def unrolled(pairs: Sequence[Sequence[Any]]) -> list[Any]:
+    """The values of `runs`."""
+    return list(chain.from_iterable([value] * count for value, count in pairs))
+
+
+def group_of(record: dict[str, Any]) -> Group:
+    """The group that a line of the ledger was made of, without the one that it is in place of.
+
+    `answer` is what JSON kept of it, `row_data` is empty.
+    """
+    completions = [(_sampled(one), one["chosen"]) for one in record["completions"]]
+    example = Example(tuple(record["messages"]), record["answer"], record["row"], record["source"])
+    return Group(
+        record["group_id"],
+        example,
+        tuple(record["prompt_tokens"]),
+        record["prompt_text"],
+        Sampling(**record["sampling"]),
+        [one for one, chosen in completions if chosen],
+        Times(record["begun"], record["drawn"], record["judged"]),
+        [one for one, chosen in completions if not chosen],
+    )
+
+
+def _sampled(one: dict[str, Any]) -> SampledCompletion:
+    made = SampledCompletion(
+        one["tokens"],
+        one["log_probs"],
+        unrolled(one["versions"]),
+        one["finish_reason"],
+        None if one["sampled"] is None else unrolled(one["sampled"]),
+        one["text"],
+        verdict=Verdict(one["score"], one["parts"], one["outcome"], one["judge_s"]),
+    )
+    shown = one["text"] if one["shown"] is None else one["shown"]
+    made.shown = Completion(shown, made.num_drawn, made.finish_reason == "length", one["control_tokens"])
+    return made
