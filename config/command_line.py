@@ -143,6 +143,11 @@ def last_reward(run_dir: Path) -> float | None:
     return reward
 
 
+def typed() -> list[str]:
+    """The settings of the command line as they were typed; none where other code runs a job."""
+    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+
+
 def resume_command(run_dir: Path) -> str:
     """The command that goes on with the run in this folder, as it is typed in a shell.
 

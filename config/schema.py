@@ -15,6 +15,7 @@ from config.inference import InferenceModelConfig
 from config.machine import MachineConfig
 from config.optimizer import OptimizerConfig
 from config.policy import PolicyConfig
+from config.rollouts import RolloutsConfig
 from config.values import at_least, one_of
 
 
@@ -238,13 +239,25 @@ class Config:
     run_dir: Any = None
     """The folder of a run, or several (`A,B`), that `run=report`, `doctor`, `rollouts` or `replay` looks at. Unset: the
     newest below the current folder."""
+    step: int | None = None
+    """`run=replay`: the number of the optimizer step that is computed again."""
+    a: str | None = None
+    """`run=diff`: the folder of a run, which is compared with that of `b`."""
+    b: str | None = None
+    """`run=diff`: the folder of the other run."""
+    rollouts: RolloutsConfig = field(default_factory=RolloutsConfig)
     run: str = "train"
     """`train`, `plan` (print the device plan and stop), `rehearse` (one optimizer step of a learner rank on no device:
-    what it would take), `rewards` (grade saved completions), `eval`, `selftest` (try every path that this machine
-    has)."""
+    what it would take), `rewards` (grade saved completions), `eval`, `rollouts` (show
+    what a run generated), `replay` (compute one of its optimizer steps again), `diff` (compare two runs), `selftest`
+    (try every path that this machine has)."""
 
     def __post_init__(self) -> None:
-        one_of("run", self.run, ("train", "plan", "rehearse", "rewards", "eval", "selftest"))
+        one_of(
+            "run",
+            self.run,
+            ("train", "plan", "rehearse", "rewards", "eval", "rollouts", "replay", "diff", "selftest"),
+        )
         one_of("device", self.device, ("auto", "cuda", "cpu"))
 
     @property

@@ -1,4 +1,4 @@
-"""The jobs of the command line, by the name that `run=` gives them: train, eval, plan, rehearse, rewards."""
+"""The jobs of the command line, by the name that `run=` gives them."""
 
 import sys
 from collections.abc import Callable
@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from config.checkpoints import newest_checkpoint
-from config.command_line import resume_command
+from config.command_line import resume_command, typed
 from config.errors import RankLost
 from config.folders import held, remove_if_unused
 from config.outcome import INTERRUPTED, RunOutcome
+from config.saved import chosen_run
 from config.schema import Config
 from run.checkpoint_model import evaluated_model, with_model
 from run.overlapped import Schedule, ScheduleType
@@ -33,10 +34,35 @@ def run_job(
         return rehearse_step(config, run_dir, schedule)
     if config.run == "rewards":
         return grade_samples(config, run_dir)
+    if config.run in LOOKING:
+        return look(config, run_dir)
     with held(run_dir):
         if config.run == "eval":
             return evaluate(config, run_dir, schedule, begun)
         return run_training(config, run_dir, train, schedule, begun)
+
+
+LOOKING = ("rollouts", "replay", "diff")
+"""Jobs that look at the folders of runs, and leave none."""
+
+
+def look(config: Config, run_dir: Path) -> RunOutcome:
+    """`run=rollouts`, `run=replay` and `run=diff`: print what they find."""
+    remove_if_unused(run_dir)
+    if config.run == "diff":
+        from run.diff import diff
+
+        text = diff(config.a, config.b)
+    elif config.run == "replay":
+        from run.replay import replay
+
+        text = replay(chosen_run(config.run_dir), config.step, typed())
+    else:
+        from run.rollouts import rollouts
+
+        text = rollouts(chosen_run(config.run_dir), config.rollouts)
+    print(text, flush=True)
+    return "finished"
 
 
 def run_training(
