@@ -18,8 +18,8 @@ from envs.group import Group
 from monitoring.ledger_files import CLOSED, FOLDER, OPEN, close_file, keep_until, ledger_files
 from monitoring.record import Fate, TokenValues, record_of
 
-ROTATE_BYTES = 1 << 26
-"""Of a plain file, from which it is closed."""
+ROTATE_BYTES, ROTATE_SHARE = 1 << 26, 1 / 8
+"""Of a plain file, or of all that the ledger may take, from which a file is closed."""
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
 
 
@@ -37,6 +37,7 @@ class Ledger:
         self.folder = run_dir / FOLDER
         self.limit_bytes = limit_bytes
         self.say = say
+        self.rotate_bytes = min(ROTATE_BYTES, limit_bytes * ROTATE_SHARE)
         self.writes = limit_bytes > 0
         self._fates: dict[int, Fate] = {}
         self._open: Path | None = None
@@ -134,7 +135,7 @@ class Ledger:
         if self._open is None:
             self._open = self.folder / f"train_{iteration:06d}{OPEN}"
         size = self._write(self._open, lines, anew=False)
-        if size > ROTATE_BYTES:
+        if size > self.rotate_bytes:
             self._close(self._open)
             self._open = None
 

@@ -21,7 +21,7 @@ from monitoring.events import Events
 from monitoring.ledger import Ledger
 from monitoring.metrics import Trained, rollout_metrics
 from monitoring.progress import Progress
-from monitoring.record import TokenValues
+from monitoring.record import token_values
 from monitoring.trackers import MetricsFile, close_tracker
 
 log = logging.getLogger("grpo")
@@ -126,10 +126,9 @@ class Monitor:
         log_ratio, entropy: as `training.learner.StepReport`. trained_at: see `monitoring.record.Fate`.
         """
         assert batch.advantage is not None and batch.mask is not None
-        first = 0
-        for group in groups:
-            rows = slice(first, first := first + len(group.completions))
-            values = TokenValues(batch.advantage[rows], batch.mask[rows], log_ratio[rows], entropy[rows])
+        repeats = len(groups[0].completions)
+        each = token_values(batch.advantage, batch.mask, log_ratio, entropy, repeats)
+        for group, values in zip(groups, each, strict=True):
             self.ledger.learned(group, self.optimizer_step, values, trained_at)
 
     def consumed(self, iteration: int, groups: Sequence[Group], stale: Sequence[Group]) -> None:

@@ -3,12 +3,13 @@
     Group + Fate ──record_of──▶ dict ──Ledger──▶ rollouts/*.jsonl.zst ──read_records, group_of──▶ Group
 
 Lists that repeat one value (versions, who wrote a token) are written as runs: [[value, count], ...]. Numbers that a
-learner reads as float32 are written with the digits of float32, which gives them back to the bit.
+learner reads as float32 are written with the digits of float32, which gives them back to the bit. A column has one type
+in all lines, as Arrow wants it: what is not there is -1, 0 or an empty list, never null.
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, groupby, repeat
 from typing import Any, Literal
 
@@ -43,14 +44,26 @@ class Fate:
 class TokenValues:
     """What the learner knows of the completions of a group, at the first step that trained on it.
 
-    advantage: float [G, 1] or [G, R]. mask: bool [G, R], the tokens in the loss. log_ratio: float [G, R], trainer less
-    engine. entropy: float [G, R], of the trainer's distribution. Numbers outside the mask mean nothing.
+    advantage: [G] numbers, or lists of R. in_loss: [G], whether a token of it is. log_ratio: float32 [G, R], trainer
+    less engine. entropy: float32 [G, R], of the trainer's distribution. Both are 0 for tokens outside the loss.
     """
 
-    advantage: Tensor
-    mask: Tensor
-    log_ratio: Tensor
-    entropy: Tensor
+    advantage: list[Any]
+    in_loss: list[bool]
+    log_ratio: np.ndarray
+    entropy: np.ndarray
+
+
+def token_values(
+    advantage: Tensor, mask: Tensor, log_ratio: Tensor, entropy: Tensor, repeats: int
+) -> Iterator[TokenValues]:
+    """Of each group of a batch, in its order. advantage: [N, 1] or [N, R]. The others: [N, R]. repeats: G."""
+    worth = advantage[:, 0].tolist() if advantage.shape[-1] == 1 else advantage.tolist()
+    in_loss = mask.any(-1).tolist()
+    ratios, entropies = log_ratio.numpy(), entropy.numpy()
+    for first in range(0, len(worth), repeats):
+        rows = slice(first, first + repeats)
+        yield TokenValues(worth[rows], in_loss[rows], ratios[rows], entropies[rows])
 
 
 def prompt_id(messages: Sequence[Message]) -> str:
@@ -66,7 +79,7 @@ def prompt_id(messages: Sequence[Message]) -> str:
 def record_of(group: Group, fate: Fate) -> dict[str, Any]:
     """The line of a group, for `orjson` with numpy arrays."""
     example, times, replaced = group.example, group.times, group.in_place_of
-    chosen = zip(group.completions, _values(fate.tokens, len(group.completions)), repeat(True))
+    chosen = zip(group.completions, _values(fate.tokens), repeat(True))
     left_out = zip(group.left_out, repeat(_UNSEEN), repeat(False))
     return {
         "kind": "eval" if fate.name == "evaluated" else "train",
@@ -74,9 +87,9 @@ def record_of(group: Group, fate: Fate) -> dict[str, Any]:
         "iteration": fate.iteration,
         "optimizer_steps": fate.optimizer_steps,
         "fate": fate.name,
-        "trained_at": fate.trained_at,
+        "trained_at": -1 if fate.trained_at is None else fate.trained_at,
         "group_id": group.group_id,
-        "in_place_of": None if replaced is None else replaced.group_id,
+        "in_place_of": -1 if replaced is None else replaced.group_id,
         "prompt_id": prompt_id(example.messages),
         "row": example.row,
         "source": example.source,
@@ -84,7 +97,7 @@ def record_of(group: Group, fate: Fate) -> dict[str, Any]:
         "answer": example.answer,
         "prompt_text": group.prompt_text,
         "prompt_tokens": group.prompt,
-        "sampling": asdict(group.sampling),
+        "sampling": vars(group.sampling),
         "begun": times.begun,
         "drawn": times.drawn,
         "judged": times.judged,
@@ -95,40 +108,31 @@ def record_of(group: Group, fate: Fate) -> dict[str, Any]:
     }
 
 
-_Values = tuple[Any, bool, "np.ndarray | None", "np.ndarray | None"]
-_UNSEEN: _Values = (None, False, None, None)
+_Values = tuple[Any, bool, Any, Any]
+_UNSEEN: _Values = (0.0, False, (), ())
 
 
-def _values(tokens: TokenValues | None, count: int) -> "list[_Values]":
+def _values(tokens: TokenValues | None) -> Iterable[_Values]:
     """Of each completion its advantage, whether it is in the loss, its tokens' log-ratios and entropies [R]."""
     if tokens is None:
-        return [_UNSEEN] * count
-    advantage = tokens.advantage.tolist()
-    in_loss = tokens.mask.any(-1).tolist()
-    log_ratio, entropy = (
-        (values * tokens.mask).float().numpy() for values in (tokens.log_ratio, tokens.entropy)
-    )
-    single = tokens.advantage.shape[-1] == 1
-    return [
-        (advantage[row][0] if single else advantage[row], in_loss[row], log_ratio[row], entropy[row])
-        for row in range(count)
-    ]
+        return repeat(_UNSEEN)
+    return zip(tokens.advantage, tokens.in_loss, tokens.log_ratio, tokens.entropy, strict=True)
 
 
 def _completion(sample: int, one: SampledCompletion, values: _Values, chosen: bool) -> dict[str, Any]:
     advantage, in_loss, log_ratio, entropy = values
-    length, verdict = len(one.token_ids), one.verdict
-    assert verdict is not None, "a group is judged before it is written"
+    length, shown, verdict = len(one.token_ids), one.shown, one.verdict
+    assert shown is not None and verdict is not None, "a group is judged before it is written"
     return {
         "sample": sample,
         "tokens": one.token_ids,
         "log_probs": np.asarray(one.log_probs, dtype=np.float32),
         "versions": runs(one.policy_versions),
-        "sampled": None if one.sampled is None else runs(one.sampled),
+        "sampled": [] if one.sampled is None else runs(one.sampled),
         "finish_reason": one.finish_reason,
         "text": one.text,
-        "shown": None if one.shown is None or one.shown.text == one.text else one.shown.text,
-        "control_tokens": one.shown is not None and one.shown.control_tokens,
+        "shown": shown.text,
+        "control_tokens": shown.control_tokens,
         "score": verdict.score,
         "success": verdict.success,
         "parts": verdict.parts,
@@ -137,8 +141,8 @@ def _completion(sample: int, one: SampledCompletion, values: _Values, chosen: bo
         "advantage": advantage[:length] if isinstance(advantage, list) else advantage,
         "in_loss": in_loss,
         "chosen": chosen,
-        "log_ratio": None if log_ratio is None else log_ratio[:length],
-        "entropy": None if entropy is None else entropy[:length],
+        "log_ratio": log_ratio[:length],
+        "entropy": entropy[:length],
     }
 
 
@@ -179,10 +183,10 @@ def _sampled(one: dict[str, Any]) -> SampledCompletion:
         one["log_probs"],
         unrolled(one["versions"]),
         one["finish_reason"],
-        None if one["sampled"] is None else unrolled(one["sampled"]),
+        unrolled(one["sampled"]) or None,
         one["text"],
         verdict=Verdict(one["score"], one["parts"], one["outcome"], one["judge_s"]),
     )
-    shown = one["text"] if one["shown"] is None else one["shown"]
-    made.shown = Completion(shown, made.num_drawn, made.finish_reason == "length", one["control_tokens"])
+    truncated = made.finish_reason == "length"
+    made.shown = Completion(one["shown"], made.num_drawn, truncated, one["control_tokens"])
     return made

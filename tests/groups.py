@@ -7,7 +7,7 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from envs.group import OUTCOMES, FinishReason, Group, SampledCompletion, Sampling, Times, Verdict
-from envs.task import Example, Outcome
+from envs.task import Completion, Example, Outcome
 from rollout.engines.sampler import Request
 from rollout.engines.transformers_engine import TransformersEngine
 from tests.tiny import EOS, LetterTokenizer, numbered_examples, tiny_llama
@@ -28,7 +28,7 @@ def make_completion(
 ) -> SampledCompletion:
     """tokens: their ids, or how many. versions, log_probs: one for all tokens, or one a token."""
     ids = list(range(1, tokens + 1)) if isinstance(tokens, int) else list(tokens)
-    return SampledCompletion(
+    made = SampledCompletion(
         token_ids=ids,
         log_probs=[log_probs] * len(ids) if isinstance(log_probs, float) else list(log_probs),
         policy_versions=[versions] * len(ids) if isinstance(versions, int) else list(versions),
@@ -36,6 +36,8 @@ def make_completion(
         sampled=None if sampled is None else list(sampled),
         verdict=Verdict(score, parts or {}, outcome),
     )
+    made.shown = Completion("", made.num_drawn, finish_reason == "length")
+    return made
 
 
 def make_group(

@@ -55,10 +55,12 @@ def evaluated(loop: EngineLoop, grader: Any, count: int, in_flight: int) -> list
     maker: Any = SimpleNamespace(run_group=run_group)
     file = io.StringIO()
     unused: Any = None
-    evaluation = Evaluation(configured(), in_flight * N, [], loop, unused, unused, unused, Path())
-    tallies = loop.run(evaluation._tallies(chosen, maker, file, Bar()))  # type: ignore[arg-type]
+    seen: list[Group] = []
+    evaluation = Evaluation(configured(), in_flight * N, [], loop, unused, unused, unused, Path(), unused)
+    tallies = loop.run(evaluation._tallies(chosen, maker, file, Bar(), seen.append))  # type: ignore[arg-type]
     assert tallies == [tally(groups[index]) for index in range(count)]
     assert len(file.getvalue().splitlines()) == count * N
+    assert {made.group_id for made in seen} == {made.group_id for made in groups.values()}
     return [groups[index] for index in range(count)]
 
 

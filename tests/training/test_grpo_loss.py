@@ -86,7 +86,7 @@ def test_what_it_is_given_and_gives(groups: list[Group]) -> None:
     assert all(batch.get(key) is not None for key in loss.in_keys)
     out = loss(as_tensordict(batch))
     assert type(out) is TensorDict and out.batch_size == torch.Size([])
-    assert set(out.keys()) == set(loss.out_keys) == {*LOSSES, "ESS", "log_prob", "metrics"}
+    assert set(out.keys()) == set(loss.out_keys) == {*LOSSES, "ESS", "log_prob", "entropy", "metrics"}
     assert all(out[name].shape == () and out[name].requires_grad for name in LOSSES)
     sum(
         value for name, value in out.items() if name.startswith("loss_")
