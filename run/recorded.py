@@ -29,8 +29,8 @@ class Iteration:
     @property
     def trained_at(self) -> int | None:
         """As `monitoring.record.Fate.trained_at`."""
-        version: int | None = self.records[0]["trained_at"]
-        return version
+        version: int = self.records[0]["trained_at"]
+        return None if version < 0 else version
 
 
 def has_ledger(run_dir: Path) -> None:

@@ -101,11 +101,11 @@ def _differences(
     recorded, length = one["advantage"], len(one["tokens"])
     values = advantage.tolist()
     replayed = values[0] if len(values) == 1 else values[:length]
-    if recorded is not None and recorded != replayed:
+    if recorded != replayed:
         yield "another advantage" if isinstance(recorded, list) else f"advantage {recorded} -> {replayed}"
     if one["in_loss"] != in_loss:
         yield f"in the loss: {one['in_loss']} -> {in_loss}"
-    if compare_tokens and one["log_ratio"] is not None:
+    if compare_tokens:
         kept = np.asarray(one["log_ratio"], dtype=np.float32)
         gap = np.abs(log_ratio[:length].numpy() - kept)
         if gap.size and gap.max() > 0:

@@ -83,12 +83,11 @@ def rows_of(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "tokens": len(one["tokens"]),
             "oldest_version": min(versions, default=None),
             "newest_version": max(versions, default=None),
-            **{name: _mean(one[name]) for name in ("advantage", "log_ratio", "entropy")},
+            "advantage": _mean(one["advantage"]) if steps and one["chosen"] else None,
+            **{name: _mean(one[name]) for name in ("log_ratio", "entropy")},
             **{f"part/{name}": value for name, value in one["parts"].items()},
         }
 
 
-def _mean(values: float | list[float] | None) -> float | None:
-    if values is None or values == []:
-        return None
-    return float(np.mean(values))
+def _mean(values: float | list[float]) -> float | None:
+    return None if values == [] else float(np.mean(values))

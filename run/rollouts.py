@@ -138,7 +138,9 @@ def shown(record: Record) -> str:
     lines += indented(question(record), 2)
     lines += indented(f"answer: {record['answer']}", 2)
     for one in record["completions"]:
-        lines += textwrap.wrap(_headline(one), WIDTH, initial_indent="  ", subsequent_indent="     ")
+        lines += textwrap.wrap(
+            _headline(one, bool(steps)), WIDTH, initial_indent="  ", subsequent_indent="     "
+        )
         lines += indented(one["text"], 5)
     return "\n".join(lines)
 
@@ -151,10 +153,10 @@ def question(record: Record) -> str:
     return "\n".join(f"{message['role']}: {message['content']}" for message in asked)
 
 
-def _headline(one: Record) -> str:
+def _headline(one: Record, trained: bool) -> str:
     parts = ", ".join(f"{name} {value:.3g}" for name, value in one["parts"].items())
     words = [f"#{one['sample']} reward {one['score']:.3g}{f' ({parts})' if parts else ''}"]
-    if isinstance(one["advantage"], float):
+    if trained and one["chosen"] and isinstance(one["advantage"], float):
         words.append(f"advantage {one['advantage']:+.3g}")
     words += [f"{len(one['tokens'])} tokens", one["finish_reason"]]
     words += [one["outcome"]] if one["outcome"] != "scored" else []
