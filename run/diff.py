@@ -97,12 +97,13 @@ def parting(
     before = None
     for step in steps:
         ours, theirs = without_clocks(one[step]), without_clocks(other[step])
-        apart = [name for name in ours if name in theirs and ours[name] != theirs[name]]
+        both = [name for name in ours if name in theirs]
+        apart = [name for name in both if ours[name] != theirs[name]]
         if apart:
             yield (
                 f"identical to step {before}" if before is not None else "they differ from the first step on"
             )
-            yield f"step {step}: {len(apart)} metrics differ"
+            yield f"step {step} differs in {len(apart)} of {len(both)} metrics"
             for name in sorted(apart, key=lambda name: name != "reward/mean")[:4]:
                 yield f"  {name:<28}{ours[name]:>14.7g}{theirs[name]:>14.7g}"
             return
