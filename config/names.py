@@ -19,7 +19,7 @@ _NAMES = {
     "env.reward, as module:function": "custom_reward_function.path custom_reward_function.name",
     "train.checkpoint_frequency, in iterations": "save_steps save_freq",
     "train.deterministic": "full_determinism",
-    "train.dialog_turns_per_batch over train.optim_batch_size": "steps_per_generation",
+    "train.dialog_turns_per_batch: completions of an iteration, of one or more optimizer steps": "steps_per_generation",
     "train.epochs": "num_iterations ppo_epochs",
     "train.gradient_accumulation_steps": "accumulate_grad_batches",
     "train.gradient_accumulation_steps: microbatches in an optimizer step": (

@@ -41,6 +41,15 @@ _NOT_UNITS = (
 )
 _QUOTES = " \t\r\n\xa0\u2009\u202f*`'\"“”"
 
+_OPERATOR = r"(?:[-+*/:^×·÷]|\\times|\\cdot|\\div|(?<=[\d)}\s])x(?=[\d({\s])|\}\s*\{)"
+_PLAIN = rf"{_DIGITS}(?:\.\d+)?|\.\d+"
+"""Between two numbers, in words of LaTeX too; a fraction's line is one."""
+_CALCULATION = re.compile(
+    rf"(?<![\w.\\])(?:\\?sqrt\s*[({{]\s*)?-?(?:{_PLAIN})(?:[)}}]*\s*{_OPERATOR}+\s*[({{]*-?(?:{_PLAIN}))*",
+    re.ASCII,
+)
+_TO_BE_GONE_ON = re.compile(r"[)}\s]*(?:[+/^×·÷]|\\times|\\cdot|\\div)")
+
 _MARKED = re.compile(r"####([^\n]{0,200})")
 _TAGGED = re.compile(r"<answer>([^<]{1,200})</answer>")
 
@@ -58,6 +67,21 @@ def final_number(text: str) -> str | None:
         return None
     number = plain(chain_end(found[-1]))
     return number if is_worked_out(number) else None
+
+
+def last_number(text: str) -> str | None:
+    """The last number behind the thoughts, with or without words around it; None where it is not worked out.
+
+    What is still to be calculated names no number: of "8+3" the last is not 3. Of "8 + 3 = 11." the end counts.
+    """
+    spoken = after_thinking(text)
+    if spoken is None:
+        return None
+    spoken = spoken.replace("−", "-")
+    *_, last = [None, *_CALCULATION.finditer(spoken)]
+    if last is None or _TO_BE_GONE_ON.match(spoken, last.end()):
+        return None
+    return last[0] if is_worked_out(last[0]) else None
 
 
 def plain(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from config.env import EnvConfig
 from envs.example import Completion, Example, Reward
 from envs.rewards import reward
-from envs.verifiers import extract
+from envs.verifiers import extract, numbers
 from envs.verifiers.equivalence import same_answer
 from envs.verifiers.numbers import final_number, parse_number, same_number
 
@@ -71,6 +71,13 @@ def gsm8k(text: str, gold: Any, env: EnvConfig) -> Parts:
     return {"accuracy": float(right), "format": float(given is not None)}
 
 
+def last_number(text: str, gold: Any, env: EnvConfig) -> Parts:
+    """The last number, where it is worked out; what stands around it does not count."""
+    given = numbers.last_number(text)
+    right = given is not None and same_number(given, str(gold))
+    return {"accuracy": float(right), "format": float(given is not None)}
+
+
 def dapo(text: str, gold: Any, env: EnvConfig) -> Parts:
     """What follows the last `Answer:`."""
     spoken = extract.after_thinking(text)
@@ -108,6 +115,7 @@ RULES: dict[str, Rule] = {
     "gsm8k": Rule(GSM8K_PROMPT, {"accuracy": 0.9, "format": 0.1}, gsm8k, in_process=True),
     "dapo": Rule(DAPO_PROMPT, ACCURACY, dapo),
     "exact": Rule(None, ACCURACY, exact, in_process=True),
+    "last_number": Rule(None, ACCURACY, last_number, in_process=True),
 }
 
 

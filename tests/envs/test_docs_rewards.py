@@ -1,4 +1,4 @@
-"""What docs/rewards.md says, done: its rows are read, its task and its reward judge."""
+"""What docs/rewards.md and docs/judges.md say, done: rows are read, tasks, rewards and judges judge."""
 
 import json
 import re
@@ -21,6 +21,7 @@ from tests.scripts import ENVIRONMENT, ended
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
+JUDGES = (ROOT / "docs" / "judges.md").read_text(encoding="utf-8")
 
 
 def block(kind: str, having: str, text: str = TEXT) -> str:
@@ -140,7 +141,9 @@ def answering(monkeypatch: pytest.MonkeyPatch, replies: dict[str, Any]) -> Itera
 
 def test_the_http_judge_of_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(monkeypatch, {"/score": {"score": 0.7}}) as asked:
-        module = beside(tmp_path, monkeypatch, "http_judge_of_the_text", block("python", "def http_judge"))
+        module = beside(
+            tmp_path, monkeypatch, "http_judge_of_the_text", block("python", "def http_judge", JUDGES)
+        )
         env = EnvConfig(dataset="arithmetic", reward=f"{module}:http_judge")
         assert judged(env, "five") == 0.7
     question = make_task(env).examples("train")[0]
@@ -155,7 +158,9 @@ def test_the_language_model_of_the_text_judges(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "rows.jsonl").write_text(json.dumps(row), encoding="utf-8")
     replied: dict[str, Any] = {"choices": [{"message": {"content": " 8\n"}}]}
     with answering(monkeypatch, {"/v1/chat/completions": replied}) as asked:
-        module = beside(tmp_path, monkeypatch, "llm_judge_of_the_text", block("python", "def llm_judge"))
+        module = beside(
+            tmp_path, monkeypatch, "llm_judge_of_the_text", block("python", "def llm_judge", JUDGES)
+        )
         env = EnvConfig(
             dataset="jsonl",
             data_files=str(tmp_path / "rows.jsonl"),

@@ -39,7 +39,7 @@ JUDGES: dict[str, tuple[dict[str, Any], Any]] = {
     "code": ({"dataset": "jsonl", "reward": "code"}, PROGRAM),
     **{
         name: ({"dataset": "jsonl", "reward": name}, "7")
-        for name in ("boxed", "dapo", "exact", "gsm8k", "math", "think_answer_tags")
+        for name in ("boxed", "dapo", "exact", "gsm8k", "last_number", "math", "think_answer_tags")
     },
 }
 
