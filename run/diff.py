@@ -21,17 +21,20 @@ from run.rollouts import WIDTH, indented, question, success
 OF_THE_FOLDER = ("run", "run_dir", "train.resume", "logging", "rollouts", "step", "a", "b")
 """Settings that say nothing of what a run computes."""
 SHOWN, EXAMPLES, LAST = 12, 3, 20
-"""Settings and metrics that are named, prompts of each kind that are shown, rows of the mean at the end."""
+"""Settings that are named, prompts of each kind that are shown, rows of the mean at the end."""
+CHARACTERS = 400
+"""Of a text that is kept: three lines of it are shown."""
 TRAINING = "training"
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A prompt the last time that a run was asked it. success: mean over its completions. answered: the first one."""
+    """A prompt the last time that a run was asked it. success: mean over its completions. best, worst: two of them."""
 
     success: float
     asked: str
-    answered: str
+    best: str
+    worst: str
 
 
 def diff(a: str | None, b: str | None) -> str:
@@ -119,8 +122,9 @@ def last_seen(run_dir: Path) -> dict[str, dict[str, Seen]]:
         name = record["set"] or TRAINING
         if name != TRAINING and newest.get(name) != record["iteration"]:
             newest[name], found[name] = record["iteration"], {}  # of an evaluation the last, whole
-        first = record["completions"][0]["text"]
-        seen = Seen(success(record), question(record)[:400], first[:400])
+        by_reward = sorted(record["completions"], key=lambda one: float(one["score"]))
+        worst, best = (by_reward[place]["text"][:CHARACTERS] for place in (0, -1))
+        seen = Seen(success(record), question(record)[:CHARACTERS], best, worst)
         found.setdefault(name, {})[record["prompt_id"]] = seen
     return found
 
@@ -137,6 +141,7 @@ def prompts(one: dict[str, dict[str, Seen]], other: dict[str, dict[str, Seen]]) 
         lines = [f"{name}: {len(shared)} prompts, {last}", f"  b against a: {found.words}"]
         for label, winner, loser in (("a", one, other), ("b", other, one)):
             only = [key for key in shared if _solved(winner[name][key]) and not _solved(loser[name][key])]
+            only.sort(key=lambda key: loser[name][key].success - winner[name][key].success)
             lines.append(f"  {len(only)} solved by {label} alone (at least half of the completions)")
             for key in only[:EXAMPLES]:
                 lines += _example(key, one[name][key], other[name][key])
@@ -148,8 +153,10 @@ def _solved(seen: Seen) -> bool:
 
 
 def _example(key: str, one: Seen, other: Seen) -> list[str]:
+    """The question, the best completion of the run that solved it, the worst of the other."""
     lines = [f"    prompt {key}: a {one.success:.0%}, b {other.success:.0%}", *indented(one.asked, 6)[:3]]
-    for label, seen in (("a", one), ("b", other)):
-        first, *rest = indented(seen.answered, 9)[:3]
+    a_is_right = _solved(one)
+    for label, seen, right in (("a", one, a_is_right), ("b", other, not a_is_right)):
+        first, *rest = indented(seen.best if right else seen.worst, 9)[:3]
         lines += [f"      {label}: {first.strip()}", *rest]
     return lines

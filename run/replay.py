@@ -6,6 +6,7 @@
 Nothing is written to the run's folder.
 """
 
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -86,6 +87,7 @@ def replay(run_dir: Path, step: int | None, typed: list[str]) -> str:
         for last in steps:
             row = rows.get(last.number, {})
             replayed = last.metrics(int(row.get("policy_version", 0)))
+            print(f"step {last.number} computed", file=sys.stderr)
             compared.append(Comparison(last.number, without_clocks(row), without_clocks(replayed)))
         other = None
         if changed is not None:
