@@ -1,8 +1,7 @@
-"""What a run tells: one row of metrics per optimizer step, a live line, a sample now and then, a summary."""
+"""What a run tells: one row of metrics per optimizer step, a live view, a sample now and then, a summary."""
 
 import json
 import logging
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,7 +33,7 @@ class Monitor:
     """Collects timings between two optimizer steps and writes everything out at each.
 
     Args:
-        live: the line that shows how far the run is.
+        live: shows how far the run is.
         first_step: steps already done by an earlier part of the run.
         members: of a mixture, its data sets, which have metrics of their own.
         rollouts_gb: that the ledger may take.
@@ -68,6 +67,7 @@ class Monitor:
 
     def resumed(self) -> None:
         """The run folder holds the rows of an earlier part of the run: its seconds and tokens count."""
+        self.live.remember(self.file.rows())
         *_, last = [{}, *self.rows()]
         self.seconds_before = float(last.get("time/elapsed_s", 0.0))
         self.tokens_before = int(last.get("tokens/total", 0))
@@ -86,6 +86,7 @@ class Monitor:
         finally:
             seconds = time.perf_counter() - began
             self.seconds[phase] += seconds
+            self.live.spent(phase, seconds)
             self.event("phase", name=phase, seconds=seconds)
 
     def event(self, event: str, **fields: Any) -> None:
@@ -150,6 +151,8 @@ class Monitor:
         self.event("evaluated", after=iteration, policy_version=policy_version, metrics=metrics)
         self.evaluation = metrics
         self.since += seconds
+        self.live.spent("evaluate", seconds)
+        self.live.evaluated(self.optimizer_step, metrics)
 
     def _track(self, row: dict[str, Any]) -> None:
         if self.tracker is not None:
@@ -178,9 +181,14 @@ class Monitor:
         }
 
     def say(self, text: str) -> None:
-        """A line above the progress bar, and in `grpo.log`."""
-        self.live.bar.write(text, file=sys.stderr)
+        """A line above the live view, and in `grpo.log`."""
+        self.live.say(text)
         log.info(text)
+
+    def alarm(self, text: str) -> None:
+        """A worry about the run: said, and shown until the next one."""
+        self.live.alarm(text)
+        self.say(text)
 
     def show(self, group: Group) -> None:
         """A question with the best and the worst of its answers."""

@@ -41,7 +41,7 @@ def build(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> Schedu
         run = _build(config, run_dir, schedule, built)
         working = schedule(run)
         built.pop_all()
-    run.stop.install(resume_command(run_dir))
+    run.stop.install(resume_command(run_dir), run.monitor.live.erase)
     return working
 
 

@@ -64,6 +64,7 @@ def evaluate_alone(
         monitor.ledger.begin(-1)
         try:
             tables = evaluate(evaluation, monitor, iteration, version + engine.policy_version, lambda: False)
+            monitor.live.close()  # what it shows is no part of the result
             print("\n".join(tables), flush=True)
             outcome = "finished"
         except KeyboardInterrupt:

@@ -122,7 +122,7 @@ class Run:
         )
         self.monitor.learned(batch, groups, report.log_ratio, report.entropy, self.trained_at)
         for worry in self.watch.tell(row):
-            self.monitor.say(worry)
+            self.monitor.alarm(worry)
         if report.skipped:
             self.monitor.event("skipped")
             self.monitor.say(f"optimizer step {self.monitor.optimizer_step}: not finite, skipped")
