@@ -147,6 +147,11 @@ def _from_the_system(error: BaseException | None) -> str | None:
     return f"{found.filename}: {found.strerror}" if found.filename else found.strerror
 
 
+def typed() -> list[str]:
+    """The settings of the command line as they were typed; none where other code runs a job."""
+    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+
+
 def resume_command(run_dir: Path) -> str:
     """The command that goes on with the run in this folder, as it is typed in a shell.
 

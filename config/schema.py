@@ -16,6 +16,7 @@ from config.inference import InferenceModelConfig
 from config.machine import MachineConfig
 from config.optimizer import OptimizerConfig
 from config.policy import PolicyConfig
+from config.rollouts import RolloutsConfig
 from config.values import at_least, one_of
 
 
@@ -248,7 +249,7 @@ class LoggingConfig:
 
 JOBS = (
     *("train", "plan", "rehearse", "rewards", "eval", "export", "selftest"),
-    *("doctor", "report"),
+    *("report", "doctor", "rollouts", "replay", "diff"),
 )
 """What `run=` names."""
 
@@ -274,11 +275,18 @@ class Config:
     run_dir: Any = None
     """The folder of a run, or several (`A,B`), that `run=report`, `doctor`, `rollouts` or `replay` looks at. Unset: the
     newest below the current folder."""
+    step: int | None = None
+    """run=replay: the number of the optimizer step that is computed again."""
+    a: str | None = None
+    """run=diff: the folder of a run, which is compared with that of `b`."""
+    b: str | None = None
+    """run=diff: the folder of the other run."""
+    rollouts: RolloutsConfig = field(default_factory=RolloutsConfig)
     run: str = "train"
     """`train`, `plan` (print the device plan and stop), `rehearse` (one optimizer step of a learner rank on no device:
     what it would take), `rewards` (grade saved completions), `eval`, `export` (a checkpoint as a model), `selftest`
-    (try every path that this machine has); of the run that `run_dir` names `doctor` (what is worth worrying about) and
-    `report` (its page)."""
+    (try every path that this machine has). Of a run that has been made: `report` (its page), `doctor` (what is worth
+    worrying about), `rollouts` (what it generated), `replay` (one of its optimizer steps again), `diff` (two runs)."""
     checkpoint: str | None = None
     """run=export: a checkpoint, or the folder of a run (its newest one)."""
     to: str | None = None
