@@ -1,5 +1,6 @@
 """`run=export`: the model of a checkpoint in a folder of its own, and on the hub."""
 
+import logging
 import re
 import shutil
 from pathlib import Path
@@ -85,6 +86,8 @@ def _check_hub(name: str) -> None:
 def _upload(folder: Path, name: str) -> None:
     from huggingface_hub import HfApi
 
+    for client in ("httpx", "httpx2"):
+        logging.getLogger(client).setLevel(logging.WARNING)  # else a line for every request
     api = HfApi()
     try:
         api.create_repo(name, private=True, exist_ok=True)

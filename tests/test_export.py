@@ -128,7 +128,12 @@ class Hub(BaseHTTPRequestHandler):
         answer |= {"commitOid": "1", "pullRequestUrl": None}
         if "preupload" in self.path:
             sent = json.loads(body)["files"]
-            answer = {"files": [{"path": one["path"], "uploadMode": "regular", "oid": None} for one in sent]}
+            answer = {
+                "files": [
+                    {"path": one["path"], "uploadMode": "regular", "oid": None, "shouldIgnore": False}
+                    for one in sent
+                ]
+            }
         if "/commit/" in self.path:
             lines = [json.loads(line) for line in body.splitlines()]
             found = [line["value"] for line in lines if line["key"] == "file"]
