@@ -7,7 +7,7 @@ seconds at most and starts no engine.
 ENGINE = {
     "test_grpo_async.py": 108,
     "rollout/test_pool.py": 93,
-    "test_sweeps.py": 90,
+    "test_sweeps.py": 150,
     "rollout/test_pool_pushes.py": 70,
     "test_vllm_runs.py": 65,
     "test_eval_of_checkpoints.py": 59,

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -54,7 +55,9 @@ def outcomes(folder: Path) -> dict[str, str]:
 def table_of(output: str) -> list[str]:
     lines = output.splitlines()
     (at,) = [number for number, line in enumerate(lines) if line.startswith("job  overrides")]
-    return [line for line in lines[at - 1 :] if line[:1].isalnum() or line.startswith(" ")]
+    return [
+        line for line in lines[at - 1 :] if re.match(r"\d+ |job |failed |  +\S", line)
+    ]  # Ray says more below
 
 
 def foreign_listeners(process: "subprocess.Popen[str]") -> Iterator[str]:
