@@ -10,11 +10,13 @@ from typing import Any
 from omegaconf import MISSING
 
 from config.env import EnvConfig
+from config.errors import ConfigError
 from config.evaluation import EvalConfig
 from config.inference import InferenceModelConfig
 from config.machine import MachineConfig
 from config.optimizer import OptimizerConfig
 from config.policy import PolicyConfig
+from config.rollouts import RolloutsConfig
 from config.values import at_least, one_of
 
 
@@ -72,6 +74,13 @@ class TrainConfig:
     keep_checkpoints: int = 3
     """Newest checkpoints that are kept; older ones are removed. 0 keeps all. A run that is resumed from an earlier
     checkpoint removes the later ones in any case."""
+    keep_best: str | None = None
+    """A metric of evaluation such as `eval/SET/pass@1`: the checkpoint with its highest value is kept too, and one is
+    written after an evaluation that gives a higher one. `checkpoints/best` and `models/best` name it."""
+    export: bool = True
+    """Beside each checkpoint that is kept, a folder in Hugging Face format, `models/checkpoint_000040`, and `model`,
+    the newest: as much disk space each as the model's weights in `model.dtype`. A LoRA adapter is merged, and lies in
+    `adapter` beside that."""
     async_checkpoint: bool = True
     """The run goes on while a checkpoint is written, from a copy in the host's memory; otherwise it waits."""
     resume: str | None = None
@@ -199,26 +208,50 @@ class RayConfig:
 class LoggingConfig:
     """Where metrics go besides `metrics.jsonl`, and what is printed."""
 
-    backend: str = "none"
-    """`wandb`, `tensorboard`, or `none`; `metrics.jsonl` is always written."""
+    backend: Any = "none"
+    """Trackers: `wandb`, `tensorboard`, `mlflow`, `trackio`, a list of them such as `[wandb,tensorboard]`, or `none`;
+    `metrics.jsonl` is always written."""
     mode: str = "offline"
     """W&B only: `online` or `offline`."""
     project: str = "grpo"
-    """W&B project."""
+    """Project of W&B and trackio, experiment of MLflow."""
     experiment_name: str | None = None
     """Name of the run in the tracker. Unset: the run folder's."""
     sample_frequency: int = 20
-    """Iterations between printed sample completions; 0 prints none."""
+    """Iterations between sample completions, printed and sent to the trackers; 0: none."""
+    trace: bool = False
+    """Write `trace.json` when the run ends: who did what when, for ui.perfetto.dev or chrome://tracing."""
     progress: bool = True
-    """The live progress line."""
+    """The live view on a terminal, a line every ten seconds in a log."""
     rollouts_gb: float = 10.0
     """The ledger: every group of training and evaluation goes to `rollouts/` in the run's folder, which may take so
     many gigabytes; then the oldest files go. 0: none is kept."""
 
     def __post_init__(self) -> None:
-        one_of("logging.backend", self.backend, ("none", "wandb", "tensorboard"))
         one_of("logging.mode", self.mode, ("online", "offline"))
         at_least("logging.rollouts_gb", self.rollouts_gb, 0)
+        names = self._named()
+        for name in names or [self.backend]:
+            one_of("logging.backend", name, ("none", "wandb", "tensorboard", "mlflow", "trackio"))
+        if "none" in names and len(names) > 1:
+            raise ConfigError(f"logging.backend={self.backend!r}: `none` goes with no other tracker")
+
+    @property
+    def backends(self) -> list[str]:
+        """The trackers, each once; empty for `none`."""
+        return [name for name in dict.fromkeys(self._named()) if name != "none"]
+
+    def _named(self) -> list[Any]:
+        if isinstance(self.backend, str):
+            return [name.strip() for name in self.backend.split(",")]
+        return self.backend if isinstance(self.backend, list) else []
+
+
+JOBS = (
+    *("train", "plan", "rehearse", "rewards", "eval", "export", "selftest"),
+    *("report", "doctor", "rollouts", "replay", "diff"),
+)
+"""What `run=` names."""
 
 
 @dataclass
@@ -242,15 +275,27 @@ class Config:
     run_dir: Any = None
     """The folder of a run, or several (`A,B`), that `run=report`, `doctor`, `rollouts` or `replay` looks at. Unset: the
     newest below the current folder."""
+    step: int | None = None
+    """run=replay: the number of the optimizer step that is computed again."""
+    a: str | None = None
+    """run=diff: the folder of a run, which is compared with that of `b`."""
+    b: str | None = None
+    """run=diff: the folder of the other run."""
+    rollouts: RolloutsConfig = field(default_factory=RolloutsConfig)
     run: str = "train"
     """`train`, `plan` (print the device plan and stop), `rehearse` (one optimizer step of a learner rank on no device:
-    what it would take), `rewards` (grade saved completions), `eval`, `selftest` (try every path that this machine
-    has), `doctor` (what is worth worrying about in the run that `run_dir` names), `report` (its page)."""
+    what it would take), `rewards` (grade saved completions), `eval`, `export` (a checkpoint as a model), `selftest`
+    (try every path that this machine has). Of a run that has been made: `report` (its page), `doctor` (what is worth
+    worrying about), `rollouts` (what it generated), `replay` (one of its optimizer steps again), `diff` (two runs)."""
+    checkpoint: str | None = None
+    """run=export: a checkpoint, or the folder of a run (its newest one)."""
+    to: str | None = None
+    """run=export: the folder that the model is written to; it must not hold anything yet."""
+    hub: str | None = None
+    """run=export: a hub name, USER/NAME, that the folder is uploaded to as well. It is private where it is new."""
 
     def __post_init__(self) -> None:
-        one_of(
-            "run", self.run, ("train", "plan", "rehearse", "rewards", "eval", "selftest", "doctor", "report")
-        )
+        one_of("run", self.run, JOBS)
         one_of("device", self.device, ("auto", "cuda", "cpu"))
 
     @property

@@ -1,8 +1,7 @@
-"""What a run tells: one row of metrics per optimizer step, a live line, a sample now and then, a summary."""
+"""What a run tells: one row of metrics per optimizer step, a live view, a sample now and then, a summary."""
 
 import json
 import logging
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torchrl.record.loggers import Logger
 
 from config.files import written_whole
 from config.folders import SUMMARY
@@ -25,36 +23,42 @@ from monitoring.metrics_file import MetricsFile
 from monitoring.progress import Progress
 from monitoring.record import token_values
 from monitoring.repetition import Repetition
-from monitoring.trackers import close_tracker
+from monitoring.trace import TRACE, write_trace
+from monitoring.tracker_kinds import ShownCompletion
+from monitoring.trackers import Trackers
 
 log = logging.getLogger("grpo")
 """Goes to `grpo.log` in the run's folder alone (config/base.yaml)."""
 LONGEST_TEXT, LONGEST_GOLD = 4000, 200
 """Characters of a sample that are shown."""
+SHOWN = 32
+"""Completions of a step that a tracker gets, whole groups first."""
 
 
 class Monitor:
     """Collects timings between two optimizer steps and writes everything out at each.
 
     Args:
-        live: the line that shows how far the run is.
+        live: shows how far the run is.
         first_step: steps already done by an earlier part of the run.
         members: of a mixture, its data sets, which have metrics of their own.
-        rollouts_gb: that the ledger may take.
+        rollouts_gb: that the ledger may take. traced: write `trace.json` at the end.
     """
 
     def __init__(
         self,
         run_dir: Path,
-        tracker: Logger | None,
+        tracker: Trackers | None,
         live: Progress,
         first_step: int = 0,
         members: Sequence[str] = (),
         rollouts_gb: float = 0.0,
+        traced: bool = False,
     ) -> None:
         self.run_dir = run_dir
         self.tracker = tracker
         self.live = live
+        self.traced = traced
         self.members = members
         self.file = MetricsFile(run_dir / "metrics.jsonl")
         self.ledger = Ledger(run_dir, int(rollouts_gb * 1e9), self.say)
@@ -65,6 +69,7 @@ class Monitor:
         self.seconds = {"collect": 0.0, "optimize": 0.0, "push": 0.0}
         self.extra: dict[str, float] = {}
         self.evaluation: dict[str, float] = {}
+        self.shown: list[ShownCompletion] = []
         self.tokens = 0
         self.began = self.since = time.perf_counter()
         self.seconds_before = 0.0
@@ -72,6 +77,7 @@ class Monitor:
 
     def resumed(self) -> None:
         """The run folder holds the rows of an earlier part of the run: its seconds and tokens count."""
+        self.live.remember(self.file.rows())
         *_, last = [{}, *self.rows()]
         self.seconds_before = float(last.get("time/elapsed_s", 0.0))
         self.tokens_before = int(last.get("tokens/total", 0))
@@ -90,6 +96,7 @@ class Monitor:
         finally:
             seconds = time.perf_counter() - began
             self.seconds[phase] += seconds
+            self.live.spent(phase, seconds)
             self.event("phase", name=phase, seconds=seconds)
 
     def event(self, event: str, **fields: Any) -> None:
@@ -115,6 +122,8 @@ class Monitor:
         self.extra = {}
         self.file.append(row)
         self._track(row)
+        if self.tracker is not None:
+            self.shown = shown_completions(batch, groups)
         self.live.step(row["reward/mean"], row["length/response_mean"])
         return row
 
@@ -155,12 +164,19 @@ class Monitor:
         self.event("evaluated", after=iteration, policy_version=policy_version, metrics=metrics)
         self.evaluation = metrics
         self.since += seconds
+        self.live.spent("evaluate", seconds)
+        self.live.evaluated(self.optimizer_step, metrics)
         return row
 
     def _track(self, row: dict[str, Any]) -> None:
         if self.tracker is not None:
             numbers = {name: value for name, value in row.items() if isinstance(value, float)}
-            self.tracker.log_metrics(numbers, step=self.optimizer_step)
+            self.tracker.metrics(numbers, self.optimizer_step)
+            self._tell_of_trackers(self.tracker)
+
+    def _tell_of_trackers(self, trackers: Trackers) -> None:
+        for line in trackers.told():
+            self.say(line)
 
     def _throughput(self, lengths: Sequence[int]) -> dict[str, float]:
         """Seconds per phase and per second figures since the last row; all phases start again at 0.
@@ -184,23 +200,37 @@ class Monitor:
         }
 
     def say(self, text: str) -> None:
-        """A line above the progress bar, and in `grpo.log`."""
-        self.live.bar.write(text, file=sys.stderr)
+        """A line above the live view, and in `grpo.log`."""
+        self.live.say(text)
         log.info(text)
 
     def alarm(self, finding: Finding) -> None:
-        """What the doctor has found: said, and an event."""
+        """What the doctor has found: said, shown until the next one, and an event."""
+        self.live.alarm(finding.line)
         self.say(finding.line)
         self.event("alarm", rule=finding.rule, severity=finding.severity, text=finding.line)
 
     def show(self, group: Group) -> None:
-        """A question with the best and the worst of its answers."""
+        """A question with the best and the worst of its answers; a table of the step's completions to the trackers."""
         self.say(sample_text(self.optimizer_step, group))
+        if self.tracker is not None:
+            self.tracker.completions(self.shown, self.optimizer_step)
 
     def close(self, outcome: RunOutcome) -> None:
-        """Write `summary.json`, end the ledger and the tracker."""
+        """Write `summary.json` and the trace; end the ledger and, also where nothing can be written, the trackers."""
         self.live.close()
-        self.ledger.close()
+        try:
+            self.ledger.close()
+            self._summarize(outcome)
+            if self.file.path.exists():
+                self.event("ended", outcome=outcome)
+                self._trace()
+        finally:
+            if self.tracker is not None:
+                self.tracker.close(outcome)
+                self._tell_of_trackers(self.tracker)
+
+    def _summarize(self, outcome: RunOutcome) -> None:
         rewards = [row["reward/mean"] for row in self.rows()]
         summary = {
             "outcome": outcome,
@@ -223,10 +253,31 @@ class Monitor:
         elif self.file.path.exists():  # else the folder may not stay
             told = f"metrics in {self.run_dir}"
         self.say(f"{outcome}: {told}")
-        if self.file.path.exists():
-            self.event("ended", outcome=outcome)
-        if self.tracker is not None:
-            close_tracker(self.tracker, outcome)
+
+    def _trace(self) -> None:
+        """What it shows has been written elsewhere: where it cannot be made, the run has ended no worse."""
+        if not self.traced:
+            return
+        try:
+            self.say(f"{write_trace(self.run_dir)} opens in ui.perfetto.dev")
+        except OSError as error:
+            self.say(f"warning: {self.run_dir / TRACE} cannot be written ({error.strerror})")
+
+
+def shown_completions(batch: Trained, groups: Sequence[Group]) -> list[ShownCompletion]:
+    """The first `SHOWN` completions of a batch, for a table. groups: of the batch, in its order."""
+    assert batch.advantage is not None
+    completions = [(group, one) for group in groups for one in group.completions][:SHOWN]
+    advantages = batch.advantage[: len(completions), 0].tolist()
+    return [
+        ShownCompletion(
+            _short(question(group.example), LONGEST_TEXT),
+            _short(one.text, LONGEST_TEXT),
+            0.0 if one.verdict is None else one.verdict.score,
+            advantage,
+        )
+        for (group, one), advantage in zip(completions, advantages, strict=True)
+    ]
 
 
 def sample_text(step: int, group: Group) -> str:

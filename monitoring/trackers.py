@@ -1,62 +1,171 @@
-"""Where metrics go beside `metrics.jsonl`: the tracker that `logging.backend` names."""
+"""Where metrics go: always `metrics.jsonl` in the run folder, and the trackers that `logging.backend` names.
+
+    a run's loop                             one thread for each tracker
+    ────────────                             ───────────────────────────
+    Trackers.metrics ─┬─▶ queue, bounded ─▶ W&B     log, log, log ... close
+                      └─▶ queue, bounded ─▶ MLflow  log, log, log ... close
+    Trackers.told ◀──────── warnings ◀─────────────────┘
+
+The loop puts a row into the queues and goes on: a tracker that raises, hangs or cannot be reached costs it nothing.
+"""
 
 import logging as python_logging
-import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty, Full, Queue, SimpleQueue
 from typing import Any
-
-from torchrl.record.loggers import Logger, WandbLogger, get_logger
 
 from config.outcome import RunOutcome
 from config.schema import LoggingConfig
+from monitoring.tracker_kinds import CLOSE_S, ShownCompletion, Tell, Tracker, opener
 
 log = python_logging.getLogger("grpo")
-REACH_S = 12.0
-"""How long W&B may take to ask for a key, and to answer; its own default is 90."""
+QUEUED = 256
+"""Calls that wait for a tracker before further ones are dropped."""
+FAILURES = 3
+"""After so many in a row a tracker gets nothing more of the run."""
+Call = Callable[[Tracker], None]
 
 
-def make_tracker(logging: LoggingConfig, run_dir: Path, config: dict[str, Any]) -> Logger | None:
-    """W&B or TensorBoard through TorchRL's loggers; None for `logging.backend=none`.
+class TrackerThread:
+    """One tracker, opened, called and closed in a thread of its own.
 
-    W&B goes offline, and says so once, where `logging.mode=online` finds no key or no server within `REACH_S` seconds.
+    Args:
+        tell: takes a line for the user, from any thread.
     """
-    if logging.backend == "none":
-        return None
-    name = logging.experiment_name or run_dir.name
-    if logging.backend != "wandb":
-        return get_logger(logging.backend, logger_name=str(run_dir), experiment_name=name)
-    if logging.mode == "online":
-        import wandb  # a second
 
+    def __init__(self, name: str, opens: Callable[[Tell], Tracker], tell: Tell) -> None:
+        self.name = name
+        self.tell = tell
+        self.calls: Queue[Call | None] = Queue(QUEUED)
+        self.outcome: RunOutcome = "failed"
+        self.dropped = 0
+        self.failures = 0
+        self.warned = False
+        self.thread = threading.Thread(target=self._work, args=(opens,), name=f"tracker {name}", daemon=True)
+        self.thread.start()
+
+    def put(self, call: Call) -> None:
+        """Hand over what is to be done; drop it where the tracker takes nothing more. Never waits."""
+        if not self.thread.is_alive() or self.failures >= FAILURES:
+            return
         try:
-            return _wandb(logging, run_dir, name, config, offline=False)
-        except wandb.Error as error:
-            reason = str(error).splitlines()[0]
-            said = (
-                f"logging.mode=online: W&B cannot be used ({reason}), so the run is recorded offline. Send it later "
-                f"with `wandb sync {run_dir}/wandb/offline-run-*`; `wandb login` or WANDB_API_KEY gives a key"
+            self.calls.put_nowait(call)
+        except Full:
+            self.dropped += 1
+            if self.dropped == 1:
+                self.tell(
+                    f"warning: {self.name} (logging.backend) does not take what it is sent, {QUEUED} rows wait for it; "
+                    "further ones are dropped until it does, metrics.jsonl goes on"
+                )
+
+    def end(self, outcome: RunOutcome) -> None:
+        """Ask it to close after what still waits. Never waits: a queue that is full loses a row for it."""
+        self.outcome = outcome
+        while True:
+            try:
+                self.calls.put_nowait(None)
+                return
+            except Full:
+                with suppress(Empty):
+                    self.calls.get_nowait()
+                    self.dropped += 1
+
+    def wait(self, deadline: float) -> None:
+        """Until it has closed, or until `deadline`, and say what it did not take."""
+        self.thread.join(max(deadline - time.monotonic(), 0.0))
+        if self.thread.is_alive():
+            self.tell(
+                f"warning: {self.name} (logging.backend) did not end within {CLOSE_S:.0f} s and is left behind; "
+                f"{self.calls.qsize()} rows wait in it, metrics.jsonl has them all"
             )
-            print(said, file=sys.stderr)
-            log.info(said)
-    return _wandb(logging, run_dir, name, config, offline=True)
+        if self.dropped:
+            self.tell(f"warning: {self.name}: {self.dropped} rows were dropped, metrics.jsonl has them all")
+
+    def _work(self, opens: Callable[[Tell], Tracker]) -> None:
+        try:
+            tracker = opens(self.tell)
+        except Exception as error:
+            self.tell(
+                f"warning: {self.name} (logging.backend) cannot be used, metrics.jsonl goes on: {_short(error)}"
+            )
+            return
+        while (call := self.calls.get()) is not None:
+            self._do(call, tracker)
+        try:
+            tracker.close(self.outcome)
+        except Exception as error:
+            self.tell(f"warning: {self.name} (logging.backend) could not be closed: {_short(error)}")
+
+    def _do(self, call: Call, tracker: Tracker) -> None:
+        if self.failures >= FAILURES:
+            return
+        try:
+            call(tracker)
+            self.failures = 0
+        except Exception as error:
+            self.failures += 1
+            log.info("%s", self.name, exc_info=True)
+            if not self.warned:
+                self.warned = True
+                self.tell(
+                    f"warning: {self.name} (logging.backend) failed, metrics.jsonl goes on: {_short(error)}"
+                )
+            if self.failures == FAILURES:
+                self.tell(
+                    f"warning: {self.name} failed {FAILURES} times in a row and gets nothing more of this run"
+                )
 
 
-def _wandb(logging: LoggingConfig, run_dir: Path, name: str, config: dict[str, Any], offline: bool) -> Logger:
-    """Raises wandb.Error where there is no key or no answer."""
-    import wandb
-
-    options = {
-        "project": logging.project,
-        "offline": offline,
-        "mode": "offline" if offline else "online",  # else that of the environment at its first start holds
-        "config": config,
-        "settings": wandb.Settings(init_timeout=REACH_S, login_timeout=REACH_S),
-    }
-    return get_logger("wandb", logger_name=str(run_dir), experiment_name=name, wandb_kwargs=options)
+def _short(error: BaseException) -> str:
+    """`OSError: no such file`, one line."""
+    first, *_ = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {first[:300]}"
 
 
-def close_tracker(tracker: Logger, outcome: RunOutcome) -> None:
-    """End its run, so that the next one of a sweep is another; W&B shows a failed one as failed."""
-    if isinstance(tracker, WandbLogger) and outcome == "failed":
-        tracker.experiment.finish(exit_code=1)
-    tracker.close()
+class Trackers:
+    """All trackers of a run. No method raises or waits for one of them, but for `close`, which has a deadline."""
+
+    def __init__(self, opens: Mapping[str, Callable[[Tell], Tracker]]) -> None:
+        self._told: SimpleQueue[str] = SimpleQueue()
+        self.threads = [TrackerThread(name, one, self._told.put) for name, one in opens.items()]
+
+    def metrics(self, numbers: Mapping[str, float], step: int) -> None:
+        """Numbers of an optimizer step or of an evaluation."""
+        for thread in self.threads:
+            thread.put(lambda tracker: tracker.metrics(numbers, step))
+
+    def completions(self, shown: Sequence[ShownCompletion], step: int) -> None:
+        """A table of completions of a step."""
+        for thread in self.threads:
+            thread.put(lambda tracker: tracker.completions(shown, step))
+
+    def told(self) -> list[str]:
+        """What the trackers have to say since the last call, each thing once."""
+        lines = []
+        while True:
+            try:
+                lines.append(self._told.get_nowait())
+            except Empty:
+                return lines
+
+    def close(self, outcome: RunOutcome) -> None:
+        """End their runs, all at once; waits at most `CLOSE_S` seconds."""
+        deadline = time.monotonic() + CLOSE_S
+        for thread in self.threads:
+            thread.end(outcome)
+        for thread in self.threads:
+            thread.wait(deadline)
+
+
+def make_tracker(logging: LoggingConfig, run_dir: Path, config: dict[str, Any]) -> Trackers | None:
+    """What `logging.backend` names; None for `none`.
+
+    Raises:
+        ConfigError: the package of one is not installed.
+    """
+    names = logging.backends
+    return Trackers({name: opener(name, logging, run_dir, config) for name in names}) if names else None

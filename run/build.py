@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from config.command_line import resume_command
 from config.schema import Config
+from run.checkpoint_model import model_maker
 from run.checkpoint_writer import CheckpointWriter
 from run.overlapped import Schedule, ScheduleType
 from run.resume import starting_point
@@ -41,7 +42,7 @@ def build(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> Schedu
         run = _build(config, run_dir, schedule, built)
         working = schedule(run)
         built.pop_all()
-    run.stop.install(resume_command(run_dir))
+    run.stop.install(resume_command(run_dir), run.monitor.live.erase)
     return working
 
 
@@ -100,7 +101,7 @@ def _build(config: Config, run_dir: Path, schedule: type[Schedule], built: ExitS
         make_evaluation(config, plan, eval_sets, tokenizer, conversation, loop, monitor),
         monitor,
         Doctor(config),
-        CheckpointWriter(run_dir, config.train),
+        CheckpointWriter(run_dir, config.train, model_maker(config, monitor.say), monitor.say),
         torch.Generator().manual_seed(config.train.seed),
     )
     run.begin(saved, told)
@@ -128,14 +129,15 @@ def _monitor(
 ) -> "Monitor":
     """members: the data sets of a mixture."""
     from monitoring.monitor import Monitor
-    from monitoring.trackers import close_tracker, make_tracker
+    from monitoring.trackers import make_tracker
 
     tracker = make_tracker(config.logging, run_dir, asdict(config))
     if tracker is not None:
-        built.callback(close_tracker, tracker, "failed")
+        built.callback(tracker.close, "failed")
     _, first_step, _ = (0, 0, 0) if saved is None else saved.place
     live.resume(first_step)
-    return Monitor(run_dir, tracker, live, first_step, members, config.logging.rollouts_gb)
+    logging = config.logging
+    return Monitor(run_dir, tracker, live, first_step, members, logging.rollouts_gb, logging.trace)
 
 
 def _keep_imports() -> None:

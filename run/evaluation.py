@@ -57,7 +57,8 @@ def evaluate_alone(
         ending.callback(loop.close)
         tracker = make_tracker(config.logging, run_dir, asdict(config))
         live = Progress(config.logging, total_steps=0)
-        monitor = Monitor(run_dir, tracker, live, steps, rollouts_gb=config.logging.rollouts_gb)
+        logging = config.logging
+        monitor = Monitor(run_dir, tracker, live, steps, (), logging.rollouts_gb, logging.trace)
         ending.callback(ReportWriter(run_dir, monitor.say).finish)
         ending.callback(lambda: monitor.close(outcome))
         evaluation = make_evaluation(config, plan, sets, tokenizer, conversation, loop, monitor)
@@ -67,6 +68,7 @@ def evaluate_alone(
         try:
             found = evaluate(evaluation, monitor, iteration, version + engine.policy_version, lambda: False)
             assert found is not None  # nothing stops it
+            monitor.live.close()  # what it shows is no part of the result
             print("\n".join(found[1]), flush=True)
             outcome = "finished"
         except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""The jobs of the command line, by the name that `run=` gives them: train, eval, plan, rehearse, doctor, report, ..."""
+"""The jobs of the command line, by the name that `run=` gives them."""
 
 import sys
 from collections.abc import Callable
@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from config.checkpoints import newest_checkpoint
-from config.command_line import resume_command
+from config.command_line import resume_command, typed
 from config.errors import RankLost
 from config.folders import held, remove_if_unused
 from config.outcome import INTERRUPTED, RunOutcome
+from config.saved import chosen_run
 from config.schema import Config
 from run.checkpoint_model import evaluated_model, with_model
+from run.export import export
 from run.overlapped import Schedule, ScheduleType
 
 
@@ -33,14 +35,48 @@ def run_job(
         return rehearse_step(config, run_dir, schedule)
     if config.run == "rewards":
         return grade_samples(config, run_dir)
-    if config.run == "doctor":
-        return examine_run(config, run_dir)
-    if config.run == "report":
-        return report_run(config, run_dir)
+    if config.run in LOOKING:
+        return look(config, run_dir)
+    if config.run == "export":
+        return export(config, run_dir)
     with held(run_dir):
         if config.run == "eval":
             return evaluate(config, run_dir, schedule, begun)
         return run_training(config, run_dir, train, schedule, begun)
+
+
+LOOKING = ("report", "doctor", "rollouts", "replay", "diff")
+"""Jobs that look at the folders of runs, and leave none."""
+
+
+def look(config: Config, run_dir: Path) -> RunOutcome:
+    """Print what one of the jobs `LOOKING` finds in runs that are over, or that go on."""
+    remove_if_unused(run_dir)
+    print(_seen(config), flush=True)
+    return "finished"
+
+
+def _seen(config: Config) -> str:
+    if config.run == "report":
+        from run.report import report
+
+        return report(config)
+    if config.run == "diff":
+        from run.diff import diff
+
+        return diff(config.a, config.b)
+    folder = chosen_run(config.run_dir)
+    if config.run == "doctor":
+        from run.doctor import examine
+
+        return examine(folder)
+    if config.run == "replay":
+        from run.replay import replay
+
+        return replay(folder, config.step, typed())
+    from run.rollouts import rollouts
+
+    return rollouts(folder, config.rollouts)
 
 
 def run_training(
@@ -174,23 +210,4 @@ def grade_samples(config: Config, run_dir: Path) -> RunOutcome:
     remove_if_unused(run_dir)
     if code:
         sys.exit(code)
-    return "finished"
-
-
-def examine_run(config: Config, run_dir: Path) -> RunOutcome:
-    """`run=doctor`: what is worth worrying about in the run that `run_dir=` names; findings are no failure."""
-    from config.saved import chosen_run
-    from run.doctor import examine
-
-    remove_if_unused(run_dir)
-    print(examine(chosen_run(config.run_dir)), flush=True)
-    return "finished"
-
-
-def report_run(config: Config, run_dir: Path) -> RunOutcome:
-    """`run=report`: pages of runs that are over, or that go on; starts nothing, leaves no folder of its own."""
-    from run.report import report
-
-    remove_if_unused(run_dir)
-    print(report(config), flush=True)
     return "finished"

@@ -19,6 +19,7 @@ from config.errors import ConfigError, RunError
 from config.outcome import RunOutcome
 from config.schema import Config
 from run.checkpoint_writer import CheckpointWriter
+from run.keeping import is_better, told_of_model
 from run.report import ReportWriter
 from run.stop import Stop
 
@@ -162,7 +163,8 @@ class Run:
         on_alarm = self.config.train.on_alarm if self.alarms else "say"
         self.leaving = self.stop.requested or on_alarm == "stop"
         last = iteration == self.last_iteration or self.leaving
-        if last or (frequency and iteration % frequency == 0) or on_alarm == "checkpoint":
+        due = (frequency and iteration % frequency == 0) or self._best_yet(iteration)
+        if last or due or on_alarm == "checkpoint":
             self.checkpoint(iteration)
             self.leaving = self.leaving or self.stop.requested
             self.alarms = self.alarms if on_alarm == "stop" else []
@@ -174,6 +176,15 @@ class Run:
         if every and (iteration % every == 0 or iteration == 1):
             *_, newest = self.groups.values()
             self.monitor.show(newest)
+
+    def _best_yet(self, iteration: int) -> bool:
+        """Whether `train.keep_best` asks for a checkpoint: this iteration was evaluated, higher than any there is."""
+        metric = self.config.train.keep_best
+        return (
+            metric is not None
+            and self.evaluation_due(iteration)
+            and is_better(self.run_dir, metric, iteration)
+        )
 
     def evaluation_due(self, iteration: int) -> bool:
         """Whether `eval.sets` are evaluated after this iteration."""
@@ -282,7 +293,7 @@ class Run:
         self.doctor.check(self.monitor.optimizer_step)
 
     def close(self, outcome: RunOutcome) -> None:
-        """End engines, reward workers and log, whatever the outcome."""
+        """End engines, reward workers and log, whatever the outcome; the last line names the model."""
         self.stop.uninstall()
         with ExitStack() as ending:  # from the last to the first, each even where another one fails
             ending.callback(self.report.finish)
@@ -294,6 +305,8 @@ class Run:
             ending.callback(self.learner.close)
             ending.callback(self.loop.close)
             ending.callback(self._end_checkpoint)
+        for line in told_of_model(self.config, self.run_dir):
+            self.monitor.say(line)
 
     def _end_checkpoint(self) -> None:
         if self.checkpoints.writing is not None:

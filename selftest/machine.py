@@ -24,14 +24,15 @@ def sandbox(bench: Bench) -> str:
 
 def trackers(bench: Bench) -> str:
     """TensorBoard and offline W&B take a number and leave a file."""
-    from monitoring.trackers import close_tracker, make_tracker
+    from monitoring.trackers import make_tracker
 
     os.environ["WANDB_DIR"] = str(bench.folder)
     for backend, pattern in (("tensorboard", "events.out.tfevents.*"), ("wandb", "*.wandb")):
         tracker = make_tracker(LoggingConfig(backend=backend, mode="offline"), bench.folder, {"seed": 0})
         assert tracker is not None
-        tracker.log_scalar("reward/mean", 0.5, step=1)
-        close_tracker(tracker, "finished")
+        tracker.metrics({"reward/mean": 0.5}, 1)
+        tracker.close("finished")
+        assert not (told := tracker.told()), "; ".join(told)
         assert list(bench.folder.rglob(pattern)), f"{backend} left no file"
     return "TensorBoard, W&B offline"
 

@@ -64,6 +64,8 @@ class History:
         self.seen = 0
         self.taught = 0
         self.solved = False
+        self.overlapped = False
+        """Whether the run is one of grpo_async.py."""
         self._first_accuracy = 0.0
         self._changes: dict[str, Change | None] = {}
 
@@ -72,10 +74,6 @@ class History:
         """The newest optimizer step."""
         return int(self.rows[-1]["optimizer_step"])
 
-    @property
-    def overlapped(self) -> bool:
-        return "idle/engines" in self.rows[-1]
-
     def take(self, row: Row) -> None:
         """The row of an optimizer step."""
         if not self.seen:
@@ -83,6 +81,9 @@ class History:
         self.seen += 1
         self._changes = {}
         self.rows.append(row)
+        self.overlapped = (
+            self.overlapped or "idle/engines" in row
+        )  # only that of a batch's first epoch has it
         lockstep = not self.overlapped or self.config.train.max_policy_age == 0
         if lockstep and (row["optimizer_step"] - 1) % self.config.optimizer_steps_per_iteration == 0:
             self.on_policy.append(row)

@@ -105,9 +105,10 @@ def idle_both(history: History) -> Seen | None:
 def _waits(history: History, learner: bool, engines: bool) -> Seen | None:
     """Which of the two were idle for most of the time, in an overlapped run. Half of it is no reason to worry."""
     newest = history.newest(ENDS)
-    if not history.overlapped or len(newest) < ENDS:
+    of_engines = [row[IDLE_ENGINES] for row in newest if IDLE_ENGINES in row]
+    if len(newest) < ENDS or not of_engines:
         return None
-    shares = [mean([row[name] for row in newest]) for name in (IDLE_LEARNER, IDLE_ENGINES)]
+    shares = (mean([row[IDLE_LEARNER] for row in newest]), mean(of_engines))
     if [share > MOSTLY for share in shares] != [learner, engines]:
         return None
     told = f"{IDLE_LEARNER} is {shares[0]:.2f} and {IDLE_ENGINES} {shares[1]:.2f}"

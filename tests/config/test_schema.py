@@ -11,9 +11,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from config.composition import register_schema, to_config
+from config.errors import ConfigError
 from config.messages import readable
 from config.policy import load_policy
-from config.schema import Config
+from config.schema import Config, LoggingConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "config").glob("grpo_*.yaml"))
@@ -222,3 +223,30 @@ def test_ranks_and_shards() -> None:
     hybrid = ("train_model.num_devices=16", "train_model.num_nodes=2", "train_model.shard_size=8")
     groups = composed("grpo_gsm8k", *hybrid).train_model
     assert (groups.ranks, groups.shards) == (16, 8)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ("none", []),
+        ("wandb", ["wandb"]),
+        ("wandb, tensorboard", ["wandb", "tensorboard"]),
+        (["mlflow", "trackio", "mlflow"], ["mlflow", "trackio"]),
+        (["none"], []),
+    ],
+)
+def test_trackers_are_a_name_or_a_list(given: object, names: list[str]) -> None:
+    assert LoggingConfig(backend=given).backends == names
+
+
+@pytest.mark.parametrize(
+    "given", ["", "wandb,", [], [None], 3, None, {"wandb": 1}, "Wandb", ["wandb", ["mlflow"]]]
+)
+def test_what_is_no_tracker_is_refused(given: object) -> None:
+    with pytest.raises(ConfigError, match=r"logging\.backend=.*: choose one of none, wandb, tensorboard"):
+        LoggingConfig(backend=given)
+
+
+def test_none_goes_with_no_other_tracker() -> None:
+    with pytest.raises(ConfigError, match=r"logging\.backend='wandb,none': `none` goes with no other"):
+        LoggingConfig(backend="wandb,none")

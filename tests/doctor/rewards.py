@@ -33,5 +33,5 @@ def failing_at_times(completion: Completion, example: Example) -> Reward:
 
 
 def slow(completion: Completion, example: Example) -> float:
-    time.sleep(0.005)
+    time.sleep(0.03)
     return _right(completion, example)

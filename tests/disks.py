@@ -1,0 +1,68 @@
+"""A small disk of its own for a test: full, or read-only, as a real one is, for root as for everybody.
+
+unshare (mount, user) ── sh: mounts a tmpfs at `place`, waits        only what enters the namespace sees it;
+    └── the script under test, by `enter`                            the test does through /proc/PID/root
+"""
+
+import os
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from tests.scripts import ROOT
+
+LIMIT_S = 60.0
+USER = ["--user", "--map-root-user"] if os.geteuid() else []
+NAMESPACE = ["unshare", *USER, "--mount"]
+
+
+def can_mount() -> bool:
+    """Whether this user may mount what only its own processes see."""
+    try:
+        command = [*NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+        return subprocess.run(command, capture_output=True, timeout=LIMIT_S).returncode == 0
+    except OSError:
+        return False
+
+
+class Disk:
+    """`mib` MiB at `place`, until it is closed. enter: the command that starts another one where it is seen."""
+
+    def __init__(self, place: Path, mib: int) -> None:
+        self.place = place
+        place.mkdir()
+        script = 'mount -t tmpfs -o size="$0" tmpfs "$1" && echo up && exec cat'
+        command = [*NAMESPACE, "sh", "-c", script, f"{mib}m", str(place)]
+        self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._holder.stdout is not None
+        assert self._holder.stdout.readline() == b"up\n"
+        user = ["--user", "--preserve-credentials"] if USER else []
+        self.enter = ["nsenter", "--target", str(self._holder.pid), *user, "--mount", f"--wd={ROOT}"]
+
+    def seen(self, path: Path) -> Path:
+        """The same file from outside."""
+        return Path(f"/proc/{self._holder.pid}/root{path}")
+
+    def fill(self) -> None:
+        """No byte more goes on it, but in what the files' last blocks have left."""
+        with self.seen(self.place / "filler").open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(1 << 16))
+
+    def empty(self) -> None:
+        self.seen(self.place / "filler").unlink()
+
+    def make_read_only(self, folder: Path) -> None:
+        """A folder on it, for every file that is opened from now on."""
+        self._do("mount", "--bind", str(folder), str(folder))
+        self._do("mount", "-o", "remount,bind,ro", str(folder))
+
+    def make_writable(self, folder: Path) -> None:
+        self._do("umount", str(folder))
+
+    def _do(self, *command: str) -> None:
+        subprocess.run([*self.enter, *command], check=True, timeout=LIMIT_S)
+
+    def close(self) -> None:
+        self._holder.kill()
+        self._holder.communicate()
