@@ -144,30 +144,31 @@ def _completion(group: int, one: dict[str, Any], record: dict[str, Any]) -> tupl
         one["success"],
         len(one["tokens"]),
         len(one["text"]),
-        _age(one["versions"], record["trained_at"]),
-        mean_advantage(one["advantage"]),
+        _age(one["versions"], record["trained_at"]) if is_seen(one) else _NONE,
+        mean_advantage(one["advantage"]) if is_seen(one) else _NONE,
         FINISHES.index(one["finish_reason"]),
         OUTCOMES.index(one["outcome"]),
         CHOSEN * one["chosen"] + IN_LOSS * one["in_loss"],
     )
 
 
-def _age(versions: list[list[int]], trained_at: int | None) -> float:
-    """Mean over the tokens."""
-    if trained_at is None or not versions:
-        return _NONE
-    if len(versions) == 1:
-        return trained_at - versions[0][0]
+def is_seen(one: dict[str, Any]) -> bool:
+    """Whether a step of the learner has seen a completion, so that its advantage means something."""
+    return len(one["log_ratio"]) > 0
+
+
+def _age(versions: list[list[int]], trained_at: int) -> float:
+    """Mean over the tokens; in lockstep, which counts none (-1), they are of age 0."""
+    if trained_at < 0:
+        return 0.0
     return trained_at - sum(version * count for version, count in versions) / sum(
         count for _, count in versions
     )
 
 
 def mean_advantage(advantage: Any) -> float:
-    """Of one number, or of one a token; NaN where there is none."""
-    if isinstance(advantage, list):
-        return sum(advantage) / len(advantage) if advantage else _NONE
-    return _NONE if advantage is None else advantage
+    """Of one number, or of one a token."""
+    return sum(advantage) / len(advantage) if isinstance(advantage, list) else advantage
 
 
 def _arrays(columns: "dict[str, array[Any]]") -> dict[str, np.ndarray]:

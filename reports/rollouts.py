@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from reports.columns import FATES, FINISHES, OUTCOMES, Columns, Names, lines_of_files
+from reports.columns import FATES, FINISHES, OUTCOMES, Columns, Names, is_seen, lines_of_files
 from reports.curves import rounded
 from reports.pieces import Pieces
 from reports.selection import LONGEST_TEXT, Selection
@@ -182,12 +182,11 @@ def token_values(one: dict[str, Any], pieces: Pieces) -> dict[str, Any]:
     advantage: one number where all tokens have the same.
     """
     values: dict[str, Any] = {"pieces": pieces(one["tokens"])}
-    for name in ("advantage", "log_ratio", "entropy"):
-        if isinstance(one[name], list):
-            values[name] = [None if value is None else short(value) for value in one[name]]
-        elif one[name] is not None:
-            values[name] = short(one[name])
-    if one["sampled"] is not None:
+    if is_seen(one):
+        for name in ("advantage", "log_ratio", "entropy"):
+            value = one[name]
+            values[name] = [short(each) for each in value] if isinstance(value, list) else short(value)
+    if one["sampled"]:
         values["sampled"] = [int(own) for own, count in one["sampled"] for _ in range(count)]
     return values
 

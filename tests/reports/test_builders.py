@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 
 from config.errors import ConfigError
+from envs.example import Completion
 from evaluation.statistics import paired_test
 from monitoring.ledger_files import read_records
+from monitoring.record import Fate, TokenValues, record_of
 from reports import selection
 from reports.columns import columns_of, read_files
 from reports.curves import curves, layout
@@ -20,9 +23,11 @@ from reports.evaluations import first_against_last, success_of_problems
 from reports.histograms import histograms
 from reports.pieces import pieces_of_run, tokenizer_file
 from reports.report import report_data, write_report
+from reports.rollouts import token_values
 from reports.run_folder import RunFolder
 from reports.selection import flips, select, steps_of_groups
 from reports.timeline import MOST_SEGMENTS, drawn_segments, union
+from tests.groups import make_completion, make_group
 from tests.reports.made_run import HOSTILE, Made, make_run
 from tests.scripts import ROOT
 
@@ -253,3 +258,41 @@ def test_of_a_ledger_that_is_too_long_files_are_read_evenly(tmp_path: Path) -> N
     names = [path.name for path in read_files(tmp_path, limit=400)]
     assert names[0] == "train_000001.jsonl.zst" and names[-1] == "train_000011.jsonl"
     assert "eval_sums_000004.jsonl.zst" in names and len(names) == 5
+
+
+def test_records_of_real_groups_are_understood(tmp_path: Path) -> None:
+    by_env = make_completion(
+        4, 1.0, {"accuracy": 1.0}, sampled=[True, False, False, True], versions=[2, 3, 3, 4]
+    )
+    trained = make_group(7, [by_env, make_completion(4, 0.0)], left_out=[make_completion(2, 0.5)])
+    for one in trained.candidates:
+        one.shown = Completion(one.text, one.num_drawn, False)
+    row = np.array([0.25, 0.5, -0.5, 0.75], dtype=np.float32)
+    values = TokenValues([[1.0, 0.0, 0.0, 3.0], -1.0], [True, True], [row, row], [abs(row), abs(row)])
+    lines = [
+        record_of(trained, Fate("trained", 1, optimizer_steps=[5], trained_at=5, tokens=values)),
+        record_of(trained, Fate("evaluated", 1, evaluated="sums")),
+    ]
+    path = tmp_path / "train_000001.jsonl"
+    option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+    path.write_bytes(b"".join(orjson.dumps(line, option=option) for line in lines))
+    columns = columns_of([path])
+    assert (
+        columns.completions["age"].tolist()[:2] == [2.0, 5.0]
+        and np.isnan(columns.completions["age"][2:]).all()
+    )
+    assert columns.completions["advantage"].tolist()[:2] == [1.0, -1.0]
+    assert np.isnan(columns.completions["advantage"][2:]).all()
+    first, second, _ = orjson.loads(path.read_bytes().splitlines()[0])["completions"]
+    shown = token_values(first, lambda ids: [str(each) for each in ids])
+    assert shown == {
+        "pieces": ["1", "2", "3", "4"],
+        "advantage": [1, 0, 0, 3],
+        "log_ratio": [0.25, 0.5, -0.5, 0.75],
+        "entropy": [0.25, 0.5, 0.5, 0.75],
+        "sampled": [1, 0, 0, 1],
+    }
+    assert token_values(second, lambda ids: ["x"] * len(ids))["advantage"] == -1
+    assert "sampled" not in token_values(second, lambda ids: ["x"] * len(ids))
+    (unseen, *_) = orjson.loads(path.read_bytes().splitlines()[1])["completions"]
+    assert set(token_values(unseen, lambda ids: ["x"] * len(ids))) == {"pieces", "sampled"}
