@@ -77,3 +77,4 @@ def test_an_installed_quickstart_trains_in_another_folder(installed: Path, tmp_p
     )
     assert "finished: 2 optimizer steps" in told
     assert len(rows(tmp_path / "here")) == 2
+    assert (tmp_path / "here" / "report.html").is_file()
