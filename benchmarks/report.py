@@ -21,11 +21,16 @@ TARGETS = {"built in": "20 s", "peak memory": "2 GB", "file": "15 MB", "opened i
 OPENINGS = 5
 
 
-def built(folder: Path) -> tuple[float, float]:
-    """Seconds, and peak memory in GB, of the process that builds the report."""
+BUILD = "import sys; from pathlib import Path; from reports.report import write_report; write_report(Path(sys.argv[1]))"
+"""At the priority of `run=report`; beside a run it has the lowest."""
+
+
+def built(folder: Path) -> tuple[float, float, float]:
+    """Seconds, those of the processor, and peak memory in GB, of the process that builds the report."""
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "reports", str(folder)], check=True)
-    return time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
+    subprocess.run([sys.executable, "-c", BUILD, str(folder)], check=True)
+    seconds, used = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return seconds, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e9
 
 
 def opened(path: Path) -> float:
@@ -60,16 +65,16 @@ def main() -> None:
                 given.steps, of_step // repeats, repeats, 100, evaluate=100, problems=200, prompts=2000
             )
             make_run(folder, made)
-        seconds, memory = built(folder)
+        seconds, busy, memory = built(folder)
         path = folder / "report.html"
         found = {
-            "built in": f"{seconds:.1f} s",
+            "built in": f"{seconds:.1f} s ({busy:.1f} s CPU)",
             "peak memory": f"{memory:.2f} GB",
             "file": f"{path.stat().st_size / 1e6:.1f} MB",
             "opened in": f"{opened(path):.2f} s" if CHROMIUM else "no Chromium here",
         }
     for name, value in found.items():
-        print(f"{name:<12} {value:<18} target: under {TARGETS[name]}")
+        print(f"{name:<12} {value:<22} target: under {TARGETS[name]}")
 
 
 if __name__ == "__main__":
