@@ -13,6 +13,7 @@ from config.schema import Config
 from run.jobs import run_job
 from run.overlapped import ScheduleType
 from run.stop import Stop
+from run.sweep import summed_up
 
 
 def launch(train: Callable[[ScheduleType], None], schedule: type[ScheduleType]) -> None:
@@ -27,7 +28,8 @@ def launch(train: Callable[[ScheduleType], None], schedule: type[ScheduleType]) 
         return run_job(config, run_dir, train, schedule, begun)
 
     Stop().watch()
-    command_line(job)
+    with summed_up():
+        command_line(job)
 
 
 def run_selftest(run_dir: Path) -> RunOutcome:

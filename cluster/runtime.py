@@ -54,10 +54,7 @@ def start_ray(address: str | None, num_cpus: int) -> bool:
         return False
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # Ray would start actors at niceness 15: engines that stand still beside anything else that computes.
-        os.environ.setdefault("RAY_worker_niceness", "0")
-        _listen_on_loopback()
+        prepare_local()
         _start_local(num_cpus, quiet)
         return True
     _check_reachable(address)
@@ -70,6 +67,14 @@ def start_ray(address: str | None, num_cpus: int) -> bool:
             "RAY_AUTH_MODE=token and the token must be set here too"
         ) from error
     return True
+
+
+def prepare_local() -> None:
+    """Before a local runtime is started: it listens on loopback, sends no usage figures, and does not stand back."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray would start actors at niceness 15: engines that stand still beside anything else that computes.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    _listen_on_loopback()
 
 
 def _start_local(num_cpus: int, quiet: dict[str, Any]) -> None:

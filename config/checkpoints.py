@@ -1,10 +1,18 @@
-"""Where the checkpoints of a run lie and how they are named: RUN/checkpoints/checkpoint_000040/."""
+"""Where the checkpoints of a run and the models that are made of them lie, and how they are named.
+
+RUN/checkpoints/checkpoint_000040/    RUN/checkpoints/best: a link to the one that train.keep_best keeps
+RUN/models/checkpoint_000040/         RUN/models/best, RUN/model: links to the best and to the newest
+"""
 
 import re
 import shutil
 from pathlib import Path
 
 FOLDER = "checkpoints"
+MODELS, MODEL = "models", "model"
+"""The folder of the models, and the link to the newest of them."""
+BEST = "best"
+"""The link to the best one, among checkpoints and among models."""
 RUN_STATE = "run.pt"
 """The file in a checkpoint that holds all but the learner's tensors."""
 WRITING, REMOVED = "writing", "removed"
@@ -21,6 +29,18 @@ def checkpoints(run_dir: Path) -> list[Path]:
     named = ((_NAME.fullmatch(path.name), path) for path in (run_dir / FOLDER).glob("checkpoint_*"))
     numbered = [(int(match[1]), path) for match, path in named if match]
     return [path for _, path in sorted(numbered, reverse=True)]
+
+
+def iteration_of(path: Path) -> int:
+    """Of a checkpoint, by its name."""
+    match = _NAME.fullmatch(path.name)
+    assert match is not None, path
+    return int(match[1])
+
+
+def model_of(path: Path) -> Path:
+    """Where the model that is made of a checkpoint lies."""
+    return path.parent.parent / MODELS / path.name
 
 
 def newest_checkpoint(run_dir: Path) -> Path | None:
@@ -51,8 +71,16 @@ def remove_checkpoint(path: Path) -> None:
     shutil.rmtree(gone)
 
 
+def remove_models(run_dir: Path) -> None:
+    """Remove the models of checkpoints that are gone."""
+    for path in (run_dir / MODELS).glob("checkpoint_*"):
+        if _NAME.fullmatch(path.name) and not (run_dir / FOLDER / path.name).exists():
+            remove_checkpoint(path)
+
+
 def remove_unfinished_checkpoints(run_dir: Path) -> None:
     """Remove what killed runs left of those that they wrote or removed. The caller knows that no other run writes."""
     for state in (WRITING, REMOVED):
-        for path in (run_dir / FOLDER).glob(f".checkpoint_*.{state}"):
-            shutil.rmtree(path)
+        for folder in (FOLDER, MODELS):
+            for path in (run_dir / folder).glob(f".checkpoint_*.{state}"):
+                shutil.rmtree(path)

@@ -150,3 +150,7 @@ def check_evaluation(config: Config) -> None:
         )
     for name, chosen in sets.items():
         chosen.env(f"eval.sets.{name}", config.env)
+    best, known = config.train.keep_best, [key for name, one in sets.items() for key in one.metrics(name)]
+    if best is not None and best not in known:
+        there = f"there are {', '.join(known)}" if known else "there are none without eval.sets"
+        raise ConfigError(f"train.keep_best={best}: no such metric of evaluation; {there}")

@@ -1,11 +1,10 @@
 """The command line: Hydra composes, one job runs, and however it ends there is one message and an exit code.
 
 2    bad input, or no room to write: nothing was begun, or what is there is whole
-1    the run cannot go on (RunError), or a fault of ours, with its traceback
+1    the run cannot go on (RunError), or a fault of ours, with its traceback; a job of a sweep failed
 130  an interrupt left no result
 """
 
-import json
 import logging
 import os
 import re
@@ -25,10 +24,11 @@ from omegaconf.errors import OmegaConfBaseException
 from config.composition import CONFIG_DIR, register_schema, to_config
 from config.errors import ConfigError, RunError, causes
 from config.files import disk_full, unwritable
-from config.folders import SUMMARY, register_unused_folder, remove_if_unused, save_settings
+from config.folders import register_unused_folder, remove_if_unused, save_settings
 from config.messages import is_readable, quoted, readable
 from config.outcome import INTERRUPTED, RunOutcome
 from config.schema import Config
+from config.sweep_jobs import objective, run_in_sweep
 
 log = logging.getLogger("grpo")
 """Goes to `grpo.log` in the run's folder alone (config/base.yaml)."""
@@ -45,10 +45,13 @@ TAKES_NO_MORE = (
 UNWRITABLE = (
     "the run's folder cannot be written: {why}; make it writable, or choose another: hydra.run.dir=FOLDER"
 )
+EVERY_TRIAL_FAILED = "every trial of the study failed; see above what each of them said"
+_NO_TRIAL = "No trials are completed yet."  # Optuna, asked for the best one
 ENDED = "interrupted: ended at once; what came after the newest checkpoint is lost"
 _OF_THE_START = re.compile(
     r"\+*(hydra\.(run|sweep|mode|sweeper|launcher)\b|hydra/(sweeper|launcher)=|train\.resume=)"
 )
+_OF_THE_MODEL = re.compile(rf"{_OF_THE_START.pattern}|\+*(model\.name|run)=")
 
 
 Job = Callable[[Config, Path, Callable[[], None]], RunOutcome]
@@ -65,26 +68,29 @@ def command_line(job: Job) -> None:
     sys.argv[1:] = [_with_list(word) for word in sys.argv[1:]]
     logging.raiseExceptions = False  # a log on a full disk does not stand in the way of the message
     began = False
+    script = sys.argv[0]
 
     @hydra.main(version_base=None, config_path=str(CONFIG_DIR), config_name="grpo_gsm8k")
     def main(composed: DictConfig) -> float | None:
         nonlocal began
         began = True
+        sys.argv[0] = script  # in the process of a launcher's too, for resume_command
         chosen = HydraConfig.get()
         run_dir = Path(chosen.runtime.output_dir)
-        outcome = _outcome(job, composed, run_dir)
-        if outcome == "interrupted" and chosen.mode == RunMode.MULTIRUN:
-            print("the sweep ends here; its other runs have not begun", file=sys.stderr)
-            sys.exit(INTERRUPTED)
-        return last_reward(run_dir)
+        if chosen.mode == RunMode.MULTIRUN:
+            return run_in_sweep(partial(_outcome, job, composed, run_dir), composed)
+        _outcome(job, composed, run_dir)
+        return objective(run_dir)
 
     try:
         main()
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
         sys.exit(_complain(readable(error)))
-    except KeyboardInterrupt:
-        sys.exit(_complain(ENDED, INTERRUPTED))
+    except KeyboardInterrupt as interrupt:
+        sys.exit(_complain(str(interrupt) or ENDED, INTERRUPTED))
     except (OSError, ValueError) as error:
+        if str(error) == _NO_TRIAL:
+            sys.exit(_complain(EVERY_TRIAL_FAILED, CANNOT_GO_ON))
         why = None if began else _from_the_system(error)
         if why is None and not is_readable(error):
             raise
@@ -106,18 +112,18 @@ def _outcome(job: Job, composed: DictConfig, run_dir: Path) -> RunOutcome:
     except (ConfigError, OmegaConfBaseException) as error:
         code = _ended_with(readable(error))
         remove_if_unused(run_dir)
-        sys.exit(code)
+        raise SystemExit(code) from error
     except RunError as error:
-        sys.exit(_ended_with(str(error), CANNOT_GO_ON))
+        raise SystemExit(_ended_with(str(error), CANNOT_GO_ON)) from error
     except KeyboardInterrupt:
         remove_if_unused(run_dir)
         raise
     except Exception as error:
         if disk_full(error):
-            sys.exit(_ended_with(DISK_FULL.format(run_dir=run_dir)))
+            raise SystemExit(_ended_with(DISK_FULL.format(run_dir=run_dir))) from error
         why = unwritable(error, run_dir)
         if why is not None:
-            sys.exit(_ended_with(TAKES_NO_MORE.format(run_dir=run_dir, why=why)))
+            raise SystemExit(_ended_with(TAKES_NO_MORE.format(run_dir=run_dir, why=why))) from error
         log.exception("a fault")
         raise
 
@@ -141,13 +147,9 @@ def _from_the_system(error: BaseException | None) -> str | None:
     return f"{found.filename}: {found.strerror}" if found.filename else found.strerror
 
 
-def last_reward(run_dir: Path) -> float | None:
-    """What a sweeper such as Optuna's maximises; None where nothing was trained."""
-    summary = run_dir / SUMMARY
-    if not summary.is_file():
-        return None
-    reward: float | None = json.loads(summary.read_text()).get("last_reward")
-    return reward
+def typed() -> list[str]:
+    """The settings of the command line as they were typed; none where other code runs a job."""
+    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
 
 
 def resume_command(run_dir: Path) -> str:
@@ -155,11 +157,26 @@ def resume_command(run_dir: Path) -> str:
 
     Run by other code than the command line, the settings alone that it takes.
     """
-    plain = re.fullmatch(r"[\w./:@-]+", str(run_dir))
-    folder = f"hydra.run.dir={run_dir}" if plain else quoted("hydra.run.dir", str(run_dir))
-    ours = [folder, "train.resume=auto"]
+    return " ".join([*_command(_OF_THE_START), _setting("hydra.run.dir", run_dir), "train.resume=auto"])
+
+
+def evaluate_command(model: Path, sets: str) -> str:
+    """The command that evaluates a model as this run would, as `resume_command` writes it.
+
+    sets: a setting of `eval.sets` where the run has none, or nothing.
+    """
+    given = ["run=eval", _setting("model.name", model), *([shlex.quote(sets)] if sets else [])]
+    return " ".join([*_command(_OF_THE_MODEL), *given])
+
+
+def _setting(key: str, path: Path) -> str:
+    return f"{key}={path}" if re.fullmatch(r"[\w./:@-]+", str(path)) else quoted(key, str(path))
+
+
+def _command(left_out: re.Pattern[str]) -> list[str]:
+    """The words of this run's command less some of its overrides; none where other code runs it."""
     if not HydraConfig.initialized():
-        return " ".join(ours)
+        return []
     chosen = HydraConfig.get()
     interpreter = ["python"] if sys.argv[0].endswith(".py") else []  # the installed command needs none
     words = [*interpreter, sys.argv[0], "--config-name", str(chosen.job.config_name)]
@@ -169,5 +186,5 @@ def resume_command(run_dir: Path) -> str:
         elif source.provider == "main" and Path(source.path) != CONFIG_DIR:
             words += ["--config-path", source.path]
     given = [*chosen.overrides.hydra, *chosen.overrides.task]
-    words += [text for text in given if not _OF_THE_START.match(text)]
-    return " ".join([*(shlex.quote(word) for word in words), *ours])
+    words += [text for text in given if not left_out.match(text)]
+    return [shlex.quote(word) for word in words]

@@ -55,6 +55,13 @@ class EvalSetConfig:
                 f"{self.n} times; set n=1, or a temperature above 0"
             )
 
+    def metrics(self, name: str) -> list[str]:
+        """Those of this set, called `name`, of which a higher value is better."""
+        return [
+            f"eval/{name}/{key}"
+            for key in (*(f"pass@{k}" for k in range(1, self.n + 1)), f"avg@{self.n}", "score")
+        ]
+
     def env(self, place: str, training: EnvConfig) -> EnvConfig:
         """The `env` section of this set: its own data, everything else as in training.
 

@@ -1,9 +1,10 @@
-"""Writing a file so that it is whole or not there, and recognising a full disk."""
+"""Writing a file or a folder so that it is whole or not there, and recognising a full disk."""
 
 import errno
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,13 +32,45 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+@contextmanager
+def folder_written_whole(folder: Path) -> Iterator[Path]:
+    """An empty folder to fill, which takes the name `folder` at the end of the block; an exception leaves no trace.
+
+    Another one that took the name meanwhile stays.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    beside = unfinished(folder)
+    beside.mkdir()
+    try:
+        yield beside
+        for path in beside.rglob("*"):
+            sync_folder(path)
+        sync_folder(beside)
+        try:
+            beside.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+        sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def link(path: Path, target: str) -> None:
+    """A symbolic link to `target`, in the place of the one that is there."""
+    beside = unfinished(path)
+    beside.symlink_to(target)
+    beside.replace(path)
+
+
 def unfinished(path: Path) -> Path:
     """A name beside `path` that no other writer has, on this machine or another."""
     return path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
 def sync_folder(folder: Path) -> None:
-    """The names in a folder are on disk and outlive a loss of power, where the file system can promise that."""
+    """The names in a folder are on disk and outlive a loss of power, where the file system can promise that; of a file,
+    what is in it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -51,7 +84,11 @@ def sync_folder(folder: Path) -> None:
 def remove_unfinished(folder: Path) -> None:
     """Remove what killed writers left in a folder. The caller knows that no other process writes there."""
     for path in folder.glob("*.tmp"):
-        if _UNFINISHED.fullmatch(path.name):
+        if not _UNFINISHED.fullmatch(path.name):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
             path.unlink(missing_ok=True)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 from omegaconf import DictConfig, OmegaConf
 
-from config.checkpoints import FOLDER, remove_unfinished_checkpoints
+from config.checkpoints import FOLDER, MODELS, remove_unfinished_checkpoints
 from config.errors import ConfigError
 from config.files import disk_full, remove_unfinished
 
@@ -91,7 +91,7 @@ def held(folder: Path) -> Iterator[None]:
     descriptor = _lock(folder)
     _held.add(key)
     try:
-        for place in (folder, folder / FOLDER):
+        for place in (folder, folder / FOLDER, folder / MODELS):
             remove_unfinished(place)
         remove_unfinished_checkpoints(folder)
         yield

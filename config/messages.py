@@ -170,9 +170,14 @@ def _unreadable(error: OverrideParseException) -> str:
 
 def quoted(key: str, value: str) -> str:
     """An override of a text as it is typed in a shell, whatever the text holds."""
+    return shlex.quote(f"{key}={text_in_quotes(value)}")
+
+
+def text_in_quotes(value: str) -> str:
+    """A text as Hydra reads it, whatever it holds."""
     # In Hydra's quotes a backslash is one, unless a quote follows.
     inside = re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), value)
-    return shlex.quote(f'{key}="{inside}"')
+    return f'"{inside}"'
 
 
 def _of_hydra(text: str) -> str:

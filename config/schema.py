@@ -16,6 +16,7 @@ from config.inference import InferenceModelConfig
 from config.machine import MachineConfig
 from config.optimizer import OptimizerConfig
 from config.policy import PolicyConfig
+from config.rollouts import RolloutsConfig
 from config.values import at_least, one_of
 
 
@@ -73,6 +74,13 @@ class TrainConfig:
     keep_checkpoints: int = 3
     """Newest checkpoints that are kept; older ones are removed. 0 keeps all. A run that is resumed from an earlier
     checkpoint removes the later ones in any case."""
+    keep_best: str | None = None
+    """A metric of evaluation such as `eval/SET/pass@1`: the checkpoint with its highest value is kept too, and one is
+    written after an evaluation that gives a higher one. `checkpoints/best` and `models/best` name it."""
+    export: bool = True
+    """Beside each checkpoint that is kept, a folder in Hugging Face format, `models/checkpoint_000040`, and `model`,
+    the newest: as much disk space each as the model's weights in `model.dtype`. A LoRA adapter is merged, and lies in
+    `adapter` beside that."""
     async_checkpoint: bool = True
     """The run goes on while a checkpoint is written, from a copy in the host's memory; otherwise it waits."""
     resume: str | None = None
@@ -91,12 +99,16 @@ class TrainConfig:
     """grpo_async.py: optimizer steps between two weight pushes, rounded up to whole batches of `epochs` steps."""
     buffer_groups: int | None = None
     """grpo_async.py: finished groups that may wait for the learner. Unset: two optimizer steps' worth."""
+    on_alarm: str = "say"
+    """What an alarm of the doctor (docs/doctor.md) does: `say` it; `checkpoint`, write one at the end of the iteration;
+    `stop`, end the run there with a checkpoint and exit code 1. Warnings are said and no more."""
     wait_timeout_s: float = 600.0
     """Seconds that the learner may wait for groups, a push for the engines, or the run for a checkpoint, before the
     run stops."""
 
     def __post_init__(self) -> None:
         one_of("train.mixed_precision", self.mixed_precision, ("fp32", "bf16", "fp16"))
+        one_of("train.on_alarm", self.on_alarm, ("say", "checkpoint", "stop"))
         one_of("train.stale_groups", self.stale_groups, ("drop", "wait"))
         counts = ("total_dialog_turns", "gradient_accumulation_steps", "epochs", "max_nonfinite_steps")
         optional = ("log_prob_chunk_size", "max_tokens_per_microbatch")
@@ -210,7 +222,7 @@ class LoggingConfig:
     trace: bool = False
     """Write `trace.json` when the run ends: who did what when, for ui.perfetto.dev or chrome://tracing."""
     progress: bool = True
-    """The live progress line."""
+    """The live view on a terminal, a line every ten seconds in a log."""
     rollouts_gb: float = 10.0
     """The ledger: every group of training and evaluation goes to `rollouts/` in the run's folder, which may take so
     many gigabytes; then the oldest files go. 0: none is kept."""
@@ -235,6 +247,13 @@ class LoggingConfig:
         return self.backend if isinstance(self.backend, list) else []
 
 
+JOBS = (
+    *("train", "plan", "rehearse", "rewards", "eval", "export", "selftest"),
+    *("report", "doctor", "rollouts", "replay", "diff"),
+)
+"""What `run=` names."""
+
+
 @dataclass
 class Config:
     """Everything a run depends on. Sections are checked alone first, then against each other."""
@@ -256,13 +275,27 @@ class Config:
     run_dir: Any = None
     """The folder of a run, or several (`A,B`), that `run=report`, `doctor`, `rollouts` or `replay` looks at. Unset: the
     newest below the current folder."""
+    step: int | None = None
+    """run=replay: the number of the optimizer step that is computed again."""
+    a: str | None = None
+    """run=diff: the folder of a run, which is compared with that of `b`."""
+    b: str | None = None
+    """run=diff: the folder of the other run."""
+    rollouts: RolloutsConfig = field(default_factory=RolloutsConfig)
     run: str = "train"
     """`train`, `plan` (print the device plan and stop), `rehearse` (one optimizer step of a learner rank on no device:
-    what it would take), `rewards` (grade saved completions), `eval`, `selftest` (try every path that this machine
-    has)."""
+    what it would take), `rewards` (grade saved completions), `eval`, `export` (a checkpoint as a model), `selftest`
+    (try every path that this machine has). Of a run that has been made: `report` (its page), `doctor` (what is worth
+    worrying about), `rollouts` (what it generated), `replay` (one of its optimizer steps again), `diff` (two runs)."""
+    checkpoint: str | None = None
+    """run=export: a checkpoint, or the folder of a run (its newest one)."""
+    to: str | None = None
+    """run=export: the folder that the model is written to; it must not hold anything yet."""
+    hub: str | None = None
+    """run=export: a hub name, USER/NAME, that the folder is uploaded to as well. It is private where it is new."""
 
     def __post_init__(self) -> None:
-        one_of("run", self.run, ("train", "plan", "rehearse", "rewards", "eval", "selftest"))
+        one_of("run", self.run, JOBS)
         one_of("device", self.device, ("auto", "cuda", "cpu"))
 
     @property

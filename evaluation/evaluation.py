@@ -14,10 +14,9 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeVar
-
-from tqdm import tqdm
 
 from config.schema import Config
 from envs.coroutines import together
@@ -58,7 +57,7 @@ class Evaluation:
     """Runs all sets, writes what they say.
 
     rows: completions that the engines hold at a time.
-    bar: a progress bar for so many problems of the set of this name.
+    tell: told of a stage, how much of it is done, and of how much.
     say: told what a person should know.
     record: of a set and an iteration; what its block is given takes every group.
     """
@@ -68,7 +67,7 @@ class Evaluation:
     sets: list[EvalSet]
     loop: Loop
     make_groups: MakeGroups
-    bar: Callable[[int, str], "tqdm[Any]"]
+    tell: Callable[[str, int, int], None]
     say: Callable[[str], None]
     run_dir: Path
     record: Record
@@ -111,27 +110,23 @@ class Evaluation:
         try:
             with (
                 unfinished.open("w", encoding="utf-8") as file,
-                self.bar(len(chosen.problems.examples), chosen.name) as bar,
                 self.record(chosen.name, iteration) as record,
             ):
-                tallies = self.loop.run(_until(stopped, self._tallies(chosen, groups, file, bar, record)))
+                tallies = self.loop.run(_until(stopped, self._tallies(chosen, groups, file, record)))
         except _GivenUp:
             return None
         finally:
             rewards.close()
         unfinished.replace(path)
-        found = summarize(tallies, chosen.settings.n, self.config.train.seed)
+        found = summarize(tallies, chosen.settings.n)
         return found | {"seconds": time.perf_counter() - began}
 
     async def _tallies(
-        self,
-        chosen: EvalSet,
-        groups: GroupMaker,
-        file: TextIO,
-        bar: "tqdm[Any]",
-        record: Callable[[Group], None],
+        self, chosen: EvalSet, groups: GroupMaker, file: TextIO, record: Callable[[Group], None]
     ) -> list[Tally]:
         """In the order of the problems; the completions are written as they come."""
+        done, total = count(1), len(chosen.problems.examples)
+        self.tell(f"eval {chosen.name}", 0, total)
         room = asyncio.Semaphore(max(1, self.rows // chosen.settings.n))
 
         async def one(index: int, example: Example) -> Tally:
@@ -140,7 +135,7 @@ class Evaluation:
             for line in group.attempts():
                 file.write(json.dumps(line) + "\n")
             record(group)
-            bar.update()
+            self.tell(f"eval {chosen.name}", next(done), total)
             return tally(group)
 
         return await together([one(*each) for each in enumerate(chosen.problems.examples)])

@@ -64,6 +64,7 @@ def reward_metrics(generated: Sequence[Group]) -> dict[str, float]:
     outcomes = [verdict.outcome for verdict in verdicts]
     rewards_of_groups = [[verdict.score for verdict in group if verdict.judged] for group in of_groups]
     rewards = list(chain.from_iterable(rewards_of_groups))
+    judged = [verdict for verdict in verdicts if verdict.judged]
     metrics = {
         "reward/mean": _mean(rewards),
         "reward/std": _deviation(rewards),
@@ -71,9 +72,10 @@ def reward_metrics(generated: Sequence[Group]) -> dict[str, float]:
         "reward/errors": outcomes.count("error") / max(1, len(outcomes)),
         "reward/invalid": outcomes.count("invalid") / max(1, len(outcomes)),
         "groups/generated": float(len(generated)),
+        "groups/success": _mean([verdict.success for verdict in judged]),
     }
     names = sorted(set[str]().union(*[verdict.parts for verdict in verdicts]))
-    parts = [verdict.parts for verdict in verdicts if verdict.judged]
+    parts = [verdict.parts for verdict in judged]
     return metrics | {f"reward/{name}": _mean([each.get(name, 0.0) for each in parts]) for name in names}
 
 

@@ -1,8 +1,7 @@
-"""What a run tells: one row of metrics per optimizer step, a live line, a sample now and then, a summary."""
+"""What a run tells: one row of metrics per optimizer step, a live view, a sample now and then, a summary."""
 
 import json
 import logging
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,14 +15,17 @@ from config.folders import SUMMARY
 from config.outcome import RunOutcome
 from envs.group import Group, SampledCompletion, Verdict
 from envs.task import Example
+from monitoring.doctor.rule import Finding
 from monitoring.events import Events
 from monitoring.ledger import Ledger
 from monitoring.metrics import Trained, rollout_metrics
+from monitoring.metrics_file import MetricsFile
 from monitoring.progress import Progress
 from monitoring.record import token_values
+from monitoring.repetition import Repetition
 from monitoring.trace import TRACE, write_trace
 from monitoring.tracker_kinds import ShownCompletion
-from monitoring.trackers import MetricsFile, Trackers
+from monitoring.trackers import Trackers
 
 log = logging.getLogger("grpo")
 """Goes to `grpo.log` in the run's folder alone (config/base.yaml)."""
@@ -37,7 +39,7 @@ class Monitor:
     """Collects timings between two optimizer steps and writes everything out at each.
 
     Args:
-        live: the line that shows how far the run is.
+        live: shows how far the run is.
         first_step: steps already done by an earlier part of the run.
         members: of a mixture, its data sets, which have metrics of their own.
         rollouts_gb: that the ledger may take. traced: write `trace.json` at the end.
@@ -61,6 +63,7 @@ class Monitor:
         self.file = MetricsFile(run_dir / "metrics.jsonl")
         self.ledger = Ledger(run_dir, int(rollouts_gb * 1e9), self.say)
         self.events = Events(run_dir, self.say)
+        self.repetition = Repetition()
         self.optimizer_step = first_step
         self.iteration = 0
         self.seconds = {"collect": 0.0, "optimize": 0.0, "push": 0.0}
@@ -74,6 +77,7 @@ class Monitor:
 
     def resumed(self) -> None:
         """The run folder holds the rows of an earlier part of the run: its seconds and tokens count."""
+        self.live.remember(self.file.rows())
         *_, last = [{}, *self.rows()]
         self.seconds_before = float(last.get("time/elapsed_s", 0.0))
         self.tokens_before = int(last.get("tokens/total", 0))
@@ -92,6 +96,7 @@ class Monitor:
         finally:
             seconds = time.perf_counter() - began
             self.seconds[phase] += seconds
+            self.live.spent(phase, seconds)
             self.event("phase", name=phase, seconds=seconds)
 
     def event(self, event: str, **fields: Any) -> None:
@@ -112,6 +117,7 @@ class Monitor:
         self.optimizer_step += 1
         row: dict[str, Any] = {"optimizer_step": self.optimizer_step}
         row |= rollout_metrics(batch, groups, policy_version, self.members) | step | self.extra
+        row |= self.repetition.metrics([one for group in groups for one in group.chain()])
         row |= self._throughput([len(one.token_ids) for group in groups for one in group.completions])
         self.extra = {}
         self.file.append(row)
@@ -147,7 +153,7 @@ class Monitor:
 
     def evaluated(
         self, metrics: dict[str, float], iteration: int, policy_version: int, seconds: float
-    ) -> None:
+    ) -> dict[str, Any]:
         """A row of its own for an evaluation; its seconds count in no optimizer step's throughput."""
         row: dict[str, Any] = {"optimizer_step": self.optimizer_step, "iteration": iteration, **metrics}
         row["policy_version"] = float(policy_version)
@@ -158,6 +164,9 @@ class Monitor:
         self.event("evaluated", after=iteration, policy_version=policy_version, metrics=metrics)
         self.evaluation = metrics
         self.since += seconds
+        self.live.spent("evaluate", seconds)
+        self.live.evaluated(self.optimizer_step, metrics)
+        return row
 
     def _track(self, row: dict[str, Any]) -> None:
         if self.tracker is not None:
@@ -191,9 +200,15 @@ class Monitor:
         }
 
     def say(self, text: str) -> None:
-        """A line above the progress bar, and in `grpo.log`."""
-        self.live.bar.write(text, file=sys.stderr)
+        """A line above the live view, and in `grpo.log`."""
+        self.live.say(text)
         log.info(text)
+
+    def alarm(self, finding: Finding) -> None:
+        """What the doctor has found: said, shown until the next one, and an event."""
+        self.live.alarm(finding.line)
+        self.say(finding.line)
+        self.event("alarm", rule=finding.rule, severity=finding.severity, text=finding.line)
 
     def show(self, group: Group) -> None:
         """A question with the best and the worst of its answers; a table of the step's completions to the trackers."""

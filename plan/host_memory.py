@@ -1,8 +1,8 @@
 """What a run takes of a node's memory: everything on a CPU, beside GPUs what lives there for them. No torch here."""
 
+from plan.disk import checkpoint_bytes
 from plan.memory import (
     Use,
-    checkpoint_bytes,
     engine_weights,
     learner_gradients,
     learner_states,

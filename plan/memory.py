@@ -1,4 +1,4 @@
-"""Estimates of memory and disk from sizes alone, each with the knobs that change it. No torch here.
+"""Estimates of memory from sizes alone, each with the knobs that change it. No torch here.
 
 The formulas count what scales: weights, gradients, optimizer state, activations of one microbatch, one chunk of
 logits, KV cache. What libraries and allocators add is not in them (about 1 GiB on a GPU).
@@ -382,18 +382,6 @@ def kv_bytes_per_sequence(config: Config, shape: ModelShape, dtype: str) -> floa
     """Keys and values of one sequence of the full length, on one of an engine's devices."""
     per_token = shape.kv_bytes_per_token(DTYPE_BYTES[dtype])
     return config.max_model_len * per_token / config.inference_model.tensor_parallel_size
-
-
-def checkpoint_bytes(config: Config, shape: ModelShape) -> float:
-    """One checkpoint: the trained weights (adapters under LoRA) with all their bits, and the optimizer's state."""
-    return trained_parameters(config, shape) * FLOAT + optimizer_state_bytes(config, shape)
-
-
-def checkpoints_kept(config: Config) -> int:
-    """How many checkpoints lie on disk at most: those kept, and one more while it is written."""
-    frequency, keep = config.train.checkpoint_frequency, config.train.keep_checkpoints
-    written = 1 + (config.total_iterations // frequency if frequency else 0)
-    return min(written, keep + 1) if keep else written
 
 
 def gib(number: float) -> str:

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from config.checkpoints import checkpoints
+from config.checkpoints import checkpoints, model_of
 from config.errors import ConfigError
 from config.schema import Config
+from plan.disk import checkpoint_bytes, checkpoints_kept, model_bytes
 from plan.host_memory import host_bytes, host_uses
 from plan.machine import ASSUMED_VLLM, Machine
-from plan.memory import Phase, checkpoint_bytes, checkpoints_kept, gib, kv_bytes_per_sequence, usable_bytes
+from plan.memory import Phase, gib, kv_bytes_per_sequence, usable_bytes
 from plan.model_shape import GIB, ModelShape
 from plan.plan import Plan, cache_on_device, gpus_used, make_plan
 
@@ -203,12 +204,17 @@ def _cache(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
 
 
 def _disk(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
-    of_a_run_that_goes_on = (file for path in checkpoints(plan.folder) for file in path.rglob("*"))
+    found = checkpoints(plan.folder)
+    of_a_run_that_goes_on = (file for path in (*found, *map(model_of, found)) for file in path.rglob("*"))
     there = sum(file.stat().st_size for file in of_a_run_that_goes_on if file.is_file())
-    needed = checkpoint_bytes(plan.config, shape) * checkpoints_kept(plan.config) - there
+    one = checkpoint_bytes(plan.config, shape) + model_bytes(plan.config, shape)
+    needed = one * checkpoints_kept(plan.config) - there
+    exports = plan.config.train.export
+    beside, off = (" with the models beside them", "set train.export=false, ") if exports else ("", "")
     if needed > plan.machine.disk_gib * GIB:
         yield Problem(
             "checkpoints",
-            f"checkpoints would take {gib(needed)} more and {plan.folder} has {plan.machine.disk_gib:.2f} GiB free: "
-            "lower train.keep_checkpoints, or write elsewhere with hydra.run.dir",
+            f"checkpoints would take {gib(needed)} more{beside} and {plan.folder} has {plan.machine.disk_gib:.2f} GiB "
+            "free: "
+            f"lower train.keep_checkpoints, {off}or write elsewhere with hydra.run.dir",
         )

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 
 from config.schema import Config
+from plan.disk import checkpoint_bytes, checkpoints_kept, model_bytes
 from plan.host_memory import host_bytes, host_uses
 from plan.machine import Machine
 from plan.memory import (
     Use,
-    checkpoint_bytes,
-    checkpoints_kept,
     engine_weights,
     gib,
     kv_bytes_per_sequence,
@@ -184,14 +183,22 @@ def _checkpoint_lines(plan: Plan) -> list[str]:
     if plan.shape is None:
         return []
     one, count = checkpoint_bytes(plan.config, plan.shape), checkpoints_kept(plan.config)
+    model = model_bytes(plan.config, plan.shape)
     free = f"{plan.machine.disk_gib:.2f} GiB free"
     knobs = "[train.keep_checkpoints, train.checkpoint_frequency]"
-    return [
+    lines = [
         line(
             "checkpoints",
             f"{gib(one)} each, at most {count} at a time: {gib(one * count)} of {free}  {knobs}",
         )
     ]
+    if model:
+        lines.append(
+            line(
+                "models of them", f"{gib(model)} each, at most {count}: {gib(model * count)}  [train.export]"
+            )
+        )
+    return lines
 
 
 def idle_keys(plan: Plan) -> list[str]:

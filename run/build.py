@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from config.command_line import resume_command
 from config.schema import Config
+from run.checkpoint_model import model_maker
 from run.checkpoint_writer import CheckpointWriter
 from run.overlapped import Schedule, ScheduleType
 from run.resume import starting_point
@@ -41,7 +42,7 @@ def build(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> Schedu
         run = _build(config, run_dir, schedule, built)
         working = schedule(run)
         built.pop_all()
-    run.stop.install(resume_command(run_dir))
+    run.stop.install(resume_command(run_dir), run.monitor.live.erase)
     return working
 
 
@@ -57,7 +58,7 @@ def _build(config: Config, run_dir: Path, schedule: type[Schedule], built: ExitS
     from envs.judging.service import RewardService
     from envs.task import make_task
     from evaluation.sets import load_sets
-    from monitoring.watch import Watch
+    from monitoring.doctor.doctor import Doctor
     from rollout.loop import EngineLoop
     from run.engines import adapter_shape, build_engine, build_weights
     from run.groups import make_conversation, make_evaluation, make_generation, make_prompts
@@ -99,8 +100,8 @@ def _build(config: Config, run_dir: Path, schedule: type[Schedule], built: ExitS
         rewards,
         make_evaluation(config, plan, eval_sets, tokenizer, conversation, loop, monitor),
         monitor,
-        Watch(config, plan.overlapped),
-        CheckpointWriter(run_dir, config.train),
+        Doctor(config),
+        CheckpointWriter(run_dir, config.train, model_maker(config, monitor.say), monitor.say),
         torch.Generator().manual_seed(config.train.seed),
     )
     run.begin(saved, told)

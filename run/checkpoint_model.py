@@ -1,29 +1,76 @@
-"""A checkpoint as a model: `model.name=RUN` or `model.name=CHECKPOINT`, and what `run=eval` evaluates.
+"""A checkpoint as a model: of a run while it trains, and what `model.name=RUN` and `run=eval` load.
 
-model.name=RUN or CHECKPOINT ──with_model──▶ a folder in Hugging Face format, beside the checkpoint, once
-run=eval train.resume=... ──evaluated_model──▶ such a folder, removed afterwards
+a checkpoint of this run ──model_maker──▶ RUN/models/NAME, in the thread that wrote it
+model.name=RUN or CHECKPOINT ──with_model──▶ RUN/models/NAME, made where it is missing
+run=eval train.resume=... ──evaluated_model──▶ the same, or a folder that is removed afterwards
 """
 
-import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from config.checkpoints import FOLDER, is_checkpoint
+from config.checkpoints import FOLDER, MODEL, checkpoints, is_checkpoint, model_of, remove_checkpoint
 from config.errors import ConfigError
+from config.files import folder_written_whole
 from config.schema import Config, LoraConfig, ModelConfig
 from plan.model_shape import model_path
+from run.checkpoint_writer import State, no_model
+from run.keeping import model_written
+from run.model_card import model_card
 from run.overlapped import Schedule
 from run.resume import find, given
 
 if TYPE_CHECKING:  # torch costs seconds
     from training.checkpoint import Saved
+    from training.model_writer import ModelWriter
 
-MODELS = "models"
+
+def model_maker(config: Config, say: Callable[[str], None]) -> Callable[[Path, State], None]:
+    """What makes the models of a run's checkpoints; none where `train.export` is off, or the base cannot be streamed.
+
+    say: told why there will be none.
+    """
+    if not config.train.export:
+        return no_model
+    from training.model_writer import ModelWriter
+
+    writer = ModelWriter(config.model, config.train_model.lora)
+    if writer.streams:
+        return partial(_make, writer)
+    say(
+        f"model.name={config.model.name} is not in safetensors files under its layers' names: models of checkpoints "
+        "are not written beside the run; run=export makes one later"
+    )
+    return no_model
+
+
+def _make(writer: "ModelWriter", checkpoint: Path, state: State) -> None:
+    target = model_of(checkpoint)
+    with folder_written_whole(target) as folder:
+        _fill(writer, checkpoint, state, folder)
+        if target.exists():  # of a checkpoint that had this name, which the run has gone back behind
+            remove_checkpoint(target)
+    model_written(checkpoint)
+
+
+def _fill(writer: "ModelWriter", checkpoint: Path, state: Mapping[str, Any], folder: Path) -> None:
+    from training.checkpoint import LEARNER
+
+    writer.write(checkpoint / LEARNER, folder)
+    write_card(checkpoint, state, folder)
+
+
+def write_card(checkpoint: Path, state: Mapping[str, Any], folder: Path) -> None:
+    """README.md of a model's folder, of what is known by now."""
+    from monitoring.trackers import MetricsFile
+
+    rows = MetricsFile(checkpoint.parent.parent / "metrics.jsonl").rows()
+    (folder / "README.md").write_text(model_card(state, rows), encoding="utf-8")
 
 
 def names_checkpoint(name: str) -> bool:
@@ -31,53 +78,46 @@ def names_checkpoint(name: str) -> bool:
     path = Path(name)
     if (Path(model_path(name)) / "config.json").is_file():
         return False
-    return path.suffix == ".pt" or is_checkpoint(path) or (path / FOLDER).is_dir()
+    return path.suffix == ".pt" or is_checkpoint(path) or (path / FOLDER).is_dir() or (path / MODEL).is_dir()
 
 
-def model_of(saved: "Saved") -> ModelConfig:
+def trained_model(saved: "Saved") -> ModelConfig:
+    """What the run of a checkpoint began from."""
     return ModelConfig(**saved.state["config"]["model"])
 
 
 def with_model(config: Config) -> tuple[Config, list[str]]:
     """The config, with a folder in Hugging Face format for a `model.name` that is a checkpoint or a run's folder.
 
-    That folder is made beside the checkpoint, RUN/models/NAME, once: a resumed run finds it again. A plan, which
-    loads nothing, takes the model that the checkpoint's run began from.
+    Where the run did not make it, it is made beside the checkpoint, RUN/models/NAME, once: a resumed run finds it
+    again. A plan, which loads nothing, takes the model that the checkpoint's run began from.
     """
     if not names_checkpoint(config.model.name):
         return config, []
     path = Path(config.model.name)
-    folder = path.parent.parent / MODELS / path.name
-    if is_checkpoint(path) and not path.exists() and folder.is_dir():
-        return _named(config, folder), []
+    alone = _without_checkpoint(path)
+    if alone is not None:
+        return _named(config, alone), []
     saved, told = given(path, "model.name")
     if config.run == "plan":
-        return _named(config, Path(model_of(saved).name)), told
-    folder = saved.run_dir.resolve() / MODELS / saved.path.name
+        return _named(config, Path(trained_model(saved).name)), told
+    folder = model_of(saved.path.resolve())
     if not folder.is_dir():
-        with _made_beside(folder) as unfinished:
-            write_model(saved, model_of(saved), unfinished)
+        with folder_written_whole(folder) as unfinished:
+            write_model(saved, trained_model(saved), unfinished)
     return _named(config, folder), [*told, f"model.name: the weights of {saved.path}, in {folder}"]
+
+
+def _without_checkpoint(path: Path) -> Path | None:
+    """The model of a checkpoint or of a run whose checkpoints are gone; None where there are some, or no model."""
+    if is_checkpoint(path):
+        return model_of(path) if not path.exists() and model_of(path).is_dir() else None
+    newest = path / MODEL
+    return newest.resolve() if newest.is_dir() and not checkpoints(path) else None
 
 
 def _named(config: Config, name: Path | str) -> Config:
     return replace(config, model=replace(config.model, name=str(name)))
-
-
-@contextmanager
-def _made_beside(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which takes the name `folder` at the end; another that did so first is as good."""
-    folder.parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        prefix=f".{folder.name}.", dir=folder.parent, ignore_cleanup_errors=True
-    ) as unfinished:
-        yield Path(unfinished)
-        os.chmod(unfinished, 0o755)
-        try:
-            os.rename(unfinished, folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
 
 
 def write_model(saved: "Saved", model: ModelConfig, folder: Path) -> None:
@@ -86,47 +126,56 @@ def write_model(saved: "Saved", model: ModelConfig, folder: Path) -> None:
     Raises:
         ConfigError: the checkpoint is of another model than `model`.
     """
-    import torch
+    _fill(_writer(saved, model), saved.path, saved.state, folder)
 
-    from training.model import add_lora, causal_model, load_in_4bit, load_model, load_tokenizer
-    from training.tensor_files import read_tensors, saved_shapes
-    from training.trained_parameters import MODEL, base_digest, check_same_model, save_model, trained_tensors
-    from training.weights import made, named_weights
 
-    tokenizer = load_tokenizer(model.name)
-    lora = LoraConfig(**saved.state["config"]["train_model"]["lora"])
-    cpu = torch.device("cpu")
-    loaded = load_in_4bit(model, cpu, torch.float32) if lora.quantized else load_model(model, cpu)
-    policy = add_lora(loaded, lora) if lora.enabled else loaded
+def _writer(saved: "Saved", model: ModelConfig) -> "ModelWriter":
+    """Raises ConfigError: the checkpoint is of another model."""
+    from training.model_writer import ModelWriter
+
+    writer = ModelWriter(model, LoraConfig(**saved.state["config"]["train_model"]["lora"]))
     try:
-        check_same_model(policy, base_digest(policy), saved.state["learner"], saved_shapes(saved.learner))
-        tensors = {f"{MODEL}{name}": tensor for name, tensor in trained_tensors(policy).items()}
-        read_tensors(saved.learner, tensors)
+        writer.check(saved.learner, saved.state["learner"])
     except ConfigError as error:
         raise ConfigError(f"{saved.path} with model.name={model.name}: {error}") from error
-    save_model(causal_model(policy), made(named_weights(policy)), tokenizer, folder)
+    return writer
 
 
 @contextmanager
 def evaluated_model(
     config: Config, run_dir: Path, schedule: type[Schedule]
 ) -> Iterator[tuple[Config, "Saved | None"]]:
-    """For `run=eval`: the config with the checkpoint of `train.resume` as its model, in a folder that is removed.
+    """For `run=eval`: the config with a checkpoint as its model: of `train.resume`, or that `model.name` is.
 
     Raises:
         ConfigError: there is no such checkpoint, or it is of another model than `model.name`.
     """
+    path = Path(config.model.name)
+    by_name = names_checkpoint(config.model.name)
+    alone = _without_checkpoint(path) if by_name else None
     saved, told = find(config, run_dir, schedule)
-    if saved is None and names_checkpoint(config.model.name):
-        saved, told = given(Path(config.model.name), "model.name")
-        config = _named(config, model_of(saved).name)
-    if saved is None:
-        yield config, None
+    if alone is not None or (saved is None and not by_name):
+        yield config if alone is None else _named(config, alone), None
         return
+    if saved is None:
+        saved, told = given(path, "model.name")
+        config = _named(config, trained_model(saved).name)
     for line in told:
         print(line, file=sys.stderr)
-    model = replace(config.model, dtype=model_of(saved).dtype)
-    with tempfile.TemporaryDirectory(prefix=".model.", dir=run_dir) as folder:
-        write_model(saved, model, Path(folder))
+    with _as_folder(saved, replace(config.model, dtype=trained_model(saved).dtype), run_dir) as folder:
         print(f"evaluating {saved.path.name} of {saved.run_dir}", file=sys.stderr)
         yield _named(config, folder), saved
+
+
+@contextmanager
+def _as_folder(saved: "Saved", model: ModelConfig, place: Path) -> Iterator[Path]:
+    """The model of a checkpoint, or one that is made of it in `place` and removed."""
+    there = model_of(saved.path.resolve())
+    if there.is_dir():
+        if model.name != trained_model(saved).name:
+            _writer(saved, model)
+        yield there
+        return
+    with tempfile.TemporaryDirectory(prefix=".model.", dir=place) as folder:
+        write_model(saved, model, Path(folder))
+        yield Path(folder)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from config.outcome import RunOutcome
 from config.schema import Config
@@ -17,21 +18,21 @@ from plan.plan import Plan
 from rollout.loop import EngineLoop
 from run.engines import build_engine
 from run.groups import make_conversation, make_evaluation
+from run.report import ReportWriter
 from training.checkpoint import Saved
 from training.model import load_tokenizer
 
 
 def evaluate(
     evaluation: Evaluation, monitor: Monitor, iteration: int, version: int, stopped: Callable[[], bool]
-) -> list[str]:
-    """Evaluate every set and log it; a table for each, none if it was given up."""
+) -> tuple[dict[str, Any], list[str]] | None:
+    """Evaluate every set and log it: the row of metrics, and a table for each set. None if it was given up."""
     began = time.perf_counter()
     found = evaluation.run(iteration, stopped)
     if found is None:
-        return []
+        return None
     metrics, tables = found
-    monitor.evaluated(metrics, iteration, version, time.perf_counter() - began)
-    return tables
+    return monitor.evaluated(metrics, iteration, version, time.perf_counter() - began), tables
 
 
 def evaluate_alone(
@@ -58,14 +59,17 @@ def evaluate_alone(
         live = Progress(config.logging, total_steps=0)
         logging = config.logging
         monitor = Monitor(run_dir, tracker, live, steps, (), logging.rollouts_gb, logging.trace)
+        ending.callback(ReportWriter(run_dir, monitor.say).finish)
         ending.callback(lambda: monitor.close(outcome))
         evaluation = make_evaluation(config, plan, sets, tokenizer, conversation, loop, monitor)
         begun()
         monitor.file.begin()
         monitor.ledger.begin(-1)
         try:
-            tables = evaluate(evaluation, monitor, iteration, version + engine.policy_version, lambda: False)
-            print("\n".join(tables), flush=True)
+            found = evaluate(evaluation, monitor, iteration, version + engine.policy_version, lambda: False)
+            assert found is not None  # nothing stops it
+            monitor.live.close()  # what it shows is no part of the result
+            print("\n".join(found[1]), flush=True)
             outcome = "finished"
         except KeyboardInterrupt:
             outcome = "interrupted"

@@ -91,7 +91,7 @@ def make_evaluation(
         sets,
         loop,
         make_groups,
-        lambda total, name: monitor.live.second(total, f"eval {name}", "problem"),
+        monitor.live.stage,
         monitor.say,
         monitor.run_dir,
         monitor.ledger.evaluation,

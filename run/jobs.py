@@ -1,4 +1,4 @@
-"""The jobs of the command line, by the name that `run=` gives them: train, eval, plan, rehearse, rewards."""
+"""The jobs of the command line, by the name that `run=` gives them."""
 
 import sys
 from collections.abc import Callable
@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from config.checkpoints import newest_checkpoint
-from config.command_line import resume_command
+from config.command_line import resume_command, typed
 from config.errors import RankLost
 from config.folders import held, remove_if_unused
 from config.outcome import INTERRUPTED, RunOutcome
+from config.saved import chosen_run
 from config.schema import Config
 from run.checkpoint_model import evaluated_model, with_model
+from run.export import export
 from run.overlapped import Schedule, ScheduleType
 
 
@@ -33,10 +35,48 @@ def run_job(
         return rehearse_step(config, run_dir, schedule)
     if config.run == "rewards":
         return grade_samples(config, run_dir)
+    if config.run in LOOKING:
+        return look(config, run_dir)
+    if config.run == "export":
+        return export(config, run_dir)
     with held(run_dir):
         if config.run == "eval":
             return evaluate(config, run_dir, schedule, begun)
         return run_training(config, run_dir, train, schedule, begun)
+
+
+LOOKING = ("report", "doctor", "rollouts", "replay", "diff")
+"""Jobs that look at the folders of runs, and leave none."""
+
+
+def look(config: Config, run_dir: Path) -> RunOutcome:
+    """Print what one of the jobs `LOOKING` finds in runs that are over, or that go on."""
+    remove_if_unused(run_dir)
+    print(_seen(config), flush=True)
+    return "finished"
+
+
+def _seen(config: Config) -> str:
+    if config.run == "report":
+        from run.report import report
+
+        return report(config)
+    if config.run == "diff":
+        from run.diff import diff
+
+        return diff(config.a, config.b)
+    folder = chosen_run(config.run_dir)
+    if config.run == "doctor":
+        from run.doctor import examine
+
+        return examine(folder)
+    if config.run == "replay":
+        from run.replay import replay
+
+        return replay(folder, config.step, typed())
+    from run.rollouts import rollouts
+
+    return rollouts(folder, config.rollouts)
 
 
 def run_training(
@@ -93,7 +133,7 @@ def _train_once(
             run.monitor.say(line)
         train(working)
         if not run.stop.requested:
-            run.watch.check(run.monitor.optimizer_step)
+            run.check()
         outcome = "interrupted" if run.stop.requested else "finished"
     except KeyboardInterrupt:
         outcome = "interrupted"

@@ -31,12 +31,13 @@ BEGUN_WITH = (
     "train_model.lora.quantization",
 )
 """Settings that the saved state is of: the place in the data, the count of iterations, the optimizer's memory."""
-UNSAID = ("run", "train.resume", "plan")
+UNSAID = ("run", "train.resume", "plan", "checkpoint", "to", "hub")
 """Settings that say nothing of the run."""
 NO_PART_OF_IT = (
     *UNSAID,
     *("logging", "eval", "ray", "device", "ref_model"),
     *("train.total_dialog_turns", "train.checkpoint_frequency", "train.keep_checkpoints"),
+    *("train.keep_best", "train.export"),
     *("train.async_checkpoint", "train.restarts", "train.wait_timeout_s", "inference_model.start_timeout_s"),
     *("train_model.num_devices", "train_model.num_nodes", "train_model.shard_size", "train_model.offload"),
     *("train_model.devices", "train_model.num_threads", "env.reward_workers"),
@@ -101,6 +102,7 @@ def given(path: Path, key: str = "train.resume") -> tuple["Saved", list[str]]:
     try:
         if path.is_dir() and not is_checkpoint(path):
             return _newest(path.parent if path.name == FOLDER else path)
+        path = path.resolve() if path.is_symlink() else path
         return Saved(path, load_checkpoint(path)), []
     except ConfigError as error:
         raise ConfigError(str(error).replace("train.resume", key, 1)) from error

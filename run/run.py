@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from config.checkpoints import checkpoint_path
-from config.errors import ConfigError
+from config.errors import ConfigError, RunError
 from config.outcome import RunOutcome
 from config.schema import Config
 from run.checkpoint_writer import CheckpointWriter
+from run.keeping import is_better, told_of_model
+from run.report import ReportWriter
 from run.stop import Stop
 
 if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line should not wait for
@@ -29,8 +31,9 @@ if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line 
     from envs.prompts import PromptQueue
     from envs.task import Example
     from evaluation.evaluation import Evaluation
+    from monitoring.doctor.doctor import Doctor
+    from monitoring.doctor.rule import Finding
     from monitoring.monitor import Monitor
-    from monitoring.watch import Watch
     from plan.plan import Plan
     from rollout.engines.sampler import SteppedEngine
     from rollout.generate import Generation
@@ -49,6 +52,7 @@ class Run:
     outstanding: examples that were drawn and that no batch has taken. stale: groups found too old since the last call.
     leaving: this iteration is the last, for a stop was requested before its checkpoint.
     evaluated: the evaluation that was due last has been done, or none was.
+    alarms: that the doctor has raised and that `train.on_alarm` has not been done for.
     """
 
     config: Config
@@ -63,7 +67,7 @@ class Run:
     rewards: "RewardService"
     evaluation: "Evaluation"
     monitor: "Monitor"
-    watch: "Watch"
+    doctor: "Doctor"
     checkpoints: CheckpointWriter
     generator: "torch.Generator"
     stop: Stop = field(default_factory=Stop)
@@ -71,10 +75,14 @@ class Run:
     outstanding: "Callable[[], list[Example]]" = list
     stale: "Callable[[], list[Group]]" = list
     trained_at: int | None = None
+    alarms: "list[Finding]" = field(default_factory=list)
     leaving: bool = False
     evaluated: bool = False
     first_iteration: int = 0
     last_iteration: int = 0
+
+    def __post_init__(self) -> None:
+        self.report = ReportWriter(self.run_dir, self.monitor.say)
 
     @property
     def wants(self) -> "Callable[[Group], bool]":
@@ -121,11 +129,17 @@ class Run:
             batch, groups, report.metrics | self.rewards.metrics(), self.weights.version
         )
         self.monitor.learned(batch, groups, report.log_ratio, report.entropy, self.trained_at)
-        for worry in self.watch.tell(row):
-            self.monitor.say(worry)
+        self._look_at(row)
         if report.skipped:
             self.monitor.event("skipped")
             self.monitor.say(f"optimizer step {self.monitor.optimizer_step}: not finite, skipped")
+
+    def _look_at(self, row: "dict[str, Any]") -> None:
+        """What the doctor finds in a new row is told; alarms count for `train.on_alarm`."""
+        for finding in self.doctor.see(row):
+            self.monitor.alarm(finding)
+            if finding.severity == "alarm":
+                self.alarms.append(finding)
 
     def push_weights(self) -> None:
         """Learner to engines; beside running generation the push happens between two engine steps."""
@@ -146,11 +160,14 @@ class Run:
         self.monitor.consumed(iteration, list(self.groups.values()), self.stale())
         self.evaluate(iteration)
         frequency = self.config.train.checkpoint_frequency
-        self.leaving = self.stop.requested
+        on_alarm = self.config.train.on_alarm if self.alarms else "say"
+        self.leaving = self.stop.requested or on_alarm == "stop"
         last = iteration == self.last_iteration or self.leaving
-        if last or (frequency and iteration % frequency == 0):
+        due = (frequency and iteration % frequency == 0) or self._best_yet(iteration)
+        if last or due or on_alarm == "checkpoint":
             self.checkpoint(iteration)
-            self.leaving = self.stop.requested
+            self.leaving = self.leaving or self.stop.requested
+            self.alarms = self.alarms if on_alarm == "stop" else []
         if last or self.leaving:
             self.checkpoints.wait()
         self.checkpoints.check()
@@ -159,6 +176,15 @@ class Run:
         if every and (iteration % every == 0 or iteration == 1):
             *_, newest = self.groups.values()
             self.monitor.show(newest)
+
+    def _best_yet(self, iteration: int) -> bool:
+        """Whether `train.keep_best` asks for a checkpoint: this iteration was evaluated, higher than any there is."""
+        metric = self.config.train.keep_best
+        return (
+            metric is not None
+            and self.evaluation_due(iteration)
+            and is_better(self.run_dir, metric, iteration)
+        )
 
     def evaluation_due(self, iteration: int) -> bool:
         """Whether `eval.sets` are evaluated after this iteration."""
@@ -171,12 +197,17 @@ class Run:
         self.evaluated = not self.evaluation_due(iteration)
         if self.evaluated or self.stop.requested:
             return
-        tables = evaluate(
+        found = evaluate(
             self.evaluation, self.monitor, iteration, self.weights.version, lambda: self.stop.requested
         )
-        self.evaluated = bool(tables)
+        self.evaluated = found is not None
+        if found is None:
+            return
+        row, tables = found
         for table in tables:
             self.monitor.say(table)
+        self._look_at(row)
+        self.report.renew()
 
     def checkpoint(self, iteration: int) -> None:
         """Begin to write all that a resumed run needs; with `train.async_checkpoint` the run goes on meanwhile."""
@@ -243,13 +274,29 @@ class Run:
         restore_random_state(state["random"])
         told = self.monitor.file.continue_from(saved.run_dir, self.learner.optimizer_steps)
         self.monitor.resumed()
-        self.watch.remember(self.monitor.rows())
+        self.doctor.remember(self.monitor.file.rows())
         return [*told, f"resumed from {saved.path} at iteration {self.first_iteration}"]
 
+    def check(self) -> None:
+        """The end of a run that nobody has interrupted.
+
+        Raises:
+            RunError: an alarm has ended it early, or no step taught anything.
+        """
+        early = self.monitor.iteration < self.last_iteration
+        if early and self.alarms and self.config.train.on_alarm == "stop":
+            lines = "\n".join(finding.line for finding in self.alarms)
+            raise RunError(
+                f"train.on_alarm=stop: an alarm has ended the run, with a checkpoint.\n{lines}\nTo go on all the same "
+                f"(what has been said is not said again):\n  {self.stop.resume}"
+            )
+        self.doctor.check(self.monitor.optimizer_step)
+
     def close(self, outcome: RunOutcome) -> None:
-        """End engines, reward workers and log, whatever the outcome."""
+        """End engines, reward workers and log, whatever the outcome; the last line names the model."""
         self.stop.uninstall()
         with ExitStack() as ending:  # from the last to the first, each even where another one fails
+            ending.callback(self.report.finish)
             ending.callback(self.monitor.close, outcome)
             ending.callback(self.rewards.close)
             if self.generation.conversation is not None:
@@ -258,6 +305,8 @@ class Run:
             ending.callback(self.learner.close)
             ending.callback(self.loop.close)
             ending.callback(self._end_checkpoint)
+        for line in told_of_model(self.config, self.run_dir):
+            self.monitor.say(line)
 
     def _end_checkpoint(self) -> None:
         if self.checkpoints.writing is not None:

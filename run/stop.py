@@ -18,15 +18,17 @@ class Stop:
     """Whether a signal has asked the run to stop: `requested` is read between two iterations.
 
     heeded: the clock when a signal was last acted on.
+    resume: the command that goes on after the stop, told with the first signal. erase: takes the live view away first.
     """
 
     requested: bool = False
     heeded: float = field(default=-ECHO_S, repr=False)
     resume: str = ""
+    erase: str = ""
 
-    def install(self, resume: str) -> None:
-        """From here on signals ask. `resume`: the command that goes on after the stop, told with the first one."""
-        self.resume = resume
+    def install(self, resume: str, erase: str = "") -> None:
+        """From here on signals ask."""
+        self.resume, self.erase = resume, erase
         for number in SIGNALS:
             signal.signal(number, self._ask)
 
@@ -46,9 +48,13 @@ class Stop:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
+        self.heed(number)
+
+    def heed(self, number: int) -> None:
+        """What the first signal does beside."""
         said = (
-            f"\n{signal.Signals(number).name}: finishing this iteration, then a checkpoint; once more ends at once. "
-            f"To go on later:\n  {self.resume}\n"
+            f"{self.erase}\n{signal.Signals(number).name}: finishing this iteration, then a checkpoint; "
+            f"once more ends at once. To go on later:\n  {self.resume}\n"
         )
         with suppress(OSError):  # not print: the signal may have come in the middle of another one
             os.write(2, said.encode())

@@ -7,6 +7,7 @@ seconds at most and starts no engine.
 ENGINE = {
     "test_grpo_async.py": 108,
     "rollout/test_pool.py": 93,
+    "test_sweeps.py": 90,
     "rollout/test_pool_pushes.py": 70,
     "test_vllm_runs.py": 65,
     "test_eval_of_checkpoints.py": 59,
@@ -15,6 +16,8 @@ ENGINE = {
     "test_dry_runs.py": 41,
     "test_cluster.py": 65,
     "test_resume.py": 42,
+    "test_own_words.py": 90,
+    "monitoring/test_progress.py": 30,
     "test_ranked_runs.py": 75,
     "test_pushes_from_ranks.py": 45,
     "training/test_ranks.py": 70,
@@ -41,7 +44,6 @@ ENGINE = {
     "test_sampling.py": 5,
     "test_endings.py": 4,
     "gpu_layouts/test_push.py": 4,
-    "monitoring/test_progress.py": 3,
     "rollout/test_vllm_precision.py": 2,
     "rollout/test_vllm_async.py": 2,
     "test_torchrl_env.py": 2,
@@ -57,6 +59,9 @@ ENGINE = {
 }
 """Files that start vLLM, Ray, or whole runs of the scripts."""
 SLOW = {
+    "reports/test_pages.py": 35,
+    "reports/test_builders.py": 5,
+    "reports/test_report_job.py": 4,
     "envs/test_reward_service.py": 39,
     "envs/test_sandbox.py": 30,
     "monitoring/test_trackers.py": 29,

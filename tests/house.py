@@ -15,6 +15,7 @@ BEGIN, END = "<!-- map: python -m tests.house --write -->", "<!-- end of the map
 SCRIPTS = ("grpo.py", "grpo_async.py", "grpo_utils.py")
 ROOMS = (
     "run",
+    "reports",
     "rollout",
     "training",
     "evaluation",

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from config.schema import TrainConfig
+from run.keeping import remove_others
 from training.checkpoint import LEARNER, begin_checkpoint, complete_checkpoint, packed
 from training.tensor_files import saved_tensors, write_tensors
 from training.trained_parameters import MODEL
@@ -20,4 +22,5 @@ def saved_model(path: Path) -> dict[str, Tensor]:
 def save_checkpoint(path: Path, state: dict[str, Any], keep: int) -> None:
     """A checkpoint of a run whose learner is one tensor."""
     write_tensors(begin_checkpoint(path) / LEARNER, {"model.weight": torch.arange(10_000.0)})
-    complete_checkpoint(path, packed(state), keep)
+    complete_checkpoint(path, packed(state))
+    remove_others(path, TrainConfig(keep_checkpoints=keep))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import grpo
 import grpo_async
-from monitoring.watch import BOUNDS
+from monitoring.doctor.bounds import BOUNDS
 from run.jobs import run_job
 from tests.scripts import ROOT, SCHEDULE_OF, configured, rows
 
@@ -25,7 +25,7 @@ def table() -> list[tuple[set[str], str]]:
 
 def test_every_worry_is_watched_and_every_bound_is_explained() -> None:
     worries = {worry: names for names, worry in table() if worry}
-    watched = {bound.worry: set(bound.metrics) for bound in BOUNDS}
+    watched = {rule.when: set(rule.metrics) for rule in BOUNDS}
     assert worries.keys() == watched.keys()
     for worry, metrics in watched.items():
         assert metrics <= worries[worry], worry

@@ -10,7 +10,17 @@ import pytest
 from tests.house import PAGE, page_with_map, parsed
 
 ROOT = Path(__file__).resolve().parent.parent
-BELOW_THE_RUN = {"rollout", "training", "evaluation", "monitoring", "envs", "cluster", "plan", "config"}
+BELOW_THE_RUN = {
+    "reports",
+    "rollout",
+    "training",
+    "evaluation",
+    "monitoring",
+    "envs",
+    "cluster",
+    "plan",
+    "config",
+}
 MAY_IMPORT = {
     "config": {"config"},
     "plan": {"plan", "config"},
@@ -20,6 +30,7 @@ MAY_IMPORT = {
     "training": {"training", "envs", "cluster", "plan", "config"},
     "evaluation": {"evaluation", "envs", "plan", "config"},
     "monitoring": {"monitoring", "envs", "plan", "config"},
+    "reports": {"reports", "evaluation", "monitoring", "envs", "plan", "config"},
     "run": {"run", *BELOW_THE_RUN},
     "selftest": {"selftest", "grpo", "grpo_async", "grpo_utils", "run", *BELOW_THE_RUN},
 }
@@ -28,6 +39,7 @@ LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 WITHOUT_TORCH = [
     "config",
     "plan",
+    "reports",
     "envs/group.py",
     "envs/task.py",
     "envs/rewards.py",
@@ -123,7 +135,7 @@ def test_the_map_of_the_architecture_page_is_the_house() -> None:
 
 def test_the_files_that_the_architecture_page_names_exist() -> None:
     named = re.findall(
-        r"\b(?:config|plan|envs|rollout|training|evaluation|monitoring|run|tests)/[\w/]+(?:\.py)?",
+        r"\b(?:config|plan|envs|rollout|training|evaluation|monitoring|reports|run|tests)/[\w/]+(?:\.py)?",
         PAGE.read_text(),
     )
     missing = [name for name in named if not (ROOT / name).exists()]

@@ -33,14 +33,14 @@ def test_it_says_so_after_five_steps_and_ends_with_2(tmp_path: Path) -> None:
         "All 4 groups had equal rewards (mean 0.00), 100% of the answers were cut at 1 tokens. What helps: raise "
         "inference_model.max_tokens; "
     )
-    assert said.count(f"warning: optimizer steps 1 to 5 taught nothing. {why}") == 1
+    assert said.count(f"alarm: optimizer steps 1 to 5 taught nothing. {why}") == 1
     assert (
         f"error: nothing was learned: none of 8 optimizer steps had a gradient that came from rewards. {why}"
         in said
     )
     assert "Traceback" not in said
     log = (tmp_path / "grpo.log").read_text()
-    assert "warning: optimizer steps 1 to 5 taught nothing" in log and "failed: 8 optimizer steps" in log
+    assert "alarm: optimizer steps 1 to 5 taught nothing" in log and "failed: 8 optimizer steps" in log
     assert json.loads((tmp_path / "summary.json").read_text())["outcome"] == "failed"
     assert len(rows(tmp_path)) == 8 and list(tmp_path.glob("checkpoints/*"))
 
@@ -123,4 +123,4 @@ def test_the_schedule_beside_generation_says_it_too(
     config = configured(*CUT, "train.total_dialog_turns=96")
     with pytest.raises(RunError, match="nothing was learned: none of 6 optimizer steps"):
         run_job(config, tmp_path, grpo_async.train, Overlapped)
-    assert "warning: optimizer steps 1 to 5 taught nothing" in capsys.readouterr().err
+    assert "alarm: optimizer steps 1 to 5 taught nothing" in capsys.readouterr().err

@@ -16,7 +16,7 @@ import grpo
 import grpo_async
 from config.checkpoints import checkpoint_path, newest_checkpoint
 from config.errors import ConfigError, RunError
-from plan.memory import checkpoint_bytes
+from plan.disk import checkpoint_bytes
 from plan.model_shape import find_shape
 from run.jobs import run_job
 from run.lockstep import Lockstep

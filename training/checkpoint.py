@@ -81,13 +81,9 @@ def packed(state: dict[str, Any]) -> bytes:
     return file.getvalue()
 
 
-def complete_checkpoint(path: Path, run: bytes, keep: int) -> None:
+def complete_checkpoint(path: Path, run: bytes) -> None:
     """Give what `begin_checkpoint(path)` gave, with its tensors in it, `run.pt` and the name `path`: that folder is
-    either absent or whole, whatever ends this process or the machine.
-
-    Then remove all before it but the newest `keep`, and those after it: a run that was resumed from an earlier one
-    has given them up.
-    """
+    either absent or whole, whatever ends this process or the machine."""
     unfinished = hidden(path, WRITING)
     with (unfinished / RUN_STATE).open("wb") as file:
         file.write(run)
@@ -98,10 +94,6 @@ def complete_checkpoint(path: Path, run: bytes, keep: int) -> None:
         remove_checkpoint(path)
     unfinished.rename(path)
     sync_folder(path.parent)
-    found = checkpoints(path.parent.parent)
-    place = found.index(path)
-    for old in [*found[:place], *(found[place + keep :] if keep else [])]:
-        remove_checkpoint(old)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

@@ -15,12 +15,16 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 
 from config.errors import ConfigError
 from config.schema import LoraConfig, ModelConfig
 from envs.control_tokens import turn_end
 from plan.model_shape import find_config, model_path
 from training.quantization import dequantized, quantized
+
+set_tqdm_hook(lambda bar, given, named: EmptyTqdm(*given, **named))
+"""No bar for what only reads or writes files here; downloads keep theirs, which the hub's client draws."""
 
 
 def _cannot_load(what: str, name: str, error: Exception) -> ConfigError:

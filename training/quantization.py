@@ -28,6 +28,23 @@ def dequantized(weight: torch.Tensor, layer: Any) -> torch.Tensor:
     return values
 
 
+def through_4_bits(weight: torch.Tensor) -> torch.Tensor:
+    """A whole weight [out, in] as `training.model.load_in_4bit` has it: quantized, and out of 4 bits again."""
+    from bitsandbytes.functional import dequantize_4bit
+
+    packed, scales = packed_in_4_bits(weight)
+    values: torch.Tensor = dequantize_4bit(packed, scales)
+    return values
+
+
+def packed_in_4_bits(weight: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    """uint8 [out * in / 2, 1], and its scales."""
+    from bitsandbytes.functional import quantize_4bit
+
+    packed, scales = quantize_4bit(weight.contiguous(), compress_statistics=True, quant_type="nf4")
+    return packed, scales
+
+
 def shape_and_dtype(weight: torch.Tensor, layer: Any) -> tuple[tuple[int, ...], torch.dtype]:
     """Those of `dequantized(weight, layer)`."""
     if not quantized(weight):

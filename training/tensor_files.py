@@ -2,6 +2,7 @@
 
     name -> tensor, plain or this rank's part of a DTensor ──write_tensors──▶ folder/ __RANK_0.distcp, .metadata
     folder ──read_tensors──▶ into tensors that are there, whatever part of the whole they are
+           └─SavedTensors──▶ whole tensors, one at a time
 
 `.metadata` says what is where. It is a pickle, so it is read by an unpickler that makes nothing but descriptions.
 """
@@ -73,10 +74,16 @@ def read_tensors(folder: Path, into: Mapping[str, Tensor], group: ProcessGroup |
     Raises:
         UnreadableError: a file is damaged.
     """
+    _load(folder, _Reader(folder, _metadata(folder)), into, group)
+
+
+def _load(
+    folder: Path, reader: "_Reader", into: Mapping[str, Tensor], group: ProcessGroup | None = None
+) -> None:
     wanted = {name: tensor.detach() for name, tensor in into.items()}
     try:
         with _first_failure():
-            load(wanted, storage_reader=_Reader(folder), process_group=group, no_dist=group is None)
+            load(wanted, storage_reader=reader, process_group=group, no_dist=group is None)
     except (RuntimeError, ValueError, AssertionError, OSError, EOFError, pickle.UnpicklingError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UnreadableError(f"the tensors in {folder} cannot be read ({why})") from error
@@ -87,15 +94,45 @@ def saved_shapes(folder: Path) -> dict[str, list[int]]:
     return {name: list(one.size) for name, one in _descriptions(folder).items()}
 
 
+class SavedTensors:
+    """The tensors of a folder, each read when it is asked for; what it holds is read once.
+
+    Raises:
+        UnreadableError: a file is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        metadata = _metadata(folder)
+        self._reader = _Reader(folder, metadata)
+        self._empty = {
+            name: torch.empty(one.size, dtype=one.properties.dtype, device="meta")
+            for name, one in metadata.state_dict_metadata.items()
+            if isinstance(one, TensorStorageMetadata)
+        }
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._empty)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._empty
+
+    def described(self, name: str) -> Tensor:
+        """Shape and dtype, on the meta device."""
+        return self._empty[name]
+
+    def read(self, name: str) -> Tensor:
+        """Whole, in the CPU's memory."""
+        tensor = torch.empty_like(self._empty[name], device="cpu")
+        _load(self.folder, self._reader, {name: tensor})
+        return tensor
+
+
 def saved_tensors(folder: Path, prefix: str = "") -> dict[str, Tensor]:
     """Those whose names begin with `prefix`, whole, in the CPU's memory. Raises UnreadableError."""
-    tensors = {
-        name: torch.empty(one.size, dtype=one.properties.dtype)
-        for name, one in _descriptions(folder).items()
-        if name.startswith(prefix)
-    }
-    read_tensors(folder, tensors)
-    return tensors
+    saved = SavedTensors(folder)
+    return {name: saved.read(name) for name in saved.names if name.startswith(prefix)}
 
 
 def check_files(folder: Path) -> None:
@@ -135,13 +172,17 @@ class _DescriptionUnpickler(pickle.Unpickler):
 
 
 class _Reader(FileSystemReader):
-    """torch's own, but that nothing in the folder can run code."""
+    """torch's own, but that nothing in the folder can run code, and that `.metadata` is read once."""
+
+    def __init__(self, folder: Path, metadata: Metadata) -> None:
+        super().__init__(folder)
+        self.metadata = metadata
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
 
     def read_metadata(self, *args: Any, **options: Any) -> Metadata:
-        metadata = _metadata(Path(self.path))
-        metadata.storage_meta = metadata.storage_meta or StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
+        assert self.metadata.storage_meta is not None
+        self.metadata.storage_meta.load_id = self.load_id
+        return self.metadata
 
 
 def _descriptions(folder: Path) -> dict[str, TensorStorageMetadata]:

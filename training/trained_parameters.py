@@ -6,13 +6,11 @@ of a resumed run must be the one that it had.
 """
 
 import hashlib
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from config.errors import ConfigError
 from training.model import causal_model
@@ -73,28 +71,22 @@ def _check_equal(what: str, there: Mapping[str, Any], here: Mapping[str, Any]) -
 
 def base_digest(model: nn.Module) -> str:
     """Of names, shapes and some values of what `model.name` brought, before anything is trained."""
+    return digest_of((name, whole(one.detach())) for name, one in brought(model).items())
+
+
+def digest_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """As `base_digest`, of tensors by name, of which one exists at a time."""
     digest = hashlib.blake2b(digest_size=16)
-    for name, parameter in (_frozen(model) or dict(model.named_parameters())).items():
-        flat = whole(parameter.detach()).flatten()
+    for name, tensor in tensors:
+        flat = tensor.flatten()
         some = flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES].float()
-        digest.update(f"{name} {list(parameter.shape)} {some.tolist()}".encode())
+        digest.update(f"{name} {list(tensor.shape)} {some.tolist()}".encode())
     return digest.hexdigest()
 
 
-def save_model(
-    model: PreTrainedModel,
-    weights: Mapping[str, torch.Tensor],
-    tokenizer: PreTrainedTokenizerBase,
-    folder: Path,
-) -> None:
-    """A folder in Hugging Face format: `weights` in place of the model's own, by their plain names."""
-    with torch.device("meta"):
-        plain: PreTrainedModel = AutoModelForCausalLM.from_config(model.config)
-    plain.load_state_dict(weights, assign=True)
-    plain.tie_weights()
-    plain.generation_config = model.generation_config
-    plain.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+def brought(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What `model.name` brought, as far as a run depends on it: the base under an adapter, else every parameter."""
+    return _frozen(model) or dict(model.named_parameters())
 
 
 def _frozen(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -18,7 +18,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
-from transformers.utils import logging as progress
 
 from config.schema import ModelConfig
 from plan.memory import rows_at_a_time
@@ -102,9 +101,6 @@ def without_memory(as_on_a_gpu: bool) -> Iterator[None]:
         inside.enter_context(
             patch.object(torch.utils, "swap_tensors", partial(_swap, torch.utils.swap_tensors))
         )
-        if progress.is_progress_bar_enabled():  # of loading what is no file
-            progress.disable_progress_bar()
-            inside.callback(progress.enable_progress_bar)
         if as_on_a_gpu:
             inside.enter_context(patch.object(log_probs, "_multiplies_half", lambda device: True))
             inside.enter_context(patch.object(attention, "BLOCKED", ("cpu",)))

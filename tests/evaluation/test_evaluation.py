@@ -35,11 +35,6 @@ class Watched(TransformersEngine):
         self.most = max(self.most, self.in_flight)
 
 
-class Bar:
-    def update(self) -> None:
-        pass
-
-
 def evaluated(loop: EngineLoop, grader: Any, count: int, in_flight: int) -> list[Group]:
     """What `count` problems gave, in their order."""
     groups: dict[int, Group] = {}
@@ -50,14 +45,21 @@ def evaluated(loop: EngineLoop, grader: Any, count: int, in_flight: int) -> list
         return found
 
     chosen: Any = SimpleNamespace(
-        problems=SimpleNamespace(examples=numbered_examples(count)), settings=SimpleNamespace(n=N)
+        name="sums",
+        problems=SimpleNamespace(examples=numbered_examples(count)),
+        settings=SimpleNamespace(n=N),
     )
     maker: Any = SimpleNamespace(run_group=run_group)
     file = io.StringIO()
     unused: Any = None
     seen: list[Group] = []
-    evaluation = Evaluation(configured(), in_flight * N, [], loop, unused, unused, unused, Path(), unused)
-    tallies = loop.run(evaluation._tallies(chosen, maker, file, Bar(), seen.append))  # type: ignore[arg-type]
+    told: list[tuple[str, int, int]] = []
+    evaluation = Evaluation(
+        *(configured(), in_flight * N, [], loop, unused, lambda *stage: told.append(stage), unused, Path()),
+        unused,
+    )
+    tallies = loop.run(evaluation._tallies(chosen, maker, file, seen.append))
+    assert told == [("eval sums", done, count) for done in range(count + 1)]
     assert tallies == [tally(groups[index]) for index in range(count)]
     assert len(file.getvalue().splitlines()) == count * N
     assert {made.group_id for made in seen} == {made.group_id for made in groups.values()}

@@ -1,11 +1,21 @@
-"""pass@k against counting by hand, intervals against repeated experiments."""
+"""pass@k against counting by hand, intervals and the paired test against repeated experiments."""
 
+import math
 from itertools import combinations
 
 import numpy as np
 import pytest
 
-from evaluation.statistics import Tally, bootstrap, pass_at_k, summarize, table
+from evaluation.statistics import (
+    Tally,
+    mean_interval,
+    paired_test,
+    pass_at_k,
+    proportion_interval,
+    summarize,
+    table,
+)
+from evaluation.student import two_sided_p, two_sided_quantile
 
 
 def tally(*correct: bool, errors: int = 0) -> Tally:
@@ -61,7 +71,7 @@ def test_a_summary_by_hand() -> None:
     assert metrics["truncated"] == pytest.approx(3 / 12)
     assert metrics["length"] == pytest.approx((24 + 80) / 12)
     assert (metrics["problems"], metrics["errors"]) == (3, 0)
-    assert metrics["pass@4_low"] == 0.0 and metrics["pass@4_high"] == 1.0
+    assert 0 < metrics["pass@4_low"] < 0.25 and 0.95 < metrics["pass@4_high"] < 1
     assert "pass@4    0.667" in table("aime", metrics, 4)
 
 
@@ -70,10 +80,10 @@ def test_a_table_for_a_person() -> None:
     problems = [tally(True, *[False] * 5), Tally((True,) * 6, (1.0,) * 6, (40,) * 6, (True,) * 6, errors=4)]
     assert table("aime", summarize(problems, 6), 6).splitlines() == [
         "aime: 2 problems, 6 completions each",
-        "  pass@1    0.583  [0.167, 1.000]",
-        "  pass@2    0.667  [0.333, 1.000]",
-        "  pass@4    0.833  [0.667, 1.000]",
-        "  pass@6    1.000  [1.000, 1.000]",
+        "  pass@1    0.583  [0.003, 0.998]",
+        "  pass@2    0.667  [0.005, 0.999]",
+        "  pass@4    0.833  [0.015, 0.999]",
+        "  pass@6    1.000  [0.012, 1.000]",
         "  length 25.0, truncated 50.0%, errors 25.0%",
     ]
     few = table("aime", summarize([tally(True, True, errors=2)], 4), 4)
@@ -87,10 +97,11 @@ def test_a_table_goes_through_the_powers_of_two() -> None:
         assert [line.split()[0] for line in lines[1:-1]] == [f"pass@{k}" for k in ks]
 
 
-def test_the_interval_of_one_problem_is_its_value() -> None:
+def test_one_problem_says_nothing_of_others() -> None:
     metrics = summarize([tally(True, False)], 2)
-    for name in ("pass@1", "pass@2", "avg@2", "score"):
-        assert metrics[f"{name}_low"] == metrics[f"{name}_high"] == metrics[name]
+    for name in ("pass@1", "pass@2", "avg@2"):
+        assert (metrics[f"{name}_low"], metrics[f"{name}_high"]) == (0, 1)
+    assert metrics["score_low"] == metrics["score_high"] == metrics["score"]  # a score has no bounds
 
 
 def test_errors_are_neither_right_nor_wrong() -> None:
@@ -99,31 +110,142 @@ def test_errors_are_neither_right_nor_wrong() -> None:
     assert metrics["errors"] == pytest.approx(3 / 6)
     assert metrics["pass@1"] == pytest.approx(0.75)
     ends = ("pass@2", "pass@2_low", "pass@2_high")
-    assert [metrics[name] for name in ends] == [1.0] * 3  # of the one problem with two judged completions
+    assert [metrics[name] for name in ends] == [1, 0, 1]  # of the one problem with two judged completions
     assert summarize([tally(errors=2)], 2) == {"problems": 0.0, "errors": 1.0}
 
 
-def test_intervals_are_seeded_and_shrink_with_the_problems() -> None:
+def test_intervals_shrink_with_the_problems() -> None:
     few, many = ([tally(i % 3 == 0, i % 2 == 0) for i in range(count)] for count in (30, 3000))
-    assert summarize(few, 2, seed=1) == summarize(few, 2, seed=1)
-    assert summarize(few, 2, seed=1) != summarize(few, 2, seed=2)
-    widths = [m["pass@1_high"] - m["pass@1_low"] for m in (summarize(few, 2), summarize(many, 2))]
-    assert widths[1] == pytest.approx(widths[0] / 10, rel=0.2)
-    assert summarize([tally(True)] * 5, 1)["pass@1_low"] == 1.0
+    for name in ("pass@1", "score"):
+        widths = [m[f"{name}_high"] - m[f"{name}_low"] for m in (summarize(few, 2), summarize(many, 2))]
+        assert widths[1] == pytest.approx(widths[0] / 10, rel=0.1)
 
 
-def test_intervals_leave_out_as_much_as_they_say() -> None:
-    """Of many problems the mean is nearly normal: 95% of it lies within 1.96 standard errors."""
-    values = np.repeat([[0.0], [1.0]], 500, axis=0)
-    ends = np.array([bootstrap(values, seed) for seed in range(20)]).mean(axis=0)
-    error = 0.5 / np.sqrt(1000)
-    assert ends[:, 0] == pytest.approx([0.5 - 1.96 * error, 0.5 + 1.96 * error], abs=0.08 * error)
+def test_an_interval_by_hand() -> None:
+    """Wilson's of 50 of 100, with Student's quantile of 99 degrees of freedom and s^2 = 25 / 99."""
+    t = 1.9842169515
+    a = t * t / 100 * (100 * 25 / 99 + 0.1) / (25 + 0.1)
+    low, high = proportion_interval(np.repeat([[0.0], [1.0]], 50, axis=0))
+    half = math.sqrt(a / 4 + a * a / 4) / (1 + a)
+    assert (low[0], high[0]) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-9)
+    low, high = mean_interval(np.array([[1.0], [2.0], [6.0]]))
+    half = 4.3026527297 * math.sqrt(7 / 3)
+    assert (low[0], high[0]) == pytest.approx((3 - half, 3 + half), abs=1e-8)
 
 
-def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+def test_problems_that_all_agree_leave_room_for_one_that_does_not() -> None:
+    """Of 100 problems none is solved: Wilson's upper end, as of one answer each, t^2 / (N + t^2)."""
+    low, high = proportion_interval(np.zeros((100, 1)))
+    assert (low[0], high[0]) == (0, pytest.approx(1.98421695**2 / (100 + 1.98421695**2)))
+    low, high = proportion_interval(np.ones((100, 1)))
+    assert high[0] == 1 and low[0] == pytest.approx(100 / (100 + 1.98421695**2))
+
+
+def drawn(
+    problems: int, n: int, rate: tuple[float, float], trials: int, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Chances of problems [problems, trials] around a true rate for each trial, drawn from a range; the rates."""
+    truth = generator.uniform(*rate, trials)
+    return generator.beta(truth, 1 - truth, size=(problems, trials)), truth
+
+
+@pytest.mark.parametrize("n", [1, 4, 8])
+@pytest.mark.parametrize("problems", [30, 100, 500])
+def test_intervals_hold_the_truth_as_often_as_they_say(problems: int, n: int) -> None:
+    """95 +- 2%, with rates near 0 and 1 and far from them, and for means of rewards."""
+    generator, trials = np.random.default_rng(problems + n), 4000
+    for rate in ((0.01, 0.12), (0.2, 0.8), (0.88, 0.99)):
+        chance, truth = drawn(problems, n, rate, trials, generator)
+        low, high = proportion_interval(generator.binomial(n, chance) / n)
+        assert 0.93 <= np.mean((low <= truth) & (truth <= high)) <= 0.97
+    low, high = mean_interval(generator.gamma(2.0, size=(problems, trials)) - 3.0)
+    assert 0.93 <= np.mean((low <= -1) & (high >= -1)) <= 0.97
+
+
+@pytest.mark.parametrize("n", [1, 4, 8])
+@pytest.mark.parametrize("problems", [30, 100, 500])
+def test_the_paired_test_is_wrong_one_time_in_twenty(problems: int, n: int) -> None:
+    """5 +- 1% where problems are in doubt; its interval leaves out a true difference as often."""
+    generator, trials = np.random.default_rng(problems + n), 10_000 if problems == 30 else 4000
+    spread = generator.uniform(0.3, 0.7, trials)
+    chance = generator.beta(2 * spread, 2 * (1 - spread), size=(problems, trials))
+    first, last = (generator.binomial(n, chance) / n for _ in range(2))
+    better = generator.binomial(n, (1 + chance) / 2) / n
+    truth = (1 - spread) / 2
+    wrong = missed = 0
+    for trial in range(trials):
+        wrong += paired_test(list(first[:, trial]), list(last[:, trial])).significant
+        found = paired_test(list(first[:, trial]), list(better[:, trial]))
+        missed += not found.low <= truth[trial] <= found.high
+    assert 0.04 <= wrong / trials <= 0.06
+    assert 0.03 <= missed / trials <= 0.07
+
+
+def test_few_problems_are_never_called_different_too_often() -> None:
     generator = np.random.default_rng(0)
-    inside = 0
-    for trial in range(200):
-        low, high = bootstrap(generator.random((60, 1)), seed=trial)
-        inside += bool(low[0] <= 0.5 <= high[0])
-    assert 0.89 <= inside / 200 <= 0.99
+    for problems in range(2, 11):
+        chance = generator.beta(1, 1, size=(problems, 2000))
+        first, last = (generator.binomial(4, chance) / 4 for _ in range(2))
+        found = [paired_test(list(first[:, i]), list(last[:, i])).significant for i in range(2000)]
+        assert np.mean(found) <= 0.06, problems
+
+
+def test_a_paired_test_by_hand() -> None:
+    """Differences 1, 0, 0, 1, 1 (a sixth pair was not judged): mean 0.6, s^2 0.3, t = sqrt(6), 4 degrees of freedom."""
+    nan = float("nan")
+    found = paired_test([0, 1, 0, 0, 0, nan], [1, 1, 0, 1, 1, 1])
+    half = 2.7764451052 * math.sqrt(0.3 / 5)
+    assert found.difference == pytest.approx(0.6) and found.problems == 5
+    assert found.low == pytest.approx(0.6 - half) and found.high == 1
+    t = math.sqrt(6)
+    assert found.p_value == pytest.approx(1 - (t / math.sqrt(4 + t * t)) * (1 + 2 / (4 + t * t)))
+    assert not found.significant
+    assert found.words == "not significant: +60.0 points [-8.0, 100.0], p = 0.07"
+
+
+def test_differences_that_are_all_equal() -> None:
+    """They have no spread: few problems prove nothing, many do, and no change is no proof of none."""
+    assert not paired_test([0.0] * 4, [1.0] * 4).significant
+    assert paired_test([0.0] * 10, [1.0] * 10).significant
+    same = paired_test([0.5] * 30, [0.5] * 30)
+    assert (same.difference, same.p_value) == (0, 1) and -0.07 < same.low < 0 < same.high < 0.07
+    for each in (paired_test([], []), paired_test([0.0], [1.0])):
+        assert (each.low, each.high, each.p_value) == (-1, 1, 1)
+    assert paired_test([], []).words == "no problem was judged in both"
+    with pytest.raises(ValueError, match="1 and 2 problems"):
+        paired_test([1.0], [1.0, 0.0])
+
+
+def test_a_difference_in_words() -> None:
+    """Significant exactly where the interval leaves out 0."""
+    worse = paired_test([1.0] * 40 + [0.0] * 60, [0.0] * 20 + [1.0] * 20 + [0.0] * 60)
+    assert worse.words == "worsened by 20.0 points [-28.0, -12.0], p < 0.001"
+    better = paired_test([0.0] * 100, [1.0] * 6 + [0.0] * 94)
+    assert better.words == "improved by 6.0 points [1.3, 10.7], p = 0.014"
+    for count in range(12):
+        found = paired_test([0.0] * 100, [1.0] * count + [0.0] * (100 - count))
+        assert found.significant == (found.low > 0)
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"),
+    [
+        (1, 12.706205),
+        (2, 4.302653),
+        (3, 3.182446),
+        (10, 2.228139),
+        (29, 2.045230),
+        (99, 1.984217),
+        (499, 1.964729),
+    ],
+)
+def test_students_quantiles_are_those_of_the_tables(freedom: int, quantile: float) -> None:
+    assert two_sided_quantile(0.95, freedom) == pytest.approx(quantile, abs=1e-6)
+    assert two_sided_p(-quantile, freedom) == pytest.approx(0.05, abs=1e-7)
+
+
+def test_students_t_has_edges() -> None:
+    assert two_sided_p(0, 5) == 1 and two_sided_p(1e9, 5) == pytest.approx(0, abs=1e-12)
+    assert two_sided_quantile(0.95, 0) == math.inf
+    with pytest.raises(ValueError, match="0 degrees"):
+        two_sided_p(1, 0)

@@ -68,6 +68,7 @@ def test_a_batch_by_hand() -> None:
             "reward/invalid": 1 / 9,
             "reward/format": 1.5 / 5,
             "groups/generated": 3.0,
+            "groups/success": 1 / 5,
             "advantage/mean": 1 / 5,
             "advantage/std": (4.8 / 4) ** 0.5,
             "length/response_mean": 3.0,

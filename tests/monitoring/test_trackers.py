@@ -14,10 +14,11 @@ import pytest
 from config.outcome import RunOutcome
 from config.schema import LoggingConfig
 from monitoring import tracker_kinds
+from monitoring.metrics_file import MetricsFile
 from monitoring.monitor import Monitor
 from monitoring.progress import Progress
 from monitoring.tracker_kinds import Wandb
-from monitoring.trackers import MetricsFile, make_tracker
+from monitoring.trackers import make_tracker
 from tests.scripts import ROOT
 
 
@@ -98,7 +99,7 @@ def test_a_row_that_does_not_fit_on_the_disk_leaves_no_half_of_it(tmp_path: Path
     script = """
 import resource, sys
 from pathlib import Path
-from monitoring.trackers import MetricsFile
+from monitoring.metrics_file import MetricsFile
 metrics = MetricsFile(Path(sys.argv[1]))
 metrics.append({"optimizer_step": 1, "reward/mean": 0.5})
 resource.setrlimit(resource.RLIMIT_FSIZE, (60, 60))

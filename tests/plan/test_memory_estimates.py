@@ -11,12 +11,12 @@ import pytest
 
 from benchmarks.memory import ALONE, CASES, NAMES, peak_of, plan_of
 from plan.activations import FLOAT
+from plan.disk import checkpoint_bytes
 from plan.memory import (
     CHUNK_BYTES,
     MASTER_BUCKET,
     Phase,
     between_steps,
-    checkpoint_bytes,
     chunk_size,
     train_phases,
 )

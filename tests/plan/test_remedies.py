@@ -75,7 +75,9 @@ def test_nothing_that_is_set_already_is_advised() -> None:
 
 
 def test_too_little_disk_is_mended_by_fewer_checkpoints() -> None:
-    assert settled(plan_of("grpo_countdown", gpus=2, disk_gib=60.0)) == {"train.keep_checkpoints": 2}
+    alone = plan_of("grpo_countdown", "train.export=false", gpus=2, disk_gib=60.0)
+    assert settled(alone) == {"train.keep_checkpoints": 2}
+    assert settled(plan_of("grpo_countdown", gpus=2, disk_gib=60.0)) == {"train.keep_checkpoints": 1}
 
 
 def test_where_nothing_helps_it_is_said() -> None:

@@ -6,7 +6,9 @@ import pytest
 
 from config.errors import RunError
 from config.schema import Config
-from monitoring.watch import BOUNDS, IDLE_STEPS, Watch
+from monitoring.doctor.bounds import BOUNDS
+from monitoring.doctor.doctor import Doctor
+from monitoring.doctor.idle import IDLE_STEPS
 from tests.scripts import configured
 
 HEALTHY = {
@@ -18,6 +20,9 @@ HEALTHY = {
     "reward_latency/p99_s": 0.1,
     "groups/generated": 32.0,
     "groups/dropped_stale": 0.0,
+    "groups/duplicates": 0.5,
+    "prompts/repeated": 0.0,
+    "prompts/most_drawn": 1.5,
     "advantage/mean": 0.0,
     "advantage/std": 0.8,
     "sample_utilization": 1.0,
@@ -47,9 +52,10 @@ def config() -> Config:
 
 def run_of(config: Config, steps: int, overlapped: bool = False, **changes: Any) -> list[str]:
     """What is said over `steps` rows. A change is a value, or a function of the step."""
-    watch, said = Watch(config, overlapped), []
+    doctor, said = Doctor(config), []
+    beside = {"idle/engines": 0.1, "idle/learner": 0.1} if overlapped else {}
     for step in range(1, steps + 1):
-        said += watch.tell(row(step, changes))
+        said += [finding.line for finding in doctor.see(row(step, beside | changes))]
     return said
 
 
@@ -74,6 +80,9 @@ BEYOND = {
     "reward_latency/p99_s": 9.0,
     "reward/length": -0.2,
     "groups/generated": 100.0,
+    "groups/duplicates": 0.96,
+    "prompts/repeated": 0.2,
+    "prompts/most_drawn": 6.0,
     "kl/ref": 2.5,
     "kl/inference": 0.02,
     "ratio/mean": 0.4,
@@ -88,16 +97,18 @@ BEYOND = {
 }
 
 
-@pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: bound.metrics[0])
-def test_every_bound_is_said_once_with_value_step_and_remedy(config: Config, bound: Any) -> None:
-    metric = bound.metrics[0]
+@pytest.mark.parametrize("rule", BOUNDS, ids=lambda rule: rule.name)
+def test_every_bound_is_said_once_with_value_step_cause_and_knob(config: Config, rule: Any) -> None:
+    look, metric = rule.look, rule.metrics[0]
     name = metric.replace("_K", "_1")
     changes = {name: BEYOND[metric]}
-    assert run_of(config, bound.rows - 1, **changes) == []
-    (said,) = run_of(config, bound.rows + 60 * (metric != "reward/mean"), **changes)
-    value = BEYOND[metric](bound.rows) if callable(BEYOND[metric]) else BEYOND[metric]
-    assert said.startswith(f"warning: {name} is {value:.3g} at optimizer step {bound.rows} (")
-    assert bound.worry in said and said.endswith(bound.remedy)
+    assert run_of(config, look.rows - 1, **changes) == []
+    (said,) = run_of(config, look.rows + 60 * (metric != "reward/mean"), **changes)
+    value = BEYOND[metric](look.rows) if callable(BEYOND[metric]) else BEYOND[metric]
+    assert said.startswith(
+        f"{rule.severity}: {name} is {value:.3g} at optimizer step {look.rows} ({look.when})"
+    )
+    assert rule.cause.replace("`", "") in said and said.endswith(rule.knob.replace("`", ""))
 
 
 @pytest.mark.parametrize("name", ["loss/clip_fraction_high", "ess/age_0", "ess/age_12"])
@@ -145,7 +156,7 @@ def test_five_idle_steps_are_said_at_once_and_only_once(config: Config) -> None:
     said = run_of(config, 30, **changes)
     (idle,) = [line for line in said if "taught nothing" in line]
     assert idle.startswith(
-        "warning: optimizer steps 1 to 5 taught nothing. All 32 groups had equal rewards (mean 0.00), 99% of the "
+        "alarm: optimizer steps 1 to 5 taught nothing. All 32 groups had equal rewards (mean 0.00), 99% of the "
         "answers were cut at 8 tokens. What helps: raise inference_model.max_tokens; "
     )
     assert IDLE_STEPS == 5 and said.index(idle) == 0
@@ -183,10 +194,9 @@ def test_a_filter_that_drops_all_is_named() -> None:
 
 
 def checked(config: Config, rows: list[dict[str, Any]], steps: int | None = None) -> None:
-    watch = Watch(config, overlapped=False)
-    for one in rows:
-        watch.tell(one)
-    watch.check(len(rows) if steps is None else steps)
+    doctor = Doctor(config)
+    doctor.remember(rows)
+    doctor.check(len(rows) if steps is None else steps)
 
 
 def test_a_run_of_which_no_step_taught_anything_is_an_error(config: Config) -> None:
@@ -209,8 +219,8 @@ def test_equal_rewards_teach_nothing_whatever_moves_the_weights(config: Config) 
 
 
 def test_a_resumed_run_knows_what_was_said_and_taught_before(config: Config) -> None:
-    watch = Watch(config, overlapped=False)
-    watch.remember([row(step, {"reward/errors": 0.5}) for step in (1, 2, 3)])
-    later = [watch.tell(row(step, NOTHING | {"reward/errors": 0.5, "reward/mean": 1.0})) for step in (4, 5)]
+    doctor = Doctor(config)
+    doctor.remember([row(step, {"reward/errors": 0.5}) for step in (1, 2, 3)])
+    later = [doctor.see(row(step, NOTHING | {"reward/errors": 0.5, "reward/mean": 1.0})) for step in (4, 5)]
     assert later == [[], []]
-    watch.check(5)
+    doctor.check(5)

@@ -1,0 +1,83 @@
+"""One job of a sweep: what it returns to the sweeper, and how it fails without ending the others."""
+
+import json
+import math
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from config.files import written_whole
+from config.folders import SUMMARY, remove_if_unused, save_settings
+from config.messages import readable
+from config.outcome import INTERRUPTED, RunOutcome
+
+STOPPED = ".stopped"
+"""In a sweep's folder: no other job of it is to begin."""
+ENDS_HERE = "the sweep ends here; its other runs have not begun"
+LAST_STEPS = 10
+"""Optimizer steps whose mean reward is the objective of a run without evaluations; one alone is mostly noise."""
+
+
+def objective(run_dir: Path) -> float | None:
+    """What a sweeper such as Optuna's maximises.
+
+    pass@1 of the first of `eval.sets` at the last evaluation; without evaluations the mean reward of the last
+    `LAST_STEPS` optimizer steps. None where neither is there, or where it is no number.
+    """
+    summary = run_dir / SUMMARY
+    if not summary.is_file():
+        return None
+    evaluation = json.loads(summary.read_text()).get("evaluation") or {}
+    found = [float(value) for name, value in evaluation.items() if name.endswith("/pass@1")][:1]
+    if not found:
+        rows = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+        found = [row["reward/mean"] for row in rows if "reward/mean" in row][-LAST_STEPS:]
+    mean = math.fsum(found) / len(found) if found else math.nan
+    return mean if math.isfinite(mean) else None
+
+
+def run_in_sweep(run: Callable[[], RunOutcome], composed: DictConfig) -> float | None:
+    """`run`, the job, as one of a sweep.
+
+    Returns:
+        The objective; None where it failed or was interrupted. Hydra's Optuna sweeper takes None for a failed trial
+        and goes on, where an exception or NaN would end the study.
+    """
+    chosen = HydraConfig.get()
+    run_dir = Path(chosen.runtime.output_dir)
+    if (Path(chosen.sweep.dir) / STOPPED).exists():
+        remove_if_unused(run_dir)
+        return None
+    try:
+        outcome = run()
+    except SystemExit as ended:
+        if ended.code != INTERRUPTED:
+            cause = ended.__cause__
+            _note_failure(run_dir, composed, readable(cause) if cause else f"exit code {ended.code}")
+            return None
+        outcome = "interrupted"
+    except Exception as error:
+        traceback.print_exc()
+        _note_failure(run_dir, composed, f"{type(error).__name__}: {error}")
+        return None
+    if outcome == "finished":
+        return objective(run_dir)
+    if chosen.runtime.choices["hydra/launcher"] == "basic":  # another launcher's process has others to serve
+        print(ENDS_HERE, file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    return None
+
+
+def _note_failure(run_dir: Path, composed: DictConfig, why: str) -> None:
+    """A folder with settings and summary, for the sweep's table, also where the run had not begun."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    save_settings(run_dir, composed, HydraConfig.get())
+    path = run_dir / SUMMARY
+    summary: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    with written_whole(path) as file:
+        file.write((json.dumps({**summary, "outcome": "failed", "error": why}, indent=2) + "\n").encode())

@@ -1,0 +1,90 @@
+// Pages of several runs: a few that were chosen by hand, or all of a sweep.
+
+function comparisonHead(kicker, title, lead) {
+  return element("header", { class: "head" }, element("p", { class: "kicker", text: kicker }), element("h1", { text: title }), element("p", { class: "lead", text: lead }));
+}
+
+function runSign(index, name) {
+  const sign = element("i", { class: "swatch" });
+  sign.style.background = lineColour(index);
+  return element("span", { class: "run-name" }, sign, name);
+}
+
+function comparisonPage(data) {
+  const { runs, layout, settings, evaluations, paired } = data;
+  const names = runs.map((run) => run.name);
+  const view = sharedView(smoothingFor(Math.max(...runs.map((run) => run.curves.x.step.length), 0)));
+  const indices = runs.map((run, index) => index);
+  const overview = table([
+    { title: "Run", value: (index) => names[index], show: (index) => runSign(index, names[index]) },
+    { title: "Outcome", value: (index) => runs[index].outcome ?? "no end yet" },
+    { title: "Steps", numeric: true, value: (index) => runs[index].steps },
+    { title: "Reward, first → last", value: (index) => fromTo(runs[index].curves.series["reward/mean"] || []), numeric: true },
+    { title: "Time", numeric: true, value: (index) => runs[index].seconds, show: (index) => duration(runs[index].seconds) },
+  ], indices, { caption: `${plural(runs.length, "run")}; point at one to see its curves alone`, chosen: (index) => view.set({ lit: index }) });
+  return [
+    navigation([["runs", "Runs"], ["curves", "Curves"], ["evaluations", "Evaluations"], ["settings", "Settings"]]),
+    comparisonHead("GRPO comparison", plural(runs.length, "run"), names.join(" · ")),
+    section("runs", "Runs", null, overview),
+    section("curves", "Curves", "The same metric of all runs in one picture; a drag over any picture shows a part of the run in all.",
+      viewControls(view, []), curveSections(layout, runs, view, [])),
+    comparedEvaluations(names, evaluations, paired),
+    section("settings", "Settings", "Only what is not the same in all runs.", comparedSettings(names, settings)),
+  ];
+}
+
+function comparedSettings(names, settings) {
+  return table([
+    { title: "Key", value: ([key]) => key, show: ([key]) => element("code", { text: key }) },
+    ...names.map((name, index) => ({ title: name, value: (row) => setting(row[index + 1]) })),
+  ], settings, { caption: settings.length ? `${plural(settings.length, "setting")} that differ` : "The runs have the same settings" });
+}
+
+/** The last evaluation of each run side by side, set by set. */
+function comparedEvaluations(names, evaluations, paired) {
+  const sets = [...new Set(evaluations.flat().map((each) => each.set))];
+  if (!sets.length) return section("evaluations", "Evaluations", null, element("p", { class: "empty", text: "None of the runs was evaluated." }));
+  const tables = sets.map((set) => {
+    const last = evaluations.map((tables) => tables.find((each) => each.set === set)?.rows.slice(-1)[0] ?? null);
+    const metrics = [...new Set(evaluations.flat().filter((each) => each.set === set).flatMap((each) => each.names))];
+    return table([
+      { title: "Metric", value: (name) => name },
+      ...names.map((name, index) => ({
+        title: name, numeric: true, value: (metric) => last[index]?.values[metric]?.[0] ?? null,
+        show: (metric) => (last[index]?.values[metric] ? intervalText(last[index].values[metric]) : NOTHING),
+      })),
+    ], metrics, { caption: `${set}: the last evaluation of each run, with 95 % intervals over problems` });
+  });
+  return section("evaluations", "Evaluations", "Runs are compared on the problems that both were asked; intervals that overlap decide nothing, the paired test does.",
+    paired.map((test) => pairedText(test, names)), tables);
+}
+
+function sweepPage(data) {
+  const { columns, results, rows, runs, layout } = data;
+  const place = new Map(runs.map((run, index) => [run.name, index]));
+  const view = sharedView(smoothingFor(Math.max(...runs.map((run) => run.curves.x.step.length), 0)));
+  const seconds = (name, value) => (name === "seconds" ? duration(value) : typeof value === "number" ? number(value) : value ?? NOTHING);
+  const summary = table([
+    { title: "Run", value: (row) => row.run, show: (row) => sweptName(row, place) },
+    ...columns.map((name) => ({ title: name, value: (row) => asNumber(row.overrides[name]), show: (row) => row.overrides[name] ?? NOTHING })),
+    ...results.map((name) => ({ title: name.replace("_", " "), numeric: name !== "outcome", value: (row) => row.results[name] ?? null, show: (row) => seconds(name, row.results[name] ?? null) })),
+  ], rows, { caption: `${plural(rows.length, "run")} of this sweep; the same as summary.csv. Point at one to see its curves alone`, chosen: (row) => view.set({ lit: row ? place.get(row.run) ?? null : null }) });
+  const common = data.common.length ? element("p", { class: "aside" }, "The same in all: ", element("code", { text: data.common.join(" ") })) : null;
+  return [
+    navigation([["runs", "Runs"], ["curves", "Curves"]]),
+    comparisonHead("GRPO sweep", data.name, plural(rows.length, "run")),
+    section("runs", "Runs", "Each row is a run; a click on a heading sorts.", summary, common),
+    section("curves", "Curves", "The same metric of all runs in one picture; a drag over any picture shows a part of the run in all.",
+      viewControls(view, []), curveSections(layout, runs, view, [])),
+  ];
+}
+
+function sweptName(row, place) {
+  const name = row.report ? element("a", { href: `${row.run}/report.html`, text: row.run }) : row.run;
+  return place.has(row.run) ? runSign(place.get(row.run), name) : name;
+}
+
+/** Numbers sort as numbers. */
+function asNumber(text) {
+  return text !== undefined && text !== "" && Number.isFinite(Number(text)) ? Number(text) : text;
+}

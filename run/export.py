@@ -1,0 +1,96 @@
+"""`run=export`: the model of a checkpoint in a folder of its own, and on the hub."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from config.checkpoints import model_of
+from config.errors import ConfigError
+from config.files import folder_written_whole
+from config.folders import remove_if_unused
+from config.outcome import RunOutcome
+from config.schema import Config
+from run.checkpoint_model import trained_model, write_card, write_model
+from run.resume import given
+
+if TYPE_CHECKING:  # torch costs seconds
+    from training.checkpoint import Saved
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def export(config: Config, run_dir: Path) -> RunOutcome:
+    """Write the model of `checkpoint` to `to`, and upload it where `hub` is given. Leaves no folder of its own.
+
+    Raises:
+        ConfigError: there is no such checkpoint, no place to write to, or the hub takes nothing.
+    """
+    remove_if_unused(run_dir)
+    saved, told = _checkpoint(config)
+    to = _target(config)
+    if config.hub is not None:
+        _check_hub(config.hub)
+    with folder_written_whole(to) as folder:
+        _fill(saved, folder)
+    for line in (*told, f"{saved.path}: its model is in {to}"):
+        print(line)
+    if config.hub is not None:
+        _upload(to, config.hub)
+        print(f"uploaded to {config.hub}")
+    return "finished"
+
+
+def _checkpoint(config: Config) -> tuple["Saved", list[str]]:
+    if config.checkpoint is None:
+        raise ConfigError(
+            "run=export without checkpoint: name a checkpoint or the folder of a run, checkpoint=RUN"
+        )
+    path = Path(config.checkpoint)
+    if not path.exists():
+        raise ConfigError(
+            f"checkpoint={path}: no such folder; give a checkpoint, RUN/checkpoints/best, or the folder of a run"
+        )
+    return given(path, "checkpoint")
+
+
+def _target(config: Config) -> Path:
+    if config.to is None:
+        raise ConfigError("run=export without to: name the folder that the model is written to, to=FOLDER")
+    to = Path(config.to)
+    if to.exists() and not (to.is_dir() and not any(to.iterdir())):
+        raise ConfigError(f"to={to}: there is something already; name a folder that is new or empty")
+    return to
+
+
+def _fill(saved: "Saved", folder: Path) -> None:
+    """With the model that its run made of the checkpoint, or else of its tensors; the card tells what is known now."""
+    there = model_of(saved.path.resolve())
+    if there.is_dir():
+        shutil.copytree(there, folder, dirs_exist_ok=True)
+        write_card(saved.path, saved.state, folder)
+    else:
+        write_model(saved, trained_model(saved), folder)
+
+
+def _check_hub(name: str) -> None:
+    from huggingface_hub import get_token
+
+    if _HUB_NAME.fullmatch(name) is None:
+        raise ConfigError(f"hub={name}: no name of a model on the hub; give hub=USER/NAME")
+    if get_token() is None:
+        raise ConfigError(f"hub={name}: no token for the hub; run `hf auth login`, or set HF_TOKEN")
+
+
+def _upload(folder: Path, name: str) -> None:
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        api.create_repo(name, private=True, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message="A model trained with GRPO")
+    except Exception as error:  # the hub client raises a dozen unrelated types for "cannot be reached"
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(
+            f"hub={name}: the upload failed ({why}); the model is in {folder}, and `hf upload {name} {folder}` sends it"
+        ) from error

@@ -1,0 +1,32 @@
+"""Real runs for the doctor: a few seconds each, in this process, with the settings that `diagnose` reads."""
+
+from pathlib import Path
+from types import ModuleType
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+import grpo
+from config.composition import register_schema, to_config
+from config.errors import RunError
+from config.folders import SETTINGS, SETTINGS_FILES
+from run.jobs import run_job
+from tests.scripts import QUICK, ROOT, SCHEDULE_OF
+
+
+def run(run_dir: Path, *overrides: str, script: ModuleType = grpo) -> str | None:
+    """A run of the quickstart model; what it ended with, where that was an error."""
+    register_schema()
+    with initialize_config_dir(str(ROOT / "config"), version_base=None):
+        composed = compose("grpo_quickstart", overrides=[*QUICK, "train.checkpoint_frequency=0", *overrides])
+    run_dir.mkdir(parents=True, exist_ok=True)
+
+    def begun() -> None:
+        (run_dir / SETTINGS).mkdir(exist_ok=True)
+        (run_dir / SETTINGS / SETTINGS_FILES[0]).write_text(OmegaConf.to_yaml(composed))
+
+    try:
+        run_job(to_config(composed), run_dir, script.train, SCHEDULE_OF[script], begun)
+    except RunError as error:
+        return str(error)
+    return None

@@ -1,0 +1,159 @@
+"""Every rule of the doctor has a run that triggers it, and real runs that learn trigger none.
+
+REAL are runs of a few seconds. CHANGED are for what would take hours, or hardware that is not here: the rows that a
+real run has recorded, in which the numbers that are named are changed and nothing else.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import grpo
+import grpo_async
+from config.saved import saved_config
+from monitoring.doctor import diagnose
+from monitoring.doctor.doctor import RULES, Doctor
+from monitoring.events import read_events
+from tests.doctor.running import run
+from tests.scripts import rows
+
+SMALL = ("env.num_envs=8", "env.repeats=8")
+QUICK_TO_CHANGE = (*SMALL, "optimizer.lr=1e-3")
+REWARD = "env.reward=tests.doctor.rewards:"
+STILL_STEPS = 52
+
+
+def steps(count: int) -> str:
+    """The length of a run with the batches of `SMALL`."""
+    return f"train.total_dialog_turns={64 * count}"
+
+
+HELD_OUT = ("eval.sets={held_out:{dataset:arithmetic,n:4,limit:48,reward:null}}", "eval.frequency=20")
+REAL: dict[str, tuple[ModuleType, tuple[str, ...], set[str]]] = {
+    "paid for form": (
+        grpo,
+        (*QUICK_TO_CHANGE, f"{REWARD}form_alone", steps(36), *HELD_OUT),
+        {"part_hacked", "evaluation_falls", "kl_far", "nothing_taught", "zero_variance"},
+    ),
+    "paid for length": (
+        grpo,
+        (*QUICK_TO_CHANGE, f"{REWARD}length_alone", steps(34)),
+        {"end_token_vanished", "truncation"},
+    ),
+    "paid for brevity": (
+        grpo,
+        (*QUICK_TO_CHANGE, f"{REWARD}brevity_alone", steps(36)),
+        {"length_collapse", "entropy_collapse"},
+    ),
+    "a reward that fails": (
+        grpo,
+        (*SMALL, f"{REWARD}failing_at_times", steps(3), "env.max_error_rate=1.0"),
+        {"reward_errors"},
+    ),
+    "answers cut": (grpo, (*SMALL, "inference_model.max_tokens=2", steps(8)), {"truncation"}),
+    "cold": (grpo, (*SMALL, "inference_model.temperature=0.01", steps(8)), {"duplicated_completions"}),
+    "steps too large": (
+        grpo,
+        (*SMALL, "optimizer.lr=1e-1", "optimizer.warmup_steps=0", "train.epochs=4", steps(2)),
+        {"low_ess", "clip_share", "kl_far"},
+    ),
+    "one row many times": (
+        grpo,
+        (*SMALL, "env.dataset=jsonl", "env.data_files=ROWS", steps(16)),
+        {"duplicated_prompts", "favoured_prompt"},
+    ),
+    "slow to judge": (
+        grpo_async,
+        (*SMALL, f"{REWARD}slow", "env.reward_workers=1", steps(14)),
+        {"idle_both"},
+    ),
+    "slow to train": (grpo_async, (*SMALL, "train.epochs=6", steps(5)), {"idle_engines"}),
+    "standing still": (grpo, (*SMALL, "optimizer.lr=1e-12", steps(STILL_STEPS)), {"reward_flat"}),
+}
+
+Change = float | Callable[[int], float]
+CHANGED: dict[str, dict[str, Change]] = {
+    "control_tokens": {"reward/control_tokens": 0.2},
+    "workers_replaced": {"reward/workers_replaced": float},
+    "slow_rewards": {"reward_latency/p99_s": 9.0},
+    "overlong": {"reward/length": -0.2},
+    "many_replaced": {"groups/generated": 100.0},
+    "engine_trainer_kl": {"kl/inference": 0.02},
+    "engine_trainer_gap": {"mismatch/p99": 0.2},
+    "ratio_far": {"ratio/mean": 0.4},
+    "nonfinite": {"loss/nonfinite_steps": 1.0},
+    "low_ess_by_age": {"ess/age_1": 0.4},
+    "stale_drops": {"groups/dropped_stale": lambda step: 10.0 * step},
+    "length_growth": {"length/response_mean": lambda step: 3 + 0.1 * step},
+    "kl_growth": {"kl/ref": lambda step: 0.02 * step},
+    "repeats_question": {"groups/repeats_question": 0.8},
+    "idle_learner": {"idle/learner": 0.9, "idle/engines": 0.1},
+    "nothing_left": {
+        "reward/accuracy": lambda step: min(1.0, 0.05 * step),
+        "reward/zero_variance_groups": lambda step: float(step > 30),
+    },
+}
+"""By rule, what is changed in the rows of "standing still"."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a run of `REAL`, which is made when it is first asked for."""
+    home = tmp_path_factory.mktemp("runs")
+    data = home / "rows.jsonl"
+    asked = [(f"{a}+{a + 3}=", str(2 * a + 3)) for a in range(10, 40)] + [("10+20=", "30")] * 20
+    data.write_text("".join(json.dumps({"prompt": each, "answer": gold}) + "\n" for each, gold in asked))
+
+    def folder(name: str) -> Path:
+        made = home / name.replace(" ", "_")
+        if not made.exists():
+            script, overrides, _ = REAL[name]
+            run(made, *[word.replace("ROWS", str(data)) for word in overrides], script=script)
+        return made
+
+    return folder
+
+
+def test_every_rule_has_a_run_that_triggers_it() -> None:
+    assert set().union(*[rules for _, _, rules in REAL.values()], CHANGED) == {rule.name for rule in RULES}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_real_run_triggers_its_rules(name: str, folders: Callable[[str], Path]) -> None:
+    found = {finding.rule for finding in diagnose(folders(name))}
+    assert found >= REAL[name][2]
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_what_was_said_live_is_what_is_found_afterwards(name: str, folders: Callable[[str], Path]) -> None:
+    said = [(event["rule"], event["optimizer_step"], event["text"]) for event in _alarms(folders(name))]
+    found = [(finding.rule, finding.first_step, finding.line) for finding in diagnose(folders(name))]
+    assert sorted(said) == sorted(found) and len(said) >= len(REAL[name][2])
+
+
+def _alarms(folder: Path) -> Iterator[dict[str, Any]]:
+    return (event for event in read_events(folder) if event["event"] == "alarm")
+
+
+@pytest.mark.parametrize("rule", CHANGED)
+def test_changed_rows_of_a_real_run_trigger_the_rule(rule: str, folders: Callable[[str], Path]) -> None:
+    folder = folders("standing still")
+    before, after = Doctor(saved_config(folder)), Doctor(saved_config(folder))
+    for row in rows(folder):
+        step = row["optimizer_step"]
+        change = {name: to(step) if callable(to) else to for name, to in CHANGED[rule].items()}
+        before.see(row)
+        after.see(row | change)
+    assert rule in after.findings and rule not in before.findings
+
+
+@pytest.mark.parametrize("script", [grpo, grpo_async], ids=["lockstep", "overlapped"])
+def test_a_run_that_learns_is_no_reason_to_worry(script: ModuleType, tmp_path: Path) -> None:
+    """The quickstart with 50 of its 120 steps, evaluated: nothing but where the time went is said of it."""
+    run(tmp_path, "train.total_dialog_turns=12800", *HELD_OUT, script=script)
+    assert len([row for row in rows(tmp_path) if "reward/mean" in row]) == 50
+    assert [finding for finding in diagnose(tmp_path) if finding.severity != "info"] == []

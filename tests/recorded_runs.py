@@ -1,0 +1,31 @@
+"""Small runs with all that a run leaves in its folder. Not a test file."""
+
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+
+from omegaconf import OmegaConf
+
+import grpo
+from run.jobs import run_job
+from tests.scripts import SCHEDULE_OF, configured
+
+SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64", "optimizer.lr=3e-3")
+STEPS = ("train.epochs=2", "train.optim_batch_size=8")
+"""Four optimizer steps in an iteration."""
+LORA = ("train_model.lora.enabled=true", "train_model.lora.r=4")
+SETS = "eval.sets={held_out:{dataset:arithmetic,n:4,limit:20}}"
+
+
+def recorded_run(folder: Path, *overrides: str, script: ModuleType = grpo) -> Path:
+    """A run of the quickstart's model, in this process; its folder."""
+    config = configured(*SMALL, *overrides)
+    folder.mkdir(exist_ok=True)
+
+    def begun() -> None:
+        (folder / ".hydra").mkdir(exist_ok=True)
+        settings = OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
+        (folder / ".hydra" / "config.yaml").write_text(settings)
+
+    run_job(config, folder, script.train, SCHEDULE_OF[script], begun)
+    return folder

@@ -1,0 +1,258 @@
+"""Folders of runs in the format that a run writes, made in no time: metrics, events, settings, ledger, summary."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from omegaconf import OmegaConf
+
+from monitoring.ledger_files import close_file
+
+BEGUN = 1_790_000_000.0
+STEP_S = 4.0
+"""Of which generation takes 2, judging 0.5, the optimizer 1, the push 0.3."""
+HOSTILE = (
+    "</script><script>alert(1)</script>",
+    "<!-- <script> <img src=x onerror=alert(2)> -->",
+    "\" ' & \\u003c ` ${alert(3)}",
+    "\x00\x07\x1b[31m red \x7f",
+    "\u202eright to left\u202c \u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627",
+    "\U0001f600 \U0001f468\u200d\U0001f469\u200d\U0001f467 \u2028 \u2029 \ufeff",
+    "",
+    "long " * 3000,
+)
+"""Completions that a page must show as the text that they are."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What kind of run.
+
+    steps: optimizer steps, of which each trains on `groups` groups of `repeats` completions of `tokens` tokens.
+    evaluate: steps between evaluations of `problems` problems; 0: none. hostile: completions hold markup and worse.
+    skill: what the reward rises to. prompts: of which training draws.
+    """
+
+    steps: int = 40
+    groups: int = 4
+    repeats: int = 4
+    tokens: int = 12
+    evaluate: int = 20
+    problems: int = 12
+    hostile: bool = False
+    skill: float = 0.95
+    prompts: int = 24
+    seed: int = 0
+
+
+def make_run(folder: Path, made: Made, overrides: tuple[str, ...] = ("optimizer.lr=1e-4",)) -> Path:
+    """Write the folder of such a run."""
+    folder.mkdir(parents=True)
+    generator = np.random.default_rng(made.seed)
+    _write_settings(folder, overrides)
+    _write_ledger(folder, made, generator)
+    rows, events = [], [_event("begun", 0, BEGUN, overlapped=False)]
+    for step in range(made.steps + 1):
+        if step:
+            rows.append(_metrics(step, made, generator))
+            events += _events_of_step(step)
+        if made.evaluate and step % made.evaluate == 0:
+            rows.append(_evaluation(step, made))
+            events.append(_event("evaluated", step, _ended(step), after=step))
+    events += [
+        _event("alarm", made.steps // 2, _ended(made.steps // 2), rule="entropy", text="entropy is low"),
+        _event("checkpoint", made.steps, _ended(made.steps), path="checkpoints/last"),
+        _event("ended", made.steps, _ended(made.steps), outcome="finished"),
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    summary = {"outcome": "finished", "optimizer_steps": made.steps, "wall_time_s": made.steps * STEP_S}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def _write_settings(folder: Path, overrides: tuple[str, ...]) -> None:
+    from tests.scripts import configured
+
+    config = configured(*overrides)
+    (folder / ".hydra").mkdir()
+    (folder / ".hydra" / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    (folder / ".hydra" / "overrides.yaml").write_text("".join(f"- {word}\n" for word in overrides))
+
+
+def _ended(step: int) -> float:
+    return BEGUN + STEP_S * step
+
+
+def _event(event: str, step: int, time: float, **fields: Any) -> dict[str, Any]:
+    return {"event": event, "time": time, "optimizer_step": step, "iteration": step, **fields}
+
+
+def _events_of_step(step: int) -> list[dict[str, Any]]:
+    end = _ended(step)
+    return [
+        _event("phase", step, end - 1.3, name="collect", seconds=2.5),
+        _event("phase", step, end - 0.3, name="optimize", seconds=1.0),
+        _event("phase", step, end, name="push", seconds=0.3),
+        _event("pushed", step, end, version=step),
+    ]
+
+
+def skill(step: int, made: Made) -> float:
+    """Chance of a right answer after so many steps."""
+    return 0.2 + (made.skill - 0.2) * (1 - float(np.exp(-4 * step / max(1, made.steps))))
+
+
+def _metrics(step: int, made: Made, generator: np.random.Generator) -> dict[str, Any]:
+    noise = generator.normal(0, 1, 8)
+    reward = float(np.clip(skill(step, made) + 0.05 * noise[0], 0, 1))
+    return {
+        "optimizer_step": step,
+        "reward/mean": reward,
+        "reward/accuracy": reward,
+        "reward/zero_variance_groups": max(0.0, reward - 0.2),
+        "reward/errors": 0.0,
+        "kl/ref": 0.002 * step + 0.01 * abs(noise[1]),
+        "kl/inference": 1e-4 * abs(noise[2]),
+        "ratio/mean": 1.0,
+        "ratio/max": 1 + 0.2 * abs(noise[3]),
+        "loss/clip_fraction_low": 0.01,
+        "loss/clip_fraction_high": 0.02,
+        "ess": 0.98,
+        "mismatch/p99": 1e-3,
+        "entropy": 0.5 * float(np.exp(-step / made.steps)),
+        "length/response_mean": made.tokens + noise[4],
+        "length/response_max": 2.0 * made.tokens,
+        "length/truncated": 0.01,
+        "loss/objective": -0.01 * noise[5],
+        "grad_norm": float("inf") if step == 3 else 1 + abs(noise[6]),
+        "lr": 1e-4,
+        "advantage/mean": 0.0,
+        "advantage/std": 0.9,
+        "sample_utilization": 1.0,
+        "age/mean": 0.4,
+        "age/max": 1.0,
+        "age/histogram/0": 10.0,
+        "time/collect_s": 2.5,
+        "time/optimize_s": 1.0,
+        "time/push_s": 0.3,
+        "idle/learner": 0.6,
+        "throughput/tokens_per_s": 500 + 30 * noise[7],
+        "time/elapsed_s": STEP_S * step,
+        "tokens/total": float(made.groups * made.repeats * made.tokens * step),
+        "time/unix_s": _ended(step),
+    }
+
+
+def _evaluation(step: int, made: Made) -> dict[str, Any]:
+    value = skill(step, made)
+    row: dict[str, Any] = {"optimizer_step": step, "iteration": step, "time/unix_s": _ended(step)}
+    for name in ("pass@1", "avg@2", "score"):
+        row |= {
+            f"eval/sums/{name}": value,
+            f"eval/sums/{name}_low": value - 0.05,
+            f"eval/sums/{name}_high": value + 0.05,
+        }
+    return row | {
+        "eval/sums/problems": float(made.problems),
+        "eval/sums/length": 9.0,
+        "eval/sums/truncated": 0.0,
+    }
+
+
+def _write_ledger(folder: Path, made: Made, generator: np.random.Generator) -> None:
+    (folder / "rollouts").mkdir()
+    path = folder / "rollouts" / "train_000001.jsonl"
+    with path.open("wb") as file:
+        for step in range(1, made.steps + 1):
+            for place in range(made.groups):
+                number = (step - 1) * made.groups + place
+                file.write(
+                    _line(_group(number, step, "", int(generator.integers(made.prompts)), made, generator))
+                )
+    close_file(path)
+    for step in range(0, made.steps + 1, made.evaluate or made.steps + 1):
+        if made.evaluate:
+            path = folder / "rollouts" / f"eval_sums_{step:06d}.jsonl"
+            numbers = range(made.problems)
+            path.write_bytes(
+                b"".join(_line(_group((1 << 39) + n, step, "sums", n, made, generator)) for n in numbers)
+            )
+            close_file(path)
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return orjson.dumps(record, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
+
+
+def _group(
+    number: int, step: int, evaluated: str, prompt: int, made: Made, generator: np.random.Generator
+) -> dict[str, Any]:
+    begun = _ended(step) - STEP_S
+    right = generator.random(made.repeats) < skill(step, made)
+    question = f"{prompt}+{prompt % 7}="
+    return {
+        "kind": "eval" if evaluated else "train",
+        "set": evaluated,
+        "iteration": step,
+        "optimizer_steps": [] if evaluated else [step],
+        "fate": "evaluated" if evaluated else "trained",
+        "trained_at": None if evaluated else step - 1,
+        "group_id": number,
+        "in_place_of": None,
+        "prompt_id": f"{prompt + 1000 * bool(evaluated):016x}",
+        "row": prompt,
+        "source": "",
+        "messages": [{"role": "system", "content": "Add."}, {"role": "user", "content": question}],
+        "answer": str(prompt + prompt % 7),
+        "prompt_text": question,
+        "prompt_tokens": [5, 6, 7],
+        "sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 2 * made.tokens},
+        "begun": begun,
+        "drawn": begun + 2.0,
+        "judged": begun + 2.5,
+        "completions": [
+            _completion(sample, bool(one), step, number, evaluated, made, generator)
+            for sample, one in enumerate(right)
+        ],
+    }
+
+
+def _completion(
+    sample: int,
+    right: bool,
+    step: int,
+    number: int,
+    evaluated: str,
+    made: Made,
+    generator: np.random.Generator,
+) -> dict[str, Any]:
+    length = int(generator.integers(max(2, made.tokens - 4), made.tokens + 5))
+    floats = generator.normal(0, 0.1, (3, length)).astype(np.float32)
+    text = f"step {step} says {'right' if right else 'wrong'} " + "7+5=12 so it is " * (length // 5)
+    if made.hostile:
+        text = HOSTILE[(number + sample) % len(HOSTILE)]
+    return {
+        "sample": sample,
+        "tokens": generator.integers(8, 60, length).tolist(),
+        "log_probs": -abs(floats[0]),
+        "versions": [[max(0, step - 1 - sample % 2), length]],
+        "sampled": None,
+        "finish_reason": "stop" if sample else "length",
+        "text": text,
+        "shown": None,
+        "control_tokens": False,
+        "score": float(right),
+        "success": float(right),
+        "parts": {"accuracy": float(right)},
+        "outcome": "scored",
+        "judge_s": 0.01,
+        "advantage": None if evaluated else (1.0 if right else -0.5),
+        "in_loss": not evaluated,
+        "chosen": True,
+        "log_ratio": None if evaluated else floats[1],
+        "entropy": None if evaluated else abs(floats[2]),
+    }

@@ -1,0 +1,242 @@
+"""What a report says, against the records it was made of, and against numbers worked out by hand."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from config.errors import ConfigError
+from evaluation.statistics import paired_test
+from monitoring.ledger_files import read_records
+from reports import selection
+from reports.columns import columns_of
+from reports.curves import curves, layout
+from reports.document import document
+from reports.evaluations import first_against_last, success_of_problems
+from reports.histograms import histograms
+from reports.pieces import pieces_of_run, tokenizer_file
+from reports.report import report_data, write_report
+from reports.run_folder import RunFolder
+from reports.selection import flips, select, steps_of_groups
+from reports.timeline import MOST_SEGMENTS, drawn_segments, union
+from tests.reports.made_run import HOSTILE, Made, make_run
+from tests.scripts import ROOT
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("made") / "run", Made(steps=12, evaluate=6))
+
+
+@pytest.fixture(scope="module")
+def data(made: Path) -> dict[str, Any]:
+    return report_data(made)
+
+
+def embedded(path: Path) -> dict[str, Any]:
+    """The data in a page, read as a browser does: up to the first end of a script."""
+    text = path.read_text().split('<script type="application/json" id="data">')[1]
+    return dict(json.loads(text.split("</script>")[0]))
+
+
+def test_columns_are_those_of_the_records(made: Path) -> None:
+    columns, records = columns_of(made), list(read_records(made))
+    flat = [(record, one) for record in records for one in record["completions"]]
+    assert len(columns.completions["score"]) == len(flat) == (12 * 4 + 3 * 12) * 4
+    for place, (record, one) in enumerate(flat):
+        assert columns.completions["score"][place] == one["score"]
+        assert columns.completions["length"][place] == len(one["tokens"])
+        assert columns.completions["characters"][place] == len(one["text"])
+        group = columns.completions["group"][place]
+        assert columns.prompts[columns.groups["prompt"][group]] == record["prompt_id"]
+        assert columns.sets[columns.groups["set"][group]] == record["set"]
+        age = columns.completions["age"][place]
+        versions = one["versions"]
+        assert math.isnan(age) if record["set"] else age == record["trained_at"] - versions[0][0]
+
+
+def test_what_is_shown_is_what_was_written(data: dict[str, Any], made: Path) -> None:
+    rollouts = data["rollouts"]
+    records = {
+        (record["set"], record["iteration"], record["group_id"]): record for record in read_records(made)
+    }
+    shown, groups = rollouts["completions"], rollouts["groups"]
+    assert len(shown["text"]) == rollouts["of"]["completions"] == (12 * 4 + 3 * 12) * 4
+    for place, group in enumerate(shown["group"]):
+        key = (rollouts["sets"][groups["set"][group]], groups["iteration"][group], int(groups["id"][group]))
+        one = records[key]["completions"][shown["sample"][place]]
+        assert one["text"] == shown["text"][place] and one["score"] == shown["score"][place]
+        prompt = rollouts["prompts"][groups["prompt"][group]]
+        assert rollouts["texts"][prompt["messages"][1][1]] == records[key]["messages"][1]["content"]
+        if place in rollouts["tokens"]:
+            assert len(rollouts["tokens"][place]["pieces"]) == len(one["tokens"])
+
+
+def test_tokens_are_cut_by_the_tokenizer_of_the_run(data: dict[str, Any], tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    pieces, why = pieces_of_run({"model.name": str(ROOT / "models" / "quickstart")})
+    assert pieces is not None and why == ""
+    tokenizer = Tokenizer.from_file(str(ROOT / "models" / "quickstart" / "tokenizer.json"))
+    ids = tokenizer.encode("12+30=").ids
+    assert "".join(pieces(ids)) == tokenizer.decode(ids, skip_special_tokens=False)
+    assert data["rollouts"]["tokens"]
+    pieces, why = pieces_of_run({"model.name": "nobody/nothing"})
+    assert pieces is None and "nobody/nothing" in why
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "config.yaml").write_text(f"model:\n  name: {ROOT / 'models' / 'quickstart'}\n")
+    assert tokenizer_file(str(tmp_path)) == ROOT / "models" / "quickstart" / "tokenizer.json"
+
+
+def test_a_budget_bounds_the_texts(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = columns_of(made)
+    steps = steps_of_groups(columns, [])
+    monkeypatch.setattr(selection, "TEXT_BYTES", 12_000)
+    monkeypatch.setattr(selection, "TOKENS", 200)
+    chosen = select(columns, steps)
+    sizes = columns.completions["characters"] + 80
+    assert 6_000 < sizes[chosen.completions].sum() <= 12_000
+    assert 0 < columns.completions["length"][list(chosen.with_tokens)].sum() <= 200
+    assert set(chosen.with_tokens) <= set(chosen.completions.tolist())
+    assert 0 < len(chosen.flips) < chosen.all_flips
+    assert np.array_equal(chosen.completions, select(columns, steps).completions)
+    least, most = selection.extremes_of_steps(columns, steps).T
+    for step, low, high in zip(range(1, 13), least, most, strict=True):
+        mine = columns.training & (steps[columns.completions["group"]] == step)
+        scores = columns.completions["score"]
+        assert (
+            (scores[low], scores[high]) == (scores[mine].min(), scores[mine].max())
+            and mine[low]
+            and mine[high]
+        )
+
+
+def test_a_flip_is_a_prompt_whose_first_and_last_group_differ(made: Path) -> None:
+    columns = columns_of(made)
+    found = {(flip.set, flip.prompt): flip for flip in flips(columns, steps_of_groups(columns, []))}
+    rates: dict[tuple[int, int], list[tuple[int, float]]] = {}
+    for record in read_records(made):
+        key = (columns.sets.index(record["set"]), columns.prompts.index(record["prompt_id"]))
+        mean = float(np.mean([one["success"] for one in record["completions"]]))
+        rates.setdefault(key, []).append((record["iteration"], record["group_id"], mean))  # type: ignore[arg-type]
+    expected = {}
+    for key, seen in rates.items():
+        ends = [rate[-1] >= 0.5 for rate in (min(seen), max(seen))]
+        if ends[0] != ends[1]:
+            expected[key] = ends[1]
+    assert {key: flip.to_right for key, flip in found.items()} == expected and len(expected) > 3
+    for flip in found.values():
+        assert (columns.completions["success"][flip.last] == 1) == flip.to_right
+        assert (columns.completions["success"][flip.first] == 1) != flip.to_right
+
+
+def test_the_paired_test_is_of_the_same_problems(made: Path) -> None:
+    columns = columns_of(made)
+    means = []
+    for iteration in (0, 12):
+        records = [record for record in read_records(made, "eval") if record["iteration"] == iteration]
+        means.append(
+            {each["prompt_id"]: np.mean([one["success"] for one in each["completions"]]) for each in records}
+        )
+        assert success_of_problems(columns, "sums", iteration) == means[-1]
+    (told,) = first_against_last(columns)
+    expected = paired_test(
+        [means[0][key] for key in sorted(means[0])], [means[1][key] for key in sorted(means[0])]
+    )
+    assert (told["from"], told["to"], told["problems"], told["words"]) == (0, 12, 12, expected.words)
+    assert told["p"] == pytest.approx(expected.p_value, rel=1e-4)
+
+
+def test_histograms_count_every_completion_once(made: Path) -> None:
+    length, age, reward = histograms(columns_of(made))
+    assert [part["count"] for part in reward["parts"]] == [4 * 4 * 4] * 3
+    scores = [one["score"] for record in read_records(made, "train") for one in record["completions"]]
+    assert reward["parts"][0]["mean"] == pytest.approx(np.mean(scores[:64]), abs=1e-5)
+    assert reward["edges"] == [-0.5, 0.5, 1.5] and age["edges"] == [-0.5, 0.5, 1.5]
+    assert all(sum(part["shares"]) == pytest.approx(1, abs=1e-3) for part in length["parts"])
+
+
+def test_intervals_are_united() -> None:
+    spans = np.array([[5.0, 6.0], [0.0, 2.0], [1.0, 3.0], [3.0, 4.0], [5.5, 5.7]])
+    assert union(spans).tolist() == [[0.0, 4.0], [5.0, 6.0]]
+    assert drawn_segments(union(spans), 6.0).tolist() == [[0.0, 4.0], [5.0, 1.0]]
+
+
+def test_a_long_timeline_keeps_its_seconds_of_work() -> None:
+    starts = np.arange(3 * MOST_SEGMENTS) * 2.0
+    united = np.stack([starts, starts + 0.5], axis=1)
+    drawn = drawn_segments(united, starts[-1] + 2)
+    assert len(drawn) == MOST_SEGMENTS
+    assert drawn[:, 1].sum() == pytest.approx(0.5 * len(starts))
+    assert drawn[:, 1].tolist() == pytest.approx([1.5] * MOST_SEGMENTS)
+
+
+def test_curves_of_a_long_run_are_means() -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "optimizer_step": step,
+            "reward/mean": float(step),
+            "grad_norm": math.inf if step == 2 else 1.0,
+            "name": "x",
+        }
+        for step in range(1, 11)
+    ]
+    found = curves(
+        rows, [{"optimizer_step": 0, "eval/a/pass@1": 0.123456789, "eval/a/score": math.nan}], points=4
+    )
+    assert found["stride"] == 3 and found["x"]["step"] == [2, 5, 8, 10]
+    assert found["series"] == {"reward/mean": [2, 5, 8, 10], "grad_norm": [1, 1, 1, 1]}
+    assert found["eval"] == {"eval/a/pass@1": [[0, 0.12346]]}
+
+
+def test_every_metric_has_its_place_once(data: dict[str, Any], made: Path) -> None:
+    names = [name for part in data["layout"] for chart in part["charts"] for name in chart["metrics"]]
+    assert len(names) == len(set(names))
+    logged = {name for row in RunFolder.read(made).steps for name in row}
+    assert logged - set(names) == {"optimizer_step", "age/histogram/0"}
+    assert layout(["reward/my_part"])[0]["charts"][0]["title"] == "Parts of the reward"
+    (other,) = layout(["new/thing"])
+    assert other["folded"] and other["charts"] == [
+        {"title": "new/thing", "unit": "", "metrics": ["new/thing"]}
+    ]
+
+
+def test_settings_are_the_difference_from_the_defaults(data: dict[str, Any]) -> None:
+    told = {key: (value, default) for key, value, default in data["run"]["settings"]}
+    assert told["optimizer.lr"] == (1e-4, 1e-6)
+    assert told["env.options.max_operand"] == (49, "")
+    assert "train.epochs" not in told
+    assert data["run"]["command"] == "python grpo.py optimizer.lr=1e-4"
+
+
+def test_no_text_ends_the_block_that_it_stands_in(tmp_path: Path) -> None:
+    path = write_report(make_run(tmp_path / "run", Made(steps=4, evaluate=0, hostile=True)))
+    page = path.read_text()
+    assert page.count("<script") == 2 and "<!--" not in page.split("<body>")[1]
+    texts = set(embedded(path)["rollouts"]["completions"]["text"])
+    assert {text[:6000] for text in HOSTILE} <= texts
+    assert re.search(r"default-src 'none'; script-src 'sha256-[\w+/=]+'; style-src 'sha256-[\w+/=]+';", page)
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
+
+
+def test_a_title_is_text() -> None:
+    assert b"<title>&lt;b&gt;</title>" in document("<b>", {"kind": "run"})
+
+
+def test_a_line_that_was_being_written_is_passed_over(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Made(steps=4, evaluate=0))
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"optimizer_step": 5, "reward/me')
+    with (run / "rollouts" / "train_000005.jsonl").open("w") as file:
+        file.write('{"kind": "train", "ite')
+    told = embedded(write_report(run))
+    assert told["run"]["steps"] == 4 and told["rollouts"]["of"]["groups"] == 16
+
+
+def test_a_folder_that_is_no_run_is_said_to_be_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no run has been here \(metrics.jsonl is missing\)"):
+        write_report(tmp_path)

@@ -1,0 +1,267 @@
+"""`run=export`, `train.keep_best`, and what a failure in the middle of a model leaves."""
+
+import json
+import os
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from transformers import AutoModelForCausalLM
+
+import grpo
+from config.composition import register_schema
+from config.differences import overrides
+from config.errors import ConfigError
+from run.jobs import run_job
+from run.lockstep import Lockstep
+from tests.scripts import ENVIRONMENT, ROOT, configured, ended, finish, rows, start, wait_for
+
+SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64", "train.checkpoint_frequency=1")
+SETS = "eval.sets={sums:{dataset:arithmetic,n:1,limit:8}}"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("trained")
+    run_job(configured(*SMALL, SETS), folder, grpo.train, Lockstep)
+    return folder
+
+
+def export(tmp_path: Path, *given: str) -> None:
+    (tmp_path / "own").mkdir(exist_ok=True)
+    run_job(configured("run=export", *given), tmp_path / "own", grpo.train, Lockstep)
+    assert not (tmp_path / "own").exists()
+
+
+def test_models_go_with_their_checkpoints(trained: Path) -> None:
+    assert names(trained / "models") == names(trained / "checkpoints")
+    assert len(names(trained / "models")) == 3
+    assert os.readlink(trained / "model") == "models/checkpoint_000004"
+
+
+def test_the_card_says_what_it_is_and_its_command_gives_the_settings_again(trained: Path) -> None:
+    card = (trained / "model" / "README.md").read_text()
+    _, head, body = card.split("---\n", 2)
+    assert yaml.safe_load(head)["tags"] == ["grpo", "reinforcement-learning"]
+    last = rows(trained)[-1]
+    assert f"| sums | 4 | 4 | {last['eval/sums/pass@1']:.3f} [{last['eval/sums/pass@1_low']:.3f}," in body
+    assert f"| 4 | {[row for row in rows(trained) if 'reward/mean' in row][3]['reward/mean']:.3f} |" in body
+    assert "python grpo.py --config-name base" in body and "checkpoint_frequency=1" in body
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "config").glob("grpo_*.yaml")))
+def test_the_differences_of_a_config_give_it_again(name: str) -> None:
+    import shlex
+    from dataclasses import asdict
+
+    from hydra import compose, initialize_config_dir
+
+    from config.composition import to_config
+
+    register_schema()
+    more = (SETS, "env.system_prompt='Be \"brief\", please: one = {word}'", "logging.experiment_name='true'")
+    config = asdict(configured(*more, name=name))
+    given = [word for text in overrides(config) for word in shlex.split(text)]
+    with initialize_config_dir(str(ROOT / "config"), version_base=None):
+        again = asdict(to_config(compose("base", overrides=given)))
+    assert again == config
+
+
+@pytest.mark.parametrize("which", ["the run", "a checkpoint", "made anew"])
+def test_an_exported_folder_is_a_model(trained: Path, which: str, tmp_path: Path) -> None:
+    checkpoint = trained / "checkpoints" / "checkpoint_000003"
+    source = trained if which == "the run" else checkpoint
+    if which == "made anew":
+        source = tmp_path / "run" / "checkpoints" / "checkpoint_000003"
+        source.parent.mkdir(parents=True)
+        source.symlink_to(checkpoint)
+        source = tmp_path / "run" / "checkpoints" / "kept"
+        import shutil
+
+        shutil.copytree(checkpoint, source)
+    export(tmp_path, f"checkpoint={source}", f"to={tmp_path / 'new' / 'model'}")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "new" / "model").state_dict()
+    number = 4 if which == "the run" else 3
+    of_run = AutoModelForCausalLM.from_pretrained(trained / "models" / f"checkpoint_{number:06d}")
+    assert all((tensor == model[name]).all() for name, tensor in of_run.state_dict().items())
+    assert names(tmp_path / "new") == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (("to=new",), "run=export without checkpoint"),
+        (("checkpoint={run}",), "run=export without to"),
+        (("checkpoint=nowhere", "to=new"), "checkpoint=nowhere: no such folder"),
+        (("checkpoint={run}/models", "to=new"), "no checkpoints/checkpoint_* in this folder"),
+        (("checkpoint={run}", "to={run}"), "there is something already"),
+        (("checkpoint={run}", "to=new", "hub=me"), "hub=me: no name of a model on the hub"),
+        (("checkpoint={run}", "to=new", "hub=me/model"), "hub=me/model: no token for the hub"),
+    ],
+)
+def test_what_cannot_be_exported(
+    trained: Path, given: tuple[str, ...], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    with pytest.raises(ConfigError) as raised:
+        export(tmp_path, *(text.format(run=trained) for text in given))
+    assert expected in str(raised.value)
+    assert not Path("new").exists()
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub as an upload asks for; it remembers the files of the commit."""
+
+    files: dict[str, int]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        host = f"http://{self.headers['Host']}/me/model"
+        answer: dict[str, Any] = {"url": host, "commitUrl": f"{host}/commit/1"}
+        answer |= {"commitOid": "1", "pullRequestUrl": None}
+        if "preupload" in self.path:
+            sent = json.loads(body)["files"]
+            answer = {"files": [{"path": one["path"], "uploadMode": "regular", "oid": None} for one in sent]}
+        if "/commit/" in self.path:
+            lines = [json.loads(line) for line in body.splitlines()]
+            found = [line["value"] for line in lines if line["key"] == "file"]
+            type(self).files = {one["path"]: len(one["content"]) for one in found}
+        self._answer(answer)
+
+    def do_GET(self) -> None:
+        self._answer({"id": "me/model", "sha": "0", "siblings": [], "type": "user", "name": "me"})
+
+    def _answer(self, answer: dict[str, Any]) -> None:
+        said = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["hub", "no hub"])
+def test_a_folder_is_uploaded(trained: Path, there: bool, tmp_path: Path) -> None:
+    """To a server on this machine that answers as the hub does; and to one that is not there."""
+    Hub.files = {}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    if not there:
+        server.shutdown()
+        server.server_close()
+    environment = {**ENVIRONMENT, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_TOKEN": "hf_x"}
+    environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    command = ("grpo.py", "--config-name", "grpo_quickstart", "run=export", f"checkpoint={trained}")
+    done = ended([*command, f"to={tmp_path / 'to'}", "hub=me/model"], environment=environment)
+    assert names(tmp_path / "to") == names(trained / "model")
+    if there:
+        assert done.returncode == 0, done.stderr
+        assert set(Hub.files) == set(names(tmp_path / "to")) and "uploaded to me/model" in done.stdout
+        server.shutdown()
+    else:
+        assert done.returncode == 2 and "hub=me/model: the upload failed" in done.stderr
+
+
+def test_the_best_stays_and_a_resumed_run_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluations say 0.5, 0.9 (after 2), 0.3, 0.9, 0.2 ...: the second is the best, whatever follows."""
+    said = iter([0.5, 0.1, 0.9, 0.3, 0.9, 0.2, 0.2, 0.4])
+
+    def run(working: Lockstep) -> None:
+        evaluation = working.run.evaluation
+
+        def fixed(iteration: int, stopped: Any) -> Any:
+            return {"eval/sums/pass@1": next(said)}, [""]
+
+        evaluation.run = fixed  # type: ignore[method-assign]
+        grpo.train(working)
+
+    given = (*SMALL, SETS, "train.keep_best=eval/sums/pass@1", "train.keep_checkpoints=1", "eval.frequency=1")
+    run_job(configured(*given), tmp_path, run, Lockstep)
+    assert names(tmp_path / "checkpoints") == ["best", "checkpoint_000002", "checkpoint_000004"]
+    assert os.readlink(tmp_path / "checkpoints" / "best") == "checkpoint_000002"
+    assert os.readlink(tmp_path / "models" / "best") == "checkpoint_000002"
+    more = ("train.resume=auto", "train.total_dialog_turns=112")
+    run_job(configured(*given, *more), tmp_path, run, Lockstep)
+    assert names(tmp_path / "models") == ["best", "checkpoint_000002", "checkpoint_000007"]
+    export(tmp_path, f"checkpoint={tmp_path}/checkpoints/best", f"to={tmp_path / 'best'}")
+    assert "after 2 optimizer steps" in (tmp_path / "best" / "README.md").read_text()
+
+
+def test_an_evaluation_that_is_the_best_is_followed_by_a_checkpoint(tmp_path: Path) -> None:
+    given = ("train.keep_best=eval/sums/score", "train.checkpoint_frequency=0", "eval.frequency=1")
+    run_job(configured(*SMALL[:3], SETS, *given), tmp_path, grpo.train, Lockstep)
+    best = max(
+        (row["eval/sums/score"], -row["iteration"]) for row in rows(tmp_path)[1:] if "iteration" in row
+    )
+    assert os.readlink(tmp_path / "checkpoints" / "best") == f"checkpoint_{-best[1]:06d}"
+
+
+def test_an_unknown_metric_is_refused_by_name() -> None:
+    with pytest.raises(
+        ConfigError, match=r"keep_best=eval/sums/pass@2: .* there are eval/sums/pass@1, eval/"
+    ):
+        configured(SETS, "train.keep_best=eval/sums/pass@2")
+    with pytest.raises(ConfigError, match=r"there are none without eval\.sets"):
+        configured("train.keep_best=eval/sums/pass@1")
+
+
+def test_a_full_disk_in_the_middle_of_a_model_leaves_all_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from training import model_writer, tensor_writer
+
+    def full(folder: Path, *arguments: Any, **options: Any) -> None:
+        tensor_writer.write_safetensors(folder, *arguments, **options)
+        if "000003" in folder.name:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(model_writer, "write_safetensors", full)
+    given = (*SMALL[:2], "train.total_dialog_turns=48", "train.checkpoint_frequency=1")
+    run_job(configured(*given, "train.keep_checkpoints=1"), tmp_path, grpo.train, Lockstep)
+    assert names(tmp_path / "checkpoints") == ["checkpoint_000003"]
+    assert names(tmp_path / "models") == ["checkpoint_000002"]
+    AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    said = capsys.readouterr().err
+    assert "checkpoint_000003 is whole, but no model of it was written" in said and "No space left" in said
+
+
+def test_a_run_killed_in_the_middle_of_a_model_loses_nothing(tmp_path: Path) -> None:
+    script, run_dir = tmp_path / "slow.py", tmp_path / "run"
+    script.write_text(
+        f"import runpy, sys, time\nsys.path.insert(0, {str(ROOT)!r})\nimport training.model_writer as models\n"
+        "write = models.write_safetensors\n"
+        "def slow(folder, *arguments, **options):\n"
+        "    write(folder, *arguments, **options)\n"
+        "    if '000003' in folder.name:\n"
+        "        time.sleep(1000)\n"
+        "models.write_safetensors = slow\n"
+        "runpy.run_path('grpo.py', run_name='__main__')\n"
+    )
+    process = start(str(script), run_dir, *SMALL, "train.keep_checkpoints=1")
+    models = run_dir / "models"
+    wait_for(lambda: any(models.glob("checkpoint_000003.*.tmp/model.safetensors")), process)
+    process.kill()
+    process.communicate()
+    assert names(run_dir / "checkpoints") == ["checkpoint_000003"]
+    assert "checkpoint_000002" in names(models) and "checkpoint_000003" not in names(models)
+    AutoModelForCausalLM.from_pretrained(run_dir / "model")
+    again = start("grpo.py", run_dir, *SMALL, "train.keep_checkpoints=1", "train.resume=auto")
+    said = finish(again)
+    assert names(models) == ["checkpoint_000004"], said
+    assert said.splitlines()[-3].startswith(f"model: {run_dir}/model")
+    assert f"run=eval model.name={run_dir}/model" in said.splitlines()[-1]
+
+
+def test_without_export_there_is_no_model(tmp_path: Path) -> None:
+    run_job(configured(*SMALL, "train.export=false"), tmp_path, grpo.train, Lockstep)
+    assert not (tmp_path / "models").exists() and not (tmp_path / "model").is_symlink()

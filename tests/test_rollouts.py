@@ -1,0 +1,247 @@
+"""`run=rollouts` and `run=diff`: what a run generated, chosen and as a table; two runs side by side."""
+
+import csv
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+
+from config.errors import ConfigError
+from config.rollouts import RolloutsConfig
+from monitoring.ledger_files import read_records
+from run.diff import diff
+from run.rollouts import extremes, flipped, matching, reward, rollouts, shown, success
+from tests.recorded_runs import SETS, STEPS, recorded_run
+from tests.scripts import ended
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return recorded_run(tmp_path_factory.mktemp("run"), *STEPS, SETS)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run but for the learning rate after its warm-up."""
+    folder = tmp_path_factory.mktemp("other")
+    return recorded_run(folder, *STEPS, SETS, "optimizer.min_lr_fraction=0.9")
+
+
+def chosen(run: Path, **wanted: Any) -> list[dict[str, Any]]:
+    return list(matching(read_records(run), RolloutsConfig(**wanted)))
+
+
+def completions(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [one for record in records for one in record["completions"]]
+
+
+def test_groups_are_chosen_by_where_they_come_from(run: Path) -> None:
+    everything = list(read_records(run))
+    assert chosen(run) == everything
+    assert len(chosen(run, set="train")) == 16
+    assert len(chosen(run, set="held_out")) == 40
+    assert {record["iteration"] for record in chosen(run, set="held_out", iteration=4)} == {4}
+    of_step = chosen(run, step=6)
+    assert len(of_step) == 2 and all(6 in record["optimizer_steps"] for record in of_step)
+    one = everything[7]
+    assert one in chosen(run, row=one["row"])
+    same = chosen(run, prompt=one["prompt_id"][:6])
+    assert one in same and {record["prompt_id"] for record in same} == {one["prompt_id"]}
+    assert chosen(run, set="train", row=one["row"], step=99) == []
+
+
+def test_completions_are_chosen_by_what_they_are(run: Path) -> None:
+    right, wrong = (chosen(run, outcome=outcome) for outcome in ("right", "wrong"))
+    assert all(one["success"] == 1 for one in completions(right))
+    assert all(one["success"] == 0 for one in completions(wrong))
+    assert len(completions(right)) + len(completions(wrong)) == len(
+        completions(chosen(run, outcome="scored"))
+    )
+    assert chosen(run, outcome="error") == []
+    text = right[0]["completions"][0]["text"]
+    found = chosen(run, contains=text, outcome="right")
+    assert all(
+        text in one["text"] or text in record["prompt_text"]
+        for record in found
+        for one in record["completions"]
+    )
+    assert right[0] in found or right[0]["completions"][0] in completions(found)
+
+
+def test_what_cannot_be_judged_is_neither_right_nor_wrong() -> None:
+    one = {"outcome": "error", "success": 0.0, "score": 0.0, "text": ""}
+    record = {
+        "set": "",
+        "optimizer_steps": [],
+        "iteration": 1,
+        "row": 0,
+        "prompt_id": "a",
+        "completions": [one],
+    }
+    for outcome, count in {"right": 0, "wrong": 0, "scored": 0, "error": 1}.items():
+        assert len(list(matching([record], RolloutsConfig(outcome=outcome)))) == count
+    assert success(record) != success(record)  # NaN
+
+
+def test_the_best_and_the_worst(run: Path) -> None:
+    records = list(read_records(run))
+    falling, rising = (sorted(records, key=lambda one: sign * reward(one)) for sign in (-1, 1))
+    assert reward(falling[0]) > reward(rising[0])
+    assert extremes(records, 3, 2) == falling[:3] + rising[:2]  # of equal ones the earlier
+    assert extremes(records, 3, 0) == falling[:3]
+
+
+def test_prompts_that_flipped(run: Path) -> None:
+    def held_out() -> Iterator[dict[str, Any]]:
+        return matching(read_records(run), RolloutsConfig(set="held_out"))
+
+    first, last = (
+        {r["prompt_id"]: success(r) >= 0.5 for r in held_out() if r["iteration"] == i} for i in (0, 4)
+    )
+    expected = {prompt for prompt in first if first[prompt] != last[prompt]}
+    found = list(flipped(held_out))
+    assert expected and {record["prompt_id"] for record in found} == expected
+    assert [record["iteration"] for record in found] == [0, 4] * len(expected)
+
+
+def test_a_group_for_a_person() -> None:
+    one = {
+        "sample": 0,
+        "score": 0.25,
+        "parts": {"accuracy": 0.0, "brief": 0.25},
+        "advantage": -0.5,
+        "chosen": True,
+    }
+    one |= {"tokens": [1, 2, 3], "finish_reason": "length", "outcome": "invalid", "text": "so long " * 200}
+    record = {
+        "kind": "train",
+        "set": "",
+        "iteration": 3,
+        "optimizer_steps": [5, 6],
+        "fate": "trained",
+        "row": 12,
+    }
+    record |= {"group_id": 77, "prompt_id": "0123456789abcdef", "answer": "42", "completions": [one]}
+    record["messages"] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "6 * 7 = ?"},
+    ]
+    lines = shown(record).splitlines()
+    assert lines[:5] == [
+        "training, iteration 3, step 5, 6: row 12, prompt 0123456789abcdef, group 77",
+        "  6 * 7 = ?",
+        "  answer: 42",
+        "  #0 reward 0.25 (accuracy 0, brief 0.25), advantage -0.5, 3 tokens, length,",
+        "     invalid",
+    ]
+    assert lines[-1] == "     ... 11 more lines"
+    assert max(map(len, lines)) <= 80
+    evaluated = shown(record | {"kind": "eval", "set": "aime", "optimizer_steps": []})
+    assert evaluated.startswith("aime after iteration 3: row 12") and "advantage" not in evaluated
+    assert ", stale: row 12" in shown(record | {"fate": "stale", "optimizer_steps": []})
+
+
+def test_what_is_printed_is_limited(run: Path) -> None:
+    text = rollouts(run, RolloutsConfig(set="train", limit=3))
+    assert text.count("training, iteration") == 3
+    assert text.endswith(
+        "... and more than these 3: rollouts.limit=0 prints all, rollouts.to=FILE.csv writes them"
+    )
+    assert rollouts(run, RolloutsConfig(set="train", limit=0)).count("training, iteration") == 16
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_a_table_has_a_row_for_every_completion(run: Path, ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"table.{ending}"
+    assert rollouts(run, RolloutsConfig(to=str(path))) == f"224 completions in {path}"
+    table: list[dict[str, Any]]
+    if ending == "parquet":
+        table = pyarrow.parquet.read_table(path).to_pylist()
+    elif ending == "jsonl":
+        table = [json.loads(line) for line in path.read_text().splitlines()]
+    else:
+        table = list(csv.DictReader(path.open()))
+    expected = [(record, one) for record in read_records(run) for one in record["completions"]]
+    assert len(table) == len(expected) == 224
+    for row, (record, one) in zip(table, expected, strict=True):
+        assert (row["prompt_id"], row["completion"]) == (record["prompt_id"], one["text"])
+        assert float(row["score"]) == float(row["part/accuracy"]) == one["score"]
+        assert int(row["tokens"]) == len(one["tokens"])
+        if record["kind"] == "train":
+            assert float(row["advantage"]) == one["advantage"]
+            assert int(row["optimizer_step"]) == record["optimizer_steps"][0]
+        else:
+            assert row["advantage"] in (None, "")
+
+
+def test_what_is_not_there_is_named(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no group .* \(rollouts\.step=99, rollouts\.outcome=right\)"):
+        rollouts(run, RolloutsConfig(step=99, outcome="right"))
+    with pytest.raises(ConfigError, match=r"rollouts\.to='\.xls': choose one of \.csv"):
+        RolloutsConfig(to="a.xls")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        rollouts(run, RolloutsConfig(to=str(tmp_path / "nowhere" / "a.csv")))
+    bare = shutil.copytree(run, tmp_path / "bare", ignore=shutil.ignore_patterns("rollouts"))
+    with pytest.raises(ConfigError, match=r"there is no rollouts/ in this folder"):
+        rollouts(bare, RolloutsConfig())
+
+
+def test_two_runs_that_part(run: Path, other: Path) -> None:
+    text = diff(str(run), str(other))
+    assert "  optimizer.min_lr_fraction: 0.1 -> 0.9" in text
+    assert "  identical to step 6\n  step 7 differs in 1 of " in text
+    records = {
+        name: [r for r in read_records(folder) if r["set"]] for name, folder in (("a", run), ("b", other))
+    }
+    last = {
+        name: {r["prompt_id"]: success(r) for r in of_run if r["iteration"] == 4}
+        for name, of_run in records.items()
+    }
+    for label, winner, loser in (("a", "a", "b"), ("b", "b", "a")):
+        alone = [key for key, value in last[winner].items() if value >= 0.5 > last[loser][key]]
+        of_set = text.split("held_out: 20 prompts")[1].split("\n\n")[0]
+        assert f"  {len(alone)} solved by {label} alone" in of_set
+        assert all(
+            f"prompt {key}: a {last['a'][key]:.0%}, b {last['b'][key]:.0%}" in of_set for key in alone[:3]
+        )
+    assert "b against a: " in text
+    assert max(map(len, text.splitlines()[2:])) <= 80
+
+
+def test_a_run_and_its_copy(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "copy")
+    text = diff(str(run), str(copy))
+    assert "settings: the same" in text and "identical to step 16, the last that both have" in text
+    assert text.count("0 solved by") == 4
+    rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    touched = next(row for row in rows if row["optimizer_step"] == 7 and "reward/mean" in row)
+    touched["loss/objective"] += 1
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "\n    loss/objective" in diff(str(run), str(copy)).split("step 7 differs in 1 of ")[1]
+
+
+def test_runs_that_cannot_be_compared_whole(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="run=diff needs a=RUN b=RUN"):
+        diff(str(run), None)
+    with pytest.raises(ConfigError, match="b=nowhere: no run's folder"):
+        diff(str(run), "nowhere")
+    bare = shutil.copytree(run, tmp_path / "bare", ignore=shutil.ignore_patterns("rollouts"))
+    text = diff(str(run), str(bare))
+    assert text.endswith("b has no rollouts/: prompts cannot be compared") and "identical to step 16" in text
+
+
+def test_on_the_command_line(run: Path, tmp_path: Path) -> None:
+    folder = f"hydra.run.dir={tmp_path / 'new'}"
+    printed = ended(["grpo.py", "run=rollouts", f"run_dir={run}", "rollouts.step=3", folder])
+    assert printed.returncode == 0, printed.stderr
+    assert printed.stdout.rstrip("\n") == rollouts(run, RolloutsConfig(step=3))
+    compared = ended(["grpo.py", "run=diff", f"a={run}", f"b={run}", folder])
+    assert compared.returncode == 0, compared.stderr
+    assert compared.stdout.rstrip("\n") == diff(str(run), str(run))
+    wrong = ended(["grpo.py", "run=rollouts", f"run_dir={tmp_path}", folder])
+    assert wrong.returncode == 2 and "no run's folder" in wrong.stderr
+    assert not (tmp_path / "new").exists()

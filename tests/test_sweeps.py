@@ -1,0 +1,245 @@
+"""Sweeps as a user starts them: every launcher, a study of Optuna's, jobs that fail, Ctrl-C."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+import pytest
+from omegaconf import OmegaConf
+
+from config.sweep_jobs import LAST_STEPS, objective
+from run.sweep import WIDTH, SweptJob, table
+from tests.scripts import ENVIRONMENT, QUICK, ROOT, ended, finish, rows, wait_for
+
+SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=32", "optimizer.warmup_steps=0")
+LONG = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=1600000", "train.checkpoint_frequency=0")
+TOO_LONG = "inference_model.max_tokens=8,1000000,9"
+"""Completions of the second job do not fit into the model: it is refused after the first one has ended."""
+LAUNCHERS = {
+    "basic": "hydra",
+    "joblib": "hydra_plugins.hydra_joblib_launcher",
+    "ray": "hydra_plugins.hydra_ray_launcher",
+    "submitit_local": "hydra_plugins.hydra_submitit_launcher",
+}
+
+
+def sweep(folder: Path, *overrides: str, cwd: Path) -> "subprocess.Popen[str]":
+    """In an interpreter of its own, as launchers start others, and away from the checkout."""
+    command = [str(ROOT / "grpo.py"), "--config-name", "grpo_quickstart", "--multirun"]
+    return subprocess.Popen(
+        [sys.executable, *command, f"hydra.sweep.dir={folder}", *QUICK, *overrides],
+        cwd=cwd,
+        env={**ENVIRONMENT, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def outcomes(folder: Path) -> dict[str, str]:
+    found = folder.glob("*/summary.json")
+    return {path.parent.name: json.loads(path.read_text())["outcome"] for path in found}
+
+
+def table_of(output: str) -> list[str]:
+    lines = output.splitlines()
+    (at,) = [number for number, line in enumerate(lines) if line.startswith("job  overrides")]
+    return [line for line in lines[at - 1 :] if line[:1].isalnum() or line.startswith(" ")]
+
+
+def foreign_listeners(process: "subprocess.Popen[str]") -> Iterator[str]:
+    """Addresses other than loopback on which the process or one below it listens now."""
+    with suppress(psutil.NoSuchProcess):
+        family = psutil.Process(process.pid)
+        for one in [family, *family.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                for link in one.net_connections("inet"):
+                    if link.status == psutil.CONN_LISTEN and "127.0.0.1" not in link.laddr.ip:
+                        yield f"{one.name()} on {link.laddr}"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_failed_job_loses_no_other(launcher: str, tmp_path: Path) -> None:
+    """By every launcher: each job has a folder with all that is its own, nothing listens beyond loopback."""
+    pytest.importorskip(LAUNCHERS[launcher])
+    folder = tmp_path / "sweep"
+    jobs = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
+    process = sweep(folder, f"hydra/launcher={launcher}", *jobs, *SMALL, TOO_LONG, cwd=tmp_path)
+    seen: set[str] = set()
+    while process.poll() is None and not (folder / "summary.csv").exists():
+        seen |= set(foreign_listeners(process))
+        time.sleep(0.3)
+    output = finish(process)
+    assert not seen
+    assert process.returncode == 1, output
+    assert outcomes(folder) == {"0": "finished", "1": "failed", "2": "finished"}
+    assert all(len(rows(folder / job)) == 2 for job in ("0", "2"))
+    assert not (folder / "1" / "metrics.jsonl").exists()
+    assert "Traceback" not in output
+    told = table_of(output)
+    assert all(len(line) <= WIDTH for line in told[1:])  # the folder is as long as it is
+    assert told[0].startswith("3 jobs, 2 finished: ")
+    assert [line.split()[:3] for line in told[2:5]] == [
+        ["0", "inference_model.max_tokens=8", "finished"],
+        ["1", "inference_model.max_tokens=1000000", "failed"],
+        ["2", "inference_model.max_tokens=9", "finished"],
+    ]
+    assert told[5].startswith("failed 1: prompt plus response may reach")
+    with (folder / "summary.csv").open() as file:
+        swept = list(csv.DictReader(file))
+    assert [row["inference_model.max_tokens"] for row in swept] == ["8", "1000000", "9"]
+    assert float(swept[2]["last_reward"]) == rows(folder / "2")[-1]["reward/mean"]
+
+
+def test_a_study_goes_on_after_failed_trials(tmp_path: Path) -> None:
+    """Of four trials some are refused; the best one is that with the highest objective, for it is maximised."""
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    result = ended(
+        [
+            *("grpo.py", "--config-name", "grpo_quickstart", "--multirun", f"hydra.sweep.dir={tmp_path}"),
+            *("hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.sampler.seed=1"),
+            *("hydra.sweeper.n_jobs=1", "optimizer.lr=tag(log,interval(1e-5,1e-3))"),
+            *("inference_model.max_tokens=choice(8,1000000)", *QUICK, *SMALL),
+        ]
+    )
+    assert result.returncode == 1, result.stderr
+    ran = outcomes(tmp_path)
+    assert sorted(ran) == ["0", "1", "2", "3"]
+    assert set(ran.values()) == {"finished", "failed"}
+    found = OmegaConf.load(tmp_path / "optimization_results.yaml")
+    objectives = [objective(tmp_path / job) for job, outcome in ran.items() if outcome == "finished"]
+    assert found.best_value == max(value for value in objectives if value is not None)
+    assert found.best_params["inference_model.max_tokens"] == 8
+
+
+def test_a_study_of_failures_alone_is_one_message(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    result = ended(
+        [
+            *("grpo.py", "--config-name", "grpo_quickstart", "--multirun", f"hydra.sweep.dir={tmp_path}"),
+            *("hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "inference_model.max_tokens=1000000"),
+            *("optimizer.lr=interval(1e-5,1e-3)", *QUICK, *SMALL),
+        ]
+    )
+    assert result.returncode == 1
+    assert "error: every trial of the study failed" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert outcomes(tmp_path) == {"0": "failed", "1": "failed"}
+
+
+FAULTY = """
+from config.command_line import command_line
+from run.sweep import summed_up
+
+def job(config, run_dir, begun):
+    begun()
+    if config.train.seed == 0:
+        raise ZeroDivisionError("by 0")
+    (run_dir / "summary.json").write_text('{"outcome": "finished"}')
+    return "finished"
+
+with summed_up():
+    command_line(job)
+"""
+
+
+def test_a_fault_in_a_job_is_told_and_loses_no_other(tmp_path: Path) -> None:
+    """Something that no message was written for: its traceback is printed, and the next job begins."""
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    folder = tmp_path / "sweep"
+    command = [
+        str(tmp_path / "faulty.py"),
+        "--config-name",
+        "grpo_quickstart",
+        "--multirun",
+        "train.seed=0,1",
+    ]
+    result = ended(
+        [*command, f"hydra.sweep.dir={folder}"], environment={**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    )
+    assert result.returncode == 1, result.stderr
+    assert outcomes(folder) == {"0": "failed", "1": "finished"}
+    assert "in job\n" in result.stderr and "ZeroDivisionError: by 0" in result.stderr
+    assert "failed 0: ZeroDivisionError: by 0" in result.stdout
+
+
+def test_a_study_that_cannot_be_stored_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    if version("sqlalchemy").startswith("1."):
+        pytest.skip("SQLAlchemy 1 stores studies")
+    study = (f"hydra.sweeper.storage=sqlite:///{tmp_path}/study.db", "hydra.sweeper.study_name=rates")
+    result = ended(["grpo.py", "--multirun", "hydra/sweeper=optuna", f"hydra.sweep.dir={tmp_path}", *study])
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.count("error: ") == 1 and "pip install 'sqlalchemy<2'" in result.stderr
+
+
+@pytest.mark.parametrize("launcher", ["joblib", "ray"])
+def test_an_interrupt_reaches_the_jobs_in_other_processes(launcher: str, tmp_path: Path) -> None:
+    """One signal to the process that waits: each running job writes its checkpoint, the third never begins."""
+    pytest.importorskip(LAUNCHERS[launcher])
+    folder = tmp_path / "sweep"
+    side_by_side = {"joblib": "hydra.launcher.n_jobs=2", "ray": "+hydra.launcher.ray.init.num_cpus=2"}
+    chosen = (f"hydra/launcher={launcher}", side_by_side[launcher])
+    process = sweep(folder, *chosen, *LONG, "train.seed=0,1,2", cwd=tmp_path)
+    wait_for(lambda: all((folder / job / "metrics.jsonl").exists() for job in "01"), process)
+    below = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, signal.SIGINT)
+    output = finish(process)
+    assert process.returncode == 130, output
+    assert outcomes(folder) == {"0": "interrupted", "1": "interrupted"}
+    assert all(len(list((folder / job / "checkpoints").iterdir())) == 1 for job in "01")
+    assert f"{ROOT / 'grpo.py'} --config-name grpo_quickstart" in output  # the command that goes on
+    assert table_of(output)[0].startswith("2 jobs, 0 finished: ")
+    assert "Traceback" not in output
+    _, alive = psutil.wait_procs(below, timeout=20)
+    assert not alive
+
+
+def test_the_objective(tmp_path: Path) -> None:
+    """The first set's last pass@1; without one the mean reward of the last steps; None where there is no number."""
+    assert objective(tmp_path) is None
+    summary, metrics = tmp_path / "summary.json", tmp_path / "metrics.jsonl"
+    rewards = [{"reward/mean": step / 16} for step in range(LAST_STEPS + 5)]
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in [*rewards, {"eval/easy/pass@1": 0.5}]))
+    summary.write_text(json.dumps({"evaluation": {}}))
+    assert objective(tmp_path) == (5 + LAST_STEPS + 4) / 2 / 16
+    of_two = {"eval/easy/problems": 4.0, "eval/easy/pass@1": 0.25, "eval/hard/pass@1": 0.75}
+    summary.write_text(json.dumps({"evaluation": of_two}))
+    assert objective(tmp_path) == 0.25
+    summary.write_text(json.dumps({"evaluation": {"eval/easy/pass@1": float("nan")}}))
+    assert objective(tmp_path) is None
+
+
+def test_the_table_fits_a_terminal(tmp_path: Path) -> None:
+    """Overrides that all jobs share are left out, long ones are broken, reasons are told once."""
+    long = {"env.system_prompt": '"' + "very " * 30 + '"', "train.seed": "1"}
+    refused = {"outcome": "failed", "error": "no such thing " * 9 + "\nsecond line"}
+    measured = {
+        "outcome": "interrupted",
+        "first_reward": -0.25,
+        "last_reward": -10.5,
+        "evaluation": {"eval/held_out/pass@1": 0.5},
+    }
+    jobs = [
+        SweptJob("0", long, measured),
+        SweptJob("1", {**long, "train.seed": "2", "optimizer.lr": "1e-5"}, refused),
+        SweptJob("2", {**long, "env.system_prompt": long["env.system_prompt"] * 2}, refused),
+        SweptJob("3", {"train.seed": "1"}, {}),
+    ]
+    told = table(tmp_path, jobs).splitlines()
+    assert all(len(line) <= WIDTH for line in told if str(tmp_path) not in line)
+    assert sum(line.startswith("failed 1, 2: no such thing") for line in told) == 1
+    assert any(line.split()[0] == "3" and line.endswith("cut off") for line in told[2:])
+    assert any("-0.250 -> -10.500" in line and line.endswith(" 0.500") for line in told)
+    alike = [SweptJob(name, {"train.seed": name, "policy": "dapo"}, measured) for name in "01"]
+    assert "policy" not in table(tmp_path, alike)
