@@ -67,7 +67,7 @@ def _fill(writer: "ModelWriter", checkpoint: Path, state: Mapping[str, Any], fol
 
 def write_card(checkpoint: Path, state: Mapping[str, Any], folder: Path) -> None:
     """README.md of a model's folder, of what is known by now."""
-    from monitoring.trackers import MetricsFile
+    from monitoring.metrics_file import MetricsFile
 
     rows = MetricsFile(checkpoint.parent.parent / "metrics.jsonl").rows()
     (folder / "README.md").write_text(model_card(state, rows), encoding="utf-8")

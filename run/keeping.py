@@ -57,7 +57,7 @@ def is_better(run_dir: Path, metric: str, iteration: int) -> bool:
 
 def evaluated(run_dir: Path, metric: str) -> dict[int, float]:
     """The value of a metric after each iteration that was evaluated."""
-    from monitoring.trackers import MetricsFile  # which imports torch
+    from monitoring.metrics_file import MetricsFile
 
     rows = MetricsFile(run_dir / "metrics.jsonl").rows()
     values = {row["iteration"]: row[metric] for row in rows if metric in row and "iteration" in row}
