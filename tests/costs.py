@@ -30,6 +30,8 @@ ENGINE = {
     "test_kill_and_resume.py": 15,
     "rollout/test_canary.py": 14,
     "test_nothing_learned.py": 12,
+    "doctor/test_doctor_runs.py": 60,
+    "doctor/test_on_alarm.py": 25,
     "test_checkpoint_writer.py": 8,
     "test_qlora_runs.py": 7,
     "test_turns.py": 11,
