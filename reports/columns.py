@@ -4,7 +4,7 @@ rollouts/*.jsonl.zst ──columns_of──▶ Columns ──selection, histogra
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ FATES = ("trained", "replaced", "stale", "evaluated")
 FINISHES = ("stop", "length", "abort")
 OUTCOMES = ("scored", "invalid", "error")
 CHOSEN, IN_LOSS = 1, 2
+READ_BYTES = 400_000_000
+"""Of training's files, compressed: about 20 s of reading. The ledger may hold more (`logging.rollouts_gb`)."""
 _NONE = float("nan")
 
 
@@ -79,18 +81,37 @@ _COMPLETION = {
 }  # fmt: skip
 
 
-def ledger_lines(run_dir: Path) -> Iterator[bytes]:
-    """One line for each group that a run's folder holds, the oldest first."""
-    for file in ledger_files(run_dir):
-        yield from lines_of(file.path)
+def read_files(run_dir: Path, limit: int = READ_BYTES) -> list[Path]:
+    """The files of a run's ledger that a report is made of: all, or so many of training that they stay within `limit`,
+    evenly over the run, its first and its last among them."""
+    files = ledger_files(run_dir)
+    training = [file for file in files if not file.evaluated]
+    size = sum(_packed(file.path) for file in training)
+    if size > limit:
+        count = max(2, int(len(training) * limit / size))
+        places = np.linspace(0, len(training) - 1, count).round().astype(int)
+        kept = {training[place].path for place in places}
+        files = [file for file in files if file.evaluated or file.path in kept]
+    return [file.path for file in files]
 
 
-def columns_of(run_dir: Path) -> Columns:
-    """Read a run's whole ledger once."""
+def _packed(path: Path) -> int:
+    """Bytes of a file, or what they will be about when it is closed."""
+    return path.stat().st_size // (1 if path.suffix == ".zst" else 3)
+
+
+def lines_of_files(files: Sequence[Path]) -> Iterator[bytes]:
+    """One line for each group."""
+    for path in files:
+        yield from lines_of(path)
+
+
+def columns_of(files: Sequence[Path]) -> Columns:
+    """Read files of a ledger once."""
     groups: dict[str, array[Any]] = {name: array(kind) for name, kind in _GROUP.items()}
     completions: dict[str, array[Any]] = {name: array(kind) for name, kind in _COMPLETION.items()}
     sets, prompts, sources = Names({"": 0}), Names(), Names()
-    for line in ledger_lines(run_dir):
+    for line in lines_of_files(files):
         record = orjson.loads(line)
         steps = record["optimizer_steps"]
         values = (

@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from config.errors import ConfigError
 from config.files import written_whole
-from reports.columns import columns_of
+from config.saved import saved_config
+from monitoring.ledger_files import ledger_files
+from reports.columns import columns_of, read_files
 from reports.curves import MOST_POINTS, curves, layout, rounded
 from reports.document import document
 from reports.evaluations import (
@@ -59,10 +62,13 @@ def _write(path: Path, title: str, data: dict[str, Any]) -> Path:
 def report_data(run_dir: Path) -> dict[str, Any]:
     """All that the page of one run shows."""
     run = RunFolder.read(run_dir)
-    columns = columns_of(run_dir)
+    files = read_files(run_dir)
+    columns = columns_of(files)
     steps = steps_of_groups(columns, run.evaluations)
     chosen = select(columns, steps)
     pieces, no_pieces = pieces_of_run(run.settings)
+    shown = rollouts(files, columns, steps, chosen, pieces, no_pieces)
+    shown["files"] = [len(files), len(ledger_files(run_dir))]
     return {
         "kind": "run",
         "run": told_of(run),
@@ -72,7 +78,7 @@ def report_data(run_dir: Path) -> dict[str, Any]:
         "histograms": histograms(columns),
         "timeline": timeline(run, columns),
         "findings": findings_of(run_dir),
-        "rollouts": rollouts(run_dir, columns, steps, chosen, pieces, no_pieces),
+        "rollouts": shown,
     }
 
 
@@ -97,9 +103,11 @@ def told_of(run: RunFolder, points: int = MOST_POINTS) -> dict[str, Any]:
 
 
 def planned_steps(run: RunFolder) -> int | None:
-    """Optimizer steps that the run is to have, where its history says so."""
-    begun = [event.get("total_optimizer_steps") for event in run.events if event["event"] == "begun"]
-    return begun[-1] if begun else None
+    """Optimizer steps that the run is to have; None where its settings cannot be read."""
+    try:
+        return saved_config(run.path).total_optimizer_steps
+    except ConfigError:
+        return None
 
 
 def metric_names(runs: Sequence[RunFolder]) -> list[str]:
@@ -132,7 +140,7 @@ def setting_differences(runs: Sequence[RunFolder]) -> list[list[Any]]:
 
 def _paired_with_first(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
     """On the last evaluation of each set that both have."""
-    first, *others = [columns_of(path) for path in run_dirs]
+    first, *others = [columns_of(read_files(path)) for path in run_dirs]
     found = []
     for number, other in enumerate(others, start=1):
         for name in first.sets[1:]:

@@ -1,12 +1,13 @@
 """The rollouts of a report: every group as numbers, the chosen completions with their texts, some with their tokens."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 
-from reports.columns import FATES, FINISHES, OUTCOMES, Columns, Names, ledger_lines
+from reports.columns import FATES, FINISHES, OUTCOMES, Columns, Names, lines_of_files
 from reports.curves import rounded
 from reports.pieces import Pieces
 from reports.selection import LONGEST_TEXT, Selection
@@ -20,7 +21,7 @@ LONGEST_PROMPT, SHORTEST_PROMPT = 4000, 200
 
 
 def rollouts(
-    run_dir: Path,
+    files: Sequence[Path],
     columns: Columns,
     steps: np.ndarray,
     chosen: Selection,
@@ -29,7 +30,8 @@ def rollouts(
 ) -> dict[str, Any]:
     """What the browser of rollouts shows.
 
-    steps: int [groups]. pieces: cuts a completion into tokens; None, and `no_pieces` says why not.
+    files: those that the columns are of. steps: int [groups]. pieces: cuts a completion into tokens; None, and
+    `no_pieces` says why not.
     """
     wanted: dict[int, list[int]] = {}
     for number in chosen.completions.tolist():
@@ -38,7 +40,7 @@ def rollouts(
     book = _Book(columns, chosen, pieces, of_page, _message_limit(columns, wanted))
     if wanted:
         last = max(wanted)
-        for group, line in enumerate(ledger_lines(run_dir)):
+        for group, line in enumerate(lines_of_files(files)):
             if group in wanted:
                 book.add(orjson.loads(line), wanted[group])
             if group == last:

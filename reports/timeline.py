@@ -88,12 +88,12 @@ def union(spans: np.ndarray) -> np.ndarray:
 
 _TEXTS = {
     "begun": "the run begins",
-    "resumed": "resumed from {from}",
+    "resumed": "resumed from {source}",
     "pushed": "weights pushed, version {version}",
     "evaluated": "evaluated",
     "skipped": "step skipped: not finite",
-    "checkpoint": "checkpoint {path}",
-    "alarm": "{rule}: {text}",
+    "checkpoint": "checkpoint",
+    "alarm": "{text}",
     "restarted": "restarted: {text}",
     "dropped": "{groups} groups dropped as too old",
     "ended": "{outcome}",

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from config.files import remove_unfinished
 from config.saved import METRICS, chosen_runs
 from config.schema import Config
 from reports.report import COMPARISON, FILE, write_comparison, write_report
@@ -56,6 +57,7 @@ class ReportWriter:
         if self._writer is not None:
             self._writer.kill()
             self._writer.wait()
+            remove_unfinished(self.run_dir)
         if not (self.run_dir / METRICS).is_file():
             return
         try:

@@ -2,6 +2,7 @@
 
 const EDGE = { left: 46, right: 10, top: 8, bottom: 30 };
 const PLOT_HEIGHT = 150;
+const MOST_NAMED = 6; // lines with their names over a picture; the runs of a larger sweep are named in its table alone
 
 /**
  * lines: [{ name, x: { step, seconds, tokens }, y, run, metric, dots, low, high }], where `dots` is drawn as points, with
@@ -15,7 +16,7 @@ function curveChart({ title, unit, lines, marks = [], view, height = PLOT_HEIGHT
   const figure = element(
     "figure", { class: "chart" },
     element("figcaption", {}, element("strong", { text: title }), unit ? element("span", { text: unit }) : null),
-    legend, plot, caption,
+    lines.length > MOST_NAMED ? null : legend, plot, caption,
   );
   const chart = { title, lines, marks, view, height, plot, values, caption, scale: null };
   const redraw = whenSeen(plot, () => drawChart(chart));
@@ -25,10 +26,14 @@ function curveChart({ title, unit, lines, marks = [], view, height = PLOT_HEIGHT
 }
 
 function legendEntry(line, index, value) {
-  const sign = drawn("svg", { width: 18, height: 8, "aria-hidden": "true" },
-    drawn("line", { x1: 0, x2: 18, y1: 4, y2: 4, class: "curve", "stroke-dasharray": line.dash ?? lineDash(line.colour ?? index) }));
-  sign.firstChild.style.stroke = lineColour(line.colour ?? index);
-  return element("li", {}, sign, element("span", {}, breakable(line.name)), value);
+  return element("li", {}, lineSign(line.colour ?? index), element("span", {}, breakable(line.name)), value);
+}
+
+/** A piece of the line with this number. */
+function lineSign(index) {
+  const piece = drawn("line", { x1: 0, x2: 18, y1: 4, y2: 4, class: "curve", "stroke-dasharray": lineDash(index) });
+  piece.style.stroke = lineColour(index);
+  return drawn("svg", { width: 18, height: 8, "aria-hidden": "true" }, piece);
 }
 
 function drawChart(chart) {
@@ -114,7 +119,7 @@ function gridOf(scale, view) {
     nodes.push(drawn("text", { class: "tick-text", x: EDGE.left - 6, y: y + 3.5, "text-anchor": "end", text: axisNumber(tick) }));
   }
   const whole = view.axis !== "seconds";
-  for (const tick of ticksBetween(scale.x.from, scale.x.to, scale.width / 90)) {
+  for (const tick of ticksBetween(scale.x.from, scale.x.to, scale.width / (whole ? 60 : 100))) {
     if (whole && !Number.isInteger(tick)) continue;
     const text = whole ? axisNumber(tick) : duration(tick);
     nodes.push(tickText(scale.x(tick), scale.height - 8, text, scale.width));
@@ -148,7 +153,7 @@ function curveOf(chart, points, index) {
     return node;
   };
   if (line.dots) return dotsOf(points, scale, style, colour);
-  const dash = line.dash ?? lineDash(line.colour ?? index);
+  const dash = lineDash(line.colour ?? index);
   const nodes = [];
   if (view.smoothing && points.length > 2) {
     if (!faded) nodes.push(style(drawn("path", { class: "curve raw", d: pathOf(points, scale) })));

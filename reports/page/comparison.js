@@ -5,9 +5,7 @@ function comparisonHead(kicker, title, lead) {
 }
 
 function runSign(index, name) {
-  const sign = element("i", { class: "swatch" });
-  sign.style.background = lineColour(index);
-  return element("span", { class: "run-name" }, sign, name);
+  return element("span", { class: "run-name" }, lineSign(index), name);
 }
 
 function comparisonPage(data) {

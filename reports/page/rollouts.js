@@ -11,12 +11,13 @@ const ORDERS = [
 const NO_FILTER = { text: "", low: "", high: "", from: "", to: "", set: "", source: "", outcome: "", finish: "", tokens: "" };
 
 function rolloutSection(rollouts) {
-  const { of } = rollouts;
+  const { of, files: [read, all] } = rollouts;
   const rows = completionRows(rollouts);
   const how = "Read a few at random before you believe a curve; then the worst, and what turned from right to wrong.";
   if (!rows.length) return section("rollouts", "Rollouts", how, element("p", { class: "empty", text: "The ledger holds no rollouts (logging.rollouts_gb)." }));
   const told = `${plural(rows.length, "completion")} of ${grouped(of.completions)} are here with their text, `
-    + `${grouped(Object.keys(rollouts.tokens).length)} with their tokens; ${plural(rollouts.flips.length, "prompt")} of ${grouped(of.flips)} that flipped.`;
+    + `${grouped(Object.keys(rollouts.tokens).length)} with their tokens; ${plural(rollouts.flips.length, "prompt")} of ${grouped(of.flips)} that flipped.`
+    + (read < all ? ` Made of ${grouped(read)} of the ledger's ${grouped(all)} files, evenly over the run.` : "");
   const browser = { rollouts, rows, state: { view: "all", order: "step", descending: false, shown: PAGE_ROWS, by: "advantage", prompt: null, filter: { ...NO_FILTER } } };
   if (rows.some((row) => !row.set)) browser.state.filter.set = "0"; // training first
   browser.views = new Map(VIEWS.map(([key]) => [key, rowsOfView(browser, key)]));
@@ -25,13 +26,14 @@ function rolloutSection(rollouts) {
   browser.curve = element("div", {});
   browser.details = element("div", { class: "chosen" });
   browser.tabs = element("div", { class: "tabs", role: "group", "aria-label": "Views" });
+  browser.filters = rolloutFilters(browser);
   browser.chosen = null;
   showList(browser);
   openRow(browser, browser.matching[0] ?? rows[0]);
   return section(
     "rollouts", "Rollouts", how,
     element("p", { class: "aside", text: told }),
-    browser.tabs, rolloutFilters(browser), browser.curve,
+    browser.tabs, browser.filters, browser.curve,
     element("div", { class: "browser" }, element("div", { class: "column" }, browser.count, browser.list), browser.details),
   );
 }
@@ -101,6 +103,7 @@ function matchingRows({ rollouts, rows, views, state }) {
 function showList(browser) {
   const { state, rollouts } = browser;
   browser.matching = matchingRows(browser);
+  browser.filters.hidden = state.view === "prompt"; // which shows all there is of one
   browser.tabs.replaceChildren(...VIEWS.filter(([key]) => key !== "prompt" || state.view === "prompt").map(([key, title]) => element("button", {
     type: "button", class: "tab", "aria-pressed": String(key === state.view), text: key === "all" || key === "prompt" ? title : `${title} (${grouped(viewSize(browser, key))})`,
     on: { click: () => { state.view = key; state.shown = PAGE_ROWS; showList(browser); } },

@@ -65,7 +65,7 @@ const MARKS = {
   restarted: { title: "restart", colour: "var(--line-4)", line: true },
   dropped: { title: "groups dropped", colour: "var(--line-5)", line: true },
   skipped: { title: "step skipped", colour: "var(--bad)", line: true },
-  alarm: { title: "alarm", colour: "var(--bad)", line: true },
+  alarm: { title: "the doctor's findings", colour: "var(--bad)", line: true },
 };
 const MOST_LINES = 30; // events of a kind that get a line through the curve; more are ticks alone
 

@@ -13,7 +13,7 @@ from config.errors import ConfigError
 from evaluation.statistics import paired_test
 from monitoring.ledger_files import read_records
 from reports import selection
-from reports.columns import columns_of
+from reports.columns import columns_of, read_files
 from reports.curves import curves, layout
 from reports.document import document
 from reports.evaluations import first_against_last, success_of_problems
@@ -44,7 +44,7 @@ def embedded(path: Path) -> dict[str, Any]:
 
 
 def test_columns_are_those_of_the_records(made: Path) -> None:
-    columns, records = columns_of(made), list(read_records(made))
+    columns, records = columns_of(read_files(made)), list(read_records(made))
     flat = [(record, one) for record in records for one in record["completions"]]
     assert len(columns.completions["score"]) == len(flat) == (12 * 4 + 3 * 12) * 4
     for place, (record, one) in enumerate(flat):
@@ -93,7 +93,7 @@ def test_tokens_are_cut_by_the_tokenizer_of_the_run(data: dict[str, Any], tmp_pa
 
 
 def test_a_budget_bounds_the_texts(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = columns_of(made)
+    columns = columns_of(read_files(made))
     steps = steps_of_groups(columns, [])
     monkeypatch.setattr(selection, "TEXT_BYTES", 12_000)
     monkeypatch.setattr(selection, "TOKENS", 200)
@@ -116,7 +116,7 @@ def test_a_budget_bounds_the_texts(made: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_flip_is_a_prompt_whose_first_and_last_group_differ(made: Path) -> None:
-    columns = columns_of(made)
+    columns = columns_of(read_files(made))
     found = {(flip.set, flip.prompt): flip for flip in flips(columns, steps_of_groups(columns, []))}
     rates: dict[tuple[int, int], list[tuple[int, float]]] = {}
     for record in read_records(made):
@@ -135,7 +135,7 @@ def test_a_flip_is_a_prompt_whose_first_and_last_group_differ(made: Path) -> Non
 
 
 def test_the_paired_test_is_of_the_same_problems(made: Path) -> None:
-    columns = columns_of(made)
+    columns = columns_of(read_files(made))
     means = []
     for iteration in (0, 12):
         records = [record for record in read_records(made, "eval") if record["iteration"] == iteration]
@@ -152,7 +152,7 @@ def test_the_paired_test_is_of_the_same_problems(made: Path) -> None:
 
 
 def test_histograms_count_every_completion_once(made: Path) -> None:
-    length, age, reward = histograms(columns_of(made))
+    length, age, reward = histograms(columns_of(read_files(made)))
     assert [part["count"] for part in reward["parts"]] == [4 * 4 * 4] * 3
     scores = [one["score"] for record in read_records(made, "train") for one in record["completions"]]
     assert reward["parts"][0]["mean"] == pytest.approx(np.mean(scores[:64]), abs=1e-5)
@@ -240,3 +240,16 @@ def test_a_line_that_was_being_written_is_passed_over(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_run_is_said_to_be_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no run has been here \(metrics.jsonl is missing\)"):
         write_report(tmp_path)
+
+
+def test_of_a_ledger_that_is_too_long_files_are_read_evenly(tmp_path: Path) -> None:
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    for number in range(1, 11):
+        (folder / f"train_{number:06d}.jsonl.zst").write_bytes(b"x" * 100)
+    (folder / "train_000011.jsonl").write_bytes(b"x" * 300)
+    (folder / "eval_sums_000004.jsonl.zst").write_bytes(b"x" * 100)
+    assert len(read_files(tmp_path)) == 12
+    names = [path.name for path in read_files(tmp_path, limit=400)]
+    assert names[0] == "train_000001.jsonl.zst" and names[-1] == "train_000011.jsonl"
+    assert "eval_sums_000004.jsonl.zst" in names and len(names) == 5
