@@ -1,7 +1,8 @@
 """Estimates of disk space: checkpoints, and the models that are made of them. No torch here."""
 
 from config.schema import Config
-from plan.memory import FLOAT, optimizer_state_bytes, trained_parameters
+from plan.activations import FLOAT
+from plan.memory import optimizer_state_bytes, trained_parameters
 from plan.model_shape import DTYPE_BYTES, ModelShape
 
 
