@@ -107,8 +107,8 @@ def test_an_experiment_without_its_first_line_is_told_of_it(tmp_path: Path) -> N
         ("+policy=dapo", r"^policy: an option has been chosen already; leave the \+ out"),
         ("policy", r"give a value, policy=VALUE"),
         ("env.options.a=[1", r"the list or the braces do not end"),
-        ("hydra/launcher=joblib", r"not installed; pip install hydra-joblib-launcher"),
-        ("hydra/sweeper=optuna", r"not installed; pip install hydra-optuna-sweeper"),
+        ("hydra/launcher=rq", r"not installed; pip install hydra-rq-launcher"),
+        ("hydra/sweeper=ax", r"not installed; pip install hydra-ax-sweeper"),
         ("hydra.run.dirr=x", r"--cfg hydra"),
         (
             "logging.backend=[wandb,tensorbord]",

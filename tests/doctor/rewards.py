@@ -1,7 +1,5 @@
 """Rewards that lead a run astray, each in its own way."""
 
-import time
-
 from envs.task import Completion, Example, Reward
 
 LIMIT = 8
@@ -30,8 +28,3 @@ def failing_at_times(completion: Completion, example: Example) -> Reward:
     if example.row % 7 == 0:
         raise KeyError("no such column")
     return Reward(_right(completion, example), {"accuracy": _right(completion, example)})
-
-
-def slow(completion: Completion, example: Example) -> float:
-    time.sleep(0.03)
-    return _right(completion, example)

@@ -1,7 +1,7 @@
 """Every rule of the doctor has a run that triggers it, and real runs that learn trigger none.
 
-REAL are runs of a few seconds. CHANGED are for what would take hours, or hardware that is not here: the rows that a
-real run has recorded, in which the numbers that are named are changed and nothing else.
+REAL are runs of a few seconds. CHANGED are for what would take hours, or hardware that is not here, or an idle machine:
+the rows that a real run has recorded, in which the numbers that are named are changed and nothing else.
 """
 
 import json
@@ -70,12 +70,6 @@ REAL: dict[str, tuple[ModuleType, tuple[str, ...], set[str]]] = {
         (*SMALL, "env.dataset=jsonl", "env.data_files=ROWS", steps(16)),
         {"duplicated_prompts", "favoured_prompt"},
     ),
-    "slow to judge": (
-        grpo_async,
-        ("env.num_envs=4", "env.repeats=4", f"{REWARD}slow", "env.reward_workers=1", steps(3)),
-        {"idle_both"},
-    ),
-    "slow to train": (grpo_async, (*SMALL, "train.epochs=6", steps(5)), {"idle_engines"}),
     "standing still": (
         grpo,
         (*SMALL, "optimizer.lr=1e-12", steps(STILL_STEPS), "train.seed=3"),
@@ -100,6 +94,8 @@ CHANGED: dict[str, dict[str, Change]] = {
     "kl_growth": {"kl/ref": lambda step: 0.02 * step},
     "repeats_question": {"groups/repeats_question": 0.8},
     "idle_learner": {"idle/learner": 0.9, "idle/engines": 0.1},
+    "idle_engines": {"idle/learner": 0.1, "idle/engines": 0.9},
+    "idle_both": {"idle/learner": 0.9, "idle/engines": 0.9},
     "nothing_left": {
         "reward/accuracy": lambda step: min(1.0, 0.05 * step),
         "reward/zero_variance_groups": lambda step: float(step > 30),
@@ -165,3 +161,12 @@ def test_a_run_that_learns_is_no_reason_to_worry(script: ModuleType, tmp_path: P
     run(tmp_path, "train.total_dialog_turns=12800", *HELD_OUT, script=script)
     assert len([row for row in rows(tmp_path) if "reward/mean" in row]) == 50
     assert [finding for finding in diagnose(tmp_path) if finding.severity != "info"] == []
+
+
+def test_an_overlapped_run_with_several_epochs_is_one_at_each_of_its_steps(tmp_path: Path) -> None:
+    """Only the row of a batch's first epoch says how long engines waited; none of them is one of a lockstep run."""
+    run(tmp_path, *SMALL, "train.epochs=3", steps(3), script=grpo_async)
+    doctor = Doctor(saved_config(tmp_path))
+    doctor.remember(rows(tmp_path))
+    assert sum("idle/engines" in row for row in rows(tmp_path)) == 3 and len(rows(tmp_path)) == 9
+    assert doctor.history.overlapped and not doctor.history.on_policy

@@ -68,8 +68,9 @@ def test_the_job_prints_findings_with_steps_cause_example_and_knob(tmp_path: Pat
     (truncation,) = [
         text for text in told if text.startswith("warning: truncation, optimizer steps 5 to 7\n")
     ]
-    assert "\n  length/truncated is 1 at optimizer step 5 (truncated above 0.1)\n" in truncation
-    assert "\n  for example: group " in truncation and "(length, reward 0" in truncation
+    share = rows(tmp_path)[4]["length/truncated"]
+    assert f"\n  length/truncated is {share:.3g} at optimizer step 5 (truncated above 0.1)\n" in truncation
+    assert "\n  for example: group " in truncation and "(length, reward " in truncation
     assert truncation.endswith("what helps: raise inference_model.max_tokens, or ask for shorter answers")
     assert not (tmp_path / "unused").exists()
 
