@@ -208,7 +208,9 @@ def test_every_key_that_a_text_names_exists(page: Path) -> None:
     text = ours_of(page)
     for name in re.findall(rf"`((?:{'|'.join(SETTINGS)})\.[a-z_.]+[a-z_])(?:=[^`]*)?`", text):
         sections = {key.rpartition(".")[0] for key in known_keys(Config)}
-        if name not in sections and not name.endswith((".py", ".yaml", ".json", ".jsonl", ".md", ".safetensors")):
+        if name not in sections and not name.endswith(
+            (".py", ".yaml", ".json", ".jsonl", ".md", ".safetensors")
+        ):
             exists(name, page.name)
 
 

@@ -185,7 +185,9 @@ def test_the_best_stays_and_a_resumed_run_keeps_it(tmp_path: Path, monkeypatch: 
         evaluation = working.run.evaluation
 
         def fixed(iteration: int, stopped: Any) -> Any:
-            return {"eval/sums/pass@1": next(said)}, [""]
+            value, key = next(said), "eval/sums/pass@1"
+            ends = {f"{key}_low": 0.0, f"{key}_high": 1.0, "eval/sums/problems": 8.0}
+            return {key: value, **ends}, [""]
 
         evaluation.run = fixed  # type: ignore[method-assign]
         grpo.train(working)
