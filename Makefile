@@ -64,7 +64,7 @@ lint: .venv/test.done
 	@touch $@
 
 .venv/test.done: .venv/vllm.done
-	$(PIP) -e ".[dev,reasoning_gym,ifeval,qlora,sweeps]"
+	$(PIP) -e ".[dev,reasoning_gym,ifeval,qlora,sweeps,tracking]"
 	@touch $@
 
 clean:
