@@ -68,7 +68,8 @@ class Timed(Lockstep):
             self.canary.append(self.run.monitor.extra["canary/seconds"])
 
     def done(self, iteration: int) -> None:
-        """Neither evaluation nor checkpoint, which a bare loop has not."""
+        """The ledger, but neither evaluation nor checkpoint, which a bare loop has not."""
+        self.run.monitor.consumed(iteration, list(self.run.groups.values()), [])
 
 
 def make_bare(config: Config, model: PreTrainedModel) -> Bare:

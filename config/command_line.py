@@ -80,7 +80,7 @@ def command_line(job: Job) -> None:
         if chosen.mode == RunMode.MULTIRUN:
             return run_in_sweep(partial(_outcome, job, composed, run_dir), composed)
         _outcome(job, composed, run_dir)
-        return objective(run_dir)
+        return objective(run_dir, composed.train.keep_best)
 
     try:
         main()

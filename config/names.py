@@ -121,7 +121,7 @@ HERE = {name: here for here, names in _NAMES.items() for name in names.split()}
 ELSEWHERE: dict[str, str] = {
     "load_in_8bit": "8-bit weights are not supported; 4-bit ones are (train_model.lora.quantization=nf4)",
     "bnb_4bit_compute_dtype": "it is that of train.mixed_precision, or else model.dtype",
-    "push_to_hub": "uploading is not part of a run",
+    "push_to_hub": "run=export checkpoint=RUN to=FOLDER hub=USER/NAME uploads a model",
     "deepspeed": "DeepSpeed is not used; run=plan says what fits",
     "fsdp": "train_model.num_devices above 1 shards the model with FSDP2; run=plan says what fits",
     "use_liger_kernel": "not needed: the loss never holds all logits (train.log_prob_chunk_size)",

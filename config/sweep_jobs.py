@@ -23,17 +23,18 @@ LAST_STEPS = 10
 """Optimizer steps whose mean reward is the objective of a run without evaluations; one alone is mostly noise."""
 
 
-def objective(run_dir: Path) -> float | None:
+def objective(run_dir: Path, metric: str | None) -> float | None:
     """What a sweeper such as Optuna's maximises.
 
-    pass@1 of the first of `eval.sets` at the last evaluation; without evaluations the mean reward of the last
-    `LAST_STEPS` optimizer steps. None where neither is there, or where it is no number.
+    At the last evaluation the value of `metric`, or else pass@1 of the first of `eval.sets`; without evaluations the
+    mean reward of the last `LAST_STEPS` optimizer steps. None where nothing is there, or where it is no number.
     """
     summary = run_dir / SUMMARY
     if not summary.is_file():
         return None
     evaluation = json.loads(summary.read_text()).get("evaluation") or {}
-    found = [float(value) for name, value in evaluation.items() if name.endswith("/pass@1")][:1]
+    chosen = [name for name in evaluation if name == metric or (metric is None and name.endswith("/pass@1"))]
+    found = [float(evaluation[name]) for name in chosen[:1]]
     if not found:
         rows = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
         found = [row["reward/mean"] for row in rows if "reward/mean" in row][-LAST_STEPS:]
@@ -66,7 +67,7 @@ def run_in_sweep(run: Callable[[], RunOutcome], composed: DictConfig) -> float |
         _note_failure(run_dir, composed, f"{type(error).__name__}: {error}")
         return None
     if outcome == "finished":
-        return objective(run_dir)
+        return objective(run_dir, composed.train.keep_best)
     if chosen.runtime.choices["hydra/launcher"] == "basic":  # another launcher's process has others to serve
         print(ENDS_HERE, file=sys.stderr)
         sys.exit(INTERRUPTED)

@@ -6,6 +6,7 @@ A resumed run goes on in the same file; nothing is ever cut from it, so that wha
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,15 @@ from config.folders import EVENTS
 
 @dataclass(eq=False)
 class Events:
-    """Appends to the history of a run. Where it cannot, `say` is told once, and the run goes on without."""
+    """Appends to the history of a run. Where it cannot, `say` is told once, and the run goes on without.
+
+    The file is opened with the first event, for a run that never begins leaves none, and stays open.
+    """
 
     run_dir: Path
     say: Callable[[str], None]
     writes: bool = True
+    _file: FileIO | None = None
 
     def tell(self, event: str, optimizer_step: int, **fields: Any) -> None:
         """One line, in one write. fields: what JSON knows."""
@@ -28,13 +33,20 @@ class Events:
             return
         line = {"event": event, "time": time.time(), "optimizer_step": optimizer_step, **fields}
         try:
-            with (self.run_dir / EVENTS).open("ab", buffering=0) as file:
-                file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS))
+            if self._file is None:
+                self._file = (self.run_dir / EVENTS).open("ab", buffering=0)
+            self._file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS))
         except OSError as error:
             self.writes = False
             self.say(
                 f"warning: {self.run_dir / EVENTS} cannot be written ({error.strerror}); the run goes on without"
             )
+
+    def close(self) -> None:
+        """Nothing is told after it."""
+        self.writes = False
+        if self._file is not None:
+            self._file.close()
 
 
 def read_events(run_dir: Path) -> list[dict[str, Any]]:

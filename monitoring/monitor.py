@@ -226,6 +226,7 @@ class Monitor:
                 self.event("ended", outcome=outcome)
                 self._trace()
         finally:
+            self.events.close()
             if self.tracker is not None:
                 self.tracker.close(outcome)
                 self._tell_of_trackers(self.tracker)

@@ -11,7 +11,7 @@ from config.saved import METRICS
 from reports.curves import layout
 from reports.document import document
 from reports.report import FILE, metric_names, told_of
-from reports.run_folder import RunFolder, overrides_of
+from reports.run_folder import RunFolder, overrides_of, summary_of
 
 TABLE = "summary.csv"
 POINTS = 300
@@ -27,19 +27,24 @@ _EVALUATED = ("/pass@1", "/score")
 
 @dataclass(frozen=True)
 class SweptRun:
-    """One run of a sweep. name: of its folder. overrides: what its command line set, by key. run: None: never began."""
+    """One run of a sweep.
+
+    name: of its folder. overrides: what its command line set, by key. run: None: it never began. summary: how it ended.
+    """
 
     name: str
     overrides: dict[str, str]
     run: RunFolder | None
+    summary: dict[str, Any]
 
     def results(self) -> dict[str, Any]:
         """Columns of the table beside the overrides, in their order; those without a value are missing."""
+        failure = {"error": self.summary["error"]} if "error" in self.summary else {}
         if self.run is None:
-            return {"outcome": "did not begin"}
+            return {"outcome": self.summary.get("outcome", "did not begin")} | failure
         rewards = [float(row["reward/mean"]) for row in self.run.steps]
         found: dict[str, Any] = {
-            "outcome": self.run.summary.get("outcome", "no summary: killed, or still running")
+            "outcome": self.summary.get("outcome", "no summary: killed, or still running")
         }
         if rewards:
             found |= {"first_reward": rewards[0], "last_reward": rewards[-1], "best_reward": max(rewards)}
@@ -47,14 +52,14 @@ class SweptRun:
         found |= {name: value for name, value in last.items() if str(name).endswith(_EVALUATED)}
         found["optimizer_steps"] = len(rewards)
         found["seconds"] = self.seconds
-        return found
+        return found | failure
 
     @property
     def seconds(self) -> float | None:
         """Of the whole run, the parts before a resume included."""
         assert self.run is not None
         elapsed = self.run.steps[-1].get("time/elapsed_s") if self.run.steps else None
-        wall = self.run.summary.get("wall_time_s")
+        wall = self.summary.get("wall_time_s")
         known = [float(value) for value in (elapsed, wall) if value is not None]
         return round(max(known), 3) if known else None
 
@@ -69,7 +74,8 @@ def swept_runs(folder: Path) -> list[SweptRun]:
 def _swept(path: Path) -> SweptRun:
     words = [word.split("=", 1) for word in overrides_of(path) if "=" in word]
     overrides = {word[0].lstrip("+~"): word[1] for word in words}
-    return SweptRun(path.name, overrides, RunFolder.read(path) if (path / METRICS).is_file() else None)
+    run = RunFolder.read(path) if (path / METRICS).is_file() else None
+    return SweptRun(path.name, overrides, run, summary_of(path))
 
 
 def columns(runs: list[SweptRun]) -> tuple[list[str], list[str]]:

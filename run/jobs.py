@@ -88,14 +88,15 @@ def run_training(
 ) -> RunOutcome:
     """`run=train`: build, train, close, always; from the newest checkpoint once more where `train.restarts` allows."""
     config, told = with_model(config)
-    restarts = config.train.restarts
+    restarts, lost = config.train.restarts, None
     for left in range(restarts, -1, -1):
         try:
-            return _train_once(config, run_dir, train, schedule, begun, told)
+            return _train_once(config, run_dir, train, schedule, begun, told, lost)
         except RankLost as error:
             newest = newest_checkpoint(run_dir)
             if not left:
                 raise RankLost(f"{error}\n{_way_on(run_dir, newest, restarts)}") from error
+            lost = error
             again = "from the beginning" if newest is None else f"from {newest}"
             told = [
                 str(error),
@@ -121,7 +122,9 @@ def _train_once(
     schedule: type[ScheduleType],
     begun: Callable[[], None],
     told: list[str],
+    lost: RankLost | None,
 ) -> RunOutcome:
+    """lost: what ended the attempt before this one."""
     from run.build import build
 
     working = build(config, run_dir, schedule)
@@ -131,6 +134,8 @@ def _train_once(
         begun()
         for line in told:
             run.monitor.say(line)
+        if lost is not None:
+            run.monitor.event("restarted", text=str(lost))
         train(working)
         if not run.stop.requested:
             run.check()

@@ -31,7 +31,10 @@ BEGUN_WITH = (
     "train_model.lora.quantization",
 )
 """Settings that the saved state is of: the place in the data, the count of iterations, the optimizer's memory."""
-UNSAID = ("run", "train.resume", "plan", "checkpoint", "to", "hub")
+UNSAID = (
+    *("run", "run_dir", "train.resume", "plan", "checkpoint", "to", "hub"),
+    *("step", "a", "b", "rollouts"),
+)
 """Settings that say nothing of the run."""
 NO_PART_OF_IT = (
     *UNSAID,

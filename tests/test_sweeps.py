@@ -120,7 +120,7 @@ def test_a_study_goes_on_after_failed_trials(tmp_path: Path) -> None:
     assert sorted(ran) == ["0", "1", "2", "3"]
     assert set(ran.values()) == {"finished", "failed"}
     found = OmegaConf.load(tmp_path / "optimization_results.yaml")
-    objectives = [objective(tmp_path / job) for job, outcome in ran.items() if outcome == "finished"]
+    objectives = [objective(tmp_path / job, None) for job, outcome in ran.items() if outcome == "finished"]
     assert found.best_value == max(value for value in objectives if value is not None)
     assert found.best_params["inference_model.max_tokens"] == 8
 
@@ -210,17 +210,18 @@ def test_an_interrupt_reaches_the_jobs_in_other_processes(launcher: str, tmp_pat
 
 def test_the_objective(tmp_path: Path) -> None:
     """The first set's last pass@1; without one the mean reward of the last steps; None where there is no number."""
-    assert objective(tmp_path) is None
+    assert objective(tmp_path, None) is None
     summary, metrics = tmp_path / "summary.json", tmp_path / "metrics.jsonl"
     rewards = [{"reward/mean": step / 16} for step in range(LAST_STEPS + 5)]
     metrics.write_text("".join(json.dumps(row) + "\n" for row in [*rewards, {"eval/easy/pass@1": 0.5}]))
     summary.write_text(json.dumps({"evaluation": {}}))
-    assert objective(tmp_path) == (5 + LAST_STEPS + 4) / 2 / 16
+    assert objective(tmp_path, None) == (5 + LAST_STEPS + 4) / 2 / 16
     of_two = {"eval/easy/problems": 4.0, "eval/easy/pass@1": 0.25, "eval/hard/pass@1": 0.75}
     summary.write_text(json.dumps({"evaluation": of_two}))
-    assert objective(tmp_path) == 0.25
+    assert objective(tmp_path, None) == 0.25
+    assert objective(tmp_path, "eval/hard/pass@1") == 0.75
     summary.write_text(json.dumps({"evaluation": {"eval/easy/pass@1": float("nan")}}))
-    assert objective(tmp_path) is None
+    assert objective(tmp_path, None) is None
 
 
 def test_the_table_fits_a_terminal(tmp_path: Path) -> None:
