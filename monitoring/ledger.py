@@ -43,10 +43,10 @@ class Ledger:
         self._open: Path | None = None
         self._closing: Thread | None = None
 
-    def begin(self, iteration: int) -> None:
+    def begin(self, after: int) -> None:
         """Go on after an iteration; lines of later ones, of an attempt that was given up, are removed."""
         if self.folder.is_dir():
-            keep_until(self.run_dir, iteration)
+            keep_until(self.run_dir, after)
             self._close_all()
 
     def learned(self, group: Group, step: int, values: TokenValues, trained_at: int | None) -> None:

@@ -64,7 +64,7 @@ def evaluate_alone(
         evaluation = make_evaluation(config, plan, sets, tokenizer, conversation, loop, monitor)
         begun()
         monitor.file.begin()
-        monitor.ledger.begin(-1)
+        monitor.ledger.begin(after=-1)
         try:
             found = evaluate(evaluation, monitor, iteration, version + engine.policy_version, lambda: False)
             assert found is not None  # nothing stops it

@@ -242,15 +242,16 @@ class Run:
 
         told: what the user should know, in the log of the run.
         """
-        self.monitor.ledger.begin(-1 if saved is None else saved.state["iteration"])
         if saved is None:
             self.monitor.file.begin()
-        for line in told if saved is None else told + self.restore(saved):
-            self.monitor.say(line)
-        if saved is None:
+            self.monitor.ledger.begin(after=-1)
             self.monitor.event("begun", overlapped=self.plan.overlapped)
         else:
+            told = [*told, *self.restore(saved)]
+            self.monitor.ledger.begin(after=self.first_iteration)
             self.monitor.event("resumed", source=str(saved.path))
+        for line in told:
+            self.monitor.say(line)
 
     def restore(self, saved: "Saved") -> list[str]:
         """Go on from a checkpoint; what the user should know of it.
