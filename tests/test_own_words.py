@@ -18,6 +18,7 @@ OWN = [
     r"  .+",  # of a sample, of a table, of a worry
     r"\w+: \d+ problems, \d+ completions each",
     r"finished: .*",
+    r"model: .*|to evaluate it:",
 ]
 SMALL = (
     *("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=32"),
