@@ -273,7 +273,8 @@ def test_the_command_that_is_shown_goes_on_exactly(tmp_path: Path) -> None:
     output = finish(process)
     assert process.returncode == 0, output
     done = rows(run_dir)[-1]["optimizer_step"]
-    (line,) = [line for line in output.splitlines() if line.startswith("  python grpo.py ")]
+    shown = [line for line in output.splitlines() if line.startswith("  python grpo.py ")]
+    (line,) = [line for line in shown if "train.resume" in line]
     words = shlex.split(line)
     assert words[-1] == "train.resume=auto"
     total = f"train.total_dialog_turns={16 * (int(done) + 2)}"
