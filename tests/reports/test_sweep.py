@@ -37,7 +37,7 @@ def test_a_row_for_every_run(tmp_path: Path) -> None:
     assert (first["outcome"], first["seconds"], first["optimizer_steps"]) == ("finished", "6.0", "3")
     assert first["eval/sums/pass@1"] == "0.5" and "eval/sums/length" not in first
     assert rows[1]["outcome"] == "no summary: killed, or still running"
-    assert rows[2]["outcome"] == rows[3]["outcome"] == "did not begin"
+    assert (rows[2]["outcome"], rows[3]["outcome"]) == ("did not begin", "failed")
     assert rows[3]["last_reward"] == ""
 
 
