@@ -10,7 +10,7 @@ from plan.machine import installed_vllm
 from tests.scripts import finish, start, start_fresh
 
 OWN = [
-    r"(starting|reading data|starting engines|loading the model)",
+    r"(starting|reading data|starting engines|loading the model|push)",
     r"(step \d+/\d+, )?(reward \d\.\d{3}, length \d+\.\d, )?\d\d:\d\d so far(, \d\d:\d\d left)?(, \w+( \w+)?"
     r"( \d+/\d+)?)?(, \d\d:\d\d to go)?",
     r"sample at step \d+",
