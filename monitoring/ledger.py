@@ -20,7 +20,7 @@ from monitoring.record import Fate, TokenValues, record_of
 
 ROTATE_BYTES, ROTATE_SHARE = 1 << 26, 1 / 8
 """Of a plain file, or of all that the ledger may take, from which a file is closed."""
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 
 
 class Ledger:

@@ -148,7 +148,7 @@ def _completion(sample: int, one: SampledCompletion, values: _Values, chosen: bo
 
 def runs(values: Sequence[Any]) -> list[list[Any]]:
     """[[value, count], ...]"""
-    if values and values[0] == values[-1] and values.count(values[0]) == len(values):
+    if values and values.count(values[0]) == len(values):
         return [[values[0], len(values)]]
     return [[value, sum(1 for _ in same)] for value, same in groupby(values)]
 

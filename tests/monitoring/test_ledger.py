@@ -202,7 +202,7 @@ def test_none_is_kept_where_none_is_wanted(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("answer", ["\ud800", 10**100, {"a": {1, 2}}, [object()]])
+@pytest.mark.parametrize("answer", ["\ud800", 10**100, {"a": {1, 2}}, {1: "a"}, [object()]])
 def test_an_answer_may_be_anything(tmp_path: Path, answer: Any) -> None:
     (group,) = groups_of(1)
     group.example = replace(group.example, answer=answer)

@@ -73,6 +73,7 @@ def show(chromium: Any, pages: dict[str, Path]) -> Iterator[Any]:
         found.page.on("dialog", lambda dialog: (found.dialogs.append(dialog.message), dialog.dismiss()))
         found.page.goto(pages[name].as_uri())
         found.page.wait_for_selector("html[data-ready]", state="attached")
+        scrolled(found)  # what is drawn when it is seen moves what comes after it
         return found
 
     yield opened
