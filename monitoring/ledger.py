@@ -6,8 +6,10 @@
 It never stops a run: where it cannot write, it says so once and goes without.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -20,6 +22,7 @@ from monitoring.record import Fate, TokenValues, record_of
 
 ROTATE_BYTES, ROTATE_SHARE = 1 << 26, 1 / 8
 """Of a plain file, or of all that the ledger may take, from which a file is closed."""
+BUFFER_BYTES = 1 << 20
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 
 
@@ -64,13 +67,15 @@ class Ledger:
         """
         if not self.writes:
             return
-        lines = [self._line(group, self._fate(group, iteration)) for group in groups]
         refused = [one for group in (*groups, *stale) for one in _before(group)]
-        lines += [self._line(group, Fate("replaced", iteration)) for group in refused]
-        lines += [self._line(group, Fate("stale", iteration)) for group in stale]
-        self._fates = {}
+        lines = chain(
+            (self._line(group, self._fate(group, iteration)) for group in groups),
+            (self._line(group, Fate("replaced", iteration)) for group in refused),
+            (self._line(group, Fate("stale", iteration)) for group in stale),
+        )  # one at a time: those of a large batch take hundreds of megabytes
         with self._guarded():
             self._append(lines, iteration)
+        self._fates = {}
 
     def _fate(self, group: Group, iteration: int) -> Fate:
         fate = self._fates.get(group.group_id, Fate("trained", 0))
@@ -131,7 +136,7 @@ class Ledger:
         ):  # an answer may be anything: half a character, a number of a hundred digits
             return orjson.dumps(record | {"answer": ascii(record["answer"])}, option=_OPTIONS)
 
-    def _append(self, lines: Sequence[bytes], iteration: int) -> None:
+    def _append(self, lines: Iterable[bytes], iteration: int) -> None:
         if self._open is None:
             self._open = self.folder / f"train_{iteration:06d}{OPEN}"
         size = self._write(self._open, lines, anew=False)
@@ -139,18 +144,17 @@ class Ledger:
             self._close(self._open)
             self._open = None
 
-    def _write(self, path: Path, lines: Sequence[bytes], anew: bool) -> int:
+    def _write(self, path: Path, lines: Iterable[bytes], anew: bool) -> int:
         """Whole lines, or none where there is no room for all. The bytes of the file then."""
         self.folder.mkdir(exist_ok=True)
-        with path.open("wb" if anew else "ab") as file:
-            before = file.tell()
-            try:
-                file.write(b"".join(lines))
-                file.flush()
-            except OSError:
-                file.truncate(before)
-                raise
-            return file.tell()
+        before = path.stat().st_size if path.is_file() and not anew else 0
+        try:
+            with path.open("wb" if anew else "ab", buffering=BUFFER_BYTES) as file:
+                file.writelines(lines)
+        except OSError:
+            os.truncate(path, before)
+            raise
+        return path.stat().st_size
 
     def _close(self, path: Path) -> None:
         """In a thread: compressing lets go of the interpreter."""
