@@ -25,6 +25,8 @@ from monitoring.tracker_kinds import CLOSE_S, ShownCompletion, Tell, Tracker, op
 log = python_logging.getLogger("grpo")
 QUEUED = 256
 """Calls that wait for a tracker before further ones are dropped."""
+OPEN_S = 20.0
+"""How long a run waits for its trackers to be open before it begins without them."""
 FAILURES = 3
 """After so many in a row a tracker gets nothing more of the run."""
 Call = Callable[[Tracker], None]
@@ -45,6 +47,7 @@ class TrackerThread:
         self.dropped = 0
         self.failures = 0
         self.warned = False
+        self.opened = threading.Event()
         self.thread = threading.Thread(target=self._work, args=(opens,), name=f"tracker {name}", daemon=True)
         self.thread.start()
 
@@ -93,6 +96,8 @@ class TrackerThread:
                 f"warning: {self.name} (logging.backend) cannot be used, metrics.jsonl goes on: {_short(error)}"
             )
             return
+        finally:
+            self.opened.set()
         while (call := self.calls.get()) is not None:
             self._do(call, tracker)
         try:
@@ -127,11 +132,18 @@ def _short(error: BaseException) -> str:
 
 
 class Trackers:
-    """All trackers of a run. No method raises or waits for one of them, but for `close`, which has a deadline."""
+    """All trackers of a run. No method raises; two wait, `wait_until_open` and `close`, and both have a deadline."""
 
     def __init__(self, opens: Mapping[str, Callable[[Tell], Tracker]]) -> None:
         self._told: SimpleQueue[str] = SimpleQueue()
         self.threads = [TrackerThread(name, one, self._told.put) for name, one in opens.items()]
+
+    def wait_until_open(self) -> None:
+        """At most `OPEN_S` seconds for all of them. Opening one sets environment variables, which crashes a process in
+        which another thread reads them meanwhile, in C, as torch's do: so nothing else begins."""
+        deadline = time.monotonic() + OPEN_S
+        for thread in self.threads:
+            thread.opened.wait(max(0.0, deadline - time.monotonic()))
 
     def metrics(self, numbers: Mapping[str, float], step: int) -> None:
         """Numbers of an optimizer step or of an evaluation."""
@@ -168,4 +180,8 @@ def make_tracker(logging: LoggingConfig, run_dir: Path, config: dict[str, Any]) 
         ConfigError: the package of one is not installed.
     """
     names = logging.backends
-    return Trackers({name: opener(name, logging, run_dir, config) for name in names}) if names else None
+    if not names:
+        return None
+    trackers = Trackers({name: opener(name, logging, run_dir, config) for name in names})
+    trackers.wait_until_open()
+    return trackers

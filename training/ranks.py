@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from cluster.calls import Reference, wait_for_all, wait_for_any
@@ -124,6 +124,7 @@ class Ranks:
         """
         limit = patience * self.settings.timeout_s
         waiting = {ref: number for number, ref in enumerate(calls)}
+        answered: dict[int, Any] = {}
         deadline = time.monotonic() + limit
         while waiting:
             remaining = deadline - time.monotonic()
@@ -134,11 +135,11 @@ class Ranks:
                     "where, the stacks above say"
                 )
             there = wait_for_any(waiting, min(remaining, 1.0))
-            if any(_error(ref) for ref in there):
+            outcomes = {ref: _outcome(ref) for ref in there}
+            if any(error is not None for _, error in outcomes.values()):
                 raise self._failure(what, self._failures(waiting))
-            for ref in there:
-                del waiting[ref]
-        return [ray.get(ref) for ref in calls]
+            answered |= {waiting.pop(ref): answer for ref, (answer, _) in outcomes.items()}
+        return [answered[number] for number in range(len(calls))]
 
     def send(self, sender: Sender, version: int, engines: Any) -> None:
         """A push from inside the ranks, straight to the engines.
@@ -164,7 +165,7 @@ class Ranks:
         error, place = failed[number], self.places[number]
         if isinstance(error, RayTaskError) and isinstance(error.cause, ConfigError):
             return ConfigError(f"{error.cause}\n({place})")
-        if isinstance(error, RayActorError):
+        if isinstance(error, DEATHS):
             return RankLost(
                 f"{place} died in {method}{_end_of(error)} Something killed it, such as a lack of memory, or native "
                 "code crashed; the system's log may say which"
@@ -197,16 +198,23 @@ class Ranks:
             ray.shutdown()
 
 
-def _error(ref: Reference) -> Exception | None:
-    """What a call that has an outcome raised, None where it answered."""
+DEATHS = (RayActorError, ObjectLostError)
+"""What Ray raises where a process is gone, or its node with the answer that it had given."""
+
+
+def _outcome(ref: Reference) -> tuple[Any, Exception | None]:
+    """What a call that has an outcome answered, or raised."""
     try:
-        ray.get(ref)
-    except (RayActorError, RayTaskError) as error:
-        return error
-    return None
+        return ray.get(ref), None
+    except (*DEATHS, RayTaskError) as error:
+        return None, error
 
 
-def _end_of(error: RayActorError) -> str:
+def _error(ref: Reference) -> Exception | None:
+    return _outcome(ref)[1]
+
+
+def _end_of(error: Exception) -> str:
     """What Ray knows of a process that has ended, without its guesses."""
     pid = re.search(r"pid: (\d+)", str(error))
     detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes|$)", str(error), re.DOTALL)
@@ -219,6 +227,6 @@ _OF_COLLECTIVES = ("gloo", "NCCL", "Connection closed by peer", "Connection rese
 
 def _after_others(error: Exception) -> int:
     """0 for a death, 1 for an error of the rank's own, 2 for a collective that another rank left."""
-    if isinstance(error, RayActorError):
+    if isinstance(error, DEATHS):
         return 0
     return 2 if any(sign in str(error) for sign in _OF_COLLECTIVES) else 1
