@@ -56,6 +56,8 @@ class SampledCompletion:
     sampled: one a token, false where the environment wrote it (a tool's result); None: the model drew all.
     text: the whole completion decoded, every turn of it. Control tokens show only where they do not belong.
     shown: what the reward saw. verdict: what it said.
+    engine: its name and devices, as a pool knows them, of the last turn; empty where it is in the run's own process.
+        Completions that differ in nothing else are equal: what is drawn does not depend on it.
     """
 
     token_ids: list[int]
@@ -66,6 +68,7 @@ class SampledCompletion:
     text: str = ""
     shown: Completion | None = None
     verdict: Verdict | None = None
+    engine: str = field(default="", compare=False)
 
     @property
     def num_drawn(self) -> int:

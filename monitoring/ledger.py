@@ -8,11 +8,11 @@ It never stops a run: where it cannot write, it says so once and goes without.
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, BinaryIO, Literal
 
 import orjson
 
@@ -43,7 +43,7 @@ class Ledger:
         self.rotate_bytes = min(ROTATE_BYTES, limit_bytes * ROTATE_SHARE)
         self.writes = limit_bytes > 0
         self._fates: dict[int, Fate] = {}
-        self._open: Path | None = None
+        self._open: BinaryIO | None = None
         self._closing: Thread | None = None
 
     def begin(self, after: int) -> None:
@@ -86,22 +86,26 @@ class Ledger:
     def evaluation(self, name: str, iteration: int) -> Iterator[Callable[[Group], None]]:
         """Takes the groups of one evaluation; the file gets its name at the end of the block."""
         path = self.folder / f"eval_{name}_{iteration:06d}.jsonl.partial"
-        fate, lines = Fate("evaluated", iteration, evaluated=name), 0
+        fate = Fate("evaluated", iteration, evaluated=name)
+        file: BinaryIO | None = None
 
         def take(group: Group) -> None:
-            nonlocal lines
+            nonlocal file
             if self.writes:
                 with self._guarded():
-                    self._write(path, [self._line(group, fate)], anew=not lines)
-                lines += 1
+                    file = file or self._opened(path, "wb")
+                    _write(file, [self._line(group, fate)])
 
         try:
             yield take
         except BaseException:
-            path.unlink(missing_ok=True)
+            if file is not None:
+                file.close()
+                path.unlink()
             raise
-        if self.writes and path.is_file():
+        if self.writes and file is not None:
             with self._guarded():
+                file.close()
                 self._close(path.rename(path.with_suffix("")))
 
     def close(self) -> None:
@@ -110,7 +114,8 @@ class Ledger:
             self._closing.join()
         if self.writes and self._open is not None:
             with self._guarded():
-                close_file(self._open)
+                self._open.close()
+                close_file(Path(self._open.name))
         self._open = None
 
     @contextmanager
@@ -138,23 +143,16 @@ class Ledger:
 
     def _append(self, lines: Iterable[bytes], iteration: int) -> None:
         if self._open is None:
-            self._open = self.folder / f"train_{iteration:06d}{OPEN}"
-        size = self._write(self._open, lines, anew=False)
+            self._open = self._opened(self.folder / f"train_{iteration:06d}{OPEN}", "ab")
+        size = _write(self._open, lines)
         if size > self.rotate_bytes:
-            self._close(self._open)
+            self._open.close()
+            self._close(Path(self._open.name))
             self._open = None
 
-    def _write(self, path: Path, lines: Iterable[bytes], anew: bool) -> int:
-        """Whole lines, or none where there is no room for all. The bytes of the file then."""
+    def _opened(self, path: Path, mode: Literal["ab", "wb"]) -> BinaryIO:
         self.folder.mkdir(exist_ok=True)
-        before = path.stat().st_size if path.is_file() and not anew else 0
-        try:
-            with path.open("wb" if anew else "ab", buffering=BUFFER_BYTES) as file:
-                file.writelines(lines)
-        except OSError:
-            os.truncate(path, before)
-            raise
-        return path.stat().st_size
+        return path.open(mode, buffering=BUFFER_BYTES)
 
     def _close(self, path: Path) -> None:
         """In a thread: compressing lets go of the interpreter."""
@@ -182,6 +180,20 @@ class Ledger:
         for file in ledger_files(self.run_dir):
             if not file.path.name.endswith(CLOSED):
                 close_file(file.path)
+
+
+def _write(file: BinaryIO, lines: Iterable[bytes]) -> int:
+    """Whole lines, or none where there is no room for all; the file is closed then. The bytes of the file now."""
+    before = file.tell()
+    try:
+        file.writelines(lines)
+        file.flush()
+    except OSError:
+        with suppress(OSError):  # closing writes what is left, which fails as well
+            file.close()
+        os.truncate(file.name, before)
+        raise
+    return file.tell()
 
 
 def _before(group: Group) -> Iterator[Group]:

@@ -79,8 +79,6 @@ def prompt_id(messages: Sequence[Message]) -> str:
 def record_of(group: Group, fate: Fate) -> dict[str, Any]:
     """The line of a group, for `orjson` with numpy arrays."""
     example, times, replaced = group.example, group.times, group.in_place_of
-    chosen = zip(group.completions, _values(fate.tokens), repeat(True))
-    left_out = zip(group.left_out, repeat(_UNSEEN), repeat(False))
     return {
         "kind": "eval" if fate.name == "evaluated" else "train",
         "set": fate.evaluated,
@@ -101,49 +99,56 @@ def record_of(group: Group, fate: Fate) -> dict[str, Any]:
         "begun": times.begun,
         "drawn": times.drawn,
         "judged": times.judged,
+        "engines": runs([one.engine for one in group.candidates]),
         "completions": [
-            _completion(sample, one, values, kept)
-            for sample, (one, values, kept) in enumerate(chain(chosen, left_out))
+            *_rows(group.completions, fate.tokens, chosen=True, first=0),
+            *_rows(group.left_out, None, chosen=False, first=len(group.completions)),
         ],
     }
 
 
-_Values = tuple[Any, bool, Any, Any]
-_UNSEEN: _Values = (0.0, False, (), ())
+_UNSEEN: tuple[Any, bool, Any, Any] = (0.0, False, (), ())
 
 
-def _values(tokens: TokenValues | None) -> Iterable[_Values]:
-    """Of each completion its advantage, whether it is in the loss, its tokens' log-ratios and entropies [R]."""
-    if tokens is None:
-        return repeat(_UNSEEN)
-    return zip(tokens.advantage, tokens.in_loss, tokens.log_ratio, tokens.entropy, strict=True)
+def _rows(
+    completions: Sequence[SampledCompletion], tokens: TokenValues | None, *, chosen: bool, first: int
+) -> Iterator[dict[str, Any]]:
+    """Of each completion its object. chosen: the group kept it. first: the number of the first.
 
-
-def _completion(sample: int, one: SampledCompletion, values: _Values, chosen: bool) -> dict[str, Any]:
-    advantage, in_loss, log_ratio, entropy = values
-    length, shown, verdict = len(one.token_ids), one.shown, one.verdict
-    assert shown is not None and verdict is not None, "a group is judged before it is written"
-    return {
-        "sample": sample,
-        "tokens": one.token_ids,
-        "log_probs": np.asarray(one.log_probs, dtype=np.float32),
-        "versions": runs(one.policy_versions),
-        "sampled": [] if one.sampled is None else runs(one.sampled),
-        "finish_reason": one.finish_reason,
-        "text": one.text,
-        "shown": shown.text,
-        "control_tokens": shown.control_tokens,
-        "score": verdict.score,
-        "success": verdict.success,
-        "parts": verdict.parts,
-        "outcome": verdict.outcome,
-        "judge_s": verdict.seconds,
-        "advantage": advantage[:length] if isinstance(advantage, list) else advantage,
-        "in_loss": in_loss,
-        "chosen": chosen,
-        "log_ratio": log_ratio[:length],
-        "entropy": entropy[:length],
-    }
+    One loop, and one array for all log-probs: most of what a ledger costs is spent here.
+    """
+    log_probs = np.fromiter(chain.from_iterable([one.log_probs for one in completions]), np.float32)
+    values: Iterable[tuple[Any, bool, Any, Any]] = repeat(_UNSEEN, len(completions))
+    if tokens is not None:
+        values = zip(tokens.advantage, tokens.in_loss, tokens.log_ratio, tokens.entropy, strict=True)
+    start = 0
+    for sample, (one, known) in enumerate(zip(completions, values, strict=True), first):
+        advantage, in_loss, log_ratio, entropy = known
+        length, shown, verdict = len(one.token_ids), one.shown, one.verdict
+        assert shown is not None and verdict is not None, "a group is judged before it is written"
+        end = start + length
+        yield {
+            "sample": sample,
+            "tokens": one.token_ids,
+            "log_probs": log_probs[start:end],
+            "versions": runs(one.policy_versions),
+            "sampled": [] if one.sampled is None else runs(one.sampled),
+            "finish_reason": one.finish_reason,
+            "text": one.text,
+            "shown": shown.text,
+            "control_tokens": shown.control_tokens,
+            "score": verdict.score,
+            "success": verdict.success,
+            "parts": verdict.parts,
+            "outcome": verdict.outcome,
+            "judge_s": verdict.seconds,
+            "advantage": advantage[:length] if isinstance(advantage, list) else advantage,
+            "in_loss": in_loss,
+            "chosen": chosen,
+            "log_ratio": log_ratio[:length],
+            "entropy": entropy[:length],
+        }
+        start = end
 
 
 def runs(values: Sequence[Any]) -> list[list[Any]]:
@@ -163,7 +168,11 @@ def group_of(record: dict[str, Any]) -> Group:
 
     `answer` is what JSON kept of it, `row_data` is empty.
     """
-    completions = [(_sampled(one), one["chosen"]) for one in record["completions"]]
+    engines = unrolled(record["engines"])
+    completions = [
+        (_sampled(one, engine), one["chosen"])
+        for one, engine in zip(record["completions"], engines, strict=True)
+    ]
     example = Example(tuple(record["messages"]), record["answer"], record["row"], record["source"])
     return Group(
         record["group_id"],
@@ -177,7 +186,7 @@ def group_of(record: dict[str, Any]) -> Group:
     )
 
 
-def _sampled(one: dict[str, Any]) -> SampledCompletion:
+def _sampled(one: dict[str, Any], engine: str) -> SampledCompletion:
     made = SampledCompletion(
         one["tokens"],
         one["log_probs"],
@@ -186,6 +195,7 @@ def _sampled(one: dict[str, Any]) -> SampledCompletion:
         unrolled(one["sampled"]) or None,
         one["text"],
         verdict=Verdict(one["score"], one["parts"], one["outcome"], one["judge_s"]),
+        engine=engine,
     )
     truncated = made.finish_reason == "length"
     made.shown = Completion(one["shown"], made.num_drawn, truncated, one["control_tokens"])

@@ -78,6 +78,15 @@ class DevicePlan:
         return not self.train
 
     @property
+    def learner_place(self) -> str:
+        """Where the learner is, in a few words."""
+        ranks = f"{self.ranks} ranks, " if self.ranks > 1 else ""
+        if self.on_cluster and self.ranks > 1:
+            return f"{ranks}of the cluster"
+        gpus = ",".join(map(str, self.train))
+        return ranks + (f"GPU {gpus}" if gpus else "CPU")
+
+    @property
     def train_device(self) -> str:
         """The learner's first device as torch names it, on the machine that this rank is on."""
         return f"cuda:{self.train[0]}" if self.train else "cpu"

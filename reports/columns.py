@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 
 from monitoring.ledger_files import ledger_files, lines_of
+from monitoring.teams import Team, team_of
 
 FATES = ("trained", "replaced", "stale", "evaluated")
 FINISHES = ("stop", "length", "abort")
@@ -42,9 +43,11 @@ class Columns:
 
     groups: one entry a group, in the ledger's order: `set` (number in `sets`; 0 is training), `iteration`, `step` (the
         first optimizer step that trained on it; -1: none), `fate`, `prompt` and `source` (numbers in `prompts` and
-        `sources`), `id`, `first` and `count` (its completions), `begun`, `drawn`, `judged` (seconds since 1970).
+        `sources`), `team` (in `teams`), `id`, `first` and `count` (its completions), `begun`, `drawn`, `judged`
+        (seconds since 1970).
     completions: one entry each: `group`, `score`, `success`, `length` (tokens), `characters`, `age` (versions; NaN:
         not trained on), `advantage` (mean over its tokens; NaN), `finish`, `outcome`, `flags`.
+    teams: the engines that drew a group, by name.
     """
 
     groups: dict[str, np.ndarray]
@@ -52,6 +55,7 @@ class Columns:
     sets: list[str]
     prompts: list[str]
     sources: list[str]
+    teams: list[Team]
 
     @property
     def training(self) -> np.ndarray:
@@ -72,8 +76,8 @@ class Columns:
 
 
 _GROUP = {
-    "set": "i", "iteration": "i", "step": "i", "fate": "b", "prompt": "i", "source": "i", "id": "q", "first": "i",
-    "count": "i", "begun": "d", "drawn": "d", "judged": "d",
+    "set": "i", "iteration": "i", "step": "i", "fate": "b", "prompt": "i", "source": "i", "team": "i", "id": "q",
+    "first": "i", "count": "i", "begun": "d", "drawn": "d", "judged": "d",
 }  # fmt: skip
 _COMPLETION = {
     "group": "i", "score": "f", "success": "f", "length": "i", "characters": "i", "age": "f", "advantage": "f",
@@ -111,6 +115,7 @@ def columns_of(files: Sequence[Path]) -> Columns:
     groups: dict[str, array[Any]] = {name: array(kind) for name, kind in _GROUP.items()}
     completions: dict[str, array[Any]] = {name: array(kind) for name, kind in _COMPLETION.items()}
     sets, prompts, sources = Names({"": 0}), Names(), Names()
+    teams: dict[Team, int] = {}
     for line in lines_of_files(files):
         record = orjson.loads(line)
         steps = record["optimizer_steps"]
@@ -121,6 +126,7 @@ def columns_of(files: Sequence[Path]) -> Columns:
             FATES.index(record["fate"]),
             prompts.of(record["prompt_id"]),
             sources.of(record["source"]),
+            teams.setdefault(team_of(record), len(teams)),
             record["group_id"],
             len(completions["group"]),
             len(record["completions"]),
@@ -134,7 +140,8 @@ def columns_of(files: Sequence[Path]) -> Columns:
         for one in record["completions"]:
             for column, value in zip(completions.values(), _completion(number, one, record), strict=True):
                 column.append(value)
-    return Columns(_arrays(groups), _arrays(completions), sets.all(), prompts.all(), sources.all())
+    words = (sets.all(), prompts.all(), sources.all(), list(teams))
+    return Columns(_arrays(groups), _arrays(completions), *words)
 
 
 def _completion(group: int, one: dict[str, Any], record: dict[str, Any]) -> tuple[float, ...]:

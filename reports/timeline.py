@@ -1,57 +1,99 @@
 """Where the time went: when each side of a run was at work, the share of each phase, and what happened when."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from monitoring.teams import engine_names
 from reports.columns import Columns
 from reports.curves import rounded
 from reports.run_folder import Row, RunFolder
 
 MOST_SEGMENTS = 8000
-"""Of a lane. Of a longer run there are so many equal stretches, each with its share of work at its start."""
+"""Of a lane, or of all engines together. Of a longer run there are so many equal stretches, each with its share of work
+at its start."""
+LEAST_SEGMENTS = 1000
+"""Of an engine."""
+MOST_ENGINES = 16
+"""That have lanes of their own; more share one."""
 LANES = (
-    ("generate", "Engines: generate", "a group is being drawn"),
-    ("score", "Rewards: score", "a completion of a drawn group is being judged"),
-    ("collect", "Learner: collect", "the learner has no batch yet"),
-    ("optimize", "Learner: learn", "advantages, forward, backward, optimizer"),
-    ("push", "Weights: push", "weights travel to the engines"),
-    ("evaluate", "Engines: evaluate", "held-out sets"),
-    ("checkpoint", "Disk: checkpoint", "the run waits for a checkpoint"),
+    ("score", "rewards: score", "a completion of a drawn group is being judged"),
+    ("collect", "learner{devices}: collect", "the learner has no batch yet"),
+    ("optimize", "learner{devices}: learn", "advantages, forward, backward, optimizer"),
+    ("push", "weights: push", "weights travel to the engines"),
+    ("evaluate", "engines: evaluate", "held-out sets"),
+    ("checkpoint", "disk: checkpoint", "the run waits for a checkpoint"),
 )
 """Key, title, what being at work means."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One row of the timeline. spans: [n, 2], start and end of each time at work, in seconds since 1970."""
+
+    key: str
+    title: str
+    meaning: str
+    spans: np.ndarray
+    most: int = MOST_SEGMENTS
+
+    def drawn(self, begun: float, length: float) -> dict[str, Any]:
+        """For the page. begun: of the run. length: seconds of it."""
+        united = union(self.spans)
+        segments = drawn_segments(united - begun, length, self.most)
+        return {
+            "key": self.key,
+            "title": self.title,
+            "meaning": self.meaning,
+            "segments": [round(float(value), 4) for value in segments.ravel()],
+            "seconds": rounded(float((united[:, 1] - united[:, 0]).sum())),
+            "count": len(self.spans),
+        }
 
 
 def timeline(run: RunFolder, columns: Columns) -> dict[str, Any] | None:
     """{"begun", "seconds", "lanes": [{"key", "title", "meaning", "segments", "seconds", "count"}]}.
 
-    segments: start, length, start, ... in seconds since the first thing that is known of the run. None where no times
-    are known.
+    There is a lane for each engine, then those of `LANES`. segments: start, length, start, ... in seconds since the
+    first thing that is known of the run. None where no times are known.
     """
-    spans = {name: _phases(run.events, name) for name, _, _ in LANES}
-    spans["generate"] = np.stack([columns.groups["begun"], columns.groups["drawn"]], axis=1)
-    spans["score"] = np.stack([columns.groups["drawn"], columns.groups["judged"]], axis=1)
-    known = [each for each in spans.values() if len(each)]
-    if not known:
+    lanes = [lane for lane in (*_engines(columns), *_others(run, columns)) if len(lane.spans)]
+    if not lanes:
         return None
-    begun = min(float(each[:, 0].min()) for each in known)
-    length = max(float(each[:, 1].max()) for each in known) - begun
-    lanes = []
+    begun = min(float(lane.spans[:, 0].min()) for lane in lanes)
+    length = max(float(lane.spans[:, 1].max()) for lane in lanes) - begun
+    return {
+        "begun": begun,
+        "seconds": rounded(length),
+        "lanes": [lane.drawn(begun, length) for lane in lanes],
+    }
+
+
+def _engines(columns: Columns) -> Iterator[Lane]:
+    """When each drew, for training and evaluation. What more than one engine drew counts for each of them."""
+    spans = np.stack([columns.groups["begun"], columns.groups["drawn"]], axis=1)
+    engines, meaning = engine_names(columns.teams), "a group is being drawn"
+    if len(engines) > MOST_ENGINES:
+        yield Lane("generate", f"{len(engines)} engines", meaning, spans)
+        return
+    for engine in engines:
+        mine = [number for number, team in enumerate(columns.teams) if engine in team]
+        drawn = spans[np.isin(columns.groups["team"], mine)]
+        yield Lane("generate", engine, meaning, drawn, max(MOST_SEGMENTS // len(engines), LEAST_SEGMENTS))
+
+
+def _others(run: RunFolder, columns: Columns) -> Iterator[Lane]:
+    judged = np.stack([columns.groups["drawn"], columns.groups["judged"]], axis=1)
+    devices = next((f" ({event['learner']})" for event in run.events if event["event"] == "begun"), "")
     for key, title, meaning in LANES:
-        united = union(spans[key])
-        if len(united):
-            segments = drawn_segments(united - begun, length)
-            lanes.append(
-                {
-                    "key": key,
-                    "title": title,
-                    "meaning": meaning,
-                    "segments": [round(float(value), 4) for value in segments.ravel()],
-                    "seconds": rounded(float((united[:, 1] - united[:, 0]).sum())),
-                    "count": len(spans[key]),
-                }
-            )
-    return {"begun": begun, "seconds": rounded(length), "lanes": lanes}
+        yield Lane(
+            key,
+            title.format(devices=devices),
+            meaning,
+            judged if key == "score" else _phases(run.events, key),
+        )
 
 
 def _phases(events: list[Row], name: str) -> np.ndarray:
@@ -61,14 +103,14 @@ def _phases(events: list[Row], name: str) -> np.ndarray:
     return np.array(spans, dtype=np.float64).reshape(-1, 2)
 
 
-def drawn_segments(united: np.ndarray, length: float) -> np.ndarray:
-    """[n, 2] starts and lengths of intervals in 0..length that do not touch; of at most `MOST_SEGMENTS` of them.
+def drawn_segments(united: np.ndarray, length: float, most: int) -> np.ndarray:
+    """[n, 2] starts and lengths of intervals in 0..length that do not touch; of at most `most` of them.
 
     Where there are more, the time of work in each of so many equal stretches is kept, its place within is not.
     """
-    if len(united) <= MOST_SEGMENTS:
+    if len(united) <= most:
         return np.stack([united[:, 0], united[:, 1] - united[:, 0]], axis=1)
-    edges = np.linspace(0.0, length, MOST_SEGMENTS + 1)
+    edges = np.linspace(0.0, length, most + 1)
     worked = np.concatenate(([0.0], np.cumsum(united[:, 1] - united[:, 0])))
     until = np.interp(edges, united.ravel(), np.stack([worked[:-1], worked[1:]], axis=1).ravel())
     return np.stack([edges[:-1], np.diff(until)], axis=1)

@@ -84,6 +84,7 @@ class Generation:
             (drawn,) = await self.sampler.generate(_next_turn(request, row, turn, whole))
             _append(whole, drawn, sampled=True)
             turn, last, whole.finish_reason = turn + 1, drawn.token_ids, drawn.finish_reason
+            whole.engine = drawn.engine
 
     async def judged(
         self, request: Request, example: Example, candidates: list[SampledCompletion], begun: float

@@ -245,7 +245,8 @@ class Run:
         if saved is None:
             self.monitor.file.begin()
             self.monitor.ledger.begin(after=-1)
-            self.monitor.event("begun", overlapped=self.plan.overlapped)
+            devices = self.plan.devices
+            self.monitor.event("begun", overlapped=self.plan.overlapped, learner=devices.learner_place)
         else:
             told = [*told, *self.restore(saved)]
             self.monitor.ledger.begin(after=self.first_iteration)

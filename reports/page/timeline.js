@@ -39,7 +39,7 @@ const TIMELINE_LABELS = { "−": "Zoom out", "+": "Zoom in", "◀": "Earlier", "
 
 function timelinePicture(lanes, state, width, show, told) {
   const narrow = width < 560;
-  const left = narrow ? 8 : LANE.left;
+  const left = narrow ? 8 : Math.max(LANE.left, 24 + 6.6 * Math.max(...lanes.map((lane) => lane.title.length)));
   const pitch = LANE.height + LANE.gap + (narrow ? 14 : 0);
   const height = lanes.length * pitch + LANE.foot;
   const x = linear(state.from, state.to, left, width - LANE.right);

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import ray
@@ -76,6 +77,10 @@ class Slot:
     replaces_lost: bool = False
     overdue: bool = False
     received: frozenset[str] = frozenset()
+
+    @cached_property
+    def name(self) -> str:
+        return str(self.place)
 
     @property
     def member(self) -> Member:

@@ -108,6 +108,9 @@ class RayPool:
         known = [one for one in report.responses if self._groups.finish(slot.number, one.request_id)]
         if known:
             slot.lost_in_a_row = 0
+        for response in known:
+            for one in response.completions:
+                one.engine = slot.name
         return known
 
     # --- WeightTarget --------------------------------------------------------------------------------------

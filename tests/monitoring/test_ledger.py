@@ -45,7 +45,10 @@ def as_line(group: Group, fate: Fate) -> dict[str, Any]:
 
 def test_a_group_comes_back_to_the_bit() -> None:
     for group in groups_of(50):
+        for place, one in enumerate(group.candidates):
+            one.engine = f"engine {place % 2} (CPU)"
         again = group_of(as_line(group, Fate("trained", 3)))
+        assert [one.engine for one in again.candidates] == [one.engine for one in group.candidates]
         for one in [*again.completions, *again.left_out]:
             one.log_probs = np.float32(one.log_probs).tolist()
         assert again == replace(group, in_place_of=None)

@@ -21,13 +21,18 @@ Span = tuple[int, int]
 
 
 def folder_of(
-    run_dir: Path, events: Sequence[dict[str, Any]], times: Sequence[tuple[float, float, float]]
+    run_dir: Path,
+    events: Sequence[dict[str, Any]],
+    times: Sequence[tuple[float, float, float]],
+    engines: Sequence[str] = ("",),
 ) -> Path:
-    """A run's folder with these events, and a group of two tokens for each (begun, drawn, judged)."""
+    """A run's folder with these events, and a group of two tokens for each (begun, drawn, judged), by each engine in
+    turn."""
     (run_dir / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     groups = [make_group(number, [make_completion(2, 1.0)]) for number in range(len(times))]
     for group, (begun, drawn, judged) in zip(groups, times, strict=True):
         group.completions[0].shown = Completion("", 2, False)
+        group.completions[0].engine = engines[group.group_id % len(engines)]
         group.times = Times(begun, drawn, judged)
     ledger = Ledger(run_dir, 1 << 30, pytest.fail)
     ledger.consumed(1, groups)
@@ -67,7 +72,7 @@ def overlaps(each: Sequence[Span]) -> list[tuple[Span, Span]]:
 def test_a_run_by_hand(tmp_path: Path) -> None:
     """Three groups: the second begins while the first is drawn, the third when the first is done."""
     events = [
-        {"event": "begun", "time": 1000.0, "optimizer_step": 0},
+        {"event": "begun", "time": 1000.0, "optimizer_step": 0, "learner": "GPU 0"},
         phase("collect", 1002.0, 1.5),
         phase("optimize", 1002.75, 0.75),
         {"event": "pushed", "time": 1003.0, "optimizer_step": 3, "iteration": 2, "version": 4},
@@ -84,14 +89,29 @@ def test_a_run_by_hand(tmp_path: Path) -> None:
     }
     named = [(item["name"], item["ts"], item["args"]) for item in items if item["ph"] == "i"]
     assert named == [
-        ("begun", 0, {"optimizer_step": 0}),
+        ("begun", 0, {"optimizer_step": 0, "learner": "GPU 0"}),
         ("pushed", 3_000_000, {"optimizer_step": 3, "iteration": 2, "version": 4}),
         ("restarted", 3_500_000, {"optimizer_step": 3, "text": "rank 1 died"}),
     ]
     third = next(item for item in items if item["name"] == "group 2" and item["pid"] == GENERATION)
     assert third["args"] == {"iteration": 1, "tokens": 2}
-    processes = {item["pid"]: item["args"]["name"] for item in items if item["name"] == "process_name"}
-    assert processes == {DRIVER: "driver", GENERATION: "generation", JUDGING: "judging"}
+    assert processes(items) == {DRIVER: "driver, learner (GPU 0)", JUDGING: "judging", GENERATION: "engine"}
+
+
+def processes(items: Sequence[dict[str, Any]]) -> dict[int, str]:
+    return {item["pid"]: item["args"]["name"] for item in items if item["name"] == "process_name"}
+
+
+def test_every_engine_is_a_process(tmp_path: Path) -> None:
+    engines = ["engine 10 (GPU 3)", "engine 9 (GPU 2)"]
+    times = [(1000.0 + second, 1001.0 + second, 1001.0 + second) for second in range(4)]
+    items = items_of(folder_of(tmp_path, [], times, engines))
+    assert [processes(items)[GENERATION + place] for place in (0, 1)] == engines[::-1]
+    drawn = {process: each for (process, _), each in spans(items).items() if process != JUDGING}
+    assert drawn == {
+        GENERATION: [(1_000_000, 2_000_000), (3_000_000, 4_000_000)],
+        GENERATION + 1: [(0, 1_000_000), (2_000_000, 3_000_000)],
+    }
 
 
 @pytest.mark.parametrize("seed", range(5))

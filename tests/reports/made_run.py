@@ -33,7 +33,7 @@ class Made:
 
     steps: optimizer steps, of which each trains on `groups` groups of `repeats` completions of `tokens` tokens.
     evaluate: steps between evaluations of `problems` problems; 0: none. hostile: completions hold markup and worse.
-    skill: what the reward rises to. prompts: of which training draws.
+    skill: what the reward rises to. prompts: of which training draws. engines: that draw groups in turn.
     """
 
     steps: int = 40
@@ -45,6 +45,7 @@ class Made:
     hostile: bool = False
     skill: float = 0.95
     prompts: int = 24
+    engines: int = 2
     seed: int = 0
 
 
@@ -54,7 +55,7 @@ def make_run(folder: Path, made: Made, overrides: tuple[str, ...] = ("optimizer.
     generator = np.random.default_rng(made.seed)
     _write_settings(folder, overrides)
     _write_ledger(folder, made, generator)
-    rows, events = [], [_event("begun", 0, BEGUN, overlapped=False)]
+    rows, events = [], [_event("begun", 0, BEGUN, overlapped=False, learner="GPU 0")]
     for step in range(made.steps + 1):
         if step:
             rows.append(_metrics(step, made, generator))
@@ -214,6 +215,7 @@ def _group(
         "begun": begun,
         "drawn": begun + 2.0,
         "judged": begun + 2.5,
+        "engines": [[f"engine {number % made.engines} (CPU)", made.repeats]],
         "completions": [
             _completion(sample, bool(one), step, number, evaluated, made, generator)
             for sample, one in enumerate(right)

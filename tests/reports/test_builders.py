@@ -26,7 +26,7 @@ from reports.report import report_data, write_report
 from reports.rollouts import token_values
 from reports.run_folder import RunFolder
 from reports.selection import flips, select, steps_of_groups
-from reports.timeline import MOST_SEGMENTS, drawn_segments, union
+from reports.timeline import MOST_ENGINES, MOST_SEGMENTS, drawn_segments, timeline, union
 from tests.groups import make_completion, make_group
 from tests.reports.made_run import HOSTILE, Made, make_run
 from tests.scripts import ROOT
@@ -168,13 +168,32 @@ def test_histograms_count_every_completion_once(made: Path) -> None:
 def test_intervals_are_united() -> None:
     spans = np.array([[5.0, 6.0], [0.0, 2.0], [1.0, 3.0], [3.0, 4.0], [5.5, 5.7]])
     assert union(spans).tolist() == [[0.0, 4.0], [5.0, 6.0]]
-    assert drawn_segments(union(spans), 6.0).tolist() == [[0.0, 4.0], [5.0, 1.0]]
+    assert drawn_segments(union(spans), 6.0, MOST_SEGMENTS).tolist() == [[0.0, 4.0], [5.0, 1.0]]
+
+
+def test_every_engine_has_a_lane(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Made(engines=3))
+    found = timeline(RunFolder.read(run), columns_of(read_files(run)))
+    assert found is not None
+    titles = [lane["title"] for lane in found["lanes"]]
+    assert titles[:4] == [*(f"engine {number} (CPU)" for number in range(3)), "rewards: score"]
+    assert "learner (GPU 0): collect" in titles and "learner (GPU 0): learn" in titles
+    drawn = [lane["count"] for lane in found["lanes"] if lane["key"] == "generate"]
+    assert sum(drawn) == next(lane["count"] for lane in found["lanes"] if lane["key"] == "score")
+
+
+def test_many_engines_share_a_lane(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Made(engines=MOST_ENGINES + 1))
+    found = timeline(RunFolder.read(run), columns_of(read_files(run)))
+    assert found is not None
+    drawn = [lane for lane in found["lanes"] if lane["key"] == "generate"]
+    assert [lane["title"] for lane in drawn] == [f"{MOST_ENGINES + 1} engines"]
 
 
 def test_a_long_timeline_keeps_its_seconds_of_work() -> None:
     starts = np.arange(3 * MOST_SEGMENTS) * 2.0
     united = np.stack([starts, starts + 0.5], axis=1)
-    drawn = drawn_segments(united, starts[-1] + 2)
+    drawn = drawn_segments(united, starts[-1] + 2, MOST_SEGMENTS)
     assert len(drawn) == MOST_SEGMENTS
     assert drawn[:, 1].sum() == pytest.approx(0.5 * len(starts))
     assert drawn[:, 1].tolist() == pytest.approx([1.5] * MOST_SEGMENTS)
