@@ -68,17 +68,17 @@ def token_values(
 
 def prompt_id(messages: Sequence[Message]) -> str:
     """16 hexadecimal digits that two prompts share where their messages are equal."""
-    digest = hashlib.blake2b(digest_size=8)
-    for message in messages:
-        for text in (message["role"], message["content"]):
-            encoded = text.encode()
-            digest.update(len(encoded).to_bytes(4, "little") + encoded)
-    return digest.hexdigest()
+    texts = [message[key].encode() for message in messages for key in ("role", "content")]
+    framed = b"".join([len(text).to_bytes(4, "little") + text for text in texts])
+    return hashlib.blake2b(framed, digest_size=8).hexdigest()
 
 
 def record_of(group: Group, fate: Fate) -> dict[str, Any]:
     """The line of a group, for `orjson` with numpy arrays."""
     example, times, replaced = group.example, group.times, group.in_place_of
+    completions = _rows(group.completions, fate.tokens, chosen=True, first=0)
+    if group.left_out:
+        completions += _rows(group.left_out, None, chosen=False, first=len(completions))
     return {
         "kind": "eval" if fate.name == "evaluated" else "train",
         "set": fate.evaluated,
@@ -100,10 +100,7 @@ def record_of(group: Group, fate: Fate) -> dict[str, Any]:
         "drawn": times.drawn,
         "judged": times.judged,
         "engines": runs([one.engine for one in group.candidates]),
-        "completions": [
-            *_rows(group.completions, fate.tokens, chosen=True, first=0),
-            *_rows(group.left_out, None, chosen=False, first=len(group.completions)),
-        ],
+        "completions": completions,
     }
 
 
@@ -112,43 +109,45 @@ _UNSEEN: tuple[Any, bool, Any, Any] = (0.0, False, (), ())
 
 def _rows(
     completions: Sequence[SampledCompletion], tokens: TokenValues | None, *, chosen: bool, first: int
-) -> Iterator[dict[str, Any]]:
+) -> list[dict[str, Any]]:
     """Of each completion its object. chosen: the group kept it. first: the number of the first.
 
-    One loop, and one array for all log-probs: most of what a ledger costs is spent here.
+    One loop without calls, and one array for all log-probs: most of what a ledger costs is spent here.
     """
     log_probs = np.fromiter(chain.from_iterable([one.log_probs for one in completions]), np.float32)
     values: Iterable[tuple[Any, bool, Any, Any]] = repeat(_UNSEEN, len(completions))
     if tokens is not None:
         values = zip(tokens.advantage, tokens.in_loss, tokens.log_ratio, tokens.entropy, strict=True)
+    rows: list[dict[str, Any]] = []
     start = 0
-    for sample, (one, known) in enumerate(zip(completions, values, strict=True), first):
-        advantage, in_loss, log_ratio, entropy = known
+    for one, (advantage, in_loss, log_ratio, entropy) in zip(completions, values, strict=True):
         length, shown, verdict = len(one.token_ids), one.shown, one.verdict
         assert shown is not None and verdict is not None, "a group is judged before it is written"
-        end = start + length
-        yield {
-            "sample": sample,
+        score, parts, outcome, seconds = verdict
+        row = {
+            "sample": first + len(rows),
             "tokens": one.token_ids,
-            "log_probs": log_probs[start:end],
+            "log_probs": log_probs[start : start + length],
             "versions": runs(one.policy_versions),
             "sampled": [] if one.sampled is None else runs(one.sampled),
             "finish_reason": one.finish_reason,
             "text": one.text,
             "shown": shown.text,
             "control_tokens": shown.control_tokens,
-            "score": verdict.score,
+            "score": score,
             "success": verdict.success,
-            "parts": verdict.parts,
-            "outcome": verdict.outcome,
-            "judge_s": verdict.seconds,
+            "parts": parts,
+            "outcome": outcome,
+            "judge_s": seconds,
             "advantage": advantage[:length] if isinstance(advantage, list) else advantage,
             "in_loss": in_loss,
             "chosen": chosen,
             "log_ratio": log_ratio[:length],
             "entropy": entropy[:length],
         }
-        start = end
+        rows.append(row)
+        start += length
+    return rows
 
 
 def runs(values: Sequence[Any]) -> list[list[Any]]:

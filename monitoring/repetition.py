@@ -28,11 +28,11 @@ class Repetition:
         """
         prompts = [tuple([message["content"] for message in group.example.messages]) for group in groups]
         self._count(prompts)
-        repeated = [_repeated(group) for group in groups]
-        completions = sum(len(group.candidates) for group in groups)
+        texts = [[one.text for one in group.candidates] for group in groups]
+        pairs = list(zip(groups, texts, strict=True))
         return {
-            "groups/duplicates": sum(_duplicates(group) for group in groups) / len(groups),
-            "groups/repeats_question": sum(repeated) / completions,
+            "groups/duplicates": sum([_duplicates(*pair) for pair in pairs]) / len(groups),
+            "groups/repeats_question": sum([_repeated(*pair) for pair in pairs]) / sum(map(len, texts)),
             "prompts/repeated": 1 - len(set(prompts)) / len(prompts),
             "prompts/most_drawn": max(self._counts.values()) * len(self._counts) / len(self._newest),
         }
@@ -47,18 +47,20 @@ class Repetition:
                 del self._counts[oldest]
 
 
-def _duplicates(group: Group) -> float:
-    most = len(group.candidates) - 1
+def _duplicates(group: Group, texts: Sequence[str]) -> float:
+    """texts: of its candidates."""
+    most = len(texts) - 1
     if most < 1 or not group.sampling.temperature:
         return 0.0
-    return 1 - (len({one.text for one in group.candidates}) - 1) / most
+    return 1 - (len(set(texts)) - 1) / most
 
 
-def _repeated(group: Group) -> int:
-    """Completions of a group that hold its question."""
+def _repeated(group: Group, texts: Sequence[str]) -> int:
+    """Those of the texts of its candidates that hold its question."""
     question = group.example.messages[-1]["content"]
-    shortest = len("".join(question.split()))
-    return sum(len(one.text) >= shortest and holds_question(question, one.text) for one in group.candidates)
+    if max(map(len, texts)) < len("".join(question.split())):  # most often where answers are short
+        return 0
+    return sum([holds_question(question, text) for text in texts])
 
 
 def holds_question(question: str, text: str) -> bool:

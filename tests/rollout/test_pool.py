@@ -63,7 +63,9 @@ def test_two_vllm_engines_answer_like_one(vllm_pool: RayPool, start_engine: Star
     assert vllm_pool.policy_version == 1
     expected = generate(alone, wanted)
     got = generate(vllm_pool, wanted)
-    assert {one.engine for response in got for one in response.completions} == {str(one) for one in TWO_PLACES}
+    assert {one.engine for response in got for one in response.completions} == {
+        str(one) for one in TWO_PLACES
+    }
     assert {one.engine for response in expected for one in response.completions} == {""}
     for one, other in zip(got, expected, strict=True):
         assert one.request_id == other.request_id
