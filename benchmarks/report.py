@@ -14,8 +14,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.reports.browser import CHROMIUM, browser
-from tests.reports.made_run import Made, make_run
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.reports.browser import CHROMIUM, browser  # noqa: E402
+from tests.reports.made_run import Made, make_run  # noqa: E402
 
 TARGETS = {"built in": "20 s", "peak memory": "2 GB", "file": "15 MB", "opened in": "2 s"}
 OPENINGS = 5

@@ -289,3 +289,11 @@ def made(each: Command) -> Config:
     )
     assert isinstance(config, Config)
     return config
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.name)
+def test_a_benchmark_finds_what_is_not_installed(path: Path) -> None:
+    """`python benchmarks/NAME.py` has the folder of the script before it, not the checkout."""
+    text = path.read_text()
+    if re.search(r"^from (tests|benchmarks)\b", text, re.MULTILINE):
+        assert re.search(r"^sys\.path\.insert\(0, str\(", text, re.MULTILINE)
