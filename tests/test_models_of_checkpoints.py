@@ -1,6 +1,7 @@
 """The model beside a checkpoint is the policy of the run: to the bit in its files, to 1e-6 in its log-probs."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from plan.machine import installed_vllm
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from tests.scripts import configured, finish, start
-from tests.tiny import resized_quickstart
+from tests.tiny import resized_quickstart, tiny_mixture
+from training import model_writer, tensor_writer
 
 SMALL = (
     *("env.num_envs=2", "env.repeats=4", "train.total_dialog_turns=16", "optimizer.lr=3e-3"),
@@ -124,6 +126,55 @@ def test_half_precision_weights(tmp_path: Path) -> None:
     found = trained(tmp_path, "model.dtype=bfloat16", "inference_model.dtype=bfloat16")
     files = load_file(tmp_path / "model" / "model.safetensors")
     assert all(torch.equal(tensor, found["weights"][name]) for name, tensor in files.items())
+
+
+def assert_loads_as(folder: Path, found: dict[str, Any]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    state = model.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in found["weights"].items())
+    assert [pytest.approx(one, abs=1e-6) for one in found["scores"]] == scores(model)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
+def test_experts_have_the_names_that_they_had(kind: Any, tmp_path: Path) -> None:
+    """Files hold each expert apart, layers hold all in one tensor."""
+    tiny_mixture(tmp_path / "base", kind)
+    found = trained(tmp_path / "run", f"model.name={tmp_path / 'base'}")
+    before = load_file(tmp_path / "base" / "model.safetensors")
+    after = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert {name: one.shape for name, one in after.items()} == {
+        name: one.shape for name, one in before.items()
+    }
+    assert_loads_as(tmp_path / "run" / "model", found)
+
+
+@pytest.mark.parametrize("lora", [(), LORA], ids=["full", "lora"])
+def test_several_files(lora: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a model of tens of billions of parameters has them: of the base, and of what is written."""
+    base = tmp_path / "base"
+    resized_quickstart(base)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    (base / "model.safetensors").unlink()
+    model.save_pretrained(base, max_shard_size="1MB")
+    write = partial(tensor_writer.write_safetensors, largest=1 << 20)
+    monkeypatch.setattr(model_writer, "write_safetensors", write)
+    found = trained(tmp_path / "run", *lora, f"model.name={base}")
+    assert len(list((tmp_path / "run" / "model").glob("model-*-of-*.safetensors"))) > 1
+    assert_loads_as(tmp_path / "run" / "model", found)
+
+
+def test_an_adapter_of_a_base_that_is_not_in_safetensors(tmp_path: Path) -> None:
+    """Its model is not written while it trains, which would hold the base once more; `run=export` does it."""
+    base = tmp_path / "base"
+    resized_quickstart(base)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    (base / "model.safetensors").unlink()
+    torch.save(model.state_dict(), base / "pytorch_model.bin")
+    found = trained(tmp_path / "run", *LORA, f"model.name={base}")
+    assert not (tmp_path / "run" / "model").exists()
+    asked = ("run=export", f"checkpoint={tmp_path / 'run'}", f"to={tmp_path / 'new'}")
+    run_job(configured(*asked), tmp_path / "own", grpo.train, Lockstep)
+    assert_loads_as(tmp_path / "new", found)
 
 
 @pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import torch
 from tokenizers import AddedToken
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from envs.group import Verdict
 from envs.task import Completion, Example, Reward
@@ -38,6 +39,30 @@ def resized_quickstart(folder: Path, **settings: object) -> None:
     """The quickstart's tokenizer and its model with other settings and fresh weights, as a Hugging Face folder."""
     shutil.copytree(Path(__file__).resolve().parent.parent / "models" / "quickstart", folder)
     config = AutoConfig.from_pretrained(folder, **settings)
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+
+
+def tiny_mixture(folder: Path, kind: Literal["qwen3_moe", "mixtral"]) -> None:
+    """A random mixture of experts, with the quickstart's tokenizer; in files each expert is apart, in layers not."""
+    shutil.copytree(Path(__file__).resolve().parent.parent / "models" / "quickstart", folder)
+    (folder / "config.json").unlink()
+    experts = (
+        {"num_experts": 4, "moe_intermediate_size": 32} if kind == "qwen3_moe" else {"num_local_experts": 4}
+    )
+    config = AutoConfig.for_model(
+        kind,
+        vocab_size=len(AutoTokenizer.from_pretrained(folder)),
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts_per_tok=2,
+        max_position_embeddings=512,
+        **experts,
+    )
     torch.manual_seed(1)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
