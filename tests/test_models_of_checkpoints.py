@@ -163,13 +163,17 @@ def test_several_files(lora: tuple[str, ...], tmp_path: Path, monkeypatch: pytes
     assert_loads_as(tmp_path / "run" / "model", found)
 
 
-def test_an_adapter_of_a_base_that_is_not_in_safetensors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["pytorch_model.bin", "experts"])
+def test_an_adapter_of_a_base_that_cannot_be_streamed(kind: str, tmp_path: Path) -> None:
     """Its model is not written while it trains, which would hold the base once more; `run=export` does it."""
     base = tmp_path / "base"
-    resized_quickstart(base)
-    model = AutoModelForCausalLM.from_pretrained(base)
-    (base / "model.safetensors").unlink()
-    torch.save(model.state_dict(), base / "pytorch_model.bin")
+    if kind == "experts":
+        tiny_mixture(base, "qwen3_moe")
+    else:
+        resized_quickstart(base)
+        model = AutoModelForCausalLM.from_pretrained(base)
+        (base / "model.safetensors").unlink()
+        torch.save(model.state_dict(), base / kind)
     found = trained(tmp_path / "run", *LORA, f"model.name={base}")
     assert not (tmp_path / "run" / "model").exists()
     asked = ("run=export", f"checkpoint={tmp_path / 'run'}", f"to={tmp_path / 'new'}")

@@ -191,7 +191,8 @@ def _check_finite(model: PreTrainedModel, name: str) -> None:
 
 
 def add_lora(model: PreTrainedModel, lora: LoraConfig) -> nn.Module:
-    """Freeze the model and put trainable low-rank adapters on every linear layer but the head."""
+    """Freeze the model and put trainable low-rank adapters on every linear layer but the head; experts that lie in one
+    tensor are none, and stay as they are."""
     from peft import LoraConfig as PeftLoraConfig
     from peft import get_peft_model
 
@@ -199,7 +200,7 @@ def add_lora(model: PreTrainedModel, lora: LoraConfig) -> nn.Module:
         r=lora.r,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
-        target_modules="all-linear",
+        target_modules=list(linear_names(model)),
         task_type="CAUSAL_LM",
     )
     return get_peft_model(model, settings)
