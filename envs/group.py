@@ -12,6 +12,8 @@ from typing import Any, Literal, NamedTuple
 from envs.task import Completion, Example, Outcome
 
 FinishReason = Literal["stop", "length", "abort"]
+ALONE = "the engine"
+"""The name of an engine that is not one of several."""
 OUTCOMES: tuple[Outcome, ...] = ("scored", "invalid", "error")
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort")
 
@@ -56,7 +58,7 @@ class SampledCompletion:
     sampled: one a token, false where the environment wrote it (a tool's result); None: the model drew all.
     text: the whole completion decoded, every turn of it. Control tokens show only where they do not belong.
     shown: what the reward saw. verdict: what it said.
-    engine: its name and devices, as a pool knows them, of the last turn; empty where it is in the run's own process.
+    engine: its name and devices, as a pool knows them, of the last turn.
         Completions that differ in nothing else are equal: what is drawn does not depend on it.
     """
 
@@ -68,7 +70,7 @@ class SampledCompletion:
     text: str = ""
     shown: Completion | None = None
     verdict: Verdict | None = None
-    engine: str = field(default="", compare=False)
+    engine: str = field(default=ALONE, compare=False)
 
     @property
     def num_drawn(self) -> int:

@@ -4,7 +4,7 @@ A resumed run goes on in the same file; nothing is ever cut from it, so that wha
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -47,6 +47,12 @@ class Events:
         self.writes = False
         if self._file is not None:
             self._file.close()
+
+
+def learner_of(events: Iterable[dict[str, Any]]) -> str:
+    """The learner with its devices, as the newest part of a run has told: `learner (GPU 0)`."""
+    places = [event["learner"] for event in events if "learner" in event]
+    return f"learner ({places[-1]})" if places else "learner"
 
 
 def read_events(run_dir: Path) -> list[dict[str, Any]]:

@@ -5,13 +5,11 @@ from typing import Any
 
 Team = tuple[str, ...]
 """The engines that drew a group; those of several turns may be several."""
-ALONE = "engine"
-"""The one in the run's own process, which has no name in the ledger."""
 
 
 def team_of(record: dict[str, Any]) -> Team:
     """The engines that drew the group of a line of the ledger."""
-    return tuple(sorted({name or ALONE for name, _ in record["engines"]}))
+    return tuple(sorted({name for name, _ in record["engines"]}))
 
 
 def engine_names(teams: Iterable[Team]) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from config.files import written_whole
-from monitoring.events import read_events
+from monitoring.events import learner_of, read_events
 from monitoring.ledger_files import read_records
 from monitoring.teams import Team, engine_names, team_of
 
@@ -46,8 +46,7 @@ def _items(
     events: Sequence[Item], groups: "array[float]", teams: Sequence[Team], zero: float
 ) -> Iterator[Item]:
     engines = engine_names(teams)
-    learner = next((f", learner ({event['learner']})" for event in events if event["event"] == "begun"), "")
-    named = [(DRIVER, f"driver{learner}"), (JUDGING, "judging"), *enumerate(engines, GENERATION)]
+    named = [(DRIVER, f"driver, {learner_of(events)}"), (JUDGING, "judging"), *enumerate(engines, GENERATION)]
     for process, name in named:
         yield {"ph": "M", "pid": process, "tid": 0, "name": "process_name", "args": {"name": name}}
         yield {

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from monitoring.events import learner_of
 from monitoring.teams import engine_names
 from reports.columns import Columns
 from reports.curves import rounded
@@ -20,8 +21,8 @@ MOST_ENGINES = 16
 """That have lanes of their own; more share one."""
 LANES = (
     ("score", "rewards: score", "a completion of a drawn group is being judged"),
-    ("collect", "learner{devices}: collect", "the learner has no batch yet"),
-    ("optimize", "learner{devices}: learn", "advantages, forward, backward, optimizer"),
+    ("collect", "{learner}: collect", "the learner has no batch yet"),
+    ("optimize", "{learner}: learn", "advantages, forward, backward, optimizer"),
     ("push", "weights: push", "weights travel to the engines"),
     ("evaluate", "engines: evaluate", "held-out sets"),
     ("checkpoint", "disk: checkpoint", "the run waits for a checkpoint"),
@@ -86,11 +87,11 @@ def _engines(columns: Columns) -> Iterator[Lane]:
 
 def _others(run: RunFolder, columns: Columns) -> Iterator[Lane]:
     judged = np.stack([columns.groups["drawn"], columns.groups["judged"]], axis=1)
-    devices = next((f" ({event['learner']})" for event in run.events if event["event"] == "begun"), "")
+    learner = learner_of(run.events)
     for key, title, meaning in LANES:
         yield Lane(
             key,
-            title.format(devices=devices),
+            title.format(learner=learner),
             meaning,
             judged if key == "score" else _phases(run.events, key),
         )

@@ -242,15 +242,15 @@ class Run:
 
         told: what the user should know, in the log of the run.
         """
+        place = self.plan.devices.learner_place
         if saved is None:
             self.monitor.file.begin()
             self.monitor.ledger.begin(after=-1)
-            devices = self.plan.devices
-            self.monitor.event("begun", overlapped=self.plan.overlapped, learner=devices.learner_place)
+            self.monitor.event("begun", overlapped=self.plan.overlapped, learner=place)
         else:
             told = [*told, *self.restore(saved)]
             self.monitor.ledger.begin(after=self.first_iteration)
-            self.monitor.event("resumed", source=str(saved.path))
+            self.monitor.event("resumed", source=str(saved.path), learner=place)
         for line in told:
             self.monitor.say(line)
 

@@ -75,6 +75,33 @@ def test_full_weights_with_a_reference_and_replaced_groups(tmp_path: Path) -> No
     assert_same_bits(run, 4, 16, tmp_path, None)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [("train.packing=false",), (*LORA, "train_model.lora.quantization=nf4")],
+    ids=["whole rows", "nf4"],
+)
+def test_other_ways_to_compute(settings: tuple[str, ...], tmp_path: Path) -> None:
+    if "train_model.lora.quantization=nf4" in settings:
+        pytest.importorskip("bitsandbytes")
+    run = recorded_run(tmp_path / "run", *settings, "train.checkpoint_frequency=2")
+    assert_same_bits(run, 4, 4, tmp_path, "checkpoint_000002")
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_several_ranks_agree_to_rounding(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run", "train_model.num_devices=2", "train.checkpoint_frequency=2")
+    (computed,) = (
+        one.metrics(3)
+        for one in computed_again(
+            run, configs(run, [])[0], start_before(run, 4), (4, 4), tmp_path, keep=False
+        )
+        if one.number == 4
+    )
+    recorded = next(row for row in rows(run) if row["optimizer_step"] == 4)
+    for name in ("loss/objective", "grad_norm", "entropy", "mismatch/max"):
+        assert computed[name] == pytest.approx(recorded[name], rel=1e-4, abs=1e-6), name
+
+
 def test_beside_generation_with_old_tokens(tmp_path: Path) -> None:
     ahead = ("train.max_policy_age=2", "train.weight_update_frequency=3", "train.checkpoint_frequency=4")
     run = recorded_run(tmp_path / "run", "train.epochs=2", *ahead, script=grpo_async)

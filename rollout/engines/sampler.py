@@ -20,9 +20,6 @@ import torch
 from config.errors import DeadlineError
 from envs.group import SampledCompletion, Sampling
 
-ALONE = "the engine"
-"""The name of an engine that is not one of several."""
-
 
 class Request(NamedTuple):
     """One prompt whose `n` completions are wanted: one group.

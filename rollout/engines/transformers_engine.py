@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from envs.group import SampledCompletion
+from envs.group import ALONE, SampledCompletion
 from rollout.engines.draw import Filter, draw, row_seeds
-from rollout.engines.sampler import ALONE, Request, Response
+from rollout.engines.sampler import Request, Response
 from rollout.engines.slot_cache import SlotCache
 
 _SHRINK_BELOW = 0.75  # rows are compacted when fewer than this share still run: copying costs, idling too

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from config.errors import ConfigError, DeadlineError
-from envs.group import FinishReason, SampledCompletion, Sampling
-from rollout.engines.sampler import ALONE, Request, Response
+from envs.group import ALONE, FinishReason, SampledCompletion, Sampling
+from rollout.engines.sampler import Request, Response
 from rollout.engines.vllm_arguments import engine_arguments
 from rollout.engines.vllm_settings import (
     VLLMSettings,

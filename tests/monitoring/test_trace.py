@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from envs.example import Completion
-from envs.group import Times
+from envs.group import ALONE, Times
 from monitoring.events import Events
 from monitoring.ledger import Ledger
 from monitoring.trace import DRIVER, GENERATION, JUDGING, write_trace
@@ -24,7 +24,7 @@ def folder_of(
     run_dir: Path,
     events: Sequence[dict[str, Any]],
     times: Sequence[tuple[float, float, float]],
-    engines: Sequence[str] = ("",),
+    engines: Sequence[str] = (ALONE,),
 ) -> Path:
     """A run's folder with these events, and a group of two tokens for each (begun, drawn, judged), by each engine in
     turn."""
@@ -95,7 +95,7 @@ def test_a_run_by_hand(tmp_path: Path) -> None:
     ]
     third = next(item for item in items if item["name"] == "group 2" and item["pid"] == GENERATION)
     assert third["args"] == {"iteration": 1, "tokens": 2}
-    assert processes(items) == {DRIVER: "driver, learner (GPU 0)", JUDGING: "judging", GENERATION: "engine"}
+    assert processes(items) == {DRIVER: "driver, learner (GPU 0)", JUDGING: "judging", GENERATION: ALONE}
 
 
 def processes(items: Sequence[dict[str, Any]]) -> dict[int, str]:

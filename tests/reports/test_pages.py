@@ -200,10 +200,8 @@ def test_a_heading_sorts_its_table(show: Any) -> None:
     heading = opened.page.locator("#time th button", has_text="Share of the run")
     shares = []
     for _ in range(2):
-        heading.focus()
-        opened.page.keyboard.press(
-            "Enter"
-        )  # pictures that are drawn when they are seen move what a mouse points at
+        heading.focus()  # pictures that are drawn when they are seen move what a mouse points at
+        opened.page.keyboard.press("Enter")
         shares.append([float(text.split()[0]) for text in opened.all("#time tbody td:nth-child(4)")])
     assert len(shares[0]) >= 5
     assert shares[0] == sorted(shares[0], reverse=True) and shares[1] == sorted(shares[0])

@@ -10,11 +10,11 @@ from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cluster.runtime import Place
-from envs.group import Sampling
+from envs.group import ALONE, Sampling
 from plan.machine import installed_vllm
 from rollout.engines.fleet import PoolSettings
 from rollout.engines.pool import RayPool
-from rollout.engines.sampler import ALONE, Engine, Request, Response, WeightTarget
+from rollout.engines.sampler import Engine, Request, Response, WeightTarget
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.engines.vllm_settings import VLLMSettings
 from rollout.weights.transports import SharedMemory, Transport

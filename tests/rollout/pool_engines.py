@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from config.errors import ConfigError
-from envs.group import SampledCompletion
-from rollout.engines.sampler import ALONE, Request, Response
+from envs.group import ALONE, SampledCompletion
+from rollout.engines.sampler import Request, Response
 from rollout.weights.outgoing import Engines, Outgoing
 
 

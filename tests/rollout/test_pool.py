@@ -19,6 +19,7 @@ import torch
 
 from cluster.runtime import Place, start_ray
 from config.errors import ConfigError
+from envs.group import ALONE
 from plan.machine import installed_vllm
 from rollout.engines.fleet import PoolSettings
 from rollout.engines.pool import RayPool
@@ -66,7 +67,7 @@ def test_two_vllm_engines_answer_like_one(vllm_pool: RayPool, start_engine: Star
     assert {one.engine for response in got for one in response.completions} == {
         str(one) for one in TWO_PLACES
     }
-    assert {one.engine for response in expected for one in response.completions} == {""}
+    assert {one.engine for response in expected for one in response.completions} == {ALONE}
     for one, other in zip(got, expected, strict=True):
         assert one.request_id == other.request_id
         for mine, theirs in zip(one.completions, other.completions, strict=True):

@@ -230,6 +230,24 @@ class Pushed(TransformersEngine):
         return responses
 
 
+class Named(Recorder):
+    """A pool whose every answer is of another engine."""
+
+    def step(self, timeout: float = 0.0) -> list[Response]:
+        responses = super().step(timeout)
+        for number, response in enumerate(responses, len(self.drawn)):
+            for one in response.completions:
+                one.engine = f"engine {number}"
+        return responses
+
+
+def test_the_engine_of_a_completion_is_that_of_its_last_turn(model: Any, tokenizer: Any) -> None:
+    engine = Named(model)
+    request = Request(0, (1, 4, 22, 17, 23, 35, 5), 1, Sampling(max_tokens=24), seed=0)
+    ((completion,),) = drawn_by(engine, tokenizer, Conversation(tokenizer, [ThinkAgain("?")], 3), [request])
+    assert len(engine.drawn) > 1 and completion.engine == f"engine {len(engine.drawn)}"
+
+
 def test_every_token_has_the_version_that_drew_it(tokenizer: Any) -> None:
     engine = Pushed(load_model(ModelConfig(name=str(QUICKSTART)), torch.device("cpu")), [EOS])
     request = Request(0, (1, 4, 22, 17, 23, 35, 5), 2, Sampling(max_tokens=24), seed=0)
