@@ -53,9 +53,15 @@ class Disk:
         self.seen(self.place / "filler").unlink()
 
     def make_read_only(self, folder: Path) -> None:
-        """A folder on it, for every file that is opened from now on."""
-        self._do("mount", "--bind", str(folder), str(folder))
-        self._do("mount", "-o", "remount,bind,ro", str(folder))
+        """A folder on it, for every file that is opened from now on.
+
+        It is made so elsewhere and moved there: a mount with a file open for writing stays writable (busy).
+        """
+        aside = folder.with_name(f"{folder.name}-read-only")
+        self.seen(aside).mkdir()
+        self._do("mount", "--bind", str(folder), str(aside))
+        self._do("mount", "-o", "remount,bind,ro", str(aside))
+        self._do("mount", "--move", str(aside), str(folder))
 
     def make_writable(self, folder: Path) -> None:
         self._do("umount", str(folder))
