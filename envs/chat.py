@@ -68,7 +68,7 @@ class Encoder:
             one.shown = Completion(shown, one.num_drawn, one.finish_reason == "length", marked)
             if marked:
                 (one.text,) = self.tokenizer.batch_decode([one.token_ids])
-            elif one.sampled is None:
+            elif not one.sampled:
                 one.text = shown
             else:
                 (one.text,) = self._texts([one.token_ids])
@@ -80,7 +80,7 @@ class Encoder:
 
 def _turns(completion: SampledCompletion) -> list[list[int]]:
     """The ids of each of the model's turns: the runs between those that the environment wrote."""
-    if completion.sampled is None:
+    if not completion.sampled:
         return [completion.token_ids]
     written = zip(completion.token_ids, completion.sampled, strict=False)
     runs = groupby(written, key=lambda pair: pair[1])

@@ -7,7 +7,7 @@ nothing of it is thrown away. Tensors are made of it once, by `training.batch`.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from envs.task import Completion, Example, Outcome
 
@@ -28,34 +28,41 @@ class Sampling:
     max_tokens: int = 256
 
 
-class Verdict(NamedTuple):
-    """What the reward service says of one completion. seconds: that judging took."""
+@dataclass(frozen=True)
+class Verdict:
+    """What the reward service says of one completion.
+
+    seconds: that judging took. success: the `accuracy` part (0 to 1), or 1 for a score of at least 1 where there is
+    none.
+    """
 
     score: float
     parts: dict[str, float]
     outcome: Outcome
     seconds: float = 0.0
+    success: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        success = self.parts["accuracy"] if "accuracy" in self.parts else float(self.score >= 1)
+        object.__setattr__(self, "success", success)
 
     @property
     def judged(self) -> bool:
         """False where judging failed, so that the score says nothing about the completion."""
         return self.outcome != "error"
 
-    @property
-    def success(self) -> float:
-        """The reward's `accuracy` part (0 to 1), or 1 for a score of at least 1 where it has none."""
-        return self.parts["accuracy"] if "accuracy" in self.parts else float(self.score >= 1)
-
 
 @dataclass
 class SampledCompletion:
     """One sampled completion: every token of it, who wrote it, and what became of it.
 
+    The ledger writes its fields as they are named here (docs/rollouts.md).
+
     token_ids: the end-of-sequence token included where one was drawn.
     log_probs: one a token, of the distribution it was sampled from (after temperature, top-p and top-k).
     policy_versions: one a token, the version of the weights that drew it.
     finish_reason: "stop" (end of sequence drawn), "length" (max_tokens reached), "abort".
-    sampled: one a token, false where the environment wrote it (a tool's result); None: the model drew all.
+    sampled: one a token, false where the environment wrote it (a tool's result); empty: the model drew all.
     text: the whole completion decoded, every turn of it. Control tokens show only where they do not belong.
     shown: what the reward saw. verdict: what it said.
     engine: its name and devices, as a pool knows them, of the last turn.
@@ -66,7 +73,7 @@ class SampledCompletion:
     log_probs: list[float]
     policy_versions: list[int]
     finish_reason: FinishReason
-    sampled: list[bool] | None = None
+    sampled: list[bool] = field(default_factory=list)
     text: str = ""
     shown: Completion | None = None
     verdict: Verdict | None = None
@@ -75,7 +82,7 @@ class SampledCompletion:
     @property
     def num_drawn(self) -> int:
         """Tokens that the model drew, in all its turns."""
-        return len(self.token_ids) if self.sampled is None else sum(self.sampled)
+        return sum(self.sampled) if self.sampled else len(self.token_ids)
 
 
 @dataclass(frozen=True)

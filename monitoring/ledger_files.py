@@ -23,6 +23,8 @@ FOLDER = "rollouts"
 OPEN, CLOSED = ".jsonl", ".jsonl.zst"
 _NAME = re.compile(r"(train|eval_([\w\-]+))_(\d{6,})\.jsonl(\.zst)?")
 
+_UNSEEN: dict[str, Any] = {"advantage": 0.0, "in_loss": False, "log_ratio": [], "entropy": []}
+
 
 @dataclass(frozen=True)
 class LedgerFile:
@@ -61,7 +63,23 @@ def read_records(run_dir: Path, kind: str | None = None) -> Iterator[dict[str, A
 def records_of(path: Path) -> Iterator[dict[str, Any]]:
     """The groups of one file."""
     for line in lines_of(path):
-        yield orjson.loads(line)
+        yield parsed(line)
+
+
+def parsed(line: bytes) -> dict[str, Any]:
+    """A line of the ledger. Each of its completions has its number in the group (`sample`), whether the group kept it
+    (`chosen`), and what the learner knows of it."""
+    record: dict[str, Any] = orjson.loads(line)
+    token = 0
+    for sample, one in enumerate(record["completions"]):
+        chosen = sample < record["group_size"]
+        one |= {"sample": sample, "chosen": chosen, **_UNSEEN}
+        if chosen and record["in_loss"]:
+            tokens = slice(token, token + len(one["token_ids"]))
+            one |= {name: record[name][sample] for name in ("advantage", "in_loss")}
+            one |= {name: record[name][tokens] for name in ("log_ratio", "entropy")}
+            token = tokens.stop
+    return record
 
 
 def lines_of(path: Path) -> Iterator[bytes]:

@@ -92,7 +92,7 @@ def _length_metrics(completions: Sequence[SampledCompletion]) -> dict[str, float
         "length/response_max": float(max(lengths)),
         "length/truncated": [one.finish_reason for one in completions].count("length") / len(lengths),
     }
-    if all(one.sampled is None or all(one.sampled) for one in completions):
+    if all(all(one.sampled) for one in completions):
         return metrics
     return metrics | {
         "turns/mean": _mean([_turns(one) for one in completions]),
@@ -102,7 +102,7 @@ def _length_metrics(completions: Sequence[SampledCompletion]) -> dict[str, float
 
 def _turns(completion: SampledCompletion) -> int:
     """One, and one more wherever a token of the environment's is followed by one of the model's."""
-    return 1 + bytes(completion.sampled or ()).count(b"\0\1")
+    return 1 + bytes(completion.sampled).count(b"\0\1")
 
 
 def _trained_metrics(batch: Trained, generated: int) -> dict[str, float]:

@@ -9,7 +9,7 @@ Team = tuple[str, ...]
 
 def team_of(record: dict[str, Any]) -> Team:
     """The engines that drew the group of a line of the ledger."""
-    return tuple(sorted({name for name, _ in record["engines"]}))
+    return tuple(sorted({one["engine"] for one in record["completions"]}))
 
 
 def engine_names(teams: Iterable[Team]) -> list[str]:

@@ -71,7 +71,7 @@ def _groups(run_dir: Path) -> "tuple[array[float], list[Team]]":
     numbers = array("d")
     teams: dict[Team, int] = {}
     for record in read_records(run_dir):
-        tokens = sum(len(one["tokens"]) for one in record["completions"])
+        tokens = sum(len(one["token_ids"]) for one in record["completions"])
         times = (record["begun"], record["drawn"], record["judged"])
         team = teams.setdefault(team_of(record), len(teams))
         numbers.extend((*times, record["group_id"], record["iteration"], tokens, team))

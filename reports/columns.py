@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 
-from monitoring.ledger_files import ledger_files, lines_of
+from monitoring.ledger_files import ledger_files, lines_of, parsed
 from monitoring.teams import Team, team_of
 
 FATES = ("trained", "replaced", "stale", "evaluated")
@@ -117,7 +116,7 @@ def columns_of(files: Sequence[Path]) -> Columns:
     sets, prompts, sources = Names({"": 0}), Names(), Names()
     teams: dict[Team, int] = {}
     for line in lines_of_files(files):
-        record = orjson.loads(line)
+        record = parsed(line)
         steps = record["optimizer_steps"]
         values = (
             sets.of(record["set"]),
@@ -145,16 +144,17 @@ def columns_of(files: Sequence[Path]) -> Columns:
 
 
 def _completion(group: int, one: dict[str, Any], record: dict[str, Any]) -> tuple[float, ...]:
+    verdict = one["verdict"]
     return (
         group,
-        one["score"],
-        one["success"],
-        len(one["tokens"]),
+        verdict["score"],
+        verdict["success"],
+        len(one["token_ids"]),
         len(one["text"]),
-        _age(one["versions"], record["trained_at"]) if is_seen(one) else _NONE,
+        _age(one["policy_versions"], record["trained_at"]) if is_seen(one) else _NONE,
         mean_advantage(one["advantage"]) if is_seen(one) else _NONE,
         FINISHES.index(one["finish_reason"]),
-        OUTCOMES.index(one["outcome"]),
+        OUTCOMES.index(verdict["outcome"]),
         CHOSEN * one["chosen"] + IN_LOSS * one["in_loss"],
     )
 
@@ -164,13 +164,11 @@ def is_seen(one: dict[str, Any]) -> bool:
     return len(one["log_ratio"]) > 0
 
 
-def _age(versions: list[list[int]], trained_at: int) -> float:
+def _age(versions: list[int], trained_at: int) -> float:
     """Mean over the tokens; in lockstep, which counts none (-1), they are of age 0."""
     if trained_at < 0:
         return 0.0
-    return trained_at - sum(version * count for version, count in versions) / sum(
-        count for _, count in versions
-    )
+    return trained_at - sum(versions) / len(versions)
 
 
 def mean_advantage(advantage: Any) -> float:

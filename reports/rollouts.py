@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from monitoring.ledger_files import parsed
 from reports.columns import FATES, FINISHES, OUTCOMES, Columns, Names, is_seen, lines_of_files
 from reports.curves import rounded
 from reports.pieces import Pieces
@@ -42,7 +43,7 @@ def rollouts(
         last = max(wanted)
         for group, line in enumerate(lines_of_files(files)):
             if group in wanted:
-                book.add(orjson.loads(line), wanted[group])
+                book.add(parsed(line), wanted[group])
             if group == last:
                 break
     return {
@@ -161,7 +162,7 @@ class _Book:
         values |= {name: int(columns[name][number]) for name in ("length", "finish", "outcome", "flags")}
         values |= {"group": group, "sample": one["sample"], "text": one["text"][:LONGEST_TEXT]}
         values["cut"] = max(0, len(one["text"]) - LONGEST_TEXT)
-        values["parts"] = {name: rounded(value) for name, value in one["parts"].items()}
+        values["parts"] = {name: rounded(value) for name, value in one["verdict"]["parts"].items()}
         for name, column in self.rows.items():
             column.append(values[name])
         if number in self.chosen.with_tokens and self.pieces is not None:
@@ -181,13 +182,13 @@ def token_values(one: dict[str, Any], pieces: Pieces) -> dict[str, Any]:
 
     advantage: one number where all tokens have the same.
     """
-    values: dict[str, Any] = {"pieces": pieces(one["tokens"])}
+    values: dict[str, Any] = {"pieces": pieces(one["token_ids"])}
     if is_seen(one):
         for name in ("advantage", "log_ratio", "entropy"):
             value = one[name]
             values[name] = [short(each) for each in value] if isinstance(value, list) else short(value)
     if one["sampled"]:
-        values["sampled"] = [int(own) for own, count in one["sampled"] for _ in range(count)]
+        values["sampled"] = [int(own) for own in one["sampled"]]
     return values
 
 

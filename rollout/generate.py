@@ -117,7 +117,6 @@ class Generation:
 
 def _append(whole: SampledCompletion, more: SampledCompletion, sampled: bool) -> None:
     """What nothing drew has the version of the token before it."""
-    assert whole.sampled is not None
     whole.token_ids = whole.token_ids + more.token_ids
     whole.log_probs = whole.log_probs + more.log_probs
     versions = more.policy_versions if sampled else whole.policy_versions[-1:] * len(more.token_ids)

@@ -122,7 +122,7 @@ def last_seen(run_dir: Path) -> dict[str, dict[str, Seen]]:
         name = record["set"] or TRAINING
         if name != TRAINING and newest.get(name) != record["iteration"]:
             newest[name], found[name] = record["iteration"], {}  # of an evaluation the last, whole
-        by_reward = sorted(record["completions"], key=lambda one: float(one["score"]))
+        by_reward = sorted(record["completions"], key=lambda one: float(one["verdict"]["score"]))
         worst, best = (by_reward[place]["text"][:CHARACTERS] for place in (0, -1))
         seen = Seen(success(record), question(record)[:CHARACTERS], best, worst)
         found.setdefault(name, {})[record["prompt_id"]] = seen

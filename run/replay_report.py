@@ -98,7 +98,7 @@ def _differences(
     one: dict[str, Any], advantage: Tensor, in_loss: bool, log_ratio: Tensor, compare_tokens: bool
 ) -> Iterator[str]:
     """compare_tokens: the ledger holds the log-ratios of the first step that trained on a completion."""
-    recorded, length = one["advantage"], len(one["tokens"])
+    recorded, length = one["advantage"], len(one["token_ids"])
     values = advantage.tolist()
     replayed = values[0] if len(values) == 1 else values[:length]
     if recorded != replayed:

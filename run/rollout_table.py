@@ -75,17 +75,18 @@ def rows_of(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
         "answer": answer if isinstance(answer, str) else json.dumps(answer),
     }
     for one in record["completions"]:
-        versions = [version for version, _ in one["versions"]]
+        verdict, versions = one["verdict"], one["policy_versions"]
         yield of_group | {
-            **{name: one[name] for name in ("sample", "finish_reason", "score", "success", "outcome")},
-            **{name: one[name] for name in ("in_loss", "chosen", "judge_s")},
+            **{name: one[name] for name in ("sample", "finish_reason", "in_loss", "chosen")},
+            **{name: verdict[name] for name in ("score", "success", "outcome")},
+            "judge_s": verdict["seconds"],
             "completion": one["text"],
-            "tokens": len(one["tokens"]),
+            "tokens": len(one["token_ids"]),
             "oldest_version": min(versions, default=None),
             "newest_version": max(versions, default=None),
             "advantage": _mean(one["advantage"]) if steps and one["chosen"] else None,
             **{name: _mean(one[name]) for name in ("log_ratio", "entropy")},
-            **{f"part/{name}": value for name, value in one["parts"].items()},
+            **{f"part/{name}": value for name, value in verdict["parts"].items()},
         }
 
 

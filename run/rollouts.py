@@ -73,8 +73,8 @@ def _of_group(record: Record, wanted: RolloutsConfig) -> bool:
 
 
 def _of_completion(one: Record, record: Record, wanted: RolloutsConfig) -> bool:
-    judged = one["outcome"] != "error"
-    is_now = {one["outcome"], "right" if judged and one["success"] >= 1 else "wrong" if judged else ""}
+    outcome, solved = one["verdict"]["outcome"], one["verdict"]["success"] >= 1
+    is_now = {outcome} if outcome == "error" else {outcome, "right" if solved else "wrong"}
     text = wanted.contains
     return (wanted.outcome is None or wanted.outcome in is_now) and (
         text is None or text in one["text"] or text in record["prompt_text"]
@@ -83,13 +83,14 @@ def _of_completion(one: Record, record: Record, wanted: RolloutsConfig) -> bool:
 
 def success(record: Record) -> float:
     """Mean success of the completions that could be judged; NaN where none could."""
-    judged = [one["success"] for one in record["completions"] if one["outcome"] != "error"]
+    verdicts = [one["verdict"] for one in record["completions"]]
+    judged = [verdict["success"] for verdict in verdicts if verdict["outcome"] != "error"]
     return sum(judged) / len(judged) if judged else float("nan")
 
 
 def reward(record: Record) -> float:
     """Mean reward of its completions."""
-    return float(sum(one["score"] for one in record["completions"]) / len(record["completions"]))
+    return float(sum(one["verdict"]["score"] for one in record["completions"]) / len(record["completions"]))
 
 
 def extremes(records: Iterable[Record], best: int, worst: int) -> list[Record]:
@@ -154,12 +155,13 @@ def question(record: Record) -> str:
 
 
 def _headline(one: Record, trained: bool) -> str:
-    parts = ", ".join(f"{name} {value:.3g}" for name, value in one["parts"].items())
-    words = [f"#{one['sample']} reward {one['score']:.3g}{f' ({parts})' if parts else ''}"]
+    verdict = one["verdict"]
+    parts = ", ".join(f"{name} {value:.3g}" for name, value in verdict["parts"].items())
+    words = [f"#{one['sample']} reward {verdict['score']:.3g}{f' ({parts})' if parts else ''}"]
     if trained and one["chosen"] and isinstance(one["advantage"], float):
         words.append(f"advantage {one['advantage']:+.3g}")
-    words += [f"{len(one['tokens'])} tokens", one["finish_reason"]]
-    words += [one["outcome"]] if one["outcome"] != "scored" else []
+    words += [f"{len(one['token_ids'])} tokens", one["finish_reason"]]
+    words += [verdict["outcome"]] if verdict["outcome"] != "scored" else []
     words += [] if one["chosen"] else ["left out"]
     return ", ".join(words)
 

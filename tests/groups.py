@@ -22,7 +22,7 @@ def make_completion(
     *,
     outcome: Outcome = "scored",
     finish_reason: FinishReason = "stop",
-    sampled: Sequence[bool] | None = None,
+    sampled: Sequence[bool] = (),
     versions: int | Sequence[int] = 0,
     log_probs: float | Sequence[float] = -1.0,
 ) -> SampledCompletion:
@@ -33,7 +33,7 @@ def make_completion(
         log_probs=[log_probs] * len(ids) if isinstance(log_probs, float) else list(log_probs),
         policy_versions=[versions] * len(ids) if isinstance(versions, int) else list(versions),
         finish_reason=finish_reason,
-        sampled=None if sampled is None else list(sampled),
+        sampled=list(sampled),
         verdict=Verdict(score, parts or {}, outcome),
     )
     made.shown = Completion("", made.num_drawn, finish_reason == "length")
@@ -77,7 +77,7 @@ def random_group(
             {"accuracy": chance.choice((0.0, 0.5, 1.0)), "format": chance.random()},
             outcome=chance.choices(OUTCOMES, (6, 1, 1))[0],
             finish_reason=chance.choice(("stop", "length")),
-            sampled=chance.choice((None, [True, *(chance.random() < 0.7 for _ in range(length - 1))])),
+            sampled=chance.choice(([], [True, *(chance.random() < 0.7 for _ in range(length - 1))])),
             versions=[chance.randint(3, 5) for _ in range(length)],
             log_probs=[-chance.random() for _ in range(length)],
         )

@@ -10,7 +10,7 @@ import pytest
 import grpo_async
 from config.errors import ConfigError
 from config.policy import PolicyConfig
-from monitoring.ledger_files import read_records
+from monitoring.ledger_files import ledger_files, lines_of, read_records
 from monitoring.metrics import without_clocks
 from run.replay import computed_again, replay, start_before
 from run.replayed_objective import configs, preset, preset_changes
@@ -151,9 +151,10 @@ def test_the_recorded_objective_as_another_one_changes_nothing(run: Path) -> Non
 def test_it_says_where_numbers_part(run: Path, tmp_path: Path) -> None:
     """One reward of the ledger is another one than the run had."""
     changed = shutil.copytree(run, tmp_path / "changed", ignore=shutil.ignore_patterns("checkpoints"))
-    records = [record for record in read_records(changed) if record["kind"] == "train"]
+    files = [file for file in ledger_files(changed) if not file.evaluated]
+    records = [orjson.loads(line) for file in files for line in lines_of(file.path)]
     touched = next(record for record in records if record["optimizer_steps"] == [2, 3])
-    touched["completions"][1]["score"] += 0.5
+    touched["completions"][1]["verdict"]["score"] += 0.5
     for path in (changed / "rollouts").glob("train_*"):
         path.unlink()
     lines = b"".join(orjson.dumps(record) + b"\n" for record in records)

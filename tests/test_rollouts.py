@@ -56,8 +56,8 @@ def test_groups_are_chosen_by_where_they_come_from(run: Path) -> None:
 
 def test_completions_are_chosen_by_what_they_are(run: Path) -> None:
     right, wrong = (chosen(run, outcome=outcome) for outcome in ("right", "wrong"))
-    assert all(one["success"] == 1 for one in completions(right))
-    assert all(one["success"] == 0 for one in completions(wrong))
+    assert all(one["verdict"]["success"] == 1 for one in completions(right))
+    assert all(one["verdict"]["success"] == 0 for one in completions(wrong))
     assert len(completions(right)) + len(completions(wrong)) == len(
         completions(chosen(run, outcome="scored"))
     )
@@ -73,7 +73,7 @@ def test_completions_are_chosen_by_what_they_are(run: Path) -> None:
 
 
 def test_what_cannot_be_judged_is_neither_right_nor_wrong() -> None:
-    one = {"outcome": "error", "success": 0.0, "score": 0.0, "text": ""}
+    one = {"verdict": {"outcome": "error", "success": 0.0, "score": 0.0}, "text": ""}
     record = {
         "set": "",
         "optimizer_steps": [],
@@ -109,14 +109,9 @@ def test_prompts_that_flipped(run: Path) -> None:
 
 
 def test_a_group_for_a_person() -> None:
-    one = {
-        "sample": 0,
-        "score": 0.25,
-        "parts": {"accuracy": 0.0, "brief": 0.25},
-        "advantage": -0.5,
-        "chosen": True,
-    }
-    one |= {"tokens": [1, 2, 3], "finish_reason": "length", "outcome": "invalid", "text": "so long " * 200}
+    verdict = {"score": 0.25, "parts": {"accuracy": 0.0, "brief": 0.25}, "outcome": "invalid"}
+    one = {"sample": 0, "verdict": verdict, "advantage": -0.5, "chosen": True}
+    one |= {"token_ids": [1, 2, 3], "finish_reason": "length", "text": "so long " * 200}
     record = {
         "kind": "train",
         "set": "",
@@ -169,8 +164,8 @@ def test_a_table_has_a_row_for_every_completion(run: Path, ending: str, tmp_path
     assert len(table) == len(expected) == 224
     for row, (record, one) in zip(table, expected, strict=True):
         assert (row["prompt_id"], row["completion"]) == (record["prompt_id"], one["text"])
-        assert float(row["score"]) == float(row["part/accuracy"]) == one["score"]
-        assert int(row["tokens"]) == len(one["tokens"])
+        assert float(row["score"]) == float(row["part/accuracy"]) == one["verdict"]["score"]
+        assert int(row["tokens"]) == len(one["token_ids"])
         if record["kind"] == "train":
             assert float(row["advantage"]) == one["advantage"]
             assert int(row["optimizer_step"]) == record["optimizer_steps"][0]

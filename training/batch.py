@@ -166,6 +166,6 @@ def _drawn(completions: Sequence[SampledCompletion], response_mask: Tensor) -> T
     """bool [N, R]: the tokens that the model drew."""
     drawn = response_mask.clone()
     for row, one in enumerate(completions):
-        if one.sampled is not None:
+        if one.sampled:
             drawn[row, : len(one.sampled)] = torch.tensor(one.sampled)
     return drawn

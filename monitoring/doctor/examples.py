@@ -50,8 +50,10 @@ def _first(shows: Callable[[Record, Record], bool]) -> Callable[[Record], str | 
 
 
 def _described(one: Record) -> str:
-    parts = ", ".join(f"{name} {value:.3g}" for name, value in one["parts"].items())
-    return f"{_short(one['text'])} ({one['finish_reason']}, reward {one['score']:.3g}{f', {parts}' if parts else ''})"
+    verdict = one["verdict"]
+    parts = ", ".join(f"{name} {value:.3g}" for name, value in verdict["parts"].items())
+    told = f"{one['finish_reason']}, reward {verdict['score']:.3g}{f', {parts}' if parts else ''}"
+    return f"{_short(one['text'])} ({told})"
 
 
 def _question(record: Record) -> str:
@@ -64,11 +66,11 @@ def _short(text: str) -> str:
 
 
 _cut = _first(lambda record, one: one["finish_reason"] == "length")
-_wrong_and_paid = _first(lambda record, one: one["success"] < 1 and one["score"] > 0)
+_wrong_and_paid = _first(lambda record, one: one["verdict"]["success"] < 1 and one["verdict"]["score"] > 0)
 _SHOWS: dict[str, Callable[[Record], str | None]] = {
     "duplicated_completions": _duplicates,
     "repeats_question": _first(lambda record, one: holds_question(_question(record), one["text"])),
-    "reward_errors": _first(lambda record, one: one["outcome"] == "error"),
+    "reward_errors": _first(lambda record, one: one["verdict"]["outcome"] == "error"),
     "truncation": _cut,
     "end_token_vanished": _cut,
     "part_hacked": _wrong_and_paid,

@@ -11,15 +11,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 import pytest
 import torch
 
 from envs.group import Group
 from monitoring.ledger import Ledger
-from monitoring.ledger_files import ledger_files, read_records
-from monitoring.record import Fate, group_of, prompt_id, record_of, runs, token_values, unrolled
+from monitoring.ledger_files import ledger_files, parsed, read_records
+from monitoring.record import Fate, group_of, prompt_id, record_of, token_values
 from tests.groups import make_completion, make_group, random_group
 from training.batch import collate
 
@@ -29,18 +28,11 @@ QUIET: Any = pytest.fail
 
 def groups_of(count: int, first: int = 0, repeats: int = 3, chain: int = 0) -> list[Group]:
     chance = random.Random(first)
-    made = [random_group(chance, first + index, repeats, candidates=1, chain=chain) for index in range(count)]
-    for group in made:
-        for one in [*group.completions, *group.left_out]:
-            one.log_probs = np.float32(one.log_probs).tolist()  # as engines give them
-    return made
+    return [random_group(chance, first + index, repeats, candidates=1, chain=chain) for index in range(count)]
 
 
 def as_line(group: Group, fate: Fate) -> dict[str, Any]:
-    line: dict[str, Any] = orjson.loads(
-        orjson.dumps(record_of(group, fate), option=orjson.OPT_SERIALIZE_NUMPY)
-    )
-    return line
+    return parsed(orjson.dumps(record_of(group, fate), option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def test_a_group_comes_back_to_the_bit() -> None:
@@ -49,16 +41,8 @@ def test_a_group_comes_back_to_the_bit() -> None:
             one.engine = f"engine {place % 2} (CPU)"
         again = group_of(as_line(group, Fate("trained", 3)))
         assert [one.engine for one in again.candidates] == [one.engine for one in group.candidates]
-        for one in [*again.completions, *again.left_out]:
-            one.log_probs = np.float32(one.log_probs).tolist()
         assert again == replace(group, in_place_of=None)
         assert collate([again]).to_dict().keys() == collate([group]).to_dict().keys()
-
-
-def test_runs_are_undone() -> None:
-    for values in ([], [1], [4, 4, 4], [4, 5, 4], [True, False, False]):
-        assert unrolled(runs(values)) == values
-    assert runs([7, 7, 8]) == [[7, 2], [8, 1]]
 
 
 def test_prompts_are_one_where_their_messages_are() -> None:
@@ -72,7 +56,7 @@ def test_what_the_learner_said_stands_beside_each_token(tmp_path: Path) -> None:
     advantage = torch.tensor([[0.5], [-0.5]])
     mask = torch.tensor([[True, True, False], [False, False, False]])
     ratio = torch.tensor([[0.25, 0.0, 0.0], [0.0, 0.0, 0.0]])
-    (values,) = token_values(advantage, mask, ratio, ratio + mask, repeats=2)
+    (values,) = token_values([group], advantage, mask, ratio, ratio + mask)
     ledger = Ledger(tmp_path, GIB, QUIET)
     ledger.learned(group, 7, values, trained_at=4)
     ledger.learned(group, 8, values, trained_at=4)
@@ -85,6 +69,27 @@ def test_what_the_learner_said_stands_beside_each_token(tmp_path: Path) -> None:
     assert (first["advantage"], first["in_loss"], first["log_ratio"]) == (0.5, True, [0.25, 0.0])
     assert first["entropy"] == [1.25, 1.0]
     assert (second["in_loss"], len(second["log_ratio"])) == (False, 3)
+
+
+def test_what_the_learner_said_of_a_batch_goes_to_its_groups() -> None:
+    """Of unequal lengths, with an advantage a token; a candidate that was left out has none."""
+    first = make_group(1, [make_completion(3), make_completion(1)], left_out=[make_completion(2)])
+    second = make_group(2, [make_completion(2), make_completion(4)])
+    numbers = torch.arange(16.0).reshape(4, 4)
+    values = token_values(
+        [first, second], numbers, torch.ones(4, 4, dtype=torch.bool), -numbers, numbers + 0.5
+    )
+    lines = [
+        as_line(group, Fate("trained", 1, tokens=each))
+        for group, each in zip((first, second), values, strict=True)
+    ]
+    rows = [one for line in lines for one in line["completions"]]
+    assert [one["chosen"] for one in rows] == [True, True, False, True, True]
+    assert [one["sample"] for one in rows] == [0, 1, 2, 0, 1]
+    expected = [[0.0, 1.0, 2.0], [4.0], [], [8.0, 9.0], [12.0, 13.0, 14.0, 15.0]]
+    assert [one["advantage"] or [] for one in rows] == expected
+    assert [one["log_ratio"] for one in rows] == [[-each for each in row] for row in expected]
+    assert [one["entropy"] for one in rows] == [[each + 0.5 for each in row] for row in expected]
 
 
 def test_replaced_and_stale_groups_are_there_with_their_fate(tmp_path: Path) -> None:

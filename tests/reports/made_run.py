@@ -9,7 +9,10 @@ import numpy as np
 import orjson
 from omegaconf import OmegaConf
 
+from envs.example import Completion, Example
+from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
 from monitoring.ledger_files import close_file
+from monitoring.record import Fate, TokenValues, record_of
 
 BEGUN = 1_790_000_000.0
 STEP_S = 4.0
@@ -193,68 +196,42 @@ def _group(
     number: int, step: int, evaluated: str, prompt: int, made: Made, generator: np.random.Generator
 ) -> dict[str, Any]:
     begun = _ended(step) - STEP_S
-    right = generator.random(made.repeats) < skill(step, made)
+    right = (generator.random(made.repeats) < skill(step, made)).tolist()
     question = f"{prompt}+{prompt % 7}="
-    return {
-        "kind": "eval" if evaluated else "train",
-        "set": evaluated,
-        "iteration": step,
-        "optimizer_steps": [] if evaluated else [step],
-        "fate": "evaluated" if evaluated else "trained",
-        "trained_at": -1 if evaluated else step - 1,
-        "group_id": number,
-        "in_place_of": -1,
-        "prompt_id": f"{prompt + 1000 * bool(evaluated):016x}",
-        "row": prompt,
-        "source": "",
-        "messages": [{"role": "system", "content": "Add."}, {"role": "user", "content": question}],
-        "answer": str(prompt + prompt % 7),
-        "prompt_text": question,
-        "prompt_tokens": [5, 6, 7],
-        "sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 2 * made.tokens},
-        "begun": begun,
-        "drawn": begun + 2.0,
-        "judged": begun + 2.5,
-        "engines": [[f"engine {number % made.engines} (CPU)", made.repeats]],
-        "completions": [
-            _completion(sample, bool(one), step, number, evaluated, made, generator)
-            for sample, one in enumerate(right)
-        ],
-    }
+    system = "Add, please." if evaluated else "Add."
+    messages = ({"role": "system", "content": system}, {"role": "user", "content": question})
+    group = Group(
+        number,
+        Example(messages, str(prompt + prompt % 7), prompt),
+        (5, 6, 7),
+        question,
+        Sampling(max_tokens=2 * made.tokens),
+        [_completion(sample, one, step, number, made, generator) for sample, one in enumerate(right)],
+        Times(begun, begun + 2.0, begun + 2.5),
+    )
+    if evaluated:
+        return record_of(group, Fate("evaluated", step, evaluated=evaluated))
+    tokens = sum(len(one.token_ids) for one in group.completions)
+    log_ratio, entropy = generator.normal(0, 0.1, (2, tokens)).astype(np.float32)
+    advantage = [1.0 if one else -0.5 for one in right]
+    values = TokenValues(advantage, [True] * made.repeats, log_ratio, abs(entropy))
+    return record_of(group, Fate("trained", step, "", [step], step - 1, values))
 
 
 def _completion(
-    sample: int,
-    right: bool,
-    step: int,
-    number: int,
-    evaluated: str,
-    made: Made,
-    generator: np.random.Generator,
-) -> dict[str, Any]:
+    sample: int, right: bool, step: int, number: int, made: Made, generator: np.random.Generator
+) -> SampledCompletion:
     length = int(generator.integers(max(2, made.tokens - 4), made.tokens + 5))
-    floats = generator.normal(0, 0.1, (3, length)).astype(np.float32)
     text = f"step {step} says {'right' if right else 'wrong'} " + "7+5=12 so it is " * (length // 5)
     if made.hostile:
         text = HOSTILE[(number + sample) % len(HOSTILE)]
-    return {
-        "sample": sample,
-        "tokens": generator.integers(8, 60, length).tolist(),
-        "log_probs": -abs(floats[0]),
-        "versions": [[max(0, step - 1 - sample % 2), length]],
-        "sampled": [],
-        "finish_reason": "stop" if sample else "length",
-        "text": text,
-        "shown": text,
-        "control_tokens": False,
-        "score": float(right),
-        "success": float(right),
-        "parts": {"accuracy": float(right)},
-        "outcome": "scored",
-        "judge_s": 0.01,
-        "advantage": 0.0 if evaluated else (1.0 if right else -0.5),
-        "in_loss": not evaluated,
-        "chosen": True,
-        "log_ratio": [] if evaluated else floats[1],
-        "entropy": [] if evaluated else abs(floats[2]),
-    }
+    return SampledCompletion(
+        generator.integers(8, 60, length).tolist(),
+        (-abs(generator.normal(0, 0.1, length))).tolist(),
+        [max(0, step - 1 - sample % 2)] * length,
+        "stop" if sample else "length",
+        text=text,
+        shown=Completion(text, length, truncated=not sample),
+        verdict=Verdict(float(right), {"accuracy": float(right)}, "scored", 0.01),
+        engine=f"engine {number % made.engines} (CPU)",
+    )

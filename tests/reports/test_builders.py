@@ -13,7 +13,7 @@ import pytest
 from config.errors import ConfigError
 from envs.example import Completion
 from evaluation.statistics import paired_test
-from monitoring.ledger_files import read_records
+from monitoring.ledger_files import parsed, read_records
 from monitoring.record import Fate, TokenValues, record_of
 from reports import selection
 from reports.columns import columns_of, read_files
@@ -53,15 +53,15 @@ def test_columns_are_those_of_the_records(made: Path) -> None:
     flat = [(record, one) for record in records for one in record["completions"]]
     assert len(columns.completions["score"]) == len(flat) == (12 * 4 + 3 * 12) * 4
     for place, (record, one) in enumerate(flat):
-        assert columns.completions["score"][place] == one["score"]
-        assert columns.completions["length"][place] == len(one["tokens"])
+        assert columns.completions["score"][place] == one["verdict"]["score"]
+        assert columns.completions["length"][place] == len(one["token_ids"])
         assert columns.completions["characters"][place] == len(one["text"])
         group = columns.completions["group"][place]
         assert columns.prompts[columns.groups["prompt"][group]] == record["prompt_id"]
         assert columns.sets[columns.groups["set"][group]] == record["set"]
         age = columns.completions["age"][place]
-        versions = one["versions"]
-        assert math.isnan(age) if record["set"] else age == record["trained_at"] - versions[0][0]
+        versions = one["policy_versions"]
+        assert math.isnan(age) if record["set"] else age == record["trained_at"] - versions[0]
 
 
 def test_what_is_shown_is_what_was_written(data: dict[str, Any], made: Path) -> None:
@@ -74,11 +74,11 @@ def test_what_is_shown_is_what_was_written(data: dict[str, Any], made: Path) -> 
     for place, group in enumerate(shown["group"]):
         key = (rollouts["sets"][groups["set"][group]], groups["iteration"][group], int(groups["id"][group]))
         one = records[key]["completions"][shown["sample"][place]]
-        assert one["text"] == shown["text"][place] and one["score"] == shown["score"][place]
+        assert one["text"] == shown["text"][place] and one["verdict"]["score"] == shown["score"][place]
         prompt = rollouts["prompts"][groups["prompt"][group]]
         assert rollouts["texts"][prompt["messages"][1][1]] == records[key]["messages"][1]["content"]
         if place in rollouts["tokens"]:
-            assert len(rollouts["tokens"][place]["pieces"]) == len(one["tokens"])
+            assert len(rollouts["tokens"][place]["pieces"]) == len(one["token_ids"])
 
 
 def test_tokens_are_cut_by_the_tokenizer_of_the_run(data: dict[str, Any], tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_flip_is_a_prompt_whose_first_and_last_group_differ(made: Path) -> Non
     rates: dict[tuple[int, int], list[tuple[int, float]]] = {}
     for record in read_records(made):
         key = (columns.sets.index(record["set"]), columns.prompts.index(record["prompt_id"]))
-        mean = float(np.mean([one["success"] for one in record["completions"]]))
+        mean = float(np.mean([one["verdict"]["success"] for one in record["completions"]]))
         rates.setdefault(key, []).append((record["iteration"], record["group_id"], mean))  # type: ignore[arg-type]
     expected = {}
     for key, seen in rates.items():
@@ -145,7 +145,10 @@ def test_the_paired_test_is_of_the_same_problems(made: Path) -> None:
     for iteration in (0, 12):
         records = [record for record in read_records(made, "eval") if record["iteration"] == iteration]
         means.append(
-            {each["prompt_id"]: np.mean([one["success"] for one in each["completions"]]) for each in records}
+            {
+                each["prompt_id"]: np.mean([one["verdict"]["success"] for one in each["completions"]])
+                for each in records
+            }
         )
         assert success_of_problems(columns, "sums", iteration) == means[-1]
     (told,) = first_against_last(columns)
@@ -159,7 +162,9 @@ def test_the_paired_test_is_of_the_same_problems(made: Path) -> None:
 def test_histograms_count_every_completion_once(made: Path) -> None:
     length, age, reward = histograms(columns_of(read_files(made)))
     assert [part["count"] for part in reward["parts"]] == [4 * 4 * 4] * 3
-    scores = [one["score"] for record in read_records(made, "train") for one in record["completions"]]
+    scores = [
+        one["verdict"]["score"] for record in read_records(made, "train") for one in record["completions"]
+    ]
     assert reward["parts"][0]["mean"] == pytest.approx(np.mean(scores[:64]), abs=1e-5)
     assert reward["edges"] == [-0.5, 0.5, 1.5] and age["edges"] == [-0.5, 0.5, 1.5]
     assert all(sum(part["shares"]) == pytest.approx(1, abs=1e-3) for part in length["parts"])
@@ -287,7 +292,7 @@ def test_records_of_real_groups_are_understood(tmp_path: Path) -> None:
     for one in trained.candidates:
         one.shown = Completion(one.text, one.num_drawn, False)
     row = np.array([0.25, 0.5, -0.5, 0.75], dtype=np.float32)
-    values = TokenValues([[1.0, 0.0, 0.0, 3.0], -1.0], [True, True], [row, row], [abs(row), abs(row)])
+    values = TokenValues([[1.0, 0.0, 0.0, 3.0], -1.0], [True, True], np.tile(row, 2), np.tile(abs(row), 2))
     lines = [
         record_of(trained, Fate("trained", 1, optimizer_steps=[5], trained_at=5, tokens=values)),
         record_of(trained, Fate("evaluated", 1, evaluated="sums")),
@@ -302,7 +307,7 @@ def test_records_of_real_groups_are_understood(tmp_path: Path) -> None:
     )
     assert columns.completions["advantage"].tolist()[:2] == [1.0, -1.0]
     assert np.isnan(columns.completions["advantage"][2:]).all()
-    first, second, _ = orjson.loads(path.read_bytes().splitlines()[0])["completions"]
+    first, second, _ = parsed(path.read_bytes().splitlines()[0])["completions"]
     shown = token_values(first, lambda ids: [str(each) for each in ids])
     assert shown == {
         "pieces": ["1", "2", "3", "4"],
@@ -313,5 +318,5 @@ def test_records_of_real_groups_are_understood(tmp_path: Path) -> None:
     }
     assert token_values(second, lambda ids: ["x"] * len(ids))["advantage"] == -1
     assert "sampled" not in token_values(second, lambda ids: ["x"] * len(ids))
-    (unseen, *_) = orjson.loads(path.read_bytes().splitlines()[1])["completions"]
+    (unseen, *_) = parsed(path.read_bytes().splitlines()[1])["completions"]
     assert set(token_values(unseen, lambda ids: ["x"] * len(ids))) == {"pieces", "sampled"}

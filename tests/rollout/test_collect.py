@@ -48,7 +48,7 @@ def test_groups_come_in_the_order_of_drawing_and_are_whole() -> None:
         assert group.prompt_text and len(group.completions) == REPEATS and group.left_out == []
         assert group.times.begun <= group.times.drawn <= group.times.judged
         for one in group.completions:
-            assert one.sampled is None and one.shown is not None and one.verdict is not None
+            assert one.sampled == [] and one.shown is not None and one.verdict is not None
             assert one.shown.text == one.text and one.verdict.score == len(one.text)
             assert len(one.token_ids) == len(one.log_probs) == len(one.policy_versions) == one.num_drawn
 

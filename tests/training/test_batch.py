@@ -122,7 +122,7 @@ def test_rows_say_of_random_groups_what_the_records_do() -> None:
         tokens, response = batch.tokens[row], batch.tokens[row].response_mask
         assert tokens.prompt[tokens.prompt_mask].tolist() == list(group.prompt)
         assert tokens.response[response].tolist() == one.token_ids
-        drawn = [True] * len(one.token_ids) if one.sampled is None else one.sampled
+        drawn = one.sampled or [True] * len(one.token_ids)
         assert tokens.loss_mask[response].tolist() == drawn
         assert batch.policy_version[row][response].tolist() == one.policy_versions
         assert torch.equal(batch.sample_log_prob[row][response], torch.tensor(one.log_probs))
