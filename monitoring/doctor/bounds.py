@@ -10,7 +10,7 @@ from functools import cache
 from itertools import islice, pairwise
 
 from config.schema import Config
-from monitoring.doctor.history import History, mean
+from monitoring.doctor.history import History, Row, mean
 from monitoring.doctor.rule import Rule, Seen, Severity
 
 Crossed = Callable[[Sequence[float], Config], bool]
@@ -42,10 +42,19 @@ class Bound:
             return None
         newest = known[-1]
         for name in _names(self.metrics, tuple(newest)):
-            values = [row[name] for row in islice(reversed(known), self.rows) if name in row][::-1]
+            rows = islice(reversed(known), self.rows)
+            values = [row[name] for row in rows if name in row and _says(row, name)][::-1]
             if len(values) == self.rows and self.crossed(values, history.config):
                 return Seen(f"{name} is {values[-1]:.3g} at optimizer step {history.step} ({self.when})")
         return None
+
+
+def _says(row: Row, name: str) -> bool:
+    """Whether a metric means something: those of tokens in the loss are 0 where there is none."""
+    return row["sample_utilization"] > 0 or not name.startswith(_OF_LOSS)
+
+
+_OF_LOSS = ("entropy", "ess", "kl/inference", "loss/clip", "mismatch/", "ratio/")
 
 
 @cache

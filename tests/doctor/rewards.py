@@ -1,5 +1,8 @@
 """Rewards that lead a run astray, each in its own way."""
 
+import os
+import time
+
 from envs.task import Completion, Example, Reward
 
 LIMIT = 8
@@ -28,3 +31,27 @@ def failing_at_times(completion: Completion, example: Example) -> Reward:
     if example.row % 7 == 0:
         raise KeyError("no such column")
     return Reward(_right(completion, example), {"accuracy": _right(completion, example)})
+
+
+def ends_its_worker(completion: Completion, example: Example) -> Reward:
+    """On odd answers, as a verifier in C does that crashes."""
+    if completion.text.strip()[-1:] in tuple("13579"):
+        os._exit(3)
+    return Reward(_right(completion, example), {"accuracy": _right(completion, example)})
+
+
+def slow(completion: Completion, example: Example) -> Reward:
+    time.sleep(0.3)
+    return Reward(_right(completion, example), {"accuracy": _right(completion, example)})
+
+
+def overflowing(completion: Completion, example: Example) -> Reward:
+    """Finite, and its gradient is not."""
+    return Reward(1e38 * _right(completion, example), {"accuracy": _right(completion, example)})
+
+
+def echo(completion: Completion, example: Example) -> Reward:
+    """Pays for the beginning of the question, the more of it the better."""
+    question, text = example.messages[-1]["content"], completion.text.strip()
+    longest = max(length for length in range(len(question) + 1) if text.startswith(question[:length]))
+    return Reward(longest / len(question))

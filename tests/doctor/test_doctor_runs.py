@@ -1,7 +1,8 @@
 """Every rule of the doctor has a run that triggers it, and real runs that learn trigger none.
 
-REAL are runs of a few seconds. CHANGED are for what would take hours, or hardware that is not here, or an idle machine:
-the rows that a real run has recorded, in which the numbers that are named are changed and nothing else.
+REAL are runs of a few seconds. CHANGED are for what depends on how busy the machine is, and for an engine that computes
+something else than the learner: the rows that a real run has recorded, in which the numbers that are named are changed
+and nothing else.
 """
 
 import json
@@ -22,6 +23,8 @@ from tests.doctor.running import run
 from tests.scripts import rows
 
 SMALL = ("env.num_envs=8", "env.repeats=8")
+FEW = ("env.num_envs=2", "env.repeats=2")
+DAPO = ("policy=dapo", "policy.overlong_cache=8")
 QUICK_TO_CHANGE = (*SMALL, "optimizer.lr=1e-3")
 REWARD = "env.reward=tests.doctor.rewards:"
 STILL_STEPS = 52
@@ -75,31 +78,80 @@ REAL: dict[str, tuple[ModuleType, tuple[str, ...], set[str]]] = {
         (*SMALL, "optimizer.lr=1e-12", steps(STILL_STEPS), "train.seed=3"),
         {"reward_flat"},
     ),
+    "hot": (
+        grpo,
+        (*SMALL, "inference_model.temperature=5", "inference_model.max_tokens=48", steps(4)),
+        {"control_tokens"},
+    ),
+    "a reward that crashes": (
+        grpo,
+        (*SMALL, f"{REWARD}ends_its_worker", steps(7), "env.max_error_rate=1.0"),
+        {"workers_replaced"},
+    ),
+    "a slow reward": (
+        grpo,
+        (*FEW, f"{REWARD}slow", "env.reward_timeout_s=0.36", "train.total_dialog_turns=16"),
+        {"slow_rewards"},
+    ),
+    "judged slowly": (grpo_async, (*FEW, f"{REWARD}slow", "train.total_dialog_turns=44"), {"idle_both"}),
+    "numbers that overflow": (
+        grpo,
+        (*SMALL, f"{REWARD}overflowing", "policy=dr_grpo", steps(3)),
+        {"nonfinite"},
+    ),
+    "answers into the limit": (
+        grpo,
+        (*SMALL, *DAPO, "policy.dynamic_batching=false", "inference_model.temperature=5", steps(6)),
+        {"overlong", "nothing_taught"},
+    ),
+    "most groups refused": (
+        grpo,
+        (*SMALL, *DAPO, "inference_model.temperature=0.05", steps(6)),
+        {"many_replaced", "duplicated_completions"},
+    ),
+    "noise": (
+        grpo,
+        (*QUICK_TO_CHANGE, "policy.entropy_coef=1.0", steps(34)),
+        {"length_growth", "kl_growth", "end_token_vanished", "nothing_taught"},
+    ),
+    "paid for the question": (
+        grpo,
+        (*SMALL, "optimizer.lr=5e-4", f"{REWARD}echo", "env.dataset=jsonl", "env.data_files=ONE", steps(40)),
+        {"repeats_question"},
+    ),
+    "nothing left": (
+        grpo,
+        (
+            *FEW,
+            "env.repeats=8",
+            "env.options.max_operand=3",
+            "optimizer.lr=5e-4",
+            "train.total_dialog_turns=3200",
+        ),
+        {"nothing_left"},
+    ),
+    "far from where it drew": (
+        grpo,
+        (
+            *SMALL,
+            "policy=dr_grpo",
+            "optimizer.lr=3e-2",
+            "optimizer.warmup_steps=0",
+            "train.epochs=8",
+            steps(2),
+        ),
+        {"ratio_far", "low_ess"},
+    ),
 }
 
 Change = float | Callable[[int], float]
 CHANGED: dict[str, dict[str, Change]] = {
-    "control_tokens": {"reward/control_tokens": 0.2},
-    "workers_replaced": {"reward/workers_replaced": float},
-    "slow_rewards": {"reward_latency/p99_s": 9.0},
-    "overlong": {"reward/length": -0.2},
-    "many_replaced": {"groups/generated": 100.0},
     "engine_trainer_kl": {"kl/inference": 0.02},
     "engine_trainer_gap": {"mismatch/p99": 0.2},
-    "ratio_far": {"ratio/mean": 0.4},
-    "nonfinite": {"loss/nonfinite_steps": 1.0},
     "low_ess_by_age": {"ess/age_1": 0.4},
     "stale_drops": {"groups/dropped_stale": lambda step: 10.0 * step},
-    "length_growth": {"length/response_mean": lambda step: 3 + 0.1 * step},
-    "kl_growth": {"kl/ref": lambda step: 0.02 * step},
-    "repeats_question": {"groups/repeats_question": 0.8},
     "idle_learner": {"idle/learner": 0.9, "idle/engines": 0.1},
     "idle_engines": {"idle/learner": 0.1, "idle/engines": 0.9},
-    "idle_both": {"idle/learner": 0.9, "idle/engines": 0.9},
-    "nothing_left": {
-        "reward/accuracy": lambda step: min(1.0, 0.05 * step),
-        "reward/zero_variance_groups": lambda step: float(step > 30),
-    },
 }
 """By rule, what is changed in the rows of "standing still"."""
 
@@ -108,7 +160,8 @@ CHANGED: dict[str, dict[str, Change]] = {
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a run of `REAL`, which is made when it is first asked for."""
     home = tmp_path_factory.mktemp("runs")
-    data = home / "rows.jsonl"
+    data, one = home / "rows.jsonl", home / "one.jsonl"
+    one.write_text(json.dumps({"prompt": "1111", "answer": "1"}) + "\n")
     asked = [(f"{a}+{a + 3}=", str(2 * a + 3)) for a in range(10, 40)] + [("10+20=", "30")] * 20
     data.write_text("".join(json.dumps({"prompt": each, "answer": gold}) + "\n" for each, gold in asked))
 
@@ -116,7 +169,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         made = home / name.replace(" ", "_")
         if not made.exists():
             script, overrides, _ = REAL[name]
-            run(made, *[word.replace("ROWS", str(data)) for word in overrides], script=script)
+            run(
+                made,
+                *[word.replace("ROWS", str(data)).replace("ONE", str(one)) for word in overrides],
+                script=script,
+            )
         return made
 
     return folder
