@@ -17,9 +17,16 @@ from envs.group import Group, SampledCompletion, Verdict
 _CLOCKS = ("time/", "throughput/", "reward_latency/", "idle/", "canary/seconds")
 
 
+class Responses(Protocol):
+    """See `training.batch.Tokens`."""
+
+    response_mask: Tensor
+
+
 class Trained(Protocol):
     """What is read of a batch; `training.batch.Batch` says what its fields are."""
 
+    tokens: Responses
     advantage: Tensor | None
     mask: Tensor | None
     policy_version: Tensor

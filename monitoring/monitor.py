@@ -140,7 +140,8 @@ class Monitor:
         log_ratio, entropy: as `training.learner.StepReport`. trained_at: see `monitoring.record.Fate`.
         """
         assert batch.advantage is not None and batch.mask is not None
-        each = token_values(groups, batch.advantage, batch.mask, log_ratio, entropy)
+        written = batch.tokens.response_mask
+        each = token_values(groups, written, batch.advantage, batch.mask, log_ratio, entropy)
         for group, values in zip(groups, each, strict=True):
             self.ledger.learned(group, self.optimizer_step, values, trained_at)
 

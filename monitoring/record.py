@@ -55,7 +55,12 @@ class TokenValues:
 
 
 def token_values(
-    groups: Sequence[Group], advantage: Tensor, mask: Tensor, log_ratio: Tensor, entropy: Tensor
+    groups: Sequence[Group],
+    response_mask: Tensor,
+    advantage: Tensor,
+    mask: Tensor,
+    log_ratio: Tensor,
+    entropy: Tensor,
 ) -> Iterator[TokenValues]:
     """Of each group of a batch, in its order. advantage: [N, 1] or [N, R]. The others: [N, R]."""
     lengths = [len(one.token_ids) for group in groups for one in group.completions]
@@ -64,7 +69,7 @@ def token_values(
     else:
         worth = [row[:length] for row, length in zip(advantage.tolist(), lengths, strict=True)]
     in_loss = mask.any(-1).tolist()
-    written = np.arange(mask.shape[-1]) < np.array(lengths)[:, None]
+    written = response_mask.numpy()
     ratios, entropies = log_ratio.numpy()[written], entropy.numpy()[written]
     row = token = 0
     for group in groups:
