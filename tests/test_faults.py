@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,8 @@ from tests.disks import Disk, can_mount
 from tests.scripts import ENVIRONMENT, ROOT, finish, rows, start, start_fresh, wait_for, without_clocks
 
 SMALL = ("env.num_envs=4", "env.repeats=4")
-LONG = (*SMALL, "train.total_dialog_turns=320", "train.keep_checkpoints=1")
+ITERATIONS = 40
+LONG = (*SMALL, f"train.total_dialog_turns={16 * ITERATIONS}", "train.keep_checkpoints=1")
 mounts = pytest.mark.skipif(
     not (shutil.which("unshare") and shutil.which("nsenter") and can_mount()),
     reason="a disk of the test's own cannot be mounted here",
@@ -28,11 +30,13 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 def breaks(disk: Disk, run_dir: Path, fault: str, *overrides: str) -> tuple[int | None, str]:
-    """A run of 20 iterations whose disk fails after the third. Its exit code and what it said."""
+    """A run of 40 iterations whose disk fails after the third, in no time. Its exit code and what it said."""
     process = start_fresh("grpo.py", run_dir, *LONG, *overrides, enter=disk.enter)
     seen = disk.seen(run_dir)
     wait_for(lambda: (seen / "checkpoints" / "checkpoint_000003").exists(), process)
+    process.send_signal(signal.SIGSTOP)
     disk.fill() if fault == "full" else disk.make_read_only(run_dir)
+    process.send_signal(signal.SIGCONT)
     output = finish(process)
     return process.returncode, output
 
@@ -43,7 +47,7 @@ def resumes(disk: Disk, run_dir: Path) -> str:
     output = finish(process)
     assert process.returncode == 0, output
     seen = disk.seen(run_dir)
-    assert [row["optimizer_step"] for row in rows(seen)] == list(range(1, 21))
+    assert [row["optimizer_step"] for row in rows(seen)] == list(range(1, ITERATIONS + 1))
     assert json.loads((seen / "summary.json").read_text())["outcome"] == "finished"
     return output
 
@@ -89,7 +93,7 @@ def test_a_run_whose_disk_failed_goes_on_elsewhere(disk: Disk, tmp_path: Path) -
     output = finish(process)
     assert process.returncode == 0, output
     assert f"resumed from {run_dir}" in output
-    assert [row["optimizer_step"] for row in rows(elsewhere)] == list(range(1, 21))
+    assert [row["optimizer_step"] for row in rows(elsewhere)] == list(range(1, ITERATIONS + 1))
 
 
 TRACKERS = {
