@@ -42,7 +42,12 @@ def _of_parts(values: np.ndarray, iteration: np.ndarray) -> dict[str, Any]:
             counts, _ = np.histogram(mine, edges)
             shares = [round(float(share), 5) for share in counts / len(mine)]
             parts.append(
-                {"name": name, "shares": shares, "count": len(mine), "mean": round(float(mine.mean()), 5)}
+                {
+                    "name": name,
+                    "shares": shares,
+                    "count": len(mine),
+                    "mean": round(float(mine.mean(dtype=np.float64)), 5),
+                }
             )
     return {"edges": [round(float(edge), 5) for edge in edges], "parts": parts}
 
