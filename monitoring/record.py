@@ -86,7 +86,7 @@ def prompt_id(messages: Sequence[Message]) -> str:
     return hashlib.blake2b(framed, digest_size=8).hexdigest()
 
 
-_UNSEEN: dict[str, Any] = {each.name: [] for each in fields(TokenValues)}
+_NOTHING_LEARNED: dict[str, Any] = {each.name: [] for each in fields(TokenValues)}
 
 
 def record_of(group: Group, fate: Fate) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def record_of(group: Group, fate: Fate) -> dict[str, Any]:
         "judged": times.judged,
         "group_size": len(group.completions),
         "completions": group.candidates,
-        **(_UNSEEN if fate.tokens is None else vars(fate.tokens)),
+        **(_NOTHING_LEARNED if fate.tokens is None else vars(fate.tokens)),
     }
 
 

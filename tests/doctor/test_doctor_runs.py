@@ -1,11 +1,11 @@
 """Every rule of the doctor has a run that triggers it, and real runs that learn trigger none.
 
-REAL are runs of a few seconds. CHANGED are for what depends on how busy the machine is, and for an engine that computes
-something else than the learner: the rows that a real run has recorded, in which the numbers that are named are changed
-and nothing else.
+REAL are runs of a few seconds, some with an engine that has a FAULT. CHANGED is for what depends on how busy a machine
+is: the rows that a real run recorded, in which the numbers that are named are changed and nothing else.
 """
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -19,11 +19,13 @@ from config.saved import saved_config
 from monitoring.doctor import diagnose
 from monitoring.doctor.doctor import RULES, Doctor
 from monitoring.events import read_events
+from rollout.engines.transformers_engine import TransformersEngine
 from tests.doctor.running import run
 from tests.scripts import rows
 
 SMALL = ("env.num_envs=8", "env.repeats=8")
 FEW = ("env.num_envs=2", "env.repeats=2")
+BABBLING = ("inference_model.temperature=5", "inference_model.max_tokens=48")
 DAPO = ("policy=dapo", "policy.overlong_cache=8")
 QUICK_TO_CHANGE = (*SMALL, "optimizer.lr=1e-3")
 REWARD = "env.reward=tests.doctor.rewards:"
@@ -80,7 +82,7 @@ REAL: dict[str, tuple[ModuleType, tuple[str, ...], set[str]]] = {
     ),
     "hot": (
         grpo,
-        (*SMALL, "inference_model.temperature=5", "inference_model.max_tokens=48", steps(4)),
+        (*SMALL, *BABBLING, steps(4)),
         {"control_tokens"},
     ),
     "a reward that crashes": (
@@ -94,6 +96,25 @@ REAL: dict[str, tuple[ModuleType, tuple[str, ...], set[str]]] = {
         {"slow_rewards"},
     ),
     "judged slowly": (grpo_async, (*FEW, f"{REWARD}slow", "train.total_dialog_turns=44"), {"idle_both"}),
+    "many epochs": (grpo_async, (*SMALL, "train.epochs=16", steps(11)), {"idle_engines"}),
+    "a slow engine": (grpo_async, (*SMALL, *BABBLING, steps(11)), {"idle_learner"}),
+    "an engine that computes something else": (
+        grpo,
+        (*SMALL, steps(3)),
+        {"engine_trainer_kl", "engine_trainer_gap"},
+    ),
+    "old tokens": (
+        grpo_async,
+        (
+            *SMALL,
+            "optimizer.lr=3e-2",
+            "optimizer.warmup_steps=0",
+            "train.epochs=2",
+            "train.max_policy_age=4",
+            steps(6),
+        ),
+        {"low_ess_by_age", "clip_share"},
+    ),
     "numbers that overflow": (
         grpo,
         (*SMALL, f"{REWARD}overflowing", "policy=dr_grpo", steps(3)),
@@ -144,14 +165,32 @@ REAL: dict[str, tuple[ModuleType, tuple[str, ...], set[str]]] = {
     ),
 }
 
+
+def _slow(patch: pytest.MonkeyPatch) -> None:
+    step = TransformersEngine.step
+    patch.setattr(
+        TransformersEngine, "step", lambda engine, timeout: (time.sleep(0.02), step(engine, timeout))[1]
+    )
+
+
+def _biased(patch: pytest.MonkeyPatch) -> None:
+    """What it draws has other probabilities than it says; what it is asked to score, as the canary does, is right."""
+    extend = TransformersEngine._extend
+    patch.setattr(
+        TransformersEngine,
+        "_extend",
+        lambda engine, row, token, log_prob: extend(engine, row, token, log_prob - 0.3),
+    )
+
+
+FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "a slow engine": _slow,
+    "an engine that computes something else": _biased,
+}
+
 Change = float | Callable[[int], float]
 CHANGED: dict[str, dict[str, Change]] = {
-    "engine_trainer_kl": {"kl/inference": 0.02},
-    "engine_trainer_gap": {"mismatch/p99": 0.2},
-    "low_ess_by_age": {"ess/age_1": 0.4},
     "stale_drops": {"groups/dropped_stale": lambda step: 10.0 * step},
-    "idle_learner": {"idle/learner": 0.9, "idle/engines": 0.1},
-    "idle_engines": {"idle/learner": 0.1, "idle/engines": 0.9},
 }
 """By rule, what is changed in the rows of "standing still"."""
 
@@ -169,11 +208,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         made = home / name.replace(" ", "_")
         if not made.exists():
             script, overrides, _ = REAL[name]
-            run(
-                made,
-                *[word.replace("ROWS", str(data)).replace("ONE", str(one)) for word in overrides],
-                script=script,
-            )
+            words = [word.replace("ROWS", str(data)).replace("ONE", str(one)) for word in overrides]
+            with pytest.MonkeyPatch.context() as patch:
+                FAULTS.get(name, lambda patch: None)(patch)
+                run(made, *words, script=script)
         return made
 
     return folder

@@ -117,6 +117,12 @@ def test_a_bound_holds_for_each_of_its_metrics(config: Config, name: str) -> Non
     assert name in said
 
 
+def test_tokens_in_the_loss_are_not_judged_where_there_is_none(config: Config) -> None:
+    zeros = {"entropy": 0.0, "ratio/mean": 0.0, "ess": 0.0, "ess/age_1": 0.0}
+    assert len(run_of(config, 20, **zeros)) == 4
+    assert run_of(config, 20, **zeros, sample_utilization=0.0) == []
+
+
 def test_a_single_bad_row_is_no_reason_where_rows_are_noisy(config: Config) -> None:
     assert run_of(config, 40, **{"length/truncated": lambda step: 0.5 * (step % 5 == 0)}) == []
     assert run_of(config, 40, **{"ratio/mean": lambda step: 0.1 if step % 2 else 5.0}) == []
