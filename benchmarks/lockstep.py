@@ -65,7 +65,11 @@ class Timed(Lockstep):
             yield iteration
             self.ours.append(time.perf_counter() - middle)
             self.bare.append(middle - began)
-            self.canary.append(self.run.monitor.extra["canary/seconds"])
+
+    def push_weights(self) -> None:
+        if self.run.weights.version >= 0:
+            self.canary.append(self.run.weights.watched)
+        super().push_weights()
 
     def done(self, iteration: int) -> None:
         """The ledger, but neither evaluation nor checkpoint, which a bare loop has not."""

@@ -87,9 +87,9 @@ class Collectives(TorchDispatchMode):
 class CountingHost(RankHost):
     """A rank that can count."""
 
-    def counted_step(self, pieces: Sequence[Piece]) -> tuple[Part, Counter[str]]:
+    def counted_gradients(self, pieces: Sequence[Piece]) -> tuple[Part, Counter[str]]:
         with Collectives() as collectives:
-            return self.worker.step(pieces), collectives.sent
+            return self.worker.gradients(pieces), collectives.sent
 
 
 class Ways:
@@ -123,12 +123,12 @@ class Ways:
         """Of rank 0, by collective."""
 
         def counted(shares: list[list[Piece]]) -> list[Part]:
-            answers = self.ranked._each("counted_step", shares)
+            answers = self.ranked._each("counted_gradients", shares)
             found.update(answers[0][1])
             return [part for part, _ in answers]
 
         found: Counter[str] = Counter()
-        with patch.object(self.ranked, "_step", counted):
+        with patch.object(self.ranked, "_gradients", counted):
             self.ranked.step(batch)
         return found
 

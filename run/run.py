@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from run.stop import Stop
 
 if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line should not wait for
     import torch
+    from torch import Tensor
 
     from envs.group import Group
     from envs.judging.service import RewardService
@@ -53,6 +55,7 @@ class Run:
     leaving: this iteration is the last, for a stop was requested before its checkpoint.
     evaluated: the evaluation that was due last has been done, or none was.
     alarms: that the doctor has raised and that `train.on_alarm` has not been done for.
+    pushed_seen: the last version of which a batch was compared with what its engines said.
     """
 
     config: Config
@@ -78,6 +81,7 @@ class Run:
     alarms: "list[Finding]" = field(default_factory=list)
     leaving: bool = False
     evaluated: bool = False
+    pushed_seen: int = -1
     first_iteration: int = 0
     last_iteration: int = 0
 
@@ -121,10 +125,10 @@ class Run:
 
     def learn(self, batch: "Batch") -> None:
         """One optimizer step, and its row of metrics."""
-        with self.monitor.timed("optimize"):
-            report = self.learner.step(batch)
-        self.monitor.note({"prompts/left_out": float(self.prompts.source.left_out)})
         groups = [self.groups[group_id] for group_id in batch.group_ids]
+        with self.monitor.timed("optimize"):
+            report = self.learner.step(batch, partial(self._prove_pushed, batch, groups))
+        self.monitor.note({"prompts/left_out": float(self.prompts.source.left_out)})
         row = self.monitor.optimized(
             batch, groups, report.metrics | self.rewards.metrics(), self.weights.version
         )
@@ -133,6 +137,20 @@ class Run:
         if report.skipped:
             self.monitor.event("skipped")
             self.monitor.say(f"optimizer step {self.monitor.optimizer_step}: not finite, skipped")
+
+    def _prove_pushed(self, batch: "Batch", groups: "Sequence[Group]", log_ratio: "Tensor") -> None:
+        """The engines have the weights that are about to change: what they drew shows it, else they are asked.
+
+        log_ratio: of the batch, trainer less engine, before the update.
+        """
+        from run.drawn import drawn_tokens
+
+        if self.pushed_seen == self.weights.version:
+            return
+        self.monitor.note(self.weights.look_at(partial(drawn_tokens, batch, groups, log_ratio)))
+        if not self.weights.proven:
+            self.monitor.note(self.loop.call(self.weights.prove))
+        self.pushed_seen = self.weights.version
 
     def _look_at(self, row: "dict[str, Any]") -> None:
         """What the doctor finds in a new row is told; alarms count for `train.on_alarm`."""
@@ -197,6 +215,8 @@ class Run:
         self.evaluated = not self.evaluation_due(iteration)
         if self.evaluated or self.stop.requested:
             return
+        if not self.weights.proven:
+            self.monitor.note(self.loop.call(self.weights.prove))
         found = evaluate(
             self.evaluation, self.monitor, iteration, self.weights.version, lambda: self.stop.requested
         )

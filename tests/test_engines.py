@@ -15,7 +15,8 @@ from plan.machine import Machine, installed_vllm
 from plan.plan import Plan, make_plan
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.engines.vllm_settings import AdapterShape
-from rollout.weights.canary import FLOOR, Tolerance, canary_sequences
+from rollout.weights.canary import canary_sequences
+from rollout.weights.evidence import FLOOR, Tolerance
 from rollout.weights.outgoing import NamedTensors, ReadyTensor
 from rollout.weights.push import Weights
 from rollout.weights.transports import TRANSPORTS, ObjectStore, SharedMemory
@@ -53,6 +54,7 @@ class Noting:
 
     policy_version = 0
     received = frozenset({"weight"})
+    members = (1,)
     ranks = None
 
     def __init__(self) -> None:
@@ -76,8 +78,7 @@ class Noting:
     def before_push(self) -> None:
         self.calls.append("score before")
 
-    def after_push(self, version: int, received: frozenset[str]) -> dict[str, float]:
-        assert received == self.received
+    def after_push(self, version: int) -> dict[str, float]:
         self.calls.append("score after")
         return {"canary/max_abs_diff": 0.0}
 
@@ -193,8 +194,12 @@ def test_the_canary_is_the_plans() -> None:
             config, PolicyWeights(tiny_llama(), pushed_tensors(config, plan)), Noting(), plan
         ).canary
         lengths = [len(sequence) for sequence in canary.sequences]  # type: ignore[attr-defined]
-        found[name] = (lengths, canary.scores_anew)
-    assert found == {"own": ([160] * 3, True), "turns": ([160] * 3, False), "plain": ([24], False)}
+        found[name] = (lengths, canary.scores_anew, canary.share)
+    assert found == {
+        "own": ([160] * 3, True, 0.01),
+        "turns": ([160] * 3, False, None),
+        "plain": ([24], False, 0.01),
+    }
 
 
 @pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")

@@ -50,11 +50,16 @@ class Learner(Protocol):
         """
         ...
 
-    def step(self, batch: Batch) -> StepReport:
+    def step(
+        self, batch: Batch, before_update: Callable[[Tensor], None] = lambda log_ratio: None
+    ) -> StepReport:
         """One update from whole groups of a credited batch.
 
+        before_update: called with the report's `log_ratio` while the weights are still as they were.
+
         Raises:
-            NonFiniteError: after `train.max_nonfinite_steps` bad steps in a row.
+            NonFiniteError: after `train.max_nonfinite_steps` bad steps in a row. What `before_update` raises; nothing
+                is updated then.
         """
         ...
 

@@ -13,7 +13,7 @@ from training.learner_models import Models, load_base, make_models
 from training.process import release_memory
 from training.split_learner import SplitLearner
 from training.weights import PolicyTensor, pushed_tensors
-from training.worker import Part, Piece, Worker
+from training.worker import Part, Piece, Update, Worker
 
 
 def make_learner(
@@ -85,8 +85,11 @@ class LocalLearner(SplitLearner):
     def close(self) -> None:
         """There is nothing to close."""
 
-    def _step(self, shares: list[list[Piece]]) -> list[Part]:
-        return [self.worker.step(shares[0])]
+    def _gradients(self, shares: list[list[Piece]]) -> list[Part]:
+        return [self.worker.gradients(shares[0])]
+
+    def _update(self) -> Update:
+        return self.worker.update()
 
     def _log_prob(self, shares: list[list[Batch]]) -> list[list[Tensor]]:
         return [self.worker.log_prob(shares[0])]

@@ -24,7 +24,7 @@ from training.learner_models import make_sharded_models
 from training.process import prepare_process, release_memory
 from training.sharding import learner_mesh
 from training.weights import PolicyTensor, pushed_tensors
-from training.worker import Part, Piece, Worker
+from training.worker import Part, Piece, Update, Worker
 
 Sender = Callable[[Sequence[PolicyTensor], bool, int, Any], Exception | None]
 """Sends the tensors of a push, if this is the first rank, or gathers them with it: (tensors, first, version, engines).
@@ -110,8 +110,11 @@ class RankHost:
         models = make_sharded_models(config, plan, mesh, device)
         self.worker = Worker(config, models, pushed_tensors(config, plan))
 
-    def step(self, pieces: Sequence[Piece]) -> Part:
-        return self.worker.step(pieces)
+    def gradients(self, pieces: Sequence[Piece]) -> Part:
+        return self.worker.gradients(pieces)
+
+    def update(self) -> Update:
+        return self.worker.update()
 
     def log_prob(self, parts: Sequence[Batch]) -> list[Tensor]:
         return [scored.cpu() for scored in self.worker.log_prob(parts)]

@@ -17,7 +17,7 @@ from training.batch import Batch
 from training.rank_host import Described, aligned
 from training.ranks import Ranks, RankSettings
 from training.split_learner import SplitLearner
-from training.worker import Part, Piece
+from training.worker import Part, Piece, Update
 
 
 @dataclass(frozen=True)
@@ -245,9 +245,13 @@ class RankedLearner(SplitLearner):
         calls = self.ranks.begin(method, [(share,) for share in shares])
         return self.ranks.answers(calls, method, patience=1 + max(map(len, shares)))
 
-    def _step(self, shares: list[list[Piece]]) -> list[Part]:
+    def _gradients(self, shares: list[list[Piece]]) -> list[Part]:
         self.tell("optimize", 1, 1)
-        return self._each("step", shares)
+        return self._each("gradients", shares)
+
+    def _update(self) -> Update:
+        update: Update = self._same("update")
+        return update
 
     def _log_prob(self, shares: list[list[Batch]]) -> list[list[Tensor]]:
         return self._each("log_prob", shares)

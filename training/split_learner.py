@@ -23,7 +23,7 @@ from training.learner import NonFiniteError, StepReport
 from training.loss_metrics import finalize_metrics, gap_percentiles, merge_metrics
 from training.packing import real_tokens
 from training.shares import Microbatch, share_out
-from training.worker import Part, Piece
+from training.worker import Part, Piece, Update
 
 
 class SplitLearner(ABC):
@@ -58,8 +58,12 @@ class SplitLearner(ABC):
         )
 
     @abstractmethod
-    def _step(self, shares: list[list[Piece]]) -> list[Part]:
-        """`Worker.step` of every worker at once."""
+    def _gradients(self, shares: list[list[Piece]]) -> list[Part]:
+        """`Worker.gradients` of every worker at once."""
+
+    @abstractmethod
+    def _update(self) -> Update:
+        """`Worker.update` of every worker at once; what it answers is the same for all."""
 
     @abstractmethod
     def _log_prob(self, shares: list[list[Batch]]) -> list[list[Tensor]]:
@@ -94,28 +98,32 @@ class SplitLearner(ABC):
                     together[piece.rows] = log_prob.to(together.device)
         return together
 
-    def step(self, batch: Batch) -> StepReport:
+    def step(
+        self, batch: Batch, before_update: Callable[[Tensor], None] = lambda log_ratio: None
+    ) -> StepReport:
         """As `Learner.step`."""
         assert batch.mask is not None, "credit comes before step"
         totals = BatchTotals.of(self.config.policy, batch.mask)
         shares = self._shares(batch)
-        parts = self._step(
+        parts = self._gradients(
             [[Piece(piece.batch, totals.select(piece.rows)) for piece in share] for share in shares]
         )
+        log_ratio, entropy = _of_batch(batch, shares, parts)
+        before_update(log_ratio)
+        update = self._update()
         self.optimizer_steps += 1
         report = {"kl/ref": 0.0, "loss/kl": 0.0, "loss/entropy": 0.0}
         report |= finalize_metrics(merge_metrics([part.metrics for part in parts]))
-        log_ratio, entropy = _of_batch(batch, shares, parts)
         report |= gap_percentiles(log_ratio[batch.mask].abs())
         positions = sum(part.positions for part in parts)
         report["throughput/padding"] = positions / real_tokens(batch.tokens)
-        report |= {"lr": parts[0].lr, "grad_norm": parts[0].grad_norm}
-        if parts[0].applied:
+        report |= {"lr": update.lr, "grad_norm": update.grad_norm}
+        if update.applied:
             self.nonfinite_in_a_row = 0
-        elif not parts[0].overflow:
+        elif not update.overflow:
             self._count_nonfinite(report, batch)
         report["loss/nonfinite_steps"] = float(self.nonfinite_steps)
-        return StepReport(report, not parts[0].applied, log_ratio, entropy)
+        return StepReport(report, not update.applied, log_ratio, entropy)
 
     def _shares(self, batch: Batch, steps: int = 1) -> list[list[Microbatch]]:
         """The microbatches of every worker. steps: optimizer steps' worth of completions in the batch."""

@@ -65,14 +65,23 @@ class Part:
     """What one worker's share of an optimizer step gave.
 
     positions: that went through the model, padding included.
-    metrics: accumulators, which add up over workers. tokens: of every piece. grad_norm: of all workers' gradients
-    together, before clipping. applied: loss and gradient were finite. overflow: they were not because the scale of
-    float16 gradients was too high, which it no longer is.
+    metrics: accumulators, which add up over workers. tokens: of every piece.
     """
 
     positions: int
     metrics: Metrics
     tokens: list[TokenScores]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What became of the gradients of an optimizer step, the same for every worker.
+
+    lr: that it was made with. grad_norm: of all workers' gradients together, before clipping. applied: loss and
+    gradient were finite. overflow: they were not because the scale of float16 gradients was too high, which it no
+    longer is.
+    """
+
     lr: float
     grad_norm: float
     applied: bool
@@ -81,6 +90,8 @@ class Part:
 
 class Worker(PolicyWeights):
     """Owns the policy and its optimizer, or one rank's shards of both.
+
+    objective: the loss of this worker's share whose gradients are there.
 
     Args:
         pushed: see `PolicyWeights`.
@@ -107,6 +118,7 @@ class Worker(PolicyWeights):
         self.scaler = torch.amp.GradScaler(enabled=config.train.mixed_precision == "fp16")
         once = config.train.epochs == 1 and config.policy.kl_placement == "loss"
         self.beside = self.reference if self.reference and self.reference.beside and once else None
+        self.objective = torch.zeros(())
         self.model.train()
 
     @torch.no_grad()
@@ -119,8 +131,8 @@ class Worker(PolicyWeights):
         assert self.reference is not None
         return self.reference.log_prob(parts)
 
-    def step(self, pieces: Sequence[Piece]) -> Part:
-        """This worker's share of an optimizer step; all workers make as many pieces of theirs."""
+    def gradients(self, pieces: Sequence[Piece]) -> Part:
+        """Those of this worker's share of an optimizer step; all workers make as many pieces of theirs."""
         parts: list[Metrics] = []
         tokens: list[TokenScores] = []
         pending = [] if self.beside is None else self.beside.begin([piece.batch for piece in pieces])
@@ -129,14 +141,19 @@ class Worker(PolicyWeights):
             metrics, scores = self._learn(piece, scored)
             parts.append(metrics)
             tokens.append(scores)
-        merged, lr = merge_metrics(parts), self.optimizer.param_groups[0]["lr"]
-        grad_norm = self._clip()
-        objective = self._over_workers(merged["loss/objective"])
-        finite = bool(objective.isfinite().all())
-        applied = self._update(finite and math.isfinite(grad_norm))
-        overflow = finite and not applied and self.scaler.is_enabled()
+        merged = merge_metrics(parts)
+        self.objective = merged["loss/objective"]
         positions = sum(self.scorer.positions(piece.batch.tokens) for piece in pieces)
-        return Part(positions, merged, tokens, lr, grad_norm, applied, overflow)
+        return Part(positions, merged, tokens)
+
+    def update(self) -> Update:
+        """The step itself, from the gradients that are there."""
+        lr: float = self.optimizer.param_groups[0]["lr"]
+        grad_norm = self._clip()
+        finite = bool(self._over_workers(self.objective).isfinite().all())
+        applied = self._apply(finite and math.isfinite(grad_norm))
+        overflow = finite and not applied and self.scaler.is_enabled()
+        return Update(lr, grad_norm, applied, overflow)
 
     def _learn(self, piece: Piece, scored: Future[Tensor] | None) -> tuple[Metrics, TokenScores]:
         """Adds the gradients of a microbatch to those there; its loss, which keeps memory, does not outlive this."""
@@ -196,7 +213,7 @@ class Worker(PolicyWeights):
         limit = self.config.optimizer.clip_grad_norm or float("inf")
         return clip_gradients(list(self.model.parameters()), limit)
 
-    def _update(self, finite: bool) -> bool:
+    def _apply(self, finite: bool) -> bool:
         """Apply the gradient if it is finite. Returns whether it was."""
         if finite:
             with nullcontext() if self.states is None else self.states.visit():

@@ -120,6 +120,10 @@ class RayPool:
         return self.fleet.version
 
     @property
+    def members(self) -> tuple[int, ...]:
+        return self.fleet.members
+
+    @property
     def received(self) -> frozenset[str]:
         live = [slot.received for slot in self.fleet.live]
         return frozenset.intersection(*live) if live else frozenset()
@@ -156,7 +160,7 @@ class RayPool:
             calls = {slot.actor.score.remote(sequences): slot for slot in self.fleet.wait_for_some()}
             answered = self.fleet.results(calls, "scores")
             if answered:
-                return {slot.place.name: scores for slot, scores in answered.items()}
+                return {slot.name: scores for slot, scores in answered.items()}
 
     def sleep(self) -> None:
         self._all("sleep")

@@ -86,6 +86,11 @@ class WeightTarget(Protocol):
         ...
 
     @property
+    def members(self) -> tuple[int, ...]:
+        """Process ids of the live engines; they change whenever one is replaced."""
+        ...
+
+    @property
     def received(self) -> frozenset[str]:
         """Names that reached every live engine with the last push."""
         ...

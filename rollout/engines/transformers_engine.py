@@ -8,6 +8,7 @@ draws one token for all rows, whatever their lengths; finished rows leave, waiti
                                    a push ─▶ stopped ──prefill of prompt and partial answer
 """
 
+import os
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -69,6 +70,10 @@ class TransformersEngine:
         self._groups: dict[int, list[_Row]] = {}
         self._cache = SlotCache(model.config.num_hidden_layers)
         self._weights: dict[str, torch.Tensor] = self.model.state_dict()
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return (os.getpid(),)
 
     @property
     def in_flight(self) -> int:

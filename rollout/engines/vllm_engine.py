@@ -8,6 +8,7 @@ logits whatever the dtype of the weights.
 """
 
 import hashlib
+import os
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -95,6 +96,10 @@ class VLLMEngine:
                 "inference_model.gpu_memory_utilization, kv_cache_gib and max_num_seqs bound its memory"
                 f"{end_of_output(s.log)}"
             ) from error
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return (os.getpid(),)
 
     @property
     def in_flight(self) -> int:

@@ -1,58 +1,40 @@
-"""After every push: do the engines and the learner give the same numbers, and did these move as they should?
+"""Have the engines got the learner's weights? What they draw with them shows it, for nothing.
 
-A few fixed sequences are scored by every engine before and after the push, and by the learner after it. The
-pass before also makes sure that the old weights' keys and values of these prefixes lie in the engine's prefix
-cache: one that outlives the push shows at the last token of each sequence, which is scored through it. A
-sequence must be longer than one cache block for that (128 tokens on a CPU, 16 on a GPU).
+    push ─▶ draw ─▶ the learner's forward pass on what was drawn ─▶ the same log-probs as ever? ─yes─▶ proven ─▶ update
+      │                                                                    │no, or too few tokens
+      └─ the first, and as often as their cost is no matter ─▶ fixed sequences ─▶ proven, or the cause
+
+So no update is made from weights that are not proven. Fixed sequences are scored by every engine and by the learner;
+their last token through the engine's prefix cache, which shows one that outlives a push. A sequence must be longer than
+one cache block for that (128 tokens on a CPU, 16 on a GPU). Where what was drawn is out of its bounds, rows that the
+same engine drew before the push, for which both sides' old numbers are known, are scored as well.
 """
 
-import math
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import torch
 
 from config.errors import RunError
 from rollout.engines.sampler import WeightTarget
+from rollout.weights.cause import cause
+from rollout.weights.evidence import (
+    Drawn,
+    DrawnRow,
+    Evidence,
+    Scores,
+    Tolerance,
+    drawn_part,
+    evidence_of,
+    flat,
+)
 from rollout.weights.outgoing import Learner
 
-Scores = list[list[float]]
-
-_LARGEST, _MEAN = 6.0, 4.0
-"""Engines differ from the learner by 0.6 to 1.2 times the measured rounding, in the largest difference as in the mean
-(a random model and one of 135 million parameters, bfloat16 and float16, on a CPU: the rest is for other kernels);
-weights that arrived rounded to float8, the smallest known fault that rounding could hide, by ten times."""
-_MEAN_SHARE = 1 / 6  # of the largest difference, where only that is given
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """The |difference| in log-prob between engine and learner that rounding explains: the largest, and the mean."""
-
-    largest: float
-    mean: float
-
-    @classmethod
-    def within(cls, largest: float) -> "Tolerance":
-        return cls(largest, largest * _MEAN_SHARE)
-
-    @classmethod
-    def measured(cls, dtype: str, errors: Scores) -> "Tolerance":
-        """Some times what rounding was seen to do to this model, and at least what it does to any.
-
-        errors: of each score, by the dtypes of learner and engine.
-        """
-        seen, floor = _flat(errors), cls.within(FLOOR[dtype])
-        largest, mean = _LARGEST * float(seen.max()), _MEAN * float(seen.mean())
-        return cls(max(floor.largest, largest), max(floor.mean, mean))
-
-
-FLOOR = {"float32": 1e-3, "float16": 2e-3, "bfloat16": 2e-2}
-"""By the engine's dtype: the differences of a small model, whose few canary tokens may show too little of them."""
-
-_DETECTABLE = 6.0  # a movement counts when it is this many times what noise would give
-_NOISE_FLOOR = 1e-6
+_FEWEST = 64  # tokens of an engine that prove it
+_UNUSUAL = 2.0  # times the mean gap that what it drew had when fixed sequences last proved it
+_LEAST_MEAN = 1e-6
 
 
 class CanaryError(RunError):
@@ -69,60 +51,31 @@ def canary_sequences(
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """Log-probs of the same tokens, flat float64 vectors [n].
+class _Gap:
+    """|log-prob of the engine less that of the learner| over tokens: the mean, and the largest."""
 
-    engine, engine_before: after and before the push. learner, learner_before: of the new and the previous
-    version; the earlier ones are None at the first push. last: true at each sequence's last token.
-    """
+    mean: float
+    largest: float
 
-    engine: torch.Tensor
-    learner: torch.Tensor
-    last: torch.Tensor
-    engine_before: torch.Tensor | None = None
-    learner_before: torch.Tensor | None = None
-
-    def where(self, mask: torch.Tensor) -> "Evidence":
-        return replace(self, **{name: one[mask] for name, one in vars(self).items() if one is not None})
-
-    @property
-    def max_abs_diff(self) -> float:
-        return float((self.engine - self.learner).abs().max()) if len(self.engine) else 0.0
-
-    @property
-    def follows(self) -> bool:
-        """Whether the engine moved with the learner, or noise may hide how: by its projection on the learner's movement
-        where that is weak, by what the projection leaves where it is strong."""
-        if self.engine_before is None or self.learner_before is None or not len(self.engine):
-            return True
-        engine, learner = self.engine - self.engine_before, self.learner - self.learner_before
-        noise, movement = _rms(self.engine_before - self.learner_before), _rms(learner)
-        if movement * math.sqrt(len(learner)) < _DETECTABLE * max(noise, _NOISE_FLOOR):
-            return True
-        if float(engine @ learner / (learner @ learner)) < 0.5:
-            return False
-        strong = movement > _DETECTABLE * noise and movement > _NOISE_FLOOR
-        return not (strong and _rms(engine - learner) > 0.5 * movement)
-
-    def agrees(self, tolerance: Tolerance) -> bool:
-        """Near the learner everywhere, and moved with it: seen as a whole and through the prefix cache."""
-        if not torch.isfinite(self.engine).all() or self.max_abs_diff > tolerance.largest:
-            return False
-        if len(self.engine) and float((self.engine - self.learner).abs().mean()) > tolerance.mean:
-            return False
-        return self.follows and self.where(self.last).follows
+    @classmethod
+    def of(cls, drawn: Drawn) -> "_Gap":
+        gaps = drawn.gaps.double()
+        return cls(float(gaps.mean()), float(gaps.max()))
 
 
 @dataclass
 class Canary:
-    """Scores the canary sequences around every push.
+    """Proves every push, before the next update is made.
 
     sequences: token ids, each longer than a block of the engine's prefix cache. engines, learner: who scores them.
     measure_tolerance: called once, before the first comparison, when the learner has its weights.
     tied_head: the head's name where the embeddings are tied, else None.
-    scores_anew: whether an engine scores again before each push. Where it keeps keys and values between requests, that
-        fills its cache with those of the old weights, so that one which outlives the push shows. An engine without
-        such a cache, or one that slept since the last push, need not, or cannot.
+    scores_anew: whether an engine scores again before a push that fixed sequences will prove, as they proved the one
+        before. Where it keeps keys and values between requests, that fills its cache with those of the old weights, so
+        that one which outlives the push shows. An engine without such a cache, or one that slept since the last push,
+        need not, or cannot.
+    share: of the time since the first push that fixed sequences may take where nothing asks for them; None: they prove
+        every push at once.
     """
 
     sequences: Sequence[Sequence[int]]
@@ -131,13 +84,30 @@ class Canary:
     measure_tolerance: Callable[[], Tolerance]
     tied_head: str | None
     scores_anew: bool = True
+    share: float | None = None
     _before: Mapping[str, Scores] = field(default_factory=dict)
     _learner_before: torch.Tensor | None = None
-    _version: int = -1
+    _scored: int = -1  # the version that fixed sequences proved last
+    _proven: int = -1
+    _pushed: int = -1
+    _members: tuple[int, ...] = ()
+    _lacks_tokens: bool = False
+    _doubted: bool = False
+    _drawn: Mapping[str, Drawn] = field(default_factory=dict)
+    _rows: Mapping[str, Sequence[DrawnRow]] = field(default_factory=dict)
+    _usual: dict[str, _Gap] = field(default_factory=dict)
+    _began: float = 0.0
+    _spent: float = 0.0
+    _cost: float = 0.0
 
     @cached_property
     def tolerance(self) -> Tolerance:
         return self.measure_tolerance()
+
+    @property
+    def proven(self) -> bool:
+        """Whether the last push has been."""
+        return self._proven == self._pushed
 
     def before_push(self) -> None:
         """Score with the old weights, or let the scores after the last push stand.
@@ -145,99 +115,133 @@ class Canary:
         Raises:
             CanaryError: an engine that was replaced since the last push has other weights than the rest.
         """
-        if not self.scores_anew and self._before:
+        if not (self.scores_anew and self._due and self._before and self._scored == self._pushed):
             return
+        began = time.perf_counter()
         self._before = self.engines.score(self.sequences)
-        if self._learner_before is None:
-            return
+        self._spent += time.perf_counter() - began
+        assert self._learner_before is not None
         for name, scores in self._before.items():
-            difference = float((_flat(scores) - self._learner_before).abs().max())
+            difference = float((flat(scores) - self._learner_before).abs().max())
             if not difference <= self.tolerance.largest:  # NaN is not
                 raise CanaryError(
-                    f"the canary before a push: {name} differs from policy version {self._version}, the last that "
+                    f"the canary before a push: {name} differs from policy version {self._scored}, the last that "
                     f"was pushed, by up to {difference:.4g} in log-prob (tolerance {self.tolerance.largest:.4g}). "
                     "Cause: it replaced a lost engine since then and did not load that version"
                 )
 
-    def after_push(self, version: int, received: frozenset[str]) -> dict[str, float]:
-        """Compare; the metric `canary/max_abs_diff`.
+    def after_push(self, version: int) -> dict[str, float]:
+        """Where fixed sequences are due, what `prove` returns and raises."""
+        due, self._pushed = self._due, version
+        self._rows = {name: one.rows for name, one in self._drawn.items()}
+        self._drawn = {}
+        return self.prove() if due else {}
 
-        received: names that reached every engine with this push.
+    @property
+    def _due(self) -> bool:
+        """Whether fixed sequences prove the next push, or have to as what was drawn could not prove the last."""
+        if self.share is None or not self._before or self._lacks_tokens:
+            return True
+        return self._spent + self._cost <= self.share * (time.perf_counter() - self._began)
+
+    def look_at(self, drawn: Mapping[str, Drawn]) -> dict[str, float]:
+        """What each engine drew with the weights of the last push, by its name; the metric `canary/max_abs_diff`.
+
+        Whether that proves the push, `proven` says. Touches no engine.
+        """
+        self._lacks_tokens = drawn.keys() != self._before.keys() or self.engines.members != self._members
+        self._lacks_tokens |= any(len(one.gaps) < _FEWEST for one in drawn.values())
+        found, self._drawn = _gaps(drawn), drawn
+        if self.proven:  # by fixed sequences, so this is how far apart they are when all is well
+            self._usual |= found
+            return {}
+        self._doubted = not all(self._as_ever(name, gap) for name, gap in found.items())
+        if self._doubted or self._lacks_tokens:
+            return {}
+        self._proven = self._pushed
+        return {"canary/max_abs_diff": max(gap.largest for gap in found.values())}
+
+    def _as_ever(self, name: str, gap: _Gap) -> bool:
+        tolerance, usual = self.tolerance, self._usual.get(name)
+        if usual is None:
+            return gap.mean <= tolerance.mean and gap.largest <= tolerance.largest
+        largest = max(tolerance.largest, _UNUSUAL * usual.largest)
+        return gap.mean <= _UNUSUAL * max(usual.mean, _LEAST_MEAN) and gap.largest <= largest
+
+    def prove(self) -> dict[str, float]:
+        """Compare by fixed sequences, and where they or what was drawn give reason to, by rows from before the push.
+
+        Returns the metric `canary/max_abs_diff`.
+
         Raises:
             CanaryError: an engine disagrees, or did not move with the learner, or the learner's scores are not finite.
         """
-        learner = _flat(self.learner.score(self.sequences))
+        began = time.perf_counter()
+        learner, scored = self._learner_scores(), self.engines.score(self.sequences)
+        last = torch.cat([torch.arange(len(s) - 1) == len(s) - 2 for s in self.sequences])
+        found: dict[str, Evidence] = {}
+        for name, scores in scored.items():
+            before = flat(self._before[name]) if name in self._before else None
+            found[name] = Evidence(flat(scores), learner, last, before, self._learner_before)
+        agreed = all(evidence.agrees(self.tolerance) for evidence in found.values())
+        if self._doubted or not agreed:
+            self._compare_rows()
+        for name, evidence in found.items():
+            self._check(name, evidence, self._of_fixed)
+        self._learner_before, self._before, self._members = learner, scored, self.engines.members
+        self._scored = self._proven = self._pushed
+        self._usual |= _gaps(self._drawn)
+        self._doubted = False
+        self._account(began)
+        return {"canary/max_abs_diff": max(evidence.max_abs_diff for evidence in found.values())}
+
+    def _learner_scores(self) -> torch.Tensor:
+        learner = flat(self.learner.score(self.sequences))
         if not torch.isfinite(learner).all():
             raise CanaryError(
-                f"the canary at the push of policy version {version}: the learner's own log-probs are not finite, "
+                f"the canary at the push of policy version {self._pushed}: the learner's own log-probs are not finite, "
                 "whatever the engines have. Cause: training diverged, or a checkpoint that it went on from is damaged. "
                 "Lower optimizer.lr, keep optimizer.clip_grad_norm, and go on from an earlier checkpoint with "
                 "train.resume=PATH"
             )
-        worst = 0.0
-        last = torch.cat([torch.arange(len(s) - 1) == len(s) - 2 for s in self.sequences])
-        after = self.engines.score(self.sequences)
-        for name, scores in after.items():
-            before = _flat(self._before[name]) if name in self._before else None
-            evidence = Evidence(_flat(scores), learner, last, before, self._learner_before)
-            if not evidence.agrees(self.tolerance):
-                cause = self._cause(evidence, received)
-                raise CanaryError(
-                    f"the canary after the push of policy version {version}: {name} differs from the learner "
-                    f"by up to {evidence.max_abs_diff:.4g} in log-prob (tolerance {self.tolerance.largest:.4g}, in "
-                    f"the mean {self.tolerance.mean:.4g}). {cause}"
-                )
-            worst = max(worst, evidence.max_abs_diff)
-        self._learner_before, self._before, self._version = learner, after, version
-        return {"canary/max_abs_diff": worst}
+        return learner
 
-    def _cause(self, evidence: Evidence, received: frozenset[str]) -> str:
-        """The known cause that fits best. The order matters: the first ones leave a trace of their own."""
-        if not torch.isfinite(evidence.engine).all():
-            return "Cause: shard or dtype garbage; the engine's log-probs are not finite"
-        if evidence.where(~evidence.last).agrees(self.tolerance):
-            return (
-                "Cause: stale prefix cache; only tokens scored through cached keys and values are off, which "
-                "the old weights wrote (reset_prefix_cache did not run, or not on this engine)"
-            )
-        before = evidence.engine_before
-        if before is not None and _rms(evidence.engine - before) < 0.1 * _rms(evidence.learner - before):
-            return "Cause: unchanged; the engine still answers with its weights from before the push"
-        if self.tied_head is not None and self.tied_head not in received:
-            return (
-                f"Cause: tied head missing; the push lacked {self.tied_head}, so the engine kept the "
-                "old head beside the new embeddings (send the full state_dict)"
-            )
-        temperature = self._temperature(evidence)
-        if temperature is not None:
-            return f"Cause: temperature scaled; the engine answers as at temperature {temperature:.3g}, not 1"
-        return (
-            "Cause: shard or dtype garbage; some tensors arrived cut, permuted or rounded (compare the "
-            "tensor-parallel layout and inference_model.dtype of both sides)"
+    def _compare_rows(self) -> None:
+        """Every engine by what it drew before the push: whether it moved with the learner, if only a little."""
+        for name, rows in self._rows.items():
+            scored = self.engines.score([row.sequence for row in rows]) if rows else {}
+            if name in scored:
+                evidence = evidence_of(rows, scored[name], self._of_rows(rows, 1.0))
+                self._check(name, evidence, partial(self._of_rows, rows))
+
+    def _of_rows(self, rows: Sequence[DrawnRow], temperature: float) -> torch.Tensor:
+        return drawn_part(rows, self.learner.score([row.sequence for row in rows], temperature))
+
+    def _of_fixed(self, temperature: float) -> torch.Tensor:
+        return flat(self.learner.score(self.sequences, temperature))
+
+    def _check(self, name: str, evidence: Evidence, learner_at: Callable[[float], torch.Tensor]) -> None:
+        if evidence.agrees(self.tolerance):
+            return
+        if self._members and self.engines.members != self._members:
+            why = "Cause: it replaced a lost engine since the last proof and did not load what was pushed"
+        else:
+            why = cause(evidence, self.tolerance, learner_at, self.tied_head, self.engines.received)
+        raise CanaryError(
+            f"the canary after the push of policy version {self._pushed}: {name} differs from the learner "
+            f"by up to {evidence.max_abs_diff:.4g} in log-prob (tolerance {self.tolerance.largest:.4g}, in "
+            f"the mean {self.tolerance.mean:.4g}). {why}"
         )
 
-    def _temperature(self, evidence: Evidence) -> float | None:
-        """The temperature at which the learner gives the engine's numbers, if there is one other than 1."""
-
-        def distance(log_temperature: float) -> float:
-            scores = _flat(self.learner.score(self.sequences, math.exp(log_temperature)))
-            return _rms(evidence.engine - scores)
-
-        low, high = math.log(0.2), math.log(5.0)
-        for _ in range(24):  # ternary search: the distance falls towards the right temperature on both sides
-            third = (high - low) / 3
-            if distance(low + third) < distance(high - third):
-                high -= third
-            else:
-                low += third
-        best = (low + high) / 2
-        explained = distance(best) < 0.1 * _rms(evidence.engine - evidence.learner)
-        return math.exp(best) if explained and abs(best) > 0.01 else None
+    def _account(self, began: float) -> None:
+        """The first comparison is nobody's choice; time counts from its end."""
+        now = time.perf_counter()
+        self._cost = now - began
+        if self._began:
+            self._spent += self._cost
+        else:
+            self._began = now
 
 
-def _flat(scores: Scores) -> torch.Tensor:
-    return torch.tensor([score for row in scores for score in row], dtype=torch.float64)
-
-
-def _rms(values: torch.Tensor) -> float:
-    return float(values.square().mean().sqrt())
+def _gaps(drawn: Mapping[str, Drawn]) -> dict[str, _Gap]:
+    return {name: _Gap.of(one) for name, one in drawn.items() if len(one.gaps)}

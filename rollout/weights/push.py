@@ -1,24 +1,28 @@
-"""The way of weights from the learner to the engines: versions, the canary's proof, and who sleeps when.
+"""The way of weights from the learner to the engines: versions, their proof, and who sleeps when.
 
-wake ─▶ canary scores ─▶ learner.publish() ─▶ target.load() ─▶ canary compares ─▶ generation ─▶ rest_engines
-(where learner and engines take turns on a GPU)                                            (the same)
+wake ─▶ learner.publish() ─▶ target.load() ─▶ generation ─▶ rest_engines ─▶ look_at what was drawn ─▶ update
+(where learner and engines take turns on a GPU)              (the same)
 """
 
 import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rollout.engines.sampler import WeightTarget
 from rollout.weights.canary import Canary
+from rollout.weights.evidence import Drawn
 from rollout.weights.outgoing import Learner, Outgoing
 
 
 @dataclass
 class Weights:
-    """Pushes of the learner's weights into the engines, each proven by the canary.
+    """Pushes of the learner's weights into the engines, each proven by the canary before the next update.
 
     Version 0 is what a run starts from; each later push adds 1.
 
     takes_turns: engines sleep while the learner works, because they share its GPUs.
+    watched: seconds that the proof of the last push has taken.
     """
 
     learner: Learner
@@ -27,22 +31,49 @@ class Weights:
     takes_turns: bool = False
     asleep: bool = False
     version: int = -1
+    watched: float = 0.0
 
     def push(self) -> dict[str, float]:
-        """Metrics of the canary, its seconds among them.
+        """Metrics of the canary, its seconds among them, where it compared.
 
         Raises:
             CanaryError: an engine does not have the learner's weights; the message names the cause.
         """
         self._wake_engines()
-        began = time.perf_counter()
-        self.canary.before_push()
-        watched = time.perf_counter() - began
+        self.watched = 0.0
+        with self._watching():
+            self.canary.before_push()
         self.version += 1
         self.target.load(Outgoing(self.learner.publish(), self.learner.ranks), self.version)
+        with self._watching():
+            found = self.canary.after_push(self.version)
+        return found | {"canary/seconds": self.watched}
+
+    @property
+    def proven(self) -> bool:
+        """Whether the engines have been seen to have the weights of the last push."""
+        return self.canary.proven
+
+    def look_at(self, drawn: Callable[[int], Mapping[str, Drawn]]) -> dict[str, float]:
+        """What engines drew since the last push, for the first time; whether that proves it, `proven` says.
+
+        drawn: with a version's weights, by the engine's name. Any thread may call this. Returns metrics as `push` does.
+        """
+        with self._watching():
+            found = self.canary.look_at(drawn(self.version))
+        return found | {"canary/seconds": self.watched}
+
+    def prove(self) -> dict[str, float]:
+        """Compare engines and learner now; metrics and errors as of `push`."""
+        with self._watching():
+            found = self.canary.prove()
+        return found | {"canary/seconds": self.watched}
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
         began = time.perf_counter()
-        metrics = self.canary.after_push(self.version, self.target.received)
-        return metrics | {"canary/seconds": watched + time.perf_counter() - began}
+        yield
+        self.watched += time.perf_counter() - began
 
     def rest_engines(self) -> None:
         """The GPUs are the learner's now, until the next push; nothing where engines have their own."""

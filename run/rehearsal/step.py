@@ -68,7 +68,8 @@ def rehearse(plan: Plan) -> Rehearsal:
     with _rehearsed(plan) as (worker, piece):
         counts = _Counts(attention_flops(pairs_seen(pack(piece.batch.tokens).segments)))
         with patch.object(worker, "watch", counts.phase):
-            worker.step([piece])
+            worker.gradients([piece])
+            worker.update()
         peaks = _peaks(plan, worker, piece)
     return counts.rehearsal(peaks)
 
@@ -84,7 +85,8 @@ def _peaks(plan: Plan, worker: WatchedWorker, piece: Piece) -> Peaks:
     memory = Memory()
     with kinds_told(worker, memory):
         worker.score_parts([piece.batch])
-        worker.step([piece] * min(2, plan.learner.microbatches))
+        worker.gradients([piece] * min(2, plan.learner.microbatches))
+        worker.update()
     return memory.peaks
 
 

@@ -44,7 +44,7 @@ class WatchedWorker(Worker):
             if parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
         super()._clip()
-        super()._update(finite=True)
+        super()._apply(finite=True)
 
     def score_parts(self, parts: Sequence[Batch]) -> None:
         """The reference's pass, or the policy's own before its first update."""
@@ -66,9 +66,9 @@ class WatchedWorker(Worker):
         with self.watch("clip"):
             return super()._clip()
 
-    def _update(self, finite: bool) -> bool:
+    def _apply(self, finite: bool) -> bool:
         with self.watch("optimizer step"):
-            return super()._update(finite)
+            return super()._apply(finite)
 
 
 _MAKES = {

@@ -1,18 +1,29 @@
-"""Every known fault of a weight push, injected into the real engine: the canary stops and names it."""
+"""Every known fault of a weight push, injected into the real engine: the canary stops and names it.
+
+Twice: where fixed sequences prove every push at once, and where what the engine draws proves it before the update.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from envs.group import ALONE, Sampling
+from rollout.engines.sampler import Request, generate
 from rollout.engines.vllm_engine import VLLMEngine
-from rollout.weights.canary import Canary, CanaryError, Tolerance, canary_sequences
+from rollout.weights.canary import Canary, CanaryError, canary_sequences
+from rollout.weights.evidence import Drawn, DrawnRow, Tolerance
 from tests.rollout.conftest import MAX_LEN, VOCAB, StartEngine, tiny_llama
 from training.engine_arithmetic import rounding_error
 
 HEAD = "lm_head.weight"
 Weights = dict[str, torch.Tensor]
+Proof = Literal["fixed", "drawn"]
+PROMPTS = canary_sequences(VOCAB, MAX_LEN, count=3, length=140)
+"""The same in every iteration, each longer than a block of the prefix cache."""
 
 
 class Learner:
@@ -36,16 +47,21 @@ def train_a_little(model: LlamaForCausalLM, step: int, scale: float) -> None:
 
 
 class Run:
-    """A learner, an engine, and the canary between them."""
+    """A learner, an engine, and the canary between them.
 
-    def __init__(self, engine: VLLMEngine, model: LlamaForCausalLM) -> None:
-        self.engine, self.model, self.version = engine, model, 0
+    proof: fixed sequences at every push, or what was drawn since.
+    """
+
+    def __init__(self, engine: VLLMEngine, model: LlamaForCausalLM, proof: Proof = "fixed") -> None:
+        self.engine, self.model, self.proof, self.version = engine, model, proof, 0
+        self.learner = Learner(model)
         self.canary = Canary(
             canary_sequences(VOCAB, MAX_LEN),
             engine,
-            Learner(model),
+            self.learner,
             self.tolerance,
             HEAD if model.config.tie_word_embeddings else None,
+            share=None if proof == "fixed" else 0.0,
         )
 
     def tolerance(self) -> Tolerance:
@@ -54,20 +70,45 @@ class Run:
         return Tolerance.measured(dtype, errors)
 
     def push(self, change: Callable[[Weights], Weights] = lambda weights: weights) -> dict[str, float]:
+        """And, where that is the proof, all that has to be before an update."""
         self.version += 1
         weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         self.canary.before_push()
         self.engine.load(change(weights).items(), self.version)
-        return self.canary.after_push(self.version, self.engine.received)
+        found = self.canary.after_push(self.version)
+        if self.proof == "drawn":
+            found |= self.canary.look_at({ALONE: self.draw()})
+            if not self.canary.proven:
+                found |= self.canary.prove()
+        return found
+
+    def draw(self) -> Drawn:
+        requests = [
+            Request(1000 * self.version + index, tuple(prompt), 4, Sampling(max_tokens=24), seed=self.version)
+            for index, prompt in enumerate(PROMPTS)
+        ]
+        rows = []
+        for request, response in zip(requests, generate(self.engine, requests), strict=True):
+            for one in response.completions:
+                scores = self.learner.score([[*request.prompt, *one.token_ids]])[0]
+                learner = scores[-len(one.token_ids) :]
+                rows.append(DrawnRow(request.prompt, one.token_ids, one.log_probs, learner))
+        gaps = [torch.tensor(row.engine) - torch.tensor(row.learner) for row in rows]
+        return Drawn(torch.cat(gaps).abs(), rows[::3])
 
     def step_and_push(self, change: Callable[[Weights], Weights] = lambda w: w, scale: float = 0.05) -> None:
         train_a_little(self.model, self.version, scale)
         self.push(change)
 
 
+@pytest.fixture(params=["fixed", "drawn"])
+def proof(request: pytest.FixtureRequest) -> Proof:
+    return request.param
+
+
 @pytest.fixture
-def run(vllm_engine: VLLMEngine, tied: bool) -> Run:
-    run = Run(vllm_engine, tiny_llama(tied))
+def run(vllm_engine: VLLMEngine, tied: bool, proof: Proof) -> Run:
+    run = Run(vllm_engine, tiny_llama(tied), proof)
     run.push()
     return run
 
@@ -139,6 +180,7 @@ def test_garbage(run: Run, change: Callable[[Weights], Weights]) -> None:
         run.step_and_push(change)
 
 
+@pytest.mark.parametrize("proof", ["fixed"], indirect=True)
 def test_a_replaced_engine_that_did_not_load_the_last_push(run: Run) -> None:
     """It would draw tokens with the weights it started from; the next push, good in itself, must not hide that."""
     first = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
@@ -150,16 +192,73 @@ def test_a_replaced_engine_that_did_not_load_the_last_push(run: Run) -> None:
         run.step_and_push()
 
 
-def test_tied_head_missing(started_engines: dict[bool, VLLMEngine]) -> None:
+@pytest.mark.parametrize("proof", ["drawn"], indirect=True)
+def test_a_replaced_engine_is_asked_whatever_the_one_before_it_drew(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
+    draw = run.draw
+
+    def lost_while_drawing() -> Drawn:
+        drawn = draw()
+        run.engine.load(first.items(), version=0)
+        monkeypatch.setattr(VLLMEngine, "members", (1,))
+        return drawn
+
+    monkeypatch.setattr(run, "draw", lost_while_drawing)
+    with pytest.raises(CanaryError, match=r"of policy version 2: .*Cause: it replaced a lost engine"):
+        run.step_and_push()
+
+
+@pytest.mark.parametrize("proof", ["drawn"], indirect=True)
+def test_what_was_drawn_proves_a_push_without_a_question(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run.engine, "score", lambda sequences: pytest.fail("the engine was asked"))
+    for _ in range(3):
+        run.step_and_push()
+    assert run.canary.proven
+
+
+@pytest.mark.parametrize("proof", ["drawn"], indirect=True)
+def test_few_tokens_prove_nothing_and_make_fixed_sequences_due(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    score, draw = run.engine.score, run.draw
+    monkeypatch.setattr(run.engine, "score", lambda ids: asked.append(run.version) or score(ids))
+    monkeypatch.setattr(run, "draw", lambda: replace(draw(), gaps=torch.zeros(63)))
+    run.step_and_push()
+    assert asked == [2], "when it was to be proven"
+    run.step_and_push()
+    assert asked == [2, 3, 3], "at once, before and after the push"
+    monkeypatch.setattr(run, "draw", draw)
+    run.step_and_push()
+    run.step_and_push()
+    assert asked == [2, 3, 3, 4, 4] and run.canary.proven
+
+
+def test_fixed_sequences_take_no_more_than_their_share(run: Run) -> None:
+    """Of the time since the first push, once for every hundred times what they cost."""
+    run.canary.share = 0.01
+    assert run.canary._cost > 0
+    assert not run.canary._due
+    run.canary._began -= 101 * run.canary._cost
+    assert run.canary._due
+    run.push()
+    assert not run.canary._due
+
+
+def test_tied_head_missing(started_engines: dict[bool, VLLMEngine], proof: Proof) -> None:
     engine, model = started_engines[True], tiny_llama(True)
     engine.load(model.state_dict().items(), version=0)
-    run = Run(engine, model)
+    run = Run(engine, model, proof)
     run.push()
     with pytest.raises(CanaryError, match=r"Cause: tied head missing; the push lacked lm_head\.weight"):
         run.step_and_push(without_head)
 
 
-def test_an_adapter_that_is_never_applied(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_that_is_never_applied(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch, proof: Proof
+) -> None:
     """The new adapter lies in its folder, and the engine goes on with the one it has."""
     from peft import LoraConfig, get_peft_model
     from peft.utils import get_peft_model_state_dict
@@ -167,7 +266,7 @@ def test_an_adapter_that_is_never_applied(start_engine: StartEngine, monkeypatch
     from rollout.engines.vllm_settings import AdapterShape
 
     policy = get_peft_model(tiny_llama(False), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"]))
-    run = Run(start_engine(adapter=AdapterShape(4, 8.0, ("q_proj",))), policy)
+    run = Run(start_engine(adapter=AdapterShape(4, 8.0, ("q_proj",))), policy, proof)
 
     def adapter(weights: Weights) -> Weights:
         return dict(get_peft_model_state_dict(policy))
@@ -193,9 +292,9 @@ def half_engines(start_engine: StartEngine) -> dict[str, VLLMEngine]:
 
 
 @pytest.fixture(params=["bfloat16", "float16"])
-def half(request: pytest.FixtureRequest, half_engines: dict[str, VLLMEngine]) -> Run:
+def half(request: pytest.FixtureRequest, half_engines: dict[str, VLLMEngine], proof: Proof) -> Run:
     """An engine in half precision under a float32 learner, its tolerance measured on this model."""
-    run = Run(half_engines[request.param], tiny_llama(False))
+    run = Run(half_engines[request.param], tiny_llama(False), proof)
     run.push()
     return run
 

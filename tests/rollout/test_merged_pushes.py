@@ -1,6 +1,7 @@
 """Pushes of merged adapters into an engine whose weights are too coarse for small steps of them."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,8 +9,11 @@ import torch
 from peft import PeftModel
 
 from config.schema import LoraConfig
+from envs.group import ALONE, Sampling
+from rollout.engines.sampler import Request, generate
 from rollout.engines.transformers_engine import TransformersEngine
-from rollout.weights.canary import Canary, CanaryError, Tolerance, canary_sequences
+from rollout.weights.canary import Canary, CanaryError, canary_sequences
+from rollout.weights.evidence import Drawn, DrawnRow, Tolerance
 from rollout.weights.push import Weights
 from tests.policies import PolicyHere
 from tests.rollout.conftest import EOS, MAX_LEN, VOCAB, tiny_llama
@@ -76,6 +80,54 @@ def test_a_push_that_did_not_arrive_is_found(run: Run, monkeypatch: pytest.Monke
     run.step(LARGE)
     with pytest.raises(CanaryError, match="Cause: unchanged"):
         run.weights.push()
+
+
+def drawn(run: Run) -> Drawn:
+    """By the engine, and what the policy that is trained, which nothing rounds, says of it."""
+    requests = [
+        Request(100 * run.weights.version + place, tuple(prompt), 8, Sampling(max_tokens=24), seed=place)
+        for place, prompt in enumerate(canary_sequences(VOCAB, MAX_LEN, count=2, length=20))
+    ]
+    rows = []
+    for request, response in zip(requests, generate(run.engine, requests), strict=True):
+        for one in response.completions:
+            sequence = torch.tensor([[*request.prompt, *one.token_ids]])
+            with torch.no_grad():
+                scores = run.policy(sequence).logits[0, :-1].float().log_softmax(-1)
+            learner = scores.gather(1, sequence[0, 1:, None])[-len(one.token_ids) :, 0].tolist()
+            rows.append(DrawnRow(request.prompt, one.token_ids, one.log_probs, learner))
+    gaps = [torch.tensor(row.engine) - torch.tensor(row.learner) for row in rows]
+    return Drawn(torch.cat(gaps).abs(), rows[:4])
+
+
+def prove(run: Run) -> None:
+    run.weights.look_at(lambda version: {ALONE: drawn(run)})
+    if not run.weights.proven:
+        run.weights.prove()
+
+
+@pytest.mark.parametrize("size", [SMALL, 1e-3, LARGE])
+@pytest.mark.parametrize("doubts", [False, True])
+def test_a_push_that_arrived_is_proven_by_what_was_drawn(run: Run, size: float, doubts: bool) -> None:
+    """In doubt too, when rows from before the push are scored: what rounded away is no sign of a lost one."""
+    run.canary.share = 0.0
+    prove(run)
+    for _ in range(4):
+        run.step(size)
+        run.weights.push()
+        if doubts:
+            run.canary._usual[ALONE] = replace(run.canary._usual[ALONE], mean=0.0)
+        prove(run)
+
+
+def test_what_was_drawn_shows_a_push_that_did_not_arrive(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.canary.share = 0.0
+    prove(run)
+    monkeypatch.setattr(run.engine, "load", lambda weights, version: None)
+    run.step(LARGE)
+    run.weights.push()
+    with pytest.raises(CanaryError, match="Cause: unchanged"):
+        prove(run)
 
 
 def test_a_push_without_the_adapter_is_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

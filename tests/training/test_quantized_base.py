@@ -15,7 +15,8 @@ from config.schema import LoraConfig, ModelConfig
 from plan.model_shape import read_shape
 from plan.quantization import quantized_bytes
 from rollout.engines.transformers_engine import TransformersEngine
-from rollout.weights.canary import Canary, CanaryError, Tolerance, canary_sequences
+from rollout.weights.canary import Canary, CanaryError, canary_sequences
+from rollout.weights.evidence import Tolerance
 from rollout.weights.push import Weights
 from tests.policies import PolicyHere
 from tests.tiny import EOS, VOCABULARY, tiny_llama

@@ -1,0 +1,157 @@
+"""Log-probs that an engine and the learner give the same tokens: are they the same weights', but for rounding?"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+Scores = list[list[float]]
+
+_LARGEST, _MEAN = 6.0, 4.0
+"""Engines differ from the learner by 0.6 to 1.2 times the measured rounding, in the largest difference as in the mean
+(a random model and one of 135 million parameters, bfloat16 and float16, on a CPU: the rest is for other kernels);
+weights that arrived rounded to float8, the smallest known fault that rounding could hide, by ten times."""
+_MEAN_SHARE = 1 / 6  # of the largest difference, where only that is given
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The |difference| in log-prob between engine and learner that rounding explains: the largest, and the mean."""
+
+    largest: float
+    mean: float
+
+    @classmethod
+    def within(cls, largest: float) -> "Tolerance":
+        return cls(largest, largest * _MEAN_SHARE)
+
+    @classmethod
+    def measured(cls, dtype: str, errors: Scores) -> "Tolerance":
+        """Some times what rounding was seen to do to this model, and at least what it does to any.
+
+        errors: of each score, by the dtypes of learner and engine.
+        """
+        seen, floor = flat(errors), cls.within(FLOOR[dtype])
+        largest, mean = _LARGEST * float(seen.max()), _MEAN * float(seen.mean())
+        return cls(max(floor.largest, largest), max(floor.mean, mean))
+
+
+FLOOR = {"float32": 1e-3, "float16": 2e-3, "bfloat16": 2e-2}
+"""By the engine's dtype: the differences of a small model, whose few canary tokens may show too little of them."""
+
+_DETECTABLE = 6.0  # a movement counts when it is this many times what noise would give
+_NOISE_FLOOR = 1e-6
+_LEAST_OF_DRAWN = 2.0
+"""What a merged adapter loses by rounding is missing in an engine's numbers and not in those of the learner's training
+pass: noise that is the same in many tokens."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Log-probs of the same tokens, flat float64 vectors [n].
+
+    engine, engine_before: after and before the push. learner, learner_before: of the new and the previous
+    version; the earlier ones are None at the first push. last: true at each sequence's last token. least: times the
+    noise that the learner's movement must have to be told from it, however many tokens show it.
+    """
+
+    engine: torch.Tensor
+    learner: torch.Tensor
+    last: torch.Tensor
+    engine_before: torch.Tensor | None = None
+    learner_before: torch.Tensor | None = None
+    least: float = 0.0
+
+    def where(self, mask: torch.Tensor) -> "Evidence":
+        part: dict[str, Any] = {
+            name: one[mask] for name, one in vars(self).items() if isinstance(one, torch.Tensor)
+        }
+        return replace(self, **part)
+
+    @property
+    def max_abs_diff(self) -> float:
+        return float((self.engine - self.learner).abs().max()) if len(self.engine) else 0.0
+
+    @property
+    def follows(self) -> bool:
+        """Whether the engine moved with the learner, or noise may hide how: by its projection on the learner's movement
+        where that is weak, by what the projection leaves where it is strong."""
+        if self.engine_before is None or self.learner_before is None or not len(self.engine):
+            return True
+        engine, learner = self.engine - self.engine_before, self.learner - self.learner_before
+        noise, movement = rms(self.engine_before - self.learner_before), rms(learner)
+        detectable = max(_DETECTABLE / math.sqrt(len(learner)), self.least)
+        if movement < detectable * max(noise, _NOISE_FLOOR):
+            return True
+        if float(engine @ learner / (learner @ learner)) < 0.5:
+            return False
+        strong = movement > _DETECTABLE * noise and movement > _NOISE_FLOOR
+        return not (strong and rms(engine - learner) > 0.5 * movement)
+
+    def agrees(self, tolerance: Tolerance) -> bool:
+        """Near the learner everywhere, and moved with it: seen as a whole and through the prefix cache."""
+        if not torch.isfinite(self.engine).all() or self.max_abs_diff > tolerance.largest:
+            return False
+        if len(self.engine) and float((self.engine - self.learner).abs().mean()) > tolerance.mean:
+            return False
+        return self.follows and self.where(self.last).follows
+
+
+@dataclass(frozen=True)
+class DrawnRow:
+    """A prompt and all that an engine drew behind it, from the whole distribution at temperature 1.
+
+    engine, learner: log-probs of the drawn tokens, in their order.
+    """
+
+    prompt: Sequence[int]
+    tokens: Sequence[int]
+    engine: Sequence[float]
+    learner: Sequence[float]
+
+    @property
+    def sequence(self) -> list[int]:
+        return [*self.prompt, *self.tokens]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What one engine drew with the weights that it was given last, as far as the learner trains on it.
+
+    gaps: |difference| of its log-probs and the learner's, float32 [n]. rows: some of it that both can score again.
+    """
+
+    gaps: torch.Tensor
+    rows: Sequence[DrawnRow]
+
+
+def evidence_of(rows: Sequence[DrawnRow], engine: Scores, learner: torch.Tensor) -> Evidence:
+    """Rows that were drawn before a push, as they are scored after it.
+
+    engine: all tokens but the first, a list a row. learner: `drawn_part` of the same.
+    """
+    ends = [torch.arange(len(row.tokens)) == len(row.tokens) - 1 for row in rows]
+    return Evidence(
+        drawn_part(rows, engine),
+        learner,
+        torch.cat(ends),
+        engine_before=flat([row.engine for row in rows]),
+        learner_before=flat([row.learner for row in rows]),
+        least=_LEAST_OF_DRAWN,
+    )
+
+
+def drawn_part(rows: Sequence[DrawnRow], scores: Scores) -> torch.Tensor:
+    """Of the scores of all tokens but the first, a list a row, those of the tokens that were drawn; float64 [n]."""
+    return flat([of_row[-len(row.tokens) :] for row, of_row in zip(rows, scores, strict=True)])
+
+
+def flat(scores: Sequence[Sequence[float]]) -> torch.Tensor:
+    """float64 [n]."""
+    return torch.tensor([score for row in scores for score in row], dtype=torch.float64)
+
+
+def rms(values: torch.Tensor) -> float:
+    return float(values.square().mean().sqrt())
