@@ -46,7 +46,7 @@ GPU_SEQUENCES, CPU_SEQUENCES = 512, 256
 GPU_BATCHED_TOKENS = 8192
 ROOM_TO_STAY = 0.9
 """Share of a GPU up to which a reference may fill it: what is only estimated keeps the rest."""
-CANARY_SHARE = 0.01
+CANARY_SHARE = 0.005
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,8 @@ class CanaryPlan:
 
     count, length: of the sequences, longer than a block of the engine's prefix cache (128 tokens on a CPU); without
     such a cache there is nothing to find in longer ones. scores_anew: before each push too, which fills that cache;
-    an engine that slept since the last push cannot. share: of the time that these sequences may take where what engines
-    drew proves pushes; None: they prove every push, because engines that sleep while the learner works cannot be asked
-    later.
+    an engine that slept since the last push cannot. share: of the time that they may take where what engines drew
+    proves pushes; None: they prove every one, because engines that sleep while the learner works cannot be asked later.
     """
 
     count: int
@@ -291,9 +290,8 @@ def _engine(
 def _canary(backend: Backend, devices: DevicePlan) -> CanaryPlan:
     if backend == "transformers":
         return CanaryPlan(count=1, length=24, scores_anew=False, share=CANARY_SHARE)
-    if devices.colocated:
-        return CanaryPlan(count=3, length=160, scores_anew=False, share=None)
-    return CanaryPlan(count=3, length=160, scores_anew=True, share=CANARY_SHARE)
+    share = None if devices.colocated else CANARY_SHARE
+    return CanaryPlan(count=3, length=160, scores_anew=not devices.colocated, share=share)
 
 
 def _backend(config: Config, machine: Machine, on_cpu: bool) -> Backend:

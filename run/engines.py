@@ -22,8 +22,9 @@ from rollout.engines.sampler import Engine, WeightTarget
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.engines.vllm_settings import AdapterShape, VLLMSettings
-from rollout.weights.canary import Canary, canary_sequences
+from rollout.weights.canary import Canary
 from rollout.weights.evidence import Tolerance
+from rollout.weights.fixed_sequences import FixedSequences, canary_sequences
 from rollout.weights.outgoing import Learner
 from rollout.weights.push import Weights
 from rollout.weights.transports import TRANSPORTS
@@ -132,9 +133,8 @@ def build_weights(config: Config, learner: Learner, target: WeightTarget, plan: 
     chosen = plan.canary
     sequences = canary_sequences(learner.vocab_size, config.max_model_len, chosen.count, chosen.length)
     tolerance = partial(measure_tolerance, config, learner, plan, sequences)
-    canary = Canary(
-        sequences, target, learner, tolerance, learner.tied_head, chosen.scores_anew, chosen.share
-    )
+    fixed = FixedSequences(sequences, target, learner)
+    canary = Canary(fixed, tolerance, learner.tied_head, chosen.scores_anew, chosen.share)
     return Weights(learner, target, canary, plan.engine.sleeps)
 
 

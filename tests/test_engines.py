@@ -15,8 +15,8 @@ from plan.machine import Machine, installed_vllm
 from plan.plan import Plan, make_plan
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.engines.vllm_settings import AdapterShape
-from rollout.weights.canary import canary_sequences
 from rollout.weights.evidence import FLOOR, Tolerance
+from rollout.weights.fixed_sequences import canary_sequences
 from rollout.weights.outgoing import NamedTensors, ReadyTensor
 from rollout.weights.push import Weights
 from rollout.weights.transports import TRANSPORTS, ObjectStore, SharedMemory
@@ -193,12 +193,12 @@ def test_the_canary_is_the_plans() -> None:
         canary = build_weights(
             config, PolicyWeights(tiny_llama(), pushed_tensors(config, plan)), Noting(), plan
         ).canary
-        lengths = [len(sequence) for sequence in canary.sequences]  # type: ignore[attr-defined]
+        lengths = [len(ids) for ids in canary.fixed.token_ids]  # type: ignore[attr-defined]
         found[name] = (lengths, canary.scores_anew, canary.share)
     assert found == {
-        "own": ([160] * 3, True, 0.01),
+        "own": ([160] * 3, True, 0.005),
         "turns": ([160] * 3, False, None),
-        "plain": ([24], False, 0.01),
+        "plain": ([24], False, 0.005),
     }
 
 

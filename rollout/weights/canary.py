@@ -1,8 +1,8 @@
 """Have the engines got the learner's weights? What they draw with them shows it, for nothing.
 
-    push ─▶ draw ─▶ the learner's forward pass on what was drawn ─▶ the same log-probs as ever? ─yes─▶ proven ─▶ update
-      │                                                                    │no, or too few tokens
-      └─ the first, and as often as their cost is no matter ─▶ fixed sequences ─▶ proven, or the cause
+    push ─▶ draw ─▶ the learner's forward pass on what was drawn: the same log-probs, as ever? ─yes─▶ proven ─▶ update
+      │                                                              │no, or too few tokens
+      └─ the first, and as often as their cost is no matter ─▶ fixed sequences ─▶ proven, or an error with its cause
 
 So no update is made from weights that are not proven. Fixed sequences are scored by every engine and by the learner;
 their last token through the engine's prefix cache, which shows one that outlives a push. A sequence must be longer than
@@ -18,36 +18,17 @@ from functools import cached_property, partial
 import torch
 
 from config.errors import RunError
-from rollout.engines.sampler import WeightTarget
 from rollout.weights.cause import cause
-from rollout.weights.evidence import (
-    Drawn,
-    DrawnRow,
-    Evidence,
-    Scores,
-    Tolerance,
-    drawn_part,
-    evidence_of,
-    flat,
-)
-from rollout.weights.outgoing import Learner
+from rollout.weights.evidence import Drawn, DrawnRow, Evidence, Tolerance, drawn_part, evidence_of
+from rollout.weights.fixed_sequences import FixedSequences
 
 _FEWEST = 64  # tokens of an engine that prove it
-_UNUSUAL = 2.0  # times the mean gap that what it drew had when fixed sequences last proved it
+_UNUSUAL = 2.0  # times the gap that what it drew had when fixed sequences last proved it
 _LEAST_MEAN = 1e-6
 
 
 class CanaryError(RunError):
     """The weights in an engine are not the learner's; the text names the cause that fits."""
-
-
-def canary_sequences(
-    vocab_size: int, max_model_len: int, count: int = 3, length: int = 160
-) -> list[list[int]]:
-    """Fixed random token ids [count][length]; shorter where the engine's `max_model_len` is."""
-    generator = torch.Generator().manual_seed(20_482)
-    ids = torch.randint(0, vocab_size, (count, min(length, max_model_len)), generator=generator)
-    return [row.tolist() for row in ids]
 
 
 @dataclass(frozen=True)
@@ -64,11 +45,32 @@ class _Gap:
 
 
 @dataclass
+class _Budget:
+    """Seconds that fixed sequences took, the first time aside, and how long ago that was."""
+
+    share: float
+    began: float | None = None
+    spent: float = 0.0
+    last: float = 0.0
+
+    def took(self, seconds: float) -> None:
+        self.last = seconds
+        if self.began is None:
+            self.began = time.perf_counter()
+        else:
+            self.spent += seconds
+
+    @property
+    def allows(self) -> bool:
+        return self.began is None or self.spent + self.last <= self.share * (time.perf_counter() - self.began)
+
+
+@dataclass
 class Canary:
     """Proves every push, before the next update is made.
 
-    sequences: token ids, each longer than a block of the engine's prefix cache. engines, learner: who scores them.
-    measure_tolerance: called once, before the first comparison, when the learner has its weights.
+    fixed: the sequences of last resort. measure_tolerance: called once, before the first comparison, when the learner
+    has its weights.
     tied_head: the head's name where the embeddings are tied, else None.
     scores_anew: whether an engine scores again before a push that fixed sequences will prove, as they proved the one
         before. Where it keeps keys and values between requests, that fills its cache with those of the old weights, so
@@ -78,36 +80,37 @@ class Canary:
         every push at once.
     """
 
-    sequences: Sequence[Sequence[int]]
-    engines: WeightTarget
-    learner: Learner
+    fixed: FixedSequences
     measure_tolerance: Callable[[], Tolerance]
     tied_head: str | None
     scores_anew: bool = True
     share: float | None = None
-    _before: Mapping[str, Scores] = field(default_factory=dict)
-    _learner_before: torch.Tensor | None = None
-    _scored: int = -1  # the version that fixed sequences proved last
-    _proven: int = -1
     _pushed: int = -1
+    _proven: int = -1
     _members: tuple[int, ...] = ()
     _lacks_tokens: bool = False
     _doubted: bool = False
     _drawn: Mapping[str, Drawn] = field(default_factory=dict)
-    _rows: Mapping[str, Sequence[DrawnRow]] = field(default_factory=dict)
+    _rows_before: Mapping[str, Sequence[DrawnRow]] = field(default_factory=dict)
     _usual: dict[str, _Gap] = field(default_factory=dict)
-    _began: float = 0.0
-    _spent: float = 0.0
-    _cost: float = 0.0
 
     @cached_property
     def tolerance(self) -> Tolerance:
         return self.measure_tolerance()
 
+    @cached_property
+    def _budget(self) -> _Budget:
+        return _Budget(0.0 if self.share is None else self.share)
+
     @property
     def proven(self) -> bool:
         """Whether the last push has been."""
         return self._proven == self._pushed
+
+    @property
+    def _due(self) -> bool:
+        """Whether fixed sequences are to prove the next push: also if what was drawn could not prove the last."""
+        return self.share is None or self._lacks_tokens or self._budget.allows
 
     def before_push(self) -> None:
         """Score with the old weights, or let the scores after the last push stand.
@@ -115,43 +118,34 @@ class Canary:
         Raises:
             CanaryError: an engine that was replaced since the last push has other weights than the rest.
         """
-        if not (self.scores_anew and self._due and self._before and self._scored == self._pushed):
+        proven_so = self.fixed.names and self.fixed.version == self._pushed
+        if not (self.scores_anew and proven_so and self._due):
             return
         began = time.perf_counter()
-        self._before = self.engines.score(self.sequences)
-        self._spent += time.perf_counter() - began
-        assert self._learner_before is not None
-        for name, scores in self._before.items():
-            difference = float((flat(scores) - self._learner_before).abs().max())
+        for name, difference in self.fixed.score_again().items():
             if not difference <= self.tolerance.largest:  # NaN is not
                 raise CanaryError(
-                    f"the canary before a push: {name} differs from policy version {self._scored}, the last that "
+                    f"the canary before a push: {name} differs from policy version {self.fixed.version}, the last that "
                     f"was pushed, by up to {difference:.4g} in log-prob (tolerance {self.tolerance.largest:.4g}). "
                     "Cause: it replaced a lost engine since then and did not load that version"
                 )
+        self._budget.took(time.perf_counter() - began)
 
     def after_push(self, version: int) -> dict[str, float]:
         """Where fixed sequences are due, what `prove` returns and raises."""
         due, self._pushed = self._due, version
-        self._rows = {name: one.rows for name, one in self._drawn.items()}
+        self._rows_before = {name: one.rows for name, one in self._drawn.items()}
         self._drawn = {}
         return self.prove() if due else {}
-
-    @property
-    def _due(self) -> bool:
-        """Whether fixed sequences prove the next push, or have to as what was drawn could not prove the last."""
-        if self.share is None or not self._before or self._lacks_tokens:
-            return True
-        return self._spent + self._cost <= self.share * (time.perf_counter() - self._began)
 
     def look_at(self, drawn: Mapping[str, Drawn]) -> dict[str, float]:
         """What each engine drew with the weights of the last push, by its name; the metric `canary/max_abs_diff`.
 
         Whether that proves the push, `proven` says. Touches no engine.
         """
-        self._lacks_tokens = drawn.keys() != self._before.keys() or self.engines.members != self._members
-        self._lacks_tokens |= any(len(one.gaps) < _FEWEST for one in drawn.values())
-        found, self._drawn = _gaps(drawn), drawn
+        others = drawn.keys() != self.fixed.names or self.fixed.engines.members != self._members
+        self._lacks_tokens = others or any(len(one.gaps) < _FEWEST for one in drawn.values())
+        self._drawn, found = drawn, _gaps(drawn)
         if self.proven:  # by fixed sequences, so this is how far apart they are when all is well
             self._usual |= found
             return {}
@@ -177,70 +171,48 @@ class Canary:
             CanaryError: an engine disagrees, or did not move with the learner, or the learner's scores are not finite.
         """
         began = time.perf_counter()
-        learner, scored = self._learner_scores(), self.engines.score(self.sequences)
-        last = torch.cat([torch.arange(len(s) - 1) == len(s) - 2 for s in self.sequences])
-        found: dict[str, Evidence] = {}
-        for name, scores in scored.items():
-            before = flat(self._before[name]) if name in self._before else None
-            found[name] = Evidence(flat(scores), learner, last, before, self._learner_before)
-        agreed = all(evidence.agrees(self.tolerance) for evidence in found.values())
-        if self._doubted or not agreed:
-            self._compare_rows()
-        for name, evidence in found.items():
-            self._check(name, evidence, self._of_fixed)
-        self._learner_before, self._before, self._members = learner, scored, self.engines.members
-        self._scored = self._proven = self._pushed
-        self._usual |= _gaps(self._drawn)
-        self._doubted = False
-        self._account(began)
-        return {"canary/max_abs_diff": max(evidence.max_abs_diff for evidence in found.values())}
-
-    def _learner_scores(self) -> torch.Tensor:
-        learner = flat(self.learner.score(self.sequences))
-        if not torch.isfinite(learner).all():
+        found = self.fixed.evidence()
+        if not all(evidence.learner.isfinite().all() for evidence in found.values()):
             raise CanaryError(
                 f"the canary at the push of policy version {self._pushed}: the learner's own log-probs are not finite, "
                 "whatever the engines have. Cause: training diverged, or a checkpoint that it went on from is damaged. "
                 "Lower optimizer.lr, keep optimizer.clip_grad_norm, and go on from an earlier checkpoint with "
                 "train.resume=PATH"
             )
-        return learner
+        if self._doubted or not all(evidence.agrees(self.tolerance) for evidence in found.values()):
+            self._compare_rows()
+        for name, evidence in found.items():
+            self._check(name, evidence, self.fixed.learner_at)
+        self.fixed.agreed(self._pushed)
+        self._proven, self._doubted, self._members = self._pushed, False, self.fixed.engines.members
+        self._usual |= _gaps(self._drawn)
+        self._budget.took(time.perf_counter() - began)
+        return {"canary/max_abs_diff": max(evidence.max_abs_diff for evidence in found.values())}
 
     def _compare_rows(self) -> None:
         """Every engine by what it drew before the push: whether it moved with the learner, if only a little."""
-        for name, rows in self._rows.items():
-            scored = self.engines.score([row.sequence for row in rows]) if rows else {}
+        for name, rows in self._rows_before.items():
+            scored = self.fixed.engines.score([row.sequence for row in rows]) if rows else {}
             if name in scored:
-                evidence = evidence_of(rows, scored[name], self._of_rows(rows, 1.0))
-                self._check(name, evidence, partial(self._of_rows, rows))
+                evidence = evidence_of(rows, scored[name], self._learner_of(rows, 1.0))
+                self._check(name, evidence, partial(self._learner_of, rows))
 
-    def _of_rows(self, rows: Sequence[DrawnRow], temperature: float) -> torch.Tensor:
-        return drawn_part(rows, self.learner.score([row.sequence for row in rows], temperature))
-
-    def _of_fixed(self, temperature: float) -> torch.Tensor:
-        return flat(self.learner.score(self.sequences, temperature))
+    def _learner_of(self, rows: Sequence[DrawnRow], temperature: float) -> torch.Tensor:
+        return drawn_part(rows, self.fixed.learner.score([row.sequence for row in rows], temperature))
 
     def _check(self, name: str, evidence: Evidence, learner_at: Callable[[float], torch.Tensor]) -> None:
         if evidence.agrees(self.tolerance):
             return
-        if self._members and self.engines.members != self._members:
+        engines = self.fixed.engines
+        if self._members and engines.members != self._members:
             why = "Cause: it replaced a lost engine since the last proof and did not load what was pushed"
         else:
-            why = cause(evidence, self.tolerance, learner_at, self.tied_head, self.engines.received)
+            why = cause(evidence, self.tolerance, learner_at, self.tied_head, engines.received)
         raise CanaryError(
             f"the canary after the push of policy version {self._pushed}: {name} differs from the learner "
             f"by up to {evidence.max_abs_diff:.4g} in log-prob (tolerance {self.tolerance.largest:.4g}, in "
             f"the mean {self.tolerance.mean:.4g}). {why}"
         )
-
-    def _account(self, began: float) -> None:
-        """The first comparison is nobody's choice; time counts from its end."""
-        now = time.perf_counter()
-        self._cost = now - began
-        if self._began:
-            self._spent += self._cost
-        else:
-            self._began = now
 
 
 def _gaps(drawn: Mapping[str, Drawn]) -> dict[str, _Gap]:

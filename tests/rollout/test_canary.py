@@ -14,8 +14,9 @@ from transformers import LlamaForCausalLM
 from envs.group import ALONE, Sampling
 from rollout.engines.sampler import Request, generate
 from rollout.engines.vllm_engine import VLLMEngine
-from rollout.weights.canary import Canary, CanaryError, canary_sequences
+from rollout.weights.canary import Canary, CanaryError, _Budget
 from rollout.weights.evidence import Drawn, DrawnRow, Tolerance
+from rollout.weights.fixed_sequences import FixedSequences, canary_sequences
 from tests.rollout.conftest import MAX_LEN, VOCAB, StartEngine, tiny_llama
 from training.engine_arithmetic import rounding_error
 
@@ -56,9 +57,7 @@ class Run:
         self.engine, self.model, self.proof, self.version = engine, model, proof, 0
         self.learner = Learner(model)
         self.canary = Canary(
-            canary_sequences(VOCAB, MAX_LEN),
-            engine,
-            self.learner,
+            FixedSequences(canary_sequences(VOCAB, MAX_LEN), engine, self.learner),
             self.tolerance,
             HEAD if model.config.tie_word_embeddings else None,
             share=None if proof == "fixed" else 0.0,
@@ -66,7 +65,7 @@ class Run:
 
     def tolerance(self) -> Tolerance:
         dtype = self.engine.settings.dtype
-        errors = rounding_error(self.model, self.canary.sequences, getattr(torch, dtype))
+        errors = rounding_error(self.model, self.canary.fixed.token_ids, getattr(torch, dtype))
         return Tolerance.measured(dtype, errors)
 
     def push(self, change: Callable[[Weights], Weights] = lambda weights: weights) -> dict[str, float]:
@@ -236,15 +235,18 @@ def test_few_tokens_prove_nothing_and_make_fixed_sequences_due(
     assert asked == [2, 3, 3, 4, 4] and run.canary.proven
 
 
-def test_fixed_sequences_take_no_more_than_their_share(run: Run) -> None:
-    """Of the time since the first push, once for every hundred times what they cost."""
-    run.canary.share = 0.01
-    assert run.canary._cost > 0
-    assert not run.canary._due
-    run.canary._began -= 101 * run.canary._cost
-    assert run.canary._due
-    run.push()
-    assert not run.canary._due
+def test_fixed_sequences_take_no_more_than_their_share() -> None:
+    """Of the time since the first comparison, which is nobody's choice."""
+    budget = _Budget(0.01)
+    assert budget.allows
+    budget.took(2.0)
+    assert not budget.allows and budget.spent == 0 and budget.began is not None
+    budget.began -= 201.0
+    assert budget.allows, "once in 200 seconds"
+    budget.took(2.0)
+    assert not budget.allows
+    budget.began -= 200.0
+    assert budget.allows
 
 
 def test_tied_head_missing(started_engines: dict[bool, VLLMEngine], proof: Proof) -> None:

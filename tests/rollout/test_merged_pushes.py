@@ -12,8 +12,9 @@ from config.schema import LoraConfig
 from envs.group import ALONE, Sampling
 from rollout.engines.sampler import Request, generate
 from rollout.engines.transformers_engine import TransformersEngine
-from rollout.weights.canary import Canary, CanaryError, canary_sequences
+from rollout.weights.canary import Canary, CanaryError
 from rollout.weights.evidence import Drawn, DrawnRow, Tolerance
+from rollout.weights.fixed_sequences import FixedSequences, canary_sequences
 from rollout.weights.push import Weights
 from tests.policies import PolicyHere
 from tests.rollout.conftest import EOS, MAX_LEN, VOCAB, tiny_llama
@@ -33,13 +34,12 @@ class Run:
         self.policy = add_lora(copy.deepcopy(base).to(learner_dtype), LoraConfig(enabled=True, r=4))
         self.engine = TransformersEngine(base, (EOS,))
         self.learner = PolicyHere(self.policy, partial(named_weights, dtype=torch.bfloat16))
-        self.canary = Canary(
-            canary_sequences(VOCAB, MAX_LEN), self.engine, self.learner, self.tolerance, tied_head=None
-        )
+        fixed = FixedSequences(canary_sequences(VOCAB, MAX_LEN), self.engine, self.learner)
+        self.canary = Canary(fixed, self.tolerance, tied_head=None)
         self.weights = Weights(self.learner, self.engine, self.canary)
 
     def tolerance(self) -> Tolerance:
-        errors = self.learner.rounding_error(self.canary.sequences, "bfloat16", float8=False)
+        errors = self.learner.rounding_error(self.canary.fixed.token_ids, "bfloat16", float8=False)
         return Tolerance.measured("bfloat16", errors)
 
     def step(self, size: float) -> None:
@@ -71,8 +71,8 @@ def test_the_learner_answers_as_the_engine_that_has_its_merged_weights(run: Run)
     merged = tiny_llama(tied=False).to(torch.bfloat16)
     merged.load_state_dict(made(named_weights(run.policy, torch.bfloat16)))
     merged.to(next(run.policy.parameters()).dtype)
-    expected = PolicyWeights(merged, named_weights).score(run.canary.sequences)
-    assert run.learner.score(run.canary.sequences) == expected
+    expected = PolicyWeights(merged, named_weights).score(run.canary.fixed.token_ids)
+    assert run.learner.score(run.canary.fixed.token_ids) == expected
 
 
 def test_a_push_that_did_not_arrive_is_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_the_policy_is_itself_again_after_it_scored(run: Run) -> None:
     with torch.no_grad():
         before = run.policy(ids).logits
         tensors = {name: tensor.clone() for name, tensor in run.policy.state_dict().items()}
-        run.learner.score(run.canary.sequences)
+        run.learner.score(run.canary.fixed.token_ids)
         run.tolerance()
         assert torch.equal(run.policy(ids).logits, before)
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in run.policy.state_dict().items())
