@@ -46,7 +46,6 @@ GPU_SEQUENCES, CPU_SEQUENCES = 512, 256
 GPU_BATCHED_TOKENS = 8192
 ROOM_TO_STAY = 0.9
 """Share of a GPU up to which a reference may fill it: what is only estimated keeps the rest."""
-CANARY_SHARE = 0.005
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class CanaryPlan:
     count: int
     length: int
     scores_anew: bool
-    share: float | None
+    share: float | None = 0.005
 
 
 @dataclass(frozen=True)
@@ -289,9 +288,10 @@ def _engine(
 
 def _canary(backend: Backend, devices: DevicePlan) -> CanaryPlan:
     if backend == "transformers":
-        return CanaryPlan(count=1, length=24, scores_anew=False, share=CANARY_SHARE)
-    share = None if devices.colocated else CANARY_SHARE
-    return CanaryPlan(count=3, length=160, scores_anew=not devices.colocated, share=share)
+        return CanaryPlan(count=1, length=24, scores_anew=False)
+    if devices.colocated:
+        return CanaryPlan(count=3, length=160, scores_anew=False, share=None)
+    return CanaryPlan(count=3, length=160, scores_anew=True)
 
 
 def _backend(config: Config, machine: Machine, on_cpu: bool) -> Backend:
