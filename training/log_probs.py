@@ -238,7 +238,7 @@ class _Head:
             return total.log(), 0.0
         if self.sampling.restricts:
             logits.masked_fill_(logits == -torch.inf, 0.0)
-        expected = torch.bmm(weights[:, None], logits[:, :, None])[:, 0, 0] / total
+        expected = weights.mul_(logits).sum(dim=1) / total
         return total.log(), total.log() - expected
 
     def entropy_pull(
