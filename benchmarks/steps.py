@@ -151,7 +151,7 @@ def bare_seconds(shapes: list[tuple[int, int, int, int]], dtype: torch.dtype) ->
 
 def measured(learner: LocalLearner, batch: Batch, rounds: int, clock: Clock) -> dict[str, float]:
     found: list[dict[str, float]] = []
-    for _ in range(rounds + 2):
+    for _ in range(rounds + 1):
         clock.taken.clear()
         began = time.perf_counter()
         learner.step(batch)
@@ -165,7 +165,7 @@ def measured(learner: LocalLearner, batch: Batch, rounds: int, clock: Clock) -> 
         stages |= {name: taken[name] for name in ("clip", "optimizer")}
         stages["rest"] = whole - sum(stages.values())
         found.append(stages | {"step": whole})
-    return {name: statistics.median(each[name] for each in found[2:]) for name in found[0]}
+    return {name: statistics.median(each[name] for each in found[1:]) for name in found[0]}
 
 
 def main() -> None:
