@@ -199,8 +199,12 @@ class Calls:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float
     ) -> Tensor:
-        """As `attend`."""
-        query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+        """As `attend`. In float32 for narrower operands: on a CPU the backward pass is up to three times as fast."""
+        dtype = query.dtype
+        query, key, value = (
+            each[0].transpose(0, 1).to(torch.promote_types(dtype, torch.float32))
+            for each in (query, key, value)
+        )
         of_queries = [call.queries.numel() for call in self.calls]
         of_keys = [call.keys.numel() for call in self.calls]
         queries = query.index_select(0, self.queries).split(of_queries)
@@ -208,11 +212,12 @@ class Calls:
             key.index_select(0, self.keys).split(of_keys),
             value.index_select(0, self.keys).split(of_keys),
         )
-        outputs = [
-            call.attend(one, seen, carried, scaling, dropout)
-            for call, one, seen, carried in zip(self.calls, queries, keys, values, strict=True)
-        ]
-        return torch.cat(outputs).index_select(0, self.places)[None]
+        with torch.autocast(query.device.type, enabled=False):
+            outputs = [
+                call.attend(one, seen, carried, scaling, dropout)
+                for call, one, seen, carried in zip(self.calls, queries, keys, values, strict=True)
+            ]
+        return torch.cat(outputs).index_select(0, self.places)[None].to(dtype)
 
 
 Given = tuple[np.ndarray, np.ndarray, np.ndarray]

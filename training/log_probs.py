@@ -6,6 +6,7 @@ them, and no memory that grows with M times V.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -108,6 +109,13 @@ def _multiplies_half(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def _rounds_gradients(hidden: Tensor) -> bool:
+    """Whether a CPU multiplies factors of this dtype so much faster than float32 ones that gradients of `hidden`, which
+    are rounded to it anyway, are worth having from them; a product there has the dtype of its factors."""
+    known = torch.cpu.get_capabilities() if hidden.device.type == "cpu" else {}
+    return hidden.dtype == torch.bfloat16 and bool(known.get("amx_bf16") or known.get("avx512_bf16"))
+
+
 class _SelectedLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -174,6 +182,8 @@ class _Head:
     Half-precision rows meet a head that is rounded to their dtype. On a GPU these factors multiply as they are and
     sum in float32; on a CPU they are widened first, which gives the same numbers. Two buffers of one chunk's
     logits serve every chunk: fresh ones cost as much as the product on a CPU.
+
+    narrow: the head [V, D] for gradients of the rows, where `_rounds_gradients`.
     """
 
     def __init__(
@@ -190,7 +200,8 @@ class _Head:
         self.rounds = half and _multiplies_half(hidden.device)
         self.factor_dtype = hidden.dtype if self.rounds else self.dtype
         self.hidden = hidden
-        self.weight = (weight.to(hidden.dtype) if half else weight).to(self.factor_dtype)
+        self._given = weight.to(hidden.dtype) if half else weight
+        self.narrow = self._given if not self.rounds and _rounds_gradients(hidden) else None
         self.bias = None if bias is None else bias.to(self.dtype)
         self.sampling = sampling
         # The last chunk is a full one: it is the one that the backward pass need not compute again.
@@ -199,6 +210,11 @@ class _Head:
         self._rows = min(rows, len(hidden))
         self.buffer = buffer
         self._spare: Tensor | None = None
+
+    @cached_property
+    def weight(self) -> Tensor:
+        """[V, D]. Made when it is needed: a backward pass of one chunk has `narrow`."""
+        return self._given.to(self.factor_dtype)
 
     def logits(self, part: slice, targets: Tensor) -> Tensor:
         """[C, V] of the rows `part`, to be overwritten; the next call uses the same memory."""
@@ -216,13 +232,19 @@ class _Head:
             return torch.mm(left, right, out=out)
         return torch.mm(left, right, out_dtype=self.dtype, out=out)
 
+    def back(self, pull: Tensor) -> Tensor:
+        """[C, D] float32 from [C, V]."""
+        if self.narrow is None:
+            return self.product(pull, self.weight)
+        return torch.mm(pull.to(self.narrow.dtype), self.narrow).to(self.dtype)
+
     def spare(self, like: Tensor) -> Tensor:
         if self._spare is None:
             self._spare = self._new_buffer()
         return self._spare[: len(like)]
 
     def _new_buffer(self) -> Tensor:
-        shape = (self._rows, self.weight.shape[0])
+        shape = (self._rows, self._given.shape[0])
         return torch.empty(shape, dtype=self.dtype, device=self.hidden.device)
 
     def log_total_and_entropy(
@@ -238,7 +260,7 @@ class _Head:
             return total.log(), 0.0
         if self.sampling.restricts:
             logits.masked_fill_(logits == -torch.inf, 0.0)
-        expected = torch.bmm(weights[:, None], logits[:, :, None])[:, 0, 0] / total
+        expected = weights.mul_(logits).sum(dim=1) / total
         return total.log(), total.log() - expected
 
     def entropy_pull(
@@ -264,7 +286,7 @@ class _HeadGradients:
 
     def __init__(self, head: _Head, needed: tuple[bool, ...]) -> None:
         self.head = head
-        hidden, weight, bias = head.hidden, head.weight, head.bias
+        hidden, weight, bias = head.hidden, head._given, head.bias
         self.hidden = torch.zeros_like(hidden, dtype=head.dtype) if needed[0] else None
         self.weight = torch.zeros_like(weight, dtype=head.dtype) if needed[1] else None
         self.bias = torch.zeros_like(bias) if bias is not None and needed[2] else None
@@ -274,10 +296,10 @@ class _HeadGradients:
     ) -> None:
         """The rows `part`: `slope` [C] at the targets' logits, minus `pull` [C, V], times `pull_slope` [C] if given.
 
-        Overwrites `pull` where factors are rounded. The two nearly cancel at a likely target, so there they meet
+        Overwrites `pull` where it is rounded. The two nearly cancel at a likely target, so there they meet
         before the rounding, which is coarser than what remains.
         """
-        if self.head.rounds:
+        if self.head.rounds or self.head.narrow is not None:
             own = slope if pull_slope is None else torch.ones_like(slope)
             pull.scatter_add_(1, targets[:, None], -own[:, None])
         else:
@@ -298,10 +320,8 @@ class _HeadGradients:
         inputs = head.hidden[part].to(head.dtype)
         if slope is not None:
             inputs = inputs * slope[:, None]
-        if self.hidden is not None and slope is None and not head.rounds:
-            self.hidden[part].addmm_(pull, head.weight, alpha=-1)
-        elif self.hidden is not None:
-            back = head.product(pull, head.weight)
+        if self.hidden is not None:
+            back = head.back(pull)
             self.hidden[part] -= back if slope is None else back.mul_(slope[:, None])
         if self.weight is not None and not head.rounds:
             self.weight.addmm_(pull.T, inputs, alpha=-1)

@@ -208,6 +208,23 @@ POLICY_TERMS: dict[str, Callable[[PolicyConfig, _Tokens], Tensor]] = {
 }
 
 
+PROPORTIONAL = frozenset({"clip", "cispo", "clamp", "soft_clip", "geometric", "none"})
+"""Policy terms that are something finite times the advantage of the token's row."""
+
+
+def teaching_rows(policy: PolicyConfig, advantage: Tensor, mask: Tensor) -> Tensor:
+    """bool [N]: the rows whose gradient need not be zero.
+
+    It is zero where the advantage is, if nothing but a `PROPORTIONAL` policy term has a gradient.
+
+    advantage: [N, 1] or [N, R]. mask: bool [N, R], the tokens in the loss.
+    """
+    kl_coef = policy.kl_coef if policy.kl_placement == "loss" else 0.0
+    if policy.objective not in PROPORTIONAL or kl_coef or policy.kl_inference_coef or policy.entropy_coef:
+        return torch.ones(len(mask), dtype=torch.bool, device=mask.device)
+    return (advantage != 0).any(1) & mask.any(1)
+
+
 def _mismatch_weight(policy: PolicyConfig, tokens: _Tokens) -> Tensor:
     """exp(old - engine) per token, [N, R], truncated or masked; ones for `mismatch=none`."""
     difference = tokens.old - tokens.sample

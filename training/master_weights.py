@@ -20,12 +20,15 @@ from training.sharding import local
 
 BUCKET_ELEMENTS = 1 << 26
 """Parameters that exist in float32 at one time; a larger one is alone. About ten bytes each, for the step only."""
+CPU_BUCKET_ELEMENTS = 1 << 22
+"""The same where all parameters are the host's: what stays small takes no new pages, which cost more than the step."""
 
 
 def join(weight: Tensor, remainder: Tensor) -> Tensor:
     """The float32 number whose upper half is nearest to `weight` (bfloat16) and that `split` gave `remainder` for."""
-    bits = weight.view(torch.int16).to(torch.int32).bitwise_left_shift_(16)
-    return bits.add_(remainder).view(torch.float32)
+    master = weight.to(torch.float32)
+    master.view(torch.int32).add_(remainder)
+    return master
 
 
 def split(master: Tensor, weight: Tensor, remainder: Tensor) -> None:
@@ -35,7 +38,7 @@ def split(master: Tensor, weight: Tensor, remainder: Tensor) -> None:
     """
     weight.copy_(master)
     upper = weight.view(torch.int16)
-    bits = master.view(torch.int32).sub_(upper.to(torch.int32).bitwise_left_shift_(16))
+    bits = master.view(torch.int32).sub_(weight.to(torch.float32).view(torch.int32))
     upper.add_(bits == 1 << 15)
     remainder.copy_(bits)
 
@@ -51,11 +54,12 @@ class MasterWeights(Optimizer):
         inner: has not stepped yet; it takes each parameter alone, and passes over those without a gradient.
     """
 
-    def __init__(self, inner: Optimizer, bucket_elements: int = BUCKET_ELEMENTS) -> None:
+    def __init__(self, inner: Optimizer) -> None:
         self.inner = inner
-        self.bucket_elements = bucket_elements
         groups = [{**group, "params": list(group["params"])} for group in inner.param_groups]
         self.parameters = [parameter for group in groups for parameter in group["params"]]
+        on_host = all(parameter.device.type == "cpu" for parameter in self.parameters)
+        self.bucket_elements = CPU_BUCKET_ELEMENTS if on_host else BUCKET_ELEMENTS
         halves = [parameter for parameter in self.parameters if is_half(parameter)]
         self.shadows = {parameter: _empty_shadow(parameter) for parameter in halves}
         self.remainders = {parameter: torch.zeros_like(parameter, dtype=torch.int16) for parameter in halves}

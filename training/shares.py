@@ -8,7 +8,7 @@ idle one. The largest come first, which finds out at once whether the memory suf
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,12 +24,13 @@ BALANCE = 1.1
 class Microbatch:
     """Completions that go through the model together. `rows` [n] int64: their places in the batch.
 
-    idle: they stand for nothing in it.
+    idle: they stand for nothing in it. teaches: the gradient of one of them need not be zero.
     """
 
     rows: Tensor
     batch: Batch
     idle: bool = False
+    teaches: bool = True
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,34 @@ def share_out(
         for worker in lightest[len(some) :]:
             dealt[worker].append(idle(batch))
     return dealt
+
+
+def share_apart(
+    batch: Batch, teaches: Tensor, workers: int, microbatches: int, max_tokens: int | None, packs: bool
+) -> list[list[Microbatch]]:
+    """As `share_out`, the groups that teach nothing in microbatches of their own, the last ones of every worker.
+
+    teaches: bool [N], rows whose gradient need not be zero. Where there are none, the shortest group counts as one: the
+    optimizer takes its step with the zeros that come of it.
+    """
+    groups = _groups_with(batch, teaches)
+    shares: list[list[Microbatch]] = [[] for _ in range(workers)]
+    for rows, taught in ((groups.nonzero()[:, 0], True), ((~groups).nonzero()[:, 0], False)):
+        if not len(rows):
+            continue
+        part = batch if len(rows) == len(batch) else batch[rows]
+        count = -(-microbatches * len(rows) // len(batch))
+        for share, dealt in zip(shares, share_out(part, workers, count, max_tokens, packs), strict=True):
+            share += [replace(one, rows=rows[one.rows], teaches=taught) for one in dealt]
+    return shares
+
+
+def _groups_with(batch: Batch, rows: Tensor) -> Tensor:
+    """bool [N]: the rows of groups that hold one of `rows`, bool [N], or else of the group of the shortest answer:
+    cut apart, a group's prompt would be computed twice."""
+    lengths = batch.tokens.response_mask.sum(1)
+    found = rows if rows.any() else torch.arange(len(batch)) == lengths.argmin()
+    return torch.isin(batch.group_id[:, 0], batch.group_id[found, 0])
 
 
 def _within(bins_of: Callable[[int], list[Bin]], microbatches: int, max_tokens: int | None) -> list[Bin]:

@@ -20,9 +20,10 @@ from training.aggregation import BatchTotals
 from training.batch import Batch, collate
 from training.credit import credit
 from training.learner import NonFiniteError, StepReport
+from training.loss import teaching_rows
 from training.loss_metrics import finalize_metrics, gap_percentiles, merge_metrics
 from training.packing import real_tokens
-from training.shares import Microbatch, share_out
+from training.shares import Microbatch, share_apart, share_out
 from training.worker import Part, Piece, Update
 
 
@@ -102,11 +103,14 @@ class SplitLearner(ABC):
         self, batch: Batch, before_update: Callable[[Tensor], None] = lambda log_ratio: None
     ) -> StepReport:
         """As `Learner.step`."""
-        assert batch.mask is not None, "credit comes before step"
+        assert batch.mask is not None and batch.advantage is not None, "credit comes before step"
         totals = BatchTotals.of(self.config.policy, batch.mask)
-        shares = self._shares(batch)
+        shares = self._shares(batch, teaches=teaching_rows(self.config.policy, batch.advantage, batch.mask))
         parts = self._gradients(
-            [[Piece(piece.batch, totals.select(piece.rows)) for piece in share] for share in shares]
+            [
+                [Piece(piece.batch, totals.select(piece.rows), piece.teaches) for piece in share]
+                for share in shares
+            ]
         )
         log_ratio, entropy = _of_batch(batch, shares, parts)
         before_update(log_ratio)
@@ -125,11 +129,14 @@ class SplitLearner(ABC):
         report["loss/nonfinite_steps"] = float(self.nonfinite_steps)
         return StepReport(report, not update.applied, log_ratio, entropy)
 
-    def _shares(self, batch: Batch, steps: int = 1) -> list[list[Microbatch]]:
-        """The microbatches of every worker. steps: optimizer steps' worth of completions in the batch."""
+    def _shares(self, batch: Batch, steps: int = 1, teaches: Tensor | None = None) -> list[list[Microbatch]]:
+        """The microbatches of every worker. steps: optimizer steps' worth of completions in the batch. teaches: bool
+        [N], the rows whose gradient need not be zero; None: nothing is trained."""
         train = self.config.train
         count = steps * train.gradient_accumulation_steps
-        return share_out(batch, self.workers, count, train.max_tokens_per_microbatch, self.packs)
+        if teaches is None:
+            return share_out(batch, self.workers, count, train.max_tokens_per_microbatch, self.packs)
+        return share_apart(batch, teaches, self.workers, count, train.max_tokens_per_microbatch, self.packs)
 
     def _count_nonfinite(self, report: dict[str, float], batch: Batch) -> None:
         """Save the batch of a step that was not finite; raise after too many in a row."""

@@ -43,10 +43,14 @@ from training.weights import PolicyTensor, PolicyWeights
 
 @dataclass(frozen=True)
 class Piece:
-    """A microbatch, and what the aggregations need to know of the global batch."""
+    """A microbatch, and what the aggregations need to know of the global batch.
+
+    teaches: false where its gradient is zero, so that it goes through the model without a backward pass.
+    """
 
     batch: Batch
     totals: BatchTotals
+    teaches: bool = True
 
 
 @dataclass(frozen=True)
@@ -157,8 +161,10 @@ class Worker(PolicyWeights):
 
     def _learn(self, piece: Piece, scored: Future[Tensor] | None) -> tuple[Metrics, TokenScores]:
         """Adds the gradients of a microbatch to those there; its loss, which keeps memory, does not outlive this."""
-        loss, metrics, scores = self._loss(piece, scored)
-        self._backward(loss)
+        with torch.set_grad_enabled(piece.teaches):
+            loss, metrics, scores = self._loss(piece, scored)
+        if piece.teaches:
+            self._backward(loss)
         return metrics, scores
 
     def _loss(self, piece: Piece, scored: Future[Tensor] | None) -> tuple[Tensor, Metrics, TokenScores]:
@@ -262,8 +268,14 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> float:
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)))
-    nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-    return float(whole(norm))
+    found = float(whole(norm))
+    if not found < limit - SLACK:  # else every gradient would be multiplied by one
+        nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+    return found
+
+
+SLACK = 1e-5
+"""More than what clipping adds to the norm that it divides by."""
 
 
 def _host_states(worker: Worker) -> HostStates:

@@ -157,6 +157,34 @@ def test_the_arithmetic_of_a_gpu_gives_the_gradients_of_full_logits(
         torch.testing.assert_close(narrow.double(), wide, rtol=unit, atol=unit * wide.abs().max().item())
 
 
+@pytest.mark.parametrize("chunk_size", [5, 64])
+@pytest.mark.parametrize("with_entropy", [True, False])
+@pytest.mark.parametrize("rounds", [True, False])
+def test_gradients_of_bfloat16_on_a_cpu_are_those_of_full_logits(
+    rounds: bool, with_entropy: bool, chunk_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether this machine's CPU multiplies bfloat16 fast or not; likely targets too, whose gradient nearly cancels."""
+    monkeypatch.setattr(log_probs, "_rounds_gradients", lambda hidden: rounds)
+    hidden, weight, bias, targets = make(rows=64, width=32, vocabulary=50, dtype=torch.bfloat16)
+    with torch.no_grad():
+        targets[::2] = torch.nn.functional.linear(hidden, weight, bias).argmax(1)[::2]
+    exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight, bias)]
+    pull = torch.linspace(-1, 2, 64, dtype=torch.float64)
+    ours = selected_log_probs(hidden, weight, bias, targets, 0.8, chunk_size, with_entropy)
+    theirs = full(*exact, targets, 0.8)
+    gradients = []
+    for (log_prob, entropy), of in ((ours, (hidden, weight, bias)), (theirs, exact)):
+        scalar = (log_prob * pull).sum()
+        if with_entropy:
+            assert entropy is not None
+            scalar = scalar + (entropy * pull.flip(0)).sum()
+        gradients.append(torch.autograd.grad(scalar, of))
+    unit = torch.finfo(torch.bfloat16).eps
+    for narrow, wide in zip(*gradients, strict=True):
+        assert (narrow.double() - wide).norm() / wide.norm() < unit
+        torch.testing.assert_close(narrow.double(), wide, rtol=unit, atol=unit * wide.abs().max().item())
+
+
 def test_inside_autocast() -> None:
     hidden, weight, bias, targets = make(dtype=torch.float32)
     expected, _ = selected_log_probs(hidden, weight, bias, targets)

@@ -1,0 +1,133 @@
+"""Groups whose advantages are zero go through the model without a backward pass, and nothing else changes."""
+
+import copy
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from config.optimizer import OptimizerConfig
+from config.policy import PRESETS, PolicyConfig, load_policy
+from envs.group import Group, Verdict
+from tests.groups import drawn_from_tiny
+from tests.training.scorers import REPEATS, make_learner
+from training import split_learner
+from training.learner import StepReport
+from training.local_learner import LocalLearner
+from training.loss import POLICY_TERMS, PROPORTIONAL, teaching_rows
+
+NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
+SETTLED = (1, 2, 5)
+"""Groups of one reward."""
+
+
+@pytest.fixture(scope="module")
+def groups() -> list[Group]:
+    drawn, chance = drawn_from_tiny(num_groups=8, repeats=REPEATS), random.Random(3)
+    for group in drawn:
+        for completion in group.completions:
+            score = 0.0 if group.group_id in SETTLED else chance.random()
+            completion.verdict = Verdict(score, {}, "scored")
+    return drawn
+
+
+def stepped(
+    learner: LocalLearner, groups: list[Group], monkeypatch: pytest.MonkeyPatch, all_teach: bool = False
+) -> tuple[StepReport, torch.Tensor, set[int]]:
+    """The report of a step, the gradient that it applies, and the groups that backward saw."""
+    gradients: list[torch.Tensor] = []
+    seen: set[int] = set()
+    model, loss, inner = learner.worker.model, learner.worker._loss, learner.worker._backward
+    latest: list[int] = []
+
+    def read(*args: object) -> None:
+        gradients.append(torch.cat([each.grad.flatten().double() for each in model.parameters()]))
+
+    def watched(piece, scored):  # type: ignore[no-untyped-def]
+        latest[:] = piece.batch.group_id[:, 0].tolist()
+        return loss(piece, scored)
+
+    def backward(total: torch.Tensor) -> None:
+        seen.update(latest)
+        inner(total)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(learner.worker, "_loss", watched)
+        patched.setattr(learner.worker, "_backward", backward)
+        if all_teach:
+            ones = torch.ones(len(groups) * REPEATS, dtype=torch.bool)
+            patched.setattr(split_learner, "teaching_rows", lambda policy, advantage, mask: ones)
+        handle = learner.worker.optimizer.register_step_pre_hook(read)
+        report = learner.step(learner.credit(groups))
+        handle.remove()
+    return report, gradients[0], seen
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_update_and_the_metrics_are_those_of_all_groups(
+    groups: list[Group],
+    name: str,
+    accumulation: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of every preset without its KL and entropy terms, and what tells equal rewards apart or leaves them out."""
+    others: dict[str, Any] = {"kl_coef": 0.0, "kl_inference_coef": 0.0, "entropy_coef": 0.0}
+    others |= {
+        "dynamic_batching": False,
+        "filter_range": None,
+        "overlong_cache": None,
+        "filter_truncated": False,
+    }
+    policy = load_policy(name, **others)
+    (one, gradient, some), (other, whole, everyone) = (
+        stepped(make_learner(tmp_path, policy, accumulation), groups, monkeypatch, all_teach)
+        for all_teach in (False, True)
+    )
+    assert everyone == set(range(8))
+    assert some == everyone - set(SETTLED)
+    assert (gradient - whole).norm() / whole.norm() < 1e-6
+    torch.testing.assert_close(one.log_ratio, other.log_ratio, rtol=0, atol=1e-6)
+    torch.testing.assert_close(one.entropy, other.entropy, rtol=1e-6, atol=1e-6)
+    assert one.metrics.keys() == other.metrics.keys()
+    for key, value in one.metrics.items():
+        assert value == pytest.approx(other.metrics[key], rel=1e-5, abs=1e-6), key
+
+
+@pytest.mark.parametrize("terms", [{"kl_coef": 0.1}, {"entropy_coef": 0.01}, {"kl_inference_coef": 0.1}])
+def test_other_terms_of_the_loss_teach_from_every_group(
+    groups: list[Group], terms: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = PolicyConfig(**({"kl_coef": 0.0} | terms))  # type: ignore[arg-type]
+    assert stepped(make_learner(tmp_path, policy), groups, monkeypatch)[2] == set(range(8))
+
+
+def test_an_unknown_policy_term_teaches_from_every_row() -> None:
+    policy = PolicyConfig(kl_coef=0.0)
+    advantage, mask = torch.tensor([[0.0], [1.0], [1.0]]), torch.tensor([[True], [True], [False]])
+    assert teaching_rows(policy, advantage, mask).tolist() == [False, True, False]
+    policy.objective = "of a user"
+    assert teaching_rows(policy, advantage, mask).all()
+    assert POLICY_TERMS.keys() >= PROPORTIONAL
+
+
+def test_a_step_without_any_advantage_moves_the_weights_as_it_did(
+    groups: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weight decay, and the momentum of a step before."""
+    settled = copy.deepcopy(groups)
+    for completion in (one for group in settled for one in group.completions):
+        completion.verdict = Verdict(1.0, {}, "scored")
+    moved, optimizer = [], OptimizerConfig(lr=1e-3, weight_decay=0.1)
+    for all_teach in (False, True):
+        learner = make_learner(tmp_path, PolicyConfig(kl_coef=0.0), optimizer=optimizer)
+        stepped(learner, groups, monkeypatch, all_teach=True)
+        report, gradient, seen = stepped(learner, settled, monkeypatch, all_teach)
+        assert len(seen) == (8 if all_teach else 1)
+        assert not gradient.any()
+        assert report.metrics["grad_norm"] == 0
+        moved.append([each.detach().clone() for each in learner.worker.model.parameters()])
+    assert all(map(torch.equal, *moved))
