@@ -71,12 +71,11 @@ class EnginePlan:
 
 @dataclass(frozen=True)
 class CanaryPlan:
-    """What engines and learner score around each push.
+    """What engines and learner score where what engines drew does not prove a push.
 
-    count, length: of the sequences, longer than a block of the engine's prefix cache (128 tokens on a CPU); without
-    such a cache there is nothing to find in longer ones. scores_anew: before each push too, which fills that cache;
-    an engine that slept since the last push cannot. share: of the time that they may take where what engines drew
-    proves pushes; None: they prove every one, because engines that sleep while the learner works cannot be asked later.
+    count, length: of the sequences, longer than a block of the engine's prefix cache (128 tokens on a CPU), if it has
+    one. scores_anew: before a push too, which fills that cache; an engine that slept since the last one cannot. share:
+    of the run's time that they may take; None: they prove every push, as engines that sleep cannot be asked later.
     """
 
     count: int
