@@ -53,6 +53,7 @@ def _build(config: Config, run_dir: Path, schedule: type[Schedule], built: ExitS
     live = Progress(config.logging, config.total_optimizer_steps)
     built.callback(live.close)
     live.begin("starting")
+    gc.disable()  # until these are imported: looking for garbage among what they make costs half a second
     import torch
 
     from envs.judging.service import RewardService
@@ -142,9 +143,11 @@ def _monitor(
 
 def _keep_imports() -> None:
     """What imports left behind stays: without this, looking for garbage in it costs 5% of a small run. Called before
-    anything of the run is made, and after an earlier run's garbage is gone."""
-    gc.collect()
+    anything of the run is made; of a process that has built a run before, after the garbage of that one is gone."""
+    if gc.get_freeze_count():
+        gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def prepare(config: Config, plan: "Plan") -> None:
