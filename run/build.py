@@ -38,6 +38,7 @@ def plan_run(config: Config, schedule: type[Schedule], run_dir: Path) -> "Plan":
 
 def build(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> ScheduleType:
     """What a script's loop works with, made for `config`, to be closed with `.run.close`."""
+    gc.disable()  # until `_keep_imports`: looking for garbage among what imports make costs half a second
     with ExitStack() as built:
         run = _build(config, run_dir, schedule, built)
         working = schedule(run)
@@ -53,7 +54,6 @@ def _build(config: Config, run_dir: Path, schedule: type[Schedule], built: ExitS
     live = Progress(config.logging, config.total_optimizer_steps)
     built.callback(live.close)
     live.begin("starting")
-    gc.disable()  # until these are imported: looking for garbage among what they make costs half a second
     import torch
 
     from envs.judging.service import RewardService
