@@ -21,6 +21,9 @@ CONFIG_DIR = Path(__file__).parent
 def register_schema() -> None:
     """Makes the dataclasses known to Hydra under the names that the YAML `defaults` lists use."""
     ConfigStore.instance().store(name="schema", node=schema())
+    # Hydra copies its sources of configs to search them, with this store, which a process has one of and which gives
+    # out copies: for `--help` 67 times, half a second.
+    ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
 
 
 def schema() -> DictConfig:

@@ -32,6 +32,7 @@ _held: set[Path] = set()
 SETTINGS = ".hydra"
 SETTINGS_FILES = ("config.yaml", "hydra.yaml", "overrides.yaml")
 LOG, ENGINE_LOG, SUMMARY, EVENTS = "grpo.log", "engine.log", "summary.json", "events.jsonl"
+REPORT = "report.html"
 _ENDS_AT_THE_NODE = {
     "localflock",
     "noflock",

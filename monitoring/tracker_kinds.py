@@ -1,6 +1,7 @@
 """The trackers that `logging.backend` names, each behind the same three calls.
 
-All three may raise or hang: `monitoring.trackers` calls them from a thread of their own.
+All three may raise or hang: `monitoring.trackers` calls them from a thread of their own. What they need is imported
+where one is named, for a run without trackers does not wait for it.
 """
 
 import importlib
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
-from torchrl.record.loggers import get_logger
 
 from config.errors import ConfigError
 from config.outcome import RunOutcome
@@ -71,10 +71,10 @@ def opener(
     Raises:
         ConfigError: its package is not installed.
     """
+    # Imports in the trackers' own threads, several at once, may meet half a module.
+    importlib.import_module("torchrl.record.loggers")
     try:
-        importlib.import_module(
-            PACKAGES[name]
-        )  # here, for imports in several threads at once may meet half a module
+        importlib.import_module(PACKAGES[name])
     except ImportError as error:
         package = INSTALLED_WITH.get(name, PACKAGES[name])
         raise ConfigError(
@@ -119,6 +119,7 @@ class Wandb:
     def _open(self, run_dir: Path, title: str, offline: bool) -> Any:
         """Raises wandb.Error where there is no key or no answer."""
         import wandb
+        from torchrl.record.loggers import get_logger
 
         options = self.options | {
             "offline": offline,
@@ -147,6 +148,8 @@ class TensorBoard:
     """TensorBoard through TorchRL's logger; completions and settings are texts."""
 
     def __init__(self, run_dir: Path, title: str, config: dict[str, Any]) -> None:
+        from torchrl.record.loggers import get_logger
+
         self.logger: Any = get_logger("tensorboard", logger_name=str(run_dir), experiment_name=title)
         settings = yaml.safe_dump(config, sort_keys=False)
         self.logger.experiment.add_text("config", "\n".join(f"    {line}" for line in settings.splitlines()))

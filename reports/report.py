@@ -11,6 +11,7 @@ from typing import Any
 
 from config.errors import ConfigError
 from config.files import written_whole
+from config.folders import REPORT
 from config.saved import saved_config
 from monitoring.ledger_files import ledger_files
 from reports.columns import columns_of, read_files
@@ -31,7 +32,7 @@ from reports.run_folder import RunFolder
 from reports.selection import select, steps_of_groups
 from reports.timeline import marks, timeline
 
-FILE, COMPARISON = "report.html", "comparison.html"
+COMPARISON = "comparison.html"
 
 
 def write_report(run_dir: Path) -> Path:
@@ -40,7 +41,7 @@ def write_report(run_dir: Path) -> Path:
     Raises:
         ConfigError: no run has written to the folder.
     """
-    return _write(run_dir / FILE, f"GRPO · {run_dir.resolve().name}", report_data(run_dir))
+    return _write(run_dir / REPORT, f"GRPO · {run_dir.resolve().name}", report_data(run_dir))
 
 
 def write_comparison(run_dirs: Sequence[Path], path: Path) -> Path:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from config.files import written_whole
+from config.folders import REPORT
 from config.saved import METRICS
 from reports.curves import layout
 from reports.document import document
-from reports.report import FILE, metric_names, told_of
+from reports.report import metric_names, told_of
 from reports.run_folder import RunFolder, overrides_of, summary_of
 
 TABLE = "summary.csv"
@@ -118,7 +119,7 @@ def sweep_page(folder: Path, runs: list[SweptRun]) -> bytes:
 
 
 def _row(folder: Path, run: SweptRun) -> dict[str, Any]:
-    there = (folder / run.name / FILE).is_file()
+    there = (folder / run.name / REPORT).is_file()
     return {"run": run.name, "overrides": run.overrides, "results": run.results(), "report": there}
 
 
@@ -136,6 +137,6 @@ def write_sweep(folder: Path) -> None:
     runs = swept_runs(folder)
     if not runs:
         return
-    for name, content in ((TABLE, summary_csv(runs).encode()), (FILE, sweep_page(folder, runs))):
+    for name, content in ((TABLE, summary_csv(runs).encode()), (REPORT, sweep_page(folder, runs))):
         with written_whole(folder / name) as file:
             file.write(content)

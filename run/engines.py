@@ -20,14 +20,12 @@ from plan.model_shape import model_path
 from plan.plan import Plan
 from rollout.engines.sampler import Engine, WeightTarget
 from rollout.engines.transformers_engine import TransformersEngine
-from rollout.engines.vllm_engine import VLLMEngine
 from rollout.engines.vllm_settings import AdapterShape, VLLMSettings
 from rollout.weights.canary import Canary
 from rollout.weights.evidence import Tolerance
 from rollout.weights.fixed_sequences import FixedSequences, canary_sequences
 from rollout.weights.outgoing import Learner
 from rollout.weights.push import Weights
-from rollout.weights.transports import TRANSPORTS
 from training.model import linear_names, load_model, saved_eos_token_ids, skeleton
 
 if TYPE_CHECKING:  # Ray costs a second, which one engine in this process need not wait for
@@ -48,6 +46,8 @@ def build_engine(
     eos = tuple(saved_eos_token_ids(config.model.name, tokenizer))
     factory: Callable[[], Engine]
     if plan.engine.backend == "vllm":
+        from rollout.engines.vllm_engine import VLLMEngine
+
         log = None if run_dir is None else str(run_dir.resolve() / ENGINE_LOG)
         factory = partial(VLLMEngine, replace(vllm_settings(config, eos, plan, adapter), log=log))
     else:
@@ -58,6 +58,7 @@ def build_engine(
 def _pool(config: Config, plan: Plan, factory: Callable[[], Engine]) -> Engine:
     from rollout.engines.fleet import PoolSettings
     from rollout.engines.pool import RayPool
+    from rollout.weights.transports import TRANSPORTS
 
     inference = config.inference_model
     settings = PoolSettings(

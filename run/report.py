@@ -12,10 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from config.files import remove_unfinished
+from config.folders import REPORT
 from config.saved import METRICS, chosen_runs
 from config.schema import Config
-from reports.report import COMPARISON, FILE, write_comparison, write_report
-from reports.sweep import swept_runs, write_sweep
 
 SPARING = 50
 """A report that took s seconds is not made again within 50 s seconds: 2% of one core at most."""
@@ -48,7 +47,7 @@ class ReportWriter:
             self._failed(error)
 
     def _is_due(self) -> bool:
-        report = self.run_dir / FILE
+        report = self.run_dir / REPORT
         took = report.stat().st_mtime - self._begun if report.is_file() else 0.0
         return time.time() - self._begun > SPARING * took
 
@@ -60,6 +59,8 @@ class ReportWriter:
             remove_unfinished(self.run_dir)
         if not (self.run_dir / METRICS).is_file():
             return
+        from reports.report import write_report
+
         try:
             write_report(self.run_dir)
         except Exception as error:
@@ -68,7 +69,7 @@ class ReportWriter:
     def _failed(self, error: Exception) -> None:
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         self.say(
-            f"warning: {self.run_dir / FILE} could not be written ({why}); nothing else is touched by that"
+            f"warning: {self.run_dir / REPORT} could not be written ({why}); nothing else is touched by that"
         )
 
 
@@ -78,12 +79,15 @@ def report(config: Config) -> str:
     Raises:
         ConfigError: `run_dir` names no run.
     """
+    from reports.report import COMPARISON, write_comparison, write_report
+    from reports.sweep import swept_runs, write_sweep
+
     given = config.run_dir
     if isinstance(given, str) and not (Path(given) / METRICS).is_file() and Path(given).is_dir():
         folder = Path(given)
         if swept_runs(folder):
             write_sweep(folder)
-            return f"{folder / FILE}"
+            return f"{folder / REPORT}"
     runs = chosen_runs(given)
     if len(runs) == 1:
         return f"{write_report(runs[0])}"

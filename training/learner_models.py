@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
-from peft import PeftModel
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
@@ -13,7 +12,7 @@ from config.schema import Config
 from plan.plan import Plan
 from training.compiled import compile_layers
 from training.forward import ResponseScorer
-from training.model import add_lora, load_frozen, load_in_4bit, load_model, skeleton
+from training.model import adapted, add_lora, load_frozen, load_in_4bit, load_model, skeleton
 from training.reference import HostMemory, Reference
 from training.sharding import Sharded, Within, directly, fill, shard
 
@@ -47,8 +46,9 @@ def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> Models:
     policy = _prepared(config, model, trained=True)
     scorer = make_scorer(config, policy, plan, _autocast(plan))
     if plan.reference.home == "base of the LoRA policy":
-        assert isinstance(policy, PeftModel)
-        reference = Reference(scorer, visit=policy.disable_adapter)
+        wrapped = adapted(policy)
+        assert wrapped is not None
+        reference = Reference(scorer, visit=wrapped.disable_adapter)
     return Models(policy, scorer, reference)
 
 
@@ -62,8 +62,9 @@ def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: to
     scorer = make_scorer(config, policy, plan, within=root)
     reference = None
     if plan.reference.home == "base of the LoRA policy":
-        assert isinstance(policy, PeftModel)
-        reference = Reference(scorer, visit=policy.disable_adapter)
+        wrapped = adapted(policy)
+        assert wrapped is not None
+        reference = Reference(scorer, visit=wrapped.disable_adapter)
     elif plan.reference.home == "learner ranks":
         frozen = _sharded(config, plan, mesh, device, trained=False)
         reference = Reference(make_scorer(config, frozen.model, plan, within=frozen))

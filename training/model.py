@@ -1,7 +1,8 @@
 """Loading the policy and its tokenizer, with one clear message for everything that can be wrong about a name."""
 
+import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,6 +23,9 @@ from config.schema import LoraConfig, ModelConfig
 from envs.control_tokens import turn_end
 from plan.model_shape import find_config, model_path
 from training.quantization import dequantized, quantized
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 set_tqdm_hook(lambda bar, given, named: EmptyTqdm(*given, **named))
 """No bar for what only reads or writes files here; downloads keep theirs, which the hub's client draws."""
@@ -214,11 +218,23 @@ def linear_names(model: PreTrainedModel) -> tuple[str, ...]:
     return tuple(sorted({name.rsplit(".", 1)[-1] for name in adapted}))
 
 
-def causal_model(model: nn.Module) -> PreTrainedModel:
-    """The transformers model inside a peft wrapper, or the model itself."""
+def adapted(model: nn.Module) -> "PeftModel | None":
+    """The model as peft has wrapped it; None where it has not.
+
+    Importing peft takes most of a second, which a run without adapters need not wait for: where nobody has imported it,
+    it has wrapped nothing.
+    """
+    if "peft" not in sys.modules:
+        return None
     from peft import PeftModel
 
-    inner = model.get_base_model() if isinstance(model, PeftModel) else model
+    return model if isinstance(model, PeftModel) else None
+
+
+def causal_model(model: nn.Module) -> PreTrainedModel:
+    """The transformers model inside a peft wrapper, or the model itself."""
+    wrapped = adapted(model)
+    inner = model if wrapped is None else wrapped.get_base_model()
     assert isinstance(inner, PreTrainedModel)
     return inner
 

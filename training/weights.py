@@ -24,7 +24,7 @@ from training.engine_arithmetic import (
     parameters_replaced,
     rounding_error,
 )
-from training.model import causal_model
+from training.model import adapted, causal_model
 from training.quantization import dequantized, quantized, shape_and_dtype, state_without_scales
 from training.sharding import Within, directly, local, whole
 
@@ -229,13 +229,13 @@ def _rounded(tensor: torch.Tensor, layer: Any, dtype: torch.dtype | None) -> tor
 
 def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:
     """Hugging Face name, tensor, and the peft layer whose adapters belong to it or None."""
-    from peft import PeftModel
-
-    if not isinstance(model, PeftModel):
+    wrapped = adapted(model)
+    if wrapped is None:
         yield from ((name, tensor, None) for name, tensor in model.state_dict().items())
         return
-    modules = dict(model.get_base_model().named_modules())
-    for name, tensor in state_without_scales(model.get_base_model()).items():
+    base = wrapped.get_base_model()
+    modules = dict(base.named_modules())
+    for name, tensor in state_without_scales(base).items():
         if "lora_" in name or ".original_module." in name:
             continue
         owner = modules[name.split(".base_layer.")[0]] if ".base_layer." in name else None

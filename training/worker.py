@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,6 @@ from config.errors import DeadlineError
 from config.schema import Config
 from training.aggregation import BatchTotals
 from training.batch import Batch
-from training.grpo_loss import GRPOLoss
 from training.host_states import HostStates
 from training.learner_models import Models
 from training.learner_state import (
@@ -39,6 +38,9 @@ from training.sharding import Sharded, whole
 from training.tensor_files import copied, read_tensors, saved_shapes, write_tensors
 from training.trained_parameters import base_digest, check_same_model, described
 from training.weights import PolicyTensor, PolicyWeights
+
+if TYPE_CHECKING:
+    from training.grpo_loss import GRPOLoss
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,6 @@ class Worker(PolicyWeights):
         super().__init__(models.policy, pushed, models.within)
         self.config = config
         self.scorer = models.scorer
-        self.loss = GRPOLoss(models.scorer, config.policy)
         self.reference = models.reference
         self.base = base_digest(self.model)
         self.tell = tell
@@ -124,6 +125,13 @@ class Worker(PolicyWeights):
         self.beside = self.reference if self.reference and self.reference.beside and once else None
         self.objective = torch.zeros(())
         self.model.train()
+
+    @cached_property
+    def loss(self) -> "GRPOLoss":
+        """Made for the first step: TorchRL's losses import its environments and Ray, for which no engine waits."""
+        from training.grpo_loss import GRPOLoss
+
+        return GRPOLoss(self.scorer, self.config.policy)
 
     @torch.no_grad()
     def log_prob(self, parts: Sequence[Batch]) -> list[Tensor]:
