@@ -3,6 +3,8 @@
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +14,10 @@ from plan.machine import installed_vllm
 from rollout.engines.sampler import WeightTarget
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.engines.vllm_engine import VLLMEngine
-from rollout.weights.outgoing import Outgoing, Tally, nbytes
-from rollout.weights.transports import HostCopy, ObjectStore, SharedMemory
+from rollout.weights.outgoing import Engines, Outgoing, Tally, nbytes
+from rollout.weights.transports import HostCopy, ObjectStore, SharedMemory, Transport
 from tests.policies import PolicyHere
-from tests.rollout.conftest import EOS, OpenPool, lora_policy, scores_of_one, tiny_llama
+from tests.rollout.conftest import EOS, OpenPool, lora_policy, scores_of_one, tiny_llama, tiny_settings
 from training.weights import PolicyWeights, made, named_weights
 
 needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
@@ -197,3 +199,34 @@ def test_parts_of_a_push_count_together() -> None:
     dict(outgoing)
     dict(outgoing.beyond({}))
     assert moved.bytes == 2 * sum(map(nbytes, outgoing.tensors))
+
+
+@needs_vllm
+def test_through_vllms_own_transfer(
+    open_pool: OpenPool, tiny_folders: dict[bool, Path], tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And an engine that comes in the place of a lost one takes everything."""
+    from tests.rollout.mapped_backend import MAPPED, MappedTransfer, start_engine
+
+    direct, carried = MappedTransfer(MAPPED, timeout=60), []
+    send = direct.push
+
+    def noted(weights: Outgoing, version: int, engines: Engines) -> None:
+        carried.append(weights.names)
+        send(weights, version, engines)
+
+    monkeypatch.setattr(direct, "push", noted)
+    settings = replace(tiny_settings(tiny_folders[tied]), weight_transfer=MAPPED)
+    policy = lora_policy(tied)
+    learner = PolicyHere(policy, named_weights)
+    pool = open_pool(lambda: start_engine(settings), transport=Transport(SharedMemory(), direct))
+    for version in range(2):
+        push(learner, pool, version)
+        assert_same_scores(pool, learner)
+        step(policy)
+    os.kill(pool.fleet.members[0], signal.SIGKILL)
+    pool.score([[1, 2]])
+    push(learner, pool, 2)
+    assert_same_scores(pool, learner)
+    everything = {tensor.name for tensor in learner.publish()}
+    assert carried == [everything, {name for name in everything if "_proj" in name}, everything]
