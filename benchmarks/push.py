@@ -51,7 +51,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", type=Path, default=None, help="a Hugging Face folder")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--engines", type=int, nargs="+", default=[1])
+    parser.add_argument("--engines", type=int, nargs="*", default=[1], help="none: in process alone")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the learner")
     return parser.parse_args()
@@ -108,6 +108,9 @@ class Pushes:
         )
 
     def measure(self) -> None:
+        engine = VLLMEngine(self.settings())
+        self.report("in_process", engine)
+        engine.close()
         ways: dict[str, Callable[[], HostCopy]] = {"shared_memory": SharedMemory, "object_store": ObjectStore}
         for count in self.options.engines:
             for way, memory in ways.items():
@@ -118,9 +121,6 @@ class Pushes:
                     self.report(f"{way} x {count}", pool)
                 finally:
                     pool.close()
-        engine = VLLMEngine(self.settings())
-        self.report("in_process", engine)
-        engine.close()
 
 
 def measure(name: str, folder: Path, options: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ holds. The second way costs two more copies of the model, and packs embeddings t
 """
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -87,25 +87,34 @@ class InPlace:
 
         loaded: the parameters that were written; None where the model does not say.
         """
-        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
         written = {id(one) for name, one in parameters.items() if loaded is None or name in loaded}
-        layers: Iterable[tuple[str, Any]] = self._model.named_modules(remove_duplicate=False)
-        for name, layer in layers:
-            if not isinstance(layer, VocabParallelEmbedding) or id(layer.weight) not in written:
+        heads = {layer for name, layer in _embeddings(self._model) if name.endswith("lm_head")}
+        for _, layer in _embeddings(self._model):
+            if id(layer.weight) not in written:
                 continue
-            if isinstance(layer, ParallelLMHead) or name.endswith("lm_head"):
+            if layer in heads or isinstance(layer, ParallelLMHead):
                 layer.quant_method.process_weights_after_loading(layer)
             else:
                 layer.cpu_linear = nn.functional.linear
+
+
+def _embeddings(model: Any) -> list[tuple[str, Any]]:
+    """Under each of its names: a tied head may be the embedding itself."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    layers = model.named_modules(remove_duplicate=False)
+    return [(name, layer) for name, layer in layers if isinstance(layer, VocabParallelEmbedding)]
 
 
 def _only_packed(layer: Any) -> bool:
     """vLLM leaves an empty tensor where it has packed a matrix."""
     from vllm.model_executor.layers.linear import LinearBase
 
-    return isinstance(layer, LinearBase) and layer.weight.numel() == 0
+    linear = isinstance(layer, LinearBase)
+    return linear and layer.weight.numel() == 0
 
 
 class _Packed:
