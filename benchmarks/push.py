@@ -2,13 +2,17 @@
 
     python benchmarks/push.py                        a tiny model and one of 135 million parameters, random weights
     python benchmarks/push.py --model FOLDER         a model of your own
+    python benchmarks/push.py --engines 1 2 4        so many engines behind each transport
 
-Every push goes into a real vLLM engine (CPU build, fp32). `in process` gives it live tensors; the others go to
-one engine in a Ray actor, through shared memory or Ray's object store. `copy` clones the tensors, as a push must
-allocate too; `warm copy` writes into memory that is already there. Medians of `--repeats` after one warm-up.
+Every push goes into real vLLM engines (CPU build, fp32). `in process` gives one live tensors; the others go to
+engines in Ray actors, through shared memory or Ray's object store, and each engine writes and packs the whole model
+on this machine's cores. `clone` allocates, `warm copy` writes into memory that is already there; both alternate with
+the pushes, and the ratios are of medians of `--repeats` after one warm-up. `adapters` are pushes of merged LoRA
+after the first; MiB is what was made or copied for one push, to all engines together.
 """
 
 import argparse
+import copy
 import os
 import statistics
 import sys
@@ -18,13 +22,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from cluster.runtime import Place
+from config.schema import LoraConfig
 from rollout.engines.fleet import PoolSettings
 from rollout.engines.pool import RayPool
 from rollout.engines.sampler import WeightTarget
@@ -32,7 +36,8 @@ from rollout.engines.vllm_engine import VLLMEngine
 from rollout.engines.vllm_settings import VLLMSettings
 from rollout.weights.outgoing import Outgoing
 from rollout.weights.transports import HostCopy, ObjectStore, SharedMemory, Transport
-from training.weights import made, named_weights
+from training.model import add_lora
+from training.weights import PolicyWeights, made, named_weights
 
 SIZES = {
     "tiny": LlamaConfig(vocab_size=320, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
@@ -45,68 +50,98 @@ SIZES = {
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", type=Path, default=None, help="a Hugging Face folder")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--engines", type=int, nargs="*", default=[1], help="none: in process alone")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the learner")
     return parser.parse_args()
 
 
-def median_seconds(action: Callable[[], object], repeats: int) -> float:
+def seconds(action: Callable[[], object]) -> float:
+    begin = time.perf_counter()
     action()
-    seconds = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        action()
-        seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds)
+    return time.perf_counter() - begin
 
 
-def measure(name: str, folder: Path, repeats: int) -> None:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    weights = made(named_weights(model))
-    megabytes = sum(tensor.nbytes for tensor in weights.values()) / 2**20
-    there = {key: tensor.clone() for key, tensor in weights.items()}
+class Pushes:
+    """Of one model, beside copies of what a push carries."""
 
-    def copy_into_place() -> None:
-        for key, tensor in weights.items():
-            there[key].copy_(tensor)
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        self.folder, self.options = folder, options
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.learner = PolicyWeights(model, named_weights)
+        adapters = LoraConfig(enabled=True)
+        self.adapted = PolicyWeights(add_lora(copy.deepcopy(model), adapters), named_weights)
+        self.weights = made(self.learner.publish())
+        self.there = {name: tensor.clone() for name, tensor in self.weights.items()}
 
-    copy = median_seconds(lambda: [tensor.clone() for tensor in weights.values()], repeats)
-    warm = median_seconds(copy_into_place, repeats)
-    print(f"{name}: {len(weights)} tensors, {megabytes:.1f} MiB")
-    print(f"  {'copy':14} {1e3 * copy:9.1f} ms   1.00 x copy")
-    print(f"  {'warm copy':14} {1e3 * warm:9.1f} ms   {warm / copy:4.2f} x copy")
-    settings = VLLMSettings(
-        model=str(folder), eos_token_ids=(2,), max_model_len=256, kv_cache_bytes=128 << 20, max_num_seqs=16
+    def report(self, name: str, target: WeightTarget) -> None:
+        for kind, learner in (("", self.learner), (", adapters", self.adapted)):
+            took: list[tuple[float, ...]] = []
+            for version in range(self.options.repeats + 1):
+                outgoing = Outgoing(learner.publish())
+                push = seconds(lambda outgoing=outgoing, version=version: target.load(outgoing, version))
+                took.append((push, seconds(self._clone), seconds(self._copy)))
+            push, clone, warm = (statistics.median(one) for one in zip(*took[1:], strict=True))
+            print(
+                f"  {name + kind:26} {1e3 * push:8.1f} ms {outgoing.moved.bytes / 2**20:8.1f} MiB"
+                f"  {push / clone:5.2f} x clone ({1e3 * clone:.1f} ms) {push / warm:5.2f} x warm copy"
+                f" ({1e3 * warm:.1f} ms)",
+                flush=True,
+            )
+
+    def _clone(self) -> None:
+        copies = [tensor.clone() for tensor in self.weights.values()]
+        del copies
+
+    def _copy(self) -> None:
+        for name, tensor in self.weights.items():
+            self.there[name].copy_(tensor)
+
+    def settings(self) -> VLLMSettings:
+        return VLLMSettings(
+            model=str(self.folder),
+            eos_token_ids=(2,),
+            max_model_len=256,
+            kv_cache_bytes=64 << 20,
+            max_num_seqs=16,
+        )
+
+    def measure(self) -> None:
+        engine = VLLMEngine(self.settings())
+        self.report("in_process", engine)
+        engine.close()
+        ways: dict[str, Callable[[], HostCopy]] = {"shared_memory": SharedMemory, "object_store": ObjectStore}
+        for count in self.options.engines:
+            for way, memory in ways.items():
+                places = [Place(f"engine {index}") for index in range(count)]
+                make = partial(VLLMEngine, self.settings())
+                pool = RayPool(make, places, PoolSettings(), Transport(memory()))
+                try:
+                    self.report(f"{way} x {count}", pool)
+                finally:
+                    pool.close()
+
+
+def measure(name: str, folder: Path, options: argparse.Namespace) -> None:
+    pushes = Pushes(folder, options)
+    mib = sum(tensor.nbytes for tensor in pushes.weights.values()) / 2**20
+    print(
+        f"{name}: {len(pushes.weights)} tensors, {mib:.1f} MiB, {torch.get_num_threads()} threads", flush=True
     )
-    ways: dict[str, HostCopy] = {"shared_memory": SharedMemory(), "object_store": ObjectStore()}
-    for way, memory in ways.items():
-        place, transport = Place("engine 0"), Transport(memory)
-        pool = RayPool(partial(VLLMEngine, settings), [place], PoolSettings(), transport)
-        try:
-            report(way, pool, weights, repeats, copy)
-        finally:
-            pool.close()
-    engine = VLLMEngine(settings)
-    report("in_process", engine, weights, repeats, copy)
-    engine.close()
-
-
-def report(
-    name: str, target: WeightTarget, weights: dict[str, torch.Tensor], repeats: int, copy: float
-) -> None:
-    seconds = median_seconds(lambda: target.load(Outgoing.of(weights.items()), version=1), repeats)
-    print(f"  {name:14} {1e3 * seconds:9.1f} ms   {seconds / copy:4.2f} x copy", flush=True)
+    pushes.measure()
 
 
 def main() -> None:
     options = parse()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     if options.model is not None:
-        measure(options.model.name, options.model, options.repeats)
+        measure(options.model.name, options.model, options)
         return
-    for name, config in SIZES.items():
+    for name in options.sizes:
         with tempfile.TemporaryDirectory() as folder:
-            LlamaForCausalLM(config).save_pretrained(folder)
-            measure(name, Path(folder), options.repeats)
+            LlamaForCausalLM(SIZES[name]).save_pretrained(folder)
+            measure(name, Path(folder), options)
 
 
 if __name__ == "__main__":

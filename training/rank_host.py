@@ -37,12 +37,16 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Described:
-    """A tensor of a push before it is made. identity: equal for the names of one tied tensor."""
+    """A tensor of a push before it is made.
+
+    identity: equal for the names of one tied tensor. constant: the learner's mark of what never changes, else None.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     identity: int
+    constant: str | None
 
     @property
     def nbytes(self) -> int:
@@ -143,7 +147,9 @@ class RankHost:
         """Every tensor of a push, in the order in which `tensors` counts them."""
         known: dict[Any, int] = {}
         return [
-            Described(one.name, one.shape, one.dtype, known.setdefault(one.identity, len(known)))
+            Described(
+                one.name, one.shape, one.dtype, known.setdefault(one.identity, len(known)), one.constant
+            )
             for one in self.worker.publish()
         ]
 

@@ -49,6 +49,10 @@ class RankTensor:
     def identity(self) -> Hashable:
         return self.described.identity
 
+    @property
+    def constant(self) -> Hashable:
+        return self.described.constant
+
     def make(self) -> Tensor:
         """The whole tensor, to be read only."""
         return self.stream.tensor(self.index).view(self.dtype).view(self.shape)

@@ -7,9 +7,10 @@ policy ──named_weights──▶ PolicyTensor ──make: weight + scale * B 
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import torch
 from torch import nn
@@ -37,13 +38,14 @@ class PolicyTensor:
     """One tensor of the policy, made when it is asked for.
 
     source: as it lies in the learner, perhaps in 4 bits. layer: peft's, whose active adapters are added to it; None
-    where it is whole. dtype: that it is made in.
+    where it is whole. dtype: that it is made in. constant: the mark of the learner in which it is frozen, else None.
     """
 
     name: str
     source: torch.Tensor
     layer: Any
     dtype: torch.dtype
+    constant: str | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -133,6 +135,7 @@ class PolicyWeights:
         self.model = model
         self._pushed = pushed
         self._within = within
+        self._mark = uuid4().hex
 
     @property
     def vocab_size(self) -> int:
@@ -145,7 +148,12 @@ class PolicyWeights:
         return HEAD if tied and any(tensor.name == HEAD for tensor in self.publish()) else None
 
     def publish(self) -> list[PolicyTensor]:
-        return self._pushed(self.model)
+        """What a push carries; of frozen parameters without an adapter it tells that they never change."""
+        frozen = _frozen(self.model)
+        return [
+            replace(tensor, constant=self._mark) if tensor.layer is None and tensor.name in frozen else tensor
+            for tensor in self._pushed(self.model)
+        ]
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         """Log-probs of all tokens but the first under what a push carries, [count][length - 1]."""
@@ -240,6 +248,12 @@ def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:
             continue
         owner = modules[name.split(".base_layer.")[0]] if ".base_layer." in name else None
         yield _plain_name(name), tensor, _mergeable(owner) if owner is not None and tensor.ndim > 1 else None
+
+
+def _frozen(model: nn.Module) -> frozenset[str]:
+    """The Hugging Face names of the parameters that no optimizer changes."""
+    parameters = causal_model(model).named_parameters(remove_duplicate=False)
+    return frozenset(_plain_name(name) for name, parameter in parameters if not parameter.requires_grad)
 
 
 def _plain_name(name: str) -> str:

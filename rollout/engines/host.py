@@ -12,15 +12,14 @@ in flight, and is unblocked by any command. `poll` consumes finished responses a
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-
 from cluster.calls import own_stacks
 from rollout.engines.sampler import Engine, Request, Response
+from rollout.weights.outgoing import Outgoing
 
 CONCURRENCY_GROUPS = {"poll": 1, "watch": 1}
 
@@ -28,7 +27,7 @@ CONCURRENCY_GROUPS = {"poll": 1, "watch": 1}
 class WeightHandle(Protocol):
     """Published weights that any process can open."""
 
-    def open(self) -> Iterable[tuple[str, torch.Tensor]]: ...
+    def open(self) -> Outgoing: ...
 
 
 @dataclass(frozen=True)
@@ -86,16 +85,14 @@ class EngineHost:
             return Report(responses, self._steps)
 
     def load(self, handle: WeightHandle, version: int) -> frozenset[str]:
-        """Load published weights between two steps; returns the names that arrived."""
-        names: set[str] = set()
+        """Load published weights between two steps; returns the names that the engine now has of them."""
 
-        def noted() -> Iterable[tuple[str, torch.Tensor]]:
-            for name, tensor in handle.open():
-                names.add(name)
-                yield name, tensor
+        def load() -> frozenset[str]:
+            self._engine.load(handle.open(), version)
+            return self._engine.received
 
-        self._do(lambda: self._engine.load(noted(), version))
-        return frozenset(names)
+        names: frozenset[str] = self._do(load)
+        return names
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         scores: dict[str, list[list[float]]] = self._do(lambda: self._engine.score(sequences))

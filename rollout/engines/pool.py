@@ -12,7 +12,7 @@ rollout/engines/fleet.py; here is the face. `step` waits for engines at most its
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -48,6 +48,7 @@ class RayPool:
         self._transport = transport
         self.fleet = Fleet(factory, places, settings)
         self._groups = self.fleet.groups
+        self._sent: tuple[tuple[int, ...], dict[str, Hashable]] = (), {}
 
     def close(self) -> None:
         self.fleet.close()
@@ -139,19 +140,22 @@ class RayPool:
     def _send(self, weights: Outgoing, version: int) -> list[Slot]:
         """Straight to the live engines, where there is such a way; those that have the weights now.
 
-        Where one is lost in the middle, the others may hold half a push, or wait for a peer that is gone: they are
-        replaced too, and all load the host copy.
+        What never changes is left out while they are those of the push before. Where one is lost in the middle, the
+        others may hold half a push, or wait for a peer that is gone: they are replaced too, and all load the host copy.
         """
         if self._transport.direct is None:
             return []
         reached = self.fleet.wait_for_some()
+        members, (before, held) = self.fleet.members, self._sent
         try:
-            self._transport.direct.push(weights, version, self.fleet)
+            lacking = weights.parts_beyond(held if members == before else {})
+            self._transport.direct.push(lacking, version, self.fleet)
         except CallBroken as broken:
             log.warning("%s; the others start anew, and all load the copy in memory", broken)
             for slot in self.fleet.live:
                 self.fleet.engine_lost(slot, "another engine was lost in the push that it took part in")
             return []
+        self._sent = members, weights.constants
         return reached
 
     def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, list[list[float]]]:
@@ -163,6 +167,7 @@ class RayPool:
                 return {slot.name: scores for slot, scores in answered.items()}
 
     def sleep(self) -> None:
+        self._sent = (), {}
         self._all("sleep")
 
     def wake(self) -> None:

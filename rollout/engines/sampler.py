@@ -92,13 +92,14 @@ class WeightTarget(Protocol):
 
     @property
     def received(self) -> frozenset[str]:
-        """Names that reached every live engine with the last push."""
+        """Names of the last push whose tensors every live engine has: from it or, if they never change, from before."""
         ...
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Replace all weights by (Hugging Face name, tensor) pairs, tied heads included, or the adapter by its own.
 
-        Returns when every live engine draws its tokens with them. Requests in flight go on under the new version.
+        What never changes and came with an earlier push (`Outgoing.constants`) is not moved again. Returns when every
+        live engine draws its tokens with them. Requests in flight go on under the new version.
         """
         ...
 

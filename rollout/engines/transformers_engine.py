@@ -10,7 +10,7 @@ draws one token for all rows, whatever their lengths; finished rows leave, waiti
 
 import os
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +21,7 @@ from envs.group import ALONE, SampledCompletion
 from rollout.engines.draw import Filter, draw, row_seeds
 from rollout.engines.sampler import Request, Response
 from rollout.engines.slot_cache import SlotCache
+from rollout.weights.outgoing import Outgoing
 
 _SHRINK_BELOW = 0.75  # rows are compacted when fewer than this share still run: copying costs, idling too
 
@@ -70,6 +71,7 @@ class TransformersEngine:
         self._groups: dict[int, list[_Row]] = {}
         self._cache = SlotCache(model.config.num_hidden_layers)
         self._weights: dict[str, torch.Tensor] = self.model.state_dict()
+        self._constants: dict[str, Hashable] = {}
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -92,23 +94,24 @@ class TransformersEngine:
         return finished + self._collect()
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Copies every tensor in place; running requests fare as `update` says.
+        """Copies every tensor that it lacks in place; running requests fare as `update` says.
 
         Raises:
-            KeyError: a name that the model does not have, or a parameter left without a new value.
+            KeyError: a name that the model does not have, or a tensor of the model that the push does not name.
         """
         if self.update == "wait":
             self._finish_running()
-        missing = set(self._weights)
+        outgoing = Outgoing.of(weights)
+        held, self._constants = self._constants, {}
         with torch.no_grad():
-            for name, tensor in weights:
+            for name, tensor in outgoing.beyond(held):
                 self._weights[name].copy_(tensor)
-                missing.discard(name)
-        if missing:
+        if missing := self._weights.keys() - outgoing.names:
             raise KeyError(
                 f"the push left {len(missing)} tensors unchanged: {', '.join(sorted(missing)[:3])}"
             )
-        self.policy_version, self.received = version, frozenset(self._weights)
+        self._constants = outgoing.constants
+        self.policy_version, self.received = version, outgoing.names
         self._stop()
 
     def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, list[list[float]]]:

@@ -1,9 +1,9 @@
-"""Our settings of a vLLM engine in vLLM's own terms, and what is mixed into its workers."""
+"""Our settings of a vLLM engine in vLLM's own terms."""
 
 from typing import Any, cast
 
 from rollout.engines.vllm_settings import VLLMSettings
-from rollout.weights.transports import MappedWeights
+from rollout.engines.vllm_weights import WeightReceiver
 
 _PREFILL_TOKENS = 4096
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM allocates
@@ -24,7 +24,7 @@ def engine_arguments(settings: VLLMSettings) -> Any:
         quantization=s.quantization,
         tensor_parallel_size=s.tensor_parallel_size,
         distributed_executor_backend="mp" if s.tensor_parallel_size > 1 else "uni",
-        worker_extension_cls=f"{__name__}.WeightReceiver",
+        worker_extension_cls=f"{WeightReceiver.__module__}.{WeightReceiver.__name__}",
         max_model_len=s.max_model_len,
         max_num_seqs=s.max_num_seqs,
         gpu_memory_utilization=s.gpu_memory_utilization,
@@ -68,10 +68,3 @@ def _step_size(settings: VLLMSettings) -> dict[str, Any]:
         longest = max(_PREFILL_TOKENS, settings.max_model_len)
         return {"enable_chunked_prefill": False, "max_num_batched_tokens": longest}
     return {"max_num_batched_tokens": settings.max_num_batched_tokens}
-
-
-class WeightReceiver:
-    """Mixed into vLLM's worker class (`worker_extension_cls`): a push through shared memory."""
-
-    def reload_mapped(self: Any, handle: MappedWeights) -> None:
-        self.reload_weights(weights_iterator=handle.open())

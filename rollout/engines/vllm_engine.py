@@ -11,7 +11,7 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -63,6 +63,7 @@ class VLLMEngine:
         self.settings = settings
         self.policy_version = 0
         self.received: frozenset[str] = frozenset()
+        self._constants: dict[str, Hashable] = {}
         self._groups: dict[int, _Group] = {}
         self._finished: list[Response] = []
         self._scored: dict[str, RequestOutput] = {}
@@ -239,12 +240,13 @@ class VLLMEngine:
             self._llm.step()
 
     def _reload(self, weights: Outgoing) -> None:
+        held, self._constants = self._constants, {}
+        lacking = weights.parts_beyond(held)
         if self.settings.tensor_parallel_size == 1:
-            with torch.no_grad():
-                self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+            self._llm.collective_rpc("receive", args=(lacking,))
         else:  # the workers are processes of their own: live tensors cannot reach them
-            self._llm.collective_rpc("reload_mapped", args=(self._shared.write(weights),))
-        self.received = weights.names
+            self._llm.collective_rpc("receive_mapped", args=(self._shared.write(weights), lacking.names))
+        self._constants, self.received = weights.constants, weights.names
 
     def _load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         from vllm.lora.request import LoRARequest
@@ -312,7 +314,7 @@ class VLLMEngine:
         """
         if call == "start_weight_update":
             self._settle()
-            self.received, self._transferring = frozenset(), True
+            self.received, self._constants, self._transferring = frozenset(), {}, True
         if call == "update_weights":
             self.received |= frozenset(arguments["update_info"]["names"])
         version = arguments.pop("version", None)
@@ -327,6 +329,7 @@ class VLLMEngine:
         if self._groups:
             raise RuntimeError(f"the engine cannot sleep: {len(self._groups)} requests are in flight")
         self._drain()
+        self._constants = {}
         self._llm.sleep(level=2 if self.settings.adapter is None else 1)
 
     def wake(self) -> None:

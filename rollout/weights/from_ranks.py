@@ -28,7 +28,7 @@ class _MadeOnce(Outgoing):
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         while self._left:
             tensor = self._left.popleft()
-            yield tensor.name, tensor.make()
+            yield tensor.name, self.make(tensor)
 
 
 @dataclass

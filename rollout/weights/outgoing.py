@@ -3,10 +3,13 @@
     learner.publish() ──make: merge, gather, cast──▶ one tensor ──▶ transport ──▶ the next tensor ...
 
 So a push never holds a second copy of the model, whatever lies behind a tensor: an adapter to be merged, or shards.
+
+Every push describes all tensors. What never changes (a frozen parameter) bears its learner's mark, by which whoever
+has it of an earlier push leaves it out; a new engine, or one that lost its weights, has none and takes everything.
 """
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,6 +33,11 @@ class PublishedTensor(Protocol):
     @property
     def identity(self) -> Hashable:
         """Equal for the names of one tied tensor, and for no others of the same push."""
+        ...
+
+    @property
+    def constant(self) -> Hashable:
+        """Of a tensor with the same values in every push of its learner: a mark of that learner. Else None."""
         ...
 
     def make(self) -> torch.Tensor:
@@ -66,6 +74,7 @@ class ReadyTensor:
 
     name: str
     tensor: torch.Tensor
+    constant: Hashable = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -91,15 +100,33 @@ def nbytes(tensor: PublishedTensor) -> int:
     return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
+def _part(name: str) -> str:
+    """Where a tensor belongs: a child of a numbered layer (`model.layers.0.mlp`, all its experts too), or a module."""
+    names = name.split(".")
+    numbered = next((at for at, one in enumerate(names) if one.isdigit()), len(names) - 3)
+    return ".".join(names[: max(numbered + 2, 1)])
+
+
+@dataclass
+class Tally:
+    """How much of a push was moved: bytes of the tensors that were made, each time one was."""
+
+    bytes: int = 0
+
+
 class Outgoing:
     """The (name, tensor) pairs of one push, as often as somebody iterates over them.
 
-    ranks: that gather the tensors; None where they come from this process.
+    ranks: that gather the tensors; None where they come from this process. moved: counts what is made of them, in all
+    parts of one push together.
     """
 
-    def __init__(self, tensors: Sequence[PublishedTensor], ranks: Ranks | None = None) -> None:
+    def __init__(
+        self, tensors: Sequence[PublishedTensor], ranks: Ranks | None = None, moved: Tally | None = None
+    ) -> None:
         self.tensors = tuple(tensors)
         self.ranks = ranks
+        self.moved = Tally() if moved is None else moved
 
     @classmethod
     def of(cls, weights: NamedTensors) -> "Outgoing":
@@ -108,7 +135,29 @@ class Outgoing:
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for tensor in self.tensors:
-            yield tensor.name, tensor.make()
+            yield tensor.name, self.make(tensor)
+
+    def make(self, tensor: PublishedTensor) -> torch.Tensor:
+        """One of `tensors`."""
+        self.moved.bytes += nbytes(tensor)
+        return tensor.make()
+
+    @property
+    def constants(self) -> dict[str, Hashable]:
+        """The marks of what never changes, by name: what a receiver remembers of the push."""
+        return {tensor.name: tensor.constant for tensor in self.tensors if tensor.constant is not None}
+
+    def beyond(self, held: Mapping[str, Hashable]) -> "Outgoing":
+        """What a receiver lacks. held: the `constants` of an earlier push that it has."""
+        lacking = [one for one in self.tensors if one.constant is None or held.get(one.name) != one.constant]
+        return Outgoing(lacking, self.ranks, self.moved)
+
+    def parts_beyond(self, held: Mapping[str, Hashable]) -> "Outgoing":
+        """What a receiver lacks, and all that an engine may have stacked with it in one matrix."""
+        parts = {_part(tensor.name) for tensor in self.beyond(held).tensors}
+        return Outgoing(
+            [tensor for tensor in self.tensors if _part(tensor.name) in parts], self.ranks, self.moved
+        )
 
     @property
     def names(self) -> frozenset[str]:

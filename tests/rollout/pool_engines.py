@@ -19,6 +19,7 @@ class CountingEngine:
 
     def __init__(self, delay_s: float = 0.0) -> None:
         self.policy_version = 0
+        self.received: frozenset[str] = frozenset()
         self.delay_s = delay_s
         self.requests: list[Request] = []
 
@@ -42,6 +43,7 @@ class CountingEngine:
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         self.weights = {name: tensor.clone() for name, tensor in weights}
+        self.received = frozenset(self.weights)
         self.policy_version, self.way = version, "copy"
 
     def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, list[list[float]]]:
