@@ -75,6 +75,7 @@ SLOW = {
     "gpu_layouts/test_batch_to_loss.py": 17,
     "plan/test_memory_estimates.py": 15,
     "config/test_messages.py": 11,
+    "test_imports.py": 11,
     "monitoring/test_tracker_kinds.py": 20,
     "envs/test_code.py": 9,
     "config/test_schema.py": 6,
