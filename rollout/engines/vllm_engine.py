@@ -1,4 +1,4 @@
-"""vLLM behind the engine protocols. Every call into a running vLLM is made here or in `vllm_arguments.py`.
+"""vLLM behind the engine protocols. Every call into a running vLLM is made here or in `vllm_weights.py`.
 
 The engine core runs in this process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`) and draws one token for every
 running request in each `step`, so a weight push falls between two tokens and each token's version is exact.
