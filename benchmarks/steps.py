@@ -1,14 +1,14 @@
 """Where an optimizer step's seconds go, beside bare matrix products of its shapes.
 
-    python benchmarks/steps.py MODEL_FOLDER [--dtype float32|bfloat16] [--autocast fp32|bf16] [--prompts 4] [--repeats 4]
-                               [--prompt 48] [--limit 48] [--settled 0] [--kl 0] [--rounds 7]
+    python benchmarks/steps.py MODEL_FOLDER [--dtype float32|bfloat16] [--autocast fp32|bf16] [--rounds 7]
+        [--prompts 4] [--repeats 4] [--prompt 48] [--limit 48] [--settled 0] [--kl 0] [--threads 2]
 
 Groups of random tokens, prompts and answers all at their limits, which makes the floating-point operations exact; in
 `--settled` of the groups all answers have one reward, so their advantage is zero. Prints medians of the seconds of
 
 - the layers' forward pass, the head's, the loss; the head's backward pass, the layers'; clipping; optimizer; the rest;
-- the whole step, and the same number of operations in bare products of the step's shapes in its dtype: their ratio is the
-  step's share of the roofline.
+- the whole step, and its matrix products alone, of the same shapes in the same dtype: their ratio is the step's share
+  of the roofline.
 """
 
 import argparse
