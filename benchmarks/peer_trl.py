@@ -17,8 +17,11 @@ have, so that nothing is forced step by step. bfloat16: weights and arithmetic o
 TRL's settings: one generation an optimizer step, hence no pass for old log-probs; beta=0, so no reference;
 gradient_checkpointing=False (its default costs a third more); its default optimizer (fused AdamW) and chunked head;
 no logging, no saving; one microbatch where it fits in a few GB, else the largest that was no slower
-(`Workload.microbatch`). `--trl FIELD=JSON` tries others. Its vLLM mode is not measured: it has none for CPUs.
-Ours: the defaults of a run, with its ledger, metrics, doctor and the canary of each push.
+(`Workload.microbatch`). `--trl FIELD=JSON` tries others: on a CPU a static cache and torch_compile change nothing, and
+continuous batching is twenty times slower. On GPUs it can generate by vLLM too, in an environment that has one it knows
+(1.16: up to 0.31): `--environment FOLDER --trl use_vllm=true`.
+Ours: the defaults of a run, with its ledger, metrics, doctor and the canary of each push. Engines: both kinds on a CPU,
+vLLM alone on a GPU, which learner and engine share.
 """
 
 import argparse
@@ -41,6 +44,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import psutil  # noqa: E402
+import torch  # noqa: E402
 from transformers import AutoConfig, AutoTokenizer  # noqa: E402
 
 from benchmarks.peer_work import SEED, WORKLOADS, Job, Workload  # noqa: E402
@@ -64,19 +68,19 @@ def trl_python(folder: Path) -> Path:
         SystemExit: pip could not install it; says what it said last.
     """
     python = folder / "bin" / "python"
-    torch = version("torch")
+    build = version("torch")
     wanted = [TRL, *(f"{name}=={version(name)}" for name in SAME)]
     done = folder / "installed.json"
-    if done.is_file() and json.loads(done.read_text()) == [torch, *wanted]:
+    if done.is_file() and json.loads(done.read_text()) == [build, *wanted]:
         return python
     print(f"installing {TRL} into {folder} (a minute or two, once)", flush=True)
     _made(folder, [sys.executable, "-m", "venv", str(folder)])
     install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     # An index may offer this very build, such as 2.13.0+cpu, or only the version's common one.
-    builds = dict.fromkeys((torch, torch.partition("+")[0]))
-    _made(folder, *([*install, f"torch=={build}"] for build in builds))
+    builds = dict.fromkeys((build, build.partition("+")[0]))
+    _made(folder, *([*install, f"torch=={each}"] for each in builds))
     _made(folder, [*install, *wanted])
-    done.write_text(json.dumps([torch, *wanted]))
+    done.write_text(json.dumps([build, *wanted]))
     return python
 
 
@@ -341,9 +345,10 @@ def possible(work: Workload, asked: argparse.Namespace) -> bool:
 
 def main() -> None:
     asked = parsed()
-    engines = ["transformers", "vllm"] if asked.engine == "both" else [asked.engine]
-    if asked.engine == "both" and find_spec("vllm") is None:
-        engines.remove("vllm")
+    engines = [asked.engine]
+    if asked.engine == "both":
+        engines = [] if torch.cuda.is_available() else ["transformers"]
+        engines += ["vllm"] if find_spec("vllm") else []
     python = Path(sys.executable) if asked.profile else trl_python(asked.environment)
     for name in asked.workloads or WORKLOADS:
         if possible(WORKLOADS[name], asked):

@@ -95,6 +95,7 @@ def settings(job: Job, folder: str) -> GRPOConfig:
         "max_steps": job.rounds,
         "model_init_kwargs": {"dtype": work.dtype},
         "bf16": half,
+        "use_cpu": not torch.cuda.is_available(),
         "gradient_checkpointing": False,
         "beta": 0.0,
         "num_iterations": 1,
