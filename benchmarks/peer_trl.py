@@ -28,12 +28,14 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -224,8 +226,7 @@ def measure(sides: Sequence[Side], warm_up: int, iterations: int, limit_s: float
         shift = number % len(sides)
         for side in (*sides[shift:], *sides[:shift]):
             side.iterate()
-        told = ", ".join(f"{side.name} {side.seconds[-1]:.3f} s" for side in sides)
-        print(f"  {number + 1}: {told}", file=sys.stderr, flush=True)
+            print(f"  {number + 1}: {side.name} {side.seconds[-1]:.3f} s", file=sys.stderr, flush=True)
     for side in sides:
         del side.seconds[:warm_up], side.said[:warm_up]
 
@@ -270,48 +271,59 @@ def per_token_line(own: Side, other: Side) -> str:
     return f"  ratio of ms a token: {each[0]:.2f} / {each[1]:.2f} = {each[0] / each[1]:.3f}"
 
 
+def start(
+    work: Workload,
+    asked: argparse.Namespace,
+    python: Path,
+    engines: Sequence[str],
+    folder: Path,
+    ending: ExitStack,
+) -> list[Side]:
+    """Ours by each engine, then TRL but for a profile; `ending` stops them."""
+    model = ROOT / "models" / "quickstart" if work.model == "quickstart" else asked.model.resolve()
+    if work.forced:
+        model = never_ending(model, folder / "model")
+    rounds = asked.warm_up + asked.iterations
+    rows, drawn = make_rows(work, rounds * work.prompts, asked.gsm8k, folder)
+    job = Job(
+        work, str(model), str(rows), rounds, asked.threads, options=tuple(asked.own), profile=asked.profile
+    )
+    sides = []
+    for engine in engines:
+        own = replace(job, engine=engine)
+        sides.append(Side.start(f"ours, {engine}", Path(sys.executable), OWN_SIDE, own, folder))
+        ending.callback(sides[-1].process.kill)
+    if not asked.profile:
+        theirs = replace(job, rows=str(drawn), options=tuple(asked.trl))
+        sides.append(Side.start("TRL", python, TRL_SIDE, theirs, folder))
+        ending.callback(sides[-1].process.kill)
+    return sides
+
+
 def run(work: Workload, asked: argparse.Namespace, python: Path, engines: Sequence[str]) -> None:
     """Measures one workload and prints it."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        model = ROOT / "models" / "quickstart" if work.model == "quickstart" else asked.model.resolve()
-        if work.forced:
-            model = never_ending(model, folder / "model")
-        rounds = asked.warm_up + asked.iterations
-        rows, drawn = make_rows(work, rounds * work.prompts, asked.gsm8k, folder)
-        job = Job(work, str(model), str(rows), rounds, asked.threads, profile=asked.profile)
-        own = [
-            Side.start(
-                f"ours, {engine}",
-                Path(sys.executable),
-                OWN_SIDE,
-                replace(job, engine=engine, options=tuple(asked.own)),
-                folder,
-            )
-            for engine in engines
-        ]
-        sides = [*own]
-        if not asked.profile:
-            theirs = replace(job, rows=str(drawn), options=tuple(asked.trl))
-            sides.append(Side.start("TRL", python, TRL_SIDE, theirs, folder))
+    with ExitStack() as ending:
+        folder = Path(ending.enter_context(tempfile.TemporaryDirectory()))
+        sides = start(work, asked, python, engines, folder, ending)
         measure(sides, asked.warm_up, asked.iterations, asked.limit)
         peaks = [side.peak_gib() for side in sides]
         printed = [side.end() for side in sides]
     lengths = "forced" if work.forced else "free"
     print(
-        f"{work.name}: {Path(model).name if not work.forced else work.model}, {work.prompts} x {work.repeats} x "
-        f"{work.max_tokens} tokens ({lengths}), {work.dtype}, {work.reward}, {asked.threads} threads, "
-        f"{len(sides[0].seconds)} iterations in turn after {asked.warm_up}; median [least, most]"
+        f"{work.name}: {work.prompts} x {work.repeats} x {work.max_tokens} tokens ({lengths}), {work.model} model, "
+        f"{work.dtype}, {work.reward}, {asked.threads} threads, {len(sides[0].seconds)} iterations in turn after "
+        f"{asked.warm_up}; median [least, most]"
     )
     for side, peak in zip(sides, peaks, strict=True):
         print(side_line(side, peak))
     if asked.profile:
         print(*printed, sep="\n")
         return
+    *own, other = sides
     for side in own:
-        print(ratio_line(side, sides[-1]))
+        print(ratio_line(side, other))
         if not work.forced:
-            print(per_token_line(side, sides[-1]))
+            print(per_token_line(side, other))
     print(next(line for line in printed[-1].splitlines() if line.startswith("  TRL ")), flush=True)
 
 
@@ -345,6 +357,7 @@ def possible(work: Workload, asked: argparse.Namespace) -> bool:
 
 def main() -> None:
     asked = parsed()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that both sides are stopped too
     engines = [asked.engine]
     if asked.engine == "both":
         engines = [] if torch.cuda.is_available() else ["transformers"]
