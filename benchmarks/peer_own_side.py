@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,7 +65,7 @@ class InTurns(Lockstep):
     def clock(self, stage: str) -> Iterator[None]:
         began = time.perf_counter()
         if self.profiled and self.run.monitor.iteration >= PROFILED_FROM:
-            with profiled(f"iteration {self.run.monitor.iteration}, {stage}"):
+            with profiled(stage):
                 yield
         else:
             yield
@@ -101,17 +101,20 @@ class InTurns(Lockstep):
 
 
 @contextmanager
-def profiled(title: str) -> Iterator[None]:
-    """Prints which functions and which operations the block spends its time in."""
+def profiled(stage: str) -> Iterator[None]:
+    """Prints which functions and which operations the block spends its time in; generation by its functions alone,
+    whose operations are too many to sort in reasonable time."""
     functions = cProfile.Profile()
-    with profile(record_shapes=True) as operations, functions:
-        yield
-    print(f"== {title}: operations by their own time")
-    print(
-        operations.key_averages(group_by_input_shape=True).table(sort_by="self_cpu_time_total", row_limit=14)
-    )
-    print(f"== {title}: functions by their own time")
-    pstats.Stats(functions, stream=sys.stdout).sort_stats("tottime").print_stats(14)
+    with ExitStack() as watching:
+        operations = None if stage == "collect" else watching.enter_context(profile(record_shapes=True))
+        with functions:
+            yield
+    print(f"== {stage}: functions by their own time")
+    pstats.Stats(functions, stream=sys.stdout).sort_stats("tottime").print_stats(16)
+    if operations is not None:
+        print(f"== {stage}: operations by their own time")
+        averages = operations.key_averages(group_by_input_shape=True)
+        print(averages.table(sort_by="self_cpu_time_total", row_limit=16, max_shapes_column_width=60))
 
 
 def configured(job: Job) -> Config:

@@ -4,6 +4,7 @@
 
 Either side lives in a process of its own and does one iteration (generate, score, one AdamW step, push) while the
 other sleeps, so that noise meets both; seconds are this process's, from the leave to go on to the next request for it.
+Seconds of CPU are told beside them: with `--threads 1` these hardly feel what else the machine does.
 The environment of TRL is made on first use (pip, in `.cache/trl` of the checkout): with the torch and transformers of
 this one. Workloads are in peer_work.py: w1 is the quickstart's model; w2 a given one with forced lengths, w2-bf16 the
 same in bfloat16; w3-right GSM8K with natural ends judged right or wrong, w3-dense the same with a reward that differs
@@ -246,7 +247,8 @@ def ratio_line(own: Side, other: Side) -> str:
     """Seconds of one over those of the other, below 1 where the first is faster."""
     pairs = [a / b for a, b in zip(own.seconds, other.seconds, strict=True)]
     medians = statistics.median(own.seconds) / statistics.median(other.seconds)
-    return f"  ratio {own.name} / {other.name}: {medians:.3f} of medians, pairwise {spread(pairs)}"
+    cpu = [a["cpu"] / b["cpu"] for a, b in zip(own.said, other.said, strict=True)]
+    return f"  ratio {own.name} / {other.name}: {medians:.3f} of medians, pairwise {spread(pairs)}; of CPU {spread(cpu)}"
 
 
 def side_line(side: Side, peak: float) -> str:
@@ -261,7 +263,7 @@ def side_line(side: Side, peak: float) -> str:
     return (
         f"  {side.name:<18} {spread(side.seconds)} s   {median('tokens'):.0f} tokens after "
         f"{median('prompt_tokens'):.0f} of prompts, reward {median('reward'):.3f}, peak {peak:.2f} GiB{gpu}\n"
-        f"  {'':<18} {split}"
+        f"  {'':<18} {split}; {median('cpu'):.3f} s of CPU"
     )
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,12 +93,18 @@ class Turns:
 
     def __init__(self, descriptor: int) -> None:
         self.told = os.fdopen(descriptor, "w")
+        self.began = time.process_time()
 
     def wait(self, **said: Any) -> bool:
-        """Tells what the work since the last wait has been and sleeps until it is this side's turn; False: no more."""
-        self.told.write(json.dumps(said) + "\n")
+        """Tells what the work since the last wait has been and sleeps until it is this side's turn; False: no more.
+
+        Beside what is said: `cpu`, the seconds of all threads of this process.
+        """
+        self.told.write(json.dumps(said | {"cpu": time.process_time() - self.began}) + "\n")
         self.told.flush()
-        return bool(sys.stdin.readline())
+        go_on = bool(sys.stdin.readline())
+        self.began = time.process_time()
+        return go_on
 
 
 def right_number(text: str, answer: str) -> float:

@@ -27,10 +27,10 @@ from run.groups import saved_eos_token_ids
 QUICKSTART = Path(__file__).resolve().parent.parent / "models" / "quickstart"
 
 
-def side(name: str, seconds: list[float], tokens: int = 1, **said: float) -> Side:
+def side(name: str, seconds: list[float], tokens: int = 1, cpu: float = 1.0, **said: float) -> Side:
     process = Popen([sys.executable, "-c", ""])
     process.wait()
-    reports = [{"tokens": tokens, "prompt_tokens": 2, "reward": 0.5, **said} for _ in seconds]
+    reports = [{"tokens": tokens, "prompt_tokens": 2, "reward": 0.5, "cpu": cpu, **said} for _ in seconds]
     return Side(name, process, StringIO(), Path(), seconds, reports)
 
 
@@ -79,9 +79,9 @@ def test_a_model_that_never_ends_reads_the_same_prompts(tmp_path: Path) -> None:
 
 
 def test_ratios_are_of_medians_and_pair_by_pair() -> None:
-    own, other = side("ours, x", [1.0, 2.0, 9.0], tokens=10), side("TRL", [2.0, 8.0, 3.0], tokens=40)
+    own, other = side("ours, x", [1.0, 2.0, 9.0], 10), side("TRL", [2.0, 8.0, 3.0], 40, cpu=4.0)
     assert ratio_line(own, other) == (
-        "  ratio ours, x / TRL: 0.667 of medians, pairwise 0.500 [0.250, 3.000]"
+        "  ratio ours, x / TRL: 0.667 of medians, pairwise 0.500 [0.250, 3.000]; of CPU 0.250 [0.250, 0.250]"
     )
     assert per_token_line(own, other) == "  ratio of ms a token: 400.00 / 108.33 = 3.692"
 
@@ -89,7 +89,7 @@ def test_ratios_are_of_medians_and_pair_by_pair() -> None:
 def test_a_side_tells_its_stages() -> None:
     said = side_line(side("TRL", [1.0, 3.0], generate=0.25, score=0.5, step=0.75), 1.5)
     assert "2.000 [1.000, 3.000] s   1 tokens after 2 of prompts, reward 0.500, peak 1.50 GiB" in said
-    assert "generate 0.250, score 0.500, step 0.750" in said
+    assert "generate 0.250, score 0.500, step 0.750; 1.000 s of CPU" in said
 
 
 def test_an_installation_that_fails_names_folder_command_and_remedy(tmp_path: Path) -> None:
@@ -131,6 +131,7 @@ def test_our_side_does_an_iteration_of_the_prompts_that_trl_gets(tmp_path: Path)
     assert [said["prompt_tokens"] for said in ours.said] == [2 * sum(lengths[:3]), 2 * sum(lengths[3:])]
     for said, seconds in zip(ours.said, ours.seconds, strict=True):
         assert 0 < said["reward"] < 1
+        assert said["cpu"] > 0
         assert said["collect"] + said["optimize"] + said["push"] < seconds
     assert 0.1 < ours.peak_gib() < 10
     ours.end()
