@@ -248,7 +248,8 @@ def ratio_line(own: Side, other: Side) -> str:
     pairs = [a / b for a, b in zip(own.seconds, other.seconds, strict=True)]
     medians = statistics.median(own.seconds) / statistics.median(other.seconds)
     cpu = [a["cpu"] / b["cpu"] for a, b in zip(own.said, other.said, strict=True)]
-    return f"  ratio {own.name} / {other.name}: {medians:.3f} of medians, pairwise {spread(pairs)}; of CPU {spread(cpu)}"
+    names = f"{own.name} / {other.name}"
+    return f"  ratio {names}: {medians:.3f} of medians, pairwise {spread(pairs)}; of CPU {spread(cpu)}"
 
 
 def side_line(side: Side, peak: float) -> str:
