@@ -68,4 +68,4 @@ lint: .venv/test.done
 	@touch $@
 
 clean:
-	rm -rf .venv outputs/*/ multirun
+	rm -rf .venv .cache outputs/*/ multirun

@@ -32,6 +32,7 @@ ENGINE = {
     "reports/test_report_job.py": 4,
     "test_forked.py": 34,
     "test_grpo.py": 33,
+    "test_peer_trl.py": 13,
     "test_kill_and_resume.py": 15,
     "rollout/test_canary.py": 14,
     "test_nothing_learned.py": 12,
