@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from rollout.engines.running_cache import Computed
 
@@ -115,7 +116,7 @@ class Prefill:
             use_cache=True,
             logits_to_keep=last.to(device),
         ).logits
-        layers = [(layer.keys, layer.values) for layer in cache.layers]
+        layers = [_filled(layer) for layer in cache.layers]
         return [
             Computed(
                 [keys[row, :, :length] for keys, _ in layers],
@@ -126,9 +127,13 @@ class Prefill:
         ]
 
 
-def _begun(
-    prefix: Computed | None, known: int, shape: tuple[int, ...]
-) -> tuple[DynamicCache, Tensor | None]:
+def _filled(layer: object) -> tuple[Tensor, Tensor]:
+    """Keys and values that a forward left, [rows, heads, length, D] each."""
+    assert isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None
+    return layer.keys, layer.values
+
+
+def _begun(prefix: Computed | None, known: int, shape: tuple[int, ...]) -> tuple[DynamicCache, Tensor | None]:
     """A cache that holds the first `known` positions of every row, and the mask [1, 1, tokens, known + tokens] bool of
     what comes behind; plain causal attention needs none. shape: rows and tokens."""
     cache = DynamicCache()

@@ -18,7 +18,7 @@ from transformers import Cache
 from rollout.engines.partial_attention import attend_partly, merge
 
 _ROOM = 16
-"""Positions that an answer's memory begins with; it grows by half."""
+"""Positions that an answer's memory begins with; it grows by a quarter."""
 
 
 _WASTE, _SMALL = 0.25, 512
@@ -55,7 +55,9 @@ class Computed:
     def part(self, begin: int, end: int) -> "Computed":
         """The same without what lies outside."""
         return Computed(
-            [each[:, begin:end] for each in self.keys], [each[:, begin:end] for each in self.values], self.logits
+            [each[:, begin:end] for each in self.keys],
+            [each[:, begin:end] for each in self.values],
+            self.logits,
         )
 
 
@@ -65,11 +67,16 @@ class Band:
     Args:
         prompts: of its groups.
         groups: [rows], the prompt of each row.
+        longest: tokens that an answer may come to have.
         answers: what each row has already; None for none. All of one length.
     """
 
     def __init__(
-        self, prompts: Sequence[Computed], groups: Sequence[int], answers: Sequence[Computed] | None = None
+        self,
+        prompts: Sequence[Computed],
+        groups: Sequence[int],
+        longest: int,
+        answers: Sequence[Computed] | None = None,
     ) -> None:
         self.lengths = np.array([one.length for one in prompts], dtype=np.int64)
         self.groups = np.array(groups, dtype=np.int64)
@@ -80,7 +87,8 @@ class Band:
         ]
         self._mask = self._visible()
         self.filled = 0 if answers is None else answers[0].length
-        self._capacity = self.filled + max(_ROOM, self.filled // 2)
+        self._longest = longest
+        self.capacity = self._enough()
         self._answers = [self._empty(*self._prompts[i]) for i in layers]
         if answers is not None:
             for i, (keys, values) in enumerate(self._answers):
@@ -98,14 +106,18 @@ class Band:
         positions: np.ndarray = self.lengths[self.groups] + self.filled
         return positions
 
+    def _enough(self) -> int:
+        """Positions for what an answer has and the next ones."""
+        return min(self._longest, max(_ROOM, self.filled + 1 + self.filled // 4))
+
     def _empty(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         def empty(like: Tensor) -> Tensor:
-            return like.new_empty(self.rows, like.shape[1], self._capacity, like.shape[3])
+            return like.new_empty(self.rows, like.shape[1], self.capacity, like.shape[3])
 
         return empty(keys), empty(values)
 
     def _visible(self) -> Tensor | None:
-        """What is added to the scores of the prompts' positions, [groups, 1, 1, longest]; None where all are as long."""
+        """What is added to the scores of prompts, [groups, 1, 1, longest]; None where all are as long."""
         if (self.lengths == self.lengths.max()).all():
             return None
         keys = self._prompts[0][0]
@@ -127,9 +139,9 @@ class Band:
 
     def make_room(self) -> None:
         """For one more token of every row."""
-        if self.filled < self._capacity:
+        if self.filled < self.capacity:
             return
-        self._capacity += max(_ROOM, self._capacity // 2)
+        self.capacity = self._enough()
         for i, old in enumerate(self._answers):
             self._answers[i] = self._empty(*old)
             for new, before in zip(self._answers[i], old, strict=True):
@@ -148,7 +160,9 @@ class Band:
         per_key = heads // keys.shape[1]
         query = query.reshape(rows, keys.shape[1], per_key, size)
         own = attend_partly(query, own_keys, own_values, None, scale)
-        shared = query[self._seats].transpose(1, 2).flatten(2, 3)  # [groups, heads of keys, rows * per_key, D]
+        shared = (
+            query[self._seats].transpose(1, 2).flatten(2, 3)
+        )  # [groups, heads of keys, rows * per_key, D]
         seen, weight = attend_partly(shared, keys, values, self._mask, scale)
         by_row = (
             each.unflatten(2, (-1, per_key)).transpose(1, 2).flatten(0, 1)[self._places]

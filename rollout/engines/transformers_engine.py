@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from envs.group import ALONE, SampledCompletion
 from rollout.engines.draw import Filter, draw, row_seeds
-from rollout.engines.partial_attention import attend_by_groups
+from rollout.engines.partial_attention import NAME, attend_by_groups
 from rollout.engines.prefill import Prefill
 from rollout.engines.running_cache import Band, Computed, RunningCache, alike
 from rollout.engines.sampler import Request, Response
@@ -158,7 +158,8 @@ class TransformersEngine:
         begun: list[_Row] = []
         for places in alike([prompt.length for prompt in prompts]):
             groups = [group for group, place in enumerate(places) for _ in range(requests[place].n)]
-            self._cache.bands.append(Band([prompts[place] for place in places], groups))
+            longest = max(requests[place].sampling.max_tokens for place in places)
+            self._cache.bands.append(Band([prompts[place] for place in places], groups, longest))
             begun += [row for place in places for row in self._groups[requests[place].request_id]]
         logits = {request.request_id: one.logits for request, one in zip(requests, prompts, strict=True)}
         self._begin(begun, torch.stack([logits[row.request.request_id] for row in begun]))
@@ -171,7 +172,14 @@ class TransformersEngine:
         self._drop_ended()
 
     def _decode(self) -> None:
-        """One token for every row."""
+        """One token for every row.
+
+        Raises:
+            RuntimeError: somebody replaced the model's attention, which would now see the new tokens alone.
+        """
+        implementation = self.model.config._attn_implementation
+        if not self._cache.whole and implementation != NAME:
+            raise RuntimeError(f"the model is the engine's own, but its attention is {implementation}")
         positions, mask = self._cache.begin(self.model.device)
         tokens = torch.tensor([[row.completion.token_ids[-1]] for row in self._rows])
         logits = self.model(
@@ -250,7 +258,9 @@ class TransformersEngine:
                 places[row.request.request_id] = len(prompts)
                 prompts.append(one.part(0, one.length - age))
         answers = [one.part(one.length - age, one.length) for one in computed]
-        self._cache.bands.append(Band(prompts, [places[row.request.request_id] for row in rows], answers))
+        groups = [places[row.request.request_id] for row in rows]
+        longest = max(row.request.sampling.max_tokens for row in rows)
+        self._cache.bands.append(Band(prompts, groups, longest, answers))
         self._begin(rows, torch.stack([one.logits for one in computed]))
 
 
