@@ -158,7 +158,7 @@ class Band:
         keys, values = self._prompts[layer]
         own_keys, own_values = (each[:rows, :, : self.filled + 1] for each in self._answers[layer])
         per_key = heads // keys.shape[1]
-        query = query.reshape(rows, keys.shape[1], per_key, size)
+        query = query.reshape(rows, keys.shape[1], per_key, size).contiguous()
         own = attend_partly(query, own_keys, own_values, None, scale)
         shared = (
             query[self._seats].transpose(1, 2).flatten(2, 3)

@@ -24,6 +24,7 @@ from rollout.engines.partial_attention import NAME, attend_by_groups
 from rollout.engines.prefill import Prefill
 from rollout.engines.running_cache import Band, Computed, RunningCache, alike
 from rollout.engines.sampler import Request, Response
+from rollout.engines.weights_first import put_weights_first
 
 _FREE_TO_ADMIT = 1 / 8
 """Share of the places that is free before waiting requests are admitted: together they are one band of the cache."""
@@ -62,6 +63,7 @@ class TransformersEngine:
         update: str = "keep",
     ) -> None:
         self.model = model.eval()
+        put_weights_first(self.model)
         self.eos_token_ids = frozenset(eos_token_ids)
         self.max_num_seqs = max_num_seqs
         self.update = update
