@@ -54,8 +54,8 @@ class EnginePlan:
 
     dtype: of its weights and arithmetic. gpu_memory_utilization: share of a GPU that vLLM takes. kv_cache_bytes: of
     one engine; None: what that share leaves. max_num_batched_tokens: None leaves it to the engine. async_scheduling:
-    vLLM prepares a step while the one before it runs; only where no push can fall between the two. sleeps: while the
-    learner works, for they take turns on its GPUs.
+    vLLM prepares a step while the one before it runs; only where no push can fall between the two, for nothing is in
+    flight then or all of it is finished first. sleeps: while the learner works, for they take turns on its GPUs.
     """
 
     backend: Backend
@@ -280,7 +280,7 @@ def _engine(
         max_num_seqs=sequences,
         max_num_batched_tokens=(inference.max_num_batched_tokens or GPU_BATCHED_TOKENS) if gpu_vllm else None,
         enforce_eager=on_cpu if inference.enforce_eager is None else inference.enforce_eager,
-        async_scheduling=gpu_vllm and not overlapped,
+        async_scheduling=gpu_vllm and (not overlapped or inference.update == "wait"),
         sleeps=backend == "vllm" and devices.colocated,
     )
 

@@ -1,7 +1,8 @@
 """The rollout engine for any machine: a transformers model with continuous batching in this process.
 
-A prompt is prefilled once for its whole group. Every running completion is a row of one `SlotCache`; a step
-draws one token for all rows, whatever their lengths; finished rows leave, waiting requests take their place.
+A prompt goes through the model once for all who ask it between two pushes (`prefill.py`). Every running completion is
+a row of one `RunningCache`; a step draws one token for all rows, whatever their lengths; finished rows leave, waiting
+requests take their place.
 
     submit ─▶ waiting ──admit: prefill, n rows──▶ rows ──decode──▶ finished groups ─▶ step() returns them
                                                   │ ▲
@@ -12,18 +13,23 @@ import os
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from envs.group import ALONE, SampledCompletion
 from rollout.engines.draw import Filter, draw, row_seeds
+from rollout.engines.partial_attention import NAME, attend_by_groups
+from rollout.engines.prefill import Prefill
+from rollout.engines.running_cache import Band, Computed, RunningCache, alike
 from rollout.engines.sampler import Request, Response
-from rollout.engines.slot_cache import SlotCache
+from rollout.engines.weights_first import put_weights_first
 from rollout.weights.outgoing import Outgoing
 
-_SHRINK_BELOW = 0.75  # rows are compacted when fewer than this share still run: copying costs, idling too
+_FREE_TO_ADMIT = 1 / 8
+"""Share of the places that is free before waiting requests are admitted: together they are one band of the cache."""
 
 
 @dataclass
@@ -36,8 +42,8 @@ class _Row:
     done: bool = False
 
     @property
-    def sequence(self) -> list[int]:
-        return [*self.request.prompt, *self.completion.token_ids]
+    def sequence(self) -> tuple[int, ...]:
+        return (*self.request.prompt, *self.completion.token_ids)
 
 
 class TransformersEngine:
@@ -59,6 +65,7 @@ class TransformersEngine:
         update: str = "keep",
     ) -> None:
         self.model = model.eval()
+        put_weights_first(self.model)
         self.eos_token_ids = frozenset(eos_token_ids)
         self.max_num_seqs = max_num_seqs
         self.update = update
@@ -69,7 +76,8 @@ class TransformersEngine:
         self._stopped: list[_Row] = []
         self._finished: list[Response] = []
         self._groups: dict[int, list[_Row]] = {}
-        self._cache = SlotCache(model.config.num_hidden_layers)
+        self._prefill = Prefill(self.model)
+        self._cache = RunningCache(whole=not attend_by_groups(self.model))
         self._weights: dict[str, torch.Tensor] = self.model.state_dict()
         self._constants: dict[str, Hashable] = {}
 
@@ -138,90 +146,70 @@ class TransformersEngine:
         self._stopped.clear()
         self._finished.clear()
         self._groups.clear()
-        self._cache = SlotCache(self.model.config.num_hidden_layers)
+        self._cache.bands.clear()
+        self._prefill.clear()
 
     def _admit(self) -> None:
-        """Move waiting requests into free rows and draw the first token of each new row."""
+        """Move waiting requests into free places and draw the first token of each new row."""
+        free = self.max_num_seqs - len(self._rows)
+        if self._rows and free < self.max_num_seqs * _FREE_TO_ADMIT:
+            return
         requests: list[Request] = []
-        done = [place for place, row in enumerate(self._rows) if row.done]
-        running = len(self._rows) - len(done)
-        free = self.max_num_seqs - running
-        while self._waiting and (self._waiting[0].n <= free or not (running or requests)):
+        while self._waiting and (self._waiting[0].n <= free or not (self._rows or requests)):
             requests.append(self._waiting.popleft())
             free -= requests[-1].n
         if not requests:
             return
-        counts = [request.n for request in requests]
-        seeds = iter(row_seeds([request.seed for request in requests], counts))
-        rows: list[_Row] = []
+        seeds = row_seeds([request.seed for request in requests], [request.n for request in requests])
+        numbers = iter(seeds)
         for request in requests:
-            group = [_Row(request, next(seeds)) for _ in range(request.n)]
-            self._groups[request.request_id] = group
-            rows += group
-        source = torch.from_numpy(np.arange(len(requests)).repeat(counts)).to(self.model.device)
-        cache, logits = self._prefill([list(request.prompt) for request in requests])
-        longest = max(len(request.prompt) + request.sampling.max_tokens for request in requests)
-        places = done[: len(rows)]
-        self._cache.admit(
-            cache, source, longest, torch.tensor(places, dtype=torch.int64, device=self.model.device)
-        )
-        for place, row in zip(places, rows, strict=False):
-            self._rows[place] = row
-        self._rows += rows[len(places) :]
-        self._prepare()
-        samplings = Filter([row.request.sampling for row in rows], self.model.device)
-        self._sample(rows, samplings, logits.index_select(0, source))
+            self._groups[request.request_id] = [_Row(request, next(numbers)) for _ in range(request.n)]
+        prompts = self._prefill.prompts([request.prompt for request in requests])
+        begun: list[_Row] = []
+        for places in alike([prompt.length for prompt in prompts]):
+            groups = [group for group, place in enumerate(places) for _ in range(requests[place].n)]
+            longest = max(requests[place].sampling.max_tokens for place in places)
+            self._cache.bands.append(Band([prompts[place] for place in places], groups, longest))
+            begun += [row for place in places for row in self._groups[requests[place].request_id]]
+        logits = {request.request_id: one.logits for request, one in zip(requests, prompts, strict=True)}
+        self._begin(begun, torch.stack([logits[row.request.request_id] for row in begun]))
 
-    def _prefill(self, sequences: list[list[int]]) -> tuple[DynamicCache, torch.Tensor]:
-        """Right-padded forward. Returns the cache and the logits after each sequence's last token [P, V].
-
-        Padding on the right needs no mask: a causal model's real positions never see it.
-        """
-        device = self.model.device
-        lengths = np.array([len(sequence) for sequence in sequences])
-        ids = np.zeros((len(sequences), lengths.max()), dtype=np.int64)
-        for row, sequence in enumerate(sequences):
-            ids[row, : len(sequence)] = sequence
-        last, where = map(torch.from_numpy, np.unique(lengths - 1, return_inverse=True))
-        cache = DynamicCache()
-        logits = self.model(
-            torch.from_numpy(ids).to(device),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=last.to(device),
-        ).logits
-        return cache, logits[torch.arange(len(sequences), device=device), where.to(device)]
-
-    def _prepare(self) -> None:
-        """Per-row constants of the decode loop, rebuilt whenever rows come or go."""
+    def _begin(self, rows: list[_Row], logits: torch.Tensor) -> None:
+        """Rows that stand in the cache draw a token after `logits` [rows, vocabulary]."""
+        self._rows += rows
+        self._sample(rows, Filter([row.request.sampling for row in rows], self.model.device), logits)
         self._filter = Filter([row.request.sampling for row in self._rows], self.model.device)
-        self._lengths = np.array([len(row.request.prompt) for row in self._rows], dtype=np.int64)
+        self._drop_ended()
 
     def _decode(self) -> None:
-        """One token for every row that is not done; done rows ride along until the next compaction."""
-        self._compact()
-        if not self._rows:
-            return
-        device = self.model.device
-        counts = np.array([len(row.completion.token_ids) for row in self._rows])
-        positions = torch.from_numpy(self._lengths + counts - 1).to(device)
-        tokens = torch.tensor([[row.completion.token_ids[-1]] for row in self._rows], device=device)
+        """One token for every row.
+
+        Raises:
+            RuntimeError: somebody replaced the model's attention, which would now see the new tokens alone.
+        """
+        implementation = self.model.config._attn_implementation
+        if not self._cache.whole and implementation != NAME:
+            raise RuntimeError(f"the model is the engine's own, but its attention is {implementation}")
+        positions, mask = self._cache.begin(self.model.device)
+        tokens = torch.tensor([[row.completion.token_ids[-1]] for row in self._rows])
         logits = self.model(
-            tokens,
-            attention_mask=self._cache.at(positions),
-            position_ids=positions[:, None],
+            tokens.to(self.model.device),
+            attention_mask=mask,
+            position_ids=positions,
             past_key_values=self._cache,
             use_cache=True,
+            **({} if self._cache.whole else {"running": self._cache}),
         ).logits[:, -1]
+        self._cache.end()
         self._sample(self._rows, self._filter, logits)
+        self._drop_ended()
 
     def _sample(self, rows: list[_Row], samplings: Filter, logits: torch.Tensor) -> None:
         seeds = np.array([row.seed for row in rows], dtype=np.uint64)
         counters = np.array([len(row.completion.token_ids) for row in rows], dtype=np.uint64)
         tokens, log_probs = draw(samplings.log_probs(logits), seeds, counters)
         for row, token, log_prob in zip(rows, tokens.tolist(), log_probs.tolist(), strict=True):
-            if not row.done:
-                self._extend(row, token, log_prob)
+            self._extend(row, token, log_prob)
 
     def _extend(self, row: _Row, token: int, log_prob: float) -> None:
         completion = row.completion
@@ -233,23 +221,22 @@ class TransformersEngine:
         elif len(completion.token_ids) >= row.request.sampling.max_tokens:
             completion.finish_reason, row.done = "length", True
 
-    def _compact(self) -> None:
-        running = [index for index, row in enumerate(self._rows) if not row.done]
-        if running and len(running) >= _SHRINK_BELOW * len(self._rows):
+    def _drop_ended(self) -> None:
+        """Rows that ended leave the batch."""
+        if not any(row.done for row in self._rows):
             return
-        if len(running) < len(self._rows):
-            self._cache.keep(torch.tensor(running, dtype=torch.int64, device=self.model.device))
-            self._rows = [self._rows[index] for index in running]
-            self._prepare()
+        begin, rows = 0, []
+        for band in self._cache.bands:
+            own = self._rows[begin : begin + band.rows]
+            begin += band.rows
+            rows += [own[place] for place in band.drop([i for i, row in enumerate(own) if row.done])]
+        self._cache.bands = [band for band in self._cache.bands if band.rows]
+        self._rows = rows
+        self._filter = Filter([row.request.sampling for row in rows], self.model.device)
 
     def _collect(self) -> list[Response]:
         done = [number for number, group in self._groups.items() if all(row.done for row in group)]
-        responses = [
-            Response(number, [row.completion for row in self._groups.pop(number)]) for number in done
-        ]
-        if not self._groups:
-            self._compact()
-        return responses
+        return [Response(number, [row.completion for row in self._groups.pop(number)]) for number in done]
 
     def _finish_running(self) -> None:
         with torch.inference_mode():
@@ -259,18 +246,33 @@ class TransformersEngine:
 
     def _stop(self) -> None:
         """New weights make every cached key stale: running sequences go through the model again in the next step."""
-        self._stopped += [row for row in self._rows if not row.done]
+        self._stopped += self._rows
         self._rows = []
-        self._cache = SlotCache(self.model.config.num_hidden_layers)
+        self._cache.bands.clear()
+        self._prefill.clear()
 
     def _restart(self) -> None:
         """Continue what a push has stopped, each row with its next token."""
-        if not self._stopped:
-            return
-        rows, self._stopped = self._stopped, []
-        cache, logits = self._prefill([row.sequence for row in rows])
-        longest = max(len(row.request.prompt) + row.request.sampling.max_tokens for row in rows)
-        self._cache.admit(cache, torch.arange(len(rows), device=self.model.device), longest)
-        self._rows = rows
-        self._prepare()
-        self._sample(rows, self._filter, logits)
+        stopped, self._stopped = self._stopped, []
+        stopped.sort(key=_age)
+        for age, together in groupby(stopped, key=_age):
+            self._continue(list(together), age)
+
+    def _continue(self, rows: list[_Row], age: int) -> None:
+        """One band of rows that have drawn `age` tokens each; the prompt of a group is that of its first row."""
+        computed = self._prefill.sequences([row.sequence for row in rows])
+        places: dict[int, int] = {}
+        prompts: list[Computed] = []
+        for row, one in zip(rows, computed, strict=True):
+            if row.request.request_id not in places:
+                places[row.request.request_id] = len(prompts)
+                prompts.append(one.part(0, one.length - age))
+        answers = [one.part(one.length - age, one.length) for one in computed]
+        groups = [places[row.request.request_id] for row in rows]
+        longest = max(row.request.sampling.max_tokens for row in rows)
+        self._cache.bands.append(Band(prompts, groups, longest, answers))
+        self._begin(rows, torch.stack([one.logits for one in computed]))
+
+
+def _age(row: _Row) -> int:
+    return len(row.completion.token_ids)

@@ -296,6 +296,8 @@ def test_engines_of_half_precision_schedule_ahead_only_where_no_push_can_fall_be
         True,
         False,
     )
+    finishing = gpu_plan(qwen, "inference_model.update=wait", overlapped=True).engine
+    assert finishing.async_scheduling
     assert (lockstep.max_num_seqs, lockstep.max_num_batched_tokens) == (512, 8192)
     cpu = make_plan(config_of("grpo_quickstart", "inference_model.backend=vllm"), False, machine(0)).engine
     assert (cpu.dtype, cpu.async_scheduling) == ("float32", False)

@@ -72,7 +72,9 @@ def test_rows_that_ended_give_their_places_to_others() -> None:
     answered: dict[int, Response] = {}
     while engine.in_flight:
         answered |= {response.request_id: response for response in engine.step()}
-        assert len(engine._rows) <= 16  # at least three quarters of the places are in use
+        assert len(engine._rows) <= 12
+        assert not any(row.done for row in engine._rows)
+        assert sum(band.rows for band in engine._cache.bands) == len(engine._rows)
     for one in asked:
         (alone,) = generate(TransformersEngine(tiny_llama(seed=0), []), [one])
         together = answered[one.request_id].completions
@@ -84,15 +86,21 @@ def test_rows_that_ended_give_their_places_to_others() -> None:
 
 
 def test_the_cache_grows_with_its_rows_up_to_what_they_may_reach() -> None:
+    """The prompt is there once, whatever the answers of the group."""
     (one,) = requests(1)
+    one = one._replace(sampling=replace(one.sampling, max_tokens=40))
     engine = TransformersEngine(tiny_llama(), [], max_num_seqs=4)
     engine.submit(one)
-    longest, capacities = len(one.prompt) + one.sampling.max_tokens, []
-    for filled in range(len(one.prompt) + 1, longest - 1):
+    longest, capacities = one.sampling.max_tokens, []
+    for filled in range(1, longest - 1):
         engine.step()
-        capacities.append(engine._cache.capacity)
-        assert filled <= capacities[-1] <= min(longest, filled + filled // 4)
-    assert capacities == sorted(capacities) and len(set(capacities)) < len(capacities)
+        (band,) = engine._cache.bands
+        assert band.filled == filled
+        assert len(band._prompts[0][0]) == 1
+        assert len(band._answers[0][0]) == one.n
+        capacities.append(band.capacity)
+        assert filled <= capacities[-1] <= min(longest, max(16, filled + filled // 4))
+    assert capacities == sorted(capacities) and 1 < len(set(capacities)) < len(capacities)
 
 
 def test_a_completion_ends_at_the_end_token_or_the_limit_and_says_which() -> None:
