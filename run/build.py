@@ -38,11 +38,13 @@ def plan_run(config: Config, schedule: type[Schedule], run_dir: Path) -> "Plan":
 
 def build(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> ScheduleType:
     """What a script's loop works with, made for `config`, to be closed with `.run.close`."""
-    gc.disable()  # until `_keep_imports`: looking for garbage among what imports make costs half a second
+    gc.disable()  # looking for garbage among what imports make costs half a second
     with ExitStack() as built:
+        built.callback(gc.enable)
         run = _build(config, run_dir, schedule, built)
         working = schedule(run)
         built.pop_all()
+    gc.enable()
     run.stop.install(resume_command(run_dir), run.monitor.live.erase)
     return working
 
@@ -147,7 +149,6 @@ def _keep_imports() -> None:
     if gc.get_freeze_count():
         gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 def prepare(config: Config, plan: "Plan") -> None:

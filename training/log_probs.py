@@ -183,7 +183,7 @@ class _Head:
     sum in float32; on a CPU they are widened first, which gives the same numbers. Two buffers of one chunk's
     logits serve every chunk: fresh ones cost as much as the product on a CPU.
 
-    narrow: the head [V, D] for gradients of the rows, where `_rounds_gradients`.
+    given: the head [V, D] in the dtype of its rows. narrow: the same, for gradients of rows, where `_rounds_gradients`.
     """
 
     def __init__(
@@ -200,8 +200,8 @@ class _Head:
         self.rounds = half and _multiplies_half(hidden.device)
         self.factor_dtype = hidden.dtype if self.rounds else self.dtype
         self.hidden = hidden
-        self._given = weight.to(hidden.dtype) if half else weight
-        self.narrow = self._given if not self.rounds and _rounds_gradients(hidden) else None
+        self.given = weight.to(hidden.dtype) if half else weight
+        self.narrow = self.given if not self.rounds and _rounds_gradients(hidden) else None
         self.bias = None if bias is None else bias.to(self.dtype)
         self.sampling = sampling
         # The last chunk is a full one: it is the one that the backward pass need not compute again.
@@ -214,7 +214,7 @@ class _Head:
     @cached_property
     def weight(self) -> Tensor:
         """[V, D]. Made when it is needed: a backward pass of one chunk has `narrow`."""
-        return self._given.to(self.factor_dtype)
+        return self.given.to(self.factor_dtype)
 
     def logits(self, part: slice, targets: Tensor) -> Tensor:
         """[C, V] of the rows `part`, to be overwritten; the next call uses the same memory."""
@@ -244,7 +244,7 @@ class _Head:
         return self._spare[: len(like)]
 
     def _new_buffer(self) -> Tensor:
-        shape = (self._rows, self._given.shape[0])
+        shape = (self._rows, self.given.shape[0])
         return torch.empty(shape, dtype=self.dtype, device=self.hidden.device)
 
     def log_total_and_entropy(
@@ -286,7 +286,7 @@ class _HeadGradients:
 
     def __init__(self, head: _Head, needed: tuple[bool, ...]) -> None:
         self.head = head
-        hidden, weight, bias = head.hidden, head._given, head.bias
+        hidden, weight, bias = head.hidden, head.given, head.bias
         self.hidden = torch.zeros_like(hidden, dtype=head.dtype) if needed[0] else None
         self.weight = torch.zeros_like(weight, dtype=head.dtype) if needed[1] else None
         self.bias = torch.zeros_like(bias) if bias is not None and needed[2] else None
