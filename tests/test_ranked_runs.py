@@ -59,16 +59,23 @@ class Killer:
         monkeypatch.setattr(Ranks, "begin", killing)
 
 
-def test_ranks_that_are_killed_at_five_moments_lose_nothing(
+def test_ranks_that_are_killed_at_six_moments_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a step, a push, a score of the reference, a checkpoint, and while the model is loaded: the run goes on by
-    itself each time, and ends with the bits of one that nobody disturbed. Then the same run, from one of its
-    checkpoints on in one process, and from there on two ranks again."""
+    """In the gradients of a step, its update, a push, a score of the reference, a checkpoint, and while the model is
+    loaded: the run goes on by itself each time, and ends with the bits of one that nobody disturbed. Then the same run,
+    from one of its checkpoints on in one process, and from there on two ranks again."""
     undisturbed = trained(tmp_path / "undisturbed", TWO)
-    moments = [("step", 3), ("tensors", 3), ("reference_log_prob", 2), ("end_save", 2), ("build", 1)]
+    moments = [
+        ("gradients", 3),
+        ("update", 1),
+        ("tensors", 3),
+        ("reference_log_prob", 2),
+        ("end_save", 2),
+        ("build", 1),
+    ]
     killer = Killer(monkeypatch, *moments)
-    disturbed = trained(tmp_path / "disturbed", TWO, "train.restarts=5")
+    disturbed = trained(tmp_path / "disturbed", TWO, "train.restarts=6")
     assert not killer.left
     assert disturbed == undisturbed
     monkeypatch.undo()
@@ -82,13 +89,13 @@ def test_ranks_that_are_killed_at_five_moments_lose_nothing(
 def test_a_dead_rank_ends_the_run_with_the_newest_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Killer(monkeypatch, ("step", 4))
+    Killer(monkeypatch, ("gradients", 4))
     with pytest.raises(RankLost) as error:
         trained(tmp_path, TWO, "train.async_checkpoint=false")
     newest = newest_checkpoint(tmp_path)
     assert newest is not None and newest.name == "checkpoint_000003"
     first, *others = str(error.value).splitlines()
-    assert first.startswith("learner rank 1 (CPU) died in step (pid ")
+    assert first.startswith("learner rank 1 (CPU) died in gradients (pid ")
     assert str(newest) in others[0] and "train.resume=auto" in others[-1]
 
 

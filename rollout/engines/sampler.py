@@ -104,8 +104,8 @@ class WeightTarget(Protocol):
         ...
 
     def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, list[list[float]]]:
-        """By the engine's name: log-prob of every token but the first given its prefix, at temperature 1, full
-        vocabulary, [count][length - 1]."""
+        """By the engine's name, as `SampledCompletion.engine` has it: log-prob of every token but the first given its
+        prefix, at temperature 1, full vocabulary, [count][length - 1]."""
         ...
 
     def sleep(self) -> None:

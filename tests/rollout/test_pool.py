@@ -96,7 +96,7 @@ def test_a_killed_vllm_engine_loses_and_doubles_nothing(vllm_pool: RayPool) -> N
     vllm_pool.fleet.wait_for_every()
     assert survivor in vllm_pool.fleet.members
     scores = vllm_pool.score([sequence])
-    assert list(scores) == ["engine 0", "engine 1"]
+    assert list(scores) == ["engine 0 (CPU)", "engine 1 (CPU)"]
     assert survivor in engine_processes()
     assert victim not in engine_processes()
     with torch.no_grad():

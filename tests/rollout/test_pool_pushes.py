@@ -31,7 +31,7 @@ def test_an_object_store_push_reaches_every_engine(open_pool: OpenPool) -> None:
             ("empty", torch.empty(0)),
         ]
         pool.load(weights, version)
-        assert pool.score([[1, 2, 3]]) == {f"engine {i}": [[15.0 * version] * 2] for i in range(2)}
+        assert pool.score([[1, 2, 3]]) == {f"engine {i} (CPU)": [[15.0 * version] * 2] for i in range(2)}
         assert pool.received == {"sum", "empty"}
         assert pool.policy_version == version
 
@@ -44,13 +44,13 @@ def test_an_engine_lost_in_a_push_does_not_hold_up_the_others(
     pool.load([("sum", torch.ones(2))], version=1)
     victim, survivor = pool.fleet.members
     os.kill(victim, signal.SIGKILL)
-    assert pool.score([[1, 2]]) == {"engine 1": [[2.0]]}
+    assert pool.score([[1, 2]]) == {"engine 1 (CPU)": [[2.0]]}
     pool.load([("sum", torch.ones(3))], version=2)
-    assert pool.score([[1, 2]])["engine 1"] == [[3.0]]
+    assert pool.score([[1, 2]])["engine 1 (CPU)"] == [[3.0]]
     pool.fleet.wait_for_every()
     assert pool.fleet.members[1] == survivor
     assert pool.fleet.members[0] != victim
-    assert pool.score([[1, 2]]) == {"engine 0": [[3.0]], "engine 1": [[3.0]]}
+    assert pool.score([[1, 2]]) == {"engine 0 (CPU)": [[3.0]], "engine 1 (CPU)": [[3.0]]}
     pool.load([("sum", torch.ones(4))], version=3)
     assert caplog.text.count("engine 0 (CPU) is back, with policy version 2") == 1
     assert caplog.text.count("is back") == 1
@@ -72,7 +72,7 @@ def test_engines_go_on_without_one_that_does_not_come_back_until_none_is_left(
     assert "for engine 0 (CPU), still starting, to take the place of a lost engine" in caplog.text
     assert re.search(r"free in Ray: \d of 8 CPUs, 0 of 0 GPUs; the other engines go on", caplog.text)
     pool.load([("sum", torch.ones(3))], version=2)
-    assert pool.score([[1, 2]]) == {"engine 1": [[3.0]]}
+    assert pool.score([[1, 2]]) == {"engine 1 (CPU)": [[3.0]]}
     os.kill(other, signal.SIGKILL)
     pool.submit(requests(1)[0])
     with pytest.raises(
@@ -85,7 +85,7 @@ def test_the_only_engine_lost_in_a_push_is_waited_for(open_pool: OpenPool) -> No
     pool = open_pool(pool_engines.CountingEngine)
     pool.load([("sum", torch.ones(2))], version=1)
     os.kill(pool.fleet.members[0], signal.SIGKILL)
-    assert pool.score([[1, 2]]) == {"engine 0": [[2.0]]}
+    assert pool.score([[1, 2]]) == {"engine 0 (CPU)": [[2.0]]}
 
 
 # --- past the memory of hosts: a direct transfer, and the copy beside it --------------------------------------
@@ -117,7 +117,7 @@ def test_an_engine_lost_after_a_direct_push_loads_the_copy_by_itself(
     (response,) = drain(pool)
     assert response.completions[0].policy_versions == [2]
     assert ways(pool) == ["copy"]
-    assert pool.score([[1, 2]]) == {"engine 0": [[2.0]]}
+    assert pool.score([[1, 2]]) == {"engine 0 (CPU)": [[2.0]]}
     assert pool.received == {"sum"}
     assert "engine 0 (CPU) is back, with policy version 2" in caplog.text
 
@@ -130,11 +130,11 @@ def test_a_direct_push_waits_for_no_engine_that_is_still_starting(open_pool: Ope
     pool.load(ones(1), version=1)
     kill(pool.fleet.members[:1])
     if noticed:
-        assert pool.score([[1, 2]]) == {"engine 1": [[1.0]]}
+        assert pool.score([[1, 2]]) == {"engine 1 (CPU)": [[1.0]]}
     pool.load(ones(2), version=2)
     pool.fleet.wait_for_every()
     assert ways(pool) == (["copy", "direct"] if noticed else ["copy", "copy"])
-    assert pool.score([[1, 2]]) == {"engine 0": [[2.0]], "engine 1": [[2.0]]}
+    assert pool.score([[1, 2]]) == {"engine 0 (CPU)": [[2.0]], "engine 1 (CPU)": [[2.0]]}
     pool.load(ones(3), version=3)
     assert ways(pool) == ["direct", "direct"]
 
@@ -161,7 +161,7 @@ def test_engines_that_were_in_a_direct_push_with_a_lost_one_start_anew(
     assert sorted(response.request_id for response in responses) == list(range(6))
     pool.fleet.wait_for_every()
     assert not set(pool.fleet.members) & set(before)
-    assert pool.score([[1, 2]]) == {"engine 0": [[2.0]], "engine 1": [[2.0]]}
+    assert pool.score([[1, 2]]) == {"engine 0 (CPU)": [[2.0]], "engine 1 (CPU)": [[2.0]]}
     assert (
         "engine 1 (CPU) was lost during transfer, which needs every engine; the others start anew"
         in caplog.text
@@ -203,4 +203,4 @@ def test_no_copy_is_overwritten_while_an_engine_reads_it(open_pool: OpenPool, tm
         pool.step(0.1)
     pool.load([("sum", torch.full((4,), 9.0))], version=2)
     assert (tmp_path / "reading").read_text() == "4.0 4.0"
-    assert pool.score([[1, 2]]) == {"engine 0": [[36.0]]}
+    assert pool.score([[1, 2]]) == {"engine 0 (CPU)": [[36.0]]}
