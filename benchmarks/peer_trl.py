@@ -1,6 +1,6 @@
 """An iteration of grpo.py beside one of TRL's GRPOTrainer: same model, prompts, lengths, dtype, threads, in turn.
 
-    python benchmarks/peer_trl.py [w1 w2 ...] [--model FOLDER] [--gsm8k FOLDER] [--engine both|transformers|vllm]
+    python benchmarks/peer_trl.py [w1 w2 ...] [--model FOLDER] [--gsm8k FILE] [--engine both|transformers|vllm]
 
 Either side lives in a process of its own and does one iteration (generate, score, one AdamW step, push) while the
 other sleeps, so that noise meets both; seconds are this process's, from the leave to go on to the next request for it.
