@@ -39,6 +39,7 @@ IMPORTED = (
     "run.evaluation",
     "run.lockstep",
     "run.overlapped",
+    "training.grpo_loss",
     "training.local_learner",
     "transformers.models.llama.modeling_llama",
 )
