@@ -31,9 +31,7 @@ def drawn_tokens(
         kept = rows.setdefault(one.engine, [])
         if len(kept) < _ROWS and whole[place] and _can_be_scored(group, one):
             kept.append(_row(group, one, log_ratio[place]))
-    return {
-        name: Drawn(log_ratio[rows_of][own[rows_of]].abs(), rows[name]) for name, rows_of in places.items()
-    }
+    return {name: Drawn(log_ratio[rows_of][own[rows_of]], rows[name]) for name, rows_of in places.items()}
 
 
 def _can_be_scored(group: Group, one: SampledCompletion) -> bool:

@@ -145,7 +145,7 @@ def measure_tolerance(
     """What the dtypes of learner and engine explain; `inference_model.canary_tolerance` instead, where it is given."""
     given = config.inference_model.canary_tolerance
     if given is not None:
-        return Tolerance.within(given)
+        return Tolerance.up_to(given)
     float8 = config.inference_model.quantization is not None
     errors = learner.rounding_error(sequences, plan.engine.dtype, float8)
     return Tolerance.measured(plan.engine.dtype, errors)

@@ -33,6 +33,7 @@ ENGINE = {
     "test_forked.py": 34,
     "test_grpo.py": 33,
     "test_peer_trl.py": 13,
+    "test_proofs_of_pushes.py": 6,
     "test_kill_and_resume.py": 15,
     "rollout/test_canary.py": 40,
     "rollout/test_partial_pushes.py": 20,

@@ -145,6 +145,7 @@ class Worker(PolicyWeights):
 
     def gradients(self, pieces: Sequence[Piece]) -> Part:
         """Those of this worker's share of an optimizer step; all workers make as many pieces of theirs."""
+        self.optimizer.zero_grad(set_to_none=True)  # those of a step that was given up
         parts: list[Metrics] = []
         tokens: list[TokenScores] = []
         pending = [] if self.beside is None else self.beside.begin([piece.batch for piece in pieces])

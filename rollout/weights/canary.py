@@ -19,7 +19,7 @@ import torch
 
 from config.errors import RunError
 from rollout.weights.cause import cause
-from rollout.weights.evidence import Drawn, DrawnRow, Evidence, Tolerance, drawn_part, evidence_of
+from rollout.weights.evidence import Difference, Drawn, DrawnRow, Evidence, Tolerance, drawn_part, evidence_of
 from rollout.weights.fixed_sequences import FixedSequences
 
 _FEWEST = 64  # tokens of an engine that prove it
@@ -29,19 +29,6 @@ _LEAST_MEAN = 1e-6
 
 class CanaryError(RunError):
     """The weights in an engine are not the learner's; the text names the cause that fits."""
-
-
-@dataclass(frozen=True)
-class _Gap:
-    """|log-prob of the engine less that of the learner| over tokens: the mean, and the largest."""
-
-    mean: float
-    largest: float
-
-    @classmethod
-    def of(cls, drawn: Drawn) -> "_Gap":
-        gaps = drawn.gaps.double()
-        return cls(float(gaps.mean()), float(gaps.max()))
 
 
 @dataclass
@@ -92,7 +79,7 @@ class Canary:
     _doubted: bool = False
     _drawn: Mapping[str, Drawn] = field(default_factory=dict)
     _rows_before: Mapping[str, Sequence[DrawnRow]] = field(default_factory=dict)
-    _usual: dict[str, _Gap] = field(default_factory=dict)
+    _usual: dict[str, Difference] = field(default_factory=dict)
 
     @cached_property
     def tolerance(self) -> Tolerance:
@@ -155,12 +142,12 @@ class Canary:
         self._proven = self._pushed
         return {"canary/max_abs_diff": max(gap.largest for gap in found.values())}
 
-    def _as_ever(self, name: str, gap: _Gap) -> bool:
-        tolerance, usual = self.tolerance, self._usual.get(name)
+    def _as_ever(self, name: str, gap: Difference) -> bool:
+        usual = self._usual.get(name)
         if usual is None:
-            return gap.mean <= tolerance.mean and gap.largest <= tolerance.largest
-        largest = max(tolerance.largest, _UNUSUAL * usual.largest)
-        return gap.mean <= _UNUSUAL * max(usual.mean, _LEAST_MEAN) and gap.largest <= largest
+            return gap.within(self.tolerance)
+        largest = max(self.tolerance.largest, _UNUSUAL * usual.largest)
+        return gap.within(Difference(largest, _UNUSUAL * max(usual.mean, _LEAST_MEAN)))
 
     def prove(self) -> dict[str, float]:
         """Compare by fixed sequences, and where they or what was drawn give reason to, by rows from before the push.
@@ -187,7 +174,7 @@ class Canary:
         self._proven, self._doubted, self._members = self._pushed, False, self.fixed.engines.members
         self._usual |= _gaps(self._drawn)
         self._budget.took(time.perf_counter() - began)
-        return {"canary/max_abs_diff": max(evidence.max_abs_diff for evidence in found.values())}
+        return {"canary/max_abs_diff": max(evidence.difference.largest for evidence in found.values())}
 
     def _compare_rows(self) -> None:
         """Every engine by what it drew before the push: whether it moved with the learner, if only a little."""
@@ -210,10 +197,10 @@ class Canary:
             why = cause(evidence, self.tolerance, learner_at, self.tied_head, engines.received)
         raise CanaryError(
             f"the canary after the push of policy version {self._pushed}: {name} differs from the learner "
-            f"by up to {evidence.max_abs_diff:.4g} in log-prob (tolerance {self.tolerance.largest:.4g}, in "
+            f"by up to {evidence.difference.largest:.4g} in log-prob (tolerance {self.tolerance.largest:.4g}, in "
             f"the mean {self.tolerance.mean:.4g}). {why}"
         )
 
 
-def _gaps(drawn: Mapping[str, Drawn]) -> dict[str, _Gap]:
-    return {name: _Gap.of(one) for name, one in drawn.items() if len(one.gaps)}
+def _gaps(drawn: Mapping[str, Drawn]) -> dict[str, Difference]:
+    return {name: Difference.of(one.gaps) for name, one in drawn.items() if len(one.gaps)}

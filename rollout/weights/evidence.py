@@ -17,14 +17,28 @@ _MEAN_SHARE = 1 / 6  # of the largest difference, where only that is given
 
 
 @dataclass(frozen=True)
-class Tolerance:
-    """The |difference| in log-prob between engine and learner that rounding explains: the largest, and the mean."""
+class Difference:
+    """|log-prob of the engine less that of the learner| over tokens: the largest, and the mean."""
 
     largest: float
     mean: float
 
     @classmethod
-    def within(cls, largest: float) -> "Tolerance":
+    def of(cls, gaps: torch.Tensor) -> "Difference":
+        """gaps: of each token, [n], whatever their sign; of none it is nothing."""
+        sizes = gaps.double().abs() if len(gaps) else torch.zeros(1, dtype=torch.float64)
+        return cls(float(sizes.max()), float(sizes.mean()))
+
+    def within(self, bound: "Difference") -> bool:
+        """False where one is not a number."""
+        return self.largest <= bound.largest and self.mean <= bound.mean
+
+
+class Tolerance(Difference):
+    """What rounding explains."""
+
+    @classmethod
+    def up_to(cls, largest: float) -> "Tolerance":
         return cls(largest, largest * _MEAN_SHARE)
 
     @classmethod
@@ -33,7 +47,7 @@ class Tolerance:
 
         errors: of each score, by the dtypes of learner and engine.
         """
-        seen, floor = flat(errors), cls.within(FLOOR[dtype])
+        seen, floor = flat(errors), cls.up_to(FLOOR[dtype])
         largest, mean = _LARGEST * float(seen.max()), _MEAN * float(seen.mean())
         return cls(max(floor.largest, largest), max(floor.mean, mean))
 
@@ -71,8 +85,8 @@ class Evidence:
         return replace(self, **part)
 
     @property
-    def max_abs_diff(self) -> float:
-        return float((self.engine - self.learner).abs().max()) if len(self.engine) else 0.0
+    def difference(self) -> Difference:
+        return Difference.of(self.engine - self.learner)
 
     @property
     def follows(self) -> bool:
@@ -92,11 +106,7 @@ class Evidence:
 
     def agrees(self, tolerance: Tolerance) -> bool:
         """Near the learner everywhere, and moved with it: seen as a whole and through the prefix cache."""
-        if not torch.isfinite(self.engine).all() or self.max_abs_diff > tolerance.largest:
-            return False
-        if len(self.engine) and float((self.engine - self.learner).abs().mean()) > tolerance.mean:
-            return False
-        return self.follows and self.where(self.last).follows
+        return self.difference.within(tolerance) and self.follows and self.where(self.last).follows
 
 
 @dataclass(frozen=True)
@@ -120,7 +130,7 @@ class DrawnRow:
 class Drawn:
     """What one engine drew with the weights that it was given last, as far as the learner trains on it.
 
-    gaps: |difference| of its log-probs and the learner's, float32 [n]. rows: some of it that both can score again.
+    gaps: the learner's log-probs less its own, float32 [n]. rows: some of it that both can score again.
     """
 
     gaps: torch.Tensor
