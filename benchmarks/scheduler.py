@@ -16,7 +16,6 @@ that Python's garbage collection goes through as long as they wait.
 
 import argparse
 import asyncio
-import gc
 import heapq
 import random
 import sys
@@ -39,6 +38,7 @@ from rollout.engines.sampler import Request, Response  # noqa: E402
 from rollout.group_buffer import GroupBuffer  # noqa: E402
 from rollout.loop import EngineLoop  # noqa: E402
 from rollout.stream import Stream  # noqa: E402
+from run.garbage import spare_what_stays  # noqa: E402
 
 GROUPS_PER_WORKER = 4
 KILLED_SHARE = 0.05
@@ -302,7 +302,7 @@ def main() -> None:
     )
     asked = parser.parse_args()
     process = psutil.Process()
-    gc.freeze()  # what torch's import left behind is not collected again and again while the runs are timed
+    spare_what_stays()  # as runs do
     for stale in ("wait", "drop"):
         print(f"train.stale_groups={stale}, train.max_policy_age={asked.max_age}")
         print(

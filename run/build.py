@@ -15,6 +15,7 @@ from config.command_line import resume_command
 from config.schema import Config
 from run.checkpoint_model import model_maker
 from run.checkpoint_writer import CheckpointWriter
+from run.garbage import spare_what_stays
 from run.overlapped import Schedule, ScheduleType
 from run.resume import starting_point
 from run.run import Run
@@ -67,7 +68,7 @@ def _build(config: Config, run_dir: Path, schedule: type[Schedule], built: ExitS
     from run.groups import make_conversation, make_evaluation, make_generation, make_prompts
     from training.model import load_tokenizer
 
-    _keep_imports()
+    spare_what_stays()
     saved, told = starting_point(config, run_dir, schedule)
     plan = plan_run(config, schedule, run_dir)
     prepare(config, plan)
@@ -141,14 +142,6 @@ def _monitor(
     live.resume(first_step)
     logging = config.logging
     return Monitor(run_dir, tracker, live, first_step, members, logging.rollouts_gb, logging.trace)
-
-
-def _keep_imports() -> None:
-    """What imports left behind stays: without this, looking for garbage in it costs 5% of a small run. Called before
-    anything of the run is made; of a process that has built a run before, after the garbage of that one is gone."""
-    if gc.get_freeze_count():
-        gc.collect()
-    gc.freeze()
 
 
 def prepare(config: Config, plan: "Plan") -> None:

@@ -86,8 +86,11 @@ def draw(
     """
     vocabulary = log_probs.shape[-1]
     padding = -vocabulary % _BLOCK
-    blocks = torch.nn.functional.pad(log_probs.exp(), (0, padding)).unflatten(-1, (-1, _BLOCK))
-    ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    probabilities = log_probs.exp()
+    if padding:
+        probabilities = torch.nn.functional.pad(probabilities, (0, padding))
+    blocks = probabilities.unflatten(-1, (-1, _BLOCK))
+    ends = blocks.sum(-1).double().cumsum(-1)
     point = torch.from_numpy(uniforms(seeds, counters)).to(log_probs.device)[:, None] * ends[:, -1:]
     block = torch.searchsorted(ends, point, right=True).clamp_max(ends.shape[-1] - 1)
     within = blocks.take_along_dim(block[..., None], 1)[:, 0].double().cumsum(-1)

@@ -20,12 +20,12 @@ import torch
 from transformers import PreTrainedModel
 
 from envs.group import ALONE, SampledCompletion
+from rollout.engines.decode_step import DecodeStep
 from rollout.engines.draw import Filter, draw, row_seeds
 from rollout.engines.partial_attention import NAME, attend_by_groups
 from rollout.engines.prefill import Prefill
 from rollout.engines.running_cache import Band, Computed, RunningCache, alike
 from rollout.engines.sampler import Request, Response
-from rollout.engines.weights_first import put_weights_first
 from rollout.weights.outgoing import Outgoing
 
 _FREE_TO_ADMIT = 1 / 8
@@ -65,7 +65,6 @@ class TransformersEngine:
         update: str = "keep",
     ) -> None:
         self.model = model.eval()
-        put_weights_first(self.model)
         self.eos_token_ids = frozenset(eos_token_ids)
         self.max_num_seqs = max_num_seqs
         self.update = update
@@ -78,6 +77,8 @@ class TransformersEngine:
         self._groups: dict[int, list[_Row]] = {}
         self._prefill = Prefill(self.model)
         self._cache = RunningCache(whole=not attend_by_groups(self.model))
+        lean = not self._cache.whole and DecodeStep.fits(self.model)
+        self._decode_step = DecodeStep(self.model) if lean else None
         self._weights: dict[str, torch.Tensor] = self.model.state_dict()
         self._constants: dict[str, Hashable] = {}
 
@@ -148,6 +149,7 @@ class TransformersEngine:
         self._groups.clear()
         self._cache.bands.clear()
         self._prefill.clear()
+        self._forget_packed()
 
     def _admit(self) -> None:
         """Move waiting requests into free places and draw the first token of each new row."""
@@ -191,18 +193,28 @@ class TransformersEngine:
         if not self._cache.whole and implementation != NAME:
             raise RuntimeError(f"the model is the engine's own, but its attention is {implementation}")
         positions, mask = self._cache.begin(self.model.device)
-        tokens = torch.tensor([[row.completion.token_ids[-1]] for row in self._rows])
-        logits = self.model(
-            tokens.to(self.model.device),
+        last = torch.tensor([row.completion.token_ids[-1] for row in self._rows]).to(self.model.device)
+        if self._decode_step is None:
+            logits = self._whole_forward(last, positions, mask)
+        else:
+            logits = self._decode_step(last, positions, self._cache)
+        self._cache.end()
+        self._sample(self._rows, self._filter, logits)
+        self._drop_ended()
+
+    def _whole_forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits [rows, vocabulary] of the model's own forward."""
+        logits: torch.Tensor = self.model(
+            tokens[:, None],
             attention_mask=mask,
             position_ids=positions,
             past_key_values=self._cache,
             use_cache=True,
             **({} if self._cache.whole else {"running": self._cache}),
-        ).logits[:, -1]
-        self._cache.end()
-        self._sample(self._rows, self._filter, logits)
-        self._drop_ended()
+        ).logits
+        return logits[:, -1]
 
     def _sample(self, rows: list[_Row], samplings: Filter, logits: torch.Tensor) -> None:
         seeds = np.array([row.seed for row in rows], dtype=np.uint64)
@@ -233,6 +245,12 @@ class TransformersEngine:
         self._cache.bands = [band for band in self._cache.bands if band.rows]
         self._rows = rows
         self._filter = Filter([row.request.sampling for row in rows], self.model.device)
+        if not rows and not self._waiting:
+            self._forget_packed()
+
+    def _forget_packed(self) -> None:
+        if self._decode_step is not None:
+            self._decode_step.forget()
 
     def _collect(self) -> list[Response]:
         done = [number for number, group in self._groups.items() if all(row.done for row in group)]
@@ -250,6 +268,7 @@ class TransformersEngine:
         self._rows = []
         self._cache.bands.clear()
         self._prefill.clear()
+        self._forget_packed()
 
     def _restart(self) -> None:
         """Continue what a push has stopped, each row with its next token."""

@@ -1,0 +1,19 @@
+"""Python's search for garbage, so that it does not go through what is none: imports, and groups that wait."""
+
+import gc
+
+_YOUNG = 50_000
+"""Objects that may be made before the newest are looked through. A batch of groups is thousands of objects and no
+garbage: at Python's own 700 looking through them costs 3% of a small run."""
+
+
+def spare_what_stays() -> None:
+    """What imports left behind is never looked through, and new objects seldom.
+
+    Without the first, the search costs 5% of a small run. Called before anything of a run is made; of a process that
+    has built a run before, after the garbage of that one is gone.
+    """
+    if gc.get_freeze_count():
+        gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])
