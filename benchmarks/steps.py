@@ -54,7 +54,7 @@ STAGES = {
     "forward and loss": (Worker, "_loss"),
     "backward": (Worker, "_backward"),
     "clip": (Worker, "_clip"),
-    "optimizer": (Worker, "_update"),
+    "optimizer": (Worker, "update"),
 }
 
 

@@ -20,6 +20,10 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
     if plan.devices.on_cpu:
         on_vllm = plan.engine.backend == "vllm"
         weights = engine_weights(plan.config, shape, plan.engine.dtype, on_cpu=on_vllm)
+        if plan.overlapped and not on_vllm:
+            weights *= (
+                2  # also packed (rollout/engines/decode_step.py); lockstep gives that back before it learns
+            )
         engines = plan.config.inference_model.num_devices * (weights + (cache_on_device(plan, shape) or 0.0))
         learner = plan.devices.ranks_per_node * max(phase.bytes for phase in plan.phases)
         uses = [

@@ -76,11 +76,11 @@ def share_apart(
 ) -> list[list[Microbatch]]:
     """As `share_out`, the groups that teach nothing in microbatches of their own, the last ones of every worker.
 
-    teaches: bool [N], rows whose gradient need not be zero. Where there are none, the shortest group counts as one: the
-    optimizer takes its step with the zeros that come of it.
+    teaches: bool [N], rows whose gradient need not be zero. Where there are none, every worker begins with an idle
+    microbatch: the optimizer takes its step with the zeros that come of it.
     """
     groups = _groups_with(batch, teaches)
-    shares: list[list[Microbatch]] = [[] for _ in range(workers)]
+    shares: list[list[Microbatch]] = [[] if groups.any() else [idle(batch)] for _ in range(workers)]
     for rows, taught in ((groups.nonzero()[:, 0], True), ((~groups).nonzero()[:, 0], False)):
         if not len(rows):
             continue
@@ -92,11 +92,9 @@ def share_apart(
 
 
 def _groups_with(batch: Batch, rows: Tensor) -> Tensor:
-    """bool [N]: the rows of groups that hold one of `rows`, bool [N], or else of the group of the shortest answer:
-    cut apart, a group's prompt would be computed twice."""
-    lengths = batch.tokens.response_mask.sum(1)
-    found = rows if rows.any() else torch.arange(len(batch)) == lengths.argmin()
-    return torch.isin(batch.group_id[:, 0], batch.group_id[found, 0])
+    """bool [N]: the rows of groups that hold one of `rows`, bool [N]: cut apart, a group's prompt would be computed
+    twice."""
+    return torch.isin(batch.group_id[:, 0], batch.group_id[rows, 0])
 
 
 def _within(bins_of: Callable[[int], list[Bin]], microbatches: int, max_tokens: int | None) -> list[Bin]:

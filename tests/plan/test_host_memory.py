@@ -51,3 +51,15 @@ def test_a_checkpoint_is_written_from_a_copy_unless_the_run_waits() -> None:
     assert problem.line == "host memory" and "(copy for a checkpoint" in problem.text
     waits = config_of("grpo_gsm8k", SMALL, "policy.kl_coef=0", "train.async_checkpoint=false")
     assert host_uses(make_plan(waits, False, machine(1, 80.0)), plan.shape) == []
+
+
+def test_an_engine_beside_the_learner_holds_its_weights_packed_too() -> None:
+    """In lockstep it gives them back before the learner needs the memory."""
+    config = config_of("grpo_gsm8k", SMALL, "device=cpu", "inference_model.backend=transformers")
+    taken = []
+    for overlapped in (False, True):
+        plan = make_plan(config, overlapped, machine(0, None))
+        assert plan.shape is not None
+        (engines,) = (use.bytes for use in host_uses(plan, plan.shape) if use.what == "engines")
+        taken.append(engines)
+    assert taken[1] - taken[0] == 4 * plan.shape.parameters
