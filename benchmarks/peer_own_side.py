@@ -136,6 +136,7 @@ def configured(job: Job) -> Config:
         f"train.mixed_precision={precision}",
         f"train.total_dialog_turns={job.rounds * work.completions}",
         "train.checkpoint_frequency=0",
+        f"train.gradient_accumulation_steps={work.completions // work.microbatch}",
         f"train_model.num_threads={job.threads}",
         f"inference_model.backend={job.engine}",
         f"inference_model.dtype={work.dtype}",

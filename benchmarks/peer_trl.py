@@ -17,10 +17,10 @@ have, so that nothing is forced step by step. bfloat16: weights and arithmetic o
 
 TRL's settings: one generation an optimizer step, hence no pass for old log-probs; beta=0, so no reference;
 gradient_checkpointing=False (its default costs a third more); its default optimizer (fused AdamW) and chunked head;
-no logging, no saving; one microbatch where it fits in a few GB, else the largest that was no slower
-(`Workload.microbatch`). `--trl FIELD=JSON` tries others: on a CPU a static cache and torch_compile change nothing, and
-continuous batching is twenty times slower. On GPUs it can generate by vLLM too, in an environment that has one it knows
-(1.16: up to 0.31): `--environment FOLDER --trl use_vllm=true`.
+no logging, no saving; one microbatch where it fits in a few GB, else the largest that was no slower for it
+(`Workload.microbatch`), and ours as large. `--trl FIELD=JSON` tries others: on a CPU a static cache and torch_compile
+change nothing, and continuous batching is twenty times slower. On GPUs it can generate by vLLM too, in an environment
+that has one it knows (1.16: up to 0.31): `--environment FOLDER --trl use_vllm=true`.
 Ours: the defaults of a run, with its ledger, metrics, doctor and the canary of each push. Engines: both kinds on a CPU,
 vLLM alone on a GPU, which learner and engine share.
 """

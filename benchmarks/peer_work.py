@@ -17,7 +17,7 @@ class Workload:
     prompts, repeats: groups of an iteration, completions of a group. max_tokens: of a completion.
     forced: no token ends a completion, so that all are as long as they may be. dtype: of weights and arithmetic.
     model: `quickstart`, or `given` (by `--model`). data: `sums`, `stories` or `gsm8k`. reward: a function of this file.
-    microbatch: completions of TRL's `per_device_train_batch_size`.
+    microbatch: completions of a microbatch, on both sides.
     """
 
     name: str

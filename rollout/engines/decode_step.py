@@ -128,7 +128,8 @@ class DecodeStep:
     def __call__(self, tokens: Tensor, positions: Tensor, cache: RunningCache) -> Tensor:
         """Logits [rows, vocabulary]. tokens: int64 [rows]. positions: int64 [rows, 1]."""
         self._steps += 1
-        if self._steps == _WORTH and self._packs and (self._half or len(tokens) <= _FEW):
+        faster = self._packs and (self._half or len(tokens) <= _FEW)
+        if faster and not self._packed and self._steps >= _WORTH:
             self._pack()
         hidden = self._body.embed_tokens(tokens)
         cosines, sines = (each[0, :, None] for each in self._body.rotary_emb(hidden, positions.t()))

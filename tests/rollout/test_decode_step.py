@@ -138,3 +138,11 @@ def test_models_with_other_layers_keep_their_own_forward() -> None:
     model.model.layers[1].mlp.down_proj.__class__ = Special
     assert not DecodeStep.fits(model)
     assert not DecodeStep.fits(llama().to("meta"))
+
+
+def test_float32_is_packed_when_few_rows_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_step, "_LARGE", 0)
+    monkeypatch.setattr(decode_step, "_FEW", 4)
+    engine = Watched(tiny_llama())
+    generate(engine, [Request(i, (3, 4, 5 + i), 3, Sampling(max_tokens=8 + 4 * i), seed=i) for i in range(2)])
+    assert engine.packed == [False] * 7 + [packs(torch.float32)] * 4
