@@ -29,7 +29,7 @@ import torch  # noqa: E402
 
 from cluster.runtime import Place  # noqa: E402
 from envs.group import Sampling  # noqa: E402
-from plan.model_shape import find_config, kv_cache_bytes, read_shape  # noqa: E402
+from plan.model_shape import find_shape, kv_cache_bytes  # noqa: E402
 from rollout.engines.fleet import PoolSettings  # noqa: E402
 from rollout.engines.pool import RayPool  # noqa: E402
 from rollout.engines.sampler import Engine, Request, generate  # noqa: E402
@@ -89,9 +89,8 @@ def cpu_seconds() -> float:
 def main() -> None:
     options = parse()
     torch.set_num_threads(1)
-    path = find_config(options.model)
-    assert path is not None
-    shape = read_shape(path)
+    shape = find_shape(options.model)
+    assert shape is not None
     longest = options.prompt_tokens + options.max_tokens
     settings = VLLMSettings(
         model=options.model,
