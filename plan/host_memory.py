@@ -21,9 +21,8 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
         on_vllm = plan.engine.backend == "vllm"
         weights = engine_weights(plan.config, shape, plan.engine.dtype, on_cpu=on_vllm)
         if plan.overlapped and not on_vllm:
-            weights *= (
-                2  # also packed (rollout/engines/decode_step.py); lockstep gives that back before it learns
-            )
+            # Packed too (rollout/engines/decode_step.py), which lockstep gives back before it learns.
+            weights *= 2
         engines = plan.config.inference_model.num_devices * (weights + (cache_on_device(plan, shape) or 0.0))
         learner = plan.devices.ranks_per_node * max(phase.bytes for phase in plan.phases)
         uses = [
