@@ -111,7 +111,7 @@ def test_a_side_that_ends_early_is_told_with_its_last_words(tmp_path: Path) -> N
 
 def test_our_side_does_an_iteration_of_the_prompts_that_trl_gets(tmp_path: Path) -> None:
     model = never_ending(QUICKSTART, tmp_path / "model")
-    work = replace(W1, prompts=3, repeats=2, max_tokens=5)
+    work = replace(W1, prompts=3, repeats=2, microbatch=3, max_tokens=5)
     rows, drawn = make_rows(work, 2 * work.prompts, None, tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(model)
     lengths = [
