@@ -162,6 +162,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         working = build(configured(job), Path(folder), InTurns)
         working.turns, working.rounds, working.profiled = turns, job.rounds, job.profile
+        working.run.weights.canary.clock = turns.clock
         grpo.train(working)
         working.run.close("finished")
 

@@ -94,6 +94,11 @@ class Turns:
     def __init__(self, descriptor: int) -> None:
         self.told = os.fdopen(descriptor, "w")
         self.began = time.process_time()
+        self.waited = 0.0
+
+    def clock(self) -> float:
+        """Seconds, without those in which the other side was at work."""
+        return time.perf_counter() - self.waited
 
     def wait(self, **said: Any) -> bool:
         """Tells what the work since the last wait has been and sleeps until it is this side's turn; False: no more.
@@ -102,7 +107,9 @@ class Turns:
         """
         self.told.write(json.dumps(said | {"cpu": time.process_time() - self.began}) + "\n")
         self.told.flush()
+        asleep = time.perf_counter()
         go_on = bool(sys.stdin.readline())
+        self.waited += time.perf_counter() - asleep
         self.began = time.process_time()
         return go_on
 

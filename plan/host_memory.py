@@ -20,8 +20,9 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
     if plan.devices.on_cpu:
         on_vllm = plan.engine.backend == "vllm"
         weights = engine_weights(plan.config, shape, plan.engine.dtype, on_cpu=on_vllm)
-        if plan.overlapped and not on_vllm:
-            # Packed too (rollout/engines/decode_step.py), which lockstep gives back before it learns.
+        apart = plan.overlapped or plan.devices.ranks > 1 or not plan.devices.in_process
+        if apart and not on_vllm:
+            # Packed too (rollout/engines/decode_step.py): only a learner of the same process uses that memory again.
             weights *= 2
         engines = plan.config.inference_model.num_devices * (weights + (cache_on_device(plan, shape) or 0.0))
         learner = plan.devices.ranks_per_node * max(phase.bytes for phase in plan.phases)

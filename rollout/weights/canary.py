@@ -36,6 +36,7 @@ class _Budget:
     """Seconds that fixed sequences took, the first time aside, and how long ago that was."""
 
     share: float
+    clock: Callable[[], float]
     began: float | None = None
     spent: float = 0.0
     last: float = 0.0
@@ -43,13 +44,13 @@ class _Budget:
     def took(self, seconds: float) -> None:
         self.last = seconds
         if self.began is None:
-            self.began = time.perf_counter()
+            self.began = self.clock()
         else:
             self.spent += seconds
 
     @property
     def allows(self) -> bool:
-        return self.began is None or self.spent + self.last <= self.share * (time.perf_counter() - self.began)
+        return self.began is None or self.spent + self.last <= self.share * (self.clock() - self.began)
 
 
 @dataclass
@@ -65,6 +66,7 @@ class Canary:
         need not, or cannot.
     share: of the time since the first push that fixed sequences may take where nothing asks for them; None: they prove
         every push at once.
+    clock: seconds of which that is the share; it may leave out those in which the run has to wait for others.
     """
 
     fixed: FixedSequences
@@ -72,6 +74,7 @@ class Canary:
     tied_head: str | None
     scores_anew: bool = True
     share: float | None = None
+    clock: Callable[[], float] = time.perf_counter
     _pushed: int = -1
     _proven: int = -1
     _members: tuple[int, ...] = ()
@@ -87,7 +90,7 @@ class Canary:
 
     @cached_property
     def _budget(self) -> _Budget:
-        return _Budget(0.0 if self.share is None else self.share)
+        return _Budget(0.0 if self.share is None else self.share, self.clock)
 
     @property
     def proven(self) -> bool:
@@ -108,7 +111,7 @@ class Canary:
         proven_so = self.fixed.names and self.fixed.version == self._pushed
         if not (self.scores_anew and proven_so and self._due):
             return
-        began = time.perf_counter()
+        began = self.clock()
         for name, difference in self.fixed.score_again().items():
             if not difference <= self.tolerance.largest:  # NaN is not
                 raise CanaryError(
@@ -116,7 +119,7 @@ class Canary:
                     f"was pushed, by up to {difference:.4g} in log-prob (tolerance {self.tolerance.largest:.4g}). "
                     "Cause: it replaced a lost engine since then and did not load that version"
                 )
-        self._budget.took(time.perf_counter() - began)
+        self._budget.took(self.clock() - began)
 
     def after_push(self, version: int) -> dict[str, float]:
         """Where fixed sequences are due, what `prove` returns and raises."""
@@ -157,7 +160,7 @@ class Canary:
         Raises:
             CanaryError: an engine disagrees, or did not move with the learner, or the learner's scores are not finite.
         """
-        began = time.perf_counter()
+        began = self.clock()
         found = self.fixed.evidence()
         if not all(evidence.learner.isfinite().all() for evidence in found.values()):
             raise CanaryError(
@@ -173,7 +176,7 @@ class Canary:
         self.fixed.agreed(self._pushed)
         self._proven, self._doubted, self._members = self._pushed, False, self.fixed.engines.members
         self._usual |= _gaps(self._drawn)
-        self._budget.took(time.perf_counter() - began)
+        self._budget.took(self.clock() - began)
         return {"canary/max_abs_diff": max(evidence.difference.largest for evidence in found.values())}
 
     def _compare_rows(self) -> None:

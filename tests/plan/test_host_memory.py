@@ -53,13 +53,15 @@ def test_a_checkpoint_is_written_from_a_copy_unless_the_run_waits() -> None:
     assert host_uses(make_plan(waits, False, machine(1, 80.0)), plan.shape) == []
 
 
-def test_an_engine_beside_the_learner_holds_its_weights_packed_too() -> None:
-    """In lockstep it gives them back before the learner needs the memory."""
-    config = config_of("grpo_gsm8k", SMALL, "device=cpu", "inference_model.backend=transformers")
+def test_an_engine_of_another_process_than_the_learners_holds_its_weights_packed_too() -> None:
+    """In the same one the learner works in the memory that they had."""
+    config = ("grpo_gsm8k", SMALL, "device=cpu", "inference_model.backend=transformers")
+    two = "inference_model.num_devices=2"
     taken = []
-    for overlapped in (False, True):
-        plan = make_plan(config, overlapped, machine(0, None))
+    for overlapped, more in ((False, ()), (True, ()), (False, (two,))):
+        plan = make_plan(config_of(*config, *more), overlapped, machine(0, None))
         assert plan.shape is not None
         (engines,) = (use.bytes for use in host_uses(plan, plan.shape) if use.what == "engines")
         taken.append(engines)
     assert taken[1] - taken[0] == 4 * plan.shape.parameters
+    assert taken[2] == 2 * taken[1]

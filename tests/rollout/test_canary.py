@@ -237,16 +237,17 @@ def test_few_tokens_prove_nothing_and_make_fixed_sequences_due(
 
 
 def test_fixed_sequences_take_no_more_than_their_share() -> None:
-    """Of the time since the first comparison, which is nobody's choice."""
-    budget = _Budget(0.01)
+    """Of the clock's time since the first comparison, which is nobody's choice."""
+    now = [50.0]
+    budget = _Budget(0.01, lambda: now[0])
     assert budget.allows
     budget.took(2.0)
-    assert not budget.allows and budget.spent == 0 and budget.began is not None
-    budget.began -= 201.0
+    assert not budget.allows and budget.spent == 0
+    now[0] = 251.0
     assert budget.allows, "once in 200 seconds"
     budget.took(2.0)
     assert not budget.allows
-    budget.began -= 200.0
+    now[0] = 451.0
     assert budget.allows
 
 
