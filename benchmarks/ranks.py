@@ -98,7 +98,7 @@ class Ways:
     def __init__(self, model: str, asked: argparse.Namespace, folder: Path) -> None:
         one, several = (config_of(model, count, asked) for count in (1, RANKS))
         self.plan = make_plan(several, False, this_machine(folder), folder)
-        prepare_process(one, 1, None)
+        prepare_process(one, 1, torch.device("cpu"))
         self.local = make_learner(one, make_plan(one, False, this_machine(folder), folder), folder)
         with patch.object(ranks_of_training, "RankHost", CountingHost):
             self.ranked: RankedLearner = make_ranked_learner(several, self.plan, folder)

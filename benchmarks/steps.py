@@ -191,7 +191,7 @@ def main() -> None:
     config = config_of(asked)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         plan = make_plan(config, False, this_machine(Path(folder)), Path(folder))
-        prepare_process(config, plan.learner.num_threads, None)
+        prepare_process(config, plan.learner.num_threads, torch.device("cpu"))
         learner = make_learner(config, plan, Path(folder))
         batch = learner.credit(drawn(asked, causal_model(learner.worker.model).config.vocab_size))
         batch.sample_log_prob = learner.worker.log_prob([batch])[0]

@@ -146,8 +146,10 @@ def _monitor(
 
 def prepare(config: Config, plan: "Plan") -> None:
     """Seeds, determinism, threads and the current GPU of this process."""
+    import torch
+
     from training.process import prepare_process
 
-    own = plan.devices.train[:1] if plan.devices.ranks == 1 else ()
     # What works on "the" GPU of this process, as vLLM does, is to find the learner's.
-    prepare_process(config, plan.learner.num_threads, own[0] if own else None)
+    device = torch.device(plan.devices.train_device) if plan.devices.ranks == 1 else None
+    prepare_process(config, plan.learner.num_threads, device)

@@ -16,8 +16,9 @@ _LARGE = 32 * 2**20
 """Bytes of a block from which on it is no part of the heap, the most that glibc takes: there it would leave holes."""
 
 
-def prepare_process(config: Config, num_threads: int | None, gpu: int | None) -> None:
-    """num_threads: None leaves them to torch. gpu: the one that "the current GPU" is to mean; None: there is none."""
+def prepare_process(config: Config, num_threads: int | None, device: torch.device | None) -> None:
+    """num_threads: None leaves them to torch. device: of the model that this process trains, a GPU from now on "the
+    current" one; None: others train it."""
     random.seed(config.train.seed)
     np.random.seed(config.train.seed)
     torch.manual_seed(config.train.seed)
@@ -26,17 +27,19 @@ def prepare_process(config: Config, num_threads: int | None, gpu: int | None) ->
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    if gpu is not None:
-        torch.cuda.set_device(gpu)
-    else:
+    if device is None:
+        return
+    if device.type == "cpu":
         keep_freed_memory()
+    else:
+        torch.cuda.set_device(device)
 
 
 def keep_freed_memory() -> None:
     """What this process frees it keeps for its next tensors, but the largest.
 
     Else every step gives its activations back to the kernel and gets them anew, page by page and filled with zeros:
-    a fifth of an iteration of a 135M model. Only glibc has to be told so.
+    a quarter of an iteration of a 135M model. Only glibc has to be told so.
     """
     if platform.libc_ver()[0] != "glibc":
         return

@@ -109,7 +109,7 @@ class RankHost:
     def build(self, config: Config, plan: Plan) -> None:
         """This rank's shards of the models, and their worker."""
         device = torch.device("cpu") if plan.devices.on_cpu else torch.device("cuda", 0)
-        prepare_process(config, plan.learner.num_threads, None if plan.devices.on_cpu else 0)
+        prepare_process(config, plan.learner.num_threads, device)
         mesh = learner_mesh(device.type, plan.devices.ranks, plan.learner.shard_size)
         models = make_sharded_models(config, plan, mesh, device)
         self.worker = Worker(config, models, pushed_tensors(config, plan))

@@ -99,7 +99,7 @@ def plan_of(config: Config, folder: Path) -> Plan:
 
 def in_one_process(config: Config, folder: Path) -> Learner:
     plan = plan_of(config, folder)
-    prepare_process(config, plan.learner.num_threads, None)
+    prepare_process(config, plan.learner.num_threads, torch.device("cpu"))
     return make_learner(config, plan, folder)
 
 
