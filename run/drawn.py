@@ -1,32 +1,122 @@
-"""What a batch says of the engines that drew it: their log-probs beside the learner's, of the present weights alone."""
+"""What a batch says of the engines that drew it: their log-probs beside the learner's, of the present weights alone.
 
-from collections.abc import Mapping, Sequence
+Where it holds too few of those, the engines are asked for more, about rows that the weights before drew.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from envs.group import Group, SampledCompletion
-from rollout.weights.evidence import Drawn, DrawnRow
+from rollout.weights.evidence import Answer, Drawn, DrawnRow, Scores
 from training.batch import Batch
 
 _ROWS, _LONGEST = 4, 1024
 """Rows that are kept of each engine, and tokens of the longest. By them a lost push is told from a wrong one."""
+_LOOKED_AT = 64
+"""Rows among which cheap ones are chosen."""
+
+
+def own_tokens(batch: Batch, groups: Sequence[Group], version: int) -> Mapping[str, int]:
+    """By the engine's name, how many tokens in the loss policy `version` drew; engines that drew none are left out.
+
+    groups: of the batch, in its order.
+    """
+    counts: dict[str, int] = {}
+    own = _own(batch, version).sum(1).tolist()
+    for tokens, (_, one) in zip(own, _completions(groups), strict=True):
+        if tokens:
+            counts[one.engine] = counts.get(one.engine, 0) + tokens
+    return counts
+
+
+def _own(batch: Batch, version: int) -> Tensor:
+    """bool [N, R]: in the loss, and drawn by policy `version`."""
+    assert batch.mask is not None
+    return batch.mask & (batch.policy_version == version)
+
+
+def _whole(batch: Batch, own: Tensor) -> Tensor:
+    """bool [N]: a response whose every token is one of these."""
+    return (own == batch.tokens.response_mask).all(1)
+
+
+def _places(chosen: Tensor) -> list[int]:
+    places: list[int] = chosen.nonzero()[:, 0].tolist()
+    return places
+
+
+def _completions(groups: Sequence[Group]) -> list[tuple[Group, SampledCompletion]]:
+    return [(group, one) for group in groups for one in group.completions]
+
+
+@dataclass(frozen=True)
+class Question:
+    """Rows of a batch that the policy version before drew, for the engines to score with their newest weights.
+
+    places: in the batch. rows: perhaps not to their ends.
+    """
+
+    places: Sequence[int]
+    rows: Sequence[DrawnRow]
+
+    @property
+    def sequences(self) -> list[list[int]]:
+        return [row.sequence for row in self.rows]
+
+    def answer(self, scores: Callable[[], Mapping[str, Scores]], log_ratio: Tensor) -> Answer:
+        """log_ratio: as in `drawn_tokens`."""
+        parts = [
+            torch.tensor(row.engine, dtype=torch.float64) + log_ratio[place, : len(row.tokens)].double()
+            for place, row in zip(self.places, self.rows, strict=True)
+        ]
+        return Answer(self.rows, scores(), torch.cat(parts))
+
+
+def question_about(
+    batch: Batch, groups: Sequence[Group], version: int, enough: int, count: int, length: int
+) -> Question | None:
+    """Cheap rows that policy `version` - 1 drew, `count` of them and `enough` tokens, or more; None: there are fewer.
+
+    length: of a sequence that shows a prefix cache which outlived a push; no row is cut shorter than that.
+    """
+    share = -(-enough // count)
+    completions, offers = _completions(groups), []
+    for place in _places(_whole(batch, _own(batch, version - 1)))[:_LOOKED_AT]:
+        group, one = completions[place]
+        tokens = min(len(one.token_ids), max(share, length - len(group.prompt)))
+        positions = len(group.prompt) + tokens
+        if tokens and positions <= _LONGEST and _whole_distribution(group, one):
+            offers.append((positions < length, positions / tokens, place, tokens))
+    places, rows = [], []
+    for _, _, place, tokens in sorted(offers):
+        group, one = completions[place]
+        places.append(place)
+        rows.append(DrawnRow(group.prompt, one.token_ids[:tokens], one.log_probs[:tokens], None))
+        enough -= tokens
+        if enough <= 0 and len(rows) >= count:
+            return Question(places, rows)
+    return None
 
 
 def drawn_tokens(
     batch: Batch, groups: Sequence[Group], log_ratio: Tensor, version: int
 ) -> Mapping[str, Drawn]:
-    """By the engine's name, the tokens in the loss that policy `version` drew.
+    """By the engine's name, the tokens in the loss that policy `version` drew, if it drew any.
 
     groups: of the batch, in its order. log_ratio: float32 [N, R], trainer less engine, of the trainer's `version`.
     """
-    assert batch.mask is not None
-    own = batch.mask & (batch.policy_version == version)
-    whole = (own == batch.tokens.response_mask).all(1).tolist()
+    own = _own(batch, version)
+    drawn = _places(own.any(1))
+    if not drawn:
+        return {}
+    completions, whole = _completions(groups), _whole(batch, own).tolist()
     places: dict[str, list[int]] = {}
     rows: dict[str, list[DrawnRow]] = {}
-    completions = ((group, one) for group in groups for one in group.completions)
-    for place, (group, one) in enumerate(completions):
+    for place in drawn:
+        group, one = completions[place]
         places.setdefault(one.engine, []).append(place)
         kept = rows.setdefault(one.engine, [])
         if len(kept) < _ROWS and whole[place] and _can_be_scored(group, one):
@@ -35,10 +125,14 @@ def drawn_tokens(
 
 
 def _can_be_scored(group: Group, one: SampledCompletion) -> bool:
-    """Engines score the whole distribution at temperature 1, and have the logits of a whole sequence then."""
+    """Engines have the logits of a whole sequence then."""
+    return _whole_distribution(group, one) and len(group.prompt) + len(one.token_ids) <= _LONGEST
+
+
+def _whole_distribution(group: Group, one: SampledCompletion) -> bool:
+    """At temperature 1, which is what engines score, and every token drawn."""
     sampling = group.sampling
-    plain = sampling.temperature == 1 and sampling.top_p == 1 and sampling.top_k == 0
-    return plain and not one.sampled and len(group.prompt) + len(one.token_ids) <= _LONGEST
+    return sampling.temperature == 1 and sampling.top_p == 1 and sampling.top_k == 0 and not one.sampled
 
 
 def _row(group: Group, one: SampledCompletion, log_ratio: Tensor) -> DrawnRow:

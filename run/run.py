@@ -8,7 +8,7 @@
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line 
     from rollout.engines.sampler import SteppedEngine
     from rollout.generate import Generation
     from rollout.loop import EngineLoop
+    from rollout.weights.evidence import Answer, Drawn
     from rollout.weights.push import Weights
     from training.batch import Batch
     from training.checkpoint import Saved
@@ -126,8 +127,10 @@ class Run:
     def learn(self, batch: "Batch") -> None:
         """One optimizer step, and its row of metrics."""
         groups = [self.groups[group_id] for group_id in batch.group_ids]
+        with self.weights.watching():
+            prove = self._begin_proof(batch, groups)
         with self.monitor.timed("optimize"):
-            report = self.learner.step(batch, partial(self._prove_pushed, batch, groups))
+            report = self.learner.step(batch, prove)
         self.monitor.note({"prompts/left_out": float(self.prompts.source.left_out)})
         row = self.monitor.optimized(
             batch, groups, report.metrics | self.rewards.metrics(), self.weights.version
@@ -138,16 +141,43 @@ class Run:
             self.monitor.event("skipped")
             self.monitor.say(f"optimizer step {self.monitor.optimizer_step}: not finite, skipped")
 
-    def _prove_pushed(self, batch: "Batch", groups: "Sequence[Group]", log_ratio: "Tensor") -> None:
-        """The engines have the weights that are about to change: what they drew shows it, else they are asked.
+    def _begin_proof(self, batch: "Batch", groups: "Sequence[Group]") -> "Callable[[Tensor], None]":
+        """What proves, before the update, that the engines have the weights that are about to change.
+
+        Engines that have drawn too little with them score what the weights before them drew, from now on: the learner
+        works meanwhile.
+        """
+        from run.drawn import drawn_tokens, own_tokens, question_about
+
+        weights, version = self.weights, self.weights.version
+        if self.pushed_seen == version:
+            return lambda log_ratio: None
+        drawn, ask = partial(drawn_tokens, batch, groups), None
+        if weights.canary.lacks(own_tokens(batch, groups, version)):
+            fixed = self.plan.canary
+            question = question_about(
+                batch, groups, version, weights.canary.enough, fixed.count, fixed.length
+            )
+            if question is not None:
+                score = partial(weights.target.score, question.sequences)
+                scores = partial(self.loop.call, score) if weights.proven else self.loop.begin(score)
+                ask = partial(question.answer, scores)
+        return partial(self._prove_pushed, drawn, ask)
+
+    def _prove_pushed(
+        self,
+        drawn: "Callable[[Tensor, int], Mapping[str, Drawn]]",
+        ask: "Callable[[Tensor], Answer] | None",
+        log_ratio: "Tensor",
+    ) -> None:
+        """By what the engines drew or answer, else by fixed sequences.
 
         log_ratio: of the batch, trainer less engine, before the update.
         """
-        from run.drawn import drawn_tokens
-
-        if self.pushed_seen == self.weights.version:
-            return
-        self.monitor.note(self.weights.look_at(partial(drawn_tokens, batch, groups, log_ratio)))
+        found = self.weights.look_at(
+            partial(drawn, log_ratio), None if ask is None else partial(ask, log_ratio)
+        )
+        self.monitor.note(found)
         if not self.weights.proven:
             self.monitor.note(self.loop.call(self.weights.prove))
         self.pushed_seen = self.weights.version

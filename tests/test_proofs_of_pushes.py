@@ -1,27 +1,48 @@
 """Whole runs in which pushes are lost: the update after one is never made, whoever finds it out."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 import grpo
+import grpo_async
 from config.schema import Config
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.weights.canary import Canary, CanaryError, _Budget
+from rollout.weights.evidence import Answer
 from run.build import build
 from run.lockstep import Lockstep
+from run.overlapped import Overlapped
 from tests.scripts import configured
 
 ENOUGH = ("env.num_envs=8", "env.repeats=8", "train.optim_batch_size=64", "train.total_dialog_turns=256")
 FEW = ("env.num_envs=2", "env.repeats=2", "train.optim_batch_size=4", "train.total_dialog_turns=16")
+OLD = (*ENOUGH, "train.max_policy_age=1")
 
 
-def trained(config: Config, folder: Path, see: Callable[[Lockstep], None] = lambda working: None) -> Lockstep:
-    working = build(config, folder, Lockstep)
+class Behind(Overlapped):
+    """The learner is the slower one: the next batch waits for it before it pushes."""
+
+    def push_weights(self) -> None:
+        if 0 < self.run.monitor.iteration < self.run.last_iteration:
+            deadline = time.monotonic() + 60
+            while self.stream.buffer.ready < self.run.config.optim_batch_groups:
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+        super().push_weights()
+
+
+def trained(
+    script: ModuleType, config: Config, folder: Path, see: Callable[[Any], None] = lambda working: None
+) -> Any:
+    working = build(config, folder, Behind if script is grpo_async else Lockstep)
     see(working)
     try:
-        grpo.train(working)
+        script.train(working)
     finally:
         working.run.close("finished")
     return working
@@ -42,32 +63,75 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return versions
 
 
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Versions that engines were asked about, in what the weights before had drawn."""
+    versions: list[int] = []
+    hear = Canary._hear
+
+    def noted(canary: Canary, answer: Answer) -> Any:
+        versions.append(canary._pushed)
+        return hear(canary, answer)
+
+    monkeypatch.setattr(Canary, "_hear", noted)
+    return versions
+
+
 @pytest.mark.parametrize(("size", "proven_so"), [(ENOUGH, [0]), (FEW, [0, 1, 2, 3, 4])])
 def test_fixed_sequences_are_asked_only_where_too_little_was_drawn(
     size: tuple[str, ...], proven_so: list[int], asked: list[int], tmp_path: Path
 ) -> None:
-    working = trained(configured(*size), tmp_path)
+    working = trained(grpo, configured(*size), tmp_path)
     assert working.run.learner.optimizer_steps == 4
     assert asked == proven_so
+
+
+def test_a_batch_of_the_weights_before_proves_a_push_by_what_engines_say_of_it(
+    asked: list[int], answers: list[int], tmp_path: Path
+) -> None:
+    working = trained(grpo_async, configured(*OLD), tmp_path)
+    assert working.run.learner.optimizer_steps == 4
+    assert asked == [0] and answers == [1, 2, 3]
+
+
+def lose(pushes_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = TransformersEngine.load
+    monkeypatch.setattr(
+        TransformersEngine,
+        "load",
+        lambda engine, weights, version: load(engine, weights, version) if version < pushes_from else None,
+    )
 
 
 @pytest.mark.parametrize("size", [ENOUGH, FEW])
 def test_no_update_follows_a_push_that_was_lost(
     size: tuple[str, ...], asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load = TransformersEngine.load
-    monkeypatch.setattr(
-        TransformersEngine,
-        "load",
-        lambda engine, weights, version: load(engine, weights, version) if version < 2 else None,
-    )
-    built: list[Lockstep] = []
+    lose(2, monkeypatch)
+    built: list[Any] = []
     with pytest.raises(CanaryError, match=r"of policy version 2: .*Cause: unchanged"):
-        trained(configured(*size), tmp_path, built.append)
+        trained(grpo, configured(*size), tmp_path, built.append)
     assert built[0].run.learner.optimizer_steps == 2
+
+
+@pytest.mark.parametrize("optimizer", [(), ("optimizer.lr=1e-7",)])
+def test_no_overlapped_update_follows_one_either(
+    optimizer: tuple[str, ...],
+    asked: list[int],
+    answers: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However far below its tolerance the update was."""
+    lose(2, monkeypatch)
+    built: list[Any] = []
+    with pytest.raises(CanaryError, match=r"of policy version 2: .*Cause: unchanged"):
+        trained(grpo_async, configured(*OLD, *optimizer), tmp_path, built.append)
+    assert built[0].run.learner.optimizer_steps == 2
+    assert answers == [1, 2] and asked == [0, 2]
 
 
 def test_an_evaluation_is_of_weights_that_are_proven(asked: list[int], tmp_path: Path) -> None:
     sets = "eval.sets={test:{dataset:arithmetic,limit:4}}"
-    trained(configured(*ENOUGH, sets, "eval.frequency=2"), tmp_path)
+    trained(grpo, configured(*ENOUGH, sets, "eval.frequency=2"), tmp_path)
     assert asked == [0, 2, 4]

@@ -11,12 +11,13 @@ requests take their place.
 
 import os
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from envs.group import ALONE, SampledCompletion
@@ -30,6 +31,8 @@ from rollout.weights.outgoing import Outgoing
 
 _FREE_TO_ADMIT = 1 / 8
 """Share of the places that is free before waiting requests are admitted: together they are one band of the cache."""
+_SCORED_POSITIONS = 256
+"""That are scored at a time, each with the logits of the whole vocabulary, unless one sequence has more."""
 
 
 @dataclass
@@ -124,12 +127,16 @@ class TransformersEngine:
         self._stop()
 
     def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, list[list[float]]]:
-        scores = []
+        scores: list[list[float]] = []
         with torch.inference_mode():
-            for sequence in sequences:
-                ids = torch.tensor([list(sequence)], device=self.model.device)
-                log_probs = self.model(ids).logits[0, :-1].float().log_softmax(-1)
-                scores.append(log_probs.gather(-1, ids[0, 1:, None])[:, 0].tolist())
+            for some in _side_by_side(sequences):
+                # Padding behind a sequence changes nothing in it, for no token sees what follows.
+                ids = pad_sequence([torch.tensor(one) for one in some], batch_first=True).to(
+                    self.model.device
+                )
+                log_probs = self.model(ids).logits[:, :-1].float().log_softmax(-1)
+                drawn = log_probs.gather(-1, ids[:, 1:, None])[:, :, 0].tolist()
+                scores += [row[: len(one) - 1] for row, one in zip(drawn, some, strict=True)]
         return {ALONE: scores}
 
     def sleep(self) -> None:
@@ -291,6 +298,18 @@ class TransformersEngine:
         longest = max(row.request.sampling.max_tokens for row in rows)
         self._cache.bands.append(Band(prompts, groups, longest, answers))
         self._begin(rows, torch.stack([one.logits for one in computed]))
+
+
+def _side_by_side(sequences: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+    """In their order, as many at a time as have `_SCORED_POSITIONS` with their padding."""
+    some: list[Sequence[int]] = []
+    for one in sequences:
+        if some and (len(some) + 1) * max(map(len, [*some, one])) > _SCORED_POSITIONS:
+            yield some
+            some = []
+        some.append(one)
+    if some:
+        yield some
 
 
 def _age(row: _Row) -> int:

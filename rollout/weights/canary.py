@@ -1,10 +1,13 @@
 """Have the engines got the learner's weights? What they draw with them shows it, for nothing.
 
     push ─▶ draw ─▶ the learner's forward pass on what was drawn: the same log-probs, as ever? ─yes─▶ proven ─▶ update
-      │                                                              │no, or too few tokens
+      │      │                                                       │no, or too few tokens
+      │      └ all drawn before: engines score rows of it meanwhile ─┤
       └─ the first, and as often as their cost is no matter ─▶ fixed sequences ─▶ proven, or an error with its cause
 
-So no update is made from weights that are not proven. Fixed sequences are scored by every engine and by the learner;
+So no update is made from weights that are not proven. A batch of overlapped generation may hold no token of the newest
+weights: then engines score rows that the weights before them drew, beside the learner's own pass, which says what these
+rows should have now; for that the learner does nothing. Fixed sequences are scored by every engine and by the learner;
 their last token through the engine's prefix cache, which shows one that outlives a push. A sequence must be longer than
 one cache block for that (128 tokens on a CPU, 16 on a GPU). Where what was drawn is out of its bounds, rows that the
 same engine drew before the push, for which both sides' old numbers are known, are scored as well.
@@ -19,7 +22,16 @@ import torch
 
 from config.errors import RunError
 from rollout.weights.cause import cause
-from rollout.weights.evidence import Difference, Drawn, DrawnRow, Evidence, Tolerance, drawn_part, evidence_of
+from rollout.weights.evidence import (
+    Answer,
+    Difference,
+    Drawn,
+    DrawnRow,
+    Evidence,
+    Tolerance,
+    drawn_part,
+    evidence_of,
+)
 from rollout.weights.fixed_sequences import FixedSequences
 
 _FEWEST = 64  # tokens of an engine that prove it
@@ -33,7 +45,7 @@ class CanaryError(RunError):
 
 @dataclass
 class _Budget:
-    """Seconds that fixed sequences took, the first time aside, and how long ago that was."""
+    """Seconds of the canary: all that it has spent since fixed sequences were scored first, and their last time."""
 
     share: float
     clock: Callable[[], float]
@@ -42,11 +54,16 @@ class _Budget:
     last: float = 0.0
 
     def took(self, seconds: float) -> None:
+        """By fixed sequences."""
         self.last = seconds
         if self.began is None:
             self.began = self.clock()
         else:
             self.spent += seconds
+
+    def looked(self, seconds: float) -> None:
+        """At what was drawn, or answered."""
+        self.spent += seconds
 
     @property
     def allows(self) -> bool:
@@ -64,8 +81,8 @@ class Canary:
         before. Where it keeps keys and values between requests, that fills its cache with those of the old weights, so
         that one which outlives the push shows. An engine without such a cache, or one that slept since the last push,
         need not, or cannot.
-    share: of the time since the first push that fixed sequences may take where nothing asks for them; None: they prove
-        every push at once.
+    share: of the time since the first push that the canary may have taken where fixed sequences are scored though
+        nothing asks for them; None: they prove every push at once.
     clock: seconds of which that is the share; it may leave out those in which the run has to wait for others.
     """
 
@@ -81,6 +98,7 @@ class Canary:
     _lacks_tokens: bool = False
     _doubted: bool = False
     _drawn: Mapping[str, Drawn] = field(default_factory=dict)
+    _heard: dict[str, Difference] = field(default_factory=dict)
     _rows_before: Mapping[str, Sequence[DrawnRow]] = field(default_factory=dict)
     _usual: dict[str, Difference] = field(default_factory=dict)
 
@@ -125,25 +143,76 @@ class Canary:
         """Where fixed sequences are due, what `prove` returns and raises."""
         due, self._pushed = self._due, version
         self._rows_before = {name: one.rows for name, one in self._drawn.items()}
-        self._drawn = {}
+        self._drawn, self._heard = {}, {}
         return self.prove() if due else {}
 
-    def look_at(self, drawn: Mapping[str, Drawn]) -> dict[str, float]:
+    @property
+    def enough(self) -> int:
+        """Tokens drawn before a push that prove it where every engine scores them: as many as fixed sequences have."""
+        return min(_FEWEST, sum(len(ids) - 1 for ids in self.fixed.token_ids))
+
+    def lacks(self, drawn: Mapping[str, int]) -> bool:
+        """Whether so many tokens, drawn with the weights of the last push, do not prove it; by the engine's name."""
+        return not drawn or drawn.keys() != self._same_engines or min(drawn.values()) < _FEWEST
+
+    @property
+    def _same_engines(self) -> frozenset[str]:
+        """Names of those that were proven last; none where one was replaced since."""
+        return self.fixed.names if self.fixed.engines.members == self._members else frozenset()
+
+    def look_at(
+        self, drawn: Mapping[str, Drawn], ask: Callable[[], Answer] | None = None
+    ) -> dict[str, float]:
         """What each engine drew with the weights of the last push, by its name; the metric `canary/max_abs_diff`.
 
-        Whether that proves the push, `proven` says. Touches no engine.
+        Whether that proves the push, `proven` says.
+
+        ask: what engines with those weights say of rows that those before them drew; None: there are too few such rows.
         """
-        others = drawn.keys() != self.fixed.names or self.fixed.engines.members != self._members
-        self._lacks_tokens = others or any(len(one.gaps) < _FEWEST for one in drawn.values())
+        began = self.clock()
+        found = self._look_at(drawn, ask)
+        self._budget.looked(self.clock() - began)
+        return found
+
+    def _look_at(self, drawn: Mapping[str, Drawn], ask: Callable[[], Answer] | None) -> dict[str, float]:
         self._drawn, found = drawn, _gaps(drawn)
+        lacks = self.lacks({name: len(one.gaps) for name, one in drawn.items()})
+        self._lacks_tokens = lacks and ask is None
         if self.proven:  # by fixed sequences, so this is how far apart they are when all is well
             self._usual |= found
             return {}
         self._doubted = not all(self._as_ever(name, gap) for name, gap in found.items())
+        gaps = list(found.values())
+        if lacks and ask is not None and not self._doubted:
+            gaps += self._hear(ask())
         if self._doubted or self._lacks_tokens:
             return {}
         self._proven = self._pushed
-        return {"canary/max_abs_diff": max(gap.largest for gap in found.values())}
+        return {"canary/max_abs_diff": max(gap.largest for gap in gaps)}
+
+    def _hear(self, answer: Answer) -> list[Difference]:
+        """How far each engine is from the learner in what it was asked."""
+        self._lacks_tokens = answer.scores.keys() != self._same_engines
+        if self._lacks_tokens:
+            return []
+        self._rows_before = dict.fromkeys(answer.scores, answer.rows)
+        found = {
+            name: evidence_of(answer.rows, scores, answer.learner, self._noise(name))
+            for name, scores in answer.scores.items()
+        }
+        self._heard = {name: evidence.difference for name, evidence in found.items()}
+        self._doubted = not all(self._sounds_well(name, evidence) for name, evidence in found.items())
+        return list(self._heard.values())
+
+    def _sounds_well(self, name: str, evidence: Evidence) -> bool:
+        """More is asked of the last tokens: a prefix cache that outlived the push moves these few a part of the way."""
+        usual = self._usual[name]
+        last = evidence.where(evidence.last).difference.largest
+        well = last <= _UNUSUAL * max(usual.largest, _LEAST_MEAN) and self._as_ever(name, evidence.difference)
+        return well and evidence.agrees(self.tolerance)
+
+    def _noise(self, name: str) -> float:
+        return max(self._usual[name].most_rms, self.fixed.apart(name))
 
     def _as_ever(self, name: str, gap: Difference) -> bool:
         usual = self._usual.get(name)
@@ -175,7 +244,8 @@ class Canary:
             self._check(name, evidence, self.fixed.learner_at)
         self.fixed.agreed(self._pushed)
         self._proven, self._doubted, self._members = self._pushed, False, self.fixed.engines.members
-        self._usual |= _gaps(self._drawn)
+        first = {name: evidence.difference for name, evidence in found.items()}
+        self._usual = first | self._usual | self._heard | _gaps(self._drawn)
         self._budget.took(self.clock() - began)
         return {"canary/max_abs_diff": max(evidence.difference.largest for evidence in found.values())}
 
@@ -184,7 +254,8 @@ class Canary:
         for name, rows in self._rows_before.items():
             scored = self.fixed.engines.score([row.sequence for row in rows]) if rows else {}
             if name in scored:
-                evidence = evidence_of(rows, scored[name], self._learner_of(rows, 1.0))
+                noise = None if all(row.learner for row in rows) else self._noise(name)
+                evidence = evidence_of(rows, scored[name], self._learner_of(rows, 1.0), noise)
                 self._check(name, evidence, partial(self._learner_of, rows))
 
     def _learner_of(self, rows: Sequence[DrawnRow], temperature: float) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Log-probs that an engine and the learner give the same tokens: are they the same weights', but for rounding?"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,11 @@ class Difference:
         """gaps: of each token, [n], whatever their sign; of none it is nothing."""
         sizes = gaps.double().abs() if len(gaps) else torch.zeros(1, dtype=torch.float64)
         return cls(float(sizes.max()), float(sizes.mean()))
+
+    @property
+    def most_rms(self) -> float:
+        """The root of the mean square is no larger, for no square is more than the largest times its own root."""
+        return math.sqrt(self.largest * self.mean)
 
     def within(self, bound: "Difference") -> bool:
         """False where one is not a number."""
@@ -68,7 +73,8 @@ class Evidence:
 
     engine, engine_before: after and before the push. learner, learner_before: of the new and the previous
     version; the earlier ones are None at the first push. last: true at each sequence's last token. least: times the
-    noise that the learner's movement must have to be told from it, however many tokens show it.
+    noise that the learner's movement must have to be told from it, however many tokens show it. noise: of the engine's
+    numbers, the root of its mean square; None: as far as both sides were apart before.
     """
 
     engine: torch.Tensor
@@ -77,6 +83,7 @@ class Evidence:
     engine_before: torch.Tensor | None = None
     learner_before: torch.Tensor | None = None
     least: float = 0.0
+    noise: float | None = None
 
     def where(self, mask: torch.Tensor) -> "Evidence":
         part: dict[str, Any] = {
@@ -95,7 +102,8 @@ class Evidence:
         if self.engine_before is None or self.learner_before is None or not len(self.engine):
             return True
         engine, learner = self.engine - self.engine_before, self.learner - self.learner_before
-        noise, movement = rms(self.engine_before - self.learner_before), rms(learner)
+        apart = rms(self.engine_before - self.learner_before)
+        noise, movement = apart if self.noise is None else self.noise, rms(learner)
         detectable = max(_DETECTABLE / math.sqrt(len(learner)), self.least)
         if movement < detectable * max(noise, _NOISE_FLOOR):
             return True
@@ -113,13 +121,14 @@ class Evidence:
 class DrawnRow:
     """A prompt and all that an engine drew behind it, from the whole distribution at temperature 1.
 
-    engine, learner: log-probs of the drawn tokens, in their order.
+    engine, learner: log-probs of the drawn tokens, in their order, by the weights that drew them; the learner's are
+    None where it has never said them.
     """
 
     prompt: Sequence[int]
     tokens: Sequence[int]
     engine: Sequence[float]
-    learner: Sequence[float]
+    learner: Sequence[float] | None
 
     @property
     def sequence(self) -> list[int]:
@@ -137,10 +146,25 @@ class Drawn:
     rows: Sequence[DrawnRow]
 
 
-def evidence_of(rows: Sequence[DrawnRow], engine: Scores, learner: torch.Tensor) -> Evidence:
+@dataclass(frozen=True)
+class Answer:
+    """What engines that were asked say after a push of rows that were drawn before it.
+
+    scores: of all tokens but the first, a list a row, by the engine's name. learner: of the drawn tokens, float64 [n].
+    """
+
+    rows: Sequence[DrawnRow]
+    scores: Mapping[str, Scores]
+    learner: torch.Tensor
+
+
+def evidence_of(
+    rows: Sequence[DrawnRow], engine: Scores, learner: torch.Tensor, noise: float | None = None
+) -> Evidence:
     """Rows that were drawn before a push, as they are scored after it.
 
-    engine: all tokens but the first, a list a row. learner: `drawn_part` of the same.
+    engine: all tokens but the first, a list a row. learner: `drawn_part` of the same. noise: as in `Evidence`; needed
+    where the learner's numbers of before are not known, for which the engine's stand then.
     """
     ends = [torch.arange(len(row.tokens)) == len(row.tokens) - 1 for row in rows]
     return Evidence(
@@ -148,8 +172,9 @@ def evidence_of(rows: Sequence[DrawnRow], engine: Scores, learner: torch.Tensor)
         learner,
         torch.cat(ends),
         engine_before=flat([row.engine for row in rows]),
-        learner_before=flat([row.learner for row in rows]),
+        learner_before=flat([row.engine if row.learner is None else row.learner for row in rows]),
         least=_LEAST_OF_DRAWN,
+        noise=noise,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from rollout.engines.sampler import WeightTarget
-from rollout.weights.evidence import Evidence, Scores, flat
+from rollout.weights.evidence import Evidence, Scores, flat, rms
 from rollout.weights.outgoing import Learner
 
 
@@ -66,6 +66,11 @@ class FixedSequences:
             before = flat(self._engines_before[name]) if name in self._engines_before else None
             found[name] = Evidence(flat(scores), self._learner_now, last, before, self._learner_before)
         return found
+
+    def apart(self, name: str) -> float:
+        """How far the engine was from the learner when they agreed last, the root of its mean square."""
+        assert self._learner_before is not None
+        return rms(flat(self._engines_before[name]) - self._learner_before)
 
     def agreed(self, version: int) -> None:
         """What `evidence` scored is what later evidence is compared with."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rollout.engines.sampler import WeightTarget
 from rollout.weights.canary import Canary
-from rollout.weights.evidence import Drawn
+from rollout.weights.evidence import Answer, Drawn
 from rollout.weights.outgoing import Learner, Outgoing
 
 
@@ -41,11 +41,11 @@ class Weights:
         """
         self._wake_engines()
         self.watched = 0.0
-        with self._watching():
+        with self.watching():
             self.canary.before_push()
         self.version += 1
         self.target.load(Outgoing(self.learner.publish(), self.learner.ranks), self.version)
-        with self._watching():
+        with self.watching():
             found = self.canary.after_push(self.version)
         return found | {"canary/seconds": self.watched}
 
@@ -54,23 +54,29 @@ class Weights:
         """Whether the engines have been seen to have the weights of the last push."""
         return self.canary.proven
 
-    def look_at(self, drawn: Callable[[int], Mapping[str, Drawn]]) -> dict[str, float]:
+    def look_at(
+        self,
+        drawn: Callable[[int], Mapping[str, Drawn]],
+        ask: Callable[[], Answer] | None = None,
+    ) -> dict[str, float]:
         """What engines drew since the last push, for the first time; whether that proves it, `proven` says.
 
-        drawn: with a version's weights, by the engine's name. Any thread may call this. Returns metrics as `push` does.
+        drawn: with a version's weights, by the engine's name. ask: as in `Canary.look_at`. Any thread may call this.
+        Returns metrics as `push` does.
         """
-        with self._watching():
-            found = self.canary.look_at(drawn(self.version))
+        with self.watching():
+            found = self.canary.look_at(drawn(self.version), ask)
         return found | {"canary/seconds": self.watched}
 
     def prove(self) -> dict[str, float]:
         """Compare engines and learner now; metrics and errors as of `push`."""
-        with self._watching():
+        with self.watching():
             found = self.canary.prove()
         return found | {"canary/seconds": self.watched}
 
     @contextmanager
-    def _watching(self) -> Iterator[None]:
+    def watching(self) -> Iterator[None]:
+        """What the block takes is part of the proof of the last push."""
         began = time.perf_counter()
         yield
         self.watched += time.perf_counter() - began

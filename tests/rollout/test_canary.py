@@ -1,6 +1,7 @@
 """Every known fault of a weight push, injected into the real engine: the canary stops and names it.
 
-Twice: where fixed sequences prove every push at once, and where what the engine draws proves it before the update.
+Three times: where fixed sequences prove every push at once, where what the engine draws proves it before the update,
+and where it is asked about what it drew before the push.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,14 +17,14 @@ from rollout.engines import vllm_weights
 from rollout.engines.sampler import Request, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.weights.canary import Canary, CanaryError, _Budget
-from rollout.weights.evidence import Drawn, DrawnRow, Tolerance
+from rollout.weights.evidence import Answer, Drawn, DrawnRow, Tolerance, drawn_part
 from rollout.weights.fixed_sequences import FixedSequences, canary_sequences
 from tests.rollout.conftest import MAX_LEN, VOCAB, StartEngine, tiny_llama
 from training.engine_arithmetic import rounding_error
 
 HEAD = "lm_head.weight"
 Weights = dict[str, torch.Tensor]
-Proof = Literal["fixed", "drawn"]
+Proof = Literal["fixed", "drawn", "asked"]
 PROMPTS = canary_sequences(VOCAB, MAX_LEN, count=3, length=140)
 """The same in every iteration, each longer than a block of the prefix cache."""
 
@@ -51,7 +52,7 @@ def train_a_little(model: LlamaForCausalLM, step: int, scale: float) -> None:
 class Run:
     """A learner, an engine, and the canary between them.
 
-    proof: fixed sequences at every push, or what was drawn since.
+    proof: fixed sequences at every push, or what was drawn since, or before and scored since.
     """
 
     def __init__(self, engine: VLLMEngine, model: LlamaForCausalLM, proof: Proof = "fixed") -> None:
@@ -63,6 +64,7 @@ class Run:
             HEAD if model.config.tie_word_embeddings else None,
             share=None if proof == "fixed" else 0.0,
         )
+        self.before: Sequence[DrawnRow] = []
 
     def tolerance(self) -> Tolerance:
         dtype = self.engine.settings.dtype
@@ -76,11 +78,20 @@ class Run:
         self.canary.before_push()
         self.engine.load(change(weights).items(), self.version)
         found = self.canary.after_push(self.version)
-        if self.proof == "drawn":
+        if self.proof == "drawn" or (self.proof == "asked" and not self.before):
             found |= self.canary.look_at({ALONE: self.draw()})
-            if not self.canary.proven:
-                found |= self.canary.prove()
+        elif self.proof == "asked":
+            found |= self.canary.look_at({}, self.ask)
+        if self.proof != "fixed" and not self.canary.proven:
+            found |= self.canary.prove()
+        if self.proof == "asked":
+            self.before = [replace(row, learner=None) for row in self.draw().rows]
         return found
+
+    def ask(self) -> Answer:
+        sequences = [row.sequence for row in self.before]
+        learner = drawn_part(self.before, self.learner.score(sequences))
+        return Answer(self.before, self.engine.score(sequences), learner)
 
     def draw(self) -> Drawn:
         requests = [
@@ -101,7 +112,7 @@ class Run:
         self.push(change)
 
 
-@pytest.fixture(params=["fixed", "drawn"])
+@pytest.fixture(params=["fixed", "drawn", "asked"])
 def proof(request: pytest.FixtureRequest) -> Proof:
     return request.param
 
@@ -236,7 +247,34 @@ def test_few_tokens_prove_nothing_and_make_fixed_sequences_due(
     assert asked == [2, 3, 3, 4, 4] and run.canary.proven
 
 
-def test_fixed_sequences_take_no_more_than_their_share() -> None:
+@pytest.mark.parametrize("proof", ["asked"], indirect=True)
+def test_one_question_proves_a_push(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[list[int]]] = []
+    score = run.engine.score
+    monkeypatch.setattr(run.engine, "score", lambda ids: asked.append(ids) or score(ids))
+    for count in range(1, 4):
+        rows = [row.sequence for row in run.before]
+        run.step_and_push()
+        assert asked[-1] == rows and len(asked) == count and run.canary.proven
+
+
+@pytest.mark.parametrize("proof", ["asked"], indirect=True)
+def test_an_answer_of_other_engines_makes_fixed_sequences_due(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    score, ask = run.engine.score, run.ask
+    monkeypatch.setattr(run.engine, "score", lambda ids: asked.append(len(ids)) or score(ids))
+    monkeypatch.setattr(run, "ask", lambda: replace(ask(), scores={"another": []}))
+    run.step_and_push()
+    assert asked == [4, 3] and run.canary.proven
+    monkeypatch.setattr(run, "ask", ask)
+    run.step_and_push()
+    run.step_and_push()
+    assert asked == [4, 3, 3, 3, 4], "at once, before and after the push; then asked again"
+
+
+def test_the_canary_takes_no_more_than_its_share() -> None:
     """Of the clock's time since the first comparison, which is nobody's choice."""
     now = [50.0]
     budget = _Budget(0.01, lambda: now[0])
@@ -248,6 +286,10 @@ def test_fixed_sequences_take_no_more_than_their_share() -> None:
     budget.took(2.0)
     assert not budget.allows
     now[0] = 451.0
+    assert budget.allows
+    budget.looked(0.1)
+    assert not budget.allows
+    now[0] = 461.0
     assert budget.allows
 
 

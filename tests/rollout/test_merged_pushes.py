@@ -1,6 +1,7 @@
 """Pushes of merged adapters into an engine whose weights are too coarse for small steps of them."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,7 +14,7 @@ from envs.group import ALONE, Sampling
 from rollout.engines.sampler import Request, generate
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.weights.canary import Canary, CanaryError
-from rollout.weights.evidence import Drawn, DrawnRow, Tolerance
+from rollout.weights.evidence import Answer, Drawn, DrawnRow, Scores, Tolerance, drawn_part
 from rollout.weights.fixed_sequences import FixedSequences, canary_sequences
 from rollout.weights.push import Weights
 from tests.policies import PolicyHere
@@ -82,6 +83,16 @@ def test_a_push_that_did_not_arrive_is_found(run: Run, monkeypatch: pytest.Monke
         run.weights.push()
 
 
+@torch.no_grad()
+def by_the_policy(run: Run, sequences: Sequence[Sequence[int]]) -> Scores:
+    found = []
+    for one in sequences:
+        ids = torch.tensor([list(one)])
+        scores = run.policy(ids).logits[0, :-1].float().log_softmax(-1)
+        found.append(scores.gather(1, ids[0, 1:, None])[:, 0].tolist())
+    return found
+
+
 def drawn(run: Run) -> Drawn:
     """By the engine, and what the policy that is trained, which nothing rounds, says of it."""
     requests = [
@@ -91,43 +102,63 @@ def drawn(run: Run) -> Drawn:
     rows = []
     for request, response in zip(requests, generate(run.engine, requests), strict=True):
         for one in response.completions:
-            sequence = torch.tensor([[*request.prompt, *one.token_ids]])
-            with torch.no_grad():
-                scores = run.policy(sequence).logits[0, :-1].float().log_softmax(-1)
-            learner = scores.gather(1, sequence[0, 1:, None])[-len(one.token_ids) :, 0].tolist()
+            (scores,) = by_the_policy(run, [[*request.prompt, *one.token_ids]])
+            learner = scores[-len(one.token_ids) :]
             rows.append(DrawnRow(request.prompt, one.token_ids, one.log_probs, learner))
     gaps = [torch.tensor(row.engine) - torch.tensor(row.learner) for row in rows]
     return Drawn(torch.cat(gaps).abs(), rows[:4])
 
 
-def prove(run: Run) -> None:
-    run.weights.look_at(lambda version: {ALONE: drawn(run)})
+def prove(run: Run, before: Drawn | None = None) -> None:
+    """By what is drawn, or what the engine says of that which it drew before."""
+
+    def ask() -> Answer:
+        assert before is not None
+        sequences = [row.sequence for row in before.rows]
+        return Answer(
+            [replace(row, learner=None) for row in before.rows],
+            run.engine.score(sequences),
+            drawn_part(before.rows, by_the_policy(run, sequences)),
+        )
+
+    if before is None:
+        run.weights.look_at(lambda version: {ALONE: drawn(run)})
+    else:
+        run.weights.look_at(lambda version: {}, ask)
     if not run.weights.proven:
         run.weights.prove()
 
 
 @pytest.mark.parametrize("size", [SMALL, 1e-3, LARGE])
 @pytest.mark.parametrize("doubts", [False, True])
-def test_a_push_that_arrived_is_proven_by_what_was_drawn(run: Run, size: float, doubts: bool) -> None:
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_push_that_arrived_is_proven_by_what_was_drawn(
+    run: Run, size: float, doubts: bool, asked: bool
+) -> None:
     """In doubt too, when rows from before the push are scored: what rounded away is no sign of a lost one."""
     run.canary.share = 0.0
     prove(run)
     for _ in range(4):
+        before = drawn(run) if asked else None
         run.step(size)
         run.weights.push()
         if doubts:
             run.canary._usual[ALONE] = replace(run.canary._usual[ALONE], mean=0.0)
-        prove(run)
+        prove(run, before)
 
 
-def test_what_was_drawn_shows_a_push_that_did_not_arrive(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("asked", [False, True])
+def test_what_was_drawn_shows_a_push_that_did_not_arrive(
+    run: Run, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run.canary.share = 0.0
     prove(run)
+    before = drawn(run) if asked else None
     monkeypatch.setattr(run.engine, "load", lambda weights, version: None)
     run.step(LARGE)
     run.weights.push()
     with pytest.raises(CanaryError, match="Cause: unchanged"):
-        prove(run)
+        prove(run, before)
 
 
 def test_a_push_without_the_adapter_is_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

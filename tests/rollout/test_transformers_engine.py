@@ -223,6 +223,18 @@ def test_score_is_the_models_log_prob() -> None:
     )
 
 
+@pytest.mark.parametrize("lengths", [[3], [9, 2, 40, 40], [300, 5, 7, 200, 30, 1, 30]])
+def test_sequences_side_by_side_have_the_scores_of_each_alone(lengths: list[int]) -> None:
+    """To rounding: what is padded, or needs more room than there is for several."""
+    engine = TransformersEngine(tiny_llama(), [EOS])
+    sequences = [row.tolist() for row in torch.randint(3, 40, (len(lengths), max(lengths))).unbind()]
+    sequences = [row[:length] for row, length in zip(sequences, lengths, strict=True)]
+    together = scores_of_one(engine, sequences)
+    for row, sequence in zip(together, sequences, strict=True):
+        assert row == pytest.approx(scores_of_one(engine, [sequence])[0], abs=1e-5)
+        assert len(row) == len(sequence) - 1
+
+
 def test_greedy_takes_the_likeliest_token_with_certainty() -> None:
     logits = torch.randn(6, VOCABULARY, generator=torch.Generator().manual_seed(0))
     settings = Filter([Sampling(temperature=0.0)] * 6, torch.device("cpu"))
