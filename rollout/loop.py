@@ -27,6 +27,8 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 from config.errors import DeadlineError
 from envs.group import SampledCompletion, Verdict
 from envs.task import Completion, Example
@@ -272,7 +274,7 @@ class EngineLoop:
         Raises:
             DeadlineError: the thread does not end, and no other exception is on its way.
         """
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
+        self._thread = threading.Thread(target=self._drive, name="rollouts", daemon=True)
         self._thread.start()
         raised = True
         try:
@@ -288,6 +290,12 @@ class EngineLoop:
                 raise DeadlineError(
                     f"the run waited {_END_S:.0f} s for the rollout thread to end: an engine step hangs"
                 )
+
+    def _drive(self) -> None:
+        # A thread takes up torch's number of threads when torch first asks there for it; until then OpenMP has its own,
+        # by which a vLLM engine would plan an attention that it then computes with another.
+        torch.get_num_threads()
+        self._loop.run_forever()
 
     def close(self) -> None:
         """Ends all tasks; the engine is the caller's."""

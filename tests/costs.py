@@ -9,7 +9,7 @@ ENGINE = {
     "rollout/test_pool.py": 93,
     "test_sweeps.py": 150,
     "rollout/test_pool_pushes.py": 70,
-    "test_vllm_runs.py": 65,
+    "test_vllm_runs.py": 90,
     "test_eval_of_checkpoints.py": 59,
     "rollout/test_pool_remains.py": 43,
     "test_command_line.py": 41,

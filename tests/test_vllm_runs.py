@@ -9,7 +9,7 @@ import grpo
 from plan.machine import installed_vllm
 from run.jobs import run_job
 from run.lockstep import Lockstep
-from tests.scripts import configured, finish, rows, start
+from tests.scripts import configured, finish, rows, start, start_fresh
 
 pytestmark = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 SMALL = ("env.num_envs=8", "env.repeats=8", "train.total_dialog_turns=192", "inference_model.backend=vllm")
@@ -28,6 +28,15 @@ def test_three_iterations_in_one_process(more: tuple[str, ...], tmp_path: Path) 
 def test_three_iterations_with_two_ray_engines_overlapped(tmp_path: Path) -> None:
     """As a user starts it."""
     process = start("grpo_async.py", tmp_path, *SMALL, *TWO_ENGINES)
+    output = finish(process)
+    assert process.returncode == 0, output
+    check(rows(tmp_path))
+
+
+def test_three_iterations_overlapped_in_one_process(tmp_path: Path) -> None:
+    """With the threads that a user's machine has: the learner leaves some of them to the engine."""
+    two = ("env", "OMP_NUM_THREADS=2")
+    process = start_fresh("grpo_async.py", tmp_path, *SMALL, "train.max_policy_age=1", enter=two)
     output = finish(process)
     assert process.returncode == 0, output
     check(rows(tmp_path))
