@@ -273,10 +273,11 @@ class Worker(PolicyWeights):
 def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> float:
     """The norm of all gradients together, on every worker the same, to `limit` at most from now on.
 
-    Returns the norm before. It is float32 whatever the gradients' dtype: bfloat16 would keep three digits of it.
+    Returns the norm before. It is float32 (float64 for float64 gradients): bfloat16 would keep three digits of it.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)))
+    dtype = torch.promote_types(gradients[0].dtype, torch.float32)
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, dtype=dtype)))
     found = float(whole(norm))
     if not found < limit - SLACK:  # else every gradient would be multiplied by one
         nn.utils.clip_grads_with_norm_(parameters, limit, norm)
