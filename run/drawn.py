@@ -1,6 +1,6 @@
 """What a batch says of the engines that drew it: their log-probs beside the learner's, of the present weights alone.
 
-Where it holds too few of those, the engines are asked for more, about rows that the weights before drew.
+Where it holds too few of those, the engines are asked for more, about rows that earlier weights drew.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,13 +54,14 @@ def _completions(groups: Sequence[Group]) -> list[tuple[Group, SampledCompletion
 
 @dataclass(frozen=True)
 class Question:
-    """Rows of a batch that the policy version before drew, for the engines to score with their newest weights.
+    """Rows of a batch that one policy version before drew, for the engines to score with their newest weights.
 
-    places: in the batch. rows: perhaps not to their ends.
+    places: in the batch. rows: perhaps not to their ends. age: pushes since they were drawn.
     """
 
     places: Sequence[int]
     rows: Sequence[DrawnRow]
+    age: int
 
     @property
     def sequences(self) -> list[list[int]]:
@@ -72,19 +73,29 @@ class Question:
             torch.tensor(row.engine, dtype=torch.float64) + log_ratio[place, : len(row.tokens)].double()
             for place, row in zip(self.places, self.rows, strict=True)
         ]
-        return Answer(self.rows, scores(), torch.cat(parts))
+        return Answer(self.rows, scores(), torch.cat(parts), self.age)
 
 
 def question_about(
     batch: Batch, groups: Sequence[Group], version: int, enough: int, count: int, length: int
 ) -> Question | None:
-    """Cheap rows that policy `version` - 1 drew, `count` of them and `enough` tokens, or more; None: there are fewer.
+    """Cheap rows that the newest policy before `version` drew which drew `count` of them and `enough` tokens, or more.
 
-    length: of a sequence that shows a prefix cache which outlived a push; no row is cut shorter than that.
+    None: none did. length: of a sequence that shows a prefix cache which outlived a push; no row is cut shorter.
     """
+    assert batch.mask is not None
+    versions = batch.policy_version[batch.mask]
+    ages = range(1, version - int(versions.min()) + 1) if len(versions) else ()
+    asked = (_question(batch, groups, version, age, enough, count, length) for age in ages)
+    return next((question for question in asked if question is not None), None)
+
+
+def _question(
+    batch: Batch, groups: Sequence[Group], version: int, age: int, enough: int, count: int, length: int
+) -> Question | None:
     share = -(-enough // count)
     completions, offers = _completions(groups), []
-    for place in _places(_whole(batch, _own(batch, version - 1)))[:_LOOKED_AT]:
+    for place in _places(_whole(batch, _own(batch, version - age)))[:_LOOKED_AT]:
         group, one = completions[place]
         tokens = min(len(one.token_ids), max(share, length - len(group.prompt)))
         positions = len(group.prompt) + tokens
@@ -97,7 +108,7 @@ def question_about(
         rows.append(DrawnRow(group.prompt, one.token_ids[:tokens], one.log_probs[:tokens], None))
         enough -= tokens
         if enough <= 0 and len(rows) >= count:
-            return Question(places, rows)
+            return Question(places, rows, age)
     return None
 
 

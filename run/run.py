@@ -144,8 +144,8 @@ class Run:
     def _begin_proof(self, batch: "Batch", groups: "Sequence[Group]") -> "Callable[[Tensor], None]":
         """What proves, before the update, that the engines have the weights that are about to change.
 
-        Engines that have drawn too little with them score what the weights before them drew, from now on: the learner
-        works meanwhile.
+        Engines that have drawn too little with them score what earlier weights drew, from now on: the learner works
+        meanwhile.
         """
         from run.drawn import drawn_tokens, own_tokens, question_about
 

@@ -61,6 +61,15 @@ def test_rows_that_the_weights_before_drew_are_asked_about() -> None:
     assert asked(make_group(1, [by("a", VERSION)])) is None
 
 
+def test_older_rows_are_asked_about_where_the_weights_before_drew_too_few() -> None:
+    groups = [make_group(1, [by("a", 3), by("a", 5), by("a", 6, 2), by("a", 4), by("a", 5)])]
+    for enough, places, age in ((2, [2], 1), (3, [1], 2), (8, [1, 4], 2)):
+        question = asked(*groups, enough=enough)
+        assert question is not None and (question.places, question.age) == (places, age)
+        assert question.answer(dict, torch.zeros(5, 4)).age == age
+    assert asked(*groups, enough=9) is None
+
+
 def test_a_row_is_cut_where_it_has_given_its_share() -> None:
     group = make_group(1, [by("a", 6, 100) for _ in range(5)])
     for enough, count, length, lengths in ((24, 1, 24, [26]), (64, 3, 40, [40] * 3), (64, 3, 8, [24] * 3)):

@@ -6,11 +6,11 @@
       └─ the first, and as often as their cost is no matter ─▶ fixed sequences ─▶ proven, or an error with its cause
 
 So no update is made from weights that are not proven. A batch of overlapped generation may hold no token of the newest
-weights: then engines score rows that the weights before them drew, beside the learner's own pass, which says what these
-rows should have now; for that the learner does nothing. Fixed sequences are scored by every engine and by the learner;
+weights: then engines score rows that earlier weights drew, beside the learner's own pass, which says what these rows
+should have now; for that the learner does nothing. Fixed sequences are scored by every engine and by the learner;
 their last token through the engine's prefix cache, which shows one that outlives a push. A sequence must be longer than
-one cache block for that (128 tokens on a CPU, 16 on a GPU). Where what was drawn is out of its bounds, rows that the
-same engine drew before the push, for which both sides' old numbers are known, are scored as well.
+one cache block for that (128 tokens on a CPU, 16 on a GPU). Where what was drawn is out of its bounds, rows that
+engines drew, or were asked about, before the push and for which the old numbers are known are scored as well.
 """
 
 import time
@@ -100,6 +100,7 @@ class Canary:
     _drawn: Mapping[str, Drawn] = field(default_factory=dict)
     _heard: dict[str, Difference] = field(default_factory=dict)
     _rows_before: Mapping[str, Sequence[DrawnRow]] = field(default_factory=dict)
+    _answered: Mapping[str, Sequence[DrawnRow]] = field(default_factory=dict)
     _usual: dict[str, Difference] = field(default_factory=dict)
 
     @cached_property
@@ -142,8 +143,8 @@ class Canary:
     def after_push(self, version: int) -> dict[str, float]:
         """Where fixed sequences are due, what `prove` returns and raises."""
         due, self._pushed = self._due, version
-        self._rows_before = {name: one.rows for name, one in self._drawn.items()}
-        self._drawn, self._heard = {}, {}
+        self._rows_before = {**self._answered, **{name: one.rows for name, one in self._drawn.items()}}
+        self._drawn, self._answered, self._heard = {}, {}, {}
         return self.prove() if due else {}
 
     @property
@@ -195,9 +196,11 @@ class Canary:
         self._lacks_tokens = answer.scores.keys() != self._same_engines
         if self._lacks_tokens:
             return []
-        self._rows_before = dict.fromkeys(answer.scores, answer.rows)
+        self._answered = {name: answer.rows_of(name) for name in answer.scores}
+        if answer.age == 1:
+            self._rows_before = dict.fromkeys(answer.scores, answer.rows)
         found = {
-            name: evidence_of(answer.rows, scores, answer.learner, self._noise(name))
+            name: evidence_of(answer.rows, scores, answer.learner, self._noise(name), answer.age)
             for name, scores in answer.scores.items()
         }
         self._heard = {name: evidence.difference for name, evidence in found.items()}

@@ -74,7 +74,7 @@ class Evidence:
     engine, engine_before: after and before the push. learner, learner_before: of the new and the previous
     version; the earlier ones are None at the first push. last: true at each sequence's last token. least: times the
     noise that the learner's movement must have to be told from it, however many tokens show it. noise: of the engine's
-    numbers, the root of its mean square; None: as far as both sides were apart before.
+    numbers, the root of its mean square; None: as far as both sides were apart before. age: pushes since before.
     """
 
     engine: torch.Tensor
@@ -84,6 +84,7 @@ class Evidence:
     learner_before: torch.Tensor | None = None
     least: float = 0.0
     noise: float | None = None
+    age: int = 1
 
     def where(self, mask: torch.Tensor) -> "Evidence":
         part: dict[str, Any] = {
@@ -98,19 +99,21 @@ class Evidence:
     @property
     def follows(self) -> bool:
         """Whether the engine moved with the learner, or noise may hide how: by its projection on the learner's movement
-        where that is weak, by what the projection leaves where it is strong."""
+        where that is weak, by what the projection leaves where it is strong. Of more than one push none may be missing,
+        so the bounds are as many times as close."""
         if self.engine_before is None or self.learner_before is None or not len(self.engine):
             return True
         engine, learner = self.engine - self.engine_before, self.learner - self.learner_before
         apart = rms(self.engine_before - self.learner_before)
         noise, movement = apart if self.noise is None else self.noise, rms(learner)
-        detectable = max(_DETECTABLE / math.sqrt(len(learner)), self.least)
+        detectable = max(_DETECTABLE / math.sqrt(len(learner)), self.least) * self.age
+        missing = 0.5 / self.age
         if movement < detectable * max(noise, _NOISE_FLOOR):
             return True
-        if float(engine @ learner / (learner @ learner)) < 0.5:
+        if float(engine @ learner / (learner @ learner)) < 1 - missing:
             return False
-        strong = movement > _DETECTABLE * noise and movement > _NOISE_FLOOR
-        return not (strong and rms(engine - learner) > 0.5 * movement)
+        strong = movement > _DETECTABLE * self.age * noise and movement > _NOISE_FLOOR
+        return not (strong and rms(engine - learner) > missing * movement)
 
     def agrees(self, tolerance: Tolerance) -> bool:
         """Near the learner everywhere, and moved with it: seen as a whole and through the prefix cache."""
@@ -119,10 +122,10 @@ class Evidence:
 
 @dataclass(frozen=True)
 class DrawnRow:
-    """A prompt and all that an engine drew behind it, from the whole distribution at temperature 1.
+    """A prompt and what an engine drew behind it, from the whole distribution at temperature 1.
 
-    engine, learner: log-probs of the drawn tokens, in their order, by the weights that drew them; the learner's are
-    None where it has never said them.
+    engine, learner: log-probs of the drawn tokens, in their order, by the weights before a push; the learner's are None
+    where it has never said them.
     """
 
     prompt: Sequence[int]
@@ -151,20 +154,34 @@ class Answer:
     """What engines that were asked say after a push of rows that were drawn before it.
 
     scores: of all tokens but the first, a list a row, by the engine's name. learner: of the drawn tokens, float64 [n].
+    age: pushes since the rows were drawn.
     """
 
     rows: Sequence[DrawnRow]
     scores: Mapping[str, Scores]
     learner: torch.Tensor
+    age: int = 1
+
+    def rows_of(self, name: str) -> list[DrawnRow]:
+        """With what that engine and the learner say now."""
+        learner = self.learner.split([len(row.tokens) for row in self.rows])
+        return [
+            replace(row, engine=scores[-len(row.tokens) :], learner=said.tolist())
+            for row, scores, said in zip(self.rows, self.scores[name], learner, strict=True)
+        ]
 
 
 def evidence_of(
-    rows: Sequence[DrawnRow], engine: Scores, learner: torch.Tensor, noise: float | None = None
+    rows: Sequence[DrawnRow],
+    engine: Scores,
+    learner: torch.Tensor,
+    noise: float | None = None,
+    age: int = 1,
 ) -> Evidence:
     """Rows that were drawn before a push, as they are scored after it.
 
-    engine: all tokens but the first, a list a row. learner: `drawn_part` of the same. noise: as in `Evidence`; needed
-    where the learner's numbers of before are not known, for which the engine's stand then.
+    engine: all tokens but the first, a list a row. learner: `drawn_part` of the same. noise, age: as in `Evidence`;
+    noise is needed where the learner's numbers of before are not known, for which the engine's stand then.
     """
     ends = [torch.arange(len(row.tokens)) == len(row.tokens) - 1 for row in rows]
     return Evidence(
@@ -175,6 +192,7 @@ def evidence_of(
         learner_before=flat([row.engine if row.learner is None else row.learner for row in rows]),
         least=_LEAST_OF_DRAWN,
         noise=noise,
+        age=age,
     )
 
 

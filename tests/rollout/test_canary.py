@@ -1,7 +1,7 @@
 """Every known fault of a weight push, injected into the real engine: the canary stops and names it.
 
-Three times: where fixed sequences prove every push at once, where what the engine draws proves it before the update,
-and where it is asked about what it drew before the push.
+Four times: where fixed sequences prove every push at once, where what the engine draws proves it before the update,
+and where it is asked about what it drew before the push, or before the push before that.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from training.engine_arithmetic import rounding_error
 
 HEAD = "lm_head.weight"
 Weights = dict[str, torch.Tensor]
-Proof = Literal["fixed", "drawn", "asked"]
+Proof = Literal["fixed", "drawn", "asked", "asked late"]
 PROMPTS = canary_sequences(VOCAB, MAX_LEN, count=3, length=140)
 """The same in every iteration, each longer than a block of the prefix cache."""
 
@@ -52,7 +52,8 @@ def train_a_little(model: LlamaForCausalLM, step: int, scale: float) -> None:
 class Run:
     """A learner, an engine, and the canary between them.
 
-    proof: fixed sequences at every push, or what was drawn since, or before and scored since.
+    proof: fixed sequences at every push, or what was drawn since, or before and scored since. drawn_before: what may
+    be asked about, the newest last.
     """
 
     def __init__(self, engine: VLLMEngine, model: LlamaForCausalLM, proof: Proof = "fixed") -> None:
@@ -64,7 +65,7 @@ class Run:
             HEAD if model.config.tie_word_embeddings else None,
             share=None if proof == "fixed" else 0.0,
         )
-        self.before: Sequence[DrawnRow] = []
+        self.drawn_before: list[Sequence[DrawnRow]] = []
 
     def tolerance(self) -> Tolerance:
         dtype = self.engine.settings.dtype
@@ -78,20 +79,23 @@ class Run:
         self.canary.before_push()
         self.engine.load(change(weights).items(), self.version)
         found = self.canary.after_push(self.version)
-        if self.proof == "drawn" or (self.proof == "asked" and not self.before):
+        asks = self.proof in ("asked", "asked late")
+        if self.proof == "drawn" or (asks and not self.drawn_before):
             found |= self.canary.look_at({ALONE: self.draw()})
-        elif self.proof == "asked":
+        elif asks:
             found |= self.canary.look_at({}, self.ask)
         if self.proof != "fixed" and not self.canary.proven:
             found |= self.canary.prove()
-        if self.proof == "asked":
-            self.before = [replace(row, learner=None) for row in self.draw().rows]
+        if asks:
+            kept = self.drawn_before[-1:] if self.proof == "asked late" else []
+            self.drawn_before = [*kept, [replace(row, learner=None) for row in self.draw().rows]]
         return found
 
     def ask(self) -> Answer:
-        sequences = [row.sequence for row in self.before]
-        learner = drawn_part(self.before, self.learner.score(sequences))
-        return Answer(self.before, self.engine.score(sequences), learner)
+        before = self.drawn_before[0]
+        sequences = [row.sequence for row in before]
+        learner = drawn_part(before, self.learner.score(sequences))
+        return Answer(before, self.engine.score(sequences), learner, len(self.drawn_before))
 
     def draw(self) -> Drawn:
         requests = [
@@ -112,15 +116,22 @@ class Run:
         self.push(change)
 
 
-@pytest.fixture(params=["fixed", "drawn", "asked"])
+@pytest.fixture(params=["fixed", "drawn", "asked", "asked late"])
 def proof(request: pytest.FixtureRequest) -> Proof:
     return request.param
 
 
 @pytest.fixture
 def run(vllm_engine: VLLMEngine, tied: bool, proof: Proof) -> Run:
-    run = Run(vllm_engine, tiny_llama(tied), proof)
+    return begun(vllm_engine, tiny_llama(tied), proof)
+
+
+def begun(engine: VLLMEngine, model: LlamaForCausalLM, proof: Proof) -> Run:
+    """So far that the next push is proven as all later ones are."""
+    run = Run(engine, model, proof)
     run.push()
+    if proof == "asked late":
+        run.step_and_push()
     return run
 
 
@@ -253,7 +264,7 @@ def test_one_question_proves_a_push(run: Run, monkeypatch: pytest.MonkeyPatch) -
     score = run.engine.score
     monkeypatch.setattr(run.engine, "score", lambda ids: asked.append(ids) or score(ids))
     for count in range(1, 4):
-        rows = [row.sequence for row in run.before]
+        rows = [row.sequence for row in run.drawn_before[0]]
         run.step_and_push()
         assert asked[-1] == rows and len(asked) == count and run.canary.proven
 
@@ -345,9 +356,7 @@ def half_engines(start_engine: StartEngine) -> dict[str, VLLMEngine]:
 @pytest.fixture(params=["bfloat16", "float16"])
 def half(request: pytest.FixtureRequest, half_engines: dict[str, VLLMEngine], proof: Proof) -> Run:
     """An engine in half precision under a float32 learner, its tolerance measured on this model."""
-    run = Run(half_engines[request.param], tiny_llama(False), proof)
-    run.push()
-    return run
+    return begun(half_engines[request.param], tiny_llama(False), proof)
 
 
 def test_an_engine_in_half_precision_keeps_far_from_its_tolerance(half: Run) -> None:
