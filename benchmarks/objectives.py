@@ -76,11 +76,9 @@ def measure(preset: str, seed: int, overrides: Sequence[str]) -> Curve:
         lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
         if json.loads((Path(folder) / "summary.json").read_text())["outcome"] == "interrupted":
             sys.exit(130)
-    rewards, seconds, now = [], [], 0.0
-    for row in map(json.loads, lines):
-        now += sum(value for name, value in row.items() if name.startswith("time/"))
-        rewards.append(row["reward/mean"])
-        seconds.append(now)
+    rows = [json.loads(line) for line in lines]
+    rewards = [row["reward/mean"] for row in rows]
+    seconds = [row["time/elapsed_s"] for row in rows]
     return Curve(preset, seed, rewards, seconds, time.process_time() - began)
 
 

@@ -5,7 +5,7 @@ values of these fields. `docs/objectives.md` gives every field its formula and e
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from config.errors import ConfigError
+from config.trust_region import TrustRegion
 
 PRESETS = Path(__file__).parent / "policy"
 
@@ -29,17 +30,31 @@ AGGREGATIONS = (
 )
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "baseline": ("mean", "leave_one_out", "none"),
-    "scale": ("std_unbiased", "std_population", "batch", "none"),
-    "epsilon_rule": ("add", "clamp"),
+    "reward_parts": ("together", "apart"),
+    "baseline": ("mean", "leave_one_out", "length_weighted", "runner_up", "none"),
+    "scale": (
+        "std_unbiased",
+        "std_population",
+        "std_leave_one_out",
+        "batch",
+        "mean",
+        "nonzero_share",
+        "none",
+    ),
+    "epsilon_rule": ("add", "clamp", "inside"),
     "group_of_one": ("zero", "raw"),
+    "whiten": ("none", "rollouts", "tokens"),
+    "whiten_scale": ("std_unbiased", "std_population", "none"),
+    "whiten_epsilon_rule": ("add", "clamp", "inside"),
     "ratio": ("token", "sequence", "sequence_token", "none"),
     "old_log_prob": ("engine", "trainer"),
-    "objective": ("clip", "cispo", "clamp", "soft_clip", "geometric", "none"),
+    "objective": ("clip", "cispo", "clamp", "soft_clip", "geometric", "vespo", "none"),
+    "select_tokens": ("none", "top_entropy", "clip_covariance", "kl_covariance"),
     "aggregation": AGGREGATIONS,
     "kl_aggregation": ("same", *AGGREGATIONS),
     "kl_estimator": ("k1", "k2", "k3", "abs"),
     "kl_placement": ("loss", "reward"),
+    "kl_importance": ("none", "ratio", "engine_ratio", "score"),
     "entropy_form": ("full", "sampled"),
     "mismatch": ("none", "truncate", "mask"),
     "mismatch_level": ("token", "sequence", "sequence_mean"),
@@ -49,11 +64,16 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 NOT_NEGATIVE = (
     "epsilon",
+    "whiten_epsilon",
+    "discount",
     "clip_epsilon_low",
     "clip_epsilon_high",
     "length_epsilon",
     "kl_coef",
     "kl_inference_coef",
+    "covariance_penalty",
+    "entropy_coef_step",
+    "environment_coef",
     "mismatch_floor",
     "overlong_fraction",
     "overlong_penalty",
@@ -62,6 +82,7 @@ POSITIVE = (
     "ratio_max",
     "soft_clip_temperature_positive",
     "soft_clip_temperature_negative",
+    "selected_share",
     "skip_threshold",
     "constant_length",
     "pass_size",
@@ -80,17 +101,34 @@ class PolicyConfig:
     name: str = "grpo"
     """Label of the preset; named in error messages."""
 
+    reward_parts: str = "together"
+    """`together`: a completion's score is its reward. `apart`: each part of the reward that `env.reward_weights` or a
+    list in `env.reward` names is centred and scaled by itself, and the results are summed with their weights."""
     baseline: str = "mean"
-    """Subtracted from a reward: the group's `mean`, the mean of the others (`leave_one_out`), or `none`."""
+    """Subtracted from a reward: the group's `mean`, the mean of the others (`leave_one_out`), the mean weighted by
+    length (`length_weighted`), or `none`. `runner_up`: the group's best gets its lead over the second, all others 0."""
     scale: str = "std_unbiased"
     """The centred reward is divided by: the group's standard deviation with G-1 (`std_unbiased`) or G
-    (`std_population`), the unbiased one of all rewards in the batch (`batch`), or nothing (`none`)."""
+    (`std_population`), the unbiased one of the others (`std_leave_one_out`) or of all rewards in the batch (`batch`),
+    the group's `mean` (where that is not above 0 the group gets 0), the share of the batch's rewards that are not 0
+    (`nonzero_share`), or nothing (`none`)."""
     epsilon: float = 1e-4
     """Keeps that division finite (`epsilon_rule`)."""
     epsilon_rule: str = "add"
-    """`add`: divide by std + epsilon. `clamp`: divide by max(std, epsilon)."""
+    """With s the scale: `add`: divide by s + epsilon. `clamp`: by max(s, epsilon). `inside`: by sqrt(s^2 + epsilon)."""
     group_of_one: str = "zero"
     """Advantage of a group with one valid member: `zero`, or `raw`: its reward, as if mean 0 and std 1."""
+    discount: float = 1.0
+    """A token's advantage is multiplied by this for every token drawn after it; 1: all tokens get the same."""
+    whiten: str = "none"
+    """The advantages of the whole batch are centred and divided by their standard deviation: those of its `rollouts`,
+    or of its `tokens`, where a long response counts more; or `none`."""
+    whiten_scale: str = "std_unbiased"
+    """That deviation: with n-1 (`std_unbiased`) or n (`std_population`); `none`: they are centred and not divided."""
+    whiten_epsilon: float = 1e-8
+    """Keeps that division finite."""
+    whiten_epsilon_rule: str = "inside"
+    """As `epsilon_rule`; `clamp`: divide by sqrt(max(s^2, epsilon))."""
 
     ratio: str = "token"
     """Unit of the importance ratio: each `token`; the geometric mean over a `sequence`; `sequence_token`, the
@@ -108,7 +146,8 @@ class PolicyConfig:
     objective: str = "clip"
     """`clip`: min of the unclipped and the clipped product. `cispo`: stop-gradient of the clipped ratio times
     log-prob. `clamp`: the clipped product alone. `soft_clip`: a sigmoid gate in place of the clip.
-    `geometric`: tokens clipped in log space, then their geometric mean. `none`: no clip."""
+    `geometric`: tokens clipped in log space, then their geometric mean. `vespo`: log-prob times a smooth function of
+    the sequence's whole ratio. `none`: no clip."""
     clip_epsilon_low: float = 0.2
     """The ratio is clipped below at 1 - this."""
     clip_epsilon_high: float = 0.2
@@ -121,6 +160,23 @@ class PolicyConfig:
     """Steepness of the sigmoid gate elsewhere."""
     skip_threshold: float | None = None
     """A sequence whose mean ratio exceeds this adds nothing to the loss; it stays in the denominators."""
+
+    trust_regions: list[TrustRegion] = field(default_factory=list)
+    """Rules that leave tokens, or whole responses, out of the policy term, each {measure, between, level, low, high,
+    side}; a token stays where all of them keep it."""
+    count_dropped: bool = True
+    """Tokens that a trust region or `select_tokens` leaves out stay in the denominators. `false`: they are out of the
+    loss altogether."""
+    select_tokens: str = "none"
+    """Tokens chosen among all of the batch: `top_entropy` trains only the `selected_share` with the highest entropy;
+    `clip_covariance` drops that share of all tokens from those whose covariance of log-prob and advantage is inside
+    `covariance_range`; `kl_covariance` penalises the share with the highest one by `covariance_penalty`."""
+    selected_share: float = 0.2
+    """Share of the batch's tokens that `select_tokens` chooses."""
+    covariance_range: list[float] = field(default_factory=lambda: [1.0, 5.0])
+    """[low, high]: covariances, strictly inside, from which `clip_covariance` chooses."""
+    covariance_penalty: float = 1.0
+    """Weight of |log ratio| of the tokens that `kl_covariance` chooses."""
 
     aggregation: str = "token_mean"
     """From tokens to one number, over the global batch: `token_mean`; `sequence_mean` of token means;
@@ -147,6 +203,9 @@ class PolicyConfig:
     kl_placement: str = "loss"
     """`loss`: a term of the loss, with its gradient. `reward`: the sum over a response is taken off its
     reward before the advantage."""
+    kl_importance: str = "none"
+    """The KL to the reference is multiplied, with its gradient, by: nothing (`none`), the importance `ratio`, the ratio
+    to the engine (`engine_ratio`), or a ratio of value 1, which adds the gradient of the sampling (`score`)."""
     kl_aggregation: str = "same"
     """How the KL terms become one number: as `aggregation` (`same`), or any of its values."""
     kl_log_ratio_clamp: float | None = None
@@ -156,19 +215,30 @@ class PolicyConfig:
     kl_inference_coef: float = 0.0
     """Weight of the KL to the inference policy (the engine's log-probs in place of the reference's)."""
     entropy_coef: float = 0.0
-    """Weight of the entropy, which is maximised."""
+    """Weight of the entropy, which is maximised; with an `entropy_target` the one that the run begins with."""
+    entropy_target: float | None = None
+    """In nats: after a step with a lower mean entropy the weight rises by `entropy_coef_step`, after another it falls,
+    to 0 at the least; at a higher entropy it is not applied. Unset: the weight stays."""
+    entropy_coef_step: float = 0.005
+    """How much the weight of the entropy changes a step."""
     entropy_form: str = "full"
     """`full`: of the distribution over the vocabulary. `sampled`: -p log p of the sampled token alone."""
 
+    environment_coef: float = 0.0
+    """Weight of the mean negative log-prob of the tokens that the environment wrote into a completion (tools' results):
+    the policy learns to foresee them."""
+
     mismatch: str = "none"
     """Weight w = exp(old - engine) on the policy term, for a trainer whose numbers differ from the engine's:
-    `none`, `truncate` at `mismatch_cap`, `mask` (0 outside [`mismatch_floor`, `mismatch_cap`])."""
+    `none`, `truncate` into, `mask` (0 outside [`mismatch_floor`, `mismatch_cap`])."""
     mismatch_level: str = "token"
     """w of each `token`, the product over the `sequence`, or its geometric mean (`sequence_mean`)."""
     mismatch_cap: float | None = 2.0
     """Largest weight; unset: no bound."""
     mismatch_floor: float = 0.0
-    """Smallest weight that `mismatch=mask` keeps."""
+    """Smallest weight."""
+    mismatch_normalize: bool = False
+    """The weights are divided by their mean over the batch's tokens (over its rows, for `mismatch_level=sequence`)."""
 
     filter_truncated: bool = False
     """Responses cut at the token limit are left out of the loss."""
@@ -212,6 +282,11 @@ class PolicyConfig:
                 raise self._wrong(key, "must be above 0")
         if self.dual_clip is not None and not self.dual_clip > 1:
             raise self._wrong("dual_clip", "must be above 1, or null")
+        if len(self.covariance_range) != 2 or not self.covariance_range[0] < self.covariance_range[1]:
+            raise self._wrong("covariance_range", "must be [low,high] with low < high")
+        if self.selected_share > 1 or self.discount > 1:
+            key = "selected_share" if self.selected_share > 1 else "discount"
+            raise self._wrong(key, "must be 1 at most")
         if not math.isfinite(self.entropy_coef):
             raise self._wrong("entropy_coef", "must be finite")
 
@@ -231,6 +306,9 @@ class PolicyConfig:
             )
         if self.objective == "geometric" and self.ratio != "token":
             raise self._wrong("objective", f"clips token by token: set policy.ratio=token, not {self.ratio}")
+        engine_is_old = self.old_log_prob == "engine"
+        for number, region in enumerate(self.trust_regions):
+            region.check(f"policy.trust_regions[{number}] (policy {self.name})", engine_is_old)
         if self.dynamic_batching and self.filter_range is None:
             raise self._wrong("dynamic_batching", "needs policy.filter_range=[low,high]")
         if self.filter_range is not None and not (
@@ -245,6 +323,17 @@ class PolicyConfig:
     def uses_reference(self) -> bool:
         """Whether anything reads the reference model's log-probs."""
         return self.kl_coef != 0
+
+    @property
+    def weighs_whole_batches(self) -> bool:
+        """Whether what a token counts depends on all tokens of the batch, as the weights of now see them."""
+        shrinks = bool(self.trust_regions) and not self.count_dropped
+        return self.select_tokens != "none" or self.mismatch_normalize or shrinks
+
+    @property
+    def uses_entropy(self) -> bool:
+        """Whether the entropy is a term of the loss, or may become one."""
+        return self.entropy_coef != 0 or self.entropy_target is not None
 
 
 def load_policy(name: str, **overrides: Any) -> PolicyConfig:

@@ -315,7 +315,7 @@ def _peak(config: Config, shape: ModelShape, on_cpu: bool, gradients: Use) -> li
     def layer(beside: float) -> Use:
         return Use("backward pass of one layer", summed + beside, BATCH_KNOBS)
 
-    entropy = 2 if config.policy.entropy_coef else 1
+    entropy = 2 if config.policy.uses_entropy else 1
     forward = Use("output head", head_forward_bytes(shape, batch, widths, 2), HEAD_KNOBS)
     back = Use(
         "backward pass of the output head", head_backward_bytes(shape, batch, widths, entropy), HEAD_KNOBS

@@ -56,6 +56,9 @@ def preset_changes(recorded: PolicyConfig, name: str) -> list[str]:
     before, after = preset(recorded.name), preset(name)
     new = after | {key: value for key, value in vars(recorded).items() if value != before[key]}
     new["name"] = name
+    new["trust_regions"] = [
+        region if isinstance(region, dict) else vars(region) for region in new["trust_regions"]
+    ]
     return [f"policy.{key}={json.dumps(value)}" for key, value in new.items()]
 
 

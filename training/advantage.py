@@ -4,7 +4,9 @@ Everything here is small, exact and outside the graph: statistics in float64, no
 G members ([P, G]) or N = P * G responses ([N]).
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,11 +15,67 @@ from config.policy import PolicyConfig
 from training.kl import kl_estimate
 
 
-def group_advantage(policy: PolicyConfig, rewards: Tensor, valid: Tensor | None = None) -> Tensor:
+@dataclass(frozen=True)
+class Rewards:
+    """Rewards of groups, [P, G] each (count: [P, 1]).
+
+    relative: to a row's first valid reward, so that equal rewards give exact zeros and a large common offset (1e8 and
+    1e8 + 1) costs no digits. lengths: of the responses, in tokens.
+    """
+
+    values: Tensor
+    relative: Tensor
+    valid: Tensor
+    count: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor, valid: Tensor, lengths: Tensor | None = None) -> "Rewards":
+        """values: [P, G] float64. valid: bool."""
+        values = torch.where(valid, values, 0.0)
+        count = valid.sum(dim=1, keepdim=True)
+        lengths = torch.where(valid, torch.ones_like(values) if lengths is None else lengths.double(), 0.0)
+        return cls(values, _relative(values, valid), valid, count, lengths)
+
+
+def batch_advantage(
+    policy: PolicyConfig,
+    rewards: Tensor,
+    valid: Tensor,
+    mask: Tensor,
+    parts: Sequence[tuple[float, Tensor]] = (),
+) -> Tensor:
+    """Advantage of every response of a batch, or of every token of it.
+
+    rewards, valid: as for `group_advantage`. mask: bool [N, R], N = P * G, the tokens that the policy drew.
+    parts: weight and values [P, G] of each part of the reward, for `reward_parts=apart`; none: the reward is the part.
+    Values that are not finite are missing.
+
+    Returns float64 [N, 1], or [N, R] with a `discount`, finite everywhere; 0 for what is not valid.
+    """
+    lengths = mask.sum(dim=1).view(rewards.shape)
+    if policy.reward_parts == "apart" and parts:
+        weighted = [weight * group_advantage(policy, values, valid, lengths) for weight, values in parts]
+        advantage = torch.stack(weighted).sum(dim=0)
+    else:
+        advantage = group_advantage(policy, rewards, valid, lengths)
+    valid = (valid & rewards.isfinite()).view(-1, 1)
+    advantage = advantage.view(-1, 1)
+    if policy.discount != 1:
+        later = mask.sum(dim=1, keepdim=True) - mask.cumsum(dim=1)
+        advantage = torch.where(mask, advantage * policy.discount ** later.double(), 0.0)
+    weight = WHITENED[policy.whiten](advantage, mask)
+    return advantage if weight is None else _whitened(policy, advantage, torch.where(valid, weight, 0.0))
+
+
+def group_advantage(
+    policy: PolicyConfig, rewards: Tensor, valid: Tensor | None = None, lengths: Tensor | None = None
+) -> Tensor:
     """Advantage of every member of every group.
 
     rewards: [P, G], any dtype. valid: [P, G] bool. Members that are not valid, and members whose reward is
-    not finite, take no part in any statistic and get 0. Returns [P, G] float64, finite everywhere.
+    not finite, take no part in any statistic and get 0. lengths: [P, G], for `baseline=length_weighted`; None: equal.
+    Returns [P, G] float64, finite everywhere.
 
     Defined edges: valid rewards that are all equal give exactly 0 (with `baseline=none` and `scale=none` they
     stay as they are); a group with one valid member follows `group_of_one`; one with none gets 0.
@@ -26,62 +84,131 @@ def group_advantage(policy: PolicyConfig, rewards: Tensor, valid: Tensor | None 
     if rewards.numel() == 0:
         return rewards
     valid = rewards.isfinite() if valid is None else valid.bool() & rewards.isfinite()
-    rewards = torch.where(valid, rewards, 0.0)
-    count = valid.sum(dim=1, keepdim=True)
-    relative = _relative(rewards, valid)
-    centred = BASELINES[policy.baseline](rewards, relative, count)
-    deviation = SCALES[policy.scale](rewards, relative, valid)
+    group = Rewards.of(rewards, valid, lengths)
+    centred = BASELINES[policy.baseline](group)
+    deviation = SCALES[policy.scale](group)
     if policy.group_of_one == "raw":
-        centred = torch.where(count == 1, rewards, centred)
-        if policy.scale in ("std_unbiased", "std_population"):
-            deviation = torch.where(count == 1, 1.0, deviation)
+        alone = group.count == 1
+        centred = torch.where(alone, group.values, centred)
+        if policy.scale in OF_THE_GROUP:
+            deviation = torch.where(alone, 1.0, deviation)
     divisor = DIVISORS[policy.epsilon_rule](deviation, policy.epsilon if policy.scale != "none" else 0.0)
-    return torch.where(valid & (deviation > 0), centred / divisor, 0.0)
+    undivided = centred if policy.scale == "std_leave_one_out" else torch.zeros_like(centred)
+    return torch.where(valid, torch.where(deviation > 0, centred / divisor, undivided), 0.0)
 
 
 def _relative(rewards: Tensor, valid: Tensor) -> Tensor:
-    """Differences from a row's first valid reward: exact zeros for equal rewards, and no digits lost to a
-    large common offset (1e8 and 1e8 + 1)."""
     first = rewards.gather(1, valid.int().argmax(dim=1, keepdim=True))
     return torch.where(valid, rewards - first, 0.0)
 
 
-def _from_mean(rewards: Tensor, relative: Tensor, count: Tensor) -> Tensor:
-    return relative - relative.sum(dim=1, keepdim=True) / count.clamp_min(1)
+def _from_mean(group: Rewards) -> Tensor:
+    return group.relative - group.relative.sum(dim=1, keepdim=True) / group.count.clamp_min(1)
 
 
-def _from_mean_of_others(rewards: Tensor, relative: Tensor, count: Tensor) -> Tensor:
-    return _from_mean(rewards, relative, count) * count / (count - 1).clamp_min(1)
+def _from_mean_of_others(group: Rewards) -> Tensor:
+    return _from_mean(group) * group.count / (group.count - 1).clamp_min(1)
 
 
-BASELINES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+def _from_length_weighted_mean(group: Rewards) -> Tensor:
+    total = group.lengths.sum(dim=1, keepdim=True)
+    return group.relative - (group.lengths * group.relative).sum(dim=1, keepdim=True) / total.clamp_min(1)
+
+
+def _lead(group: Rewards) -> Tensor:
+    """Of the best over the second best (pass@k training, arXiv 2508.10751; as verl computes it)."""
+    if group.values.shape[1] < 2:
+        return torch.zeros_like(group.values)
+    ordered = torch.where(group.valid, group.relative, -torch.inf).topk(2, dim=1)
+    lead = torch.where(group.count > 1, ordered.values[:, :1] - ordered.values[:, 1:], 0.0)
+    return torch.zeros_like(group.values).scatter(1, ordered.indices[:, :1], lead)
+
+
+BASELINES: dict[str, Callable[[Rewards], Tensor]] = {
     "mean": _from_mean,
     "leave_one_out": _from_mean_of_others,
-    "none": lambda rewards, relative, count: rewards,
+    "length_weighted": _from_length_weighted_mean,
+    "runner_up": _lead,
+    "none": lambda group: group.values,
 }
 
 
-def _deviation(relative: Tensor, valid: Tensor, degrees_lost: int) -> Tensor:
-    count = valid.sum(dim=1, keepdim=True)
-    centred = torch.where(valid, _from_mean(relative, relative, count), 0.0)
-    return (centred.square().sum(dim=1, keepdim=True) / (count - degrees_lost).clamp_min(1)).sqrt()
+def _deviation(group: Rewards, degrees_lost: int) -> Tensor:
+    centred = torch.where(group.valid, _from_mean(group), 0.0)
+    return (centred.square().sum(dim=1, keepdim=True) / (group.count - degrees_lost).clamp_min(1)).sqrt()
 
 
-def _batch_deviation(rewards: Tensor, valid: Tensor) -> Tensor:
-    flat, kept = rewards.reshape(1, -1), valid.reshape(1, -1)
-    return _deviation(_relative(flat, kept), kept, degrees_lost=1)
+def _batch_deviation(group: Rewards) -> Tensor:
+    return _deviation(Rewards.of(group.values.reshape(1, -1), group.valid.reshape(1, -1)), degrees_lost=1)
 
 
-SCALES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "std_unbiased": lambda rewards, relative, valid: _deviation(relative, valid, degrees_lost=1),
-    "std_population": lambda rewards, relative, valid: _deviation(relative, valid, degrees_lost=0),
-    "batch": lambda rewards, relative, valid: _batch_deviation(rewards, valid),
-    "none": lambda rewards, relative, valid: rewards.new_ones(1, 1),
+def _deviation_of_others(group: Rewards) -> Tensor:
+    """Unbiased, [P, G]: from the sums of all, less each one's own part; 0 where the others are equal."""
+    centred = torch.where(group.valid, _from_mean(group), 0.0)
+    others = (group.count - 1).clamp_min(1)
+    squares = centred.square().sum(dim=1, keepdim=True) - centred.square() - centred.square() / others
+    spread = centred.abs().amax(dim=1, keepdim=True)
+    squares = torch.where(squares > 1e-12 * spread.square(), squares, 0.0)
+    return (squares / (group.count - 2).clamp_min(1)).sqrt()
+
+
+def _mean(group: Rewards) -> Tensor:
+    """0 for a group of one, whose reward says nothing of its prompt."""
+    mean = group.values.sum(dim=1, keepdim=True) / group.count.clamp_min(1)
+    return torch.where(group.count > 1, mean, 0.0)
+
+
+def _nonzero_share(group: Rewards) -> Tensor:
+    nonzero = (group.values != 0).sum().double()
+    return (nonzero / group.valid.sum().clamp_min(1)).reshape(1, 1)
+
+
+SCALES: dict[str, Callable[[Rewards], Tensor]] = {
+    "std_unbiased": lambda group: _deviation(group, degrees_lost=1),
+    "std_population": lambda group: _deviation(group, degrees_lost=0),
+    "std_leave_one_out": _deviation_of_others,
+    "batch": _batch_deviation,
+    "mean": _mean,
+    "nonzero_share": _nonzero_share,
+    "none": lambda group: group.values.new_ones(1, 1),
 }
+OF_THE_GROUP = frozenset({"std_unbiased", "std_population", "std_leave_one_out", "mean"})
+"""Scales of a group by itself, which one alone does not have."""
 DIVISORS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "add": lambda deviation, epsilon: deviation + epsilon,
     "clamp": lambda deviation, epsilon: deviation.clamp_min(epsilon),
+    "inside": lambda deviation, epsilon: (deviation.square() + epsilon).sqrt(),
 }
+
+
+def _of_tokens(advantage: Tensor, mask: Tensor) -> Tensor:
+    """How often each advantage is there: once a token, or as often as the response has tokens."""
+    return mask.double() if advantage.shape == mask.shape else mask.sum(dim=1, keepdim=True).double()
+
+
+WHITENED: dict[str, Callable[[Tensor, Tensor], Tensor | None]] = {
+    "none": lambda advantage, mask: None,
+    "rollouts": lambda advantage, mask: torch.ones_like(advantage),
+    "tokens": _of_tokens,
+}
+"""What each advantage weighs in the statistics of the batch."""
+WHITENING_DIVISORS = DIVISORS | {"clamp": lambda deviation, epsilon: deviation.clamp_min(math.sqrt(epsilon))}
+DEGREES_LOST = {"std_unbiased": 1, "std_population": 0}
+
+
+def _whitened(policy: PolicyConfig, advantage: Tensor, weight: Tensor) -> Tensor:
+    """With mean 0 and deviation 1 over the batch. weight: how often each is there; those of weight 0 get 0."""
+    count = weight.sum()
+    mean = (weight * advantage).sum() / count.clamp_min(1)
+    rounding = (
+        1e-12 * advantage.abs().amax()
+    )  # what was centred already, and a group of equal rewards, stays as it is
+    centred = advantage - torch.where(mean.abs() > rounding, mean, 0.0)
+    if policy.whiten_scale == "none":
+        return torch.where(weight > 0, centred, 0.0)
+    variance = (weight * centred.square()).sum() / (count - DEGREES_LOST[policy.whiten_scale]).clamp_min(1)
+    divisor = WHITENING_DIVISORS[policy.whiten_epsilon_rule](variance.sqrt(), policy.whiten_epsilon)
+    return torch.where((weight > 0) & (variance > 0), centred / divisor, 0.0)
 
 
 def overlong_reward(policy: PolicyConfig, rewards: Tensor, lengths: Tensor, max_tokens: int) -> Tensor:
@@ -130,7 +257,7 @@ def _success_rate(rewards: Tensor, success: Tensor, valid: Tensor) -> Tensor:
 
 
 def _reward_deviation(rewards: Tensor, success: Tensor, valid: Tensor) -> Tensor:
-    return _deviation(_relative(rewards, valid), valid, degrees_lost=0).squeeze(1)
+    return _deviation(Rewards.of(rewards, valid), degrees_lost=0).squeeze(1)
 
 
 FILTER_STATISTICS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {

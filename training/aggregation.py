@@ -19,7 +19,8 @@ class BatchTotals:
 
     tokens: positions in the loss. sequences: rows. nonempty: rows with a token in the loss. positions: rows
     times width, padding included. width: R. passes: passes of `pass_size` rows. pass_tokens: [N], the token
-    count of each row's pass, for the rows at hand (set only for `aggregation=pass_mean`).
+    count of each row's pass, for the rows at hand (set only for `aggregation=pass_mean`). environment_tokens: those
+    that the environment wrote.
     """
 
     tokens: float
@@ -29,10 +30,11 @@ class BatchTotals:
     width: float
     passes: float
     pass_tokens: Tensor | None = None
+    environment_tokens: float = 0
 
     @classmethod
-    def of(cls, policy: PolicyConfig, mask: Tensor) -> "BatchTotals":
-        """Totals of the rows of `mask`, [N, R] bool: the positions in the loss."""
+    def of(cls, policy: PolicyConfig, mask: Tensor, environment: Tensor | None = None) -> "BatchTotals":
+        """Totals of the rows of `mask`, [N, R] bool: the positions in the loss. environment: bool [N, R], or None."""
         rows, width = mask.shape
         lengths = mask.sum(dim=1)
         counts = torch.stack([lengths.sum(), (lengths > 0).sum()]).tolist()
@@ -51,6 +53,7 @@ class BatchTotals:
             width=width,
             passes=passes,
             pass_tokens=pass_tokens,
+            environment_tokens=0 if environment is None else int(environment.sum()),
         )
 
     def select(self, rows: Tensor | slice) -> "BatchTotals":

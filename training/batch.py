@@ -68,6 +68,10 @@ class Batch(TensorClass):
     """float32 [N, 1] (or [N, R]), of `training.credit`: against the rest of the group."""
     mask: Tensor | None = None
     """bool [N, R], of `training.credit`: the tokens in the loss."""
+    weight: Tensor | None = None
+    """float32 [N, R], of `Learner.step` where `policy.weighs_whole_batches`: see `training.token_weights`."""
+    penalty: Tensor | None = None
+    """float32 [N, R], of the same, where tokens are penalised."""
     length_reward: Tensor | None = None
     """float64 [N, 1], of `training.credit` under `policy.overlong_cache`: what the length added to the reward."""
 
@@ -83,6 +87,11 @@ class Batch(TensorClass):
     def group_ids(self) -> list[int]:
         """One a group, in the order of the rows."""
         return list(dict.fromkeys(self.group_id[:, 0].tolist()))
+
+
+def environment_tokens(tokens: Tokens, mask: Tensor) -> Tensor:
+    """bool [N, R]: what the environment wrote into completions that are in the loss. mask: the tokens in the loss."""
+    return tokens.response_mask & ~tokens.loss_mask & mask.any(dim=1, keepdim=True)
 
 
 def declared(cls: type[Tokens] | type[Scores], nested: TensorDictBase) -> Tokens | Scores:

@@ -6,14 +6,15 @@
 The formulas are in `training.advantage`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from config.policy import PolicyConfig
 from envs.group import FINISH_REASONS, OUTCOMES, Group
-from training.advantage import group_advantage, groups_in_range, overlong_reward, reward_kl, rows_in_loss
+from training.advantage import batch_advantage, groups_in_range, overlong_reward, reward_kl, rows_in_loss
 from training.batch import Batch
 
 
@@ -35,11 +36,18 @@ def in_range(policy: PolicyConfig, groups: Sequence[Group]) -> Tensor:
     )
 
 
-def credit(policy: PolicyConfig, groups: Sequence[Group], batch: Batch, max_tokens: int) -> Batch:
+def credit(
+    policy: PolicyConfig,
+    groups: Sequence[Group],
+    batch: Batch,
+    max_tokens: int,
+    part_weights: Mapping[str, float] = MappingProxyType({}),
+) -> Batch:
     """Adds `advantage`, `mask` and, under `policy.overlong_cache`, `length_reward`.
 
     batch: of these groups, with `ref_log_prob` where the KL is part of the reward.
-    max_tokens: the longest response that may be sampled.
+    max_tokens: the longest response that may be sampled. part_weights: what the parts of the reward count in it, for
+    `policy.reward_parts=apart`.
     """
     lengths = batch.tokens.response_mask.sum(-1)
     given = batch.next.reward[:, 0].double()
@@ -51,11 +59,34 @@ def credit(policy: PolicyConfig, groups: Sequence[Group], batch: Batch, max_toke
         rewards = rewards - taken_off
     valid = batch.next.reward_status[:, 0] != OUTCOMES.index("error")
     grouped = (len(groups), -1)
-    advantage = group_advantage(policy, rewards.view(grouped), valid.view(grouped))
-    batch.advantage = advantage.view(-1, 1).float()
+    parts = _parts(groups, part_weights, (rewards - given).view(grouped))
+    drawn = batch.tokens.loss_mask & valid[:, None]
+    advantage = batch_advantage(policy, rewards.view(grouped), valid.view(grouped), drawn, parts)
+    batch.advantage = advantage.float()
     stopped = batch.finish_reason[:, 0] == FINISH_REASONS.index("stop")
     kept = rows_in_loss(policy, lengths, stopped, max_tokens) & valid
     if policy.filter_range is not None:  # else a row that is valid makes its group one of those
         kept &= in_range(policy, groups).repeat_interleave(len(kept) // len(groups))
     batch.mask = batch.tokens.loss_mask & kept[:, None]
     return batch
+
+
+def _parts(
+    groups: Sequence[Group], weights: Mapping[str, float], added: Tensor
+) -> list[tuple[float, Tensor]]:
+    """Weight and values [P, G] of each part of the reward; `added` [P, G], by length or KL, is one more.
+
+    A completion without a part that others of its group have earned nothing of it; a part that none of them has is
+    missing (another data set's).
+    """
+    parts = [(weight, _values(groups, name)) for name, weight in weights.items()]
+    return [*parts, (1.0, added)] if parts and added.any() else parts
+
+
+def _values(groups: Sequence[Group], name: str) -> Tensor:
+    rows = []
+    for group in groups:
+        known = any(name in verdict.parts for verdict in group.verdicts)
+        absent = 0.0 if known else float("nan")
+        rows.append([verdict.parts.get(name, absent) for verdict in group.verdicts])
+    return torch.tensor(rows, dtype=torch.float64)

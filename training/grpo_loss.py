@@ -3,7 +3,7 @@
 tokens ──scorer──▶ log-probs ──training.loss──▶ loss_objective + loss_kl + ... ──total──▶ backward
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,12 +14,13 @@ from torchrl.objectives import LossModule
 
 from config.policy import PolicyConfig
 from training.aggregation import BatchTotals
-from training.batch import Batch, Tokens, declared
+from training.batch import Batch, Tokens, declared, environment_tokens
 from training.forward import ResponseScorer
 from training.loss import loss_terms
 from training.loss_metrics import Metrics, effective_sample_size
+from training.token_weights import TokenWeights
 
-LOSSES = ("loss_objective", "loss_kl", "loss_kl_inference", "loss_entropy")
+LOSSES = ("loss_objective", "loss_kl", "loss_kl_inference", "loss_entropy", "loss_environment")
 
 
 class GRPOLoss(LossModule):
@@ -37,7 +38,8 @@ class GRPOLoss(LossModule):
         """Where the input holds what; the names are those of `training.batch.Batch`, which says what each is.
 
         temperature: read where the scorer has none of its own. old_log_prob: where it is missing, the weights have not
-        moved since the batch was drawn. ref_log_prob: needed where the KL to the reference is in the loss.
+        moved since the batch was drawn. ref_log_prob: needed where the KL to the reference is in the loss. weight,
+        penalty: of a microbatch, where they depend on the whole batch.
         """
 
         tokens: NestedKey = "tokens"
@@ -47,6 +49,8 @@ class GRPOLoss(LossModule):
         ref_log_prob: NestedKey = "ref_log_prob"
         advantage: NestedKey = "advantage"
         mask: NestedKey = "mask"
+        weight: NestedKey = "weight"
+        penalty: NestedKey = "penalty"
 
     default_keys = _AcceptedKeys
     actor: nn.Module
@@ -82,12 +86,18 @@ class GRPOLoss(LossModule):
     def _forward_value_estimator_keys(self, **kwargs: NestedKey) -> None:
         """There is no value estimator to tell of renamed keys."""
 
-    def forward(self, tensordict: TensorDictBase | Batch, totals: BatchTotals | None = None) -> TensorDict:
+    def forward(
+        self,
+        tensordict: TensorDictBase | Batch,
+        totals: BatchTotals | None = None,
+        entropy_coef: float | None = None,
+    ) -> TensorDict:
         """The terms of the loss (scalars, 0 where the policy has no such term), and what is to be logged of them.
 
         tensordict: [N] completions, groups side by side; see `_AcceptedKeys`.
         totals: of the global batch, where this is a microbatch: terms and metrics of all its microbatches add up to
             those of the batch.
+        entropy_coef: in the place of the policy's, for this batch.
 
         Raises:
             KeyError: the input lacks one of `in_keys`.
@@ -99,13 +109,19 @@ class GRPOLoss(LossModule):
             raise KeyError(f"the loss reads {missing}, which the batch does not have")
         tokens = given[keys.tokens]
         tokens = tokens if isinstance(tokens, Tokens) else declared(Tokens, tokens)
-        scores = self.scorer(tokens, given[keys.temperature], with_entropy=True)
+        policy = self.policy if entropy_coef is None else replace(self.policy, entropy_coef=entropy_coef)
+        environment = environment_tokens(tokens, given[keys.mask]) if policy.environment_coef else None
+        scored = tokens if environment is None else _with_environment(tokens)
+        scores = self.scorer(scored, given[keys.temperature], with_entropy=True)
 
         def of(key: NestedKey) -> Any:
             return None if given[key] is None else given[key].to(scores.log_prob.device)
 
+        weights = None
+        if given[keys.weight] is not None:
+            weights = TokenWeights(of(keys.weight), of(keys.penalty), of(keys.mask))
         terms, metrics = loss_terms(
-            self.policy,
+            policy,
             scores.log_prob,
             of(keys.sample_log_prob),
             of(keys.old_log_prob),
@@ -113,7 +129,9 @@ class GRPOLoss(LossModule):
             of(keys.advantage),
             of(keys.mask),
             entropy=scores.entropy,
+            environment=None if environment is None else environment.to(scores.log_prob.device),
             totals=totals,
+            weights=weights,
         )
         assert scores.entropy is not None  # it was asked for
         return _output(terms, metrics, scores.log_prob.detach(), scores.entropy.detach())
@@ -122,6 +140,13 @@ class GRPOLoss(LossModule):
     def total(losses: TensorDictBase) -> Tensor:
         """What is minimised: the sum of an output's terms."""
         return torch.stack([losses[name] for name in LOSSES]).sum()
+
+
+def _with_environment(tokens: Tokens) -> Tokens:
+    """The same with what the environment wrote among the tokens that are scored."""
+    together: Tokens = tokens.copy()
+    together.loss_mask = tokens.response_mask
+    return together
 
 
 def _output(terms: Metrics, metrics: Metrics, log_prob: Tensor, entropy: Tensor) -> TensorDict:

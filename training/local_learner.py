@@ -94,5 +94,8 @@ class LocalLearner(SplitLearner):
     def _log_prob(self, shares: list[list[Batch]]) -> list[list[Tensor]]:
         return [self.worker.log_prob(shares[0])]
 
+    def _scores(self, shares: list[list[Batch]]) -> list[list[Tensor]]:
+        return [self.worker.scores(shares[0])]
+
     def _reference_log_prob(self, shares: list[list[Batch]]) -> list[list[Tensor]]:
         return [self.worker.reference_log_prob(shares[0])]

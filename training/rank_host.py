@@ -123,6 +123,9 @@ class RankHost:
     def log_prob(self, parts: Sequence[Batch]) -> list[Tensor]:
         return [scored.cpu() for scored in self.worker.log_prob(parts)]
 
+    def scores(self, parts: Sequence[Batch]) -> list[Tensor]:
+        return [scored.cpu() for scored in self.worker.scores(parts)]
+
     def reference_log_prob(self, parts: Sequence[Batch]) -> list[Tensor]:
         return [scored.cpu() for scored in self.worker.reference_log_prob(parts)]
 

@@ -260,6 +260,9 @@ class RankedLearner(SplitLearner):
     def _log_prob(self, shares: list[list[Batch]]) -> list[list[Tensor]]:
         return self._each("log_prob", shares)
 
+    def _scores(self, shares: list[list[Batch]]) -> list[list[Tensor]]:
+        return self._each("scores", shares)
+
     def _reference_log_prob(self, shares: list[list[Batch]]) -> list[list[Tensor]]:
         return self._each("reference_log_prob", shares)
 

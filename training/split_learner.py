@@ -10,20 +10,25 @@ of workers nor that of microbatches changes an update.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from config.schema import Config
 from envs.group import Group
+from envs.judging.judge import part_weights
 from training.aggregation import BatchTotals
-from training.batch import Batch, collate
+from training.batch import Batch, collate, environment_tokens
 from training.credit import credit
+from training.entropy_control import EntropyControl
 from training.learner import NonFiniteError, StepReport
-from training.loss import teaching_rows
+from training.loss_inputs import LossInputs
 from training.loss_metrics import finalize_metrics, gap_percentiles, merge_metrics
 from training.packing import real_tokens
+from training.policy_terms import teaching_rows
 from training.shares import Microbatch, share_apart, share_out
+from training.token_weights import token_weights
 from training.worker import Part, Piece, Update
 
 
@@ -47,16 +52,23 @@ class SplitLearner(ABC):
         self.optimizer_steps = 0
         self.nonfinite_steps = 0
         self.nonfinite_in_a_row = 0
+        self.entropy_control = EntropyControl(config.policy, config.policy.entropy_coef)
 
-    def counters(self) -> dict[str, int]:
+    def counters(self) -> dict[str, float]:
         """What a checkpoint holds of a learner beside what its workers have."""
-        return {name: vars(self)[name] for name in COUNTERS}
+        control = self.entropy_control
+        return {name: vars(self)[name] for name in COUNTERS} | {
+            "entropy_coef": control.coef,
+            "entropy": control.entropy,
+        }
 
-    def count_from(self, state: Mapping[str, int]) -> None:
+    def count_from(self, state: Mapping[str, Any]) -> None:
         """Go on from the `counters` in `state`."""
         self.optimizer_steps, self.nonfinite_steps, self.nonfinite_in_a_row = (
             state[name] for name in COUNTERS
         )
+        if self.config.policy.entropy_target is not None and "entropy_coef" in state:
+            self.entropy_control.coef, self.entropy_control.entropy = state["entropy_coef"], state["entropy"]
 
     @abstractmethod
     def _gradients(self, shares: list[list[Piece]]) -> list[Part]:
@@ -69,6 +81,10 @@ class SplitLearner(ABC):
     @abstractmethod
     def _log_prob(self, shares: list[list[Batch]]) -> list[list[Tensor]]:
         """`Worker.log_prob` of every worker at once."""
+
+    @abstractmethod
+    def _scores(self, shares: list[list[Batch]]) -> list[list[Tensor]]:
+        """`Worker.scores` of every worker at once."""
 
     @abstractmethod
     def _reference_log_prob(self, shares: list[list[Batch]]) -> list[list[Tensor]]:
@@ -85,30 +101,34 @@ class SplitLearner(ABC):
         several_steps = self.config.train.epochs > 1 or len(batch) > self.config.optim_batch_size
         if policy.old_log_prob == "trainer" and several_steps:
             batch.old_log_prob = self._scored(batch, self._log_prob)
-        return credit(policy, groups, batch, self.config.inference_model.max_tokens)
+        weights = part_weights(self.config.env)
+        return credit(policy, groups, batch, self.config.inference_model.max_tokens, weights)
 
     def _scored(self, batch: Batch, score: Callable[[list[list[Batch]]], list[list[Tensor]]]) -> Tensor:
-        """Log-probs [N, R] of a batch, by all workers, in microbatches as large as those of a step."""
+        """What `score` says of each token, [N, R] or [N, R, n], by all workers, in microbatches of a step's size."""
         steps = -(-len(batch) // self.config.optim_batch_size)
         shares = self._shares(batch, steps)
         answers = score([[piece.batch for piece in share] for share in shares])
-        together = torch.zeros_like(batch.sample_log_prob)
+        more = answers[0][0].shape[2:]
+        together = batch.sample_log_prob.new_zeros((*batch.sample_log_prob.shape, *more))
         for share, scored in zip(shares, answers, strict=True):
-            for piece, log_prob in zip(share, scored, strict=True):
+            for piece, values in zip(share, scored, strict=True):
                 if not piece.idle:
-                    together[piece.rows] = log_prob.to(together.device)
+                    together[piece.rows] = values.to(together)
         return together
 
     def step(
         self, batch: Batch, before_update: Callable[[Tensor], None] = lambda log_ratio: None
     ) -> StepReport:
         """As `Learner.step`."""
-        assert batch.mask is not None and batch.advantage is not None, "credit comes before step"
-        totals = BatchTotals.of(self.config.policy, batch.mask)
-        shares = self._shares(batch, teaches=teaching_rows(self.config.policy, batch.advantage, batch.mask))
+        policy = self.config.policy
+        batch, shares = self._shared_out(batch)
+        assert batch.mask is not None
+        totals = BatchTotals.of(policy, batch.mask, environment_tokens(batch.tokens, batch.mask))
+        coef = self.entropy_control.applied
         parts = self._gradients(
             [
-                [Piece(piece.batch, totals.select(piece.rows), piece.teaches) for piece in share]
+                [Piece(piece.batch, totals.select(piece.rows), coef, piece.teaches) for piece in share]
                 for share in shares
             ]
         )
@@ -118,6 +138,9 @@ class SplitLearner(ABC):
         self.optimizer_steps += 1
         report = {"kl/ref": 0.0, "loss/kl": 0.0, "loss/entropy": 0.0}
         report |= finalize_metrics(merge_metrics([part.metrics for part in parts]))
+        if policy.entropy_target is not None:
+            report["loss/entropy_coef"] = coef
+            self.entropy_control.update(report["entropy"])
         report |= gap_percentiles(log_ratio[batch.mask].abs())
         positions = sum(part.positions for part in parts)
         report["throughput/padding"] = positions / real_tokens(batch.tokens)
@@ -128,6 +151,38 @@ class SplitLearner(ABC):
             self._count_nonfinite(report, batch)
         report["loss/nonfinite_steps"] = float(self.nonfinite_steps)
         return StepReport(report, not update.applied, log_ratio, entropy)
+
+    def _shared_out(self, batch: Batch) -> tuple[Batch, list[list[Microbatch]]]:
+        """The batch of a step and its microbatches; with `weight`, where that takes more than a microbatch to say."""
+        assert batch.mask is not None and batch.advantage is not None, "credit comes before step"
+        teaches = teaching_rows(self.config.policy, batch.advantage, batch.mask)
+        shares = self._shares(batch, teaches=teaches)
+        if not self.config.policy.weighs_whole_batches or sum(map(len, shares)) == 1:
+            return batch, shares
+        batch = self._weighed(batch)
+        return batch, self._shares(batch, teaches=teaches)
+
+    @torch.no_grad()
+    def _weighed(self, batch: Batch) -> Batch:
+        """The batch with `weight`, after one pass more, and without what `policy.count_dropped=false` leaves out."""
+        policy, batch = self.config.policy, batch.copy()
+        assert batch.mask is not None and batch.advantage is not None
+        log_prob, entropy = self._scored(batch, self._scores).unbind(2)
+        inputs = LossInputs.of(
+            policy,
+            log_prob,
+            batch.sample_log_prob,
+            batch.old_log_prob,
+            None,
+            batch.advantage,
+            batch.mask,
+            entropy,
+        )
+        weights = token_weights(policy, inputs)
+        batch.weight, batch.penalty = weights.policy, weights.penalty
+        if not policy.count_dropped:
+            batch.mask = weights.kept
+        return batch
 
     def _shares(self, batch: Batch, steps: int = 1, teaches: Tensor | None = None) -> list[list[Microbatch]]:
         """The microbatches of every worker. steps: optimizer steps' worth of completions in the batch. teaches: bool

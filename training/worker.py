@@ -47,11 +47,13 @@ if TYPE_CHECKING:
 class Piece:
     """A microbatch, and what the aggregations need to know of the global batch.
 
-    teaches: false where its gradient is zero, so that it goes through the model without a backward pass.
+    entropy_coef: of this step. teaches: false where its gradient is zero, so that it goes through the model without a
+    backward pass.
     """
 
     batch: Batch
     totals: BatchTotals
+    entropy_coef: float
     teaches: bool = True
 
 
@@ -138,6 +140,12 @@ class Worker(PolicyWeights):
         """The policy's log-probs [n, R] of each part."""
         return [self.scorer(part.tokens, part.temperature).log_prob for part in parts]
 
+    @torch.no_grad()
+    def scores(self, parts: Sequence[Batch]) -> list[Tensor]:
+        """The policy's log-probs and the entropies of its distributions [n, R, 2] of each part."""
+        scored = [self.scorer(part.tokens, part.temperature, with_entropy=True) for part in parts]
+        return [torch.stack([one.log_prob, _known(one.entropy)], dim=2) for one in scored]
+
     def reference_log_prob(self, parts: Sequence[Batch]) -> list[Tensor]:
         """The reference's log-probs [n, R] of each part."""
         assert self.reference is not None
@@ -184,7 +192,7 @@ class Worker(PolicyWeights):
         batch = piece.batch
         if scored is not None:
             batch.ref_log_prob = self._await(scored).to(batch.sample_log_prob.device)
-        out = self.loss(batch, piece.totals)
+        out = self.loss(batch, piece.totals, piece.entropy_coef)
         metrics, log_ratio = self._off_policy(batch, out["log_prob"])
         assert batch.mask is not None
         scores = TokenScores(log_ratio, out["entropy"][batch.mask.to(log_ratio.device)])
@@ -267,6 +275,11 @@ class Worker(PolicyWeights):
         go_to_step(self.scheduler, numbers["schedule_step"])
         if self.scaler.is_enabled() and numbers["scaler"]:
             self.scaler.load_state_dict(numbers["scaler"])
+
+
+def _known(value: Tensor | None) -> Tensor:
+    assert value is not None  # it was asked for
+    return value
 
 
 @torch.no_grad()

@@ -58,6 +58,16 @@ def part_names(paths: list[str]) -> list[str]:
     return [path if short.count(name) > 1 else name for path, name in zip(paths, short, strict=True)]
 
 
+def part_weights(env: EnvConfig) -> dict[str, float]:
+    """What each part of the verdict counts in its score, where the config says so; empty where it does not."""
+    if isinstance(env.reward_weights, dict) and env.reward_weights:
+        return env.reward_weights
+    if not isinstance(env.reward, list):
+        return {}
+    weights = env.reward_weights or [1.0] * len(env.reward)
+    return dict(zip(part_names(env.reward), weights, strict=True))
+
+
 def _combined(named: list[NamedReward], env: EnvConfig) -> Judge:
     """One verdict of several: their scores as parts, the weighted sum, and the worst of their outcomes.
 

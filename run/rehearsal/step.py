@@ -27,6 +27,7 @@ from run.rehearsal.flops import Formulas, attention_flops, pairs_seen
 from run.rehearsal.tracking import Held, Memory, Traffic
 from run.rehearsal.watched import WatchedWorker, kinds_told
 from training.aggregation import BatchTotals
+from training.batch import environment_tokens
 from training.learner_models import Models, make_models, make_sharded_models
 from training.model import load_model
 from training.packing import pack
@@ -124,7 +125,11 @@ def _rehearsed(plan: Plan) -> Iterator[tuple[WatchedWorker, Piece]]:
     """The worker of a rank, between two steps, and a microbatch."""
     batch = longest_rows(plan)
     assert batch.mask is not None, "`longest_rows` fills it in"
-    piece = Piece(batch, BatchTotals.of(plan.config.policy, batch.mask))
+    policy = plan.config.policy
+    if policy.weighs_whole_batches:  # as a step of several microbatches has it
+        batch.weight = batch.penalty = torch.ones_like(batch.sample_log_prob)
+    totals = BatchTotals.of(policy, batch.mask, environment_tokens(batch.tokens, batch.mask))
+    piece = Piece(batch, totals, policy.entropy_coef)
     with _world(plan) as mesh, without_memory(as_on_a_gpu=not plan.devices.on_cpu):
         worker = WatchedWorker(plan, _models(plan, mesh))
         worker.step_of_nothing()

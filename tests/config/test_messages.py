@@ -100,7 +100,7 @@ def test_an_experiment_without_its_first_line_is_told_of_it(tmp_path: Path) -> N
         ("optimizer.lr=1e-5,1e-6", r"several values.*--multirun.*'optimizer\.lr=\[1e-5,1e-6\]'"),
         (
             "policy=gpro",
-            r"policy=gpro: no such option; did you mean .*There are: .*dapo, dr_grpo, grpo, gspo",
+            r"policy=gpro: no such option; did you mean .*There are: .*dapo, .*dr_grpo, .*grpo, gspo",
         ),
         ("optimizer=[a,b]", r"optimizer=b: no such option; There are: adamw, muon_adamw"),
         ("optimizer=4", r"take the name of a preset"),

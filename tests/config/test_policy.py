@@ -11,6 +11,8 @@ from omegaconf import OmegaConf
 
 from config.errors import ConfigError
 from config.policy import CHOICES, PRESETS, PolicyConfig, load_policy
+from config.trust_region import CHOICES as REGION_CHOICES
+from config.trust_region import TrustRegion
 
 NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,6 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_presets_are_there() -> None:
     papers = "cispo dapo dr_grpo grpo gspo ppo_dual_clip reinforce rloo"
+    papers += (
+        " adaptive_entropy clip_cov dppo dppo_kl echo gdpo gmpo high_entropy icepop kl_cov kpop luspo maxrl"
+    )
+    papers += " mis_sequence opsm pass_at_k reinforce_pp reinforce_pp_baseline sapo unbiased_kl vespo"
     systems = "coati_dapo coati_grpo megatron nanochat torchrl trl verl"
     assert set(NAMES) == {*papers.split(), *(f"compat_{system}" for system in systems.split())}
 
@@ -27,7 +33,10 @@ def test_preset_loads_and_states_only_what_differs(name: str) -> None:
     policy = load_policy(name)
     assert policy.name == name
     default = PolicyConfig()
-    for key, value in OmegaConf.to_container(OmegaConf.load(PRESETS / f"{name}.yaml")).items():
+    stated = OmegaConf.to_container(OmegaConf.load(PRESETS / f"{name}.yaml"))
+    if "trust_regions" in stated:
+        stated["trust_regions"] = [TrustRegion(**region) for region in stated["trust_regions"]]
+    for key, value in stated.items():
         assert getattr(policy, key) == value
         assert key in ("name", "kl_coef") or value != getattr(default, key), f"{key} is the default"
 
@@ -55,6 +64,18 @@ def test_overrides() -> None:
         ({"filter_attempts": 0}, r"filter_attempts=0.*above 0"),
         ({"log_ratio_min": 1.0}, r"must enclose 0"),
         ({"entropy_coef": float("inf")}, r"entropy_coef=inf.*finite"),
+        ({"selected_share": 1.5}, r"selected_share=1.5.*1 at most"),
+        ({"discount": -0.1}, r"discount=-0.1.*0 or above"),
+        ({"covariance_range": [5.0, 1.0]}, r"covariance_range=\[5.0, 1.0\].*low < high"),
+        (
+            {"trust_regions": [{"measure": "tw", "high": 1}]},
+            r"trust_regions\[0\] .*measure='tw': choose .*tv",
+        ),
+        ({"trust_regions": [{"measure": "tv"}]}, r"trust_regions\[0\].*low=None, high=None: give one"),
+        ({"trust_regions": [{"low": 2.0, "high": 1.0}]}, r"low=2.0, high=1.0.*low <= high"),
+        ({"trust_regions": [{"low": -1.0}]}, r"low=-1.0.*never below 0"),
+        ({"trust_regions": [{"between": "old_engine", "high": 2}]}, r"set policy.old_log_prob=trainer"),
+        ({"trust_regions": [{"hihg": 2}]}, r"hihg"),
     ],
 )
 def test_bad_values(overrides: dict[str, Any], message: str) -> None:
@@ -63,12 +84,21 @@ def test_bad_values(overrides: dict[str, Any], message: str) -> None:
 
 
 def test_unknown_preset() -> None:
-    with pytest.raises(ConfigError, match=r"policy=grop: no such preset; choose one of cispo.*grpo"):
+    with pytest.raises(ConfigError, match=r"policy=grop: no such preset; choose one of .*cispo.*grpo"):
         load_policy("grop")
 
 
 def test_every_choice_is_known_to_the_code() -> None:
-    from training import advantage, aggregation, kl, loss
+    from training import (
+        advantage,
+        aggregation,
+        kl,
+        loss,
+        loss_inputs,
+        policy_terms,
+        token_weights,
+        trust_region,
+    )
 
     assert set(advantage.BASELINES) == set(CHOICES["baseline"])
     assert set(advantage.SCALES) == set(CHOICES["scale"])
@@ -77,10 +107,22 @@ def test_every_choice_is_known_to_the_code() -> None:
     assert set(aggregation.ROW_WEIGHTS) == set(CHOICES["aggregation"])
     assert {"same", *aggregation.ROW_WEIGHTS} == set(CHOICES["kl_aggregation"])
     assert set(kl.ESTIMATORS) == set(CHOICES["kl_estimator"])
-    assert set(loss.LOG_RATIOS) == set(CHOICES["ratio"])
-    assert set(loss.POLICY_TERMS) == set(loss.CLIP_BINDS) == set(CHOICES["objective"])
-    assert set(loss.MISMATCH_LEVELS) == set(CHOICES["mismatch_level"])
-    assert {"none", *loss.MISMATCH_BOUNDS} == set(CHOICES["mismatch"])
+    assert set(loss.KL_IMPORTANCE) == set(CHOICES["kl_importance"])
+    assert set(loss_inputs.LOG_RATIOS) == set(CHOICES["ratio"])
+    terms = policy_terms.POLICY_TERMS
+    assert set(terms) == set(policy_terms.CLIP_BINDS) == set(CHOICES["objective"])
+    assert set(token_weights.MISMATCH_LEVELS) == set(CHOICES["mismatch_level"])
+    assert {"none", *token_weights.MISMATCH_BOUNDS} == set(CHOICES["mismatch"])
+    chosen = token_weights.SELECTIONS
+    assert set(chosen) == set(token_weights.EFFECTS) == set(CHOICES["select_tokens"])
+    assert set(advantage.WHITENED) == set(CHOICES["whiten"])
+    assert set(advantage.WHITENING_DIVISORS) == set(CHOICES["whiten_epsilon_rule"])
+    assert {"none", *advantage.DEGREES_LOST} == set(CHOICES["whiten_scale"])
+    regions = REGION_CHOICES
+    assert set(trust_region.MEASURES) == set(regions["measure"])
+    assert set(trust_region.BETWEEN) == set(regions["between"])
+    assert set(trust_region.LEVELS) == set(regions["level"])
+    assert set(trust_region.SIDES) == set(regions["side"])
 
 
 def test_every_field_has_its_docstring() -> None:

@@ -22,6 +22,7 @@ def make(seed: int = 0, spread: float = 0.4, lengths: list[int] = LENGTHS, paddi
     tensors = {"now": base, "mask": mask}
     for name in NAMES[1:]:
         tensors[name] = base + spread * torch.randn(rows, WIDTH, generator=generator, dtype=torch.float64)
+    tensors |= {name: tensors[name].clamp_max(-0.01) for name in NAMES if name != "entropy"}
     tensors["entropy"] = tensors["entropy"].abs()
     tensors["advantage"] = torch.randn(rows, 1, generator=generator, dtype=torch.float64)
     for name in NAMES:
@@ -33,7 +34,8 @@ def evaluate(
     policy: PolicyConfig, tensors: Tensors, totals: BatchTotals | None = None
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     log_prob = tensors["now"].clone().requires_grad_()
-    entropy = tensors["entropy"] - log_prob if policy.entropy_coef else None
+    reads_entropy = policy.uses_entropy or policy.select_tokens == "top_entropy"
+    entropy = tensors["entropy"] - log_prob if reads_entropy else None
     loss, metrics = objective(
         policy,
         log_prob,

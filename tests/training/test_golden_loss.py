@@ -36,6 +36,8 @@ def run(call: Call, inputs: Inputs) -> tuple[float, list[float], dict[str, float
         call.advantage,
         call.mask,
         totals=call.totals,
+        entropy=inputs.get("ent"),
+        environment=call.environment,
     )
     loss.backward()
     assert log_prob.grad is not None

@@ -21,7 +21,12 @@ def plain_batch(tensors: Tensors) -> Batch:
         ]
 
     advantage = tensors["advantage"][:, 0].tolist()
-    return Batch(rows("now"), rows("engine"), rows("trainer"), rows("ref"), advantage, WIDTH)
+    batch = Batch(rows("now"), rows("engine"), rows("trainer"), rows("ref"), advantage, WIDTH)
+    batch.entropy = [
+        [entropy - now for entropy, now in zip(*both, strict=True)]
+        for both in zip(rows("entropy"), batch.now, strict=True)
+    ]
+    return batch
 
 
 def test_every_preset_has_a_plain_counterpart() -> None:

@@ -30,6 +30,7 @@ def numbers(preset: str) -> tuple[str, str, str]:
         ref_log_prob=tensor([[-1.1, -0.6, -1.9], [-0.3, -1.4, 0.0]]),
         advantage=tensor([[1.0], [-0.5]]),
         mask=tensor([[1, 1, 1], [1, 1, 0]]),
+        entropy=tensor([[0.9, 0.3, 1.5], [0.2, 0.7, 0.0]]),
     )
     return f"{first:.6f}", f"{second:.6f}", f"{loss.item():.6f}"
 

@@ -16,7 +16,7 @@ from tests.training.scorers import REPEATS, make_learner
 from training import split_learner
 from training.learner import StepReport
 from training.local_learner import LocalLearner
-from training.loss import POLICY_TERMS, PROPORTIONAL, teaching_rows
+from training.policy_terms import POLICY_TERMS, PROPORTIONAL, teaching_rows
 
 NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
 SETTLED = (1, 2, 5)
@@ -74,8 +74,10 @@ def test_the_update_and_the_metrics_are_those_of_all_groups(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of every preset without its KL and entropy terms, and what tells equal rewards apart or leaves them out."""
+    """Of every preset without its other terms, and what tells equal rewards apart or leaves them out."""
     others: dict[str, Any] = {"kl_coef": 0.0, "kl_inference_coef": 0.0, "entropy_coef": 0.0}
+    others |= {"entropy_target": None, "environment_coef": 0.0, "covariance_penalty": 0.0}
+    others["whiten"] = "none"
     others |= {
         "dynamic_batching": False,
         "filter_range": None,
