@@ -59,7 +59,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "mismatch": ("none", "truncate", "mask"),
     "mismatch_level": ("token", "sequence", "sequence_mean"),
     "overlong_rule": ("punish", "zero_at_limit"),
-    "filter_on": ("success", "reward_std"),
+    "filter_on": ("success", "reward_std", "lead"),
 }
 
 NOT_NEGATIVE = (
@@ -256,7 +256,8 @@ class PolicyConfig:
     filter_range: list[float] | None = None
     """[low, high]: a group is trained on only if its statistic lies strictly inside."""
     filter_on: str = "success"
-    """That statistic: the group's `success` rate, or the population standard deviation `reward_std`."""
+    """That statistic: the group's `success` rate, the population standard deviation `reward_std`, or the `lead` of its
+    best reward over the second."""
     dynamic_batching: bool = False
     """Groups outside `filter_range` are replaced by new ones until the batch is full."""
     filter_attempts: int = 10

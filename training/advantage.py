@@ -263,6 +263,7 @@ def _reward_deviation(rewards: Tensor, success: Tensor, valid: Tensor) -> Tensor
 FILTER_STATISTICS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "success": _success_rate,
     "reward_std": _reward_deviation,
+    "lead": lambda rewards, success, valid: _lead(Rewards.of(rewards, valid)).sum(dim=1),
 }
 
 

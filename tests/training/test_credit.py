@@ -1,11 +1,15 @@
 """Which groups and completions are trained on, and what each is worth, of groups made by hand."""
 
 import math
+import statistics
+from typing import Any
 
 import pytest
 
-from config.policy import PolicyConfig
+from config.env import EnvConfig
+from config.policy import PolicyConfig, load_policy
 from envs.group import Group
+from envs.judging.judge import part_weights
 from tests.groups import make_completion, make_group
 from training.batch import collate
 from training.credit import credit, in_range, wants
@@ -88,3 +92,47 @@ def test_the_kl_may_be_part_of_the_reward() -> None:
     policy = PolicyConfig(kl_coef=0.1, kl_estimator="k1", kl_placement="reward", scale="none")
     credited = credit(policy, [group], batch, 9)
     assert credited.advantage[:, 0].tolist() == pytest.approx([0.05, -0.05])
+
+
+def test_parts_of_the_reward_are_normalised_one_by_one() -> None:
+    """Of two parts each has deviation 1 in its group, whatever its scale; one that no completion has says nothing."""
+    parts = [{"right": 1.0, "short": 30.0}, {"right": 0.0, "short": 10.0}, {"right": 0.0}]
+    group = make_group(0, [make_completion(2, sum(each.values()), each) for each in parts])
+    policy = load_policy("gdpo", whiten="none", epsilon=0.0)
+    weights = {"right": 1.0, "short": 0.5, "of another data set": 3.0}
+    found = credit(policy, [group], collate([group]), 9, weights).advantage[:, 0].tolist()
+
+    def z_scores(values: list[float]) -> list[float]:
+        mean, deviation = statistics.mean(values), statistics.stdev(values)
+        return [(value - mean) / deviation for value in values]
+
+    right, short = z_scores([1.0, 0.0, 0.0]), z_scores([30.0, 10.0, 0.0])
+    assert found == pytest.approx([a + 0.5 * b for a, b in zip(right, short, strict=True)], rel=1e-6)
+    alone = credit(policy, [group], collate([group]), 9).advantage[:, 0].tolist()
+    assert alone == pytest.approx(z_scores([31.0, 10.0, 0.0]), rel=1e-6)
+
+
+def test_a_discounted_batch_has_an_advantage_for_every_token() -> None:
+    group = make_group(0, [make_completion(3, 1.0), make_completion(2, 0.0)])
+    policy = PolicyConfig(scale="none", discount=0.5)
+    advantage = credit(policy, [group], collate([group]), 9).advantage
+    assert advantage.tolist() == [[0.125, 0.25, 0.5], [-0.25, -0.5, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("given", "weights"),
+    [
+        ({}, {}),
+        ({"reward": "exact"}, {}),
+        ({"reward_weights": {"accuracy": 1.0, "format": 0.2}}, {"accuracy": 1.0, "format": 0.2}),
+        ({"reward": ["exact", "m:brief"]}, {"exact": 1.0, "brief": 1.0}),
+        ({"reward": ["exact", "m:brief"], "reward_weights": [1.0, 0.2]}, {"exact": 1.0, "brief": 0.2}),
+    ],
+)
+def test_what_the_parts_of_a_reward_count(given: dict[str, Any], weights: dict[str, float]) -> None:
+    assert part_weights(EnvConfig(dataset="gsm8k", **given)) == weights
+
+
+def test_groups_can_be_filtered_by_the_lead_of_their_best() -> None:
+    groups = [rated(1.0, 0.0, 0.0), rated(1.0, 1.0, 0.0), rated(0.0, 0.0), rated(1.0), rated(1.0, errors=1)]
+    assert [wants(load_policy("pass_at_k"))(group) for group in groups] == [True, False, False, False, False]

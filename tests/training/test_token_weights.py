@@ -1,0 +1,179 @@
+"""What tokens count: choices among all of a batch do not depend on how it is split; an entropy's weight; ECHO."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from config.policy import PolicyConfig, load_policy
+from envs.group import Group, Verdict
+from tests.groups import drawn_from_tiny
+from tests.tiny import tiny_llama
+from tests.training.loss_batches import Tensors, make
+from tests.training.scorers import REPEATS, make_learner, scorer
+from training.aggregation import BatchTotals
+from training.batch import collate
+from training.credit import credit
+from training.entropy_control import EntropyControl
+from training.grpo_loss import GRPOLoss
+from training.local_learner import LocalLearner
+from training.loss import objective
+from training.loss_inputs import LossInputs
+from training.token_weights import TokenWeights, token_weights
+
+WHOLE = {
+    "top entropy": {"select_tokens": "top_entropy", "selected_share": 0.4},
+    "clip covariance": {
+        "select_tokens": "clip_covariance",
+        "covariance_range": [0.01, 5.0],
+        "selected_share": 0.2,
+    },
+    "kl covariance": {"select_tokens": "kl_covariance", "selected_share": 0.1, "objective": "none"},
+    "normalized": {"old_log_prob": "trainer", "mismatch": "truncate", "mismatch_normalize": True},
+    "kept tokens": {
+        "trust_regions": [{"low": 0.8, "high": 1.25}],
+        "count_dropped": False,
+        "kl_coef": 0.1,
+    },
+}
+
+
+def inputs_of(policy: PolicyConfig, tensors: Tensors, log_prob: torch.Tensor) -> LossInputs:
+    return LossInputs.of(
+        policy,
+        log_prob,
+        tensors["engine"],
+        tensors["trainer"],
+        tensors["ref"],
+        tensors["advantage"],
+        tensors["mask"],
+        tensors["entropy"],
+    )
+
+
+def loss_and_slope(
+    policy: PolicyConfig,
+    tensors: Tensors,
+    totals: BatchTotals | None = None,
+    weights: TokenWeights | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    log_prob = tensors["now"].clone().requires_grad_()
+    loss, _ = objective(
+        policy,
+        log_prob,
+        *(tensors[name] for name in ("engine", "trainer", "ref", "advantage", "mask")),
+        entropy=tensors["entropy"],
+        totals=totals,
+        weights=weights,
+    )
+    loss.backward()
+    assert log_prob.grad is not None
+    return loss.detach(), log_prob.grad
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_parts_of_a_batch_with_its_weights_add_up(name: str) -> None:
+    policy = load_policy("grpo", **({"kl_coef": 0.0} | WHOLE[name]))
+    assert policy.weighs_whole_batches
+    tensors = make(seed=5)
+    loss, slope = loss_and_slope(policy, tensors)
+    weights = token_weights(policy, inputs_of(policy, tensors, tensors["now"]))
+    mask = tensors["mask"] if policy.count_dropped else weights.kept
+    totals = BatchTotals.of(policy, mask)
+    parts = []
+    for rows in (slice(0, 3), slice(3, 4), slice(4, 10)):
+        part = {key: value[rows] for key, value in tensors.items()} | {"mask": mask[rows]}
+        penalty = None if weights.penalty is None else weights.penalty[rows]
+        mine = TokenWeights(weights.policy[rows], penalty, mask[rows])
+        parts.append(loss_and_slope(policy, part, totals.select(rows), mine))
+    torch.testing.assert_close(sum(part[0] for part in parts), loss, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(torch.cat([part[1] for part in parts]), slope, rtol=1e-12, atol=1e-15)
+    alone = []
+    for rows in (slice(0, 4), slice(4, 10)):
+        part = {key: value[rows] for key, value in tensors.items()}
+        alone.append(token_weights(policy, inputs_of(policy, part, part["now"])))
+    split = torch.cat([one.policy if one.penalty is None else one.penalty for one in alone])
+    together = weights.policy if weights.penalty is None else weights.penalty
+    assert torch.equal(split, together) == bool(policy.trust_regions)  # else each part would choose otherwise
+
+
+@pytest.fixture(scope="module")
+def groups() -> list[Group]:
+    drawn = drawn_from_tiny(num_groups=8, repeats=REPEATS)
+    for group in drawn:
+        for place, completion in enumerate(group.completions):
+            completion.verdict = Verdict((place * 7 + group.group_id) % 5 / 4, {}, "scored")
+    return drawn
+
+
+def gradient(learner: LocalLearner, groups: list[Group]) -> torch.Tensor:
+    found: list[torch.Tensor] = []
+
+    def read(*args: object) -> None:
+        model = learner.worker.model
+        found.append(torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None]))
+
+    handle = learner.worker.optimizer.register_step_pre_hook(read)
+    learner.step(learner.credit(groups))
+    handle.remove()
+    return found[0]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_step_does_not_depend_on_its_microbatches(name: str, groups: list[Group], tmp_path: Path) -> None:
+    policy = load_policy("grpo", **({"kl_coef": 0.0} | WHOLE[name]))
+    one, four = (
+        gradient(make_learner(tmp_path, policy, count, dtype=torch.float64), groups) for count in (1, 4)
+    )
+    assert one.any()
+    assert (one - four).norm() / one.norm() < 1e-6  # the weights of a batch are float32
+
+
+def test_the_weight_of_the_entropy_follows_its_target() -> None:
+    policy = PolicyConfig(entropy_coef=0.01, entropy_target=0.5, entropy_coef_step=0.004)
+    control = EntropyControl(policy, policy.entropy_coef)
+    seen = []
+    for entropy in (0.3, 0.5, 0.7, 0.9, 0.9, 0.2):
+        seen.append(round(control.applied, 6))
+        control.update(entropy)
+    assert seen == [0.01, 0.014, 0.01, 0.0, 0.0, 0.0]
+    assert (round(control.coef, 6), control.applied) == (0.004, control.coef)
+    fixed = EntropyControl(PolicyConfig(entropy_coef=0.01), 0.01)
+    fixed.update(9.0)
+    assert fixed.applied == 0.01
+
+
+def test_the_weight_of_the_entropy_goes_on_in_a_resumed_run(groups: list[Group], tmp_path: Path) -> None:
+    policy = load_policy("adaptive_entropy", entropy_target=100.0)
+    first, second = (make_learner(tmp_path, policy) for _ in range(2))
+    assert first.step(first.credit(groups)).metrics["loss/entropy_coef"] == 0.005
+    second.count_from(first.counters())
+    report = second.step(second.credit(groups)).metrics
+    assert report["loss/entropy_coef"] == pytest.approx(0.01)
+    assert report["loss/entropy"] == pytest.approx(-0.01 * report["entropy"], rel=1e-5)
+
+
+def test_what_the_environment_wrote_is_foreseen(groups: list[Group]) -> None:
+    """The middle third of every completion is the environment's: minus its mean log-prob, by its own count."""
+    policy = load_policy("echo", environment_coef=0.5)
+    written = []
+    for group in groups:
+        completions = []
+        for one in group.completions:
+            third = len(one.token_ids) // 3
+            mine = [not third <= place < 2 * third for place in range(len(one.token_ids))]
+            completions.append(replace(one, sampled=mine))
+        written.append(replace(group, completions=completions))
+    batch = credit(policy, written, collate(written), max_tokens=9)
+    loss = GRPOLoss(scorer(tiny_llama(), True), policy)
+    out = loss(batch)
+    environment = batch.tokens.response_mask & ~batch.tokens.loss_mask
+    assert environment.any()
+    scored = batch.tokens.copy()
+    scored.loss_mask = environment
+    foreseen = loss.scorer(scored).log_prob[environment].mean()
+    assert out["loss_environment"].item() == pytest.approx(-0.5 * foreseen.item(), rel=1e-5)
+    plain = GRPOLoss(loss.scorer, load_policy("echo", environment_coef=0.0))(batch)
+    assert plain["loss_environment"].item() == 0
+    assert out["loss_objective"].item() == pytest.approx(plain["loss_objective"].item(), abs=1e-6)
