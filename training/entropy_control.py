@@ -7,21 +7,21 @@ from config.policy import PolicyConfig
 
 @dataclass
 class EntropyControl:
-    """coef: the weight as it is now. entropy: mean of the last step, in nats; 0 before the first."""
+    """coef: the weight as it is now. low: the mean entropy of the last step was at the target or below."""
 
     policy: PolicyConfig
     coef: float
-    entropy: float = 0.0
+    low: bool = False
 
     @property
     def applied(self) -> float:
         """The weight that the next step takes: none while the entropy is above its target."""
-        target = self.policy.entropy_target
-        return self.coef if target is None or self.entropy <= target else 0.0
+        return self.coef if self.policy.entropy_target is None or self.low else 0.0
 
     def update(self, entropy: float) -> None:
-        """After a step whose mean entropy was `entropy`."""
-        self.entropy = entropy
-        if self.policy.entropy_target is not None:
-            change = self.policy.entropy_coef_step
-            self.coef = max(0.0, self.coef + (change if entropy < self.policy.entropy_target else -change))
+        """After a step whose mean entropy was `entropy`, in nats."""
+        target, change = self.policy.entropy_target, self.policy.entropy_coef_step
+        if target is None:
+            return
+        self.low = entropy <= target
+        self.coef = max(0.0, self.coef + (change if entropy < target else -change))

@@ -57,10 +57,8 @@ class SplitLearner(ABC):
     def counters(self) -> dict[str, float]:
         """What a checkpoint holds of a learner beside what its workers have."""
         control = self.entropy_control
-        return {name: vars(self)[name] for name in COUNTERS} | {
-            "entropy_coef": control.coef,
-            "entropy": control.entropy,
-        }
+        entropy = {"entropy_coef": control.coef, "entropy_low": control.low}
+        return {name: vars(self)[name] for name in COUNTERS} | entropy
 
     def count_from(self, state: Mapping[str, Any]) -> None:
         """Go on from the `counters` in `state`."""
@@ -68,7 +66,7 @@ class SplitLearner(ABC):
             state[name] for name in COUNTERS
         )
         if self.config.policy.entropy_target is not None and "entropy_coef" in state:
-            self.entropy_control.coef, self.entropy_control.entropy = state["entropy_coef"], state["entropy"]
+            self.entropy_control.coef, self.entropy_control.low = state["entropy_coef"], state["entropy_low"]
 
     @abstractmethod
     def _gradients(self, shares: list[list[Piece]]) -> list[Part]:

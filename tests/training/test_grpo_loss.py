@@ -15,7 +15,7 @@ from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS, make_learner, scorer
 from training.aggregation import BatchTotals
-from training.batch import Batch, collate
+from training.batch import Batch, collate, environment_tokens
 from training.credit import credit
 from training.grpo_loss import LOSSES, GRPOLoss
 from training.loss import objective
@@ -23,7 +23,7 @@ from training.loss_metrics import finalize_metrics, merge_metrics
 from training.shares import share_out
 
 NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
-FULL = {"kl_coef": 0.1, "kl_inference_coef": 0.05, "entropy_coef": 0.01}
+FULL = {"kl_coef": 0.1, "kl_inference_coef": 0.05, "entropy_coef": 0.01, "environment_coef": 0.1}
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +72,7 @@ def test_its_terms_sum_to_the_objective(preset: str, groups: list[Group]) -> Non
         batch.advantage,
         batch.mask,
         entropy=scores.entropy,
+        environment=environment_tokens(batch.tokens, batch.mask) if policy.environment_coef else None,
     )
     assert torch.equal(loss.total(out), expected)
     assert torch.equal(out["log_prob"], scores.log_prob.detach())
@@ -101,7 +102,7 @@ def test_what_it_is_given_and_gives(groups: list[Group]) -> None:
 def test_a_term_that_the_policy_lacks_is_zero(groups: list[Group]) -> None:
     policy = PolicyConfig(kl_coef=0.0)
     out = loss_of(policy)(credited(policy, groups))
-    assert [out[name].item() for name in LOSSES[1:]] == [0.0] * 3
+    assert [out[name].item() for name in LOSSES[1:]] == [0.0] * 4
 
 
 def test_keys_can_be_renamed(groups: list[Group]) -> None:
