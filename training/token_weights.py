@@ -32,7 +32,7 @@ def token_weights(policy: PolicyConfig, inputs: LossInputs) -> TokenWeights:
     kept = kept_by(policy.trust_regions, inputs)
     weight = mismatch_weight(policy, inputs) * _not_skipped(policy, inputs)
     if policy.trust_regions:
-        weight = weight * kept
+        weight = torch.where(kept, weight, 0.0)  # a weight that is left out may be infinite
     chosen = SELECTIONS[policy.select_tokens](policy, inputs)
     factor, penalty = EFFECTS[policy.select_tokens](policy, chosen, weight.dtype)
     if factor is not None:
