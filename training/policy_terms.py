@@ -30,10 +30,14 @@ def _clamp(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
     return -_clipped(policy, inputs.ratio) * inputs.advantage
 
 
+def _either(condition: Tensor, first: float, second: float, like: Tensor) -> Tensor:
+    """`first` where `condition` holds, `second` elsewhere, in the dtype and on the device of `like`."""
+    return torch.where(condition, like.new_full((), first), like.new_full((), second))
+
+
 def _soft_clip(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
-    positive = inputs.ratio.new_tensor(policy.soft_clip_temperature_positive)
-    negative = inputs.ratio.new_tensor(policy.soft_clip_temperature_negative)
-    temperature = torch.where(inputs.advantage > 0, positive, negative)
+    first, second = policy.soft_clip_temperature_positive, policy.soft_clip_temperature_negative
+    temperature = _either(inputs.advantage > 0, first, second, inputs.ratio)
     gate = torch.sigmoid(temperature * (inputs.ratio - 1)) * 4 / temperature
     return -gate * inputs.advantage
 
@@ -59,10 +63,7 @@ def _vespo(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
         log_w = log_w + row_sum(_log_mismatch(policy, inputs), inputs.mask)
     log_w = log_w.clamp(LOG_W_MIN, LOG_W_MAX)
     positive = inputs.advantage >= 0
-    power, slope = (
-        torch.where(positive, inputs.ratio.new_tensor(first), inputs.ratio.new_tensor(second))
-        for first, second in (VESPO_POWERS, VESPO_SLOPES)
-    )
+    power, slope = (_either(positive, *pair, inputs.ratio) for pair in (VESPO_POWERS, VESPO_SLOPES))
     phi = (slope + power * log_w - slope * log_w.exp()).exp()
     return -phi * inputs.advantage * inputs.log_prob
 
