@@ -1,0 +1,158 @@
+"""The elements of an answer that has several, and the names that they are given. Pure text, no sympy.
+
+    \\{1,2\\}   1, 2   1 and 2   1;2      a set or a bare list: its order says nothing
+    (1,2)   [1,2)   (1;2)                a point or an interval: ordered
+    x=1, y=2        (x,y)=(1,2)          a record: by name; against one without names, in its order
+    x=1, x=2        x=1 or 2             values of one name: a list
+    p=5,q=2;p=7,q=2                      records: a list of points
+"""
+
+import re
+from dataclasses import dataclass
+
+from envs.verifiers.latex import split_top
+
+_AND = re.compile(
+    r"(?<=[\d)}\]!]) ?(?:and|or) ?(?=[-+\d(\\\[{|a-zA-Z])|(?<=[a-zA-Z]) (?:and|or) (?=\S)"
+    r"|(?<=[a-zA-Z]) (?:and|or)(?=[-+(\\\[{])"
+)
+_MARKED_NAME = re.compile(r"\\(?:overline|overrightarrow|vec|widehat|hat|bar|angle|triangle|measuredangle) ?")
+_LETTER = r"(?:[a-zA-Z]|\\(?!frac|sqrt|in|cdot|times|pi(?![a-zA-Z]))[a-z]+)(?:_(?:\w|\{\w+\}))?'*"
+_CALL = rf"{_LETTER}(?:\^\{{-1\}})?\([^()=<>]{{1,20}}\)"
+_NAME = re.compile(
+    rf"(?P<name>\|?(?:{_CALL}|{_LETTER}|m?[A-Z]{{2,4}}|[A-Z]?[a-z]{{3,}}(?: [a-z]+){{0,3}})\|?)(?:=|\\in(?![a-z]))(?P<value>.+)",
+    re.DOTALL,
+)
+_NAMES = re.compile(r"\((?P<names>[^()=]+)\)=(?P<values>\(.+\))", re.DOTALL)
+_TERM = re.compile(r"[a-z](?:[-+]?[a-z])+=(?P<value>[^=]+(?:=.+)?)")
+_OPEN, _CLOSE = "([", ")]"
+
+
+@dataclass(frozen=True)
+class Named:
+    """Values by name, in their order. `chunks` times the same names, each time with other values."""
+
+    names: tuple[str, ...]
+    values: tuple[tuple[str, ...], ...]
+
+    def text(self, names: tuple[str, ...]) -> str:
+        """As a list of points, or of numbers where there is one name; the values in the order of `names`."""
+        places = [self.names.index(name) for name in names]
+        chunks = [[chunk[place] for place in places] for chunk in self.values]
+        if len(names) == 1:
+            return ",".join(chunk[0] for chunk in chunks)
+        return ",".join(f"({','.join(chunk)})" for chunk in chunks)
+
+
+def without_names(left: str, right: str) -> tuple[str, str]:
+    """Both without the names of their values, in one order, where their names allow it; else as they are.
+
+    A name that only one of the two has says nothing; two names must be the same.
+    """
+    if "=" not in left and "=" not in right and "\\in" not in left and "\\in" not in right:
+        return left, right
+    first, second = _named(left), _named(right)
+    if first and second:
+        if set(first.names) != set(second.names):
+            return left, right
+        return first.text(second.names), second.text(second.names)
+    if first and "=" not in right:
+        return first.text(first.names), _as_point(right, first)
+    if second and "=" not in left:
+        return _as_point(left, second), second.text(second.names)
+    return left, right
+
+
+def value_of_term(text: str) -> str:
+    """What `a+b=11` says that letters alone add up or multiply to: `11`; any other text stays."""
+    found = _TERM.fullmatch(text)
+    if found is None:
+        return text
+    letters = re.findall("[a-z]", text.partition("=")[0])
+    return found["value"] if len(set(letters)) == len(letters) else text
+
+
+def _as_point(text: str, other: Named) -> str:
+    """A bare list as the point that it is beside a record: `4,5` beside `AB=4,CD=5` is ordered."""
+    if len(other.names) < 2 or len(other.values) > 1:
+        return text
+    found = items(text)
+    return f"({','.join(found[1])})" if found and found[0] == "" and len(found[1]) == len(other.names) else text
+
+
+def _named(text: str) -> Named | None:
+    """The names and values of an answer; None where it, or an element of it, has no name."""
+    if "=" not in text and "\\in" not in text:
+        return None
+    if found := _NAMES.fullmatch(text):
+        return _tuple_named(found["names"], found["values"])
+    parts = _pieces(text)
+    found = [_NAME.fullmatch(part.strip()) for part in parts]
+    if found[0] is None:
+        return None
+    if len(parts) > 1 and not any(found[1:]):
+        return Named((_plain(found[0]["name"]),), tuple((part,) for part in [found[0]["value"], *parts[1:]]))
+    if None in found:
+        return None
+    names = [_plain(each["name"]) for each in found if each]
+    values = [each["value"] for each in found if each]
+    distinct = tuple(dict.fromkeys(names))
+    width = len(distinct)
+    if names != list(distinct) * (len(names) // width):
+        return None
+    return Named(distinct, tuple(tuple(values[at : at + width]) for at in range(0, len(values), width)))
+
+
+def _tuple_named(names: str, values: str) -> Named | None:
+    """Of `(p,q)=(3,2)`, also with several points on the right."""
+    keys = tuple(_plain(name.strip()) for name in names.split(","))
+    points = [items(point.strip()) for point in _pieces(values)]
+    if len(points) > 1 and all(point is None for point in points) or len(set(keys)) < len(keys):
+        return None
+    if any(point is None or point[0] != "()" or len(point[1]) != len(keys) for point in points):
+        return None
+    return Named(keys, tuple(tuple(point[1]) for point in points if point))
+
+
+def _plain(name: str) -> str:
+    return _MARKED_NAME.sub("", name).strip("|{} ").replace("{", "").replace("}", "")
+
+
+def _pieces(text: str) -> list[str]:
+    """Cut at commas, semicolons, `and` and `or` outside every bracket."""
+    pieces = split_top(text, (",", ";"))
+    return [element for piece in pieces for element in _AND.split(piece)]
+
+
+def alternatives(text: str) -> list[str]:
+    """Cut at `or` and `\\cup`, which join conditions and sets."""
+    return [element for piece in split_top(text, ("\\cup",)) for element in re.split(r"(?<![a-z]) ?or ?(?![a-z]{2})", piece)]
+
+
+def items(text: str) -> tuple[str, list[str]] | None:
+    """Brackets and elements of a list of two or more, or of a set in braces; None for anything else."""
+    if text.startswith("\\{") and text.endswith("\\}") and len(split_top(text, (",", ";"))) == 1:
+        return "{}", _pieces(text[2:-2])
+    if text[:1] in ("(", "[", "{") and text[-1:] in (")", "]", "}") and text:
+        inside = split_top(text[1:-1], (",", ";"))
+        if len(inside) > 1 and len(split_top(text, (",", ";"))) == 1:
+            braced = text[0] == "{" and text[-1] == "}"
+            return ("{}" if braced else text[0] + text[-1]), inside
+    elements = _pieces(text)
+    return ("", elements) if len(elements) > 1 else None
+
+
+def with_both_signs(elements: list[str]) -> list[str]:
+    """Each element with a `\\pm` as two: `\\pm 1, 3` is 1, -1 and 3."""
+    return [each for element in elements for each in both_signs(element)]
+
+
+def both_signs(text: str) -> list[str]:
+    """`a\\pm b` as a+b and a-b, `\\mp` the other way round; with two or more of a kind, or none, the text itself."""
+    if text.count("\\pm") != 1 or text.count("\\mp") > 1:
+        return [text]
+    pairs = ((("\\pm", "+"), ("\\mp", "-")), (("\\pm", "-"), ("\\mp", "+")))
+    texts = []
+    for (plus, sign), (minus, other) in pairs:
+        texts.append(text.replace(plus, sign).replace(minus, other).removeprefix("+"))
+    return texts
