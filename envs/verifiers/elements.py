@@ -135,11 +135,21 @@ def items(text: str) -> tuple[str, list[str]] | None:
         return "{}", _pieces(text[2:-2])
     if text[:1] in ("(", "[", "{") and text[-1:] in (")", "]", "}") and text:
         inside = split_top(text[1:-1], (",", ";"))
-        if len(inside) > 1 and len(split_top(text, (",", ";"))) == 1:
+        if len(inside) > 1 and _encloses(text):
             braced = text[0] == "{" and text[-1] == "}"
             return ("{}" if braced else text[0] + text[-1]), inside
     elements = _pieces(text)
     return ("", elements) if len(elements) > 1 else None
+
+
+def _encloses(text: str) -> bool:
+    """Whether the first bracket of a text ends with it."""
+    depth = 0
+    for place, character in enumerate(text):
+        depth += (character in "({[") - (character in ")}]")
+        if depth == 0:
+            return place == len(text) - 1
+    return False
 
 
 def with_both_signs(elements: list[str]) -> list[str]:

@@ -28,7 +28,7 @@ from fractions import Fraction
 from envs.verifiers.bounds import is_bounded
 from envs.verifiers.characters import currencies, in_latex
 from envs.verifiers.elements import both_signs, items, value_of_term, with_both_signs, without_names
-from envs.verifiers.extract import NOT_VARIABLES, boxed, chain_end, from_prose
+from envs.verifiers.extract import NOT_VARIABLES, boxed_together, chain_end, from_prose
 from envs.verifiers.formulas import equal_in_value, ratio
 from envs.verifiers.intervals import Interval, Reals, read_reals, relation_signs
 from envs.verifiers.latex import canonical, split_top
@@ -66,9 +66,9 @@ def same_answer(given: str, gold: str) -> bool:
     if given == gold and gold.isascii() and gold.isdigit():
         return True
     if "\\boxed" in given:
-        given = boxed(given) or ""
+        given = boxed_together(given) or ""
     if "\\boxed" in gold:
-        gold = boxed(gold) or gold
+        gold = boxed_together(gold) or gold
     if len(given) > MAX_GIVEN_CHARACTERS:
         return False
     if not (given.isascii() and gold.isascii()):
@@ -193,7 +193,7 @@ def _same_matrix(left: str, right: str) -> bool | None:
     if found[0] is None or found[1] is None:
         return False
     rows = [
-        [row.split("&") for row in re.split(r"\\\\", match[1].strip("\\")) if row] for match in found if match
+        [row.split("&") for row in match[1].split("\\\\") if row.strip("\\")] for match in found if match
     ]
     if [len(row) for row in rows[0]] != [len(row) for row in rows[1]]:
         return False

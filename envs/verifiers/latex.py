@@ -22,7 +22,7 @@ _ALIASES = {
     **dict.fromkeys(("lor", "vee"), " or "),
     **dict.fromkeys(("land", "wedge"), " and "),
     **{"lt": "<", "gt": ">", "colon": ":", "ratio": ":", "lbrace": "\\{", "rbrace": "\\}"},
-    **{"langle": "(", "rangle": ")", "R": "\\mathbb{R}", "backslash": "\\setminus "},
+    **{"lg": "\\log_{10} ", "langle": "(", "rangle": ")", "R": "\\mathbb{R}", "backslash": "\\setminus "},
 }
 _COMMAND = re.compile(r"\\([a-zA-Z]+)\s*")
 _ESCAPED_TWICE = re.compile(

@@ -55,7 +55,7 @@ def math(text: str, gold: Any, env: EnvConfig) -> Parts:
 def boxed(text: str, gold: Any, env: EnvConfig) -> Parts:
     """The last `\\boxed{}` after the thoughts."""
     spoken = extract.after_thinking(text)
-    given = extract.boxed(spoken) if spoken is not None else None
+    given = extract.boxed_together(spoken) if spoken is not None else None
     return _parts(given, gold, bool(given))
 
 
@@ -83,7 +83,7 @@ def dapo(text: str, gold: Any, env: EnvConfig) -> Parts:
     spoken = extract.after_thinking(text)
     given = extract.answer_line(spoken) if spoken is not None else None
     if given is not None and "\\boxed" in given:
-        given = extract.boxed(given)
+        given = extract.boxed_together(given)
     return _parts(given, gold, given is not None)
 
 
