@@ -16,14 +16,16 @@ _AND = re.compile(
     r"(?<=[\d)}\]!]) ?(?:and|or) ?(?=[-+\d(\\\[{|a-zA-Z])|(?<=[a-zA-Z]) (?:and|or) (?=\S)"
     r"|(?<=[a-zA-Z]) (?:and|or)(?=[-+(\\\[{])"
 )
+_AFTER_COMMA = re.compile(r"(?<=[,;]) ?(?:and|or)(?![a-z])")
 _MARKED_NAME = re.compile(r"\\(?:overline|overrightarrow|vec|widehat|hat|bar|angle|triangle|measuredangle) ?")
+_MARKED = r"\\(?:overline|overrightarrow|vec|widehat|hat|bar)\{[a-zA-Z]{1,3}\}|\\(?:angle|triangle) ?[A-Z]{1,3}"
 _LETTER = r"(?:[a-zA-Z]|\\(?!frac|sqrt|in|cdot|times|pi(?![a-zA-Z]))[a-z]+)(?:_(?:\w|\{\w+\}))?'*"
 _CALL = rf"{_LETTER}(?:\^\{{-1\}})?\([^()=<>]{{1,20}}\)"
 _NAME = re.compile(
-    rf"(?P<name>\|?(?:{_CALL}|{_LETTER}|m?[A-Z]{{2,4}}|[A-Z]?[a-z]{{3,}}(?: [a-z]+){{0,3}})\|?)(?:=|\\in(?![a-z]))(?P<value>.+)",
+    rf"(?P<name>\|?(?:{_MARKED}|{_CALL}|{_LETTER}|m?[A-Z]{{2,4}}|[A-Z]?[a-z]{{4,}}(?: [a-z]+){{0,3}})\|?)(?:=|\\in(?![a-z]))(?P<value>.+)",
     re.DOTALL,
 )
-_NAMES = re.compile(r"\((?P<names>[^()=]+)\)=(?P<values>\(.+\))", re.DOTALL)
+_NAMES = re.compile(r"\((?P<names>[^()=]+)\)(?:=|\\in)(?P<values>\([^=]+\)|\\\{\([^=]+\)\\\})", re.DOTALL)
 _TERM = re.compile(r"[a-z](?:[-+]?[a-z])+=(?P<value>[^=]+(?:=.+)?)")
 _OPEN, _CLOSE = "([", ")]"
 
@@ -87,6 +89,11 @@ def _named(text: str) -> Named | None:
     if found := _NAMES.fullmatch(text):
         return _tuple_named(found["names"], found["values"])
     parts = _pieces(text)
+    points = [_NAMES.fullmatch(part.strip()) for part in parts]
+    if all(points):
+        read = [_tuple_named(point["names"], point["values"]) for point in points if point]
+        alike = [each for each in read if each and read[0] and each.names == read[0].names]
+        return Named(alike[0].names, sum((each.values for each in alike), ())) if len(alike) == len(read) else None
     found = [_NAME.fullmatch(part.strip()) for part in parts]
     if found[0] is None:
         return None
@@ -106,10 +113,9 @@ def _named(text: str) -> Named | None:
 def _tuple_named(names: str, values: str) -> Named | None:
     """Of `(p,q)=(3,2)`, also with several points on the right."""
     keys = tuple(_plain(name.strip()) for name in names.split(","))
-    points = [items(point.strip()) for point in _pieces(values)]
-    if len(points) > 1 and all(point is None for point in points) or len(set(keys)) < len(keys):
-        return None
-    if any(point is None or point[0] != "()" or len(point[1]) != len(keys) for point in points):
+    inside = values[2:-2] if values.startswith("\\{") else values
+    points = [items(point.strip()) for point in _pieces(inside)]
+    if len(set(keys)) < len(keys) or any(point is None or point[0] != "()" or len(point[1]) != len(keys) for point in points):
         return None
     return Named(keys, tuple(tuple(point[1]) for point in points if point))
 
@@ -120,7 +126,7 @@ def _plain(name: str) -> str:
 
 def _pieces(text: str) -> list[str]:
     """Cut at commas, semicolons, `and` and `or` outside every bracket."""
-    pieces = split_top(text, (",", ";"))
+    pieces = split_top(_AFTER_COMMA.sub("", text), (",", ";"))
     return [element for piece in pieces for element in _AND.split(piece)]
 
 
@@ -161,6 +167,7 @@ def both_signs(text: str) -> list[str]:
     """`a\\pm b` as a+b and a-b, `\\mp` the other way round; with two or more of a kind, or none, the text itself."""
     if text.count("\\pm") != 1 or text.count("\\mp") > 1:
         return [text]
+    text = re.sub(r"(\\[pm][mp]) ", r"\1", text)
     pairs = ((("\\pm", "+"), ("\\mp", "-")), (("\\pm", "-"), ("\\mp", "+")))
     texts = []
     for (plus, sign), (minus, other) in pairs:

@@ -30,7 +30,7 @@ from envs.verifiers.characters import currencies, in_latex
 from envs.verifiers.elements import both_signs, items, value_of_term, with_both_signs, without_names
 from envs.verifiers.extract import NOT_VARIABLES, boxed_together, chain_end, from_prose
 from envs.verifiers.formulas import equal_in_value, ratio
-from envs.verifiers.intervals import Interval, Reals, read_reals, relation_signs
+from envs.verifiers.intervals import INFINITY, Interval, Reals, read_reals, relation_signs
 from envs.verifiers.latex import canonical, split_top
 from envs.verifiers.numbers import is_worked_out, parse_number, plain, same_number
 from envs.verifiers.phrases import same_phrase
@@ -63,8 +63,8 @@ LEAST_EXPONENT = 3
 
 def same_answer(given: str, gold: str) -> bool:
     """Whether a final answer, as written, is the gold. Symmetric except for names and units the gold leaves out."""
-    if given == gold and gold.isascii() and gold.isdigit():
-        return True
+    if gold.isdigit() and given.isdigit() and (gold + given).isascii():
+        return gold.lstrip("0") == given.lstrip("0")  # most verdicts are on whole numbers
     if "\\boxed" in given:
         given = boxed_together(given) or ""
     if "\\boxed" in gold:
@@ -87,17 +87,15 @@ def same_answer(given: str, gold: str) -> bool:
         return True
     if max(len(left), len(right)) > MAX_FORMULA_CHARACTERS:
         return False
+    if "\\approx" in right and "\\approx" not in left:
+        return any(_same(left, side) for side in right.split("\\approx"))
     return _same(left, right) or same_phrase(given, left, right) or _same_prose(given, left, right)
 
 
 def _same_prose(given: str, left: str, right: str) -> bool:
     """Whether the sentence that a final answer is claims the gold."""
-    for sentence in (given, left):
-        spoken = from_prose(sentence)
-        if spoken != sentence:
-            spoken = canonical(spoken)
-            return spoken not in ("", left) and _same(spoken, right)
-    return False
+    claims = {from_prose(sentence) for sentence in (given, left)} - {given, left}
+    return any(claim not in ("", left) and _same(claim, right) for claim in map(canonical, claims))
 
 
 def _same(left: str, right: str) -> bool:
@@ -226,7 +224,10 @@ def _same_reals(left: str, right: str) -> bool | None:
 
 def _may_be_sets(first: Reals, second: Reals) -> bool:
     """Two pairs of numbers may as well be points."""
-    return first.as_condition or second.as_condition or len(first.intervals) > 1 or len(second.intervals) > 1
+    return any(
+        reals.as_condition or len(reals.intervals) > 1 or reals.intervals[0].low.endswith(INFINITY)
+        for reals in (first, second)
+    )
 
 
 def _same_interval(left: Interval, right: Interval) -> bool:

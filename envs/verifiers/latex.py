@@ -30,29 +30,40 @@ _ESCAPED_TWICE = re.compile(
 )
 _NO_SIDE = re.compile(r"\\(?:left|right)\s*\.")
 _SPACE = r"(?<!\\)\\[,;:!> ]"
-_STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"(?<=\d),?\\!\s*(?=\d{3}(?!\d))", ""),
-        (rf"(?<=\d)(?:{_SPACE}|~|\{{,\}}|,{_SPACE})+(?=\d{{3}}(?!\d))", ""),
-        (r"(?<!\\)\\!", ""),
-        (r"(?<=[\d)}\]])\s*\\q?quad\s*(?=-?[\d(]|-?\\(?:frac|sqrt|pi)|[a-zA-Z](?:_\S)?\s*=)", ", "),
-        (rf"{_SPACE}|~|\\q?quad(?![a-zA-Z])", " "),
-        (r"\{bmatrix\}", "{pmatrix}"),
-        (r"\^\s*(?:\\circ|\{\s*\\circ\s*\}|\\degree)(?![a-zA-Z])|\\degree(?![a-zA-Z])", ""),
-        (r"(?<!\\)\\[()\[\]]|\\?\$", ""),
-        (r"\\?%", ""),
-        (r"\*\*", "^"),
-        (r"!=", r"\\neq "),
-        (r"<=", r"\\leq "),
-        (r">=", r"\\geq "),
-        (r"(?<![\w)}])\+\s*\\infty", r"\\infty"),
-        (r"\\\{\s*\\\}", r"\\emptyset"),
-        (r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}", r"\\binom{\1}{\2}"),
-        (r"\((\w+)\)(?=_)", r"\1"),
-        (r"_\{\((\d+)\)\}", r"_{\1}"),
+_STEPS: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
+    (mark, re.compile(pattern), replacement)
+    for mark, pattern, replacement in (
+        ("\\!", r"(?<=\d),?\\!\s*(?=\d{3}(?!\d))", ""),
+        ("\\", rf"(?<=\d)(?:{_SPACE}|~|\{{,\}}|,{_SPACE})+(?=\d{{3}}(?!\d))", ""),
+        ("{,}", rf"(?<=\d)(?:{_SPACE}|~|\{{,\}}|,{_SPACE})+(?=\d{{3}}(?!\d))", ""),
+        ("~", r"(?<=\d)~(?=\d{3}(?!\d))", ""),
+        ("\\!", r"(?<!\\)\\!", ""),
+        ("quad", r"(?<=[\d)}\]])\s*\\q?quad\s*(?=-?[\d(]|-?\\(?:frac|sqrt|pi)|[a-zA-Z](?:_\S)?\s*=)", ", "),
+        ("\\", rf"{_SPACE}|\\q?quad(?![a-zA-Z])", " "),
+        ("~", r"~", " "),
+        ("bmatrix", r"\{bmatrix\}", "{pmatrix}"),
+        ("circ", r"\^\s*(?:\\circ|\{\s*\\circ\s*\})(?![a-zA-Z])", ""),
+        ("degree", r"(?:\^\s*)?\\degree(?![a-zA-Z])", ""),
+        ("\\", r"(?<!\\)\\[()\[\]]", ""),
+        ("$", r"\\?\$", ""),
+        ("%", r"\\?%", ""),
+        ("approx", r"^\\approx(?![a-z])", ""),
+        ("sqrt", r"(?<![\\a-zA-Z])sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
+        ("pi", r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
+        ("log", r"(?<![\\a-zA-Z])log(?=[ (_^])", r"\\log "),
+        ("**", r"\*\*", "^"),
+        (" to ", r"(?<=\d) to (?=\d)", ":"),
+        ("!=", r"!=", r"\\neq "),
+        ("<=", r"<=", r"\\leq "),
+        (">=", r">=", r"\\geq "),
+        ("\\infty", r"(?<![\w)}])\+\s*\\infty", r"\\infty"),
+        ("\\{", r"\\\{\s*\\\}", r"\\emptyset"),
+        ("choose", r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}", r"\\binom{\1}{\2}"),
+        (")_", r"\((\w+)\)(?=_)", r"\1"),
+        ("_{(", r"_\{\((\d+)\)\}", r"_{\1}"),
     )
 )
+"""A mark without which there is nothing to do, what is replaced, and by what."""
 _WORDS = re.compile(
     r"\\(?:text|textbf|textit|textrm|textsf|texttt|textnormal|mathrm|mathbf|mathit|mathsf|boldsymbol|mbox|hbox"
     r"|operatorname)\s*\{([^{}]*)\}"
@@ -84,14 +95,16 @@ def canonical(text: str) -> str:
     text = in_latex(text.strip(_EDGES).rstrip(_TRAILING))
     if "\\" in text:
         text = _without_commands(text)
-    for pattern, replacement in _STEPS:
-        text = pattern.sub(replacement, text)
+    for mark, pattern, replacement in _STEPS:
+        if mark in text:
+            text = pattern.sub(replacement, text)
     text = " ".join(text.split()).strip(_EDGES).rstrip(_TRAILING)
     if text[:1] not in "([{\\":
         text = _THOUSANDS.sub(lambda found: found.group().replace(",", ""), text)
     text = _LOOSE_SPACE.sub("", text)
     text = _braced_fractions(text)
-    text = _BARE_ROOT.sub(r"\\sqrt{\1}", text)
+    if "\\sqrt" in text:
+        text = _BARE_ROOT.sub(r"\\sqrt{\1}", text)
     return without_brackets(_SHORT_GROUP.sub(r"\1\2", text))
 
 
@@ -156,7 +169,7 @@ def without_brackets(text: str) -> str:
     for character in inner if count else "":
         depth += (character in "({[") - (character in ")}]")
         lowest = min(lowest, depth)
-        comma = comma or (character == "," and depth <= 0)
+        comma = comma or (character in ",;" and depth <= 0)
     kept = -lowest + (1 if comma and lowest == 0 else 0)
     if depth or not inner or kept >= count:
         return text

@@ -5,11 +5,12 @@ from fractions import Fraction
 
 _CHOICE = re.compile(r"[A-J]")
 _CHOSEN = re.compile(
-    r"(?:\\text(?:bf)?\{)?(?:(?:option|choice|answer) )?(?:\((?P<inside>[A-J])\)|(?P<letter>[A-J])[).:])\}?"
+    r"(?:\\text(?:bf)?\{)?(?:(?:option|choice|answer) (?P<named>[A-J])\b|(?:(?:option|choice|answer) )?"
+    r"(?:\((?P<inside>[A-J])\)|(?P<letter>[A-J])[).:]))\}?"
     r"(?:(?:\s|\\ |\\quad)+(?!\s*(?:or|and)\b)[^-+*/=^<>,\s].*)?",
     re.IGNORECASE | re.DOTALL,
 )
-_OTHER_CHOICE = re.compile(r"\([A-J]\)")
+_OTHER_CHOICE = re.compile(r"(?<![A-Za-z])[A-J]\)")
 _SEVERAL = re.compile(r"[A-H]{2,8}")
 _LETTERS = re.compile(r"\(?[A-H]\)?(?:(?:,| and |,? ?and ?)\(?[A-H]\)?)+")
 _TIME = re.compile(r"(\d{1,2}(?::\d{2})?) ?([ap])\.? ?m\.?", re.IGNORECASE)
@@ -43,7 +44,7 @@ def chosen(given: str) -> str | None:
     found = _CHOSEN.fullmatch(given.strip(" $.*\n"))
     if found is None:
         return None
-    letter = found["inside"] or found["letter"]
+    letter = found["named"] or found["inside"] or found["letter"]
     others = _OTHER_CHOICE.findall(given)
     return letter.upper() if len(others) <= 1 else None
 

@@ -35,7 +35,10 @@ _NAMES = {
     "volt": "",
     "ampere": "amp",
 }
-_ONE_NAME = {other: name for name, others in _NAMES.items() for other in others.split()}
+_ONE_NAME = {other: name for name, others in _NAMES.items() for other in others.split()} | {
+    **{"m": "meter", "s": "second", "h": "hour", "g": "gram", "l": "liter"}
+}
+_KNOWN = frozenset((*_NAMES, "cubic", "unit", "units"))
 _LETTERS = {
     **{"m": "meters", "s": "seconds", "g": "grams", "h": "hours", "L": "liters"},
     **{"J": "joules", "N": "newtons", "K": "kelvins", "W": "watts", "V": "volts", "A": "amperes"},
@@ -46,7 +49,8 @@ UNIT_LETTER = re.compile(
     rf"(?P<letter>[{''.join(_LETTERS)}])\s*\}}(?=$|[\s/^.$}}])"
 )
 _UNIT = re.compile(
-    r"(?P<value>[^a-zA-Z]*[\d)}]|.*\})\s*(?P<unit>(?<=[\s})])\(?[a-zA-Z]{2,}\.?(?:(?:[ /]|\\cdot )[a-zA-Z.]+)*(?:\^[23])?\)?)"
+    r"(?P<value>[^a-zA-Z]*[\d)}]|.*\}|.*\\pi)\s*"
+    r"(?P<unit>(?<=[\s})])\(?(?:[a-zA-Z]{2,}|[mgl](?=/))(?:(?:\. ?|[ /]|\\cdot )[a-zA-Z]+)*\.?(?:\^[23])?\)?)"
 )
 _POWERS = {"2": "square", "3": "cubic"}
 
@@ -61,7 +65,10 @@ def split_unit(text: str) -> tuple[str, str]:
     found = _UNIT.fullmatch(text)
     if found is None or not is_unit(found["unit"].strip("()")):
         return text, ""
-    return found["value"].strip(), _one_name(found["unit"].strip("()"))
+    unit = _one_name(found["unit"].strip("()"))
+    if found["value"].endswith("\\pi") and not _KNOWN.issuperset(unit.replace("/", " ").split()):
+        return text, ""  # in LaTeX letters follow this one behind a space
+    return found["value"].strip(), unit
 
 
 @lru_cache(maxsize=4096)
