@@ -1,4 +1,4 @@
-"""Characters beyond ASCII as LaTeX: operators, signs, raised and lowered digits, fractions; invisible ones go. No sympy.
+"""Characters beyond ASCII as LaTeX: operators, signs, raised digits, fractions; invisible ones go. No sympy.
 
 Digits of other scripts and of other widths stay as they are, and a text with one of them is no number.
 """
@@ -56,18 +56,39 @@ _LATEX = {
     "": "°º" + CURRENCIES,
 }
 _GREEK = {
-    chr(code): f"\\{name} "
-    for name, code in zip(
-        "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi".split(),
-        range(0x3B1, 0x3BF),
-        strict=True,
-    )
-} | {"π": "\\pi ", "ρ": "\\rho ", "σ": "\\sigma ", "τ": "\\tau ", "φ": "\\phi ", "ω": "\\omega "}
-_ONE_BY_ONE = str.maketrans({sign: latex for latex, signs in _LATEX.items() for sign in signs} | _GREEK)
+    "α": "alpha",
+    "β": "beta",
+    "γ": "gamma",
+    "δ": "delta",
+    "ε": "epsilon",
+    "η": "eta",
+    "θ": "theta",
+    "κ": "kappa",
+    "λ": "lambda",
+    "μ": "mu",
+    "ν": "nu",
+    "ξ": "xi",
+    "π": "pi",
+    "ρ": "rho",
+    "σ": "sigma",
+    "τ": "tau",
+    "φ": "phi",
+    "χ": "chi",
+    "ψ": "psi",
+    "ω": "omega",
+    "Δ": "Delta",
+    "Ω": "Omega",
+}
+_ONE_BY_ONE = str.maketrans(
+    {sign: latex for latex, signs in _LATEX.items() for sign in signs}
+    | {letter: f"\\{name} " for letter, name in _GREEK.items()}
+)
 _RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "₀₁₂₃₄₅₆₇₈₉₊₋ₙ"
 _AS_WRITTEN = str.maketrans(_RAISED + _LOWERED, "0123456789+-n" * 2)
 _SHIFTED = re.compile(f"(?P<up>[{_RAISED}]+)|[{_LOWERED}]+")
-_GROUPED = re.compile("(?<![\\d.])\\d{1,3}(?:([\xa0\u2009\u202f\u2007])\\d{3})(?:\\1\\d{3})*(?!\\d)", re.ASCII)
+_GROUPED = re.compile(
+    "(?<![\\d.])\\d{1,3}(?:([\xa0\u2009\u202f\u2007])\\d{3})(?:\\1\\d{3})*(?!\\d)", re.ASCII
+)
 _SPACES = re.compile("[\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 
 

@@ -1,10 +1,10 @@
 """The elements of an answer that has several, and the names that they are given. Pure text, no sympy.
 
-    \\{1,2\\}   1, 2   1 and 2   1;2      a set or a bare list: its order says nothing
-    (1,2)   [1,2)   (1;2)                a point or an interval: ordered
-    x=1, y=2        (x,y)=(1,2)          a record: by name; against one without names, in its order
-    x=1, x=2        x=1 or 2             values of one name: a list
-    p=5,q=2;p=7,q=2                      records: a list of points
+\\{1,2\\}   1, 2   1 and 2   1;2      a set or a bare list: its order says nothing
+(1,2)   [1,2)   (1;2)                a point or an interval: ordered
+x=1, y=2        (x,y)=(1,2)          a record: by name; against one without names, in its order
+x=1, x=2        x=1 or 2             values of one name: a list
+p=5,q=2;p=7,q=2                      records: a list of points
 """
 
 import re
@@ -17,17 +17,20 @@ _AND = re.compile(
     r"|(?<=[a-zA-Z]) (?:and|or)(?=[-+(\\\[{])"
 )
 _AFTER_COMMA = re.compile(r"(?<=[,;]) ?(?:and|or)(?![a-z])")
+_OR = re.compile(r"(?<![a-z]) ?or ?(?![a-z]{2})")
 _MARKED_NAME = re.compile(r"\\(?:overline|overrightarrow|vec|widehat|hat|bar|angle|triangle|measuredangle) ?")
-_MARKED = r"\\(?:overline|overrightarrow|vec|widehat|hat|bar)\{[a-zA-Z]{1,3}\}|\\(?:angle|triangle) ?[A-Z]{1,3}"
+_MARKED = (
+    r"\\(?:overline|overrightarrow|vec|widehat|hat|bar)\{[a-zA-Z]{1,3}\}|\\(?:angle|triangle) ?[A-Z]{1,3}"
+)
 _LETTER = r"(?:[a-zA-Z]|\\(?!frac|sqrt|in|cdot|times|pi(?![a-zA-Z]))[a-z]+)(?:_(?:\w|\{\w+\}))?'*"
 _CALL = rf"{_LETTER}(?:\^\{{-1\}})?\([^()=<>]{{1,20}}\)"
 _NAME = re.compile(
-    rf"(?P<name>\|?(?:{_MARKED}|{_CALL}|{_LETTER}|m?[A-Z]{{2,4}}|[A-Z]?[a-z]{{4,}}(?: [a-z]+){{0,3}})\|?)(?:=|\\in(?![a-z]))(?P<value>.+)",
+    rf"(?P<name>\|?(?:{_MARKED}|{_CALL}|{_LETTER}|m?[A-Z]{{2,4}}|[A-Z]?[a-z]{{4,}}(?: [a-z]+){{0,3}})\|?)"
+    r"(?:=|\\in(?![a-z]))(?P<value>.+)",
     re.DOTALL,
 )
 _NAMES = re.compile(r"\((?P<names>[^()=]+)\)(?:=|\\in)(?P<values>\([^=]+\)|\\\{\([^=]+\)\\\})", re.DOTALL)
 _TERM = re.compile(r"[a-z](?:[-+]?[a-z])+=(?P<value>[^=]+(?:=.+)?)")
-_OPEN, _CLOSE = "([", ")]"
 
 
 @dataclass(frozen=True)
@@ -79,26 +82,26 @@ def _as_point(text: str, other: Named) -> str:
     if len(other.names) < 2 or len(other.values) > 1:
         return text
     found = items(text)
-    return f"({','.join(found[1])})" if found and found[0] == "" and len(found[1]) == len(other.names) else text
+    return (
+        f"({','.join(found[1])})" if found and found[0] == "" and len(found[1]) == len(other.names) else text
+    )
 
 
 def _named(text: str) -> Named | None:
     """The names and values of an answer; None where it, or an element of it, has no name."""
     if "=" not in text and "\\in" not in text:
         return None
-    if found := _NAMES.fullmatch(text):
-        return _tuple_named(found["names"], found["values"])
-    parts = _pieces(text)
-    points = [_NAMES.fullmatch(part.strip()) for part in parts]
-    if all(points):
-        read = [_tuple_named(point["names"], point["values"]) for point in points if point]
-        alike = [each for each in read if each and read[0] and each.names == read[0].names]
-        return Named(alike[0].names, sum((each.values for each in alike), ())) if len(alike) == len(read) else None
-    found = [_NAME.fullmatch(part.strip()) for part in parts]
-    if found[0] is None:
+    parts = [part.strip() for part in _pieces(text)]
+    if whole := _NAMES.fullmatch(text):
+        return _points(whole["names"], whole["values"])
+    if all(tuples := [_NAMES.fullmatch(part) for part in parts]):
+        return _joined([_points(each["names"], each["values"]) for each in tuples if each])
+    found = [_NAME.fullmatch(part) for part in parts]
+    first = found[0]
+    if first is None:
         return None
     if len(parts) > 1 and not any(found[1:]):
-        return Named((_plain(found[0]["name"]),), tuple((part,) for part in [found[0]["value"], *parts[1:]]))
+        return Named((_plain(first["name"]),), tuple((part,) for part in [first["value"], *parts[1:]]))
     if None in found:
         return None
     names = [_plain(each["name"]) for each in found if each]
@@ -110,14 +113,24 @@ def _named(text: str) -> Named | None:
     return Named(distinct, tuple(tuple(values[at : at + width]) for at in range(0, len(values), width)))
 
 
-def _tuple_named(names: str, values: str) -> Named | None:
+def _points(names: str, values: str) -> Named | None:
     """Of `(p,q)=(3,2)`, also with several points on the right."""
     keys = tuple(_plain(name.strip()) for name in names.split(","))
     inside = values[2:-2] if values.startswith("\\{") else values
-    points = [items(point.strip()) for point in _pieces(inside)]
-    if len(set(keys)) < len(keys) or any(point is None or point[0] != "()" or len(point[1]) != len(keys) for point in points):
+    points = [items(point.strip()) or ("", []) for point in _pieces(inside)]
+    if len(set(keys)) < len(keys):
         return None
-    return Named(keys, tuple(tuple(point[1]) for point in points if point))
+    if any(brackets != "()" or len(parts) != len(keys) for brackets, parts in points):
+        return None
+    return Named(keys, tuple(tuple(parts) for _, parts in points))
+
+
+def _joined(records: list[Named | None]) -> Named | None:
+    """Records of the same names, one after the other, as one."""
+    alike = [each for each in records if each and records[0] and each.names == records[0].names]
+    if len(alike) < len(records):
+        return None
+    return Named(alike[0].names, tuple(chunk for each in alike for chunk in each.values))
 
 
 def _plain(name: str) -> str:
@@ -132,7 +145,7 @@ def _pieces(text: str) -> list[str]:
 
 def alternatives(text: str) -> list[str]:
     """Cut at `or` and `\\cup`, which join conditions and sets."""
-    return [element for piece in split_top(text, ("\\cup",)) for element in re.split(r"(?<![a-z]) ?or ?(?![a-z]{2})", piece)]
+    return [element for piece in split_top(text, ("\\cup",)) for element in _OR.split(piece)]
 
 
 def items(text: str) -> tuple[str, list[str]] | None:

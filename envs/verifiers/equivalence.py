@@ -124,7 +124,7 @@ def _same_formula(left: str, right: str) -> bool:
         return series[0]["head"] == series[1]["head"] and _same_formula(series[0]["body"], series[1]["body"])
     if not is_bounded(left) or not is_bounded(right):
         return False
-    if _is_closed(right) and not worked_out(left, right):
+    if is_closed(right) and not worked_out(left, right):
         return False
     return equal_in_value(left, right)
 
@@ -136,7 +136,7 @@ def _bare(left: str, right: str) -> tuple[str, str, bool]:
     if ":" in left and ":" not in right and (label := _LABEL.fullmatch(left)):
         left = label["value"]
     left, right = without_names(left, right)
-    if "=" in left and "=" not in right and _is_closed(right):
+    if "=" in left and "=" not in right and is_closed(right):
         left = chain_end(value_of_term(left))
     (left_value, left_unit), (right_value, right_unit) = split_unit(left), split_unit(right)
     left_value, right_value = _exponent_written_out(left_value), _exponent_written_out(right_value)
@@ -163,7 +163,7 @@ def _exponent_written_out(text: str) -> str:
     return f"{found[1]}\\times10^{{{found[2]}{found[3]}}}"
 
 
-def _is_closed(text: str) -> bool:
+def is_closed(text: str) -> bool:
     """Whether a formula has no variables: it is a number, perhaps with e or i."""
     return not _VARIABLE.search(NOT_VARIABLES.sub("", text))
 
@@ -190,9 +190,7 @@ def _same_matrix(left: str, right: str) -> bool | None:
         return None
     if found[0] is None or found[1] is None:
         return False
-    rows = [
-        [row.split("&") for row in match[1].split("\\\\") if row.strip("\\")] for match in found if match
-    ]
+    rows = [[row.split("&") for row in match[1].split("\\\\") if row.strip("\\")] for match in found if match]
     if [len(row) for row in rows[0]] != [len(row) for row in rows[1]]:
         return False
     return all(_all_same(a, b) for a, b in zip(*rows, strict=True))
@@ -247,6 +245,8 @@ def _same_relation(left: str, right: str) -> bool | None:
     sides = [split_top(text, _RELATIONS) for text in (left, right)]
     if len(sides[0]) == 1 and len(sides[1]) == 1:
         return None
+    if all((found := items(text)) and not found[0] for text in (left, right)):
+        return None  # a list of relations is compared as a list
     signs = [relation_signs(text, each, _RELATIONS) for text, each in zip((left, right), sides, strict=True)]
     if len(sides[0]) != len(sides[1]):
         return False
@@ -256,7 +256,7 @@ def _same_relation(left: str, right: str) -> bool | None:
         return True
     if len(sides[0]) > 2 or not is_bounded(left) or not is_bounded(right):
         return False
-    return _multiples(*sides, signs[0][0], signs[1][0])
+    return _multiples(sides[0], sides[1], signs[0][0], signs[1][0])
 
 
 def _multiples(left: Sequence[str], right: Sequence[str], sign: str, wanted: str) -> bool:
@@ -275,9 +275,7 @@ def _multiples(left: Sequence[str], right: Sequence[str], sign: str, wanted: str
 
 def _solved(sides: Sequence[str]) -> bool:
     """Whether an equation gives a value to a variable: `2x=10` does not stand for its solution."""
-    return any(_is_closed(side) for side in sides) and any(
-        len(side) == 1 and side.isalpha() for side in sides
-    )
+    return any(is_closed(side) for side in sides) and any(len(side) == 1 and side.isalpha() for side in sides)
 
 
 def _same_list(left: str, right: str) -> bool | None:

@@ -17,7 +17,9 @@ _OPENED = ("\\[", "$$")
 _HOPE, _CLAIM_LIMIT = "I hope it is correct", 300
 _FINAL_CLAIM = re.compile(r"final answer is:?\s*(\S.*?)[.\s]*", re.IGNORECASE | re.DOTALL)
 _DECORATION = re.compile(r"\$|\\[()\[\],;:! ]|\\q?quad|\\(?:text|mathrm)|[{}~\s]")
-_JOINED = re.compile(r"(?:[a-z]{1,12} ){0,2}(?:[,;]|[,;]? ?(?:and|or)) ?(?:[a-z](?:_\d)? ?= ?)?", re.IGNORECASE)
+_JOINED = re.compile(
+    r"(?:[a-z]{1,12} ){0,2}(?:[,;]|[,;]? ?(?:and|or)) ?(?:[a-z](?:_\d)? ?= ?)?", re.IGNORECASE
+)
 _LONGEST_JOINT = 80
 MAX_BOXES = 64
 _LEAD = re.compile(r"[^\d\\]*\b(?:is|equals|are)\b:?\s+(?P<claim>.+?)\.?", re.DOTALL | re.IGNORECASE)

@@ -5,6 +5,7 @@
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from envs.verifiers.elements import alternatives
@@ -16,7 +17,9 @@ _BUILDER = re.compile(
     r"\\\{(?P<name>[a-zA-Z])(?:\\in(?:R|\\mathbb\{R\}|\\mathbb R))?[|:](?P<condition>.+)\\\}", re.DOTALL
 )
 _MEMBER = re.compile(r"(?P<name>[a-zA-Z])\\in(?![a-z])(?P<set>.+)", re.DOTALL)
-_WITHOUT = re.compile(r"(?:R|\\mathbb\{R\}|\\mathbb R|\(-\\infty,\\infty\))(?:\\setminus|-|\\)\\\{(?P<points>[^{}]+)\\\}")
+_WITHOUT = re.compile(
+    r"(?:R|\\mathbb\{R\}|\\mathbb R|\(-\\infty,\\infty\))(?:\\setminus|-|\\)\\\{(?P<points>[^{}]+)\\\}"
+)
 _REALS = re.compile(
     r"R|\\mathbb\{R\}|\\mathbb R|\(-\\infty,\\infty\)|(?:the set of )?all real(?: number| value)?s?(?: of [a-z])?",
     re.IGNORECASE,
@@ -34,7 +37,10 @@ class Interval(NamedTuple):
 
 
 class Reals(NamedTuple):
-    """A set of numbers: a union of intervals, in the order in which they are written. name: of the unknown, or empty."""
+    """A set of numbers: a union of intervals, in the order in which they are written.
+
+    name: of the unknown, or empty. as_condition: it is written as one, `x>2`.
+    """
 
     name: str
     intervals: list[Interval]
@@ -43,7 +49,9 @@ class Reals(NamedTuple):
 
 def read_reals(text: str) -> Reals | None:
     """The set that a canonical text describes; None where it describes none."""
-    if not any(mark in text for mark in ("<", ">", "\\leq", "\\geq", "\\neq", "\\infty", "[", "(", "R", "eal")):
+    if not any(
+        mark in text for mark in ("<", ">", "\\leq", "\\geq", "\\neq", "\\infty", "[", "(", "R", "eal")
+    ):
         return None
     name = ""
     if found := _BUILDER.fullmatch(text):
@@ -72,7 +80,7 @@ def read_reals(text: str) -> Reals | None:
 def _gaps(points: list[str]) -> list[Interval]:
     """All numbers but these, which must be in rising order."""
     ends = [f"-{INFINITY}", *points, INFINITY]
-    return [Interval(low, False, high, False) for low, high in zip(ends, ends[1:], strict=False)]
+    return [Interval(low, False, high, False) for low, high in pairwise(ends)]
 
 
 def _interval(text: str) -> list[Interval]:

@@ -21,8 +21,17 @@ _ALIASES = {
     **dict.fromkeys(("rm", "bf", "it", "pounds", "euro"), ""),
     **dict.fromkeys(("lor", "vee"), " or "),
     **dict.fromkeys(("land", "wedge"), " and "),
-    **{"lt": "<", "gt": ">", "colon": ":", "ratio": ":", "lbrace": "\\{", "rbrace": "\\}"},
-    **{"lg": "\\log_{10} ", "langle": "(", "rangle": ")", "R": "\\mathbb{R}", "backslash": "\\setminus "},
+    "lt": "<",
+    "gt": ">",
+    "colon": ":",
+    "ratio": ":",
+    "lbrace": "\\{",
+    "rbrace": "\\}",
+    "lg": "\\log_{10} ",
+    "langle": "(",
+    "rangle": ")",
+    "R": "\\mathbb{R}",
+    "backslash": "\\setminus ",
 }
 _COMMAND = re.compile(r"\\([a-zA-Z]+)\s*")
 _ESCAPED_TWICE = re.compile(
@@ -73,9 +82,7 @@ _BRACKETED_ARRAY = re.compile(
     rf"[(\[]\s*\\begin{_MATRIX_NAMES}(?:\{{[lcr| ]*\}})?(.*?)\\end{_MATRIX_NAMES}\s*[)\]]", re.DOTALL
 )
 _ROW_NAMES = r"\{(?:cases|aligned|array|gathered|align\*?|split)\}"
-_ROWS = re.compile(
-    rf"(?:\\\{{)?\s*\\begin{_ROW_NAMES}(?:\{{[lcr| ]*\}})?(.*?)\\end{_ROW_NAMES}", re.DOTALL
-)
+_ROWS = re.compile(rf"(?:\\\{{)?\s*\\begin{_ROW_NAMES}(?:\{{[lcr| ]*\}})?(.*?)\\end{_ROW_NAMES}", re.DOTALL)
 _ROW_END = re.compile(r"\\\\(?:\[[^\]]*\])?")
 _LONGEST_ENVIRONMENT = 2000
 _FRACTION_ARGUMENTS = re.compile(r"\\frac\s*(\d|[a-zA-Z]|\{)\s*(\d|[a-zA-Z]|\{)?")

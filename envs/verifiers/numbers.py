@@ -159,8 +159,8 @@ def _repeating(match: re.Match[str]) -> Fraction:
     """The value of `0.1\\overline{6}` or `0.1\\dot{6}`, 1/6; between two dots all digits repeat."""
     sign, whole, once, *repeated = match.groups(default="")
     period = "".join(repeated)
-    value = Fraction(int((whole + once + period) or 0) - int((whole + once) or 0), 10 ** len(period) - 1)
-    return (-1 if sign == "-" else 1) * value / 10 ** len(once)
+    value = Fraction(int(whole + once + period) - int(whole + once or 0), 10 ** len(period) - 1)
+    return Fraction((-1 if sign == "-" else 1) * value, 10 ** len(once))
 
 
 def _decimal(sign: str, whole: str, decimals: str | None) -> Fraction | None:

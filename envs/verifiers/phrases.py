@@ -40,7 +40,7 @@ def same_phrase(given: str, left: str, right: str) -> bool:
 
 
 def chosen(given: str) -> str | None:
-    """The letter of `(B)`, `B)`, `\\textbf{(B)}\\ 12` or `option (b)`; None where no letter, or a second one, is named."""
+    """The letter of `(B)`, `B)`, `\\textbf{(B)}\\ 12` or `option (b)`; None where none, or a second one, is named."""
     found = _CHOSEN.fullmatch(given.strip(" $.*\n"))
     if found is None:
         return None

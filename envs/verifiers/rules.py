@@ -40,7 +40,7 @@ def _parts(given: str | None, gold: Any, formatted: bool) -> Parts:
     return {"accuracy": float(right), "format": float(formatted)}
 
 
-def math(text: str, gold: Any, env: EnvConfig) -> Parts:
+def said(text: str) -> str | None:
     """The final answer however it is marked; a short text without any mark is itself the final answer."""
     given = extract.final_answer(text)
     if (
@@ -49,6 +49,12 @@ def math(text: str, gold: Any, env: EnvConfig) -> Parts:
         and not any(mark in text for mark in ("\\boxed", "<", "#"))
     ):
         given = text.strip() or None
+    return given
+
+
+def math(text: str, gold: Any, env: EnvConfig) -> Parts:
+    """The final answer, as `said` finds it."""
+    given = said(text)
     return _parts(given, gold, given is not None)
 
 

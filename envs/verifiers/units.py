@@ -36,12 +36,25 @@ _NAMES = {
     "ampere": "amp",
 }
 _ONE_NAME = {other: name for name, others in _NAMES.items() for other in others.split()} | {
-    **{"m": "meter", "s": "second", "h": "hour", "g": "gram", "l": "liter"}
+    "m": "meter",
+    "s": "second",
+    "h": "hour",
+    "g": "gram",
+    "l": "liter",
 }
 _KNOWN = frozenset((*_NAMES, "cubic", "unit", "units"))
 _LETTERS = {
-    **{"m": "meters", "s": "seconds", "g": "grams", "h": "hours", "L": "liters"},
-    **{"J": "joules", "N": "newtons", "K": "kelvins", "W": "watts", "V": "volts", "A": "amperes"},
+    "m": "meters",
+    "s": "seconds",
+    "g": "grams",
+    "h": "hours",
+    "L": "liters",
+    "J": "joules",
+    "N": "newtons",
+    "K": "kelvins",
+    "W": "watts",
+    "V": "volts",
+    "A": "amperes",
 }
 """What a single letter means where it is set as text behind a number."""
 UNIT_LETTER = re.compile(

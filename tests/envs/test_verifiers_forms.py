@@ -1,17 +1,14 @@
 """Forms that right answers come in, and beside each kind the near misses that must stay wrong."""
 
-import json
+import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from config.env import EnvConfig
-from envs.verifiers import extract
 from envs.verifiers.equivalence import same_answer
 from envs.verifiers.rules import RULES
 
-GOLDEN = Path(__file__).resolve().parents[2] / ".." / "shared" / "golden" / "math_answers.jsonl"
 ENV = EnvConfig(dataset="math")
 KINDS: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
     "several boxes": (
@@ -311,7 +308,11 @@ KINDS: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
             ("2x-y+1=0", "y=2x+1"),
             ("y-1=2x", "y=2x+1"),
             ("x+y=1", "2x+2y=2"),
-            ("\\left[\\begin{array}{cc}1&2\\\\3&4\\end{array}\\right]", "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}"),
+            ("x-y=1, 2x+3y=6", "2x+3y=6, x-y=1"),
+            (
+                "\\left[\\begin{array}{cc}1&2\\\\3&4\\end{array}\\right]",
+                "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}",
+            ),
             ("\\begin{pmatrix}\\frac{1}{2}\\\\1\\\\\\end{pmatrix}", "\\begin{bmatrix}0.5\\\\1\\end{bmatrix}"),
             ("\\langle 1,2\\rangle", "(1,2)"),
             ("\\\\frac{1}{2}", "\\frac12"),
@@ -322,7 +323,11 @@ KINDS: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
             ("2x=10", "x=5"),
             ("-2x=-10", "x=5"),
             ("x+y=1", "x+y=2"),
-            ("\\left[\\begin{array}{cc}1&3\\\\2&4\\end{array}\\right]", "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}"),
+            ("x-y=1, 2x+3y=6", "2x+3y=6, x-y=2"),
+            (
+                "\\left[\\begin{array}{cc}1&3\\\\2&4\\end{array}\\right]",
+                "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}",
+            ),
             ("\\begin{pmatrix}1&2\\end{pmatrix}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}"),
             ("\\langle 2,1\\rangle", "(1,2)"),
         ],
@@ -338,3 +343,39 @@ def test_right_answers_in_every_form(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_near_misses_stay_wrong(kind: str) -> None:
     assert [pair for pair in KINDS[kind][1] if same_answer(*pair)] == []
+
+
+LONG = "so far \\boxed{200} and more " * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "right"),
+    [
+        (LONG + "Final Answer: The final answer is $10,455$. I hope it is correct.", "10455", True),
+        (LONG + "The final answer is 7. I hope it is correct.", "200", False),
+        ("The final answer is 7. I hope it is correct. No: \\boxed{8}", "8", True),
+        ("The final answer is 7. I hope it is correct. No: \\boxed{8}", "7", False),
+        ("The final answer is 8+3. I hope it is correct.", "11", False),
+        ("Answer\n\\[\n 9 \n\\]", "9", True),
+        ("Answer: \n$$ 9 $$", "9", True),
+        ("it is $8$, so $$\n9\n$$", "8", False),
+        ("the roots are $\\boxed{2}$ and $\\boxed{3}$.", "2,3", True),
+        ("<think>\\boxed{2}</think> \\boxed{3}", "2,3", False),
+        ("<think>x</think><answer>\\boxed{2}, \\boxed{3}</answer>", "\\{3,2\\}", True),
+        ("\\boxed{2}, " * 70 + "\\boxed{2}", "2", True),
+        ("\\boxed{2}, " * 70 + "\\boxed{3}", "3", False),
+    ],
+)
+def test_the_final_answer_is_found_where_it_stands(text: str, gold: str, right: bool) -> None:
+    assert bool(RULES["math"].judge(text, gold, ENV)["accuracy"]) is right
+
+
+def test_the_table_of_the_docs_says_what_is_judged() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    table = text.partition("| gold | is also | is not |")[2].partition("\n\n")[0]
+    rows = [[re.findall(r"`([^`]*)`", cell) for cell in line.split(" | ")] for line in table.splitlines()[2:]]
+    assert len(rows) == 12
+    for golds, also, near in rows:
+        for gold in golds:
+            assert [given for given in also if not same_answer(given, gold)] == [], gold
+            assert [given for given in near if same_answer(given, gold)] == [], gold
