@@ -72,6 +72,9 @@ class EnvConfig:
     reward_weights: Any = None
     """Weights. With a list of rewards a list as long, such as `[1.0,0.2]`; unset: 1 each. With one reward
     {PART: weight}: the score is then the weighted sum of these parts; unset: the reward's own score."""
+    reward_second_opinion: str | None = None
+    """A named reward, or a function `module:function`, that is asked only where the reward's own verdict is not
+    "right"; if it says "right", that counts (docs/rewards.md). Goes with one reward, not with a list."""
     reward_workers: int | None = None
     """Processes that judge completions. Unset: all cores but one."""
     reward_timeout_s: float = 10.0
@@ -109,6 +112,7 @@ class EnvConfig:
         check_fields("env", self, seconds_and_bytes, above_0, "must be above 0")
         check_fields("env", self, ("max_error_rate",), is_share, "a share, 0 to 1")
         self._check_rewards()
+        self._check_second_opinion()
         self._check_turns()
 
     def _check_rewards(self) -> None:
@@ -136,6 +140,22 @@ class EnvConfig:
             raise ConfigError(
                 f"env.reward_weights={weights!r} names parts of one reward, but env.reward is a list: give a weight "
                 f"for each in their order, such as env.reward_weights={example}"
+            )
+
+    def _check_second_opinion(self) -> None:
+        second = self.reward_second_opinion
+        if second is None:
+            return
+        if not second:
+            raise ConfigError("env.reward_second_opinion='': give the name of a reward, or null for none")
+        if isinstance(self.reward, list):
+            raise ConfigError(
+                f"env.reward_second_opinion={second} with the list env.reward={self.reward!r}: which of their verdicts "
+                "it would replace is not defined; name one reward"
+            )
+        if second == self.reward:
+            raise ConfigError(
+                f"env.reward_second_opinion={second} is env.reward itself; name another reward, or null for none"
             )
 
     def _check_turns(self) -> None:

@@ -36,7 +36,8 @@ class EvalSetConfig:
     options: dict[str, Any] = field(default_factory=dict)
     """The task's own options, on top of `env.options` where the data set is the same."""
     reward: Any = None
-    """As `env.reward`. Unset: that of `env` where the data set is the same, else the task's own."""
+    """As `env.reward`. Unset: that of `env` where the data set is the same, with its second opinion, else the task's
+    own."""
     reward_weights: Any = None
     """As `env.reward_weights`, for the `reward` of this set."""
     system_prompt: str | None = None
@@ -71,7 +72,9 @@ class EvalSetConfig:
         base = training
         if self.dataset != training.dataset:
             base = replace(training, data_files=None, holdout=0.0, duplicates="keep", mixture={}, options={})
-            base = replace(base, reward=None, reward_weights=None, system_prompt=None)
+            base = replace(
+                base, reward=None, reward_weights=None, reward_second_opinion=None, system_prompt=None
+            )
         files = base.data_files if self.data_files is None else self.data_files
         shared = base is training and files is not None and files == training.data_files
         separated = isinstance(files, dict) or training.holdout > 0 or self.split == training.split
@@ -91,6 +94,7 @@ class EvalSetConfig:
             oversample=None,
             reward=base.reward if self.reward is None else self.reward,
             reward_weights=self.reward_weights or (base.reward_weights if self.reward is None else None),
+            reward_second_opinion=base.reward_second_opinion if self.reward is None else None,
             system_prompt=base.system_prompt if self.system_prompt is None else self.system_prompt,
             options=base.options | self.options,
         )

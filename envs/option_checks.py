@@ -4,7 +4,7 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from config.schema import Config
 from envs.data import data_files
-from envs.rewards import find_rewards
+from envs.rewards import find_rewards, find_second_opinion
 from envs.task import make_task
 from envs.tools.tool import find_tools
 
@@ -20,7 +20,7 @@ def option_problems(config: Config) -> list[str]:
 
 def _problems(env: EnvConfig) -> list[str]:
     found = []
-    for look in (data_files, find_rewards, _task, find_tools):
+    for look in (data_files, find_rewards, find_second_opinion, _task, find_tools):
         try:
             look(env)
         except ConfigError as error:

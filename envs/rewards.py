@@ -29,6 +29,7 @@ class NamedReward:
     system_prompt: asks for the form that the reward reads; None leaves the task's own.
     min_score: the least that it gives, for completions it could not get through; None: the task's.
     in_process: true only where judging cannot hang, crash or take long.
+    warm_up: imports what the first verification would, once, before worker processes are forked.
     """
 
     name: str
@@ -36,6 +37,7 @@ class NamedReward:
     system_prompt: str | None = None
     min_score: float | None = None
     in_process: bool = False
+    warm_up: Callable[[], None] | None = None
 
 
 _REGISTRY: dict[str, NamedReward] = {}
@@ -47,11 +49,12 @@ def reward(
     system_prompt: str | None = None,
     min_score: float | None = None,
     in_process: bool = False,
+    warm_up: Callable[[], None] | None = None,
 ) -> Callable[[RewardFunction], RewardFunction]:
     """Decorator: makes a function (completion, example, env) -> Reward available as `env.reward=name`."""
 
     def decorate(function: RewardFunction) -> RewardFunction:
-        _REGISTRY[name] = NamedReward(name, function, system_prompt, min_score, in_process)
+        _REGISTRY[name] = NamedReward(name, function, system_prompt, min_score, in_process, warm_up)
         return function
 
     return decorate
@@ -72,24 +75,36 @@ def reward_names(env: EnvConfig) -> list[str]:
     return env.reward if isinstance(env.reward, list) else [env.reward]
 
 
+def judge_names(env: EnvConfig) -> list[str]:
+    """All rewards that may judge a completion: those of `reward_names`, and `env.reward_second_opinion`."""
+    second = env.reward_second_opinion
+    return reward_names(env) if second is None else [*reward_names(env), second]
+
+
 def find_rewards(env: EnvConfig) -> list[NamedReward]:
     """The rewards of `reward_names`. Raises ConfigError as `find_reward`."""
     return [find_reward(name) for name in reward_names(env)]
 
 
+def find_second_opinion(env: EnvConfig) -> NamedReward | None:
+    """The reward of `env.reward_second_opinion`, where there is one. Raises ConfigError as `find_reward`."""
+    name = env.reward_second_opinion
+    return None if name is None else find_reward(name, "env.reward_second_opinion")
+
+
 @cache
-def find_reward(name: str) -> NamedReward:
-    """A reward by name.
+def find_reward(name: str, key: str = "env.reward") -> NamedReward:
+    """A reward by name. key: the configuration key that holds the name, for messages.
 
     Raises:
         ConfigError: an unknown name, a module or function that is not there, a wrong signature.
     """
     if is_own(name):
-        return NamedReward(name, _own_function(name))
+        return NamedReward(name, _own_function(name, key))
     known = known_rewards()
     if name not in _REGISTRY:
         raise ConfigError(
-            f"env.reward={name!r} is not a known reward; known: {', '.join(known) or 'none'}; "
+            f"{key}={name!r} is not a known reward; known: {', '.join(known) or 'none'}; "
             "a function of your own is named module:function"
         )
     return _REGISTRY[name]
@@ -100,20 +115,18 @@ def asked_form(env: EnvConfig) -> str | None:
     return next((each.system_prompt for each in find_rewards(env) if each.system_prompt is not None), None)
 
 
-def _own_function(path: str) -> RewardFunction:
-    found = load_own("env.reward", path)
+def _own_function(path: str, key: str) -> RewardFunction:
+    found = load_own(key, path)
     if _is_of_torchrl(found):
         from envs.torchrl_rewards import ParserReward
 
         return _adapted(path, ParserReward(path, found), takes_env=False)
     if not callable(found):
-        raise ConfigError(f"env.reward={path}: {found!r} is no function")
+        raise ConfigError(f"{key}={path}: {found!r} is no function")
     try:
         parameters = inspect.signature(found).parameters.values()
     except ValueError as error:  # some that are written in C have none
-        raise ConfigError(
-            f"env.reward={path}: {found!r} does not say what it takes; wrap it in a def"
-        ) from error
+        raise ConfigError(f"{key}={path}: {found!r} does not say what it takes; wrap it in a def") from error
     required = [
         parameter
         for parameter in parameters
@@ -122,7 +135,7 @@ def _own_function(path: str) -> RewardFunction:
     ]
     if len(required) not in (2, 3):
         raise ConfigError(
-            f"env.reward={path}: takes {len(required)} arguments; a reward takes (completion, example) or "
+            f"{key}={path}: takes {len(required)} arguments; a reward takes (completion, example) or "
             "(completion, example, env)"
         )
     return _adapted(path, found, len(required) == 3)

@@ -15,7 +15,7 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.data import Row, is_message, is_text
 from envs.example import Completion, Example, Message, Outcome, Reward
-from envs.rewards import asked_form, reward_names
+from envs.rewards import asked_form, judge_names
 from envs.user_code import described, is_own, load_own
 
 __all__ = [
@@ -81,7 +81,7 @@ class Task(ABC):
 
         The judges of this project read none, so that big columns are then neither kept nor sent to workers.
         """
-        names = [self.env.dataset, *reward_names(self.env)]
+        names = [self.env.dataset, *judge_names(self.env)]
         return row.values if any(is_own(name) for name in names) else {}
 
 

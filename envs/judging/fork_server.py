@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import IO
 
-from envs.judging.judge import make_judge
+from envs.judging.judge import make_judge, warm_up
 from envs.judging.outcome import Judge
 from envs.judging.worker import work
 from envs.task import Task
@@ -54,8 +54,7 @@ def serve(control_fd: int) -> None:
     try:
         task: Task = getattr(importlib.import_module(module), name)(env)
         judge = make_judge(task)
-        for each in (task, *task.members.values()):
-            each.warm_up()
+        warm_up(task)
         trouble = None
     except Exception as error:  # reported to the service, which raises it
         trouble = described(error)

@@ -9,12 +9,13 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.example import Completion, Example, Reward
 from envs.judging.outcome import Judge, checked, number
-from envs.rewards import NamedReward, find_rewards
+from envs.judging.second_opinion import with_second_opinion
+from envs.rewards import NamedReward, find_rewards, find_second_opinion
 from envs.task import Task
 
 
 def make_judge(task: Task) -> Judge:
-    """The task's judge with `env.reward` and `env.reward_weights` applied."""
+    """The task's judge with `env.reward`, `env.reward_second_opinion` and `env.reward_weights` applied."""
     named, env = find_rewards(task.env), task.env
     if isinstance(env.reward, list):
         chosen = _combined(named, env)
@@ -23,7 +24,9 @@ def make_judge(task: Task) -> Judge:
         chosen = lambda completion, example: function(completion, example, env)  # noqa: E731
     else:
         chosen = task.reward
-    weights = env.reward_weights
+    second, weights = find_second_opinion(env), env.reward_weights
+    if second is not None:
+        chosen = with_second_opinion(chosen, second, env)
     if not isinstance(weights, dict) or not weights:
         return chosen
     return lambda completion, example: weighted(chosen(completion, example), weights)
@@ -33,8 +36,18 @@ def judges_in_process(task: Task) -> bool:
     """Whether judging is safe enough to need no worker process."""
     if task.members:
         return all(judges_in_process(member) for member in task.members.values())
-    named = find_rewards(task.env)
-    return all(each.in_process for each in named) if named else task.in_process
+    named, second = find_rewards(task.env), find_second_opinion(task.env)
+    first = all(each.in_process for each in named) if named else task.in_process
+    return first and (second is None or second.in_process)
+
+
+def warm_up(task: Task) -> None:
+    """Imports what the judges of a task would import with their first completion, once for all worker processes."""
+    for each in (task, *task.members.values()):
+        each.warm_up()
+        for named in (*find_rewards(each.env), find_second_opinion(each.env)):
+            if named is not None and named.warm_up is not None:
+                named.warm_up()
 
 
 def least_score(task: Task) -> float:

@@ -26,6 +26,7 @@ OWN_FIELDS = (
     "options",
     "reward",
     "reward_weights",
+    "reward_second_opinion",
 )
 """What a member sets for itself; unset, it has the defaults, and everything else is the mixture's."""
 
@@ -43,6 +44,11 @@ class Mixture(Task):
         if env.reward is not None or env.reward_weights:
             raise ConfigError(
                 "env.reward of a mixture: every member has its own; set env.mixture.NAME.reward"
+            )
+        if env.reward_second_opinion is not None:
+            raise ConfigError(
+                "env.reward_second_opinion of a mixture: every member has its own; set "
+                "env.mixture.NAME.reward_second_opinion"
             )
         self.mixing: dict[str, float] = {}
         for name, given in env.mixture.items():

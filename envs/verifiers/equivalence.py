@@ -26,10 +26,15 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from envs.verifiers.bounds import is_bounded
-from envs.verifiers.extract import NOT_VARIABLES, boxed, chain_end, from_prose
-from envs.verifiers.formulas import equal_in_value, proportional
-from envs.verifiers.latex import canonical, split_top, split_unit
+from envs.verifiers.characters import currencies, in_latex
+from envs.verifiers.elements import both_signs, items, value_of_term, with_both_signs, without_names
+from envs.verifiers.extract import NOT_VARIABLES, boxed_together, chain_end, from_prose
+from envs.verifiers.formulas import equal_in_value, ratio
+from envs.verifiers.intervals import INFINITY, Interval, Reals, read_reals, relation_signs
+from envs.verifiers.latex import canonical, split_top
 from envs.verifiers.numbers import is_worked_out, parse_number, plain, same_number
+from envs.verifiers.phrases import same_phrase
+from envs.verifiers.units import split_unit
 from envs.verifiers.words import number_in_words
 from envs.verifiers.worked_out import worked_out
 
@@ -41,22 +46,36 @@ MAX_ELEMENTS = 64
 
 _RELATIONS = ("\\leq", "\\geq", "\\neq", "<", ">", "=")
 _FLIPPED = {"<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq", "=": "=", "\\neq": "\\neq"}
-_ASSIGNED = re.compile(r"([a-zA-Z](?:_\w|\([a-z](?:,[a-z])*\))?(?:=|\\in))(.+)", re.DOTALL)
 _VARIABLE = re.compile(r"[a-df-hj-zA-Z]")
 _MATRIX = re.compile(r"\\begin\{pmatrix\}(.*)\\end\{pmatrix\}", re.DOTALL)
 _WORD = re.compile(r"[A-Za-z][A-Za-z .'-]+")
 _SIGNED_BRACKET = re.compile(r"[-+](?:\([^-+()]*\)|\{[^-+{}]*\})")
-_OPEN, _CLOSE = "([", ")]"
+_SERIES = re.compile(r"(?P<head>\\(?:sum|prod)(?:[_^](?:\{[^{}]*\}|\w))*)(?P<body>.+)", re.DOTALL)
+_LABEL = re.compile(r"[A-Za-z][A-Za-z ]{2,}:(?P<value>.+)", re.DOTALL)
+_FOR_WHICH = re.compile(
+    r"(?:,|(?P<open>\())(?:where |for )?[a-z]\\in(?:\\mathbb)? ?\{?[ZNQR]\}?(?:[\^_][+*])?(?(open)\))"
+)
+_FOR_ALL = re.compile(r" ?for (?:all|every|any)[a-zA-Z ]*")
+_EXPONENT = re.compile(r"([-+]?[1-9](?:\.\d+)?)[eE]([-+]?)0*(\d{1,3})", re.ASCII)
+LEAST_EXPONENT = 3
+"""Of a number in a program's notation: `3.2e5` is one, below a thousand anybody writes it out."""
 
 
 def same_answer(given: str, gold: str) -> bool:
     """Whether a final answer, as written, is the gold. Symmetric except for names and units the gold leaves out."""
+    if gold.isdigit() and given.isdigit() and (gold + given).isascii():
+        return gold.lstrip("0") == given.lstrip("0")  # most verdicts are on whole numbers
     if "\\boxed" in given:
-        given = boxed(given) or ""
+        given = boxed_together(given) or ""
     if "\\boxed" in gold:
-        gold = boxed(gold) or gold
+        gold = boxed_together(gold) or gold
     if len(given) > MAX_GIVEN_CHARACTERS:
         return False
+    if not (given.isascii() and gold.isascii()):
+        money = currencies(given), currencies(gold)
+        if all(money) and money[0] != money[1]:
+            return False
+        given, gold = in_latex(given), in_latex(gold)
     if parse_number(gold) is not None:
         for text in (given, plain(given)):
             if parse_number(text) is not None:
@@ -68,10 +87,15 @@ def same_answer(given: str, gold: str) -> bool:
         return True
     if max(len(left), len(right)) > MAX_FORMULA_CHARACTERS:
         return False
-    if _same(left, right):
-        return True
-    spoken = canonical(from_prose(given))
-    return spoken not in ("", left) and _same(spoken, right)
+    if "\\approx" in right and "\\approx" not in left:
+        return any(_same(left, side) for side in right.split("\\approx"))
+    return _same(left, right) or same_phrase(given, left, right) or _same_prose(given, left, right)
+
+
+def _same_prose(given: str, left: str, right: str) -> bool:
+    """Whether the sentence that a final answer is claims the gold."""
+    claims = {from_prose(sentence) for sentence in (given, left)} - {given, left}
+    return any(claim not in ("", left) and _same(claim, right) for claim in map(canonical, claims))
 
 
 def _same(left: str, right: str) -> bool:
@@ -87,37 +111,59 @@ def _same(left: str, right: str) -> bool:
         return _same_number(left, right)
     if _WORD.fullmatch(left) and _WORD.fullmatch(right):
         return left.casefold() == right.casefold()
-    for compare in (_same_matrix, _same_plus_minus, _same_union, _same_relation, _same_list):
+    for compare in (_same_matrix, _same_plus_minus, _same_reals, _same_union, _same_relation, _same_list):
         if (same := compare(left, right)) is not None:
             return same
+    return _same_formula(left, right)
+
+
+def _same_formula(left: str, right: str) -> bool:
+    """In value; sums and products over a range must have the same range."""
+    series = [_SERIES.fullmatch(text) for text in (left, right)]
+    if series[0] and series[1]:
+        return series[0]["head"] == series[1]["head"] and _same_formula(series[0]["body"], series[1]["body"])
     if not is_bounded(left) or not is_bounded(right):
         return False
-    if _is_closed(right) and not worked_out(left, right):
+    if is_closed(right) and not worked_out(left, right):
         return False
     return equal_in_value(left, right)
 
 
 def _bare(left: str, right: str) -> tuple[str, str, bool]:
-    """Both without a name (`k=3`) that one or both of them have, the start of a chain whose end is a number, or a unit
+    """Both without names (`k=3`) that one or both of them have, the start of a chain whose end is a number, or a unit
     that only one of them has; False when their units contradict."""
-    left_name, right_name = _ASSIGNED.fullmatch(left), _ASSIGNED.fullmatch(right)
-    if left_name and right_name and left_name[1] == right_name[1]:
-        left, right = left_name[2], right_name[2]
-    elif left_name and not right_name and "=" not in right:
-        left = left_name[2]
-    elif right_name and not left_name and "=" not in left:
-        right = right_name[2]
-    if "=" in left and "=" not in right and _is_closed(right):
-        left = chain_end(left)
+    left, right = _without_conditions(left), _without_conditions(right)
+    if ":" in left and ":" not in right and (label := _LABEL.fullmatch(left)):
+        left = label["value"]
+    left, right = without_names(left, right)
+    if "=" in left and "=" not in right and is_closed(right):
+        left = chain_end(value_of_term(left))
     (left_value, left_unit), (right_value, right_unit) = split_unit(left), split_unit(right)
-    if not left_unit and not right_unit:
-        return left, right, True
-    if left_unit and right_unit and left_unit != right_unit:
-        return left, right, False
-    return left_value, right_value, True
+    left_value, right_value = _exponent_written_out(left_value), _exponent_written_out(right_value)
+    if not left_unit or not right_unit or left_unit == right_unit:
+        return left_value, right_value, True
+    return left, right, False
 
 
-def _is_closed(text: str) -> bool:
+def _without_conditions(text: str) -> str:
+    """Without `, k\\in Z` and `for all x` behind it."""
+    if "\\in" in text or "for" in text:
+        for tail in (_FOR_WHICH, _FOR_ALL):
+            *_, last = [None, *tail.finditer(text)]
+            if last is not None and last.start() > 0 and last.end() == len(text):
+                text = text[: last.start()]
+    return text
+
+
+def _exponent_written_out(text: str) -> str:
+    """`3.2e5` as `3.2\\times10^{5}`."""
+    found = _EXPONENT.fullmatch(text)
+    if found is None or int(found[3]) < LEAST_EXPONENT:
+        return text
+    return f"{found[1]}\\times10^{{{found[2]}{found[3]}}}"
+
+
+def is_closed(text: str) -> bool:
     """Whether a formula has no variables: it is a number, perhaps with e or i."""
     return not _VARIABLE.search(NOT_VARIABLES.sub("", text))
 
@@ -144,9 +190,7 @@ def _same_matrix(left: str, right: str) -> bool | None:
         return None
     if found[0] is None or found[1] is None:
         return False
-    rows = [
-        [row.split("&") for row in re.split(r"\\\\", match[1].strip("\\")) if row] for match in found if match
-    ]
+    rows = [[row.split("&") for row in match[1].split("\\\\") if row.strip("\\")] for match in found if match]
     if [len(row) for row in rows[0]] != [len(row) for row in rows[1]]:
         return False
     return all(_all_same(a, b) for a, b in zip(*rows, strict=True))
@@ -155,15 +199,38 @@ def _same_matrix(left: str, right: str) -> bool | None:
 def _same_plus_minus(left: str, right: str) -> bool | None:
     """`a\\pm b` is the list a+b, a-b; None when neither has exactly one such sign."""
     signs = [text.count("\\pm") for text in (left, right)]
-    if signs not in ([1, 0], [0, 1]):
+    if signs not in ([1, 0], [0, 1]) or items(left if signs[0] else right):
         return None
-    return _same_list(_both_signs(left), _both_signs(right))
+    return _same_list(",".join(both_signs(left)), ",".join(both_signs(right)))
 
 
-def _both_signs(text: str) -> str:
-    if "\\pm" not in text:
-        return text
-    return ",".join(text.replace("\\pm", sign).removeprefix("+") for sign in "+-")
+def _same_reals(left: str, right: str) -> bool | None:
+    """Two sets of real numbers, at least one of them written as a condition, are the same intervals."""
+    first, second = read_reals(left), read_reals(right)
+    if first is None or second is None or not _may_be_sets(first, second):
+        return None
+    if first.name and second.name and first.name != second.name:
+        return False
+    rest = list(second.intervals)
+    for interval in first.intervals:
+        match = next((other for other in rest if _same_interval(interval, other)), None)
+        if match is None:
+            return False
+        rest.remove(match)
+    return not rest
+
+
+def _may_be_sets(first: Reals, second: Reals) -> bool:
+    """Two pairs of numbers may as well be points."""
+    return any(
+        reals.as_condition or len(reals.intervals) > 1 or reals.intervals[0].low.endswith(INFINITY)
+        for reals in (first, second)
+    )
+
+
+def _same_interval(left: Interval, right: Interval) -> bool:
+    closed = (left.low_closed, left.high_closed) == (right.low_closed, right.high_closed)
+    return closed and _same(left.low, right.low) and _same(left.high, right.high)
 
 
 def _same_union(left: str, right: str) -> bool | None:
@@ -174,66 +241,56 @@ def _same_union(left: str, right: str) -> bool | None:
 
 
 def _same_relation(left: str, right: str) -> bool | None:
-    """Side by side, or with the sides exchanged; two equations also when they are multiples of each other."""
+    """Side by side, or with the sides exchanged; two of them also when they are multiples of each other."""
     sides = [split_top(text, _RELATIONS) for text in (left, right)]
     if len(sides[0]) == 1 and len(sides[1]) == 1:
         return None
-    signs = [_signs(text, each) for text, each in zip((left, right), sides, strict=True)]
+    if all((found := items(text)) and not found[0] for text in (left, right)):
+        return None  # a list of relations is compared as a list
+    signs = [relation_signs(text, each, _RELATIONS) for text, each in zip((left, right), sides, strict=True)]
     if len(sides[0]) != len(sides[1]):
         return False
     if signs[0] == signs[1] and _all_same(*sides):
         return True
     if signs[0] == [_FLIPPED[sign] for sign in reversed(signs[1])] and _all_same(sides[0], sides[1][::-1]):
         return True
-    if signs != [["="], ["="]] or _solved(sides[0]) or _solved(sides[1]):
+    if len(sides[0]) > 2 or not is_bounded(left) or not is_bounded(right):
         return False
-    if not is_bounded(left) or not is_bounded(right):
+    return _multiples(sides[0], sides[1], signs[0][0], signs[1][0])
+
+
+def _multiples(left: Sequence[str], right: Sequence[str], sign: str, wanted: str) -> bool:
+    """Whether one relation is a multiple of the other, which turns an inequality round where it is negative.
+
+    Of one that is solved (`x=3`, `x<3`) only its own negative is: `2x=6` still has to be solved.
+    """
+    solved = _solved(left) or _solved(right)
+    if sign not in (wanted, _FLIPPED[wanted]) or (solved and sign == "="):
         return False
-    return proportional(*(f"({each[0]})-({each[1]})" for each in sides))
+    factor = ratio(*(f"({each[0]})-({each[1]})" for each in (left, right)))
+    if factor is None or (solved and abs(factor) != 1):
+        return False
+    return wanted in ("=", "\\neq") or (factor.is_real and (factor > 0) == (sign == wanted))
 
 
 def _solved(sides: Sequence[str]) -> bool:
     """Whether an equation gives a value to a variable: `2x=10` does not stand for its solution."""
-    return any(_is_closed(side) for side in sides) and any(
-        len(side) == 1 and side.isalpha() for side in sides
-    )
-
-
-def _signs(text: str, sides: Sequence[str]) -> list[str]:
-    signs, position = [], 0
-    for side in sides[:-1]:
-        position += len(side)
-        sign = next(sign for sign in _RELATIONS if text.startswith(sign, position))
-        signs.append(sign)
-        position += len(sign)
-    return signs
+    return any(is_closed(side) for side in sides) and any(len(side) == 1 and side.isalpha() for side in sides)
 
 
 def _same_list(left: str, right: str) -> bool | None:
     """Tuples and intervals in order with the same brackets, sets and bare lists in any order."""
-    first, second = _items(left), _items(right)
+    first, second = items(left), items(right)
     if first is None and second is None:
         return None
     if first is None or second is None:
         return False
     (left_brackets, left_parts), (right_brackets, right_parts) = first, second
     if left_brackets in ("", "{}") and right_brackets in ("", "{}"):
+        if len(left_parts) != len(right_parts):
+            left_parts, right_parts = with_both_signs(left_parts), with_both_signs(right_parts)
         return _same_in_any_order(left_parts, right_parts)
     return left_brackets == right_brackets and _all_same(left_parts, right_parts)
-
-
-def _items(text: str) -> tuple[str, list[str]] | None:
-    """Brackets and elements of a list of two or more, or of a set in braces; None for anything else."""
-    if text.startswith("\\{") and text.endswith("\\}"):
-        return "{}", split_top(text[2:-2], (",",))
-    if text[:1] in _OPEN and text[-1:] in _CLOSE and text:
-        inside = split_top(text[1:-1], (",",))
-        whole = split_top(text, (",",))
-        if len(whole) == 1 and len(inside) > 1:
-            return text[0] + text[-1], inside
-    pieces = split_top(text, (",",))
-    elements = [element for piece in pieces for element in re.split(r"(?<=[\d)}]) and (?=[-\d(\\])", piece)]
-    return ("", elements) if len(elements) > 1 else None
 
 
 def _all_same(left: Sequence[str], right: Sequence[str]) -> bool:

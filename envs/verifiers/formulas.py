@@ -32,16 +32,22 @@ def equal_in_value(left: str, right: str) -> bool:
     return all(_close(a, b) for a, b in pairs[:3]) and (len(pairs) == 1 or _close_if_real(*pairs[3]))
 
 
-def proportional(left: str, right: str) -> bool:
-    """Whether one formula is a constant multiple of the other: the two equations `= 0` are the same."""
+def ratio(left: str, right: str) -> Any | None:
+    """The constant that one formula is of the other, exact where it is rational; None where there is none.
+
+    Two equations `= 0` are the same where there is one.
+    """
     first, second = parse(left), parse(right)
     if first is None or second is None or not names(first) or names(first) != names(second):
-        return False
+        return None
     values: list[tuple[Any, Any]] = [(value_at(first, shift), value_at(second, shift)) for shift in range(3)]
     if any(not a or not b for a, b in values):
-        return False
-    ratio = values[0][0] / values[0][1]
-    return all(_close(a, ratio * b) for a, b in values)
+        return None
+    constant = values[0][0] / values[0][1]
+    if not all(_close(a, constant * b) for a, b in values):
+        return None
+    nearest = round(constant) if constant.is_real else constant
+    return nearest if _close(constant, nearest) else constant
 
 
 @lru_cache(maxsize=4096)

@@ -1,55 +1,90 @@
 """LaTeX formulas in one spelling, and cut into their elements. Pure text, no sympy."""
 
 import re
-import unicodedata
 
-from envs.verifiers.numbers import is_unit
+from envs.verifiers.characters import in_latex
+from envs.verifiers.units import UNIT_LETTER, unit_in_words
 
-_UNICODE = str.maketrans(
-    {
-        "−": "-",
-        "–": "-",
-        "×": "\\times ",
-        "·": "\\cdot ",
-        "÷": "/",
-        "π": "\\pi ",
-        "∞": "\\infty ",
-        "∪": "\\cup ",
-        "≤": "\\leq ",
-        "≥": "\\geq ",
-        "√": "\\sqrt ",
-        "°": "",
-        "²": "^2",
-        "³": "^3",
-        "\xa0": " ",
-        "\u2009": " ",
-        "\u202f": " ",
-        "“": '"',
-        "”": '"',
-    }
+_SIZES = (
+    "left right middle displaystyle textstyle scriptstyle limits nolimits "
+    "big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr"
 )
+_ALIASES = {
+    **dict.fromkeys(_SIZES.split(), ""),
+    **dict.fromkeys(("dfrac", "tfrac", "cfrac"), "\\frac"),
+    **dict.fromkeys(("dbinom", "tbinom"), "\\binom"),
+    **dict.fromkeys(("ge", "geqslant", "geqq"), "\\geq "),
+    **dict.fromkeys(("le", "leqslant", "leqq"), "\\leq "),
+    **dict.fromkeys(("ne", "neq"), "\\neq "),
+    **dict.fromkeys(("varnothing", "emptyset"), "\\emptyset "),
+    **dict.fromkeys(("lvert", "rvert", "vert", "mid"), "|"),
+    **dict.fromkeys(("rm", "bf", "it", "pounds", "euro"), ""),
+    **dict.fromkeys(("lor", "vee"), " or "),
+    **dict.fromkeys(("land", "wedge"), " and "),
+    "lt": "<",
+    "gt": ">",
+    "colon": ":",
+    "ratio": ":",
+    "lbrace": "\\{",
+    "rbrace": "\\}",
+    "lg": "\\log_{10} ",
+    "langle": "(",
+    "rangle": ")",
+    "R": "\\mathbb{R}",
+    "backslash": "\\setminus ",
+}
+_COMMAND = re.compile(r"\\([a-zA-Z]+)\s*")
+_ESCAPED_TWICE = re.compile(
+    r"\\\\(?=(?:left|right|[dt]?frac|sqrt|text|pi|cdot|times|leq?|geq?|infty|cup|boxed|in)(?![a-zA-Z]))"
+)
+_NO_SIDE = re.compile(r"\\(?:left|right)\s*\.")
 _SPACE = r"(?<!\\)\\[,;:!> ]"
-_STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"(?<=\d),?\\!\s*(?=\d{3}(?!\d))", ""),
-        (rf"(?<=\d)(?:{_SPACE}|\{{,\}}|,{_SPACE})+(?=\d{{3}}(?!\d))", ""),
-        (r"\\(?:left|right|displaystyle|textstyle|limits|big|Big|bigg|Bigg)(?![a-zA-Z])\s*", ""),
-        (r"(?<!\\)\\!", ""),
-        (rf"{_SPACE}|~|\\q?quad(?![a-zA-Z])", " "),
-        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-        (r"\\(?:ge|geqslant)(?![a-zA-Z])", r"\\geq"),
-        (r"\\(?:le|leqslant)(?![a-zA-Z])", r"\\leq"),
-        (r"\{bmatrix\}", "{pmatrix}"),
-        (r"\^\s*(?:\\circ|\{\s*\\circ\s*\}|\\degree)(?![a-zA-Z])|\\degree(?![a-zA-Z])", ""),
-        (r"(?<!\\)\\[()\[\]]|\\?\$", ""),
-        (r"\\?%", ""),
-        (r"\*\*", "^"),
+_STEPS: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
+    (mark, re.compile(pattern), replacement)
+    for mark, pattern, replacement in (
+        ("\\!", r"(?<=\d),?\\!\s*(?=\d{3}(?!\d))", ""),
+        ("\\", rf"(?<=\d)(?:{_SPACE}|~|\{{,\}}|,{_SPACE})+(?=\d{{3}}(?!\d))", ""),
+        ("{,}", rf"(?<=\d)(?:{_SPACE}|~|\{{,\}}|,{_SPACE})+(?=\d{{3}}(?!\d))", ""),
+        ("~", r"(?<=\d)~(?=\d{3}(?!\d))", ""),
+        ("\\!", r"(?<!\\)\\!", ""),
+        ("quad", r"(?<=[\d)}\]])\s*\\q?quad\s*(?=-?[\d(]|-?\\(?:frac|sqrt|pi)|[a-zA-Z](?:_\S)?\s*=)", ", "),
+        ("\\", rf"{_SPACE}|\\q?quad(?![a-zA-Z])", " "),
+        ("~", r"~", " "),
+        ("bmatrix", r"\{bmatrix\}", "{pmatrix}"),
+        ("circ", r"\^\s*(?:\\circ|\{\s*\\circ\s*\})(?![a-zA-Z])", ""),
+        ("degree", r"(?:\^\s*)?\\degree(?![a-zA-Z])", ""),
+        ("\\", r"(?<!\\)\\[()\[\]]", ""),
+        ("$", r"\\?\$", ""),
+        ("%", r"\\?%", ""),
+        ("approx", r"^\\approx(?![a-z])", ""),
+        ("sqrt", r"(?<![\\a-zA-Z])sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
+        ("pi", r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
+        ("log", r"(?<![\\a-zA-Z])log(?=[ (_^])", r"\\log "),
+        ("**", r"\*\*", "^"),
+        (" to ", r"(?<=\d) to (?=\d)", ":"),
+        ("!=", r"!=", r"\\neq "),
+        ("<=", r"<=", r"\\leq "),
+        (">=", r">=", r"\\geq "),
+        ("\\infty", r"(?<![\w)}])\+\s*\\infty", r"\\infty"),
+        ("\\{", r"\\\{\s*\\\}", r"\\emptyset"),
+        ("choose", r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}", r"\\binom{\1}{\2}"),
+        (")_", r"\((\w+)\)(?=_)", r"\1"),
+        ("_{(", r"_\{\((\d+)\)\}", r"_{\1}"),
     )
 )
+"""A mark without which there is nothing to do, what is replaced, and by what."""
 _WORDS = re.compile(
-    r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}"
+    r"\\(?:text|textbf|textit|textrm|textsf|texttt|textnormal|mathrm|mathbf|mathit|mathsf|boldsymbol|mbox|hbox"
+    r"|operatorname)\s*\{([^{}]*)\}"
 )
+_MATRIX_NAMES = r"\{(?:array|matrix|smallmatrix)\}"
+_BRACKETED_ARRAY = re.compile(
+    rf"[(\[]\s*\\begin{_MATRIX_NAMES}(?:\{{[lcr| ]*\}})?(.*?)\\end{_MATRIX_NAMES}\s*[)\]]", re.DOTALL
+)
+_ROW_NAMES = r"\{(?:cases|aligned|array|gathered|align\*?|split)\}"
+_ROWS = re.compile(rf"(?:\\\{{)?\s*\\begin{_ROW_NAMES}(?:\{{[lcr| ]*\}})?(.*?)\\end{_ROW_NAMES}", re.DOTALL)
+_ROW_END = re.compile(r"\\\\(?:\[[^\]]*\])?")
+_LONGEST_ENVIRONMENT = 2000
 _FRACTION_ARGUMENTS = re.compile(r"\\frac\s*(\d|[a-zA-Z]|\{)\s*(\d|[a-zA-Z]|\{)?")
 _BARE_ROOT = re.compile(r"\\sqrt\s*(\d|[a-zA-Z])")
 _SHORT_GROUP = re.compile(r"([\^_])\s*\{\s*([a-zA-Z0-9])\s*\}")
@@ -64,26 +99,49 @@ def canonical(text: str) -> str:
 
     A space stays only between two letters or digits, where it means something (`1 1/2`, `5 cm`).
     """
-    text = text.strip(_EDGES).rstrip(_TRAILING).translate(_UNICODE)
-    if not text.isascii():
-        text = "".join(_vulgar(character) for character in text)
-    text = _WORDS.sub(_spaced_words, text)
-    for pattern, replacement in _STEPS:
-        text = pattern.sub(replacement, text)
+    text = in_latex(text.strip(_EDGES).rstrip(_TRAILING))
+    if "\\" in text:
+        text = _without_commands(text)
+    for mark, pattern, replacement in _STEPS:
+        if mark in text:
+            text = pattern.sub(replacement, text)
     text = " ".join(text.split()).strip(_EDGES).rstrip(_TRAILING)
     if text[:1] not in "([{\\":
         text = _THOUSANDS.sub(lambda found: found.group().replace(",", ""), text)
     text = _LOOSE_SPACE.sub("", text)
     text = _braced_fractions(text)
-    text = _BARE_ROOT.sub(r"\\sqrt{\1}", text)
+    if "\\sqrt" in text:
+        text = _BARE_ROOT.sub(r"\\sqrt{\1}", text)
     return without_brackets(_SHORT_GROUP.sub(r"\1\2", text))
 
 
-def _vulgar(character: str) -> str:
-    """½ becomes ` 1/2`; other characters stay."""
-    if unicodedata.decomposition(character).startswith("<fraction>"):
-        return " " + unicodedata.normalize("NFKD", character).replace("\u2044", "/")
-    return character
+def _without_commands(text: str) -> str:
+    """One name for commands that have several, without sizes and fonts."""
+    if "\\begin" not in text:
+        text = _ESCAPED_TWICE.sub(r"\\", text)
+    text = _COMMAND.sub(_alias, _NO_SIDE.sub("", text))
+    if len(text) <= _LONGEST_ENVIRONMENT:
+        text = _without_environments(text) if "\\begin" in text else _ROW_END.sub(", ", text)
+    text = UNIT_LETTER.sub(unit_in_words, text)
+    return _WORDS.sub(_spaced_words, text)
+
+
+def _alias(found: re.Match[str]) -> str:
+    return _ALIASES.get(found[1], found[0])
+
+
+def _without_environments(text: str) -> str:
+    """Matrices under one name, lines of equations as a list; a line with two parts or more stays as it is."""
+    text = _BRACKETED_ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text)
+    return _ROWS.sub(_listed_rows, text)
+
+
+def _listed_rows(found: re.Match[str]) -> str:
+    rows = [row.strip() for row in _ROW_END.split(found[1]) if row.strip()]
+    parts = [[part for part in row.split("&") if part.strip()] for row in rows]
+    if any(len(row) > 1 and not row[1].lstrip().startswith("=") for row in parts):
+        return found[0]
+    return ", ".join("".join(row).strip().rstrip(",;") for row in parts)
 
 
 def _spaced_words(found: re.Match[str]) -> str:
@@ -118,7 +176,7 @@ def without_brackets(text: str) -> str:
     for character in inner if count else "":
         depth += (character in "({[") - (character in ")}]")
         lowest = min(lowest, depth)
-        comma = comma or (character == "," and depth <= 0)
+        comma = comma or (character in ",;" and depth <= 0)
     kept = -lowest + (1 if comma and lowest == 0 else 0)
     if depth or not inner or kept >= count:
         return text
@@ -138,16 +196,3 @@ def split_top(text: str, separators: tuple[str, ...]) -> list[str]:
         depth += (text[position] in "({[") - (text[position] in ")}]")
         position += 1
     return [*pieces, text[begun:]]
-
-
-def split_unit(text: str) -> tuple[str, str]:
-    """A canonical text and the unit in words behind it (empty without one): `5 cm^2` is 5 and cm^2."""
-    found = _UNIT.fullmatch(text)
-    if found is None or not is_unit(found["unit"]):
-        return text, ""
-    return found["value"].strip(), found["unit"].casefold().replace("feet", "foot").rstrip("es.")
-
-
-_UNIT = re.compile(
-    r"(?P<value>[^a-zA-Z]*[\d)}]|.*\})\s*(?P<unit>(?<=[\s})])[a-zA-Z]{2,}\.?(?:[ /][a-zA-Z.]+)*(?:\^[23])?)"
-)

@@ -29,6 +29,10 @@ _SCIENTIFIC = re.compile(
     r"([-+]?[1-9](?:\.\d+)?)\s*(?:\\times|\\cdot|[x×*·])\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,3})\s*\}|(\d))",
     re.ASCII,
 )
+_REPEATING = re.compile(
+    r"([-+]?)(\d*)\.(\d*)(?:\\overline\s*\{(\d+)\}|\\overline\s*(\d)|\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?)",
+    re.ASCII,
+)
 _UNIT = re.compile(
     r"(?P<number>.*?[\d.])\s*(?P<unit>[A-Za-z][A-Za-z ./]*?(?:\s*\^?[23])?)\.?", re.ASCII | re.DOTALL
 )
@@ -134,6 +138,8 @@ def _read(text: str) -> tuple[Fraction, bool] | None:
         return sign * (int(match[2]) + ratio[0]), ratio[1] and ratio[0] < 1
     if match := _SCIENTIFIC.fullmatch(text):
         return Fraction(match[1]) * Fraction(10) ** int(match[2] or match[3]), True
+    if ("\\overline" in text or "\\dot" in text) and (match := _REPEATING.fullmatch(text)):
+        return _repeating(match), True
     match = _FRAC.fullmatch(text)
     return _ratio(match[1], match[2] or match[3], match[4] or match[5]) if match else None
 
@@ -147,6 +153,14 @@ def _ratio(sign: str, top: str, bottom: str) -> tuple[Fraction, bool] | None:
     lowest = math.gcd(above.numerator, below.numerator) == 1 and abs(below) > 1
     signs = (sign, top[:1], bottom[:1]).count("-")
     return (-1 if sign == "-" else 1) * above / below, whole and lowest and signs < 2
+
+
+def _repeating(match: re.Match[str]) -> Fraction:
+    """The value of `0.1\\overline{6}` or `0.1\\dot{6}`, 1/6; between two dots all digits repeat."""
+    sign, whole, once, *repeated = match.groups(default="")
+    period = "".join(repeated)
+    value = Fraction(int(whole + once + period) - int(whole + once or 0), 10 ** len(period) - 1)
+    return Fraction((-1 if sign == "-" else 1) * value, 10 ** len(once))
 
 
 def _decimal(sign: str, whole: str, decimals: str | None) -> Fraction | None:

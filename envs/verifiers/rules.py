@@ -40,7 +40,7 @@ def _parts(given: str | None, gold: Any, formatted: bool) -> Parts:
     return {"accuracy": float(right), "format": float(formatted)}
 
 
-def math(text: str, gold: Any, env: EnvConfig) -> Parts:
+def said(text: str) -> str | None:
     """The final answer however it is marked; a short text without any mark is itself the final answer."""
     given = extract.final_answer(text)
     if (
@@ -49,13 +49,19 @@ def math(text: str, gold: Any, env: EnvConfig) -> Parts:
         and not any(mark in text for mark in ("\\boxed", "<", "#"))
     ):
         given = text.strip() or None
+    return given
+
+
+def math(text: str, gold: Any, env: EnvConfig) -> Parts:
+    """The final answer, as `said` finds it."""
+    given = said(text)
     return _parts(given, gold, given is not None)
 
 
 def boxed(text: str, gold: Any, env: EnvConfig) -> Parts:
     """The last `\\boxed{}` after the thoughts."""
     spoken = extract.after_thinking(text)
-    given = extract.boxed(spoken) if spoken is not None else None
+    given = extract.boxed_together(spoken) if spoken is not None else None
     return _parts(given, gold, bool(given))
 
 
@@ -83,7 +89,7 @@ def dapo(text: str, gold: Any, env: EnvConfig) -> Parts:
     spoken = extract.after_thinking(text)
     given = extract.answer_line(spoken) if spoken is not None else None
     if given is not None and "\\boxed" in given:
-        given = extract.boxed(given)
+        given = extract.boxed_together(given)
     return _parts(given, gold, given is not None)
 
 

@@ -16,9 +16,10 @@ from envs.task import Completion, Example
 from envs.verifiers import extract
 from envs.verifiers.bounds import is_bounded
 from envs.verifiers.equivalence import same_answer
-from envs.verifiers.latex import canonical, split_unit
+from envs.verifiers.latex import canonical
 from envs.verifiers.numbers import final_number, is_worked_out, parse_number, same_number
 from envs.verifiers.rules import RULES
+from envs.verifiers.units import split_unit
 
 SHARED = Path(__file__).resolve().parents[2] / ".." / "shared"
 GOLDEN = SHARED / "golden" / "grading.jsonl.gz"

@@ -1,0 +1,128 @@
+"""Characters beyond ASCII as LaTeX: operators, signs, raised digits, fractions; invisible ones go. No sympy.
+
+Digits of other scripts and of other widths stay as they are, and a text with one of them is no number.
+"""
+
+import re
+import unicodedata
+
+CURRENCIES = "€£¥₹"
+_LATEX = {
+    "\\leq ": "≤⩽≦",
+    "\\geq ": "≥⩾≧",
+    "\\neq ": "≠",
+    "\\in ": "∈",
+    "\\cup ": "∪",
+    "\\cap ": "∩",
+    "\\emptyset ": "∅⌀Ø",
+    "\\infty ": "∞",
+    "\\pm ": "±",
+    "\\mp ": "∓",
+    "\\times ": "×✕",
+    "\\cdot ": "·⋅∙",
+    "\\sqrt ": "√",
+    "\\setminus ": "∖",
+    "\\mathbb{R}": "ℝ",
+    "\\mathbb{Z}": "ℤ",
+    "\\mathbb{N}": "ℕ",
+    "\\approx ": "≈",
+    "\\to ": "→",
+    "\\angle ": "∠",
+    "\\lfloor ": "⌊",
+    "\\rfloor ": "⌋",
+    "\\langle ": "⟨〈",
+    "\\rangle ": "⟩〉",
+    "-": "−–—‐‑‒﹣－",
+    "/": "÷∕⁄",
+    ":": "∶：",
+    "*": "∗",
+    "|": "∣｜",
+    ",": "，、",
+    ";": "；",
+    "(": "（",
+    ")": "）",
+    "[": "［【",
+    "]": "］】",
+    "=": "＝",
+    "+": "＋",
+    "<": "＜",
+    ">": "＞",
+    "%": "％",
+    ".": "。．",
+    "'": "’‘",
+    '"': "“”",
+    " or ": "或",
+    " and ": "和且与",
+    "": "°º" + CURRENCIES,
+}
+_GREEK = {
+    "α": "alpha",
+    "β": "beta",
+    "γ": "gamma",
+    "δ": "delta",
+    "ε": "epsilon",
+    "η": "eta",
+    "θ": "theta",
+    "κ": "kappa",
+    "λ": "lambda",
+    "μ": "mu",
+    "ν": "nu",
+    "ξ": "xi",
+    "π": "pi",
+    "ρ": "rho",
+    "σ": "sigma",
+    "τ": "tau",
+    "φ": "phi",
+    "χ": "chi",
+    "ψ": "psi",
+    "ω": "omega",
+    "Δ": "Delta",
+    "Ω": "Omega",
+}
+_ONE_BY_ONE = str.maketrans(
+    {sign: latex for latex, signs in _LATEX.items() for sign in signs}
+    | {letter: f"\\{name} " for letter, name in _GREEK.items()}
+)
+_RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "₀₁₂₃₄₅₆₇₈₉₊₋ₙ"
+_AS_WRITTEN = str.maketrans(_RAISED + _LOWERED, "0123456789+-n" * 2)
+_SHIFTED = re.compile(f"(?P<up>[{_RAISED}]+)|[{_LOWERED}]+")
+_GROUPED = re.compile(
+    "(?<![\\d.])\\d{1,3}(?:([\xa0\u2009\u202f\u2007])\\d{3})(?:\\1\\d{3})*(?!\\d)", re.ASCII
+)
+_SPACES = re.compile("[\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]")
+
+
+def in_latex(text: str) -> str:
+    """The text with known characters as LaTeX: `x²≥½` is `x^{2}\\geq  1/2`; others stay.
+
+    Thousands behind narrow or no-break spaces of one kind are grouped no more.
+    """
+    if text.isascii():
+        return text
+    text = "".join(character for character in text if unicodedata.category(character) != "Cf")
+    text = _GROUPED.sub(lambda found: _SPACES.sub("", found[0]), text)
+    text = _SPACES.sub(" ", text)
+    text = _SHIFTED.sub(_bracketed, text)
+    return "".join(_latin(character) for character in text.translate(_ONE_BY_ONE))
+
+
+def currencies(text: str) -> set[str]:
+    """The signs of money in a text; the dollar's must be escaped, since a bare one begins a formula."""
+    found = {sign for sign in CURRENCIES if sign in text}
+    return found | {"$"} if "\\$" in text else found
+
+
+def _bracketed(found: re.Match[str]) -> str:
+    return f"{'^' if found['up'] else '_'}{{{found[0].translate(_AS_WRITTEN)}}}"
+
+
+def _latin(character: str) -> str:
+    """½ becomes ` 1/2`, a wide letter the usual one."""
+    if character.isascii():
+        return character
+    decomposition = unicodedata.decomposition(character)
+    if decomposition.startswith("<fraction>"):
+        return " " + unicodedata.normalize("NFKC", character).replace("\u2044", "/")
+    if decomposition.startswith(("<wide>", "<font>")) and character.isalpha():
+        return unicodedata.normalize("NFKC", character)
+    return character
