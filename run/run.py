@@ -131,7 +131,7 @@ class Run:
             prove = self._begin_proof(batch, groups)
         with self.monitor.timed("optimize"):
             report = self.learner.step(batch, prove)
-        self.monitor.note({"prompts/left_out": float(self.prompts.source.left_out)})
+        self.monitor.note(self.prompts.source.metrics())
         row = self.monitor.optimized(
             batch, groups, report.metrics | self.rewards.metrics(), self.weights.version
         )
