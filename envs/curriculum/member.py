@@ -61,7 +61,7 @@ class Member:
         again = self.solved.draw(chance) if chance.random() < self.config.replay else None
         row, weight = self.chooser.next(chance) if again is None else (self.start + again, 1.0)
         known = self.asked.setdefault(row, Asked(self.config.prior))
-        known.flying, known.weight, known.replay = True, weight, again is not None
+        known.flying, known.weight, known.replay = known.flying + 1, weight, again is not None
         self._changed(row)
         self.drawn += 1
         return self.rows.examples[row]
@@ -71,7 +71,7 @@ class Member:
         row = self.places[row]
         known = self.asked.setdefault(row, Asked(self.config.prior))
         known.recent = self.config.memory * known.recent + (1 - self.config.memory) * success
-        known.flying = False
+        known.flying = max(0, known.flying - 1)  # one that was handed back is answered again without a draw
         if success >= self.config.solved and not known.solved:
             known.solved = True
             self.num_solved += 1
