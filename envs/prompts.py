@@ -100,12 +100,7 @@ class PromptSource:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises ConfigError where the state is of another mixture, or of a version before `env.curriculum`."""
-        if "curriculum" not in state:
-            raise ConfigError(
-                "the checkpoint is of an earlier version of this code, which kept no record of its prompts; begin "
-                "another run from its weights with model.name and without train.resume"
-            )
+        """Raises ConfigError where the state is of another mixture."""
         if set(state["orders"]) != set(self.members):
             raise ConfigError(
                 f"env.mixture: the checkpoint was made with {', '.join(state['orders']) or 'one data set'}; "

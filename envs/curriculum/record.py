@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class Asked:
     """recent: its recent success, 0 to 1. solved: a group of it once reached `env.curriculum.solved`.
 
-    flying: groups that are answering it now. Of its newest draw: weight, as in `Window.add`; replay: it was asked again because it
-    had been solved.
+    flying: groups that are answering it now. Of its newest draw: weight, as in `Window.add`; replay: it was asked again
+    because it had been solved.
     """
 
     recent: float
