@@ -41,7 +41,7 @@ class CurriculumConfig:
     have without."""
     prior: float = 0.5
     """Success that a prompt, or a source, is taken to have before it was asked."""
-    memory: float = 0.5
+    memory: float = 0.2
     """What a prompt's recent success keeps of its value with every new group; 0: only the newest group counts."""
     replay: float = 0.0
     """Share of the draws that ask a solved prompt again."""
