@@ -45,8 +45,10 @@ class Levels:
         level = self.of_rows[row]
         window = self.success[level]
         window.add(success, weight)
-        mastered = window.full and window.mean is not None and window.mean >= self.gate
-        if level != self.newest or not mastered or level == self.last:
+        if level != self.newest or level == self.last or not window.full:
+            return False
+        success_rate = window.mean
+        if success_rate is None or success_rate < self.gate:
             return False
         self.newest += 1
         return True

@@ -16,6 +16,8 @@ from envs.curriculum.rows import Rows
 from envs.curriculum.window import Window
 from envs.example import Example
 
+_NO_CHANCE = random.Random(0)
+
 
 class Member:
     """A data set, alone or as a member of a mixture: the rows [start, end).
@@ -42,6 +44,7 @@ class Member:
         examples: Sequence[Example] = [rows.examples[row] for row in range(start, end)]
         self.places = {example.row: start + place for place, example in enumerate(examples)}
         self.levels = make_levels(examples, config.column, config)
+        self._by_chance = bool(config.replay or config.priority)
         self.rates: dict[int, tuple[float, int]] = {}
         self.asked: dict[int, Asked] = {}
         self.solved = Chances([0.0] * len(examples))
@@ -57,7 +60,7 @@ class Member:
         """The next example. Raises ConfigError where no row can be asked."""
         if not self.drawn and self.levels.settle(self._can_be_asked):
             self.chooser.refresh()
-        chance = random.Random(f"{self.salt}draw/{self.drawn}")
+        chance = self._chance()
         again = self.solved.draw(chance) if chance.random() < self.config.replay else None
         row, weight = self.chooser.next(chance) if again is None else (self.start + again, 1.0)
         known = self.asked.setdefault(row, Asked(self.config.prior))
@@ -65,6 +68,10 @@ class Member:
         self._changed(row)
         self.drawn += 1
         return self.rows.examples[row]
+
+    def _chance(self) -> random.Random:
+        """Of this draw alone; where chance decides nothing, one that costs no seeding."""
+        return random.Random(f"{self.salt}draw/{self.drawn}") if self._by_chance else _NO_CHANCE
 
     def observe(self, row: int, success: float) -> None:
         """A group was judged. row: of its example. success: 0 to 1."""
@@ -90,8 +97,10 @@ class Member:
 
     def _changed(self, row: int) -> None:
         self.chooser.changed(row)
-        known = self.asked[row]
-        self.solved[row - self.start] = float(known.solved and not known.flying)
+        known, place = self.asked[row], row - self.start
+        again = float(known.solved and not known.flying)
+        if self.solved[place] != again:
+            self.solved[place] = again
 
     def metrics(self, suffix: str) -> dict[str, float]:
         """How its curriculum stands, where it has one; from any thread. suffix: of the names, `/NAME` in a mixture."""
