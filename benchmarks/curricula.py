@@ -1,6 +1,6 @@
 """Each rule of `env.curriculum` on sums of which the model can learn a third: steps and tokens to a held-out success.
 
-    PYTHONPATH=. python benchmarks/curricula.py [--seeds 0 1 2] [--steps 80] [--only levels ...] [key=value ...]
+    python benchmarks/curricula.py [--seeds 0 1 2] [--steps 80] [--only levels ...] [key=value ...]
 
 The quickstart's model has seen no sum above 99, and cannot find one: of sums up to 198 most groups are all wrong and
 teach nothing. Every run is grpo.py on the CPU, on 600 of these sums, with the same 400 others evaluated every 10 steps.
