@@ -6,6 +6,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from config.curriculum import CurriculumConfig
 from config.errors import ConfigError
 from config.values import above_0, at_least, check_fields, is_share, one_of
 
@@ -52,6 +53,7 @@ class EnvConfig:
     mixture: dict[str, Any] = field(default_factory=dict)
     """For `dataset=mixture`: NAME: WEIGHT, or NAME: {weight, dataset, data_files, options, reward, ...}."""
     difficulty: DifficultyConfig = field(default_factory=DifficultyConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     num_envs: int = 32
     """Groups (a prompt with its completions) at a time: in grpo.py those of one iteration, in grpo_async.py those that
     each engine has in flight."""
@@ -111,6 +113,8 @@ class EnvConfig:
         seconds_and_bytes = ("reward_timeout_s", "reward_memory_gib", "tool_timeout_s")
         check_fields("env", self, seconds_and_bytes, above_0, "must be above 0")
         check_fields("env", self, ("max_error_rate",), is_share, "a share, 0 to 1")
+        passes_over = self.difficulty.low > 0 or self.difficulty.high < 1
+        self.curriculum.check_against(self.dataset, self.mixture, passes_over)
         self._check_rewards()
         self._check_second_opinion()
         self._check_turns()

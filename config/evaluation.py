@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from config.curriculum import CurriculumConfig
 from config.env import EnvConfig
 from config.errors import ConfigError
 from config.values import at_least, check_fields, section_of
@@ -69,7 +70,7 @@ class EvalSetConfig:
         Raises:
             ConfigError: the set would read the very rows that are trained on.
         """
-        base = training
+        base = training = replace(training, curriculum=CurriculumConfig())
         if self.dataset != training.dataset:
             base = replace(training, data_files=None, holdout=0.0, duplicates="keep", mixture={}, options={})
             base = replace(

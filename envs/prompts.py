@@ -2,41 +2,22 @@
 
 A mixture has one such order per member; which member is next follows from the weights alone, as evenly as whole
 prompts allow. Prompts whose recent success rate lies outside `env.difficulty` are passed over for a few epochs.
+`env.curriculum` has other ways to choose: levels, success, solved prompts again, weights that follow success
+(envs/curriculum/).
 """
 
-import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from config.curriculum import CurriculumConfig
 from config.env import DifficultyConfig
 from config.errors import ConfigError
+from envs.curriculum.member import Member
+from envs.curriculum.rows import Rows
+from envs.curriculum.sources import FixedWeights, Sources, WeightsBySuccess
 from envs.example import Example, Mixed
-
-
-class _Order:
-    """The rows [start, end), each once an epoch. `salt` keeps members of equal size from going in step.
-
-    served: rows of this epoch that were drawn. unfiltered: the last epoch served none, so this one takes all.
-    """
-
-    def __init__(self, start: int, end: int, salt: str) -> None:
-        self.start, self.end, self.salt = start, end, salt
-        self.go_to(0, 0, 0, False)
-
-    def go_to(self, epoch: int, position: int, served: int, unfiltered: bool) -> None:
-        self.epoch, self.position, self.served, self.unfiltered = epoch, position, served, unfiltered
-        self.rows = list(range(self.start, self.end))
-        random.Random(f"{self.salt}{epoch}").shuffle(self.rows)
-
-    def next(self) -> int | None:
-        """The next row, or None once at the end of each epoch."""
-        if self.position == len(self.rows):
-            self.go_to(self.epoch + 1, 0, 0, self.served == 0)
-            return None
-        self.position += 1
-        return self.rows[self.position - 1]
 
 
 class PromptSource:
@@ -44,11 +25,12 @@ class PromptSource:
 
     Args:
         examples: one split of a task; several data sets where it is a `Mixed`.
-        seed: with the epoch it fixes the order.
+        seed: with what was drawn and observed before it fixes the next example.
         keep: examples it refuses (a prompt over the limit) are left out and counted; asked once a row, when
             the row first comes up.
         difficulty: which success rates are worth training on; see `observe`.
         told: what a message says of prompts that `keep` all refused: how long they are.
+        curriculum: which prompts are asked when.
     """
 
     def __init__(
@@ -58,33 +40,34 @@ class PromptSource:
         keep: Callable[[Example], bool],
         difficulty: DifficultyConfig | None = None,
         told: Callable[[Sequence[Example]], str] | None = None,
+        curriculum: CurriculumConfig | None = None,
     ) -> None:
         if not len(examples):
             raise ConfigError("the dataset has no rows: check env.data_files and env.split")
         self.examples = examples
-        self.keep = keep
-        self.told = told
-        self.difficulty = difficulty or DifficultyConfig()
+        self.rows = Rows(examples, keep, told)
         bounds = examples.bounds if isinstance(examples, Mixed) else {"": (0, len(examples))}
         empty = [name for name, (start, end) in bounds.items() if start == end]
         if empty:
             raise ConfigError(
                 f"env.mixture.{empty[0]}: this member has no rows; check its data_files and split"
             )
-        self.weights = examples.weights if isinstance(examples, Mixed) else {"": 1.0}
-        self._orders = {
-            name: _Order(start, end, f"{seed}/{name}/" if name else f"{seed}/")
-            for name, (start, end) in bounds.items()
+        config, passing = curriculum or CurriculumConfig(), difficulty or DifficultyConfig()
+        self.members = {
+            name: Member(self.rows, name, of_member, seed, passing, _of_member(config, name))
+            for name, of_member in bounds.items()
         }
-        self._drawn = dict.fromkeys(bounds, 0)
-        self._left_out: set[int] = set()
-        self._kept: set[int] = set()
-        self._success: dict[tuple[str, int], tuple[float, int]] = {}
+        weights = examples.weights if isinstance(examples, Mixed) else {"": 1.0}
+        self.sources: Sources = (
+            FixedWeights(self.members, weights)
+            if config.sources is None
+            else WeightsBySuccess(self.members, weights, config)
+        )
 
     @property
     def left_out(self) -> int:
         """Rows met so far that `keep` refused."""
-        return len(self._left_out)
+        return len(self.rows.left_out)
 
     def draw(self, count: int) -> list[Example]:
         """The next `count` examples.
@@ -92,77 +75,51 @@ class PromptSource:
         Raises:
             ConfigError: when no row of a data set passes `keep`.
         """
-        return [self._draw_from(self._next_member()) for _ in range(count)]
+        return [self.members[self.sources.next()].draw() for _ in range(count)]
 
     def observe(self, example: Example, success: float) -> None:
-        """Remember a group's success rate, 0 to 1: `env.difficulty` decides by it when the row comes up again."""
-        order = self._orders[example.source]
-        self._success[example.source, example.row] = (success, order.epoch)
+        """Remember a group's success rate, 0 to 1: `env.difficulty` and `env.curriculum` decide by it."""
+        self.members[example.source].observe(example.row, success)
 
-    def _next_member(self) -> str:
-        """The member that is furthest behind its share."""
-        return min(self._drawn, key=lambda name: (self._drawn[name] + 1) / self.weights[name])
-
-    def _draw_from(self, name: str) -> Example:
-        order = self._orders[name]
-        while True:
-            index = order.next()
-            if index is None:
-                self._check_left_out(order)
-            elif self._accepts(index):
-                example = self.examples[index]
-                if order.unfiltered or not self._passed_over(example, order.epoch):
-                    self._drawn[name] += 1
-                    order.served += 1
-                    return example
-
-    def _passed_over(self, example: Example, epoch: int) -> bool:
-        """Too easy or too hard lately."""
-        known = self._success.get((example.source, example.row))
-        if known is None or epoch - known[1] > self.difficulty.retry_epochs:
-            return False
-        return not self.difficulty.low <= known[0] <= self.difficulty.high
-
-    def _accepts(self, index: int) -> bool:
-        if index in self._kept:
-            return True
-        if index in self._left_out:
-            return False
-        accepted = self.keep(self.examples[index])
-        (self._kept if accepted else self._left_out).add(index)
-        return accepted
-
-    def _check_left_out(self, order: _Order) -> None:
-        if all(index in self._left_out for index in order.rows):
-            lengths = "" if self.told is None else f" ({self.told([self.examples[order.start]])})"
-            raise ConfigError(
-                f"all {len(order.rows)} prompts are longer than env.max_prompt_tokens{lengths}: raise it (and "
-                "inference_model.max_model_len, where that is set)"
-            )
+    def metrics(self) -> dict[str, float]:
+        """What was left out, and how the curriculum stands. From any thread."""
+        found = {"prompts/left_out": float(self.left_out)} | self.sources.metrics()
+        for name, member in self.members.items():
+            found |= member.metrics(f"/{name}" if name else "")
+        return found
 
     def state_dict(self) -> dict[str, Any]:
+        members = self.members.items()
         return {
-            "orders": {
-                name: (order.epoch, order.position, order.served, order.unfiltered)
-                for name, order in self._orders.items()
-            },
-            "drawn": dict(self._drawn),
-            "left_out": sorted(self._left_out),
-            "success": dict(self._success),
+            "orders": {name: member.order.state() for name, member in members},
+            "drawn": {name: member.drawn for name, member in members},
+            "left_out": sorted(self.rows.left_out),
+            "rates": {name: dict(member.rates) for name, member in members},
+            "curriculum": {name: member.state() for name, member in members},
+            "sources": self.sources.state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises ConfigError where the state is of another mixture."""
-        if set(state["orders"]) != set(self._orders):
+        if set(state["orders"]) != set(self.members):
             raise ConfigError(
                 f"env.mixture: the checkpoint was made with {', '.join(state['orders']) or 'one data set'}; "
                 "resume with the same members"
             )
-        for name, place in state["orders"].items():
-            self._orders[name].go_to(*place)
-        self._drawn = dict(state["drawn"])
-        self._left_out = set(state["left_out"])
-        self._success = dict(state["success"])
+        self.rows.left_out.clear()
+        self.rows.left_out.update(state["left_out"])
+        for name, member in self.members.items():
+            member.order.go_to(*state["orders"][name])
+            member.drawn = state["drawn"][name]
+            member.rates.clear()
+            member.rates.update(state["rates"][name])
+            member.load(state["curriculum"][name])
+        self.sources.load(state["sources"])
+
+
+def _of_member(config: CurriculumConfig, name: str) -> CurriculumConfig:
+    column = config.column.get(name) if isinstance(config.column, Mapping) else config.column
+    return replace(config, column=column)
 
 
 class PromptQueue:

@@ -77,12 +77,21 @@ class Task(ABC):
         return (*head, {"role": "user", "content": user})
 
     def row_data(self, row: Row) -> Mapping[str, Any]:
-        """For `Example.row_data`: the row's columns where a function or class of the user's judges or prompts.
+        """For `Example.row_data`: the row's columns where a function or class of the user's judges or prompts, else
+        what `kept` keeps.
 
         The judges of this project read none, so that big columns are then neither kept nor sent to workers.
         """
         names = [self.env.dataset, *judge_names(self.env)]
-        return row.values if any(is_own(name) for name in names) else {}
+        return row.values if any(is_own(name) for name in names) else self.kept(row.values)
+
+    def kept(self, columns: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Of these columns the one that `env.curriculum.column` names; all where it is not among them, for a message
+        that lists them."""
+        column = self.env.curriculum.column
+        if column is None:
+            return {}
+        return {column: columns[column]} if column in columns else columns
 
 
 _REGISTRY: dict[str, type[Task]] = {}

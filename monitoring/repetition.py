@@ -4,6 +4,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 from envs.group import Group
+from monitoring.record import prompt_id
 
 REMEMBERED = 2000
 """Groups whose prompts are counted."""
@@ -15,8 +16,15 @@ class Repetition:
     """Counts the prompts of the newest groups."""
 
     def __init__(self) -> None:
-        self._newest: deque[tuple[str, ...]] = deque()
-        self._counts: Counter[tuple[str, ...]] = Counter()
+        self._newest: deque[str] = deque()
+        self._counts: Counter[str] = Counter()
+
+    def state(self) -> list[str]:
+        """Ids of the prompts of the newest groups, oldest first."""
+        return list(self._newest)
+
+    def load(self, state: Sequence[str]) -> None:
+        self._newest, self._counts = deque(state), Counter(state)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Of all groups that were generated for one optimizer step.
@@ -26,7 +34,7 @@ class Repetition:
         question. prompts/repeated: share of groups whose prompt an earlier one of them has. prompts/most_drawn: how
         often the prompt drawn most was drawn among the last `REMEMBERED` groups, over the mean of all prompts there.
         """
-        prompts = [tuple([message["content"] for message in group.example.messages]) for group in groups]
+        prompts = [prompt_id(group.example.messages) for group in groups]
         self._count(prompts)
         texts = [[one.text for one in group.candidates] for group in groups]
         pairs = list(zip(groups, texts, strict=True))
@@ -37,7 +45,7 @@ class Repetition:
             "prompts/most_drawn": max(self._counts.values()) * len(self._counts) / len(self._newest),
         }
 
-    def _count(self, prompts: Sequence[tuple[str, ...]]) -> None:
+    def _count(self, prompts: Sequence[str]) -> None:
         self._newest.extend(prompts)
         self._counts.update(prompts)
         while len(self._newest) > REMEMBERED:

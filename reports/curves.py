@@ -65,6 +65,17 @@ SECTIONS = (
         ),
     ),
     Section(
+        "Curriculum",
+        "A level opens when the success of the newest one passes the gate; solved prompts that are asked again should "
+        "stay solved.",
+        (
+            Chart("Newest open level", ("curriculum/level", "curriculum/level/*"), "1 = easiest"),
+            Chart("Success by level or source", ("curriculum/success/*",), "newest groups"),
+            Chart("Weights of the sources", ("curriculum/weight/*",), "share of the draws"),
+            Chart("Solved prompts asked again", ("curriculum/replay", "curriculum/replay/*"), "success"),
+        ),
+    ),
+    Section(
         "Optimisation",
         "A gradient norm that grows from step to step, or a loss that leaps, comes before most collapses.",
         (

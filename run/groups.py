@@ -30,6 +30,7 @@ def make_prompts(config: Config, task: Task, tokenizer: PreTrainedTokenizerBase)
             keep=limit,
             difficulty=config.env.difficulty,
             told=limit.told,
+            curriculum=config.env.curriculum,
         )
     )
 

@@ -25,6 +25,7 @@ LANDING = {"outputs": "*/*", "multirun": "*/*/*"}
 
 BEGUN_WITH = (
     *("env.dataset", "env.data_files", "env.split", "env.holdout", "env.duplicates", "env.mixture"),
+    *("env.curriculum.column", "env.curriculum.order", "env.curriculum.bins"),
     *("env.options", "env.max_prompt_tokens", "env.system_prompt", "env.tools", "env.repeats"),
     *("train.seed", "train.epochs", "model.dtype", "optimizer.name"),
     *("train_model.lora.enabled", "train_model.lora.r", "train_model.lora.alpha"),

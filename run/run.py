@@ -131,7 +131,7 @@ class Run:
             prove = self._begin_proof(batch, groups)
         with self.monitor.timed("optimize"):
             report = self.learner.step(batch, prove)
-        self.monitor.note({"prompts/left_out": float(self.prompts.source.left_out)})
+        self.monitor.note(self.prompts.source.metrics())
         row = self.monitor.optimized(
             batch, groups, report.metrics | self.rewards.metrics(), self.weights.version
         )
@@ -271,6 +271,7 @@ class Run:
             "learner": self.learner.numbers(),
             "policy_version": self.weights.version,
             "generator": self.generator.get_state(),
+            "newest_prompts": self.monitor.repetition.state(),
             "random": random_state(),
             "config": asdict(self.config),
             **self.loop.call(self._prompt_state),
@@ -323,6 +324,7 @@ class Run:
         self.prompts.next_group_id = state["next_group_id"]
         self.weights.version = state["policy_version"] - 1
         self.generator.set_state(state["generator"])
+        self.monitor.repetition.load(state["newest_prompts"])
         restore_random_state(state["random"])
         told = self.monitor.file.continue_from(saved.run_dir, self.learner.optimizer_steps)
         self.monitor.resumed()

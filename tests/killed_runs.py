@@ -21,9 +21,18 @@ from run.overlapped import Overlapped
 from tests.scripts import configured
 from training.batch import Batch
 
+CURRICULUM = (
+    "env.curriculum.column=operand",
+    "env.curriculum.bins=3",
+    "env.curriculum.gate=0.1",
+    "env.curriculum.window=5",
+    "env.curriculum.priority=learnability",
+    "env.curriculum.replay=0.2",
+)
 
-def one_epoch(stale: str, run_dir: Path) -> Config:
-    """11 batches of 4 prompts: the 44 prompts of additions up to 6 + 6, once each."""
+
+def one_epoch(stale: str, run_dir: Path, *more: str) -> Config:
+    """11 batches of 4 prompts: without a curriculum the 44 prompts of additions up to 6 + 6, once each."""
     return configured(
         "env.num_envs=6",
         "env.repeats=2",
@@ -34,13 +43,15 @@ def one_epoch(stale: str, run_dir: Path) -> Config:
         "train.max_policy_age=2",
         f"train.stale_groups={stale}",
         "policy.kl_coef=0",
+        *more,
         *(["train.resume=auto"] if newest_checkpoint(run_dir) else []),
     )
 
 
-def train_noting_prompts(stale: str, run_dir: Path, ledger: Path, events: Any) -> None:
+def train_noting_prompts(stale: str, more: tuple[str, ...], run_dir: Path, ledger: Path, events: Any) -> None:
     """One run, resumed where there is something to resume; every optimizer step's prompts go to `ledger`.
 
+    more: settings, as in `one_epoch`.
     events: a semaphore, released when training begins, after each step and after each checkpoint.
     """
     torch.set_num_threads(1)
@@ -66,4 +77,4 @@ def train_noting_prompts(stale: str, run_dir: Path, ledger: Path, events: Any) -
         events.release()
         grpo_async.train(working)
 
-    run_job(one_epoch(stale, run_dir), run_dir, train, Noting)
+    run_job(one_epoch(stale, run_dir, *more), run_dir, train, Noting)

@@ -12,7 +12,10 @@ OPTIONS = {"max_operand": 99}
 
 @register("arithmetic")
 class Arithmetic(Task):
-    """1.0 where the completion of `A+B=` is the sum and nothing else. Options: `max_operand` (largest operand)."""
+    """1.0 where the completion of `A+B=` is the sum and nothing else. Options: `max_operand` (largest operand).
+
+    Columns for a curriculum: `operand`, the larger one, and `sum`.
+    """
 
     in_process = True
 
@@ -34,7 +37,8 @@ class Arithmetic(Task):
         return [self._example(row, *divmod(row, side)) for row in chosen]
 
     def _example(self, row: int, a: int, b: int) -> Example:
-        return Example(self.messages(f"{a}+{b}="), str(a + b), row)
+        columns = {"operand": max(a, b), "sum": a + b}
+        return Example(self.messages(f"{a}+{b}="), str(a + b), row, row_data=self.kept(columns))
 
     def reward(self, completion: Completion, example: Example) -> Reward:
         correct = float(completion.text.strip() == example.answer)

@@ -21,7 +21,10 @@ _ANSWER = re.compile(r"<answer>([^<]*)</answer>")
 
 @register("countdown")
 class Countdown(Task):
-    """1.0 for an expression in `<answer>` that uses every number once and hits the target, 0.1 for any tag."""
+    """1.0 for an expression in `<answer>` that uses every number once and hits the target, 0.1 for any tag.
+
+    Columns for a curriculum: `numbers`, how many there are, and `target`.
+    """
 
     in_process = True
     system_prompt = (
@@ -52,7 +55,8 @@ class Countdown(Task):
             seen.add(key)
             listed = ", ".join(str(number) for number in numbers)
             messages = self.messages(f"Numbers: {listed}. Target: {target}.")
-            yield Example(messages, {"numbers": numbers, "target": target}, len(seen) - 1)
+            columns = self.kept({"numbers": len(numbers), "target": target})
+            yield Example(messages, {"numbers": numbers, "target": target}, len(seen) - 1, row_data=columns)
 
     def _puzzle(self, chance: random.Random) -> tuple[list[int], int]:
         """Numbers and a target that they reach: the target is made from them."""

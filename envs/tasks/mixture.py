@@ -78,4 +78,5 @@ def _member(name: str, given: Any, env: EnvConfig) -> tuple[float, EnvConfig]:
     own = section_of(EnvConfig, {"dataset": name} | settings, f"env.mixture.{name}")
     if own.dataset == "mixture":
         raise ConfigError(f"env.mixture.{name}: a mixture cannot be a member of a mixture")
-    return float(weight), replace(env, mixture={}, **{field: vars(own)[field] for field in OWN_FIELDS})
+    fields = {field: vars(own)[field] for field in OWN_FIELDS}
+    return float(weight), replace(env, mixture={}, curriculum=env.curriculum.of_member(name), **fields)

@@ -22,6 +22,7 @@ class ReasoningGym(Task):
     """What the scorer gives (0 to 1) for the text in `<answer>`.
 
     Options: `name` (the generator), `num_rows` of the training split, `seed`; all others go to the generator.
+    Columns for a curriculum: the numbers and texts of the generator's metadata, as `num_terms` of `chain_sum`.
     """
 
     def __init__(self, env: EnvConfig) -> None:
@@ -62,7 +63,10 @@ class ReasoningGym(Task):
             raise ConfigError(f"env.options of reasoning_gym name={self.generator}: {error}") from error
 
     def _example(self, index: int, entry: dict[str, Any]) -> Example:
-        return Example(self.messages(entry["question"].strip()), entry, index)
+        columns = {
+            key: value for key, value in entry["metadata"].items() if isinstance(value, int | float | str)
+        }
+        return Example(self.messages(entry["question"].strip()), entry, index, row_data=self.kept(columns))
 
     def reward(self, completion: Completion, example: Example) -> Reward:
         from reasoning_gym import get_score_answer_fn

@@ -216,8 +216,9 @@ BOUNDS = (
         "prompts/most_drawn",
         "above 5: one prompt far more often than the rest",
         above(5.0),
-        "A row that occurs many times in the data, or a small member of a mixture with a large weight",
-        "`env.duplicates=first`, or the weights in `env.mixture`",
+        "A row that occurs many times in the data, a small member of a mixture with a large weight, or a curriculum "
+        "that prefers few",
+        "`env.duplicates=first`, the weights in `env.mixture`, or a larger `env.curriculum.floor`",
         rows=10,
     ),
     bound(

@@ -42,6 +42,14 @@ def test_prompts_in_a_batch_and_over_batches() -> None:
     assert found["prompts/repeated"] == 0.0 and found["prompts/most_drawn"] == 9 / 5
 
 
+def test_a_resumed_run_goes_on_counting() -> None:
+    whole, resumed = Repetition(), Repetition()
+    whole.metrics([group(name, ["a"]) for name in ("one", "two", "one")])
+    resumed.load(whole.state())
+    batch = [group(name, ["a"]) for name in ("one", "three")]
+    assert resumed.metrics(batch)["prompts/most_drawn"] == whole.metrics(batch)["prompts/most_drawn"] == 9 / 5
+
+
 def test_the_oldest_prompts_are_forgotten() -> None:
     counts = Repetition()
     counts.metrics([group("often", ["a"])] * 50)

@@ -1,0 +1,138 @@
+"""Which row of a data set is asked next: each once an epoch, or by its own recent success."""
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from config.curriculum import CurriculumConfig
+from config.env import DifficultyConfig
+from envs.curriculum.chances import Chances
+from envs.curriculum.levels import Levels
+from envs.curriculum.order import EpochOrder
+from envs.curriculum.record import Asked
+from envs.curriculum.rows import Rows
+from envs.curriculum.rules import RULES
+
+
+class Chooser(Protocol):
+    """What a data set asks of either."""
+
+    def next(self, chance: random.Random) -> tuple[int, float]:
+        """A row, and the weight of its success in the means of its level and source (`Window.add`).
+
+        Raises:
+            ConfigError: no row can be asked.
+        """
+
+    def changed(self, row: int) -> None:
+        """A row was drawn, or judged."""
+
+    def refresh(self) -> None:
+        """A level opened, or the state was restored."""
+
+
+class ByEpoch:
+    """Every open row once an epoch, but those whose recent success rate lies outside `env.difficulty`.
+
+    rates: success rate of a row's newest group, and the epoch in which it was judged.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        order: EpochOrder,
+        levels: Levels,
+        difficulty: DifficultyConfig,
+        rates: Mapping[int, tuple[float, int]],
+    ) -> None:
+        self.rows, self.order, self.levels = rows, order, levels
+        self.difficulty, self.rates = difficulty, rates
+
+    def next(self, chance: random.Random) -> tuple[int, float]:
+        order = self.order
+        while True:
+            row = order.next()
+            if row is None:
+                self.rows.check(order.start, order.end)
+            elif self._is_open(row) and self.rows.accepts(row) and not self._passed_over(row):
+                order.served += 1
+                return row, 1.0
+
+    def _is_open(self, row: int) -> bool:
+        return self.levels.is_open(row - self.order.start)
+
+    def _passed_over(self, row: int) -> bool:
+        """Too easy or too hard lately."""
+        if self.order.unfiltered:
+            return False
+        known = self.rates.get(row)
+        if known is None or self.order.epoch - known[1] > self.difficulty.retry_epochs:
+            return False
+        return not self.difficulty.low <= known[0] <= self.difficulty.high
+
+    def changed(self, row: int) -> None:
+        """The order is fixed."""
+
+    def refresh(self) -> None:
+        """The order is fixed."""
+
+
+class BySuccess:
+    """Open rows with replacement, row i with probability floor / n + (1 - floor) f(p_i) / sum_j f(p_j).
+
+    p is the row's recent success, f the rule of `env.curriculum.priority`. A row that is being answered is not drawn
+    again before it is judged, unless no other is left. n and the sum are over the rows that may be drawn.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        start: int,
+        end: int,
+        levels: Levels,
+        asked: Mapping[int, Asked],
+        config: CurriculumConfig,
+    ) -> None:
+        assert config.priority is not None
+        self.rows, self.start, self.end, self.levels = rows, start, end, levels
+        self.asked, self.floor, self.prior = asked, config.floor, config.prior
+        self.worth: Callable[[float], float] = RULES[config.priority]
+        self.refresh()
+
+    def next(self, chance: random.Random) -> tuple[int, float]:
+        while True:
+            even = chance.random() < self.floor or not self.favoured.total
+            place = (self.even if even else self.favoured).draw(chance)
+            if place is None:
+                answered = [row for row, one in self.asked.items() if one.flying and self._open(row)]
+                if answered:
+                    return chance.choice(sorted(answered)), 1.0
+                self.rows.check(self.start, self.end)
+            elif self.rows.accepts(self.start + place):
+                return self.start + place, self._weight(place)
+            else:
+                self.changed(self.start + place)
+
+    def _weight(self, place: int) -> float:
+        """1 over the probability of this row to that of an even draw."""
+        if not self.favoured.total:
+            return 1.0
+        mean = self.favoured.total / self.even.total
+        return 1 / (self.floor + (1 - self.floor) * self.favoured[place] / mean)
+
+    def changed(self, row: int) -> None:
+        self.even[row - self.start], self.favoured[row - self.start] = self._weights(row)
+
+    def refresh(self) -> None:
+        weights = [self._weights(row) for row in range(self.start, self.end)]
+        self.even = Chances([even for even, _ in weights])
+        self.favoured = Chances([favoured for _, favoured in weights])
+
+    def _weights(self, row: int) -> tuple[float, float]:
+        known = self.asked.get(row)
+        if row in self.rows.left_out or (known is not None and known.flying) or not self._open(row):
+            return 0.0, 0.0
+        return 1.0, self.worth(self.prior if known is None else known.recent)
+
+    def _open(self, row: int) -> bool:
+        return self.levels.is_open(row - self.start)

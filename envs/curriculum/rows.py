@@ -1,0 +1,39 @@
+"""The rows that prompts are made of, and which of them are short enough to be asked."""
+
+from collections.abc import Callable, Sequence
+
+from config.errors import ConfigError
+from envs.example import Example
+
+
+class Rows:
+    """examples: of one split, of all members of a mixture. keep: examples that it refuses are left out; asked once a
+    row, when the row first comes up. told: what a message says of prompts that `keep` all refused."""
+
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        keep: Callable[[Example], bool],
+        told: Callable[[Sequence[Example]], str] | None = None,
+    ) -> None:
+        self.examples, self.keep, self.told = examples, keep, told
+        self.left_out: set[int] = set()
+        self._kept: set[int] = set()
+
+    def accepts(self, index: int) -> bool:
+        if index in self._kept:
+            return True
+        if index in self.left_out:
+            return False
+        accepted = self.keep(self.examples[index])
+        (self._kept if accepted else self.left_out).add(index)
+        return accepted
+
+    def check(self, start: int, end: int) -> None:
+        """Raises ConfigError where all rows of [start, end) are left out."""
+        if all(index in self.left_out for index in range(start, end)):
+            lengths = "" if self.told is None else f" ({self.told([self.examples[start]])})"
+            raise ConfigError(
+                f"all {end - start} prompts are longer than env.max_prompt_tokens{lengths}: raise it (and "
+                "inference_model.max_model_len, where that is set)"
+            )

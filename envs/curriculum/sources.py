@@ -1,0 +1,82 @@
+"""Which member of a mixture the next prompt comes from: as evenly as whole prompts allow, by shares."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from config.curriculum import CurriculumConfig
+from envs.curriculum.member import Member
+from envs.curriculum.rules import RULES, shares
+
+
+class Sources(Protocol):
+    """What a prompt source asks of either."""
+
+    def next(self) -> str:
+        """Name of the member that is drawn from next."""
+
+    def metrics(self) -> dict[str, float]: ...
+
+    def state(self) -> Any: ...
+
+    def load(self, state: Any) -> None: ...
+
+
+class FixedWeights:
+    """The member that is furthest behind its share of all draws."""
+
+    def __init__(self, members: Mapping[str, Member], weights: Mapping[str, float]) -> None:
+        self.members, self.weights = members, weights
+
+    def next(self) -> str:
+        return min(self.members, key=lambda name: (self.members[name].drawn + 1) / self.weights[name])
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def state(self) -> Any:
+        return None
+
+    def load(self, state: Any) -> None:
+        """What was drawn is the members' state."""
+
+
+class WeightsBySuccess:
+    """Weights that follow each member's recent success.
+
+    With every draw a member is owed its present share, and the one that is owed most is drawn from. So counts stay
+    within a prompt or so of the sum of the shares, however those change.
+    """
+
+    def __init__(
+        self, members: Mapping[str, Member], weights: Mapping[str, float], config: CurriculumConfig
+    ) -> None:
+        assert config.sources is not None
+        self.members, self.weights = members, weights
+        self.worth, self.floor, self.prior = RULES[config.sources], config.floor, config.prior
+        self.owed = dict.fromkeys(members, 0.0)
+
+    def shares(self) -> dict[str, float]:
+        """Of the next draws, by member; they sum to 1."""
+        success = {name: member.success.mean for name, member in self.members.items()}
+        worth = {name: self.worth(self.prior if mean is None else mean) for name, mean in success.items()}
+        return shares(self.weights, worth, self.floor)
+
+    def next(self) -> str:
+        for name, share in self.shares().items():
+            self.owed[name] += share
+        chosen = max(self.owed, key=lambda name: self.owed[name])
+        self.owed[chosen] -= 1
+        return chosen
+
+    def metrics(self) -> dict[str, float]:
+        found = {f"curriculum/weight/{name}": share for name, share in self.shares().items()}
+        means = {name: member.success.mean for name, member in self.members.items()}
+        return found | {
+            f"curriculum/success/{name}": mean for name, mean in means.items() if mean is not None
+        }
+
+    def state(self) -> Any:
+        return dict(self.owed)
+
+    def load(self, state: Any) -> None:
+        self.owed = dict.fromkeys(self.members, 0.0) | dict(state or {})
