@@ -1,6 +1,7 @@
 """The process of one test: it drops its privileges, limits itself, and then runs the program that a model wrote."""
 
 import atexit
+import builtins
 import json
 import marshal
 import os
@@ -10,6 +11,7 @@ import sys
 from typing import Any, NoReturn
 
 from envs.sandbox import isolation, syscall_filter
+from envs.sandbox.assertions import run_answer, run_tests
 
 READY = b"R"
 VALUE_FD = 3
@@ -33,22 +35,40 @@ class Tested:
 
     def run(self, given: list[int]) -> NoReturn:
         """given: descriptors of the program, standard input, standard output, standard error, the function's value."""
+        source, function, arguments = self._begin(given[0], given[1:])
+        run_program(source, function, arguments)
+
+    def answer(self, given: list[int], channel: int) -> NoReturn:
+        """The program as a module that tests in another process call by way of a channel. given: as for `run`."""
+        source, _, _ = self._begin(given[0], [*given[1:4], channel])
+        offer_exit()
+        run_answer(source, VALUE_FD)
+
+    def check(self, given: list[int], channel: int) -> NoReturn:
+        """The tests of `answer`, whose verdicts are the value. given: as for `run`, and the tests."""
+        tests = self._begin(given[5], [*given[1:5], channel])
+        if os.read(VALUE_FD + 1, len(READY)) != READY:
+            os._exit(SETUP_FAILED)
+        run_tests(tests, VALUE_FD + 1, VALUE_FD)
+
+    def _begin(self, file: int, streams: list[int]) -> Any:
+        """What stands in the file, once this process is shut in; the value's stream then holds `READY`."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setsid()
-            with open(given[0], "rb") as file:
-                source, function, arguments = marshal.load(file)
-            self._take_streams(given[1:])
+            with open(file, "rb") as opened:
+                job = marshal.load(opened)
+            self._take_streams(streams)
             os.chdir(self.settings["directory"])
             self._limit()
-            self._confine()
+            self._confine(len(streams))
             os.write(VALUE_FD, READY)
+            return job
         except BaseException:
             sys.excepthook(*sys.exc_info())
             sys.stderr.flush()
             os._exit(SETUP_FAILED)
-        run_program(source, function, arguments)
 
     def _take_streams(self, streams: list[int]) -> None:
         kept = [os.dup2(fd, 100 + place) for place, fd in enumerate((*streams, *self.libraries))]
@@ -78,7 +98,7 @@ class Tested:
         most = killed if allowed == resource.RLIM_INFINITY else min(killed, allowed)
         resource.setrlimit(resource.RLIMIT_CPU, (min(settings["cpu_seconds"], most), most))
 
-    def _confine(self) -> None:
+    def _confine(self, first_library: int) -> None:
         settings = self.settings
         readable = isolation.readable_paths()
         if settings["files"] == "landlock":
@@ -87,7 +107,7 @@ class Tested:
         if settings["level"] == "rlimits":
             isolation.die_with_parent()
             if self.libraries and not os.access(os.__file__, os.R_OK):
-                _import_through_open_directories(VALUE_FD + 1)
+                _import_through_open_directories(first_library)
         if settings["filter"]:
             syscall_filter.install(isolation.libc, settings["files"])
 
@@ -116,6 +136,7 @@ def run_program(source: bytes, function: str | None, arguments: str) -> NoReturn
         module = type(sys)(name)
         sys.modules[name] = module
         sys.argv = ["solution.py"]
+        offer_exit()
         try:
             exec(compile(source, "solution.py", "exec"), module.__dict__)
             if function is not None:
@@ -128,6 +149,11 @@ def run_program(source: bytes, function: str | None, arguments: str) -> NoReturn
         code = _finish(code)
     finally:
         os._exit(code)
+
+
+def offer_exit() -> None:
+    """`exit` and `quit`, which the interpreter has from `site`, and this one has no `site`."""
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)
 
 
 def _call(names: dict[str, Any], function: str, arguments: str) -> None:

@@ -27,8 +27,8 @@ from envs.sandbox.program import READY, Tested
 
 LENGTH = struct.Struct("<I")
 START, END = b"S", b"E"
-DESCRIPTORS = 5
-"""That come with START: the program, standard input, standard output, standard error, the value of a function."""
+DESCRIPTORS = 6
+"""That come with START, at most: the program, standard input, standard output, standard error, the value; the tests."""
 REPLY = struct.Struct("<iid")
 """The error number where it could not be forked, exit code, CPU seconds."""
 KILL_SECONDS = 10.0
@@ -164,18 +164,38 @@ class Supervisor:
 
     def _run(self, given: list[int]) -> None:
         reason, code, cpu = 0, 0, 0.0
+        started: list[int] = []
         try:
-            pid = os.fork()
+            started = self._fork_both(given) if len(given) == DESCRIPTORS else [self._fork("run", given)]
         except OSError as error:
-            pid, reason = -1, error.errno or -1
-        if pid == 0:
-            Tested(self.settings, self.libraries).run(given)
+            reason = error.errno or -1
         for fd in given:
             os.close(fd)
-        if pid > 0:
-            code, cpu = self._until_end(pid)
+        try:
+            if started:
+                code, cpu = self._until_end(started[0])
+        finally:
+            for pid in started[1:]:
+                os.kill(pid, signal.SIGKILL)
         self.end_all()
         self.grader.sendall(REPLY.pack(reason, code, cpu))
+
+    def _fork(self, task: str, *arguments: Any) -> int:
+        pid = os.fork()
+        if pid == 0:
+            getattr(Tested(self.settings, self.libraries), task)(*arguments)
+        return pid
+
+    def _fork_both(self, given: list[int]) -> list[int]:
+        """The tests' process, which decides, and the answer's, forked before anybody here has read the tests."""
+        theirs, ours = socket.socketpair()
+        with theirs, ours:
+            answer = self._fork("answer", given[:5], theirs.fileno())
+            try:
+                return [self._fork("check", given, ours.fileno()), answer]
+            except OSError:
+                os.kill(answer, signal.SIGKILL)
+                raise
 
     def _until_end(self, pid: int) -> tuple[int, float]:
         """Exit code and CPU seconds of a test that ends by itself, or is ended because the grader says so.

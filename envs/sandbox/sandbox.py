@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from config.errors import ConfigError
+from envs.sandbox.program import SETUP_FAILED
 from envs.sandbox.session import Job, Limits, Run, SandboxError, Session
 
 __all__ = ["LEVELS", "Limits", "Run", "Sandbox", "SandboxError", "choose_level", "why_not"]
@@ -71,6 +72,19 @@ class Sandbox:
         """
         seconds = self._seconds(wall_seconds)
         return self._job(Job(_encoded(source), seconds, b"", function, json.dumps(arguments)))
+
+    def check(self, source: str, tests: dict[str, Any], wall_seconds: float | None = None) -> Run:
+        """Runs tests that are Python code on the module; the value has a line of JSON for each test that ended.
+
+        tests: as `envs.sandbox.assertions.run_tests` takes it.
+
+        Raises:
+            SandboxError: as for `run`.
+        """
+        run = self._job(Job(_encoded(source), self._seconds(wall_seconds), tests=tests))
+        if run.code == SETUP_FAILED:
+            raise SandboxError("the program could not be shut in")
+        return run
 
     def _seconds(self, asked: float | None) -> float:
         return self.limits.wall_seconds if asked is None else min(asked, self.limits.wall_seconds)

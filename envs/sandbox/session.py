@@ -77,13 +77,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Job:
-    """A program and its input. arguments: a JSON array, where a function of the program is called."""
+    """A program and its input. arguments: a JSON array, where a function of the program is called. tests: Python code
+    that calls it, as `envs.sandbox.assertions.run_tests` takes it."""
 
     source: bytes
     wall_seconds: float
     stdin: bytes = b""
     function: str | None = None
     arguments: str = ""
+    tests: dict[str, Any] | None = None
 
 
 class Session:
@@ -155,10 +157,11 @@ class Session:
     def _start(self, job: Job, watch: Watch) -> None:
         program = marshal.dumps((job.source, job.function, job.arguments))
         files = [_in_memory("program", program), _in_memory("stdin", job.stdin)]
+        tests = [] if job.tests is None else [_in_memory("tests", marshal.dumps(job.tests))]
         try:
-            self._send(START, [*files, *watch.theirs])
+            self._send(START, [*files, *watch.theirs, *tests])
         finally:
-            for fd in files:
+            for fd in (*files, *tests):
                 os.close(fd)
         watch.given()
 
