@@ -82,6 +82,7 @@ SLOW = {
     "test_imports.py": 11,
     "monitoring/test_tracker_kinds.py": 20,
     "envs/test_code.py": 9,
+    "envs/test_assertion_tests.py": 10,
     "config/test_schema.py": 6,
     "training/test_checkpoints_of_ranks.py": 8,
     "envs/test_sandbox_attacks.py": 6,

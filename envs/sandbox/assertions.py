@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
-from envs.sandbox.values import MUTABLE, Decoded, Unknown, encoded
+from envs.sandbox.values import MUTABLE, Decoded, encoded
 
 FRAME = struct.Struct("<I")
 MAX_FRAME_BYTES = 64 << 20
@@ -91,7 +91,9 @@ class Answer:
             if asked["do"] == "names":
                 return {"names": [name for name in self.names if isinstance(name, str)]}
             given = Decoded(asked["given"], lambda number, kind: self.held[number], self._class)
-            known = {id(made): number for number, made in given.made.items() if given.nodes[number][0] in MUTABLE}
+            known = {
+                id(made): number for number, made in given.made.items() if given.nodes[number][0] in MUTABLE
+            }
             target, arguments, named = given.value
             value = OPERATIONS[asked["do"]](self, target, arguments, named)
             # the arguments go back too: they may have changed
@@ -152,12 +154,12 @@ class Tests:
         exec(compile(preamble, "preamble.py", "exec"), self.names)
         self.channel.send({"do": "names"})
         offered = self.channel.receive().get("names", [])
-        wanted = {entry_point, *(name for source in sources for name in _names(source))}
+        wanted = {name for source in sources for name in _names(source)}
         for name in wanted.intersection(name for name in offered if isinstance(name, str)):
-            if name == entry_point or not (name in self.names or hasattr(builtins, name)):
+            if not (name in self.names or hasattr(builtins, name)):
                 self.names[name] = self.ask("lookup", name)
         if entry_point is not None:
-            self.names["candidate"] = self.ask("lookup", entry_point)
+            self.names["candidate"] = self.names[entry_point] = self.ask("lookup", entry_point)
         sys.modules["solution"] = _module(self)
 
     def passes(self, source: str) -> str:
@@ -223,15 +225,22 @@ def _names(source: str) -> set[str]:
 def _module(tests: Tests) -> ModuleType:
     """What `from solution import f` finds."""
     module = ModuleType("solution")
-    vars(module)["__getattr__"] = lambda name: tests.ask("lookup", name)
+
+    def found(name: str) -> Any:
+        if name.startswith("__"):  # the import system looks for some
+            raise AttributeError(name)
+        return tests.ask("lookup", name)
+
+    vars(module)["__getattr__"] = found
     return module
 
 
-def run_answer(source: bytes, fd: int) -> NoReturn:
-    """The program as the module `solution`, which then does what the tests ask. Ends the process."""
+def run_answer(preamble: bytes, source: bytes, fd: int) -> NoReturn:
+    """The program, after a preamble, as the module `solution`, which then does what tests ask. Ends the process."""
     try:
         module = ModuleType("solution")
         sys.modules["solution"] = module
+        exec(compile(preamble, "preamble.py", "exec"), vars(module))
         exec(compile(source, "solution.py", "exec"), vars(module))
         Answer(Channel(fd), vars(module)).serve()
     finally:

@@ -40,9 +40,9 @@ class Tested:
 
     def answer(self, given: list[int], channel: int) -> NoReturn:
         """The program as a module that tests in another process call by way of a channel. given: as for `run`."""
-        source, _, _ = self._begin(given[0], [*given[1:4], channel])
+        source, _, preamble = self._begin(given[0], [*given[1:4], channel])
         offer_exit()
-        run_answer(source, VALUE_FD)
+        run_answer(preamble, source, VALUE_FD)
 
     def check(self, given: list[int], channel: int) -> NoReturn:
         """The tests of `answer`, whose verdicts are the value. given: as for `run`, and the tests."""

@@ -78,7 +78,7 @@ class Run:
 @dataclass(frozen=True)
 class Job:
     """A program and its input. arguments: a JSON array, where a function of the program is called. tests: Python code
-    that calls it, as `envs.sandbox.assertions.run_tests` takes it."""
+    that calls it, as `envs.sandbox.assertions.run_tests` takes it; their preamble runs before the program too."""
 
     source: bytes
     wall_seconds: float
@@ -155,7 +155,8 @@ class Session:
         return Run(status, code, stdout, stderr, value[len(READY) :], cpu, wall)
 
     def _start(self, job: Job, watch: Watch) -> None:
-        program = marshal.dumps((job.source, job.function, job.arguments))
+        before = job.tests["preamble"].encode() if job.tests else b""
+        program = marshal.dumps((job.source, job.function, before if job.tests else job.arguments))
         files = [_in_memory("program", program), _in_memory("stdin", job.stdin)]
         tests = [] if job.tests is None else [_in_memory("tests", marshal.dumps(job.tests))]
         try:

@@ -12,7 +12,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
+SEQUENCES: dict[str, Any] = {
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "deque": deque,
+}
 MUTABLE = ("list", "set", "deque", "dict", "object")
 MAX_NODES = 1_000_000
 
@@ -98,7 +104,11 @@ def _object(value: Any, place: Callable[[Any], int], standing: Standing) -> list
 
 def _attributes(value: Any) -> dict[str, Any] | None:
     """Of an object of a class that was written here; None for functions, modules, classes, iterators and the like."""
-    if isinstance(value, type) or callable(value) or type(value).__module__ not in ("__main__", "solution", "tests"):
+    if (
+        isinstance(value, type)
+        or callable(value)
+        or type(value).__module__ not in ("__main__", "solution", "tests")
+    ):
         return None
     held = object.__getattribute__(value, "__dict__") if hasattr(type(value), "__dict__") else None
     return held if isinstance(held, dict) and not hasattr(type(value), "__next__") else None
@@ -156,7 +166,7 @@ class Decoded:
             if payload[2] is None:
                 raise Unknown(f"there is no class {payload[0]!r} on the other side")
             return self.stood(int(payload[2]), str(payload[0]))
-        return cls.__new__(cls)
+        return object.__new__(cls)
 
     def _fill(self, number: int) -> None:
         kind, payload = self.nodes[number][:2]

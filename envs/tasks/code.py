@@ -7,6 +7,7 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.data import Row, load_rows, parse_json
 from envs.task import Completion, Example, Reward, Task, register
+from envs.verifiers.assertion_tests import COLUMNS
 from envs.verifiers.code import SYSTEM_PROMPT, CodeOptions, Tests, code_reward, warm_up
 
 PROBLEM_COLUMNS = ("problem", "prompt", "question", "description")
@@ -17,7 +18,8 @@ HUB_TESTS = ("public_tests", "private_tests", "generated_tests")
 class Code(Task):
     """1.0 for a program that passes all tests; with `credit=share` the share that passes.
 
-    Rows: a problem, and `inputs`, `outputs` and perhaps `fn_name`, or `test_cases` with these; or CodeContests'.
+    Rows: a problem, and `inputs`, `outputs` and perhaps `fn_name`, or `test_cases` with these; or CodeContests'; or
+    Python code that asserts, as in HumanEval, MBPP, KodCode and LeetCode's (`Assertions.parse`).
 
     Options: those of `CodeOptions`.
     """
@@ -56,6 +58,8 @@ def tests_of(row: Row) -> Any:
         found = row["test_cases"]
         if isinstance(found, str):
             found = parse_json(found, f"{row.place}: column 'test_cases'", "mend or remove the row")
+    elif "test" in row.values or "test_list" in row.values:
+        found = {key: row[key] for key in (*COLUMNS, "prompt") if key in row.values}
     else:
         found = {key: row[key] for key in ("inputs", "outputs", "fn_name") if key in row.values}
     try:

@@ -16,6 +16,7 @@ from config.values import at_least, one_of
 from envs.example import Completion, Example, Reward
 from envs.rewards import reward
 from envs.sandbox.sandbox import Limits, Run, Sandbox, choose_level
+from envs.verifiers.assertion_tests import Assertions, failures, is_program
 from envs.verifiers.extract import after_thinking
 from envs.verifiers.outputs import coati_same_output, same_output, same_value
 
@@ -82,8 +83,8 @@ class Tests:
     function: str | None = None
 
     @classmethod
-    def parse(cls, value: Any) -> "Tests":
-        """From {"inputs": [...], "outputs": [...], "fn_name": optional}, or that as JSON.
+    def parse(cls, value: Any) -> "Tests | Assertions":
+        """From {"inputs": [...], "outputs": [...], "fn_name": optional}, what `Assertions` takes, or these as JSON.
 
         With a function, text inputs hold one JSON argument a line and text outputs are JSON, as in LiveCodeBench.
 
@@ -91,10 +92,14 @@ class Tests:
             ValueError: anything else.
         """
         value = json.loads(value) if isinstance(value, str) else value
+        if isinstance(value, dict) and not value.keys().isdisjoint(("test", "test_list")):
+            return Assertions.parse(value)
         if not isinstance(value, dict) or not all(
             isinstance(value.get(key), Sequence) for key in ("inputs", "outputs")
         ):
-            raise ValueError('tests must be {"inputs": [...], "outputs": [...]}')
+            raise ValueError(
+                'tests must be {"inputs": [...], "outputs": [...]}, {"test": code} or {"test_list": [code, ...]}'
+            )
         inputs, outputs, function = value["inputs"], value["outputs"], value.get("fn_name")
         if len(inputs) != len(outputs) or not inputs:
             raise ValueError(
@@ -126,11 +131,14 @@ def _as_text(value: Any) -> str:
 
 
 def extract_code(text: str) -> str | None:
-    """The last block after a line ```` ```python ````, up to the next fence or the end; None without one."""
+    """The last block after a line ```` ```python ````, up to the next fence or the end.
+
+    Without one all of the text where it is a program, else None.
+    """
     lines = text.splitlines(keepends=True)
     opened = [place for place, line in enumerate(lines) if _opens(line)]
     if not opened:
-        return None
+        return text if is_program(text) else None
     body = lines[opened[-1] + 1 :]
     closed = next((place for place, line in enumerate(body) if line.lstrip().startswith(FENCE)), len(body))
     code = "".join(body[:closed])
@@ -151,12 +159,16 @@ class CodeResult:
     failure: str = ""
 
 
-def judge(sandbox: Sandbox, code: str, tests: Tests, options: CodeOptions, seconds: float) -> CodeResult:
+def judge(
+    sandbox: Sandbox, code: str, tests: Tests | Assertions, options: CodeOptions, seconds: float
+) -> CodeResult:
     """Runs the tests in order, for at most `seconds` in all; those that there is no time for have failed.
 
     Raises:
         SandboxError: the sandbox failed, so nothing can be said about the code.
     """
+    if isinstance(tests, Assertions):
+        return _judge_assertions(sandbox, code, tests, options, seconds)
     deadline = time.monotonic() + seconds
     passed, failure = 0, ""
     pairs = list(zip(tests.inputs, tests.outputs, strict=True))[: options.max_tests]
@@ -174,6 +186,15 @@ def judge(sandbox: Sandbox, code: str, tests: Tests, options: CodeOptions, secon
         if wrong and options.credit == "all":
             break
     return CodeResult(passed, len(pairs), failure)
+
+
+def _judge_assertions(
+    sandbox: Sandbox, code: str, tests: Assertions, options: CodeOptions, seconds: float
+) -> CodeResult:
+    total = len(tests.sources[: options.max_tests])
+    run = sandbox.check(code, tests.job(options.max_tests, options.credit == "all"), seconds)
+    why = failures(run, total)
+    return CodeResult(why.count(""), total, next(filter(None, why), ""))
 
 
 def _failure(run: Run, expected: Any, options: CodeOptions, of_function: bool) -> str:

@@ -1,0 +1,107 @@
+"""Tests that are Python code, in the forms of public data sets: one text with an entry point, or a list of asserts."""
+
+import ast
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from envs.sandbox.sandbox import Run
+
+COLUMNS = ("test", "test_list", "entry_point", "test_setup_code", "test_imports")
+"""Of a row, what belongs to such tests; its `prompt` does where that is Python code."""
+
+
+@dataclass(frozen=True)
+class Assertions:
+    """Python code that calls a program and asserts what comes back.
+
+    sources: each is a test of its own. preamble: run before them, and before the program in its process: what the
+    problem itself defines. entry_point: what `candidate` is in the tests, such as `f` or `Solution().f`.
+    """
+
+    sources: tuple[str, ...]
+    preamble: str = ""
+    entry_point: str | None = None
+
+    @classmethod
+    def parse(cls, value: Mapping[str, Any]) -> "Assertions":
+        """From {"test": code, "entry_point": optional}, or {"test_list": [code, ...]}; both may have a `prompt`.
+
+        `test` may define `check(candidate)`, functions `test_...`, or assert at once (HumanEval, KodCode, LeetCode).
+        `test_list` may have `test_setup_code` or `test_imports` (MBPP).
+
+        Raises:
+            ValueError: anything else, or code with a syntax error.
+        """
+        if "test" in value:
+            sources = [_code(value["test"], "test")]
+        else:
+            listed = value["test_list"]
+            listed = json.loads(listed) if isinstance(listed, str) else listed
+            if not isinstance(listed, list) or not listed:
+                raise ValueError("test_list must be a list of asserts, and not empty")
+            sources = [_code(each, "test_list") for each in listed]
+        entry_point = value.get("entry_point")
+        if entry_point is not None and not isinstance(entry_point, str):
+            raise ValueError(f"entry_point={entry_point!r} is not the name of a function")
+        if entry_point is not None and _defines(sources[0], "check"):
+            sources = [f"{source}\n\ncheck(candidate)" for source in sources]
+        imports = value.get("test_imports") or []
+        lines = [*(imports if isinstance(imports, list) else [imports]), value.get("test_setup_code") or ""]
+        preamble = "\n".join(
+            [_if_code(value.get("prompt")), *(_code(line, "test_imports") for line in lines)]
+        )
+        return cls(tuple(sources), preamble.strip("\n"), entry_point)
+
+    def job(self, at_most: int | None, stop: bool) -> dict[str, Any]:
+        """As `Sandbox.check` takes it."""
+        sources = list(self.sources[:at_most])
+        return {"preamble": self.preamble, "tests": sources, "entry_point": self.entry_point, "all": stop}
+
+
+def _code(value: Any, column: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{column}: Python code is text, this is {value!r:.80}")
+    try:
+        ast.parse(value)
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"{column}: {error}: {value!r:.80}") from None
+    return value
+
+
+def _if_code(prompt: Any) -> str:
+    """A problem that is itself a program, such as HumanEval's; empty for one in words."""
+    if not isinstance(prompt, str) or not is_program(prompt):
+        return ""
+    return prompt
+
+
+def is_program(text: str) -> bool:
+    """Whether all of a text is Python that does something: `print(1)` is, a word or a number is not."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    acting = (
+        ast.Call,
+        ast.FunctionDef,
+        ast.ClassDef,
+        ast.Import,
+        ast.ImportFrom,
+        ast.Assign,
+        ast.For,
+        ast.While,
+    )
+    return any(isinstance(node, acting) for node in ast.walk(tree))
+
+
+def _defines(source: str, name: str) -> bool:
+    return any(isinstance(node, ast.FunctionDef) and node.name == name for node in ast.parse(source).body)
+
+
+def failures(run: Run, total: int) -> list[str]:
+    """For each test: empty where it passed, else why not; those without a verdict have failed."""
+    said = [str(json.loads(line)) for line in run.value.splitlines()][:total]
+    why = run.status if run.status != "finished" else "the tests ended early"
+    return said + [why] * (total - len(said))
