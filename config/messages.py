@@ -99,7 +99,7 @@ def unknown_key(key: str) -> str:
     hint = translated(key)
     if hint is None and not close:
         hint = section_elsewhere(key)
-        close = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
+        close = difflib.get_close_matches(key, known, n=3, cutoff=0.55)
     if hint is None:
         hint = f"did you mean {' or '.join(close[:3])}?" if close else "docs/config.md lists every key"
     return f"{key}: no such configuration key; {hint}"
