@@ -94,7 +94,8 @@ def unknown_key(key: str) -> str:
     if key in known:
         return f"{key}: {NOT_ON_BASE}"
     last = key.split(".")[-1]
-    close = difflib.get_close_matches(key, known, n=3, cutoff=0.75)
+    sections = {other[: dot.start()] for other in known for dot in re.finditer(r"\.", other)}
+    close = difflib.get_close_matches(key, [*known, *sorted(sections)], n=3, cutoff=0.75)
     close += [other for other in known if other.split(".")[-1] == last and other not in close]
     hint = translated(key)
     if hint is None and not close:

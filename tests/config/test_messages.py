@@ -32,6 +32,7 @@ from tests.config.test_schema import EXPERIMENTS, ROOT, composed, message
         ("+policy.klcoef=0.1", r"policy\.klcoef: .*policy\.kl_coef"),
         ("+train_model.lora.rank=3", r"train_model\.lora\.rank: no such"),
         ("+new_section.x=1", r"new_section\.x: no such configuration key; docs/config\.md"),
+        ("+trian={}", r"trian: .*did you mean train\?"),
         ("+new_section={}", r"new_section: no such configuration key"),
         ("+tags_of_mine=[a,b]", r"tags_of_mine: no such configuration key"),
         ("+eval.sets.a={dataset:x,tmperature:1}", r"eval\.sets\.a\.tmperature: .*temperature"),
