@@ -1,0 +1,116 @@
+"""The 58 kinds of instructions of IFBench (Pyatkin et al. 2025) by their ids, and what each reads.
+
+They are those of the published evaluation as corrected since, its errors left out: docs/rewards.md says where verdicts
+differ.
+"""
+
+from collections.abc import Mapping
+
+from envs.verifiers import ifbench_counts as counts
+from envs.verifiers import ifbench_custom as custom
+from envs.verifiers import ifbench_formats as formats
+from envs.verifiers import ifbench_words as words
+from envs.verifiers.ifeval_rules import Rule
+
+RULES: Mapping[str, Rule] = {
+    "count:word_count_range": counts.word_count_range,
+    "count:unique_word_count": counts.unique_word_count,
+    "count:conjunctions": counts.conjunctions,
+    "count:person_names": counts.person_names,
+    "count:numbers": counts.numbers,
+    "count:punctuation": counts.punctuation_marks,
+    "count:words_japanese": counts.words_japanese,
+    "count:pronouns": counts.pronouns,
+    "count:keywords_multiple": counts.keywords_multiple,
+    "ratio:stop_words": counts.stop_words,
+    "ratio:sentence_type": counts.sentence_type,
+    "ratio:sentence_balance": counts.sentence_balance,
+    "ratio:sentence_words": counts.sentence_words,
+    "ratio:overlap": counts.overlap,
+    "words:alphabet": words.alphabet,
+    "words:vowel": words.vowel,
+    "words:consonants": words.consonants,
+    "words:palindrome": words.palindrome,
+    "words:prime_lengths": words.prime_lengths,
+    "words:start_verb": words.start_verb,
+    "words:repeats": words.repeats,
+    "words:odd_even_syllables": words.odd_even_syllables,
+    "words:last_first": words.last_first,
+    "words:paragraph_last_first": words.paragraph_last_first,
+    "words:no_consecutive": words.no_consecutive,
+    "words:keywords_specific_position": words.keywords_specific_position,
+    "words:words_position": words.words_position,
+    "sentence:keyword": words.sentence_keyword,
+    "sentence:alliteration_increment": words.alliteration_increment,
+    "sentence:increment": words.increment,
+    "format:parentheses": formats.parentheses,
+    "format:quotes": formats.quotes,
+    "format:options": formats.options,
+    "format:newline": formats.newline,
+    "format:emoji": formats.emoji,
+    "format:line_indent": formats.line_indent,
+    "format:quote_unquote": formats.quote_unquote,
+    "format:list": formats.bullet_list,
+    "format:thesis": formats.thesis,
+    "format:sub-bullets": formats.sub_bullets,
+    "format:no_bullets_bullets": formats.no_bullets_bullets,
+    "format:title_case": formats.title_case,
+    "format:output_template": formats.output_template,
+    "format:no_whitespace": formats.no_whitespace,
+    "repeat:repeat_change": formats.repeat_change,
+    "repeat:repeat_simple": formats.repeat_simple,
+    "repeat:repeat_span": formats.repeat_span,
+    "custom:multiples": custom.multiples,
+    "custom:mcq_count_length": custom.mcq_count_length,
+    "custom:reverse_newline": custom.reverse_newline,
+    "custom:word_reverse": custom.word_reverse,
+    "custom:character_reverse": custom.character_reverse,
+    "custom:sentence_alphabet": custom.sentence_alphabet,
+    "custom:european_capitals_sort": custom.european_capitals_sort,
+    "custom:csv_city": custom.csv_city,
+    "custom:csv_special_character": custom.csv_special_character,
+    "custom:csv_quotes": custom.csv_quotes,
+    "custom:date_format_list": custom.date_format_list,
+}
+"""Every instruction of the data set by its id."""
+
+NEEDED_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "count:word_count_range": ("min_words", "max_words"),
+    "count:unique_word_count": ("N",),
+    "count:conjunctions": ("small_n",),
+    "count:person_names": ("N",),
+    "count:numbers": ("N",),
+    "count:words_japanese": ("N",),
+    "count:pronouns": ("N",),
+    "count:keywords_multiple": tuple(counts.KEYWORD_COUNTS),
+    "ratio:stop_words": ("percentage",),
+    "ratio:overlap": ("reference_text", "percentage"),
+    "words:repeats": ("small_n",),
+    "words:keywords_specific_position": ("keyword", "n", "m"),
+    "words:words_position": ("keyword",),
+    "sentence:keyword": ("word", "N"),
+    "sentence:increment": ("small_n",),
+    "format:options": ("options",),
+    "format:list": ("sep",),
+    "repeat:repeat_change": ("prompt_to_repeat",),
+    "repeat:repeat_span": ("prompt_to_repeat", "n_start", "n_end"),
+}
+"""What each rule reads from its arguments; rules that are not listed read nothing."""
+SENTENCE_RULES = frozenset(
+    (
+        "count:pronouns",
+        "ratio:sentence_type",
+        "ratio:sentence_balance",
+        "ratio:sentence_words",
+        "ratio:overlap",
+        "words:last_first",
+        "words:keywords_specific_position",
+        "words:words_position",
+        "sentence:keyword",
+        "sentence:alliteration_increment",
+        "sentence:increment",
+        "format:emoji",
+        "format:no_bullets_bullets",
+        "custom:sentence_alphabet",
+    )
+)
