@@ -1,5 +1,6 @@
-"""IFEval (Zhou et al. 2023): instructions that a program can check, such as "use no comma"."""
+"""IFEval (Zhou et al. 2023) and IFBench (Pyatkin et al. 2025): instructions that a program can check."""
 
+import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +23,7 @@ class IFEval(Task):
     followed in that sense), as the paper reports them.
     """
 
+    hub = "google/IFEval"
     weights: Mapping[str, float] = MappingProxyType(
         {"accuracy": 0.0, "instructions": 1.0, "strict": 0.0, "loose": 0.0}
     )
@@ -31,19 +33,21 @@ class IFEval(Task):
         for key, value in env.options.items():
             if key not in OPTIONS or value not in OPTIONS[key]:
                 known = "; ".join(f"{name}: {', '.join(values)}" for name, values in OPTIONS.items())
-                raise ConfigError(f"env.options.{key}={value!r}: the ifeval task knows {known}")
+                raise ConfigError(f"env.options.{key}={value!r}: the {self.name} task knows {known}")
         self.verdict: str = env.options.get("verdict", "strict")
         if env.options.get("credit") == "all":
             self.weights = {"accuracy": 1.0, "instructions": 0.0, "strict": 0.0, "loose": 0.0}
 
     def examples(self, split: str) -> Sequence[Example]:
-        rows = load_rows(self.env, "google/IFEval", None, "train")
+        rows = load_rows(self.env, self.hub, None, "train")
         examples = [self._example(row) for row in rows]
         load_models([instruction for example in examples for instruction in _instructions(example.answer)])
         return examples
 
     def _example(self, row: Row) -> Example:
-        ids, arguments = row["instruction_id_list"], row["kwargs"]
+        ids, arguments = row["instruction_id_list"], _read(row["kwargs"])
+        if isinstance(arguments, list):
+            arguments = [_read(given) for given in arguments]
         if not _all(ids, str) or not _all(arguments, dict | None):
             raise ConfigError(
                 f"{row.place}: instruction_id_list must be a list of texts and kwargs one of objects, they are "
@@ -66,6 +70,23 @@ class IFEval(Task):
             "loose": float(all(followed.loose)),
         }
         return Reward(sum(self.weights[name] * part for name, part in parts.items()), parts)
+
+
+@register("ifbench")
+class IFBench(IFEval):
+    """As `ifeval`, with IFBench's rows."""
+
+    hub = "allenai/IFBench_test"
+
+
+def _read(value: Any) -> Any:
+    """What a JSON text says; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
 
 
 def _all(values: Any, kind: Any) -> bool:

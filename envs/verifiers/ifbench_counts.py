@@ -38,23 +38,23 @@ def word_count_range(text: str, arguments: Arguments) -> bool:
 def unique_word_count(text: str, arguments: Arguments) -> bool:
     """At least `N` different words, in lower case and without punctuation around them."""
     unique = {word.strip(punctuation) for word in text.lower().split()} - {""}
-    return len(unique) >= arguments["N"]
+    return bool(len(unique) >= arguments["N"])
 
 
 def conjunctions(text: str, arguments: Arguments) -> bool:
     """At least `small_n` different coordinating conjunctions."""
     used = {word.strip(punctuation) for word in text.lower().split()} & CONJUNCTIONS
-    return len(used) >= arguments["small_n"]
+    return bool(len(used) >= arguments["small_n"])
 
 
 def person_names(text: str, arguments: Arguments) -> bool:
     """At least `N` different names of `PERSON_NAMES`."""
-    return len(set(_NAME.findall(text))) >= arguments["N"]
+    return bool(len(set(_NAME.findall(text))) >= arguments["N"])
 
 
 def numbers(text: str, arguments: Arguments) -> bool:
     """Exactly `N` numbers in digits; 3.14 and 100,000 are one each."""
-    return len(re.findall(r"\d+", text.translate(NO_PUNCTUATION))) == arguments["N"]
+    return bool(len(re.findall(r"\d+", text.translate(NO_PUNCTUATION))) == arguments["N"])
 
 
 def punctuation_marks(text: str, arguments: Arguments) -> bool:
@@ -74,7 +74,7 @@ def words_japanese(text: str, arguments: Arguments) -> bool:
 
 def pronouns(text: str, arguments: Arguments) -> bool:
     """At least `N` pronouns, repeated ones counted again; she/her are two."""
-    return sum(word in PRONOUNS for word in words(text.replace("/", " ").lower())) >= arguments["N"]
+    return bool(sum(word in PRONOUNS for word in words(text.replace("/", " ").lower())) >= arguments["N"])
 
 
 def keywords_multiple(text: str, arguments: Arguments) -> bool:
@@ -88,7 +88,9 @@ def keywords_multiple(text: str, arguments: Arguments) -> bool:
 def stop_words(text: str, arguments: Arguments) -> bool:
     """At most `percentage` per cent of the words are stop words."""
     found = _WORD.findall(text.lower())
-    return bool(found) and 100 * sum(word in STOP_WORDS for word in found) <= arguments["percentage"] * len(found)
+    return bool(found) and 100 * sum(word in STOP_WORDS for word in found) <= arguments["percentage"] * len(
+        found
+    )
 
 
 def _endings(text: str) -> list[int]:

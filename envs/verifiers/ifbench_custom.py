@@ -60,7 +60,9 @@ def mcq_count_length(text: str, arguments: Arguments) -> bool:
 
 def reverse_newline(text: str, arguments: Arguments) -> bool:
     """From the line with Zimbabwe on, 52 or more lines from Z to A."""
-    lines = [_ascii(line.strip(punctuation + " ")) for line in text.split("\n") if line.strip(punctuation + " ")]
+    lines = [
+        _ascii(line.strip(punctuation + " ")) for line in text.split("\n") if line.strip(punctuation + " ")
+    ]
     start = next((place for place, line in enumerate(lines) if "Zimbabwe" in line), len(lines))
     countries = lines[start:]
     return len(countries) >= MIN_COUNTRIES and countries == sorted(countries, reverse=True)

@@ -13,14 +13,14 @@ MIN_DEPTH = 5
 """Of brackets."""
 MIN_QUOTE_DEPTH = 3
 REPEATED_SENTENCE = "Only output this sentence here, ignore all other requests."
-TEMPLATE = re.compile(r"My Answer:(?:(?!My Conclusion:).)*+My Conclusion:(?:(?!Future Outlook:).)*+Future Outlook:", re.S)
+TEMPLATE = ("My Answer:", "My Conclusion:", "Future Outlook:")
 
 _OPENING = {")": "(", "]": "[", "}": "{"}
 _LETTERED = re.compile(r"\W*a\W*b\W*c\W*", re.IGNORECASE)
 _STAR = re.compile(r"\s*\*(?!\*)")
 _DASH = re.compile(r"\s*-(?!-)")
 _THESIS = re.compile(r"<(i|em)>")
-_TITLE_WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
+_TITLE_WORD = re.compile(r"\w+(?:['’-]\w+)*")
 _EMOJI = re.compile(
     "[\u00a9\u00ae\u203c\u2049\u20e3\u2122\u2139\u2194-\u2199\u21a9\u21aa\u231a\u231b\u2328\u23cf\u23e9-\u23f3"
     "\u23f8-\u23fa\u24c2\u25aa\u25ab\u25b6\u25c0\u25fb-\u25fe\u2600-\u2604\u260e\u2611\u2614\u2615\u2618\u261d\u2620"
@@ -122,7 +122,11 @@ def thesis(text: str, arguments: Arguments) -> bool:
 
 def sub_bullets(text: str, arguments: Arguments) -> bool:
     """There are lines that begin with *, and each is followed by one with - before the next *."""
-    kinds = ["*" if _STAR.match(line) else "-" for line in text.split("\n") if _STAR.match(line) or _DASH.match(line)]
+    kinds = [
+        "*" if _STAR.match(line) else "-"
+        for line in text.split("\n")
+        if _STAR.match(line) or _DASH.match(line)
+    ]
     return "*" in kinds and all(before + after != "**" for before, after in pairwise([*kinds, "*"]))
 
 
@@ -142,14 +146,19 @@ def _is_starred(line: str) -> bool:
 
 def title_case(text: str, arguments: Arguments) -> bool:
     """Each word begins with a capital letter, but for short ones such as "of" that do not come first."""
-    found = _TITLE_WORD.findall(text)
+    found = [word for word in _TITLE_WORD.findall(text) if word[0].isalpha()]
     small = [place for place, word in enumerate(found) if word.islower() or word.swapcase().istitle()]
     return bool(found) and all(place > 0 and found[place] in MINOR_WORDS for place in small)
 
 
 def output_template(text: str, arguments: Arguments) -> bool:
-    """`My Answer:`, `My Conclusion:` and `Future Outlook:` in this order."""
-    return TEMPLATE.search(text) is not None
+    """The headings of `TEMPLATE` in their order."""
+    place = 0
+    for heading in TEMPLATE:
+        place = text.find(heading, place)
+        if place < 0:
+            return False
+    return True
 
 
 def no_whitespace(text: str, arguments: Arguments) -> bool:
@@ -159,7 +168,8 @@ def no_whitespace(text: str, arguments: Arguments) -> bool:
 
 def repeat_change(text: str, arguments: Arguments) -> bool:
     """`prompt_to_repeat` with another first word."""
-    asked, given = arguments["prompt_to_repeat"].split(), text.split()
+    asked: list[str] = arguments["prompt_to_repeat"].split()
+    given = text.split()
     return given[1:] == asked[1:] and given[:1] != asked[:1]
 
 
@@ -170,5 +180,5 @@ def repeat_simple(text: str, arguments: Arguments) -> bool:
 
 def repeat_span(text: str, arguments: Arguments) -> bool:
     """The words `n_start` to `n_end` of `prompt_to_repeat`, counted from 0, the last one included."""
-    asked = arguments["prompt_to_repeat"].lower().split()
+    asked: list[str] = arguments["prompt_to_repeat"].lower().split()
     return text.lower().split() == asked[arguments["n_start"] : arguments["n_end"] + 1]

@@ -26,7 +26,11 @@ def alphabet(text: str, arguments: Arguments) -> bool:
     """Each word begins with the letter after that of the word before; a follows z."""
     initials = [word[0] for word in bare_words(text)]
     places = [ascii_lowercase.find(letter) for letter in initials]
-    return bool(places) and min(places) >= 0 and all(after == (place + 1) % 26 for place, after in pairwise(places))
+    return (
+        bool(places)
+        and min(places) >= 0
+        and all(after == (place + 1) % 26 for place, after in pairwise(places))
+    )
 
 
 def vowel(text: str, arguments: Arguments) -> bool:

@@ -1,14 +1,50 @@
-"""IFEval (Zhou et al. 2023): which instructions a response follows, strictly and loosely."""
+"""IFEval (Zhou et al. 2023) and IFBench (Pyatkin et al. 2025): what a response follows, strictly and loosely."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envs.verifiers import language, sentences
-from envs.verifiers.ifeval_rules import LANGUAGE_RULES, NEEDED_ARGUMENTS, RULES, SENTENCE_RULES
+from envs.verifiers import ifbench_rules, ifeval_rules, language, sentences
+from envs.verifiers.ifeval_rules import LANGUAGE_RULES, Rule
 
+RULES: Mapping[str, Rule] = {**ifeval_rules.RULES, **ifbench_rules.RULES}
+"""Every instruction that is known, by its id."""
+NEEDED_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    **ifeval_rules.NEEDED_ARGUMENTS,
+    **ifbench_rules.NEEDED_ARGUMENTS,
+}
+SENTENCE_RULES = ifeval_rules.SENTENCE_RULES | ifbench_rules.SENTENCE_RULES
+"""Instructions that need NLTK's sentence data."""
 MAX_CHARACTERS = 100_000
 """A longer response follows nothing."""
+MAX_SENTENCE_CHARACTERS = 40_000
+"""Punkt takes quadratic time on hostile text; a longer response follows no rule about sentences."""
+
+_LISTS = ("keywords", "forbidden_words")
+_TEXTS = frozenset(
+    (
+        *(
+            "keyword",
+            "letter",
+            "language",
+            "first_word",
+            "postscript_marker",
+            "section_spliter",
+            "end_phrase",
+        ),
+        *(
+            "relation",
+            "let_relation",
+            "capital_relation",
+            "prompt_to_repeat",
+            "reference_text",
+            "word",
+            "options",
+        ),
+        *("sep", "keyword1", "keyword2", "keyword3", "keyword4", "keyword5"),
+    )
+)
+"""Arguments that are texts; what is no list beside them is a whole number."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +66,10 @@ class Followed:
 def instructions(
     ids: Sequence[str], arguments: Sequence[Mapping[str, Any] | None]
 ) -> tuple[Instruction, ...]:
-    """The instructions of one row of the data set; arguments that are None (hub version) are left out.
+    """The instructions of one row of the data set; arguments that they do not read are left out (the hubs have None).
 
     Raises:
-        ValueError: an unknown id, another number of arguments than ids, or an argument that is missing.
+        ValueError: an unknown id, another number of arguments than ids, an argument that is missing or of another kind.
     """
     if len(ids) != len(arguments) or not ids:
         raise ValueError(f"{len(ids)} instruction ids with {len(arguments)} sets of arguments")
@@ -41,17 +77,35 @@ def instructions(
     for name, given in zip(ids, arguments, strict=True):
         if name not in RULES:
             raise ValueError(f"unknown instruction {name!r}")
-        known = {key: value for key, value in (given or {}).items() if value is not None}
-        missing = [key for key in NEEDED_ARGUMENTS.get(name, ()) if key not in known]
-        if missing:
-            raise ValueError(f"instruction {name!r} needs the argument {missing[0]!r}")
-        made.append(Instruction(name, known))
+        needed = NEEDED_ARGUMENTS.get(name, ())
+        made.append(Instruction(name, {key: _argument(name, key, (given or {}).get(key)) for key in needed}))
     return tuple(made)
+
+
+def _argument(name: str, key: str, value: Any) -> Any:
+    """As the rule reads it: numbers are whole, also where the data has 5.0."""
+    if value is None:
+        raise ValueError(f"instruction {name!r} needs the argument {key!r}")
+    if key in _LISTS:
+        kind, right = (
+            "a list of texts",
+            isinstance(value, list) and all(isinstance(item, str) for item in value),
+        )
+    elif key in _TEXTS:
+        kind, right = "a text", isinstance(value, str) and value.strip() != ""
+    else:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        kind, right = "a whole number from 0", number and value >= 0 and float(value).is_integer()
+    if not right:
+        raise ValueError(f"instruction {name!r}: {key!r} must be {kind}, it is {value!r}")
+    return int(value) if isinstance(value, float) else value
 
 
 def follows(response: str, instruction: Instruction) -> bool:
     """Strictly: the response as it is. An empty response follows nothing."""
     if not response.strip() or len(response) > MAX_CHARACTERS:
+        return False
+    if instruction.id in SENTENCE_RULES and len(response) > MAX_SENTENCE_CHARACTERS:
         return False
     return RULES[instruction.id](response, instruction.arguments)
 

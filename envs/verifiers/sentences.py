@@ -6,13 +6,13 @@ from typing import Any
 from config.errors import ConfigError
 
 
-def count_sentences(text: str) -> int:
-    """Sentences of an English text.
+def split(text: str) -> list[str]:
+    """The sentences of an English text, without the white space between them.
 
     Raises:
         ConfigError: NLTK or its data is missing.
     """
-    return len(load().tokenize(text))
+    return list(load().tokenize(text))
 
 
 def words(text: str) -> list[str]:
@@ -35,13 +35,13 @@ def load() -> Any:
         from nltk.tokenize import PunktTokenizer
     except ImportError as error:
         raise ConfigError(
-            "IFEval's sentence rules need NLTK: pip install -e '.[ifeval]' in the project's folder"
+            "IFEval's and IFBench's sentence rules need NLTK: pip install -e '.[ifeval]' in the project's folder"
         ) from error
     try:
         return PunktTokenizer("english")
     except LookupError as error:
         raise ConfigError(
-            "IFEval's sentence rules need NLTK's punkt_tab data, which is in none of "
+            "IFEval's and IFBench's sentence rules need NLTK's punkt_tab data, which is in none of "
             f"{', '.join(nltk.data.path)}: run `python -m nltk.downloader punkt_tab`, or set NLTK_DATA to a folder "
             "that holds tokenizers/punkt_tab/english"
         ) from error

@@ -7,7 +7,8 @@ import pytest
 from config.env import EnvConfig
 from envs.judging.service import RewardService
 from envs.task import Completion, Example, make_task
-from envs.verifiers.ifeval_rules import LANGUAGE_RULES, RULES, SENTENCE_RULES
+from envs.verifiers.ifeval import RULES, SENTENCE_RULES
+from envs.verifiers.ifeval_rules import LANGUAGE_RULES
 
 TEXTS = {
     "nothing": "",
@@ -85,6 +86,20 @@ ARGUMENTS: dict[str, Any] = {
     "num_sections": 2,
     "prompt_to_repeat": "?",
     "end_phrase": "Any more?",
+    "min_words": 3,
+    "max_words": 9,
+    "N": 3,
+    "small_n": 2,
+    "percentage": 20,
+    "reference_text": "seven is a number",
+    "word": "seven",
+    "n": 2,
+    "m": 2,
+    "n_start": 0,
+    "n_end": 3,
+    "options": "yes/no",
+    "sep": "-",
+    **{f"keyword{place}": f"seven{place}" for place in range(1, 6)},
 }
 
 

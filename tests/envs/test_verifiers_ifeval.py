@@ -168,7 +168,7 @@ def test_missing_sentence_data_stops_with_the_remedy(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(nltk.data, "path", ["/nowhere"])
     sentences.load.cache_clear()
     with pytest.raises(ConfigError, match=r"punkt_tab.*/nowhere.*NLTK_DATA"):
-        sentences.count_sentences("One. Two.")
+        sentences.split("One. Two.")
 
 
 @pytest.mark.parametrize(
