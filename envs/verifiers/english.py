@@ -121,8 +121,8 @@ _NOT = re.compile(r"n['’]t$")
 _GLIDE = re.compile(r"(?<=[aeiou])y(?=[aeiou])")
 _VOWELS = re.compile(r"[aeiouy]+")
 _TWO_VOWELS = re.compile(
-    r"(?<![tscgxq])ia(?!ge|t)|(?<![tscgxqln])io|(?<![tscgxq])i(?:um|us|en(?:t|ce|cy)?)\b|i(?:at|et(?!f))"
-    r"|(?<![rlpg])eo(?!u)|(?:cr|th|id|ar|kor)ea(?![mkst]|ch)|(?<!q)ua[lt]|(?<!q)uo(?!us)|oe[tm]|yi|[eou]ing|coop"
+    r"(?<![tscgxq])ia(?!ge|t)|(?<![tscgxqn])(?<!.l)io|(?<![tscgxq])i(?:um|us|en(?:t|ce|cy)?)\b|i(?:at|et(?!f))"
+    r"|(?<![rlpg])eo(?!u)|(?:cr|th|id|ar|kor)ea(?![mks]|tur|ch)|(?<!q)ua[lt]|(?<!q)uo(?!us)|oe[tm]|yi|[eou]ing|coop"
 )
 _SILENT_END = re.compile(
     r"(?<![aeiouytd])(?<!hundr)(?<!kindr)(?<!sacr)ed$|(?<![aeiouyscxzg])(?<![sc]h)es$|(?:[gq]u|(?<![aeiouy]))e$"
@@ -154,7 +154,7 @@ def starts_with_verb(text: str) -> bool:
 
     A word that may be a noun as well is one where a finite verb follows ("Work is done").
     """
-    words = re.findall(r"[^\W_]+(?:['’][^\W_]+)*", text[:1000].lower())[:2]
+    words = re.findall(r"[^\W\d_]+(?:['’][^\W\d_]+)*", text[:1000].lower())[:2]
     if not words:
         return False
     first = _NOT.sub("", words[0]).replace("’", "'").split("'")[0]
