@@ -42,9 +42,8 @@ class Chances:
         while node < self._width:
             node *= 2
             beside = self._sums[node + 1]
-            if (
-                left >= self._sums[node] and beside
-            ):  # a weight of 0 is never drawn, whatever the sums were rounded to
+            # a weight of 0 is never drawn, whatever the sums were rounded to
+            if left >= self._sums[node] and beside:
                 left -= self._sums[node]
                 node += 1
         return node - self._width

@@ -1,6 +1,6 @@
 """Puzzles that the reasoning-gym library generates, judged by the library's own scorers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from config.env import EnvConfig
@@ -15,6 +15,33 @@ TEST_SHARE = 10
 """The test split has a tenth as many rows as the training split."""
 TEST_SEED = 1_000_003
 """Added to the seed for the test split; puzzles that the training split has too are left out of it."""
+
+
+def _same_word(given: str, answer: str) -> bool:
+    return given.casefold() == answer.casefold()
+
+
+def _near(given: str, answer: str) -> bool:
+    """Within a hundredth of the answer. What is not written as a number or a quotient is left to the library."""
+    try:
+        above, _, below = given.partition("/")
+        value = float(above) / float(below or 1)
+    except (ValueError, ZeroDivisionError):
+        return True
+    return abs(value - float(answer)) <= 0.01 * abs(float(answer))
+
+
+def _holds_a_number(given: str, answer: str) -> bool:
+    return "nan" not in given.casefold()
+
+
+STRICTER: dict[str, Callable[[str, str], bool]] = {
+    "coin_flip": _near,
+    "complex_arithmetic": _holds_a_number,
+    "game_of_life_halting": _same_word,
+}
+"""What must hold too where the library's scorer (0.1.19) gives full marks to 0 for any small probability, to nan, and
+to any text for either of True and False."""
 
 
 @register("reasoning_gym")
@@ -75,12 +102,15 @@ class ReasoningGym(Task):
         if not given:
             return Reward(0.0, {"accuracy": 0.0, "format": 0.0})
         scorer = get_score_answer_fn(self.generator)
+        answer = example.answer["answer"]
         try:
             score = float(scorer(given, example.answer))
         except Exception:
-            if float(scorer(example.answer["answer"], example.answer)) < 1.0:
+            if answer is not None and float(scorer(answer, example.answer)) < 1.0:
                 raise
             return Reward(0.0, {"accuracy": 0.0, "format": 1.0}, outcome="invalid")
+        if self.generator in STRICTER and not STRICTER[self.generator](given, answer):
+            score = 0.0
         return Reward(score, {"accuracy": score, "format": 1.0})
 
     def warm_up(self) -> None:
