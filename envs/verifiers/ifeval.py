@@ -22,27 +22,10 @@ MAX_SENTENCE_CHARACTERS = 40_000
 
 _LISTS = ("keywords", "forbidden_words")
 _TEXTS = frozenset(
-    (
-        *(
-            "keyword",
-            "letter",
-            "language",
-            "first_word",
-            "postscript_marker",
-            "section_spliter",
-            "end_phrase",
-        ),
-        *(
-            "relation",
-            "let_relation",
-            "capital_relation",
-            "prompt_to_repeat",
-            "reference_text",
-            "word",
-            "options",
-        ),
-        *("sep", "keyword1", "keyword2", "keyword3", "keyword4", "keyword5"),
-    )
+    """
+    keyword letter language first_word postscript_marker section_spliter end_phrase relation let_relation
+    capital_relation prompt_to_repeat reference_text word options sep keyword1 keyword2 keyword3 keyword4 keyword5
+    """.split()
 )
 """Arguments that are texts; what is no list beside them is a whole number."""
 
@@ -87,10 +70,8 @@ def _argument(name: str, key: str, value: Any) -> Any:
     if value is None:
         raise ValueError(f"instruction {name!r} needs the argument {key!r}")
     if key in _LISTS:
-        kind, right = (
-            "a list of texts",
-            isinstance(value, list) and all(isinstance(item, str) for item in value),
-        )
+        texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        kind, right = "a list of texts", texts
     elif key in _TEXTS:
         kind, right = "a text", isinstance(value, str) and value.strip() != ""
     else:

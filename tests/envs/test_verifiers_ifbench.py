@@ -220,7 +220,7 @@ def test_loose_finds_the_table_in_its_fence() -> None:
     [
         ("strength cake little people league jumped I rhythm", [1, 1, 2, 2, 1, 1, 1, 1]),
         ("wanted player poet lion quiet makes churches hundred", [2, 2, 2, 2, 2, 1, 2, 2]),
-        ("creation radio beautiful loyal station banana every-one", [3, 3, 3, 2, 2, 3, 4]),
+        ("creation radio beautiful loyal station banana every-one", [3, 3, 3, 2, 2, 3, 3]),
         ("employment historically 2024 x1 猫", [3, 4, 0, 0, 0]),
     ],
 )
