@@ -87,7 +87,10 @@ class EnvConfig:
     """Share of recent verifications that may fail through bad data or a fault in a reward before the run stops."""
     sandbox: str = "auto"
     """How tested programs are isolated: `bubblewrap`, `namespaces` or `rlimits`; `auto`: the first of these
-    that works here (docs/sandbox.md says what each protects against)."""
+    that works here (docs/sandbox.md says what each protects against). `remote`: the server of `env.sandbox_url` runs
+    them."""
+    sandbox_url: str | None = None
+    """With `env.sandbox=remote`: a server with SandboxFusion's interface, such as `http://HOST:8080`."""
     max_steps: int = 1
     """Turns, not training steps: how often the model writes in one completion. Above 1 the environment replies between
     them (docs/turns.md), and `inference_model.max_tokens` bounds all turns and replies together."""
@@ -108,7 +111,7 @@ class EnvConfig:
     def __post_init__(self) -> None:
         at_least("env.reward_workers", self.reward_workers, 1)
         one_of("env.duplicates", self.duplicates, ("keep", "first", "drop"))
-        one_of("env.sandbox", self.sandbox, ("auto", "bubblewrap", "namespaces", "rlimits"))
+        self._check_sandbox()
         check_fields("env", self, ("holdout",), lambda value: 0 <= value < 1, "a share, 0 to below 1")
         seconds_and_bytes = ("reward_timeout_s", "reward_memory_gib", "tool_timeout_s")
         check_fields("env", self, seconds_and_bytes, above_0, "must be above 0")
@@ -118,6 +121,18 @@ class EnvConfig:
         self._check_rewards()
         self._check_second_opinion()
         self._check_turns()
+
+    def _check_sandbox(self) -> None:
+        one_of("env.sandbox", self.sandbox, ("auto", "bubblewrap", "namespaces", "rlimits", "remote"))
+        url = self.sandbox_url
+        if self.sandbox != "remote" and url is not None:
+            raise ConfigError(
+                f"env.sandbox_url={url}: nothing asks it at env.sandbox={self.sandbox}; add env.sandbox=remote"
+            )
+        if self.sandbox == "remote" and not (url or "").startswith(("http://", "https://")):
+            raise ConfigError(
+                f"env.sandbox_url={url}: env.sandbox=remote needs the address of a server, http://HOST:PORT"
+            )
 
     def _check_rewards(self) -> None:
         reward, weights = self.reward, self.reward_weights

@@ -68,11 +68,12 @@ class Task(ABC):
     def warm_up(self) -> None:  # noqa: B027
         """Called once before judging begins: import here what is slow to import."""
 
-    def messages(self, user: str) -> tuple[Message, ...]:
-        """The chat for one user message: `env.system_prompt`, else that of `env.reward`, else the task's own."""
+    def messages(self, user: str, form: str | None = None) -> tuple[Message, ...]:
+        """The chat for one user message: `env.system_prompt`, else that of `env.reward`, else the task's own, which
+        `form` replaces where one row asks for another."""
         system = self.env.system_prompt
         if system is None:
-            system = asked_form(self.env) or self.system_prompt
+            system = asked_form(self.env) or form or self.system_prompt
         head = ({"role": "system", "content": system},) if system else ()
         return (*head, {"role": "user", "content": user})
 

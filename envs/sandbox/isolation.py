@@ -6,6 +6,7 @@ site-packages, and imports little: every millisecond here is paid at each start.
 
 import ctypes
 import os
+from collections.abc import Sequence
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -22,6 +23,7 @@ CAPABILITY_VERSION_3 = 0x20080522
 INNER_ID = 1000
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 DISK_ENTRIES = 1024
+PROGRAM_FOLDERS = ("/bin", "/usr/bin", "/etc/alternatives")
 
 
 def _check(result: int, what: str) -> int:
@@ -36,6 +38,12 @@ def readable_paths() -> list[str]:
     library = os.path.dirname(os.path.dirname(os.__file__))
     system = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
     return sorted(path for path in {library, *system} if os.path.exists(path))
+
+
+def program_paths(interpreter: Sequence[str]) -> list[str]:
+    """What a program in another language needs to see besides: its interpreter, and what a shell calls."""
+    paths = (interpreter[0], *PROGRAM_FOLDERS)
+    return sorted(path for path in set(paths) if os.path.exists(path))
 
 
 def die_with_parent() -> None:
@@ -84,12 +92,12 @@ def _bind_read_only(source: str, target: str) -> None:
     _check(result, f"mount_setattr {target}")
 
 
-def build_root(disk_bytes: int) -> None:
-    """Changes the root to one that holds `readable_paths`, a few devices and an empty /tmp, and nothing else.
+def build_root(disk_bytes: int, more: Sequence[str] = ()) -> None:
+    """Changes the root to one that holds `readable_paths`, `more`, a few devices and an empty /tmp, and nothing else.
 
     No /proc, no home, no project. All is read-only but /tmp, which is memory limited to `disk_bytes`.
     """
-    seen = [(os.path.realpath(path), path) for path in (*readable_paths(), *DEVICES)]
+    seen = [(os.path.realpath(path), path) for path in (*readable_paths(), *more, *DEVICES)]
     _mount(None, "/", None, MS_REC | MS_PRIVATE)
     _mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
     os.mkdir("/tmp/old")

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from envs.sandbox import isolation, syscall_filter
@@ -17,6 +18,8 @@ READY = b"R"
 VALUE_FD = 3
 SETUP_FAILED = 113
 MAIN_STACK_BYTES = 64 << 20
+OTHER_STACK_BYTES = 8 << 20
+"""Of each thread of another interpreter."""
 CPU_GRACE_SECONDS = 1
 """From SIGXCPU, which says why a program ended, to SIGKILL, for those that ignore it."""
 
@@ -36,6 +39,8 @@ class Tested:
     def run(self, given: list[int]) -> NoReturn:
         """given: descriptors of the program, standard input, standard output, standard error, the function's value."""
         source, function, arguments = self._begin(given[0], given[1:])
+        if self.settings["interpreter"]:
+            run_interpreter(self.settings["interpreter"], self.settings["file"], source)
         run_program(source, function, arguments)
 
     def answer(self, given: list[int], channel: int) -> NoReturn:
@@ -78,9 +83,10 @@ class Tested:
 
     def _limit(self) -> None:
         settings = self.settings
+        other = bool(settings["interpreter"])  # one such as node takes far more addresses than memory
         limits = {
-            resource.RLIMIT_AS: settings["memory_bytes"],
-            resource.RLIMIT_STACK: MAIN_STACK_BYTES,
+            resource.RLIMIT_DATA if other else resource.RLIMIT_AS: settings["memory_bytes"],
+            resource.RLIMIT_STACK: OTHER_STACK_BYTES if other else MAIN_STACK_BYTES,
             resource.RLIMIT_NOFILE: settings["open_files"],
             resource.RLIMIT_FSIZE: settings["file_bytes"],
             resource.RLIMIT_CORE: 0,
@@ -109,7 +115,7 @@ class Tested:
             if self.libraries and not os.access(os.__file__, os.R_OK):
                 _import_through_open_directories(first_library)
         if settings["filter"]:
-            syscall_filter.install(isolation.libc, settings["files"])
+            syscall_filter.install(isolation.libc, settings["files"], bool(settings["interpreter"]))
 
 
 def _import_through_open_directories(fd: int) -> None:
@@ -149,6 +155,20 @@ def run_program(source: bytes, function: str | None, arguments: str) -> NoReturn
         code = _finish(code)
     finally:
         os._exit(code)
+
+
+def run_interpreter(interpreter: Sequence[str], file: str, source: bytes) -> NoReturn:
+    """Becomes an interpreter that runs the program."""
+    try:
+        with open(file, "wb") as opened:
+            opened.write(source)
+        directory = os.getcwd()
+        names = {"PATH": "/usr/bin:/bin", "HOME": directory, "TMPDIR": directory, "LANG": "C.UTF-8"}
+        os.execve(interpreter[0], [*interpreter, file], names)
+    except OSError as error:
+        os.write(2, f"{interpreter[0]}: {error}\n".encode())
+    finally:
+        os._exit(SETUP_FAILED)
 
 
 def offer_exit() -> None:

@@ -72,7 +72,10 @@ def main() -> None:
         _become_child(settings["level"] == "namespaces", grader)
     if settings["level"] == "namespaces":
         isolation.die_with_parent()
-        isolation.build_root(settings["disk_bytes"])
+        interpreter = settings["interpreter"]
+        isolation.build_root(
+            settings["disk_bytes"], isolation.program_paths(interpreter) if interpreter else ()
+        )
     isolation.hide_memory()
     if settings["level"] == "rlimits" and os.geteuid() == 0:
         os.chown(settings["directory"], settings["user"], settings["user"])

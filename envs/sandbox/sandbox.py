@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from config.errors import ConfigError
+from envs.sandbox.languages import LANGUAGES, command
 from envs.sandbox.program import SETUP_FAILED
 from envs.sandbox.session import Job, Limits, Run, SandboxError, Session
 
@@ -38,15 +39,23 @@ class Sandbox:
         level: one of `LEVELS`, or `auto` for the first that works here.
         limits: of each run.
         without: layers left out (`filter`, `landlock`), so that tests can see the others hold.
+        language: a key of `LANGUAGES`; functions can be called and assertions checked in Python only.
 
     Raises:
-        ConfigError: the level does not work here, or with `auto` none does.
+        ConfigError: the level does not work here, or with `auto` none does; the language needs a stronger one or an
+            interpreter that is not installed.
     """
 
     def __init__(
-        self, level: str = "auto", limits: Limits | None = None, without: Sequence[str] = ()
+        self,
+        level: str = "auto",
+        limits: Limits | None = None,
+        without: Sequence[str] = (),
+        language: str = "python",
     ) -> None:
-        self.level = choose_level(level)
+        self.interpreter = command(language)
+        self.file = LANGUAGES[language].file
+        self.level = choose_level(level, bool(self.interpreter))
         self.limits = limits or Limits()
         self.without = tuple(without)
         if "filter" in self.without and self.level == "rlimits":
@@ -94,7 +103,7 @@ class Sandbox:
             with contextlib.suppress(SandboxError):
                 return self._session.job(job)
         self.close()
-        self._session = Session(self.level, self.limits, self.without)
+        self._session = Session(self.level, self.limits, self.without, self.interpreter, self.file)
         try:
             return self._session.job(job)
         except SandboxError:
@@ -126,7 +135,7 @@ def why_not(level: str) -> str | None:
     if level == "bubblewrap" and shutil.which("bwrap") is None:
         return "bwrap is not installed"
     try:
-        with contextlib.closing(Session(level, Limits(), ())) as session:
+        with contextlib.closing(Session(level, Limits())) as session:
             run = session.job(Job(b"import decimal; print(6 * 7)", PROBE_SECONDS))
     except (SandboxError, OSError) as error:
         return str(error)
@@ -134,8 +143,10 @@ def why_not(level: str) -> str | None:
 
 
 @functools.cache
-def choose_level(level: str) -> str:
+def choose_level(level: str, starts_programs: bool = False) -> str:
     """A level that works here; a warning when `auto` finds only the weakest.
+
+    starts_programs: what is run starts other programs, as a shell does, which `rlimits` cannot let it do.
 
     Raises:
         ConfigError: the level asked for, or with `auto` any, does not work here.
@@ -146,6 +157,8 @@ def choose_level(level: str) -> str:
     reasons: list[str] = []
     for candidate in wanted:
         reason = why_not(candidate)
+        if candidate == "rlimits" and starts_programs:
+            reason = "it runs Python alone, which starts no other programs"
         if reason is None:
             if candidate == "rlimits" and level == "auto":
                 _log.warning(

@@ -96,17 +96,26 @@ class Session:
     next program too.
     """
 
-    def __init__(self, level: str, limits: Limits, without: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        level: str,
+        limits: Limits,
+        without: tuple[str, ...] = (),
+        interpreter: Sequence[str] = (),
+        file: str = "",
+    ) -> None:
+        """interpreter: the command that runs a program which stands in `file`; none: the supervisor's own Python."""
         self.owner = os.getpid()
         self.limits = limits
         self.runs = 0
         self.directory = tempfile.mkdtemp(prefix="sandbox-") if level == "rlimits" else None
         directory = self.directory or INSIDE_DIRECTORY
         settings = _settings(level, limits, without, directory)
+        settings |= {"interpreter": list(interpreter), "file": file}
         self.watched = self.directory if settings["files"] == "landlock" else None
         command = [*_interpreter(), f"sandbox of process {self.owner}"]
         if level == "bubblewrap":
-            command = [*_bubblewrap(limits), *command]
+            command = [*_bubblewrap(limits, interpreter), *command]
         self.socket, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
@@ -235,10 +244,11 @@ def _interpreter() -> list[str]:
     return [os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", start]
 
 
-def _bubblewrap(limits: Limits) -> list[str]:
+def _bubblewrap(limits: Limits, interpreter: Sequence[str]) -> list[str]:
     project = Path(__file__).resolve().parent
     modules = [project.parent / "__init__.py", *sorted(project.glob("*.py"))]
-    readable = [*isolation.readable_paths(), os.path.realpath(sys.executable), *map(str, modules)]
+    shown = isolation.program_paths(interpreter) if interpreter else []
+    readable = [*isolation.readable_paths(), os.path.realpath(sys.executable), *map(str, modules), *shown]
     above = sorted({str(parent) for path in readable for parent in Path(path).parents} - {"/"})
     entered = [word for path in above for word in ("--perms", "0755", "--dir", path)]
     binds = [word for path in readable for word in ("--ro-bind", os.path.realpath(path), path)]

@@ -12,6 +12,9 @@ What becomes of files depends on what else protects them (`files`):
   are refused here, also in the private directory.
 - `none`: files can be read and nothing else.
 
+A program in another language than Python may start processes and programs, where nothing of the user's is there and
+a process-number namespace ends them all.
+
 Numbers: Linux arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (aarch64).
 """
 
@@ -151,6 +154,9 @@ CLONE, CLONE3, KILL, TGKILL = (56, 220), (435, 435), (62, 129), (234, 131)
 PRLIMIT, FCNTL, PRCTL = (302, 261), (72, 25), (157, 167)
 OPEN, OPENAT, IOCTL, SOCKETPAIR, SENDTO = (2, None), (257, 56), (16, 29), (53, 199), (44, 206)
 CLONE_THREAD = 0x10000
+CLONE_NEW = 0x7E020080
+"""The flags that make namespaces."""
+STARTS = ("fork", "vfork", "execve", "execveat")
 IOCTL_ALLOWED = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
 F_SETFL = 4
@@ -240,18 +246,26 @@ def _file_rules(files: Files) -> list[tuple[Number, list[Instruction]]]:
     return [(OPEN, _body(1, [(JUMP_ANY_BIT, writing)])), (OPENAT, _body(2, [(JUMP_ANY_BIT, writing)]))]
 
 
-def refused(files: Files) -> dict[str, Number]:
+def refused(files: Files, starts_programs: bool = False) -> dict[str, Number]:
     """Calls that are refused whatever their arguments are."""
     more = {"root of its own": {}, "landlock": KEPT, "none": {**KEPT, **FILE_CHANGES}}[files]
-    return {**REFUSED, **more}
+    calls = {**REFUSED, **more}
+    return {name: calls[name] for name in calls if not (starts_programs and name in STARTS)}
 
 
-def _rules(pid: int, files: Files) -> list[tuple[Number, list[Instruction]]]:
+def _clone(starts_programs: bool) -> list[Instruction]:
+    """Threads, or processes too but no namespaces."""
+    if starts_programs:
+        return _body(0, [(JUMP_ANY_BIT, CLONE_NEW)])
+    return _body(0, [(JUMP_ANY_BIT, CLONE_THREAD)], ALLOW, REFUSE)
+
+
+def _rules(pid: int, files: Files, starts_programs: bool) -> list[tuple[Number, list[Instruction]]]:
     itself = [(JUMP_EQUAL, pid)]
     return [
-        *((number, [_returns(REFUSE)]) for number in refused(files).values()),
+        *((number, [_returns(REFUSE)]) for number in refused(files, starts_programs).values()),
         (CLONE3, [_returns(UNKNOWN)]),  # the C library then makes threads by clone, whose flags can be read
-        (CLONE, _body(0, [(JUMP_ANY_BIT, CLONE_THREAD)], ALLOW, REFUSE)),
+        (CLONE, _clone(starts_programs)),
         (KILL, _body(0, itself, ALLOW, REFUSE)),
         (TGKILL, _body(0, itself, ALLOW, REFUSE)),
         (PRLIMIT, _body(0, [(JUMP_EQUAL, 0), *itself], ALLOW, REFUSE)),
@@ -264,8 +278,8 @@ def _rules(pid: int, files: Files) -> list[tuple[Number, list[Instruction]]]:
     ]
 
 
-def assemble(machine: str, pid: int, files: Files) -> list[Instruction]:
-    """The program for one process.
+def assemble(machine: str, pid: int, files: Files, starts_programs: bool = False) -> list[Instruction]:
+    """The program for one process and what it starts.
 
     Raises:
         OSError: a machine whose call numbers are not known here.
@@ -281,19 +295,19 @@ def assemble(machine: str, pid: int, files: Files) -> list[Instruction]:
     ]
     if machine == "x86_64":
         program += [(JUMP_GREATER_EQUAL, 0, 1, X32_BIT), _returns(REFUSE)]
-    for number, body in _rules(pid, files):
+    for number, body in _rules(pid, files, starts_programs):
         if number[column] is not None:
             program += [(JUMP_EQUAL, 0, len(body), int(number[column] or 0)), *body]
     return [*program, _returns(ALLOW)]
 
 
-def install(libc: ctypes.CDLL, files: Files) -> None:
+def install(libc: ctypes.CDLL, files: Files, starts_programs: bool = False) -> None:
     """Filters this process and all it starts, for good.
 
     Raises:
         OSError: the kernel or the container refuses.
     """
-    program = assemble(os.uname().machine, os.getpid(), files)
+    program = assemble(os.uname().machine, os.getpid(), files, starts_programs)
     instructions = (_Filter * len(program))(*(_Filter(*instruction) for instruction in program))
     header = _Program(len(program), instructions)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:

@@ -6,9 +6,10 @@ from typing import Any
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.data import Row, load_rows, parse_json
+from envs.sandbox.languages import command
 from envs.task import Completion, Example, Reward, Task, register
 from envs.verifiers.assertion_tests import COLUMNS
-from envs.verifiers.code import SYSTEM_PROMPT, CodeOptions, Tests, code_reward, warm_up
+from envs.verifiers.code import CodeOptions, Tests, code_reward, language_of, system_prompt, warm_up
 
 PROBLEM_COLUMNS = ("problem", "prompt", "question", "description")
 HUB_TESTS = ("public_tests", "private_tests", "generated_tests")
@@ -18,26 +19,34 @@ HUB_TESTS = ("public_tests", "private_tests", "generated_tests")
 class Code(Task):
     """1.0 for a program that passes all tests; with `credit=share` the share that passes.
 
-    Rows: a problem, and `inputs`, `outputs` and perhaps `fn_name`, or `test_cases` with these; or CodeContests'; or
-    Python code that asserts, as in HumanEval, MBPP, KodCode and LeetCode's (`Assertions.parse`).
+    Rows: a problem, and `inputs`, `outputs`, perhaps `fn_name` and `language`, or `test_cases` with these; or
+    CodeContests'; or Python code that asserts, as in HumanEval, MBPP, KodCode and LeetCode's (`Assertions.parse`).
 
     Options: those of `CodeOptions`.
     """
 
-    system_prompt = SYSTEM_PROMPT
-
     def __init__(self, env: EnvConfig) -> None:
         super().__init__(env)
         self.check_options(CodeOptions.__dataclass_fields__)
-        CodeOptions.of(env)
+        self.options = CodeOptions.of(env)
 
     def examples(self, split: str) -> Sequence[Example]:
         rows = load_rows(self.env, "deepmind/code_contests", None, split)
-        return [self._example(row) for row in rows]
+        examples = [self._example(row) for row in rows]
+        if self.env.sandbox != "remote":
+            for language in {self._language(example.answer) for example in examples}:
+                command(language)
+        return examples
 
     def _example(self, row: Row) -> Example:
-        messages = self.messages(row.text(row.first_of(PROBLEM_COLUMNS)).strip())
-        return Example(messages, tests_of(row), row.index, row_data=self.row_data(row))
+        answer = tests_of(row)
+        language = self._language(answer)
+        problem = row.text(row.first_of(PROBLEM_COLUMNS)).strip()
+        messages = self.messages(problem, system_prompt(language))
+        return Example(messages, answer, row.index, row_data=self.row_data(row))
+
+    def _language(self, answer: Any) -> str:
+        return language_of(Tests.parse(answer), self.options)
 
     def reward(self, completion: Completion, example: Example) -> Reward:
         return code_reward(completion, example, self.env)
@@ -61,7 +70,7 @@ def tests_of(row: Row) -> Any:
     elif "test" in row.values or "test_list" in row.values:
         found = {key: row[key] for key in (*COLUMNS, "prompt") if key in row.values}
     else:
-        found = {key: row[key] for key in ("inputs", "outputs", "fn_name") if key in row.values}
+        found = {key: row[key] for key in ("inputs", "outputs", "fn_name", "language") if key in row.values}
     try:
         Tests.parse(found)
     except (ValueError, TypeError, RecursionError) as error:

@@ -3,14 +3,15 @@
 import threading
 
 from config.env import EnvConfig
-from envs.sandbox.sandbox import Run, Sandbox, choose_level
+from envs.sandbox.making import Programs, check_sandbox, make_sandbox
+from envs.sandbox.sandbox import Run
 from envs.tools.tool import shortened
 
 
 class _Own(threading.local):
     """What belongs to one thread."""
 
-    sandbox: Sandbox | None = None
+    sandbox: Programs | None = None
 
 
 class PythonTool:
@@ -19,13 +20,14 @@ class PythonTool:
     Every call is a new program. Each thread that calls has a sandbox of its own.
 
     Raises:
-        ConfigError: the level of the sandbox does not work here.
+        ConfigError: the sandbox does not work here.
     """
 
     def __init__(self, env: EnvConfig) -> None:
-        self.level = choose_level(env.sandbox)
+        check_sandbox(env)
+        self.env = env
         self._own = _Own()
-        self._sandboxes: list[Sandbox] = []
+        self._sandboxes: list[Programs] = []
         self._lock = threading.Lock()
 
     def run(self, request: str) -> str:
@@ -33,9 +35,9 @@ class PythonTool:
         run = self._sandbox().run(request.strip("\n"))
         return shortened(_told(run))
 
-    def _sandbox(self) -> Sandbox:
+    def _sandbox(self) -> Programs:
         if self._own.sandbox is None:
-            self._own.sandbox = Sandbox(self.level)
+            self._own.sandbox = make_sandbox(self.env)
             with self._lock:
                 self._sandboxes.append(self._own.sandbox)
         return self._own.sandbox

@@ -11,6 +11,8 @@ from envs.sandbox.sandbox import Run
 COLUMNS = ("test", "test_list", "entry_point", "test_setup_code", "test_imports")
 """Of a row, what belongs to such tests; its `prompt` does where that is Python code."""
 
+CAN_FAIL = (ast.Assert, ast.Call, ast.Raise)
+
 
 @dataclass(frozen=True)
 class Assertions:
@@ -64,9 +66,11 @@ def _code(value: Any, column: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{column}: Python code is text, this is {value!r:.80}")
     try:
-        ast.parse(value)
+        tree = ast.parse(value)
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{column}: {error}: {value!r:.80}") from None
+    if column != "test_imports" and not any(isinstance(node, CAN_FAIL) for node in ast.walk(tree)):
+        raise ValueError(f"{column}: nothing in it can fail, so every program would pass: {value!r:.80}")
     return value
 
 

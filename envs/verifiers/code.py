@@ -1,4 +1,4 @@
-"""The reward `code`: the last Python block of a completion, run on tests in the sandbox, compared outside it."""
+"""The reward `code`: the last program of a completion, run on tests in the sandbox, compared outside it."""
 
 import atexit
 import json
@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from config.env import EnvConfig
@@ -15,22 +14,30 @@ from config.errors import ConfigError
 from config.values import at_least, one_of
 from envs.example import Completion, Example, Reward
 from envs.rewards import reward
-from envs.sandbox.sandbox import Limits, Run, Sandbox, choose_level
+from envs.sandbox.languages import LANGUAGES, named
+from envs.sandbox.making import Programs, check_sandbox, make_sandbox
+from envs.sandbox.sandbox import Limits, Run
 from envs.verifiers.assertion_tests import Assertions, failures, is_program
 from envs.verifiers.extract import after_thinking
 from envs.verifiers.outputs import coati_same_output, same_output, same_value
 
-SYSTEM_PROMPT = (
-    "Solve the programming problem in Python 3, with the standard library only. Think first, then give the whole "
-    "program in one block that begins with ```python and ends with ```. Unless the problem names a function to "
-    "write, the program reads standard input and prints the answer, and nothing else, to standard output."
-)
-LANGUAGES = ("python", "python3", "py")
 FENCE = "```"
 SHARE_OF_DEADLINE = 0.8
 """Of `env.reward_timeout_s`, for all tests of a completion; the rest is for starting and ending."""
 COMPARISONS: dict[str, Callable[[str, str], bool]] = {"default": same_output, "coati": coati_same_output}
 CREDITS = ("all", "share")
+REMOTE_REWARD_SECONDS = 5.0
+"""The least that `env.reward_timeout_s` may be with a server, so that its answer is not taken for a hanging program."""
+
+
+def system_prompt(language: str) -> str:
+    """What asks for a program in a language of `LANGUAGES`."""
+    return (
+        f"Solve the programming problem in {LANGUAGES[language].asked}, with the standard library only. Think first, "
+        f"then give the whole program in one block that begins with ```{language} and ends with ```. Unless the "
+        "problem names a function to write, the program reads standard input and prints the answer, and nothing else, "
+        "to standard output."
+    )
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,8 @@ class CodeOptions:
     """How printed text is compared: `default`, or `coati` as ColossalChat does."""
     max_tests: int | None = None
     """Only the first so many tests of a row are run."""
+    language: str = "python"
+    """Of programs whose row names none: a key of `LANGUAGES`."""
     wrapped_outputs: bool = False
     """The expected result of a function is the only element of a list, as in APPS and TACO."""
 
@@ -55,13 +64,22 @@ class CodeOptions:
         """Raises ConfigError for values out of range. Other keys of `env.options` belong to the task."""
         known = {key: value for key, value in env.options.items() if key in cls.__dataclass_fields__}
         options = cls(**known)
-        for key, choices in (("credit", CREDITS), ("comparison", tuple(COMPARISONS))):
+        for key, choices in (
+            ("credit", CREDITS),
+            ("comparison", tuple(COMPARISONS)),
+            ("language", tuple(LANGUAGES)),
+        ):
             one_of(f"env.options.{key}", vars(options)[key], choices)
         longest = SHARE_OF_DEADLINE * env.reward_timeout_s
         if not 0 < options.test_seconds <= longest:
             raise ConfigError(
                 f"env.options.test_seconds={options.test_seconds}: must be above 0 and at most {longest:g}, "
                 f"{SHARE_OF_DEADLINE:.0%} of env.reward_timeout_s={env.reward_timeout_s:g}"
+            )
+        if env.sandbox == "remote" and env.reward_timeout_s < REMOTE_REWARD_SECONDS:
+            raise ConfigError(
+                f"env.reward_timeout_s={env.reward_timeout_s:g}: with env.sandbox=remote it must be at least "
+                f"{REMOTE_REWARD_SECONDS:g}, so that a server that is slow to answer is no fault of a program"
             )
         at_least("env.options.max_tests", options.max_tests, 1)
         if options.memory_mib < 64:
@@ -74,6 +92,7 @@ class Tests:
     """What a program must do.
 
     inputs: texts for standard input, or with a function argument lists. outputs: what is expected of each.
+    language: what the row says it is written in; None: it says nothing.
     """
 
     __test__ = False
@@ -81,10 +100,11 @@ class Tests:
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
     function: str | None = None
+    language: str | None = None
 
     @classmethod
     def parse(cls, value: Any) -> "Tests | Assertions":
-        """From {"inputs": [...], "outputs": [...], "fn_name": optional}, what `Assertions` takes, or these as JSON.
+        """From {"inputs": [...], "outputs": [...]}, perhaps `fn_name` and `language`; what `Assertions` takes; or JSON.
 
         With a function, text inputs hold one JSON argument a line and text outputs are JSON, as in LiveCodeBench.
 
@@ -101,13 +121,16 @@ class Tests:
                 'tests must be {"inputs": [...], "outputs": [...]}, {"test": code} or {"test_list": [code, ...]}'
             )
         inputs, outputs, function = value["inputs"], value["outputs"], value.get("fn_name")
+        language = named(str(value["language"])) if value.get("language") else None
         if len(inputs) != len(outputs) or not inputs:
             raise ValueError(
                 f"{len(inputs)} inputs and {len(outputs)} outputs: as many of both, and some, are needed"
             )
         if function is None:
             texts = [tuple(map(_as_text, side)) for side in (inputs, outputs)]
-            return cls(texts[0], texts[1])
+            return cls(texts[0], texts[1], None, language)
+        if language not in (None, "python"):
+            raise ValueError(f"fn_name={function!r}: functions are called in Python, the row says {language}")
         if not isinstance(function, str) or not function.isidentifier():
             raise ValueError(f"fn_name={function!r} is not the name of a function")
         arguments = tuple(
@@ -130,24 +153,24 @@ def _as_text(value: Any) -> str:
     raise ValueError(f"a test's input and output must be text or a list of lines, this is {value!r:.80}")
 
 
-def extract_code(text: str) -> str | None:
-    """The last block after a line ```` ```python ````, up to the next fence or the end.
+def extract_code(text: str, language: str = "python") -> str | None:
+    """The last block after a line such as ```` ```python ````, up to the next fence or the end.
 
-    Without one all of the text where it is a program, else None.
+    Without one all of the text where it is a Python program and one is asked for, else None.
     """
     lines = text.splitlines(keepends=True)
-    opened = [place for place, line in enumerate(lines) if _opens(line)]
+    opened = [place for place, line in enumerate(lines) if _opens(line, language)]
     if not opened:
-        return text if is_program(text) else None
+        return text if language == "python" and is_program(text) else None
     body = lines[opened[-1] + 1 :]
     closed = next((place for place, line in enumerate(body) if line.lstrip().startswith(FENCE)), len(body))
     code = "".join(body[:closed])
     return code if code.strip() else None
 
 
-def _opens(line: str) -> bool:
+def _opens(line: str, language: str) -> bool:
     mark, _, words = line.strip().partition(FENCE)
-    return mark == "" and words.split()[:1] != [] and words.split()[0].lower() in LANGUAGES
+    return mark == "" and words.split()[:1] != [] and words.split()[0].lower() in LANGUAGES[language].names
 
 
 @dataclass(frozen=True)
@@ -160,7 +183,7 @@ class CodeResult:
 
 
 def judge(
-    sandbox: Sandbox, code: str, tests: Tests | Assertions, options: CodeOptions, seconds: float
+    sandbox: Programs, code: str, tests: Tests | Assertions, options: CodeOptions, seconds: float
 ) -> CodeResult:
     """Runs the tests in order, for at most `seconds` in all; those that there is no time for have failed.
 
@@ -189,7 +212,7 @@ def judge(
 
 
 def _judge_assertions(
-    sandbox: Sandbox, code: str, tests: Assertions, options: CodeOptions, seconds: float
+    sandbox: Programs, code: str, tests: Assertions, options: CodeOptions, seconds: float
 ) -> CodeResult:
     total = len(tests.sources[: options.max_tests])
     run = sandbox.check(code, tests.job(options.max_tests, options.credit == "all"), seconds)
@@ -218,26 +241,39 @@ def _returned(run: Run, expected: Any, wrapped: bool) -> bool:
     return same_value(value, expected)
 
 
-@cache
-def _sandbox(level: str, options: CodeOptions, process: int) -> Sandbox:
-    """One for each process, so that its supervisor is started once; it ends with the process at the latest."""
-    seconds = options.test_seconds
-    limits = Limits(wall_seconds=2 * seconds, cpu_seconds=math.ceil(seconds), memory_mib=options.memory_mib)
-    sandbox = Sandbox(level, limits)
-    atexit.register(sandbox.close)
-    return sandbox
+_sandboxes: dict[tuple[object, ...], Programs] = {}
+
+
+def _sandbox(env: EnvConfig, options: CodeOptions, language: str) -> Programs:
+    """One for each process and language, so that it is started once; it ends with the process at the latest."""
+    key = (os.getpid(), env.sandbox, env.sandbox_url, options, language)
+    if key not in _sandboxes:
+        seconds = options.test_seconds
+        limits = Limits(
+            wall_seconds=2 * seconds, cpu_seconds=math.ceil(seconds), memory_mib=options.memory_mib
+        )
+        _sandboxes[key] = make_sandbox(env, limits, language)
+        atexit.register(_sandboxes[key].close)
+    return _sandboxes[key]
 
 
 def warm_up(env: EnvConfig) -> None:
-    """Finds the level that works here, so that processes forked later need not."""
-    choose_level(env.sandbox)
+    """Finds out whether programs run here, so that processes forked later need not."""
+    check_sandbox(env, CodeOptions.of(env).language)
 
 
-@reward("code", system_prompt=SYSTEM_PROMPT)
+def language_of(tests: Tests | Assertions, options: CodeOptions) -> str:
+    """What a program for these tests is written in."""
+    if isinstance(tests, Assertions) or tests.function is not None:
+        return "python"
+    return tests.language or options.language
+
+
+@reward("code", system_prompt=system_prompt("python"))
 def code_reward(completion: Completion, example: Example, env: EnvConfig) -> Reward:
     """Parts: `accuracy` (every test passes), `tests` (share that passed before judging ended), `format` (a block).
 
-    A completion without a Python block is invalid. `example.answer`: see `Tests.parse`.
+    A completion without a program is invalid. `example.answer`: see `Tests.parse`.
 
     Raises:
         SandboxError: counted as an error by the reward service.
@@ -246,10 +282,11 @@ def code_reward(completion: Completion, example: Example, env: EnvConfig) -> Rew
     options = CodeOptions.of(env)
     tests = Tests.parse(example.answer)
     spoken = after_thinking(completion.text)
-    code = extract_code(spoken) if spoken is not None else None
+    language = language_of(tests, options)
+    code = extract_code(spoken, language) if spoken is not None else None
     if code is None:
         return Reward(0.0, {"accuracy": 0.0, "tests": 0.0, "format": 0.0}, "invalid")
-    sandbox = _sandbox(env.sandbox, options, os.getpid())
+    sandbox = _sandbox(env, options, language)
     result = judge(sandbox, code, tests, options, SHARE_OF_DEADLINE * env.reward_timeout_s)
     accuracy, share = float(result.passed == result.total), result.passed / result.total
     score = accuracy if options.credit == "all" else share

@@ -3,11 +3,12 @@
 import re
 
 
-def _words(text: str) -> frozenset[str]:
+def word_set(text: str) -> frozenset[str]:
+    """The words of a list that is written as text."""
     return frozenset(text.split())
 
 
-STOP_WORDS = _words(
+STOP_WORDS = word_set(
     """
     i me my myself we our ours ourselves you your yours yourself yourselves he him his himself she her hers
     herself it its itself they them their theirs themselves what which who whom this that these those am is are
@@ -20,7 +21,7 @@ STOP_WORDS = _words(
 )
 """NLTK's stop words, as far as they are single words without an apostrophe."""
 
-PRONOUNS = _words(
+PRONOUNS = word_set(
     """
     i me we us you he him she her it they them my mine our ours your yours his hers its their theirs myself
     ourselves yourself yourselves himself herself itself themselves this that these those who whom whose which
@@ -32,15 +33,15 @@ PRONOUNS = _words(
 CONJUNCTIONS = frozenset(("and", "but", "for", "nor", "or", "so", "yet"))
 """The coordinating ones."""
 
-MINOR_WORDS = _words(
+MINOR_WORDS = word_set(
     """
     a an the and but for nor or so yet as at by in of off on per to up via from into like onto over than with
     """
 )
 """Words that a title may leave in lower case, unless it begins with them."""
 
-_AUXILIARIES = _words("am is are was were be been being do does did done doing have has had having")
-_PAST_FORMS = _words(
+_AUXILIARIES = word_set("am is are was were be been being do does did done doing have has had having")
+_PAST_FORMS = word_set(
     """
     became began bent bitten bled blew blown born bought broke broken brought built came caught chose chosen
     dealt drawn drew driven drove eaten fallen felt fell fought found flew flown forgot forgotten froze frozen
@@ -50,7 +51,7 @@ _PAST_FORMS = _words(
     told took torn understood went woke won wore worn wound written wrote
     """
 )
-_BASE_FORMS = _words(
+_BASE_FORMS = word_set(
     """
     abandon accept access accompany achieve acknowledge acquire act activate adapt add address adjust admire
     admit adopt advance advise affect afford agree aim align allocate allow alter alternate amplify analyse
@@ -110,7 +111,7 @@ _BASE_FORMS = _words(
     wonder work worry wrap write yell yield zoom
     """
 )
-_FINITE = _words(
+_FINITE = word_set(
     """
     is are was were am has had have can could may might must shall should will would isn't aren't wasn't
     """

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs.verifiers import ifbench_rules, ifeval_rules, language, sentences
+from envs.verifiers.english import word_set
 from envs.verifiers.ifeval_rules import LANGUAGE_RULES, Rule
 
 RULES: Mapping[str, Rule] = {**ifeval_rules.RULES, **ifbench_rules.RULES}
@@ -21,11 +22,11 @@ MAX_SENTENCE_CHARACTERS = 40_000
 """Punkt takes quadratic time on hostile text; a longer response follows no rule about sentences."""
 
 _LISTS = ("keywords", "forbidden_words")
-_TEXTS = frozenset(
+_TEXTS = word_set(
     """
     keyword letter language first_word postscript_marker section_spliter end_phrase relation let_relation
     capital_relation prompt_to_repeat reference_text word options sep keyword1 keyword2 keyword3 keyword4 keyword5
-    """.split()
+    """
 )
 """Arguments that are texts; what is no list beside them is a whole number."""
 

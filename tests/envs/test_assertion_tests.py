@@ -172,8 +172,9 @@ def test_a_share_of_the_tests_counts(sandbox: Sandbox) -> None:
         ({"test": "assert ("}, "test: '(' was never closed"),
         ({"test": 3}, "test: Python code is text, this is 3"),
         ({"test_list": []}, "test_list must be a list of asserts, and not empty"),
-        ({"test_list": ["1", 2]}, "test_list: Python code is text, this is 2"),
-        ({"test": "pass", "entry_point": 4}, "entry_point=4 is not the name of a function"),
+        ({"test_list": ["assert f()", 2]}, "test_list: Python code is text, this is 2"),
+        ({"test": "assert f()", "entry_point": 4}, "entry_point=4 is not the name of a function"),
+        ({"test": "import f"}, "test: nothing in it can fail, so every program would pass: 'import f'"),
     ],
 )
 def test_rows_that_cannot_be_used_say_why(row: dict[str, Any], message: str) -> None:
@@ -205,3 +206,82 @@ def test_recorded_programs_are_judged_as_recorded() -> None:
             if passed(sandbox, task["prompt"] + hack["solution"], **task):
                 wrong.append((hack["name"], hack["task_id"]))
     assert wrong == []
+
+
+PYTEST = """
+import pytest
+from solution import half, Held
+
+@pytest.fixture
+def two():
+    yield 2
+
+@pytest.fixture()
+def four(two): return 2 * two
+
+@pytest.mark.parametrize("given, wanted", [(2, 1), pytest.param(3, 1.5, id="odd")])
+@pytest.mark.timeout(5)
+def test_values(given, wanted, four):
+    assert half(given) == pytest.approx(wanted) and four == 4
+
+@pytest.mark.slow
+def test_raises():
+    with pytest.raises(ValueError, match="no number") as caught:
+        half("x")
+    assert caught.type is ValueError
+    pytest.raises((TypeError, KeyError), half, None)
+
+def test_left_out():
+    pytest.skip("not here")
+
+class TestHeld:
+    def setup_method(self): self.held = Held(3)
+    def test_value(self): assert self.held.value == 3
+    @pytest.mark.parametrize("by", [1, 2])
+    def test_grown(self, by): assert self.held.grown(by) == 3 + by
+"""
+UNITTEST = """
+import unittest
+from solution import half
+
+class Halves(unittest.TestCase):
+    def setUp(self): self.two = 2
+    def test_half(self): self.assertEqual(half(self.two), 1)
+    def test_raises(self):
+        with self.assertRaises(ValueError): half("x")
+
+if __name__ == "__main__":
+    unittest.main()
+"""
+HALF = """
+def half(x):
+    if isinstance(x, str): raise ValueError("no number")
+    return x / 2
+
+class Held:
+    def __init__(self, value): self.value = value
+    def grown(self, by): return self.value + by
+"""
+
+
+def test_tests_of_pytest_and_unittest_are_run(sandbox: Sandbox) -> None:
+    for test in (PYTEST, UNITTEST):
+        assert judge(sandbox, HALF, Assertions.parse({"test": test}), CodeOptions(), 10.0).failure == ""
+
+
+@pytest.mark.parametrize(
+    ("test", "wrong"),
+    [
+        (PYTEST, HALF.replace("x / 2", "x / 2.1")),
+        (PYTEST, HALF.replace("x / 2", "x // 2")),
+        (PYTEST, HALF.replace("no number", "what?")),
+        (PYTEST, HALF.replace("raise ValueError", "print")),
+        (PYTEST, HALF.replace("raise ValueError", "raise KeyError")),
+        (PYTEST, HALF.replace("self.value = value", "self.value = 4")),
+        (PYTEST, HALF.replace("self.value + by", "3 + 1")),
+        (UNITTEST, HALF.replace("x / 2", "2")),
+        (UNITTEST, HALF.replace("raise ValueError", "print")),
+    ],
+)
+def test_each_test_of_pytest_and_unittest_can_fail(sandbox: Sandbox, test: str, wrong: str) -> None:
+    assert judge(sandbox, wrong, Assertions.parse({"test": test}), CodeOptions(), 10.0).passed == 0

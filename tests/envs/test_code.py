@@ -80,7 +80,7 @@ def test_rows_of_every_form_are_read() -> None:
     assert all(example.messages[0]["content"].startswith("Solve the programming") for example in examples)
     assert examples[4].answer == {"inputs": ["1\n", "2\n"], "outputs": ["3.141592653\n", "12.566370614\n"]}
     named = find_reward("code")
-    assert named is not None and named.system_prompt == code.SYSTEM_PROMPT
+    assert named is not None and named.system_prompt == code.system_prompt("python")
 
 
 RIGHT = [

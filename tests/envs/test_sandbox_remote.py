@@ -1,0 +1,259 @@
+"""env.sandbox=remote: programs run by a server with SandboxFusion's interface, which a stand-in on loopback is here."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from config.env import EnvConfig
+from config.errors import ConfigError
+from envs.example import Completion, Example
+from envs.sandbox.making import check_sandbox
+from envs.sandbox.remote import RemoteSandbox
+from envs.sandbox.session import Limits, SandboxError
+from envs.tools.python import PythonTool
+from envs.verifiers.assertion_tests import Assertions
+from envs.verifiers.code import CodeOptions, Tests, code_reward, judge
+from tests.envs.sandbox_server import ANYBODYS_PYTHON, Server, running
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="a test's process hides its memory"
+)
+LIMITS = Limits(wall_seconds=20.0)
+
+
+@pytest.fixture(scope="module")
+def module_server() -> Iterator[Server]:
+    with running() as made:
+        yield made
+
+
+@pytest.fixture
+def server(module_server: Server) -> Server:
+    module_server.requests.clear()
+    module_server.pretend.clear()
+    module_server.nobody = False
+    return module_server
+
+
+@pytest.fixture
+def remote(server: Server) -> Iterator[RemoteSandbox]:
+    made = RemoteSandbox(server.url + "/", LIMITS)
+    yield made
+    made.close()
+
+
+def reward(server: Server, program: str, answer: Any, **env: Any) -> Any:
+    config = EnvConfig(dataset="code", sandbox="remote", sandbox_url=server.url, **env)
+    example = Example(({"role": "user", "content": "?"},), answer, 0)
+    return code_reward(Completion(f"```python\n{program}\n```", 1, 0, True), example, config)
+
+
+def test_a_script_reads_its_input_and_prints(remote: RemoteSandbox, server: Server) -> None:
+    run = remote.run("print(int(input()) + 1)", b"41\n")
+    assert (run.status, run.code, run.stdout, run.value) == ("finished", 0, b"42\n", b"")
+    assert server.requests[0]["memory_limit_MB"] == LIMITS.memory_mib
+
+
+def test_what_went_wrong_is_told_apart(remote: RemoteSandbox) -> None:
+    assert remote.run("import sys; sys.exit(3)").code == 3
+    failed = remote.run("raise ValueError('so')")
+    assert failed.code == 1 and b"ValueError: so" in failed.stderr
+    slow = remote.run("while True: pass", wall_seconds=0.3)
+    assert slow.status == "time" and not slow.succeeded
+
+
+def test_functions_take_and_return_json(remote: RemoteSandbox) -> None:
+    run = remote.call(
+        "print('noise')\ndef add(a, b):\n    print('more')\n    return [a + b, input is None]", "add", [1, 2]
+    )
+    assert (json.loads(run.value), run.stdout) == ([3, False], b"noise\nmore\n")
+    method = remote.call("class Solution:\n    def twice(self, x): return 2 * x", "twice", ["é\u2028"])
+    assert json.loads(method.value) == "é\u2028é\u2028"
+    assert remote.call("def f(): return 1", "g", []).code != 0
+    assert remote.call("import os\ndef f(): os._exit(0)", "f", []).value == b""
+
+
+def test_the_reward_and_its_tests(server: Server) -> None:
+    doubles = {"inputs": ["2\n", "5\n"], "outputs": ["4\n", "10\n"]}
+    assert reward(server, "print(2 * int(input()))", doubles).score == 1.0
+    assert reward(server, "print(4)", doubles, options={"credit": "share"}).score == 0.5
+    called = {"inputs": [[2]], "outputs": [4], "fn_name": "f"}
+    assert reward(server, "def f(x): return x + x", called).score == 1.0
+    assert all("10" not in request["stdin"] for request in server.requests), "an expected output was sent"
+
+
+ADD = {"entry_point": "add", "test": "def check(candidate):\n    assert candidate(20, 22) == 42"}
+CHEATS = [
+    "import os; os._exit(0)",
+    "import sys; sys.exit(0)",
+    "class Equal:\n    def __eq__(self, other): return True\ndef add(a, b): return Equal()",
+    "import builtins\nbuiltins.AssertionError = Exception\ndef add(a, b): return 0",
+    "print('\\n\"\"\\n' * 9)\ndef add(a, b): return 0",
+    "import sys\nsys.stdout.write('\"\"\\n')\ndef add(a, b):\n    import os; os._exit(0)",
+    # looks for the tests wherever a process may look
+    """
+import glob, os
+def add(a, b):
+    told = []
+    for path in glob.glob('/proc/[0-9]*/fd/*') + glob.glob('/proc/[0-9]*/mem') + glob.glob('/proc/[0-9]*/environ'):
+        if f'/proc/{os.getpid()}/' in path:
+            continue
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            told.append(path)
+        except OSError:
+            pass
+    parents = [path for path in told if f'/proc/{os.getppid()}/' in path]
+    return 42 if parents else 0
+""",
+]
+
+
+@pytest.mark.parametrize("nobody", [False, True])
+def test_assertions_are_checked_where_the_program_cannot_look(
+    remote: RemoteSandbox, server: Server, nobody: bool
+) -> None:
+    if nobody and (os.geteuid() != 0 or ANYBODYS_PYTHON is None):
+        pytest.skip(
+            "only root can run the server's programs as somebody else, and with a Python that all may run"
+        )
+    server.nobody = nobody
+    right = judge(remote, "def add(a, b): return a + b", Assertions.parse(ADD), CodeOptions(), 20.0)
+    assert (right.passed, right.failure) == (1, "")
+    for cheat in CHEATS:
+        fooled = judge(remote, cheat, Assertions.parse(ADD), CodeOptions(), 20.0)
+        assert fooled.passed == 0, cheat
+
+
+def test_each_assertion_counts_and_preambles_are_run(remote: RemoteSandbox) -> None:
+    row = {
+        "test_list": ["assert f(1) == base()", "assert f(2) == 0", "assert f([3]) == [3]"],
+        "test_setup_code": "def base(): return 1",
+    }
+    verdict = judge(remote, "def f(x): return x", Assertions.parse(row), CodeOptions(credit="share"), 20.0)
+    assert (verdict.passed, verdict.total) == (2, 3) and verdict.failure.startswith("AssertionError")
+
+
+@pytest.mark.parametrize(
+    ("language", "program", "needs"),
+    [
+        ("bash", "read n; echo $((2 * n))", "bash"),
+        ("javascript", "console.log(2 * +require('fs').readFileSync(0, 'utf8'))", "node"),
+    ],
+)
+def test_other_languages(server: Server, language: str, program: str, needs: str) -> None:
+    if shutil.which(needs) is None:
+        pytest.skip(f"{needs} is not installed")
+    remote = RemoteSandbox(server.url, LIMITS, language)
+    tests = Tests.parse({"inputs": ["4"], "outputs": ["8"], "language": language})
+    assert judge(remote, program, tests, CodeOptions(), 20.0).passed == 1
+    remote.close()
+
+
+def test_a_busy_server_is_asked_again(remote: RemoteSandbox, server: Server) -> None:
+    server.pretend += [
+        (503, "busy"),
+        (429, "busy"),
+        (200, {"status": "SandboxError", "message": "no container"}),
+    ]
+    assert remote.run("print(1)").stdout == b"1\n"
+    assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (422, {"detail": "no such language"}, "HTTP status 422: .*no such language"),
+        (200, "<html>", "no JSON: '<html>'"),
+        (200, [1], "no object"),
+        (
+            200,
+            {"status": "Failed", "message": "", "run_result": {"status": "Error", "stderr": "fork"}},
+            "was not run: .*fork",
+        ),
+        (
+            200,
+            {"status": "Failed", "compile_result": {"stderr": "bad"}, "run_result": None},
+            "was not run: bad",
+        ),
+    ],
+)
+def test_an_answer_that_says_nothing_of_the_program_is_an_error(
+    remote: RemoteSandbox, server: Server, status: int, body: Any, said: str
+) -> None:
+    server.pretend.append((status, body))
+    with pytest.raises(SandboxError, match=said):
+        remote.run("print(1)")
+    assert len(server.requests) == 1
+
+
+def test_a_server_that_stays_busy_or_silent_is_named(server: Server) -> None:
+    server.pretend += [(503, "busy")] * 50
+    began = time.monotonic()
+    with pytest.raises(
+        SandboxError, match=rf"{server.url}/run_code: HTTP status 503: busy \(asked \d+ times"
+    ):
+        RemoteSandbox(server.url, Limits(wall_seconds=0.3)).run("print(1)")
+    assert time.monotonic() - began < 10
+    with pytest.raises(SandboxError, match=r"http://127.0.0.1:9/run_code: ConnectError"):
+        RemoteSandbox("http://127.0.0.1:9", Limits(wall_seconds=0.3)).run("print(1)")
+
+
+def test_the_start_finds_out_whether_the_server_works(server: Server) -> None:
+    check_sandbox(EnvConfig(sandbox="remote", sandbox_url=server.url))
+    check_sandbox(EnvConfig(sandbox="remote", sandbox_url=server.url))
+    assert len(server.requests) == 1
+    with pytest.raises(
+        ConfigError, match=r"env.sandbox_url=http.*/elsewhere: .*HTTP status 404.*start SandboxFusion there"
+    ):
+        check_sandbox(EnvConfig(sandbox="remote", sandbox_url=f"{server.url}/elsewhere"))
+    server.pretend.append(
+        (200, {"run_result": {"status": "Finished", "return_code": 0, "stdout": "hello", "stderr": ""}})
+    )
+    with pytest.raises(ConfigError, match=r"a test program in python printed b'hello'"):
+        check_sandbox(EnvConfig(sandbox="remote", sandbox_url=f"{server.url}//"))
+
+
+def test_the_tool_runs_there_too(server: Server) -> None:
+    tool = PythonTool(EnvConfig(sandbox="remote", sandbox_url=server.url))
+    assert tool.run("print(6 * 7)") == "42"
+    assert "ZeroDivisionError" in tool.run("1 / 0")
+    tool.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"sandbox": "remote"}, "env.sandbox_url=None: env.sandbox=remote needs the address of a server"),
+        (
+            {"sandbox": "remote", "sandbox_url": "localhost:8080"},
+            "env.sandbox_url=localhost:8080: .*http://HOST:PORT",
+        ),
+        (
+            {"sandbox_url": "http://127.0.0.1:8080"},
+            "nothing asks it at env.sandbox=auto; add env.sandbox=remote",
+        ),
+    ],
+)
+def test_the_address_goes_with_the_choice(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        EnvConfig(**given)
+
+
+def test_a_reward_leaves_the_server_time() -> None:
+    env = EnvConfig(
+        sandbox="remote",
+        sandbox_url="http://127.0.0.1:8080",
+        reward_timeout_s=3,
+        options={"test_seconds": 1.0},
+    )
+    with pytest.raises(
+        ConfigError, match=r"env.reward_timeout_s=3: with env.sandbox=remote it must be at least 5"
+    ):
+        CodeOptions.of(env)
