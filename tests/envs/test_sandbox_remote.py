@@ -88,6 +88,31 @@ def test_the_reward_and_its_tests(server: Server) -> None:
     assert all("10" not in request["stdin"] for request in server.requests), "an expected output was sent"
 
 
+SEEN = """
+import glob, os, subprocess, sys
+LOOK = '''
+import glob, os, sys
+seen = []
+for pattern in ("fd/*", "mem", "environ", "maps"):
+    for path in glob.glob(f"/proc/{sys.argv[1]}/{pattern}"):
+        try:
+            os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            seen.append(path)
+        except OSError: pass
+print(len(seen))
+'''
+def add(a, b):
+    parent = str(os.getppid())
+    told = subprocess.run([sys.executable, "-c", LOOK, parent], capture_output=True, text=True)
+    try: os.setresuid(0, 0, 0)
+    except OSError: pass
+    sys.argv = ["", parent]
+    here = __import__("io").StringIO()
+    __import__("contextlib").redirect_stdout(here).__enter__()
+    exec(LOOK, {})
+    return 42 if (told.stdout.strip(), here.getvalue().strip()) == ("0", "0") else 0
+"""
+"""A program that is right where neither it nor what it starts can look into the process of its tests."""
 ADD = {"entry_point": "add", "test": "def check(candidate):\n    assert candidate(20, 22) == 42"}
 CHEATS = [
     "import os; os._exit(0)",
@@ -96,22 +121,6 @@ CHEATS = [
     "import builtins\nbuiltins.AssertionError = Exception\ndef add(a, b): return 0",
     "print('\\n\"\"\\n' * 9)\ndef add(a, b): return 0",
     "import sys\nsys.stdout.write('\"\"\\n')\ndef add(a, b):\n    import os; os._exit(0)",
-    # looks for the tests wherever a process may look
-    """
-import glob, os
-def add(a, b):
-    told = []
-    for path in glob.glob('/proc/[0-9]*/fd/*') + glob.glob('/proc/[0-9]*/mem') + glob.glob('/proc/[0-9]*/environ'):
-        if f'/proc/{os.getpid()}/' in path:
-            continue
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-            told.append(path)
-        except OSError:
-            pass
-    parents = [path for path in told if f'/proc/{os.getppid()}/' in path]
-    return 42 if parents else 0
-""",
 ]
 
 
@@ -126,9 +135,17 @@ def test_assertions_are_checked_where_the_program_cannot_look(
     server.nobody = nobody
     right = judge(remote, "def add(a, b): return a + b", Assertions.parse(ADD), CodeOptions(), 20.0)
     assert (right.passed, right.failure) == (1, "")
+    unseen = judge(remote, SEEN, Assertions.parse(ADD), CodeOptions(), 20.0)
+    assert (unseen.passed, unseen.failure) == (1, "")
     for cheat in CHEATS:
         fooled = judge(remote, cheat, Assertions.parse(ADD), CodeOptions(), 20.0)
         assert fooled.passed == 0, cheat
+
+
+def test_what_a_process_may_look_into_is_seen(remote: RemoteSandbox) -> None:
+    """`SEEN` finds something where nothing is hidden: its own process."""
+    run = remote.call(SEEN.replace("os.getppid()", "os.getpid()"), "add", [20, 22])
+    assert run.value == b"0"
 
 
 def test_each_assertion_counts_and_preambles_are_run(remote: RemoteSandbox) -> None:
