@@ -13,6 +13,8 @@ OWN_OPTIONS = ("name", "num_rows", "seed")
 NUM_ROWS = 10_000
 TEST_SHARE = 10
 """The test split has a tenth as many rows as the training split."""
+COMPOSITE = "composite"
+"""The generator that draws from others."""
 TEST_SEED = 1_000_003
 """Added to the seed for the test split; puzzles that the training split has too are left out of it."""
 
@@ -49,6 +51,7 @@ class ReasoningGym(Task):
     """What the scorer gives (0 to 1) for the text in `<answer>`.
 
     Options: `name` (the generator), `num_rows` of the training split, `seed`; all others go to the generator.
+    `composite` draws from several: `datasets` is a list of {name: GENERATOR, weight: NUMBER, config: {its options}}.
     Columns for a curriculum: the numbers and texts of the generator's metadata, as `num_terms` of `chain_sum`.
     """
 
@@ -85,7 +88,10 @@ class ReasoningGym(Task):
         import reasoning_gym
 
         try:
-            return list(reasoning_gym.create_dataset(self.generator, size=rows, seed=seed, **self.settings))
+            settings = self.settings
+            if self.generator == COMPOSITE:
+                settings = {**settings, "datasets": _specifications(settings.get("datasets"))}
+            return list(reasoning_gym.create_dataset(self.generator, size=rows, seed=seed, **settings))
         except (TypeError, ValueError, AssertionError) as error:
             raise ConfigError(f"env.options of reasoning_gym name={self.generator}: {error}") from error
 
@@ -101,7 +107,10 @@ class ReasoningGym(Task):
         given = tagged(completion.text)
         if not given:
             return Reward(0.0, {"accuracy": 0.0, "format": 0.0})
-        scorer = get_score_answer_fn(self.generator)
+        generator = self.generator
+        if generator == COMPOSITE:
+            generator = example.answer["metadata"]["source_dataset"]
+        scorer = get_score_answer_fn(generator)
         answer = example.answer["answer"]
         try:
             score = float(scorer(given, example.answer))
@@ -109,12 +118,35 @@ class ReasoningGym(Task):
             if answer is not None and float(scorer(answer, example.answer)) < 1.0:
                 raise
             return Reward(0.0, {"accuracy": 0.0, "format": 1.0}, outcome="invalid")
-        if self.generator in STRICTER and not STRICTER[self.generator](given, answer):
+        if generator in STRICTER and not STRICTER[generator](given, answer):
             score = 0.0
         return Reward(score, {"accuracy": score, "format": 1.0})
 
     def warm_up(self) -> None:
         _generators()
+
+
+def _specifications(given: Any) -> list[Any]:
+    """What `composite` draws from.
+
+    Raises:
+        ValueError: not a list of generators.
+    """
+    from reasoning_gym.composite import DatasetSpec
+
+    known = _generators()
+    form = "[{name: GENERATOR, weight: NUMBER, config: {OPTION: VALUE}}, ...]"
+    if not isinstance(given, list) or not given or not all(isinstance(each, dict) for each in given):
+        raise ValueError(f"datasets={given!r}: write env.options.datasets={form}")
+    for each in given:
+        if each.get("name") not in known or not each.keys() <= {"name", "weight", "config"}:
+            raise ValueError(
+                f"datasets: {each!r} is not of the form {form}, with a generator of reasoning-gym"
+            )
+    return [
+        DatasetSpec(each["name"], float(each.get("weight", 1)), dict(each.get("config", {})))
+        for each in given
+    ]
 
 
 def _generators() -> list[str]:

@@ -34,7 +34,7 @@ from envs.verifiers.intervals import INFINITY, Interval, Reals, read_reals, rela
 from envs.verifiers.latex import canonical, split_top
 from envs.verifiers.numbers import is_worked_out, parse_number, plain, same_number
 from envs.verifiers.phrases import same_phrase
-from envs.verifiers.units import split_unit
+from envs.verifiers.units import has_sign, quantities, split_unit
 from envs.verifiers.words import number_in_words
 from envs.verifiers.worked_out import worked_out
 
@@ -43,6 +43,8 @@ MAX_FORMULA_CHARACTERS = 2000
 MAX_GIVEN_CHARACTERS = 20_000
 """A longer text is never the gold: not even its brackets are looked at."""
 MAX_ELEMENTS = 64
+MAX_ROUNDING = Fraction(1, 20)
+"""Of the sides of a chain: 2/3 = 0.67."""
 
 _RELATIONS = ("\\leq", "\\geq", "\\neq", "<", ">", "=")
 _FLIPPED = {"<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq", "=": "=", "\\neq": "\\neq"}
@@ -71,6 +73,8 @@ def same_answer(given: str, gold: str) -> bool:
         gold = boxed_together(gold) or gold
     if len(given) > MAX_GIVEN_CHARACTERS:
         return False
+    if (has_sign(given) or has_sign(gold)) and _of_different_quantities(given, gold):
+        return False
     if not (given.isascii() and gold.isascii()):
         money = currencies(given), currencies(gold)
         if all(money) and money[0] != money[1]:
@@ -90,6 +94,14 @@ def same_answer(given: str, gold: str) -> bool:
     if "\\approx" in right and "\\approx" not in left:
         return any(_same(left, side) for side in right.split("\\approx"))
     return _same(left, right) or same_phrase(given, left, right) or _same_prose(given, left, right)
+
+
+def _of_different_quantities(given: str, gold: str) -> bool:
+    """Whether both say what they are an amount of, and it is not the same."""
+    if max(len(given), len(gold)) > MAX_FORMULA_CHARACTERS:
+        return False
+    first, second = (quantities(text, split_unit(canonical(text))[1]) for text in (given, gold))
+    return bool(first and second) and first.isdisjoint(second)
 
 
 def _same_prose(given: str, left: str, right: str) -> bool:
@@ -137,12 +149,19 @@ def _bare(left: str, right: str) -> tuple[str, str, bool]:
         left = label["value"]
     left, right = without_names(left, right)
     if "=" in left and "=" not in right and is_closed(right):
-        left = chain_end(value_of_term(left))
+        end = chain_end(value_of_term(left))
+        left = end if _agree(left.split("=")) else left
     (left_value, left_unit), (right_value, right_unit) = split_unit(left), split_unit(right)
     left_value, right_value = _exponent_written_out(left_value), _exponent_written_out(right_value)
     if not left_unit or not right_unit or left_unit == right_unit:
         return left_value, right_value, True
     return left, right, False
+
+
+def _agree(sides: Sequence[str]) -> bool:
+    """Whether the numbers among the sides of a chain are one, but for rounding: 12 = 11 says nothing."""
+    values = [value for side in sides if (value := parse_number(side)) is not None]
+    return not values or max(values) - min(values) <= MAX_ROUNDING * max(map(abs, values))
 
 
 def _without_conditions(text: str) -> str:

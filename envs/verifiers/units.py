@@ -34,6 +34,8 @@ _NAMES = {
     "watt": "",
     "volt": "",
     "ampere": "amp",
+    "radian": "rad",
+    "cent": "",
 }
 _ONE_NAME = {other: name for name, others in _NAMES.items() for other in others.split()} | {
     "m": "meter",
@@ -65,6 +67,16 @@ _UNIT = re.compile(
     r"(?P<value>[^a-zA-Z]*[\d)}]|.*\}|.*\\pi)\s*"
     r"(?P<unit>(?<=[\s})])\(?(?:[a-zA-Z]{2,}|[mgl](?=/))(?:(?:\. ?|[ /]|\\cdot )[a-zA-Z]+)*\.?(?:\^[23])?\)?)"
 )
+_SIGNS = {
+    "\\$": "dollar",
+    "%": "percent",
+    "^\\circ": "degree",
+    "^{\\circ}": "degree",
+    "°": "degree",
+    "\\degree": "degree",
+}
+"""Marks of a quantity that are no words."""
+_QUANTITIES = frozenset((*_NAMES, "euro")) - {"square"}
 _POWERS = {"2": "square", "3": "cubic"}
 
 
@@ -82,6 +94,20 @@ def split_unit(text: str) -> tuple[str, str]:
     if found["value"].endswith("\\pi") and not _KNOWN.issuperset(unit.replace("/", " ").split()):
         return text, ""  # in LaTeX letters follow this one behind a space
     return found["value"].strip(), unit
+
+
+def has_sign(text: str) -> bool:
+    """Whether a text has a sign of money, per cent or degrees."""
+    return "$" in text or "%" in text or "circ" in text or "°" in text or "degree" in text
+
+
+def quantities(text: str, unit: str) -> frozenset[str]:
+    """What an answer says that it is an amount of, as far as it is known here: `\\$5` is dollars, `5 cents` is cents.
+
+    text: as it is written. unit: what `split_unit` finds behind its canonical form.
+    """
+    signs = {name for sign, name in _SIGNS.items() if sign in text}
+    return frozenset(signs | _QUANTITIES.intersection(unit.replace("/", " ").split()))
 
 
 @lru_cache(maxsize=4096)

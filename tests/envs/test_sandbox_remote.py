@@ -80,12 +80,12 @@ def test_functions_take_and_return_json(remote: RemoteSandbox) -> None:
 
 
 def test_the_reward_and_its_tests(server: Server) -> None:
-    doubles = {"inputs": ["2\n", "5\n"], "outputs": ["4\n", "10\n"]}
+    doubles = {"inputs": ["2\n", "1234567\n"], "outputs": ["4\n", "2469134\n"]}
     assert reward(server, "print(2 * int(input()))", doubles).score == 1.0
     assert reward(server, "print(4)", doubles, options={"credit": "share"}).score == 0.5
     called = {"inputs": [[2]], "outputs": [4], "fn_name": "f"}
     assert reward(server, "def f(x): return x + x", called).score == 1.0
-    assert all("10" not in request["stdin"] for request in server.requests), "an expected output was sent"
+    assert not any("2469134" in str(request) for request in server.requests), "an expected output was sent"
 
 
 SEEN = """

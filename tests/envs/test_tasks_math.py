@@ -222,6 +222,31 @@ def test_an_answer_that_a_scorer_without_a_solution_stumbles_over_is_invalid() -
         assert made.reward(Completion("<answer>[0]</answer>"), row).outcome == "invalid"
 
 
+def test_reasoning_gym_draws_from_several_generators() -> None:
+    several = [
+        {"name": "leg_counting", "weight": 3},
+        {"name": "coin_flip"},
+        {"name": "sudoku", "config": {"min_empty": 30}},
+    ]
+    made = puzzles(name="composite", num_rows=40, datasets=several)
+    drawn = set()
+    for row in made.examples("train"):
+        drawn.add(row.answer["metadata"]["source_dataset"])
+        answer = row.answer["answer"]
+        assert made.reward(Completion(f"<answer>{answer}</answer>"), row).score == 1.0
+        if row.answer["metadata"]["source_dataset"] == "coin_flip":
+            assert made.reward(Completion("<answer>0</answer>"), row).score < 1.0
+    assert drawn == {"leg_counting", "coin_flip", "sudoku"}
+
+
+@pytest.mark.parametrize(
+    "datasets", [None, [], ["sudoku"], [{"name": "no such"}], [{"name": "sudoku", "wieght": 1}]]
+)
+def test_reasoning_gym_says_how_several_generators_are_named(datasets: Any) -> None:
+    with pytest.raises(ConfigError, match=r"name=composite: datasets.*\[\{name: GENERATOR, weight: NUMBER"):
+        puzzles(name="composite", datasets=datasets).examples("train")
+
+
 def test_reasoning_gym_splits_are_disjoint_and_seeded() -> None:
     train, test = (puzzles().examples(split) for split in ("train", "test"))
     assert (len(train), len(test)) == (60, 6)
