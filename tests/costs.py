@@ -86,6 +86,8 @@ SLOW = {
     "config/test_schema.py": 6,
     "training/test_checkpoints_of_ranks.py": 8,
     "envs/test_sandbox_attacks.py": 6,
+    "envs/test_sandbox_languages.py": 10,
+    "envs/test_sandbox_remote.py": 7,
     "plan/test_plan.py": 5,
     "envs/test_hostile_texts.py": 4,
     "training/test_compiled.py": 40,
