@@ -6,10 +6,17 @@ from typing import Any
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.data import Row, load_rows, parse_json
-from envs.sandbox.languages import command
 from envs.task import Completion, Example, Reward, Task, register
 from envs.verifiers.assertion_tests import COLUMNS
-from envs.verifiers.code import CodeOptions, Tests, code_reward, language_of, system_prompt, warm_up
+from envs.verifiers.code import (
+    CodeOptions,
+    Tests,
+    check_programs,
+    code_reward,
+    language_of,
+    system_prompt,
+    warm_up,
+)
 
 PROBLEM_COLUMNS = ("problem", "prompt", "question", "description")
 HUB_TESTS = ("public_tests", "private_tests", "generated_tests")
@@ -33,20 +40,15 @@ class Code(Task):
     def examples(self, split: str) -> Sequence[Example]:
         rows = load_rows(self.env, "deepmind/code_contests", None, split)
         examples = [self._example(row) for row in rows]
-        if self.env.sandbox != "remote":
-            for language in {self._language(example.answer) for example in examples}:
-                command(language)
+        check_programs(self.env, (example.answer for example in examples))
         return examples
 
     def _example(self, row: Row) -> Example:
         answer = tests_of(row)
-        language = self._language(answer)
+        language = language_of(Tests.parse(answer), self.options)
         problem = row.text(row.first_of(PROBLEM_COLUMNS)).strip()
         messages = self.messages(problem, system_prompt(language))
         return Example(messages, answer, row.index, row_data=self.row_data(row))
-
-    def _language(self, answer: Any) -> str:
-        return language_of(Tests.parse(answer), self.options)
 
     def reward(self, completion: Completion, example: Example) -> Reward:
         return code_reward(completion, example, self.env)

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,8 @@ from config.errors import ConfigError
 from config.values import at_least, one_of
 from envs.example import Completion, Example, Reward
 from envs.rewards import reward
-from envs.sandbox.languages import LANGUAGES, named
-from envs.sandbox.making import Programs, check_sandbox, make_sandbox
+from envs.sandbox.languages import LANGUAGES, command, named
+from envs.sandbox.making import REMOTE, Programs, check_sandbox, make_sandbox
 from envs.sandbox.sandbox import Limits, Run
 from envs.verifiers.assertion_tests import Assertions, failures, is_program
 from envs.verifiers.extract import after_thinking
@@ -76,7 +76,7 @@ class CodeOptions:
                 f"env.options.test_seconds={options.test_seconds}: must be above 0 and at most {longest:g}, "
                 f"{SHARE_OF_DEADLINE:.0%} of env.reward_timeout_s={env.reward_timeout_s:g}"
             )
-        if env.sandbox == "remote" and env.reward_timeout_s < REMOTE_REWARD_SECONDS:
+        if env.sandbox == REMOTE and env.reward_timeout_s < REMOTE_REWARD_SECONDS:
             raise ConfigError(
                 f"env.reward_timeout_s={env.reward_timeout_s:g}: with env.sandbox=remote it must be at least "
                 f"{REMOTE_REWARD_SECONDS:g}, so that a server that is slow to answer is no fault of a program"
@@ -255,6 +255,19 @@ def _sandbox(env: EnvConfig, options: CodeOptions, language: str) -> Programs:
         _sandboxes[key] = make_sandbox(env, limits, language)
         atexit.register(_sandboxes[key].close)
     return _sandboxes[key]
+
+
+def check_programs(env: EnvConfig, answers: Iterable[Any]) -> None:
+    """Checks what judging programs on these tests needs, at the start of a run.
+
+    Raises:
+        ConfigError: an option out of range; one of their languages has no interpreter here, where programs run here.
+    """
+    options = CodeOptions.of(env)
+    languages = {language_of(Tests.parse(answer), options) for answer in answers}
+    if env.sandbox != REMOTE:
+        for language in languages:
+            command(language)
 
 
 def warm_up(env: EnvConfig) -> None:

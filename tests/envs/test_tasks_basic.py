@@ -203,6 +203,17 @@ def test_jsonl_answers_are_mathematics_and_test_cases_are_run(tmp_path: Path) ->
     assert [score(judge, text, 1) for text in (right, wrong)] == [1.0, 0.0]
 
 
+def test_only_jsonl_rows_with_tests_need_what_programs_need(tmp_path: Path) -> None:
+    plain = written(tmp_path / "plain.jsonl", {"prompt": "?", "answer": "4"})
+    quick = task("jsonl", data_files=plain, reward_timeout_s=3.0)
+    quick.warm_up()
+    assert len(quick.examples("train")) == 1
+    cases = {"inputs": ["1"], "outputs": ["1"]}
+    tested = written(tmp_path / "tested.jsonl", {"prompt": "?", "test_cases": cases})
+    with pytest.raises(ConfigError, match=r"test_seconds=4.0: must be above 0 and at most 2.4"):
+        task("jsonl", data_files=tested, reward_timeout_s=3.0).examples("train")
+
+
 def test_jsonl_test_cases_are_checked(tmp_path: Path) -> None:
     path = written(tmp_path / "rows.jsonl", {"prompt": "?", "test_cases": {"inputs": ["1"], "outputs": []}})
     with pytest.raises(ConfigError, match=r"rows.jsonl:1: 1 inputs and 0 outputs"):
