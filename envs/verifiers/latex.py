@@ -7,7 +7,8 @@ from envs.verifiers.units import UNIT_LETTER, unit_in_words
 
 _SIZES = (
     "left right middle displaystyle textstyle scriptstyle limits nolimits "
-    "big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr"
+    "big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr "
+    "tiny small normalsize large Large LARGE huge Huge mathstrut strut"
 )
 _ALIASES = {
     **dict.fromkeys(_SIZES.split(), ""),
@@ -19,6 +20,7 @@ _ALIASES = {
     **dict.fromkeys(("varnothing", "emptyset"), "\\emptyset "),
     **dict.fromkeys(("lvert", "rvert", "vert", "mid"), "|"),
     **dict.fromkeys(("rm", "bf", "it", "pounds", "euro"), ""),
+    **dict.fromkeys(("enspace", "thinspace", "medspace", "thickspace"), " "),
     **dict.fromkeys(("lor", "vee"), " or "),
     **dict.fromkeys(("land", "wedge"), " and "),
     "lt": "<",
@@ -37,6 +39,10 @@ _COMMAND = re.compile(r"\\([a-zA-Z]+)\s*")
 _ESCAPED_TWICE = re.compile(
     r"\\\\(?=(?:left|right|[dt]?frac|sqrt|text|pi|cdot|times|leq?|geq?|infty|cup|boxed|in)(?![a-zA-Z]))"
 )
+_COLOUR = r"\\(?:text)?color(?:box)?\s*(?:\[[^\]]*\])?\{[^{}]*\}"
+_COLOURED = re.compile(rf"(?<![\^_]){_COLOUR}\s*\{{([^{{}}]*(?<!\\))\}}")
+_UNSEEN = re.compile(rf"{_COLOUR}|\\(?:[hv]space\*?|[hv]?phantom|tag\*?|label)\s*\{{[^{{}}]*\}}")
+_TWO_BRACES = re.compile(r"(?<!\\)\{\s*\{([^{}]*(?<!\\))\}\s*\}")
 _NO_SIDE = re.compile(r"\\(?:left|right)\s*\.")
 _SPACE = r"(?<!\\)\\[,;:!> ]"
 _STEPS: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
@@ -75,8 +81,9 @@ _STEPS: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
 """A mark without which there is nothing to do, what is replaced, and by what."""
 _WORDS = re.compile(
     r"\\(?:text|textbf|textit|textrm|textsf|texttt|textnormal|mathrm|mathbf|mathit|mathsf|boldsymbol|mbox|hbox"
-    r"|operatorname)\s*\{([^{}]*)\}"
+    r"|fbox|underline|emph|bm|ensuremath|operatorname)\s*\{([^{}]*)\}"
 )
+_FONTS_IN_FONTS = 3
 _MATRIX_NAMES = r"\{(?:array|matrix|smallmatrix)\}"
 _BRACKETED_ARRAY = re.compile(
     rf"[(\[]\s*\\begin{_MATRIX_NAMES}(?:\{{[lcr| ]*\}})?(.*?)\\end{_MATRIX_NAMES}\s*[)\]]", re.DOTALL
@@ -91,11 +98,11 @@ _SHORT_GROUP = re.compile(r"([\^_])\s*\{\s*([a-zA-Z0-9])\s*\}")
 _LOOSE_SPACE = re.compile(r"\s+(?![a-zA-Z0-9])|(?<![a-zA-Z0-9])\s+")
 _THOUSANDS = re.compile(r"(?<![\d.,_^])\d{1,3}(?:,\d{3})+(?![\d,])", re.ASCII)
 _EDGES = " \t\r\n*`'\"“”"
-_TRAILING = _EDGES + ".;,"
+_TRAILING = _EDGES + ".;,\\"
 
 
 def canonical(text: str) -> str:
-    """One spelling of a LaTeX or plain text: sizes, spacing, currency, per cent, degrees and fonts are gone.
+    """One spelling of a LaTeX or plain text: sizes, colours, spacing, currency, per cent, degrees and fonts go.
 
     A space stays only between two letters or digits, where it means something (`1 1/2`, `5 cm`).
     """
@@ -116,14 +123,18 @@ def canonical(text: str) -> str:
 
 
 def _without_commands(text: str) -> str:
-    """One name for commands that have several, without sizes and fonts."""
+    """One name for commands that have several, without sizes, fonts and colours."""
     if "\\begin" not in text:
         text = _ESCAPED_TWICE.sub(r"\\", text)
-    text = _COMMAND.sub(_alias, _NO_SIDE.sub("", text))
+    text = _COMMAND.sub(_alias, _NO_SIDE.sub("", _UNSEEN.sub("", _COLOURED.sub(r"\1", text))))
     if len(text) <= _LONGEST_ENVIRONMENT:
         text = _without_environments(text) if "\\begin" in text else _ROW_END.sub(", ", text)
-    text = UNIT_LETTER.sub(unit_in_words, text)
-    return _WORDS.sub(_spaced_words, text)
+    text = _TWO_BRACES.sub(r"{\1}", UNIT_LETTER.sub(unit_in_words, text))
+    for _ in range(_FONTS_IN_FONTS):
+        text, count = _WORDS.subn(_spaced_words, text)
+        if not count:
+            break
+    return text
 
 
 def _alias(found: re.Match[str]) -> str:
