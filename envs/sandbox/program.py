@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from envs.sandbox import isolation, syscall_filter
-from envs.sandbox.assertions import run_answer, run_tests
+from envs.sandbox.assertions.answer_side import run_answer
+from envs.sandbox.assertions.tests_side import run_tests
 
 READY = b"R"
 VALUE_FD = 3

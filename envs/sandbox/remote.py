@@ -27,8 +27,11 @@ ANSWER_SECONDS = 1.0
 PROBE_SECONDS = 20.0
 FIRST_PAUSE_SECONDS = 0.1
 """Before a request that the server could not take is sent again; each pause is twice as long as the one before."""
-BETWEEN = ("values", "pytest_module", "assertions")
-"""The modules of this folder that stand between tests and a program, each after those that it imports."""
+BETWEEN = (
+    *("values", "channel", "raised", "answer_side"),
+    *("stand_in", "pytest_module", "numpy_module", "tests_side"),
+)
+"""The modules of `envs.sandbox.assertions` that stand between tests and a program, each after those that it imports."""
 BUSY = (429, 500, 502, 503, 504)
 """HTTP statuses that pass."""
 PROBES = {"python": "print(6 * 7)", "bash": "echo $((6 * 7))", "javascript": "console.log(6 * 7)"}
@@ -76,12 +79,12 @@ class RemoteSandbox:
     def check(self, source: str, tests: dict[str, Any], wall_seconds: float | None = None) -> Run:
         """Runs tests that are Python code on the module; the value has a line of JSON for each test that ended.
 
-        tests: as `envs.sandbox.assertions.run_tests` takes it.
+        tests: as `envs.sandbox.assertions.tests_side.run_tests` takes it.
 
         Raises:
             SandboxError: as for `run`.
         """
-        texts = {module: _text(module) for module in BETWEEN}
+        texts = {module: _text(f"assertions/{module}") for module in BETWEEN}
         code = f"{_text('remote_side')}\n\ncheck({source!r}, {texts!r})\n"
         return self._behind_mark(code, {"tests": tests}, wall_seconds)
 

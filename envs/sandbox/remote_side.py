@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
+PACKAGE = "envs.sandbox.assertions"
 CAPABILITY_VERSION_3 = 0x20080522
 
 
@@ -49,18 +50,18 @@ def check(source: str, texts: dict[str, str]) -> None:
     The program's process is forked before the tests are read, loses root's rights where it has them, for good, and may
     not look into this one. It keeps its user, who may be the only one that can read Python's files.
 
-    texts: of the modules of `envs.sandbox` that stand between, by their names.
+    texts: of the modules of `envs.sandbox.assertions` that stand between, by their names.
     """
     import socket
 
-    for package in ("envs", "envs.sandbox"):
+    for package in ("envs", "envs.sandbox", PACKAGE):
         sys.modules[package] = ModuleType(package)
     for name, text in texts.items():
-        module = ModuleType(f"envs.sandbox.{name}")
-        setattr(sys.modules["envs.sandbox"], name, module)
+        module = ModuleType(f"{PACKAGE}.{name}")
+        setattr(sys.modules[PACKAGE], name, module)
         sys.modules[module.__name__] = module
         exec(compile(text, f"{name}.py", "exec"), vars(module))
-    between = vars(sys.modules["envs.sandbox.assertions"])
+    answer_side, tests_side = (vars(sys.modules[f"{PACKAGE}.{side}_side"]) for side in ("answer", "tests"))
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # nobody without capabilities can look in
     theirs, ours = socket.socketpair()
     preamble_read, preamble_write = os.pipe()
@@ -74,7 +75,7 @@ def check(source: str, texts: dict[str, str]) -> None:
         _drop_capabilities()
         with open(preamble_read, "rb") as file:
             preamble = file.read()
-        between["run_answer"](preamble, source.encode(), theirs.fileno())
+        answer_side["run_answer"](preamble, source.encode(), theirs.fileno())
     theirs.close()
     os.close(preamble_read)
     given = _given()
@@ -84,7 +85,7 @@ def check(source: str, texts: dict[str, str]) -> None:
     judge = os.fork()
     if judge == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        between["run_tests"](given["tests"], ours.fileno(), theirs_of_verdicts)
+        tests_side["run_tests"](given["tests"], ours.fileno(), theirs_of_verdicts)
     os.close(theirs_of_verdicts)
     ours.close()
     with open(verdicts, "rb") as file:

@@ -85,7 +85,7 @@ class Sandbox:
     def check(self, source: str, tests: dict[str, Any], wall_seconds: float | None = None) -> Run:
         """Runs tests that are Python code on the module; the value has a line of JSON for each test that ended.
 
-        tests: as `envs.sandbox.assertions.run_tests` takes it.
+        tests: as `envs.sandbox.assertions.tests_side.run_tests` takes it.
 
         Raises:
             SandboxError: as for `run`.

@@ -78,7 +78,8 @@ class Run:
 @dataclass(frozen=True)
 class Job:
     """A program and its input. arguments: a JSON array, where a function of the program is called. tests: Python code
-    that calls it, as `envs.sandbox.assertions.run_tests` takes it; their preamble runs before the program too."""
+    that calls it, as `envs.sandbox.assertions.tests_side.run_tests` takes it; their preamble runs before the program
+    too."""
 
     source: bytes
     wall_seconds: float
@@ -246,7 +247,7 @@ def _interpreter() -> list[str]:
 
 def _bubblewrap(limits: Limits, interpreter: Sequence[str]) -> list[str]:
     project = Path(__file__).resolve().parent
-    modules = [project.parent / "__init__.py", *sorted(project.glob("*.py"))]
+    modules = [project.parent / "__init__.py", *sorted(project.rglob("*.py"))]
     shown = isolation.program_paths(interpreter) if interpreter else []
     readable = [*isolation.readable_paths(), os.path.realpath(sys.executable), *map(str, modules), *shown]
     above = sorted({str(parent) for path in readable for parent in Path(path).parents} - {"/"})

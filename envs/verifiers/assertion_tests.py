@@ -11,6 +11,7 @@ from envs.sandbox.sandbox import Run
 COLUMNS = ("test", "test_list", "entry_point", "test_setup_code", "test_imports")
 """Of a row, what belongs to such tests; its `prompt` does where that is Python code."""
 
+MAY_PASS = ("test_imports", "test_setup_code")
 CAN_FAIL = (ast.Assert, ast.Call, ast.Raise)
 
 
@@ -19,11 +20,13 @@ class Assertions:
     """Python code that calls a program and asserts what comes back.
 
     sources: each is a test of its own. preamble: run before them, and before the program in its process: what the
-    problem itself defines. entry_point: what `candidate` is in the tests, such as `f` or `Solution().f`.
+    problem itself defines. setup: run before them, behind the program, which it may use. entry_point: what `candidate`
+    is in the tests, such as `f` or `Solution().f`.
     """
 
     sources: tuple[str, ...]
     preamble: str = ""
+    setup: str = ""
     entry_point: str | None = None
 
     @classmethod
@@ -50,16 +53,23 @@ class Assertions:
         if entry_point is not None and _defines(sources[0], "check"):
             sources = [f"{source}\n\ncheck(candidate)" for source in sources]
         imports = value.get("test_imports") or []
-        lines = [*(imports if isinstance(imports, list) else [imports]), value.get("test_setup_code") or ""]
+        setup = _code(value.get("test_setup_code") or "", "test_setup_code")
+        lines = [*(imports if isinstance(imports, list) else [imports]), *_imports(setup)]
         preamble = "\n".join(
             [_if_code(value.get("prompt")), *(_code(line, "test_imports") for line in lines)]
         )
-        return cls(tuple(sources), preamble.strip("\n"), entry_point)
+        return cls(tuple(sources), preamble.strip("\n"), setup, entry_point)
 
     def job(self, at_most: int | None, stop: bool) -> dict[str, Any]:
         """As `Sandbox.check` takes it."""
         sources = list(self.sources[:at_most])
-        return {"preamble": self.preamble, "tests": sources, "entry_point": self.entry_point, "all": stop}
+        return {
+            "preamble": self.preamble,
+            "setup": self.setup,
+            "tests": sources,
+            "entry_point": self.entry_point,
+            "all": stop,
+        }
 
 
 def _code(value: Any, column: str) -> str:
@@ -69,9 +79,16 @@ def _code(value: Any, column: str) -> str:
         tree = ast.parse(value)
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{column}: {error}: {value!r:.80}") from None
-    if column != "test_imports" and not any(isinstance(node, CAN_FAIL) for node in ast.walk(tree)):
+    if column not in MAY_PASS and not any(isinstance(node, CAN_FAIL) for node in ast.walk(tree)):
         raise ValueError(f"{column}: nothing in it can fail, so every program would pass: {value!r:.80}")
     return value
+
+
+def _imports(code: str) -> list[str]:
+    """The imports at the top of some code."""
+    return [
+        ast.unparse(node) for node in ast.parse(code).body if isinstance(node, (ast.Import, ast.ImportFrom))
+    ]
 
 
 def _if_code(prompt: Any) -> str:

@@ -22,6 +22,7 @@ from monitoring.events import read_events
 from rollout.engines.transformers_engine import TransformersEngine
 from tests.doctor.running import run
 from tests.scripts import rows
+from training.split_learner import SplitLearner
 
 SMALL = ("env.num_envs=8", "env.repeats=8")
 FEW = ("env.num_envs=2", "env.repeats=2")
@@ -167,10 +168,22 @@ REAL: dict[str, tuple[ModuleType, tuple[str, ...], set[str]]] = {
 
 
 def _slow(patch: pytest.MonkeyPatch) -> None:
-    step = TransformersEngine.step
-    patch.setattr(
-        TransformersEngine, "step", lambda engine, timeout: (time.sleep(0.02), step(engine, timeout))[1]
-    )
+    """A token takes an eighth of the learner's last step, so that a busy machine, where both are slow, is no excuse."""
+    token, update = TransformersEngine.step, SplitLearner.step
+    last = [0.1]
+
+    def timed(*arguments: Any) -> Any:
+        began = time.monotonic()
+        done = update(*arguments)
+        last[0] = time.monotonic() - began
+        return done
+
+    def slow(engine: TransformersEngine, timeout: float) -> Any:
+        time.sleep(last[0] / 8)
+        return token(engine, timeout)
+
+    patch.setattr(SplitLearner, "step", timed)
+    patch.setattr(TransformersEngine, "step", slow)
 
 
 def _biased(patch: pytest.MonkeyPatch) -> None:

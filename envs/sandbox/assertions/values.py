@@ -4,12 +4,15 @@ A value becomes a flat list of nodes, each `[kind, payload]`, in which container
 nests, and what is shared or cyclic stays so. Subclasses of plain types cross as the plain type, without their methods:
 a list that says it equals everything arrives as a list. Objects cross by the name of their class and their attributes
 and are rebuilt from the receiver's own class of that name; everything else crosses as a number that stands for it.
-Standard library only: this runs inside the sandbox.
+Numbers, dates and collections of the standard library cross as data too. Standard library only: this runs inside the
+sandbox.
 """
 
 import json
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterable
+from enum import Enum
+from functools import partial
 from typing import Any
 
 SEQUENCES: dict[str, Any] = {
@@ -19,8 +22,21 @@ SEQUENCES: dict[str, Any] = {
     "frozenset": frozenset,
     "deque": deque,
 }
-MUTABLE = ("list", "set", "deque", "dict", "object")
+FACTORIES = {factory.__name__: factory for factory in (int, float, str, bool, list, dict, set, tuple)}
+"""Of a `defaultdict` that stays one."""
+DICTIONARIES: dict[str, Any] = {
+    "dict": dict,
+    "Counter": Counter,
+    "OrderedDict": OrderedDict,
+    **{f"defaultdict of {name}": partial(defaultdict, factory) for name, factory in FACTORIES.items()},
+}
+MUTABLE = ("list", "set", "deque", "object", *DICTIONARIES)
+VIEWS: dict[type, str] = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 MAX_NODES = 1_000_000
+UNREADABLE = (
+    *(ArithmeticError, AttributeError, ImportError, LookupError),
+    *(RecursionError, TypeError, ValueError),
+)
 
 Standing = Callable[[Any], int | None]
 """The number that stands for a value which cannot cross, or may not be known there; None where there is none."""
@@ -60,7 +76,7 @@ def encoded(
     place(value)
     while waiting:
         number, each = waiting.pop()
-        node = _scalar(each) or _container(each, place) or _object(each, place, standing)
+        node = _scalar(each) or _of_library(each) or _container(each, place) or _object(each, place, standing)
         was = (known or {}).get(id(each))
         nodes[number] = node if was is None else [*node, was]
     return json.dumps(nodes), members
@@ -85,16 +101,68 @@ def _scalar(value: Any) -> list[Any] | None:
 
 
 def _container(value: Any, place: Callable[[Any], int]) -> list[Any] | None:
+    fields = _fields(type(value))
+    if fields is not None:
+        return ["namedtuple", [type(value).__name__, fields, list(map(place, tuple.__iter__(value)))]]
     for kind, cls in SEQUENCES.items():
         if isinstance(value, cls):
             return [kind, [place(member) for member in cls.__iter__(value)]]
     if isinstance(value, dict):
-        return ["dict", [[place(key), place(dict.__getitem__(value, key))] for key in dict.__iter__(value)]]
+        return [
+            _dictionary(value),
+            [[place(key), place(dict.__getitem__(value, key))] for key in dict.__iter__(value)],
+        ]
+    view = VIEWS.get(type(value))
+    if view is not None:
+        return [view, [[place(each) for each in pair] if view == "items" else place(pair) for pair in value]]
     return None
 
 
+def _fields(cls: type) -> list[str] | None:
+    """The names of a named tuple's members; None of any other class."""
+    fields = vars(cls).get("_fields")
+    return list(fields) if issubclass(cls, tuple) and isinstance(fields, tuple) else None
+
+
+def _dictionary(value: dict[Any, Any]) -> str:
+    if type(value) is defaultdict and value.default_factory in FACTORIES.values():
+        return f"defaultdict of {getattr(value.default_factory, '__name__', '')}"
+    return type(value).__name__ if type(value) in (Counter, OrderedDict) else "dict"
+
+
+def _of_library(value: Any) -> list[Any] | None:
+    """A number or a date of the standard library, as the arguments that make it again."""
+    parts = LIBRARY.get((type(value).__module__, type(value).__name__))
+    if parts is None:
+        return None
+    return ["library", [type(value).__module__, type(value).__name__, [str(part) for part in parts(value)]]]
+
+
+LIBRARY: dict[tuple[str, str], Callable[[Any], tuple[Any, ...]]] = {
+    ("decimal", "Decimal"): lambda value: (value,),
+    ("fractions", "Fraction"): lambda value: (value,),
+    ("datetime", "date"): lambda value: (value.isoformat(),),
+    ("datetime", "time"): lambda value: (value.isoformat(),),
+    ("datetime", "datetime"): lambda value: (value.isoformat(),),
+    ("datetime", "timedelta"): lambda value: (value.days, value.seconds, value.microseconds),
+    ("uuid", "UUID"): lambda value: (value,),
+}
+
+
+def _made_by_library(module: str, name: str, parts: list[Any]) -> Any:
+    if (module, name) not in LIBRARY:
+        raise Unknown(f"a value of the type {module}.{name} cannot cross")
+    cls = getattr(__import__(module), name)
+    if name == "timedelta":
+        return cls(*map(int, parts))
+    return cls.fromisoformat(*parts) if module == "datetime" else cls(*parts)
+
+
 def _object(value: Any, place: Callable[[Any], int], standing: Standing) -> list[Any]:
-    attributes, name, number = _attributes(value), type(value).__name__, standing(value)
+    name, number = type(value).__name__, standing(value)
+    if isinstance(value, Enum):
+        return ["enum", [name, value.name, number]]
+    attributes = _attributes(value)
     if attributes is not None:
         return ["object", [name, [[key, place(held)] for key, held in attributes.items()], number]]
     if number is None:
@@ -137,7 +205,7 @@ class Decoded:
             self.value = self._at(0)
             while self.filling:
                 self._fill(self.filling.pop())
-        except (ValueError, TypeError, KeyError, IndexError, RecursionError, AttributeError) as error:
+        except UNREADABLE as error:
             raise Unknown(f"a value that cannot be read: {type(error).__name__}: {error}") from None
 
     def _at(self, number: int) -> Any:
@@ -151,15 +219,23 @@ class Decoded:
             return SCALARS[kind](payload)
         if kind == "standing":
             return self.stood(int(payload[0]), str(payload[1]))
+        if kind == "library":
+            return _made_by_library(*payload)
         if kind in ("tuple", "frozenset"):
             return SEQUENCES[kind](self._at(member) for member in payload)
+        if kind == "namedtuple":
+            return self._named_tuple(*payload)
+        if kind in VIEWS.values():
+            return self._view(kind, payload)
+        if kind == "enum":
+            return self._member(*payload)
         if kind not in MUTABLE:
             raise Unknown(f"a value of the kind {kind!r} cannot cross")
         self.filling.append(number)
         if was is not None and was in self.originals:
             return self.originals[was]
         if kind != "object":
-            return {} if kind == "dict" else SEQUENCES[kind]()
+            return DICTIONARIES[kind]() if kind in DICTIONARIES else SEQUENCES[kind]()
         cls = self.classes(str(payload[0]))
         if cls is None:
             self.filling.pop()
@@ -168,14 +244,34 @@ class Decoded:
             return self.stood(int(payload[2]), str(payload[0]))
         return object.__new__(cls)
 
+    def _named_tuple(self, name: str, fields: list[str], members: list[int]) -> Any:
+        own = self.classes(name)
+        cls: Any = own if own is not None and _fields(own) == fields else namedtuple(name, fields)
+        return tuple.__new__(cls, map(self._at, members))
+
+    def _view(self, kind: str, members: list[Any]) -> Any:
+        if kind == "items":
+            return {self._at(key): self._at(value) for key, value in members}.items()
+        if kind == "keys":
+            return dict.fromkeys(map(self._at, members)).keys()
+        return dict(enumerate(map(self._at, members))).values()
+
+    def _member(self, name: str, member: str, standing: int | None) -> Any:
+        own = self.classes(name)
+        if own is not None and issubclass(own, Enum):
+            return own[member]
+        if standing is None:
+            raise Unknown(f"there is no class {name!r} on the other side")
+        return self.stood(int(standing), name)
+
     def _fill(self, number: int) -> None:
         kind, payload = self.nodes[number][:2]
         made = self.made[number]
         if kind == "object":
             vars(made).clear()
             vars(made).update((str(name), self._at(held)) for name, held in payload[1])
-        elif kind == "dict":
-            pairs = [(self._at(key), self._at(value)) for key, value in payload]
+        elif kind in DICTIONARIES:
+            pairs = {self._at(key): self._at(value) for key, value in payload}
             made.clear()
             made.update(pairs)
         else:

@@ -166,7 +166,11 @@ def module() -> ModuleType:
 
 def found_tests(names: Mapping[str, Any], new: Iterator[str] | list[str]) -> list[Callable[[], None]]:
     """What pytest would run of the names that a test file has defined: functions, methods and `unittest` classes."""
-    fixtures = {name: value for name, value in names.items() if FIXTURE in getattr(value, "__dict__", {})}
+    fixtures = {
+        name: value
+        for name, value in names.items()
+        if isinstance(value, FunctionType) and FIXTURE in vars_of(value)
+    }
     found: list[Callable[[], None]] = []
     for name in new:
         value = names[name]
