@@ -3,15 +3,16 @@
     python benchmarks/puzzles.py [--rows 10] [--only boxnet rush_hour]
 
 `oracle`: rows whose right answer scores full marks: the library's own; where it has none, an example of its metadata
-or what a solver here finds. `wrong`: texts of `SENSELESS` that score full marks, of so many `asked`. `p99`: the 99th
-percentile of the seconds of a verdict, in brackets the slowest; the deadline is `env.reward_timeout_s=10`.
+or what a solver here finds. `wrong`: texts that score full marks, of so many `asked`: those of `SENSELESS`, the right
+answer "or" that of another row, and code that would leave a file behind if a scorer ran it. `p99`: the 99th percentile
+of the seconds of a verdict, in brackets the slowest; the deadline is `env.reward_timeout_s=10`.
 """
 
 import argparse
-import itertools
 import json
 import statistics
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -44,6 +45,8 @@ SENSELESS = (
     ),
     *("a b c", "1e999", "9" * 5000, "(" * 2000, "None of the above", "True\nFalse", "yes and no"),
 )
+TRACE = Path(tempfile.gettempdir()) / f"a-scorer-ran-this-{time.time_ns()}"
+CODE = f"__import__('pathlib').Path({str(TRACE)!r}).touch()"
 COMPOSITE = [{"name": "chain_sum", "weight": 2}, {"name": "leg_counting", "weight": 1}]
 
 
@@ -76,6 +79,13 @@ def solve_boxnet(metadata: dict[str, Any]) -> str:
                 row, column = row + down, column + right
             plan.append({f"Agent[{row}, {column}]": f"move({box}, target_{colour})"})
     return json.dumps(plan)
+
+
+def solve_integral(metadata: dict[str, Any]) -> str:
+    """The library gives some integrals back as they are."""
+    import sympy
+
+    return str(sympy.integrate(sympy.sympify(metadata["integrand"]), sympy.Symbol(metadata["variable"])))
 
 
 SIDE, EXIT_ROW = 6, 2
@@ -120,16 +130,17 @@ def _moves_to(cars: Cars, came: dict[Cars, tuple[Cars, str] | None]) -> Iterator
 
 SOLVERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "boxnet": solve_boxnet,
+    "intermediate_integration": solve_integral,
     "graph_color": example_of("possible_answer"),
     "propositional_logic": example_of("example_answer"),
     "rubiks_cube": example_of("example_correct_answer"),
     "rush_hour": solve_rush_hour,
 }
-"""For generators whose rows have no answer."""
+"""For generators of which some rows have no answer."""
 
 
 def right_answer(entry: dict[str, Any]) -> str:
-    if entry["answer"] is not None:
+    if entry["answer"] is not None and "Integral(" not in str(entry["answer"]):
         return str(entry["answer"])
     return SOLVERS[entry["metadata"]["source_dataset"]](entry["metadata"])
 
@@ -156,14 +167,18 @@ def judged(name: str, rows: int) -> tuple[int, list[str], int, list[float]]:
         return reward.score
 
     examples = task.examples("train")
-    right = sum(score(right_answer(example.answer), example) >= 1.0 for example in examples)
+    answers = [right_answer(example.answer) for example in examples]
+    right = sum(score(*pair) >= 1.0 for pair in zip(answers, examples, strict=True))
     asked, fooled = 0, []
-    for example, text in itertools.product(examples, SENSELESS):
-        if _is_the_answer(text, example.answer["answer"]):
-            continue
-        asked += 1
-        if score(text, example) >= 1.0:
-            fooled.append(text[:20])
+    for example, answer in zip(examples, answers, strict=True):
+        other = next((each for each in answers if each != answer), "17")
+        for text in (*SENSELESS, f"{answer} or {other}", CODE):
+            if _is_the_answer(text, example.answer["answer"]):
+                continue
+            asked += 1
+            if score(text, example) >= 1.0 or TRACE.exists():
+                fooled.append(text[:20])
+                TRACE.unlink(missing_ok=True)
     return right, fooled, asked, seconds
 
 

@@ -1,11 +1,12 @@
-"""Puzzles that the reasoning-gym library generates, judged by the library's own scorers."""
+"""Puzzles that the reasoning-gym library generates, judged by the library's own scorers and `puzzle_rules`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.task import Completion, Example, Reward, Task, register
+from envs.tasks.puzzle_rules import deserves_full_marks, may_be_scored
 from envs.verifiers.extract import tagged
 from envs.verifiers.rules import RULES
 
@@ -17,33 +18,6 @@ COMPOSITE = "composite"
 """The generator that draws from others."""
 TEST_SEED = 1_000_003
 """Added to the seed for the test split; puzzles that the training split has too are left out of it."""
-
-
-def _same_word(given: str, answer: str) -> bool:
-    return given.casefold() == answer.casefold()
-
-
-def _near(given: str, answer: str) -> bool:
-    """Within a hundredth of the answer. What is not written as a number or a quotient is left to the library."""
-    try:
-        above, _, below = given.partition("/")
-        value = float(above) / float(below or 1)
-    except (ValueError, ZeroDivisionError):
-        return True
-    return abs(value - float(answer)) <= 0.01 * abs(float(answer))
-
-
-def _holds_a_number(given: str, answer: str) -> bool:
-    return "nan" not in given.casefold()
-
-
-STRICTER: dict[str, Callable[[str, str], bool]] = {
-    "coin_flip": _near,
-    "complex_arithmetic": _holds_a_number,
-    "game_of_life_halting": _same_word,
-}
-"""What must hold too where the library's scorer (0.1.19) gives full marks to 0 for any small probability, to nan, and
-to any text for either of True and False."""
 
 
 @register("reasoning_gym")
@@ -107,19 +81,21 @@ class ReasoningGym(Task):
         given = tagged(completion.text)
         if not given:
             return Reward(0.0, {"accuracy": 0.0, "format": 0.0})
-        generator = self.generator
+        generator = str(self.generator)
         if generator == COMPOSITE:
             generator = example.answer["metadata"]["source_dataset"]
         scorer = get_score_answer_fn(generator)
         answer = example.answer["answer"]
+        if not may_be_scored(generator, given, example.answer):
+            return Reward(0.0, {"accuracy": 0.0, "format": 1.0})
         try:
             score = float(scorer(given, example.answer))
         except Exception:
             if answer is not None and float(scorer(answer, example.answer)) < 1.0:
                 raise
             return Reward(0.0, {"accuracy": 0.0, "format": 1.0}, outcome="invalid")
-        if generator in STRICTER and not STRICTER[generator](given, answer):
-            score = 0.0
+        if score >= 1.0:
+            score = float(deserves_full_marks(generator, given, example.answer))
         return Reward(score, {"accuracy": score, "format": 1.0})
 
     def warm_up(self) -> None:

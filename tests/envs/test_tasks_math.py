@@ -200,22 +200,6 @@ def test_reasoning_gym_oracle(name: str) -> None:
         assert accuracy(judge, example, "<answer>nonsense</answer>") < 0.5
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [("game_of_life_halting", "perhaps"), ("coin_flip", "0"), ("complex_arithmetic", "nan")],
-)
-def test_reasoning_gym_gives_nothing_where_its_scorer_is_too_kind(name: str, wrong: str) -> None:
-    from reasoning_gym import get_score_answer_fn
-
-    made = puzzles(name=name, num_rows=12)
-    rows = list(made.examples("train"))
-    assert any(get_score_answer_fn(name)(wrong, row.answer) == 1.0 for row in rows)
-    for row in rows:
-        answer = row.answer["answer"]
-        assert made.reward(Completion(f"<answer>{wrong}</answer>"), row).score == 0.0
-        assert made.reward(Completion(f"<answer>{answer}</answer>"), row).score == 1.0
-
-
 def test_an_answer_that_a_scorer_without_a_solution_stumbles_over_is_invalid() -> None:
     made = puzzles(name="boxnet", num_rows=3)
     for row in made.examples("train"):

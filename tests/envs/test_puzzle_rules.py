@@ -1,0 +1,155 @@
+"""Puzzles of reasoning-gym whose scorers run what they are given, or give full marks to what is wrong."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.puzzles import right_answer
+from config.env import EnvConfig
+from envs.task import Completion, Example, Task, make_task
+
+pytest.importorskip("reasoning_gym")
+
+Wrong = Callable[[dict[str, Any]], str]
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "coin_flip": {"num_rows": 40},
+    "figlet_font": {"min_word_len": 11, "max_word_len": 12},
+}
+"""Of generators whose scorer is too kind to few rows at its defaults."""
+
+
+def puzzles(name: str, rows: int = 10) -> tuple[Task, list[Example]]:
+    options = {"name": name, "num_rows": rows, **OPTIONS.get(name, {})}
+    task = make_task(EnvConfig(dataset="reasoning_gym", options=options))
+    return task, list(task.examples("train"))
+
+
+def score(task: Task, example: Example, text: str) -> float:
+    return task.reward(Completion(f"<think>so</think><answer>{text}</answer>"), example).score
+
+
+EVALUATED = (
+    *("binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication"),
+    *("puzzle24", "simple_integration", "spiral_matrix", "string_insertion"),
+)
+
+
+@pytest.mark.parametrize("name", EVALUATED)
+def test_no_answer_is_run_as_a_program(name: str, tmp_path: Path) -> None:
+    from reasoning_gym import get_score_answer_fn
+
+    task, rows = puzzles(name)
+    trace = tmp_path / "trace"
+    code = f"__import__('pathlib').Path({str(trace)!r}).touch()"
+    get_score_answer_fn(name)(code, rows[0].answer)
+    assert trace.exists()  # so the library itself runs it
+    trace.unlink()
+    for text in (
+        code,
+        f"[{code}]",
+        f"1 + {code}",
+        f"sqrt({code})",
+        f"sqrt(x=1, y={code})",
+        f"({code}, 1)[1]",
+    ):
+        assert score(task, rows[0], text) == 0.0
+        assert not trace.exists()
+
+
+@pytest.mark.parametrize("name", EVALUATED)
+def test_what_a_scorer_knows_is_no_answer(name: str) -> None:
+    task, rows = puzzles(name)
+    for text in ("oracle_answer", "[oracle_answer]", "entry", "valid_solutions[0]", "self", "9**9**9**9"):
+        assert score(task, rows[0], text) <= 0.05  # what the scorers of expressions give for trying
+
+
+def other_numbers(entry: dict[str, Any]) -> str:
+    return "4*6*1*1" if sorted(entry["metadata"]["numbers"]) != [1, 1, 4, 6] else "8*3*1*1"
+
+
+def beyond_the_exit(entry: dict[str, Any]) -> str:
+    return f"{right_answer(entry)} A+9"
+
+
+def off_by(amount: float) -> Wrong:
+    def wrong(entry: dict[str, Any]) -> str:
+        values = [float(value) for value in json.loads(entry["answer"].replace("'", '"'))]
+        return json.dumps([str(value + amount) for value in values])
+
+    return wrong
+
+
+KIND: dict[str, tuple[Wrong, ...]] = {
+    "advanced_geometry": (lambda entry: entry["answer"] + ", 3",),
+    "coin_flip": (lambda entry: "0", lambda entry: "0.", lambda entry: entry["answer"][:3]),
+    "complex_arithmetic": (lambda entry: "nan",),
+    "figlet_font": (lambda entry: entry["answer"] + "x",),
+    "fraction_simplification": (lambda entry: entry["answer"] + " or $1/2$",),
+    "game_of_life": (lambda entry: json.dumps([*json.loads(entry["answer"]), [1]]),),
+    "game_of_life_halting": (lambda entry: "perhaps",),
+    "gsm_symbolic": (
+        lambda entry: f"-{entry['answer']}",
+        lambda entry: f"{entry['answer']} or {float(entry['answer']) + 2}",
+        lambda entry: f"{entry['answer']}, {float(entry['answer']) + 1}",
+    ),
+    "intermediate_integration": (
+        lambda entry: f"Integral({entry['metadata']['integrand']}, {entry['metadata']['variable']})",
+        lambda entry: f"{entry['answer']} or 1",
+    ),
+    "letter_jumble": (lambda entry: entry["answer"] + " and more",),
+    "number_format": (lambda entry: str(float(entry["answer"].replace(",", "")) + 0.005),),
+    "number_sorting": (off_by(0.9), off_by(-0.1)),
+    "polynomial_equations": (lambda entry: entry["answer"] + ", none",),
+    "polynomial_multiplication": (lambda entry: f"{entry['answer']} or 1",),
+    "puzzle24": (other_numbers, lambda entry: "24 + 0*1*1", lambda entry: "(7*7 - 1/2)/2 + 1/7"),
+    "quantum_lock": (lambda entry: "Press " + entry["answer"],),
+    "rush_hour": (beyond_the_exit,),
+    "sokoban": (lambda entry: entry["answer"] + " or not",),
+    "spell_backward": (lambda entry: entry["answer"] + "x",),
+    "time_intervals": (lambda entry: entry["answer"] + " or so",),
+    "word_sorting": (lambda entry: entry["answer"] + ", zebra",),
+}
+"""By generator, wrong answers to which the library's scorer gives full marks in some rows."""
+
+
+@pytest.mark.parametrize("name", sorted(KIND))
+def test_a_wrong_answer_has_no_full_marks(name: str) -> None:
+    from reasoning_gym import get_score_answer_fn
+
+    task, rows = puzzles(name)
+    scorer = get_score_answer_fn(name)
+    fooled = 0
+    for wrong in KIND[name]:
+        for row in rows:
+            text = wrong(row.answer)
+            if text == row.answer["answer"]:
+                continue
+            fooled += float(scorer(text, row.answer)) >= 1.0
+            assert score(task, row, text) < 1.0, text
+    assert fooled > 0
+
+
+@pytest.mark.parametrize("name", sorted({*KIND, *EVALUATED}))
+def test_the_right_answer_has_full_marks(name: str) -> None:
+    task, rows = puzzles(name)
+    for row in rows:
+        assert score(task, row, right_answer(row.answer)) >= 1.0, row.answer["answer"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("gsm_symbolic", "{} eggs, that is {}"),
+        ("word_sorting", " {} "),
+        ("letter_jumble", "  {}"),
+    ],
+)
+def test_words_around_the_right_answer_may_stay(name: str, text: str) -> None:
+    task, rows = puzzles(name)
+    for row in rows:
+        assert score(task, row, text.replace("{}", row.answer["answer"])) >= 1.0
