@@ -1,6 +1,8 @@
 """Puzzles that the reasoning-gym library generates, judged by the library's own scorers and `puzzle_rules`."""
 
-from collections.abc import Sequence
+import functools
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from config.env import EnvConfig
@@ -33,7 +35,7 @@ class ReasoningGym(Task):
         super().__init__(env)
         self.system_prompt = RULES["think_answer_tags"].system_prompt
         self.weights = {"accuracy": 1.0, "format": 0.0}
-        self.generator = env.options.get("name")
+        self.generator = str(env.options.get("name"))
         self.settings = {key: value for key, value in env.options.items() if key not in OWN_OPTIONS}
         known = _generators()
         if self.generator not in known:
@@ -59,13 +61,8 @@ class ReasoningGym(Task):
         return [self._example(index, entry) for index, entry in enumerate(entries)]
 
     def _generate(self, rows: int, seed: int) -> list[dict[str, Any]]:
-        import reasoning_gym
-
         try:
-            settings = self.settings
-            if self.generator == COMPOSITE:
-                settings = {**settings, "datasets": _specifications(settings.get("datasets"))}
-            return list(reasoning_gym.create_dataset(self.generator, size=rows, seed=seed, **settings))
+            return list(_made(self.generator, self.settings, rows, seed))
         except (TypeError, ValueError, AssertionError) as error:
             raise ConfigError(f"env.options of reasoning_gym name={self.generator}: {error}") from error
 
@@ -76,15 +73,13 @@ class ReasoningGym(Task):
         return Example(self.messages(entry["question"].strip()), entry, index, row_data=self.kept(columns))
 
     def reward(self, completion: Completion, example: Example) -> Reward:
-        from reasoning_gym import get_score_answer_fn
-
         given = tagged(completion.text)
         if not given:
             return Reward(0.0, {"accuracy": 0.0, "format": 0.0})
-        generator = str(self.generator)
+        generator = self.generator
         if generator == COMPOSITE:
             generator = example.answer["metadata"]["source_dataset"]
-        scorer = get_score_answer_fn(generator)
+        scorer = _scorer(self.generator, json.dumps(self.settings))
         answer = example.answer["answer"]
         if not may_be_scored(generator, given, example.answer):
             return Reward(0.0, {"accuracy": 0.0, "format": 1.0})
@@ -99,7 +94,30 @@ class ReasoningGym(Task):
         return Reward(score, {"accuracy": score, "format": 1.0})
 
     def warm_up(self) -> None:
-        _generators()
+        _scorer(self.generator, json.dumps(self.settings))
+
+
+def _made(generator: str, settings: dict[str, Any], rows: int, seed: int) -> Any:
+    """The library's data set.
+
+    Raises:
+        TypeError, ValueError, AssertionError: settings that the generator does not take.
+    """
+    import reasoning_gym
+
+    if generator == COMPOSITE:
+        settings = {**settings, "datasets": _specifications(settings.get("datasets"))}
+    return reasoning_gym.create_dataset(generator, size=rows, seed=seed, **settings)
+
+
+@functools.cache
+def _scorer(generator: str, settings: str) -> Callable[[str, dict[str, Any]], float]:
+    """Once a process, for some read dictionaries; with the settings, for some scorers ask whether numbers are in range.
+
+    settings: JSON.
+    """
+    score: Callable[[str, dict[str, Any]], float] = _made(generator, json.loads(settings), 1, 0).score_answer
+    return score
 
 
 def _specifications(given: Any) -> list[Any]:

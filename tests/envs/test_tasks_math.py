@@ -3,6 +3,7 @@
 import json
 import logging
 import pickle
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,18 @@ def test_reasoning_gym_splits_are_disjoint_and_seeded() -> None:
     assert [e.messages for e in puzzles(seed=1).examples("train")] != [e.messages for e in train]
 
 
+def test_a_scorer_knows_the_options_of_its_generator() -> None:
+    from reasoning_gym import get_score_answer_fn
+
+    made = puzzles(name="decimal_arithmetic", num_rows=5, max_num_decimal_places=8)
+    by_default = get_score_answer_fn("decimal_arithmetic")
+    for row in made.examples("train"):
+        right = Decimal(row.answer["answer"])
+        off = str(right + Decimal("0.0005"))
+        assert by_default(off, row.answer) == 1.0
+        assert [accuracy(made, row, f"<answer>{text}</answer>") for text in (right, off)] == [1.0, 0.0]
+
+
 def test_reasoning_gym_refuses_what_the_library_does_not_know() -> None:
     with pytest.raises(ConfigError, match=r"env.options.name='nothing': not a generator.*leg_counting"):
         puzzles(name="nothing")
@@ -259,7 +272,7 @@ def test_a_scorer_that_fails_on_an_answer_makes_it_invalid(monkeypatch: pytest.M
             raise RuntimeError("scorer")
         return float(given == entry["answer"])
 
-    monkeypatch.setattr("reasoning_gym.get_score_answer_fn", lambda name: scorer)
+    monkeypatch.setattr("envs.tasks.reasoning_gym._scorer", lambda generator, settings: scorer)
     assert judge.reward(Completion("<answer>bad</answer>"), example).outcome == "invalid"
     broken = Example(example.messages, {**example.answer, "answer": "bad"}, 0)
     with pytest.raises(RuntimeError, match="scorer"):
