@@ -39,7 +39,7 @@ def anybodys() -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix="attacked-", dir="/var/tmp"))  # not /tmp, which sandboxes hide
     made.chmod(0o755)
     ours = [ROOT / path for path in MODULES]
-    for path in [*ours, *(ROOT / "envs/sandbox").glob("*.py"), ROOT / "tests/envs/sandbox_attacker.py"]:
+    for path in [*ours, *(ROOT / "envs/sandbox").rglob("*.py"), ROOT / "tests/envs/sandbox_attacker.py"]:
         target = made / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target)
