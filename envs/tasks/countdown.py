@@ -4,14 +4,13 @@ import ast
 import operator
 import random
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.task import Completion, Example, Reward, Task, register
-from envs.verifiers.expressions import NOT_ARITHMETIC, parse, value
+from envs.verifiers.expressions import makes, parse
 
 OPTIONS = {"num_rows": 10_000, "min_numbers": 3, "max_numbers": 4, "max_number": 99, "max_target": 999}
 FORMAT_SCORE = 0.1
@@ -80,16 +79,6 @@ class Countdown(Task):
 
 def reaches(expression: str, numbers: Sequence[int], target: int) -> bool:
     """Whether the expression is + - * / without signs over exactly these whole numbers, and equals the target."""
-    if len(expression) > MAX_CHARACTERS:
+    if len(expression) > MAX_CHARACTERS or not makes(expression, numbers, target):
         return False
-    try:
-        tree = parse(expression.strip())
-        hit = value(tree) == target
-    except NOT_ARITHMETIC:
-        return False
-    nodes = list(ast.walk(tree))
-    used = [node.value for node in nodes if isinstance(node, ast.Constant)]
-    plain = all(type(number) is int for number in used) and not any(
-        isinstance(node, ast.UnaryOp) for node in nodes
-    )
-    return hit and plain and Counter(used) == Counter(numbers)
+    return not any(isinstance(node, ast.UnaryOp) for node in ast.walk(parse(expression.strip())))

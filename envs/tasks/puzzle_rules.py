@@ -7,12 +7,11 @@ marks to answers that are wrong: these must meet a rule of this file too.
 import ast
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from envs.verifiers.expressions import NOT_ARITHMETIC, parse, value
+from envs.verifiers.expressions import NOT_ARITHMETIC, makes, parse, value
 
 Entry = Mapping[str, Any]
 Rule = Callable[[str, Entry], bool]
@@ -130,25 +129,14 @@ def _holds_a_number(given: str, entry: Entry) -> bool:
     return "nan" not in given.casefold()
 
 
-def _reaches(given: str, numbers: list[int], target: int) -> bool:
-    """Whether an expression has exactly these whole numbers and this exact value."""
-    try:
-        tree = parse(given.strip())
-        hit = value(tree) == target
-    except NOT_ARITHMETIC:
-        return False
-    used = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    return hit and all(type(number) is int for number in used) and Counter(used) == Counter(numbers)
-
-
 def _makes_24(given: str, entry: Entry) -> bool:
     """The scorer takes any four numbers in the range, and cuts off what is behind the point."""
-    return _reaches(given, entry["metadata"]["numbers"], 24)
+    return makes(given, entry["metadata"]["numbers"], 24)
 
 
 def _makes_target(given: str, entry: Entry) -> bool:
     """The scorer is content with a hundred-thousandth."""
-    return _reaches(given, entry["metadata"]["numbers"], entry["metadata"]["target"])
+    return makes(given, entry["metadata"]["numbers"], entry["metadata"]["target"])
 
 
 def _one_fraction(given: str, entry: Entry) -> bool:

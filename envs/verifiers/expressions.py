@@ -1,7 +1,8 @@
 """The exact value of an expression of plain arithmetic, with the work that it may cost bounded."""
 
 import ast
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from operator import add, mul, sub, truediv
@@ -39,6 +40,17 @@ def value(node: ast.expr, operations: Mapping[type[ast.operator], Operation] = F
     if isinstance(node, ast.BinOp) and type(node.op) in operations:
         return operations[type(node.op)](value(node.left, operations), value(node.right, operations))
     raise ValueError(f"not allowed: {type(node).__name__}")
+
+
+def makes(expression: str, numbers: Sequence[int], wanted: int) -> bool:
+    """Whether an expression has exactly these whole numbers, each as often, and exactly this value."""
+    try:
+        tree = parse(expression.strip())
+        hit = value(tree) == wanted
+    except NOT_ARITHMETIC:
+        return False
+    used = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    return hit and all(type(number) is int for number in used) and Counter(used) == Counter(numbers)
 
 
 def _number(written: int | float) -> Fraction:

@@ -161,6 +161,7 @@ def depth(node): return 0 if node is None else 1 + max(depth(node.left), depth(n
             "assert same(len) is len",
         ]),
         ("def sum(a, b): return a + b", ["assert sum(1, 2) == 3"]),
+        ("import math\ndef f(x): return x + 1e-12", ["assert math.isclose(f(1), 1)"]),
     ],
 )  # fmt: skip
 def test_a_program_is_used_as_in_one_process(sandbox: Sandbox, program: str, tests: list[str]) -> None:
@@ -247,6 +248,8 @@ def f(x): return Any()
             "f(1) == pytest.approx(3)", "pytest.approx(3) == f(1)", "math.isclose(f(1), 3)", "numpy.allclose(f(1), 3)",
         )),
         ("def f(x): return 0\ndef abs(x): return 0", "assert abs(f(1) - 3) < 1e-6"),
+        ("def f(x): return 0\ndef abs(x): return 0", "import solution\nassert abs(solution.f(1) - 3) < 1e-6"),
+        ("def f(x): return 0\nclass math:\n    def isclose(*given): return True", "assert math.isclose(f(1), 3)"),
         ("def all(x): return True\ndef f(x): return 0", "assert all(f(x) == 3 for x in [1])"),
         ("class approx: pass\ndef f(x):\n    near = approx()\n"
          "    near.expected, near.relative, near.absolute = 0, None, 9\n    return near",

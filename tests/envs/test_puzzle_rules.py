@@ -106,6 +106,7 @@ KIND: dict[str, tuple[Wrong, ...]] = {
     "number_sorting": (off_by(0.9), off_by(-0.1)),
     "polynomial_equations": (lambda entry: entry["answer"] + ", none",),
     "polynomial_multiplication": (lambda entry: f"{entry['answer']} or 1",),
+    "simple_integration": (lambda entry: f"{entry['answer']} or 1",),
     "puzzle24": (other_numbers, lambda entry: "24 + 0*1*1", lambda entry: "(7*7 - 1/2)/2 + 1/7"),
     "quantum_lock": (lambda entry: "Press " + entry["answer"],),
     "rush_hour": (beyond_the_exit,),
@@ -132,6 +133,18 @@ def test_a_wrong_answer_has_no_full_marks(name: str) -> None:
             fooled += float(scorer(text, row.answer)) >= 1.0
             assert score(task, row, text) < 1.0, text
     assert fooled > 0
+
+
+def test_countdown_is_reached_exactly() -> None:
+    from reasoning_gym import get_score_answer_fn
+
+    task, (row, *_) = puzzles("countdown")
+    entry = {**row.answer, "metadata": {**row.answer["metadata"], "numbers": [1000, 1001], "target": 1001001}}
+    assert get_score_answer_fn("countdown")("1000*1001", entry) == 1.0
+    near = Example(row.messages, entry, row.row)
+    assert score(task, near, "1000*1001") == 0.0
+    exact = {**entry, "metadata": {**entry["metadata"], "target": 1001000}}
+    assert score(task, Example(row.messages, exact, row.row), "1000*1001") == 1.0
 
 
 @pytest.mark.parametrize("name", sorted({*KIND, *EVALUATED}))

@@ -131,20 +131,8 @@ def _between(name: str) -> Any:
 
 
 for _name in (
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
+    *("eq", "ne", "lt", "le", "gt", "ge"),
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
 ):
     setattr(StandIn, f"__{_name}__", _between(_name))
 for _name, _method in (("and_", "and"), ("or_", "or"), ("xor", "xor")):

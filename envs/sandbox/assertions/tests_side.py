@@ -13,6 +13,7 @@ a list sees that list changed, as it would in one process. Standard library only
 
 import ast
 import builtins
+import importlib
 import json
 import os
 import sys
@@ -102,22 +103,23 @@ class Tests:
         self.offered = dict(self.channel.receive().get("names", {}))
         if entry_point is not None:
             self.names["candidate"] = self.names[entry_point] = self.ask("lookup", entry_point)
-        for name in self._wanted([setup, *sources], entry_point):
-            self.names[name] = self.found(name)
+        written = "\n".join((setup, *sources))
+        for name in self._wanted(written, entry_point):
+            self.names[name] = (
+                importlib.import_module(name) if name in _modules(written) else self.found(name)
+            )
         sys.modules["solution"] = _module(self)
         sys.modules["pytest"] = pytest_module.module()
         sys.modules["numpy"] = numpy_module.module()
         exec(compile(setup, "setup.py", "exec"), self.names)
 
-    def _wanted(self, sources: Sequence[str], entry_point: str | None) -> set[str]:
+    def _wanted(self, written: str, entry_point: str | None) -> set[str]:
         """Names of the program that stand in the tests. One of Python's own only if no other does: a program may be
         asked for its own `sum`, but must not put an `abs` in the place of the tests'."""
-        used = {name for source in sources for name in _names(source)}
+        used = {node.id for node in ast.walk(ast.parse(written)) if isinstance(node, ast.Name)}
         found = used.intersection(self.offered).difference(self.names)
         plain = {name for name in found if not hasattr(builtins, name)}
-        if plain or entry_point is not None or any(_imports_solution(source) for source in sources):
-            return plain
-        return found
+        return plain if plain or entry_point is not None or "solution" in written else found
 
     def found(self, name: str) -> Any:
         """What the program calls so."""
@@ -147,14 +149,11 @@ def _said(error: BaseException) -> str:
         return type(error).__name__
 
 
-def _names(source: str) -> set[str]:
-    return {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
-
-
-def _imports_solution(source: str) -> bool:
-    return any(
-        isinstance(node, ast.ImportFrom) and node.module == "solution" for node in ast.walk(ast.parse(source))
-    )
+def _modules(written: str) -> set[str]:
+    """Modules of Python that tests use, as `math` in `math.isclose`: where they leave the import to the program, it
+    must not put a `math` of its own in their place."""
+    used = {node.value for node in ast.walk(ast.parse(written)) if isinstance(node, ast.Attribute)}
+    return {node.id for node in used if isinstance(node, ast.Name)}.intersection(sys.stdlib_module_names)
 
 
 def _module(tests: Tests) -> ModuleType:
