@@ -102,7 +102,7 @@ class Lengths:
 
         def forced(prompt: tuple[int, ...], group_id: int) -> Request:
             request = plain(prompt, group_id)
-            return request._replace(sampling=replace(request.sampling, max_tokens=self.of(group_id)))
+            return replace(request, sampling=replace(request.sampling, max_tokens=self.of(group_id)))
 
         generation.request = forced  # type: ignore[method-assign]
 

@@ -49,23 +49,13 @@ LIMIT_S = 5.0
 SAMPLING, NO_TIMES = Sampling(), Times(0.0, 0.0, 0.0)
 
 
-class Numbered(int):
-    """A prompt that is its row, and nothing else."""
-
-    __slots__ = ()
-
-    @property
-    def row(self) -> int:
-        return self
-
-
 class NumberedGroup:
     """A group that is its prompt and its version."""
 
     __slots__ = ("example", "in_place_of", "version")
     success_rate = 0.0
 
-    def __init__(self, example: Numbered, version: int) -> None:
+    def __init__(self, example: int, version: int) -> None:
         self.example = example
         self.version = version
 
@@ -77,9 +67,9 @@ class Numbers:
         self.example = example
         self.drawn = 0
 
-    def draw(self, count: int) -> list[Any]:
-        self.drawn += count
-        return [self.example(row) for row in range(self.drawn - count, self.drawn)]
+    def draw_one(self) -> Any:
+        self.drawn += 1
+        return self.example(self.drawn - 1)
 
     def observe(self, example: Example, success: float) -> None:
         pass
@@ -184,7 +174,8 @@ class Simulation:
         self.max_age = max_age
         self.engines = Engines(workers, seed)
         self.loop = EngineLoop(self.engines, timeout=3600.0, wait_timeout=3600.0)
-        self.source = Numbers((lambda row: Example((), "", row)) if records else Numbered)
+        self.source = Numbers((lambda row: Example((), "", row)) if records else lambda row: row)
+        self.row: Callable[[Any], int] = (lambda example: example.row) if records else lambda row: row
         self.prompts = PromptQueue(self.source)  # type: ignore[arg-type]
         self.buffer: GroupBuffer[Group] = GroupBuffer(
             self.batch, max_age, 1, capacity=2 * self.batch, keep_order=stale == "wait"
@@ -208,15 +199,15 @@ class Simulation:
         self.cpu_s = time.thread_time() - began - self.engines.simulated_s
         self.loop.close()
 
-    def _before_step(self) -> bool:
+    def _before_step(self) -> None:
         """The learner, whose thread is as fast as can be; then groups begin in the room that it made."""
         while True:
             began = time.thread_time()
             self._learn()
             self.engines.simulated_s += time.thread_time() - began
-            begun = self.begin()
-            if begun or self.stream.groups_in_flight or self._finished.is_set():
-                return begun
+            self.begin()
+            if self.stream.groups_in_flight or self._finished.is_set():
+                return
             self.engines.clock = self.engines.until  # nothing is generated before the learner is done
 
     def _learn(self) -> None:
@@ -240,7 +231,7 @@ class Simulation:
         self.engines.simulated_s -= time.thread_time() - began
         if batch is None:
             return False
-        self.consumed += [group.example.row for group in batch]
+        self.consumed += [self.row(group.example) for group in batch]
         age = self.engines.version - min(group.version for group in batch)
         assert age <= self.max_age, f"a group of age {age} was consumed"
         self.oldest = max(self.oldest, age)
@@ -253,7 +244,7 @@ class Simulation:
     def check(self) -> None:
         """Nothing is lost and nothing comes twice."""
         waiting = self.stream.outstanding() + list(self.prompts.returned)
-        accounted = self.consumed + [example.row for example in waiting]
+        accounted = self.consumed + [self.row(example) for example in waiting]
         assert len(accounted) == len(set(accounted)) == self.source.drawn, "a prompt is lost or doubled"
         assert set(accounted) == set(range(self.source.drawn))
 

@@ -52,7 +52,7 @@ class Verdict:
         return self.outcome != "error"
 
 
-@dataclass
+@dataclass(slots=True)
 class SampledCompletion:
     """One sampled completion: every token of it, who wrote it, and what became of it.
 

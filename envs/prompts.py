@@ -75,7 +75,10 @@ class PromptSource:
         Raises:
             ConfigError: when no row of a data set passes `keep`.
         """
-        return [self.members[self.sources.next()].draw() for _ in range(count)]
+        return [self.draw_one() for _ in range(count)]
+
+    def draw_one(self) -> Example:
+        return self.members[self.sources.next()].draw()
 
     def observe(self, example: Example, success: float) -> None:
         """Remember a group's success rate, 0 to 1: `env.difficulty` and `env.curriculum` decide by it."""
@@ -138,7 +141,7 @@ class PromptQueue:
         return [self.begin_one() for _ in range(count)]
 
     def begin_one(self) -> tuple[int, Example]:
-        example = self.returned.popleft() if self.returned else self.source.draw(1)[0]
+        example = self.returned.popleft() if self.returned else self.source.draw_one()
         self.next_group_id += 1
         return self.next_group_id - 1, example
 

@@ -127,7 +127,8 @@ def _append(whole: SampledCompletion, more: SampledCompletion, sampled: bool) ->
 def _next_turn(request: Request, row: int, turn: int, whole: SampledCompletion) -> Request:
     """One more turn of a completion: its prompt is all that there is of it."""
     room = request.sampling.max_tokens - len(whole.token_ids)
-    return request._replace(
+    return replace(
+        request,
         prompt=(*request.prompt, *whole.token_ids),
         n=1,
         sampling=replace(request.sampling, max_tokens=room),

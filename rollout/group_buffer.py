@@ -56,24 +56,21 @@ class GroupBuffer(Generic[Group]):
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition(self._lock)
-        self._pushed_at = self.first_batch
+        self._bound(self.first_batch)
 
     def admit(self) -> int | None:
         """The sequence number of a group that starts now; None where no more may."""
         with self._lock:
             sequence = self.admitted
-            if self.ready >= self.capacity:
-                return None
-            if self._version_at(sequence - self.dropped) - self.version > self.max_age:
+            if len(self._ready) >= self.capacity or sequence - self.dropped >= self._admissible:
                 return None
             self.admitted += 1
             return sequence
 
-    def _version_at(self, sequence: int) -> int:
-        """The trainer's version at the batch that the group of this sequence number is meant for: the present one, and
-        the pushes that are due between the batch at the last push and that one."""
-        batch = self.first_batch + sequence // self.batch_groups
-        return self.version + batch // self.batches_per_version - self._pushed_at // self.batches_per_version
+    def _bound(self, next_batch: int) -> None:
+        """Groups may start up to the last batch of the newest version that is `max_age` above the present one."""
+        versions = next_batch // self.batches_per_version + self.max_age + 1
+        self._admissible = (versions * self.batches_per_version - self.first_batch) * self.batch_groups
 
     @property
     def ready(self) -> int:
@@ -88,7 +85,8 @@ class GroupBuffer(Generic[Group]):
         """A finished group; `version` is the oldest that drew one of its tokens."""
         with self._lock:
             heapq.heappush(self._ready, (sequence, version, group))
-            self._changed.notify_all()
+            if len(self._batch) + len(self._ready) >= self.batch_groups:
+                self._changed.notify_all()
 
     def take(
         self,
@@ -118,25 +116,22 @@ class GroupBuffer(Generic[Group]):
 
     def take_now(self, give_back: Callable[[Group], None]) -> list[Group] | None:
         """As `take`, but None where it would wait."""
-        had = self.taken
-        try:
-            return self._take_now(give_back)
-        finally:
-            if self.taken > had:
-                self.made_room()
-
-    def _take_now(self, give_back: Callable[[Group], None]) -> list[Group] | None:
         with self._lock:
-            while len(self._batch) < self.batch_groups:
-                if not self._ready or (self.keep_order and self._ready[0][0] != self.taken):
-                    return None
-                _, version, group = heapq.heappop(self._ready)
+            had, ready = self.taken, self._ready
+            while len(self._batch) < self.batch_groups and ready:
+                if self.keep_order and ready[0][0] != self.taken:
+                    break
+                _, version, group = heapq.heappop(ready)
                 self.taken += 1
                 if self.version - version > self.max_age:
                     self.dropped += 1
                     give_back(group)
                 else:
                     self._batch.append(group)
+            if self.taken > had:
+                self.made_room()
+            if len(self._batch) < self.batch_groups:
+                return None
             batch, self._batch = self._batch, []
             return batch
 
@@ -154,7 +149,7 @@ class GroupBuffer(Generic[Group]):
         """The trainer's weights have a new version: more groups may start."""
         with self._lock:
             self.version = version
-            self._pushed_at = self.first_batch + (self.taken - self.dropped) // self.batch_groups
+            self._bound(self.first_batch + (self.taken - self.dropped) // self.batch_groups)
             self._changed.notify_all()
         self.made_room()
 

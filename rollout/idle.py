@@ -20,16 +20,19 @@ class IdleClock:
         self._since: float | None = None
         self._seconds = 0.0
 
-    @contextmanager
-    def idle(self) -> Iterator[None]:
+    def begin(self) -> None:
+        """A span begins, or goes on."""
         with self._lock:
-            self._since = self._clock()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._count(self._clock())
-                self._since = None
+            if self._since is None:
+                self._since = self._clock()
+
+    def end(self) -> None:
+        """The span ends, if there is one."""
+        if self._since is None:  # asked a step; only the thread that begins spans ends them
+            return
+        with self._lock:
+            self._count(self._clock())
+            self._since = None
 
     @contextmanager
     def interrupted(self) -> Iterator[None]:

@@ -1,12 +1,13 @@
 """The asyncio loop that engines, graders and groups share. One thread drives it: the caller's, or one of its own.
 
-    groups (coroutines)                     pump (one task, for ever)
-    ───────────────────                     ─────────────────────────
+    groups (coroutines)                     pump (a callback of the loop, again and again)
+    ───────────────────                     ──────────────────────────────────────────────
     await generate(request) ── submit ──▶   engine.step          waits 0.05 s at most for a response
-                            ◀─ tokens ───
+                            ◀─ tokens ───   the group goes on at once, up to its next await
     await judge(completions) ─ submit ──▶   graders polled       waits as long, where no engine has anything to do
-                            ◀─ verdicts ─
-    await anything else (a tool, HTTP) ◀─   yields to all that is ready; nothing pending: waits for a submit
+                            ◀─ verdicts ─   the group goes on at once
+    await anything else (a tool, HTTP) ◀─   ends as soon as asyncio has anything else to do, or after a millisecond;
+                                            with nothing pending it is not called again before a submit
 
     in lockstep                             in overlap
     ───────────                             ──────────
@@ -24,6 +25,7 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
@@ -34,10 +36,12 @@ from envs.group import SampledCompletion, Verdict
 from envs.task import Completion, Example
 from rollout.engines.sampler import Request, SteppedEngine
 from rollout.generate import Judge
+from rollout.giving_loop import GivingLoop
 from rollout.idle import IdleClock
 
 Result = TypeVar("Result")
 _STEP_S = 0.05
+_PASS_S = 0.001
 _LOOK_S = 0.5
 _END_S = 30.0
 
@@ -69,17 +73,19 @@ class EngineLoop:
         self.wait_timeout = wait_timeout
         self.idle = IdleClock()
         self.on_failure: Callable[[BaseException], None] = lambda error: None
-        self.before_step: Callable[[], bool] = lambda: False
+        self.before_step: Callable[[], None] = lambda: None
         self._ids = count()
         self._generating: dict[int, asyncio.Future[list[SampledCompletion]]] = {}
         self._judging: list[tuple[Grader, Ticket, asyncio.Future[list[Verdict]]]] = []
         self._progressed = 0.0
-        self._loop = asyncio.new_event_loop()
-        self._wake = asyncio.Event()
+        self._woken = False
+        self._loop = GivingLoop()
+        self.future: Callable[[], asyncio.Future[Any]] = partial(asyncio.Future, loop=self._loop)
+        self.give = self._loop.give
         self._failure: asyncio.Future[None] = self._loop.create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._thread: threading.Thread | None = None
-        self._pumping = self._loop.create_task(self._watched(self._pump))
+        self._pumping: asyncio.Handle | None = self._loop.call_soon(self._pump)
 
     # -- for groups, in the loop
 
@@ -89,11 +95,11 @@ class EngineLoop:
         self.engine.submit(Request(own, request.prompt, request.n, request.sampling, request.seed))
         if not self._generating:
             self._progressed = time.monotonic()
-            self._wake.set()
-        future: asyncio.Future[list[SampledCompletion]] = self._loop.create_future()
-        self._generating[own] = future
+            self._resume()
+        answer: asyncio.Future[list[SampledCompletion]] = self.future()
+        self._generating[own] = answer
         try:
-            return await future
+            return await answer
         except asyncio.CancelledError:
             self._generating.pop(own, None)  # what the engine still finishes of it is dropped
             raise
@@ -104,10 +110,10 @@ class EngineLoop:
         async def judge(completions: Sequence[Completion], examples: Sequence[Example]) -> list[Verdict]:
             ticket = grader.submit(completions, examples)
             if ticket.missing:
-                future: asyncio.Future[list[Verdict]] = self._loop.create_future()
-                self._judging.append((grader, ticket, future))
-                self._wake.set()
-                return await future
+                answer: asyncio.Future[list[Verdict]] = self.future()
+                self._judging.append((grader, ticket, answer))
+                self._resume()
+                return await answer
             verdicts = grader.poll(ticket)
             assert verdicts is not None
             return list(verdicts)
@@ -116,41 +122,63 @@ class EngineLoop:
 
     def spawn(self, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """A task that nobody awaits; if it fails, so does everything that the loop runs."""
-        self._tasks.add(self._loop.create_task(self._watched(begin)))
+        task = self._loop.create_task(begin())
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
 
-    async def _watched(self, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Not a callback of the task's end, which costs one more turn of the loop a group."""
-        try:
-            await begin()
-        except (asyncio.CancelledError, GeneratorExit):
-            raise
-        except BaseException as error:
-            if not self._failure.done():
-                self._failure.set_exception(error)
-                self._failure.exception()  # else asyncio complains of one that nobody asked for
-                self.on_failure(error)
-        task = asyncio.current_task()
-        assert task is not None
+    def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
 
-    async def _pump(self) -> None:
+    def _fail(self, error: BaseException) -> None:
+        if not self._failure.done():
+            self._failure.set_exception(error)
+            self._failure.exception()  # else asyncio complains of one that nobody asked for
+            self.on_failure(error)
+
+    def _resume(self) -> None:
+        """Have the pump called, unless it is about to be."""
+        if self._pumping is None:
+            self.idle.end()
+            self._pumping = self._loop.call_soon(self._pump)
+            self._loop.due = False  # what is there already comes before the pump
+
+    def _pump(self) -> None:
+        try:
+            pending = self._advance()
+        except BaseException as error:
+            self._fail(error)
+            return
+        self._pumping = None
+        if pending or self._woken:
+            self._resume()
+
+    def _advance(self) -> bool:
+        """Steps for as long as asyncio has nothing else to do; false where nothing is pending."""
+        end, once = time.monotonic() + _PASS_S, self._loop.due
+        self._loop.due = False
         while True:
-            if self.before_step():
-                await asyncio.sleep(0)  # what was begun is submitted before the step
+            self._woken = False
+            self.before_step()
+            if self._loop.due:
+                return True  # what was begun is submitted before the step
             if self._generating:
-                self._step()
-                self._poll(0.0)
-                await asyncio.sleep(0)
+                now = self._step()
+                if self._judging:
+                    self._poll(0.0)
             else:
-                with self.idle.idle():
-                    if self._judging:
-                        self._poll(_STEP_S)
-                        await asyncio.sleep(0)
-                    else:
-                        self._wake.clear()
-                        await self._wake.wait()
+                self.idle.begin()
+                if not self._judging:
+                    return False
+                self._poll(_STEP_S)
+                self.idle.end()
+                now = time.monotonic()
+            if once or self._loop.due or now > end:
+                return True
 
-    def _step(self) -> None:
+    def _step(self) -> float:
+        """The time after it."""
         responses = self.engine.step(_STEP_S)
         now = time.monotonic()
         if responses:
@@ -161,19 +189,20 @@ class EngineLoop:
                 f"finish any of {len(self._generating)} requests"
             )
         for response in responses:
-            future = self._generating.pop(response.request_id, None)
-            if future is not None and not future.done():
-                future.set_result(response.completions)
+            answer = self._generating.pop(response.request_id, None)
+            if answer is not None:
+                self.give(answer, response.completions)
+        return now
 
     def _poll(self, timeout: float) -> None:
         self._judging = [waiting for waiting in self._judging if not waiting[2].done()]
         for grader, ticket in {id(grader): (grader, ticket) for grader, ticket, _ in self._judging}.values():
             grader.poll(ticket, timeout)
             timeout = 0.0
-        for grader, ticket, future in self._judging:
+        for grader, ticket, answer in tuple(self._judging):
             verdicts = None if ticket.missing else grader.poll(ticket)
             if verdicts is not None:
-                future.set_result(list(verdicts))
+                self.give(answer, list(verdicts))
 
     # -- for whoever drives it, or another thread while its own does
 
@@ -265,7 +294,9 @@ class EngineLoop:
 
     def wake(self) -> None:
         """Have `before_step` called soon; from any thread."""
-        self._loop.call_soon_threadsafe(self._wake.set)
+        self._woken = True
+        if self._pumping is None:  # else it looks before it sleeps
+            self._loop.call_soon_threadsafe(self._resume)
 
     @contextmanager
     def thread(self) -> Iterator[None]:
@@ -300,6 +331,8 @@ class EngineLoop:
     def close(self) -> None:
         """Ends all tasks; the engine is the caller's."""
         if not self._loop.is_running():  # its thread may hang
+            if self._pumping is not None:
+                self._pumping.cancel()
             self._end(lambda: asyncio.all_tasks(self._loop))
             self._loop.close()
 

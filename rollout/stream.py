@@ -27,14 +27,8 @@ from rollout.generate import Generation
 from rollout.group_buffer import GroupBuffer
 from rollout.loop import EngineLoop
 
-
-@dataclass(slots=True, eq=False)
-class _Place:
-    """sequence: in the order of admission, which a replacement keeps. example: of the group that is made for it now."""
-
-    sequence: int
-    group_id: int
-    example: Example
+_Place = tuple[int, int, Example]
+"""Its number in the order of admission, the id of the group that is made there, and its example."""
 
 
 @dataclass(eq=False)
@@ -57,7 +51,7 @@ class Stream:
     attempts: int = 10
     _generating: int = 0
     _stale: list[Group] = field(default_factory=list)
-    _places: set[_Place] = field(default_factory=set)
+    _flying: dict[int, Example] = field(default_factory=dict)
     _waiting: list[asyncio.Future[_Place]] = field(default_factory=list)
     _admits: bool = True
     _thread: ExitStack = field(default_factory=ExitStack)
@@ -77,10 +71,10 @@ class Stream:
 
     def __exit__(self, *exception: object) -> None:
         """Ends the thread after its current step; the prompts of groups that no batch has taken are handed back."""
-        self.buffer.made_room, self.loop.before_step = lambda: None, lambda: False
+        self.buffer.made_room, self.loop.before_step = lambda: None, lambda: None
         self._thread.__exit__(*exception)  # type: ignore[arg-type]
         self.prompts.returned += self.outstanding()
-        self._places.clear()
+        self._flying.clear()
         self._waiting.clear()
 
     def _made_room(self) -> None:
@@ -91,7 +85,7 @@ class Stream:
     @property
     def groups_in_flight(self) -> int:
         """Groups that are generated or judged now."""
-        return len(self._places)
+        return len(self._flying)
 
     def idle_share(self) -> float:
         """Share of the time since the last call in which no engine had anything to do."""
@@ -113,19 +107,16 @@ class Stream:
 
     def outstanding(self) -> list[Example]:
         """Examples that no batch has taken, those of ready groups first; to be asked in the loop."""
-        flying = sorted(self._places, key=lambda place: place.sequence)
-        return [group.example for group in self.buffer.contents()] + [place.example for place in flying]
+        flying = [example for _, example in sorted(self._flying.items())]
+        return [group.example for group in self.buffer.contents()] + flying
 
-    def _begin(self) -> bool:
-        """Begin groups until the engines are full or the buffer wants no more; whether there was room for any."""
-        began = False
+    def _begin(self) -> None:
+        """Begin groups until the engines are full or the buffer wants no more."""
         while place := self._next_place():
             if self._waiting:
-                self._waiting.pop().set_result(place)
+                self.loop.give(self._waiting.pop(), place)
             else:
                 self.loop.spawn(partial(self._fill_places, place))
-            began = True
-        return began
 
     def _next_place(self) -> _Place | None:
         """One more, if the engines and the buffer have room."""
@@ -136,39 +127,37 @@ class Stream:
         if sequence is None:
             return None
         self._admits = True
-        place = _Place(sequence, *self._draw())
-        self._places.add(place)
-        return place
+        return self._draw(sequence)
 
-    def _draw(self) -> tuple[int, Example]:
+    def _draw(self, sequence: int) -> _Place:
         self._generating += 1
-        return self.prompts.begin_one()
+        group_id, example = self.prompts.begin_one()
+        self._flying[sequence] = example
+        return sequence, group_id, example
 
     def _drawn(self) -> None:
         self._generating -= 1
 
     async def _fill_places(self, place: _Place) -> None:
-        """One after the other, as there is room."""
+        """One after the other, as there is room. Groups are made in a place until one is wanted: the buffer gets it."""
+        drawn = self._drawn
         while True:
-            await self._fill(place)
+            sequence, group_id, example = place
+            refused: Group | None = None
+            for left in range(self.attempts, -1, -1):
+                group = await self.generation.run_group(example, group_id, drawn)
+                self.prompts.observe(group.example, group.success_rate)
+                group.in_place_of = refused
+                if not left or self.wants(group):
+                    break
+                refused = group
+                _, group_id, example = self._draw(sequence)
+            del self._flying[sequence]
+            self.buffer.put(sequence, group.version, group)
             place = self._next_place() or await self._given()
 
     def _given(self) -> asyncio.Future[_Place]:
         """The place that will be given to a task that waits."""
-        future: asyncio.Future[_Place] = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
-        return future
-
-    async def _fill(self, place: _Place) -> None:
-        """Make groups until one is wanted, which goes into the buffer."""
-        refused: Group | None = None
-        for left in range(self.attempts, -1, -1):
-            group = await self.generation.run_group(place.example, place.group_id, self._drawn)
-            self.prompts.observe(group.example, group.success_rate)
-            group.in_place_of = refused
-            if not left or self.wants(group):
-                break
-            refused = group
-            place.group_id, place.example = self._draw()
-        self._places.remove(place)
-        self.buffer.put(place.sequence, group.version, group)
+        answer: asyncio.Future[_Place] = self.loop.future()
+        self._waiting.append(answer)
+        return answer

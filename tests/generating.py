@@ -25,9 +25,9 @@ class Listed:
         self.observed: list[tuple[Example, float]] = []
         self._next = 0
 
-    def draw(self, count: int) -> list[Example]:
-        self._next += count
-        return self.examples[self._next - count : self._next]
+    def draw_one(self) -> Example:
+        self._next += 1
+        return self.examples[self._next - 1]
 
     def observe(self, example: Example, success: float) -> None:
         self.observed.append((example, success))

@@ -36,10 +36,14 @@ class Dispatch:
         self.window = window
         self.waiting: deque[Request] = deque()
         self._times_lost: dict[int, int] = {}
-        self._assigned: OrderedDict[int, Assigned] = OrderedDict()  # the longest there first
+        self._assigned: OrderedDict[int, tuple[Request, int, float]] = (
+            OrderedDict()
+        )  # the longest there first
         self._held: dict[int, set[int]] = {}
         self._load: dict[int, int] = {}
-        self._by_load: list[tuple[int, int]] = []  # a heap of (load, engine); outdated entries are skipped
+        self._by_load: list[
+            tuple[int, int]
+        ] = []  # a heap of (load, engine) without full ones; outdated are skipped
 
     @property
     def in_flight(self) -> int:
@@ -62,7 +66,7 @@ class Dispatch:
         """The engine is gone. Its groups, which are now the first to be assigned again."""
         self._load.pop(engine, None)
         held = sorted(self._held.pop(engine, ()))
-        back = [self._assigned.pop(request_id).request for request_id in held]
+        back = [self._assigned.pop(request_id)[0] for request_id in held]
         self.waiting.extendleft(reversed(back))
         for request_id in held:
             self._times_lost[request_id] = self._times_lost.get(request_id, 0) + 1
@@ -77,12 +81,15 @@ class Dispatch:
         given: dict[int, list[Request]] = {}
         while self.waiting:
             engine, request = self._least_loaded(), self.waiting[0]
-            if engine is None or (self._held[engine] and self._load[engine] + request.n > self.window):
+            if engine is None:
+                break
+            held, load = self._held[engine], self._load[engine] + request.n
+            if held and load > self.window:
                 break
             self.waiting.popleft()
-            self._assigned[request.request_id] = Assigned(request, engine, now)
-            self._held[engine].add(request.request_id)
-            self._set_load(engine, self._load[engine] + request.n)
+            self._assigned[request.request_id] = request, engine, now
+            held.add(request.request_id)
+            self._set_load(engine, load)
             given.setdefault(engine, []).append(request)
         return given
 
@@ -93,12 +100,12 @@ class Dispatch:
             return False
         held.remove(request_id)
         self._times_lost.pop(request_id, None)
-        self._set_load(engine, self._load[engine] - self._assigned.pop(request_id).request.n)
+        self._set_load(engine, self._load[engine] - self._assigned.pop(request_id)[0].n)
         return True
 
     def longest(self) -> Assigned | None:
         """The group that has been on an engine for the longest time."""
-        return next(iter(self._assigned.values()), None)
+        return next((Assigned(*assigned) for assigned in self._assigned.values()), None)
 
     def clear(self) -> None:
         """Forget every group and every engine."""
@@ -110,8 +117,10 @@ class Dispatch:
 
     def _set_load(self, engine: int, load: int) -> None:
         self._load[engine] = load
+        if load >= self.window:
+            return
         if len(self._by_load) > 8 * len(self._load):
-            self._by_load = [(load, engine) for engine, load in self._load.items()]
+            self._by_load = [(load, engine) for engine, load in self._load.items() if load < self.window]
             heapq.heapify(self._by_load)
         else:
             heapq.heappush(self._by_load, (load, engine))

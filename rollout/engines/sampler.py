@@ -13,7 +13,7 @@ weights never knows which one it is:
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
@@ -21,7 +21,8 @@ from config.errors import DeadlineError
 from envs.group import SampledCompletion, Sampling
 
 
-class Request(NamedTuple):
+@dataclass(slots=True)
+class Request:
     """One prompt whose `n` completions are wanted: one group.
 
     `seed` fixes every random draw of the request: equal seeds and weights give equal tokens, whatever else

@@ -12,12 +12,16 @@ def test_a_span_is_divided_where_somebody_asks() -> None:
     now = 0.0
     clock = IdleClock(lambda: now)
     now = 6.0
-    with clock.idle():
-        now = 8.0
-        assert clock.share() == pytest.approx(2 / 8)
-        now = 10.0
-        assert clock.share() == 1.0
-        now = 11.0
+    clock.begin()
+    now = 8.0
+    assert clock.share() == pytest.approx(2 / 8)
+    now = 10.0
+    assert clock.share() == 1.0
+    now = 10.5
+    clock.begin()  # it goes on
+    now = 11.0
+    clock.end()
+    clock.end()
     now = 14.0
     assert clock.share() == pytest.approx(1 / 4)
     assert clock.share() == 0.0
@@ -28,9 +32,10 @@ def test_no_share_is_above_one_and_no_second_is_lost() -> None:
     clock, begun, ending = IdleClock(), threading.Event(), threading.Event()
 
     def stand_idle() -> None:
-        with clock.idle():
-            begun.set()
-            ending.wait()
+        clock.begin()
+        begun.set()
+        ending.wait()
+        clock.end()
 
     thread = threading.Thread(target=stand_idle)
     thread.start()

@@ -271,3 +271,73 @@ def test_engines_without_anything_to_do_are_idle() -> None:
         assert loop.idle.share() > 0.9
         loop.call(lambda: (loop.idle.share(), time.sleep(0.05)))
         assert loop.idle.share() < 0.9
+
+
+def test_what_is_awaited_beside_goes_on_while_steps_are_short() -> None:
+    """A timer and a socket are looked at about every millisecond, however many steps that are."""
+    engine = ScriptedEngine()
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readline())
+        writer.close()
+
+    async def ask() -> bytes:
+        drawing = asyncio.ensure_future(loop.generate(request(1)))
+        async with asyncio.timeout(30), await asyncio.start_server(reply, "127.0.0.1", 0) as server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            await asyncio.sleep(0.01)
+            writer.write(b"what\n")
+            answer = await reader.readline()
+            writer.close()
+        engine.answer(1)
+        await drawing
+        return answer
+
+    with looped(engine) as loop:
+        assert loop.run(ask()) == b"what\n"
+    assert len(engine.timeouts) > 3
+
+
+def test_it_is_stepped_once_a_pass_while_asyncio_has_anything_to_do() -> None:
+    """So what comes of a completion by several passes is there after as many steps, whatever the clock says."""
+    engine, steps = ScriptedEngine(), []
+
+    async def passing(count: int) -> None:
+        for _ in range(count):
+            await asyncio.sleep(0)
+
+    async def hop() -> None:
+        drawing = asyncio.ensure_future(loop.generate(request(1)))
+        await passing(3)
+        for count in (1, 5, 20):
+            before = len(engine.timeouts)
+            await passing(count)
+            steps.append(len(engine.timeouts) - before)
+        engine.answer(1)
+        await drawing
+
+    with looped(engine) as loop:
+        loop.run(hop())
+    assert steps == [1, 5, 20]
+
+
+def test_a_wake_up_that_comes_when_it_has_looked_and_does_not_sleep_yet_is_not_lost() -> None:
+    looks: list[float] = []
+
+    with looped(ScriptedEngine()) as loop:
+
+        def look() -> None:
+            looks.append(time.monotonic())
+            if len(looks) == 1:
+                other = threading.Thread(target=loop.wake)
+                other.start()
+                other.join()
+
+        loop.before_step = look
+        loop.run(asyncio.sleep(0.01))
+        assert len(looks) == 2
+        loop.run(asyncio.sleep(0.01))
+        assert len(looks) == 2, "it sleeps"
+        loop.wake()
+        loop.run(asyncio.sleep(0.01))
+        assert len(looks) == 3

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -86,7 +87,7 @@ def test_later_prompts_of_the_same_version_begin_behind_what_is_known(passed: An
     check_against_float64(model, [one], generate(engine, [one]))
     assert calls == [5]
     calls.clear()
-    again = [request._replace(request_id=100 + request.request_id, seed=7) for request in asked(0, 4)]
+    again = [replace(request, request_id=100 + request.request_id, seed=7) for request in asked(0, 4)]
     check_against_float64(model, again, generate(engine, again))
     assert calls == []
 
@@ -95,7 +96,7 @@ def test_equal_prompts_of_one_batch_pass_once(passed: Any) -> None:
     model = tiny_llama()
     calls = passed(model)
     (one,) = asked(0, 1)
-    generate(TransformersEngine(model, [EOS]), [one._replace(request_id=i, seed=i) for i in range(5)])
+    generate(TransformersEngine(model, [EOS]), [replace(one, request_id=i, seed=i) for i in range(5)])
     assert calls == [len(one.prompt)]
 
 
