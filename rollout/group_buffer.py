@@ -49,7 +49,8 @@ class GroupBuffer(Generic[Group]):
     admitted: int = 0
     taken: int = 0
     dropped: int = 0
-    _ready: list[tuple[int, int, Group]] = field(default_factory=list)  # a heap of (sequence, version, group)
+    _ready: dict[int, tuple[int, Group]] = field(default_factory=dict)  # by sequence: version, group
+    _order: list[int] = field(default_factory=list)  # without `keep_order`: a heap of their sequences
     _batch: list[Group] = field(default_factory=list)
     _failure: BaseException | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)  # entered in C, a condition in Python
@@ -84,7 +85,9 @@ class GroupBuffer(Generic[Group]):
     def put(self, sequence: int, version: int, group: Group) -> None:
         """A finished group; `version` is the oldest that drew one of its tokens."""
         with self._lock:
-            heapq.heappush(self._ready, (sequence, version, group))
+            self._ready[sequence] = version, group
+            if not self.keep_order:
+                heapq.heappush(self._order, sequence)
             if len(self._batch) + len(self._ready) >= self.batch_groups:
                 self._changed.notify_all()
 
@@ -117,11 +120,9 @@ class GroupBuffer(Generic[Group]):
     def take_now(self, give_back: Callable[[Group], None]) -> list[Group] | None:
         """As `take`, but None where it would wait."""
         with self._lock:
-            had, ready = self.taken, self._ready
-            while len(self._batch) < self.batch_groups and ready:
-                if self.keep_order and ready[0][0] != self.taken:
-                    break
-                _, version, group = heapq.heappop(ready)
+            had = self.taken
+            while len(self._batch) < self.batch_groups and (sequence := self._next()) in self._ready:
+                version, group = self._ready.pop(sequence)
                 self.taken += 1
                 if self.version - version > self.max_age:
                     self.dropped += 1
@@ -134,6 +135,12 @@ class GroupBuffer(Generic[Group]):
                 return None
             batch, self._batch = self._batch, []
             return batch
+
+    def _next(self) -> int:
+        """Whose turn it is, if that one is ready."""
+        if self.keep_order:
+            return self.taken
+        return heapq.heappop(self._order) if self._order else -1
 
     def _wait(self, deadline: float, timeout: float) -> None:
         remaining = deadline - time.monotonic()
@@ -167,5 +174,4 @@ class GroupBuffer(Generic[Group]):
     def contents(self) -> list[Group]:
         """Ready groups that no batch has taken, in the order in which they would be."""
         with self._lock:
-            ready = sorted(self._ready, key=lambda entry: entry[0])
-            return self._batch + [group for _, _, group in ready]
+            return self._batch + [self._ready[sequence][1] for sequence in sorted(self._ready)]

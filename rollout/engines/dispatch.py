@@ -4,12 +4,11 @@
                  ▲                     │
                  └─ engine lost ───────┘
 
-Bookkeeping only: no engine, no clock, no waiting. Every operation costs at most the logarithm of the number of
-engines, however many groups they hold.
+Bookkeeping only: no engine, no clock, no waiting. No operation takes longer where there are more engines or groups;
+but where an engine is lost, all groups are gone through.
 """
 
-import heapq
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,6 +23,10 @@ class Assigned(NamedTuple):
     since: float
 
 
+_Assigned = tuple[Request, int, float]
+"""As `Assigned`, of which one is made where somebody asks."""
+
+
 class Dispatch:
     """Engines are known by integers that never recur.
 
@@ -36,36 +39,39 @@ class Dispatch:
         self.window = window
         self.waiting: deque[Request] = deque()
         self._times_lost: dict[int, int] = {}
-        self._assigned: OrderedDict[int, tuple[Request, int, float]] = (
-            OrderedDict()
-        )  # the longest there first
-        self._held: dict[int, set[int]] = {}
+        self._assigned: OrderedDict[int, _Assigned] = OrderedDict()  # the longest there first
         self._load: dict[int, int] = {}
-        self._by_load: list[
-            tuple[int, int]
-        ] = []  # a heap of (load, engine) without full ones; outdated are skipped
+        self._with: defaultdict[int, dict[int, None]] = defaultdict(
+            dict
+        )  # engines by their load, but full ones
+        self._least = window  # none has less
 
     @property
     def in_flight(self) -> int:
         return len(self.waiting) + len(self._assigned)
 
-    def held(self, engine: int) -> int:
-        """Groups that an engine holds; none before it is opened."""
-        return len(self._held.get(engine, ()))
+    def busy(self, engine: int) -> bool:
+        """Whether an engine holds any group; none does before it is opened."""
+        return self._load.get(engine, 0) > 0
+
+    def held(self, engine: int) -> list[int]:
+        """Ids of the groups that an engine holds, in the order of submission."""
+        return sorted(request_id for request_id, (_, on, _) in self._assigned.items() if on == engine)
 
     def submit(self, request: Request) -> None:
         self.waiting.append(request)
 
     def open(self, engine: int) -> None:
         """From now on the engine takes groups; nothing new for one that does."""
-        if engine not in self._held:
-            self._held[engine] = set()
+        if engine not in self._load:
+            self._load[engine] = 0
             self._set_load(engine, 0)
 
     def engine_lost(self, engine: int) -> list[Request]:
         """The engine is gone. Its groups, which are now the first to be assigned again."""
-        self._load.pop(engine, None)
-        held = sorted(self._held.pop(engine, ()))
+        if engine in self._load:
+            self._with[self._load.pop(engine)].pop(engine, None)
+        held = self.held(engine)
         back = [self._assigned.pop(request_id)[0] for request_id in held]
         self.waiting.extendleft(reversed(back))
         for request_id in held:
@@ -83,24 +89,23 @@ class Dispatch:
             engine, request = self._least_loaded(), self.waiting[0]
             if engine is None:
                 break
-            held, load = self._held[engine], self._load[engine] + request.n
-            if held and load > self.window:
+            before = self._load[engine]
+            if before and before + request.n > self.window:
                 break
             self.waiting.popleft()
             self._assigned[request.request_id] = request, engine, now
-            held.add(request.request_id)
-            self._set_load(engine, load)
+            self._set_load(engine, before + request.n)
             given.setdefault(engine, []).append(request)
         return given
 
     def finish(self, engine: int, request_id: int) -> bool:
         """Whether this engine's answer counts: it does when the group is on that engine."""
-        held = self._held.get(engine)
-        if held is None or request_id not in held:
+        assigned = self._assigned.get(request_id)
+        if assigned is None or assigned[1] != engine:
             return False
-        held.remove(request_id)
+        del self._assigned[request_id]
         self._times_lost.pop(request_id, None)
-        self._set_load(engine, self._load[engine] - self._assigned.pop(request_id)[0].n)
+        self._set_load(engine, self._load[engine] - assigned[0].n)
         return True
 
     def longest(self) -> Assigned | None:
@@ -112,23 +117,21 @@ class Dispatch:
         self.waiting.clear()
         self._times_lost.clear()
         self._assigned.clear()
-        self._held.clear()
         self._load.clear()
+        self._with.clear()
 
     def _set_load(self, engine: int, load: int) -> None:
+        self._with[self._load[engine]].pop(engine, None)
         self._load[engine] = load
-        if load >= self.window:
-            return
-        if len(self._by_load) > 8 * len(self._load):
-            self._by_load = [(load, engine) for engine, load in self._load.items() if load < self.window]
-            heapq.heapify(self._by_load)
-        else:
-            heapq.heappush(self._by_load, (load, engine))
+        if load < self.window:
+            self._with[load][engine] = None
+            if load < self._least:
+                self._least = load
 
     def _least_loaded(self) -> int | None:
-        while self._by_load:
-            load, engine = self._by_load[0]
-            if self._load.get(engine) == load:
-                return engine
-            heapq.heappop(self._by_load)
+        """Of several, the one that has been so for the longest time."""
+        while self._least < self.window:
+            if engines := self._with[self._least]:
+                return next(iter(engines))
+            self._least += 1
         return None

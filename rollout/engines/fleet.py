@@ -310,7 +310,7 @@ class Fleet:
             log.error("stacks of all engines:\n%s", self.stacks())
             self.engine_lost(
                 slot,
-                f"group {longest.request.request_id} of the {self.groups.held(slot.number)} there waited "
+                f"group {longest.request.request_id} of the {len(self.groups.held(slot.number))} there waited "
                 f"{limit:.0f} s for it; it made {slot.steps} steps since its start (pid {slot.pid}); if it is only "
                 "slow, raise inference_model.request_timeout_s",
             )

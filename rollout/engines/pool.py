@@ -81,7 +81,7 @@ class RayPool:
     def _progress(self, timeout: float) -> list[Response]:
         """Wait until some engine answers, at most `timeout` seconds; handle every answer that is there."""
         for slot in self.fleet.slots:
-            if slot.polling is None and self._groups.held(slot.number):
+            if slot.polling is None and self._groups.busy(slot.number):
                 slot.polling = slot.actor.poll.options(concurrency_group="poll").remote(_POLL_S)
         owners = {ref: slot for slot in self.fleet.slots for ref in slot.references}
         if not owners:

@@ -64,7 +64,7 @@ def test_after_clear_there_is_neither_a_group_nor_an_engine() -> None:
         dispatch.submit(request(number))
     assert numbers(dispatch.assign(0.0)) == {0: [0], 1: [1]}
     dispatch.clear()
-    assert (dispatch.in_flight, dispatch.held(0), dispatch.longest()) == (0, 0, None)
+    assert (dispatch.in_flight, dispatch.busy(0), dispatch.longest()) == (0, False, None)
     assert not dispatch.finish(0, 0)
     dispatch.submit(request(0))
     assert dispatch.assign(1.0) == {}
