@@ -88,7 +88,8 @@ class GroupBuffer(Generic[Group]):
             self._ready[sequence] = version, group
             if not self.keep_order:
                 heapq.heappush(self._order, sequence)
-            if len(self._batch) + len(self._ready) >= self.batch_groups:
+            too_old = self.version - version > self.max_age  # another can be made at once
+            if too_old or len(self._batch) + len(self._ready) >= self.batch_groups:
                 self._changed.notify_all()
 
     def take(

@@ -213,6 +213,23 @@ def test_while_the_learner_waits_it_can_do_something() -> None:
     assert calls == [1]
 
 
+def test_the_learner_is_woken_by_what_completes_a_batch_and_by_what_is_too_old() -> None:
+    buffer, woken = make(max_age=1, keep_order=False), []
+    buffer._changed.notify_all = lambda: woken.append(buffer.ready)  # type: ignore[method-assign]
+    assert admit_all(buffer) == list(range(8))
+    buffer.pushed(2)
+    woken.clear()
+    for sequence, version in ((0, 1), (1, 1), (2, 0), (3, 1)):
+        buffer.put(sequence, version, sequence)
+    assert woken == [3, 4]
+    too_old: list[int] = []
+    assert buffer.take_now(too_old.append) is None
+    assert too_old == [2]
+    buffer.put(4, 1, 4)
+    assert woken == [3, 4, 1], "three are in the batch"
+    assert buffer.take_now(_never) == [0, 1, 3, 4]
+
+
 def test_a_wait_sleeps() -> None:
     calls: list[int] = []
     with pytest.raises(TimeoutError, match="it has 0 of 4 groups"):
