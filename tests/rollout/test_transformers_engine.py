@@ -63,7 +63,7 @@ def test_rows_that_ended_give_their_places_to_others() -> None:
     """Limits from 1 to 40 tokens, so that rows end at all times: each answer is what the request gets alone, and
     the cache holds no more rows than may run."""
     asked = [
-        one._replace(sampling=replace(one.sampling, max_tokens=1 + 7 * place % 40))
+        replace(one, sampling=replace(one.sampling, max_tokens=1 + 7 * place % 40))
         for place, one in enumerate(requests(24))
     ]
     engine = TransformersEngine(tiny_llama(seed=0), [], max_num_seqs=12)
@@ -88,7 +88,7 @@ def test_rows_that_ended_give_their_places_to_others() -> None:
 def test_the_cache_grows_with_its_rows_up_to_what_they_may_reach() -> None:
     """The prompt is there once, whatever the answers of the group."""
     (one,) = requests(1)
-    one = one._replace(sampling=replace(one.sampling, max_tokens=40))
+    one = replace(one, sampling=replace(one.sampling, max_tokens=40))
     engine = TransformersEngine(tiny_llama(), [], max_num_seqs=4)
     engine.submit(one)
     longest, capacities = one.sampling.max_tokens, []
