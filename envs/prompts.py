@@ -78,6 +78,7 @@ class PromptSource:
         return [self.draw_one() for _ in range(count)]
 
     def draw_one(self) -> Example:
+        """As `draw`."""
         return self.members[self.sources.next()].draw()
 
     def observe(self, example: Example, success: float) -> None:

@@ -37,6 +37,18 @@ def test_groups_go_to_the_least_loaded_engine_until_all_are_full() -> None:
     assert numbers(dispatch.assign(0.0)) == {1: [5]}
 
 
+def test_of_equally_loaded_engines_the_one_that_has_waited_longest_is_next() -> None:
+    dispatch = opened(3, window=2)
+    for number in range(6):
+        dispatch.submit(request(number))
+    assert numbers(dispatch.assign(0.0)) == {0: [0, 3], 1: [1, 4], 2: [2, 5]}
+    for engine, number in ((2, 2), (0, 0), (1, 4)):
+        assert dispatch.finish(engine, number)
+    for number in (6, 7, 8):
+        dispatch.submit(request(number))
+    assert numbers(dispatch.assign(0.0)) == {2: [6], 0: [7], 1: [8]}
+
+
 def test_a_group_beyond_the_window_goes_to_an_empty_engine() -> None:
     dispatch = opened(1, window=4)
     dispatch.submit(request(0, n=9))
