@@ -67,7 +67,7 @@ class Numbers:
         self.example = example
         self.drawn = 0
 
-    def draw_one(self) -> Any:
+    def draw(self) -> Any:
         self.drawn += 1
         return self.example(self.drawn - 1)
 

@@ -69,16 +69,12 @@ class PromptSource:
         """Rows met so far that `keep` refused."""
         return len(self.rows.left_out)
 
-    def draw(self, count: int) -> list[Example]:
-        """The next `count` examples.
+    def draw(self) -> Example:
+        """The next example.
 
         Raises:
             ConfigError: when no row of a data set passes `keep`.
         """
-        return [self.draw_one() for _ in range(count)]
-
-    def draw_one(self) -> Example:
-        """As `draw`."""
         return self.members[self.sources.next()].draw()
 
     def observe(self, example: Example, success: float) -> None:
@@ -142,7 +138,7 @@ class PromptQueue:
         return [self.begin_one() for _ in range(count)]
 
     def begin_one(self) -> tuple[int, Example]:
-        example = self.returned.popleft() if self.returned else self.source.draw_one()
+        example = self.returned.popleft() if self.returned else self.source.draw()
         self.next_group_id += 1
         return self.next_group_id - 1, example
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from envs.chat import Encoder
 from envs.group import Group, Sampling
-from envs.prompts import PromptQueue
+from envs.prompts import PromptQueue, PromptSource
 from envs.task import Example
 from envs.turns import Conversation
 from rollout.collect import Collector
@@ -13,6 +13,11 @@ from rollout.engines.sampler import SteppedEngine
 from rollout.generate import Generation
 from rollout.loop import EngineLoop
 from tests.tiny import LetterTokenizer
+
+
+def draw_from(source: PromptSource, count: int) -> list[Example]:
+    """The next examples of a source."""
+    return [source.draw() for _ in range(count)]
 
 
 class Listed:
@@ -25,7 +30,7 @@ class Listed:
         self.observed: list[tuple[Example, float]] = []
         self._next = 0
 
-    def draw_one(self) -> Example:
+    def draw(self) -> Example:
         self._next += 1
         return self.examples[self._next - 1]
 

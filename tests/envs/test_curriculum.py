@@ -14,6 +14,7 @@ from envs.example import Example, Mixed
 from envs.prompts import PromptQueue, PromptSource
 from envs.task import make_task
 from tests.envs.test_curriculum_rules import far_off, rows
+from tests.generating import draw_from
 
 
 def source(
@@ -26,7 +27,7 @@ def drawn_and_judged(prompts: PromptSource, count: int, success: Callable[[Examp
     """One after the other, each judged before the next is drawn."""
     examples = []
     for _ in range(count):
-        examples += prompts.draw(1)
+        examples += draw_from(prompts, 1)
         prompts.observe(examples[-1], success(examples[-1]))
     return examples
 
@@ -49,7 +50,7 @@ def test_prompts_are_drawn_by_their_own_success_above_a_floor(rule: str, worth: 
     counts: Counter[int] = Counter()
     prompts = seen(successes, priority=rule, floor=0.2, prior=0.2)
     for _ in range(20_000):
-        (example,) = prompts.draw(1)
+        (example,) = draw_from(prompts, 1)
         counts[example.row] += 1
         known = prompts.members[""].asked[example.row]
         known.flying = 0  # as if it had not been asked
@@ -96,11 +97,11 @@ def test_recent_success_moves_from_the_prior_towards_the_newest_group() -> None:
 
 def test_a_prompt_that_is_being_answered_is_not_drawn_again() -> None:
     prompts = source(rows(*[1] * 8), priority="learnability")
-    first = prompts.draw(8)
+    first = draw_from(prompts, 8)
     assert sorted(example.row for example in first) == list(range(8))
-    assert prompts.draw(1)[0].row in range(8)  # there is no other
+    assert draw_from(prompts, 1)[0].row in range(8)  # there is no other
     prompts.observe(first[3], 0.5)
-    assert prompts.draw(1)[0].row == first[3].row
+    assert draw_from(prompts, 1)[0].row == first[3].row
 
 
 def test_levels_open_one_after_the_other_and_epochs_go_on() -> None:
@@ -177,7 +178,7 @@ def test_weights_of_sources_follow_their_success_above_a_floor() -> None:
 
 def test_before_anything_is_judged_sources_have_their_own_weights() -> None:
     prompts = mixed(sources="failure")
-    counts = Counter(example.source for example in prompts.draw(400))
+    counts = Counter(example.source for example in draw_from(prompts, 400))
     assert counts == {"easy": 200, "middling": 100, "hard": 100}
 
 
@@ -272,9 +273,9 @@ def test_a_level_of_prompts_that_are_all_too_long_is_passed() -> None:
         found = {example.row for example in drawn_and_judged(middle, 50, lambda example: 1.0)}
         assert found >= {4, 5} and not found & {2, 3}
         first = source(examples, lambda example: example.row > 3, column="level", **settings)
-        assert {example.row for example in first.draw(4)} == {4, 5}
+        assert {example.row for example in draw_from(first, 4)} == {4, 5}
         with pytest.raises(ConfigError, match=r"all 6 prompts are longer than env\.max_prompt_tokens"):
-            source(examples, lambda example: False, column="level", **settings).draw(1)
+            draw_from(source(examples, lambda example: False, column="level", **settings), 1)
 
 
 def test_generated_tasks_have_columns() -> None:
@@ -305,7 +306,7 @@ def test_a_column_of_some_members_of_a_mixture(tmp_path: Any) -> None:
         made[str(column)] = (make_task(env).examples("train"), curriculum)
     examples, curriculum = made["{'mine': 'grade'}"]
     prompts = PromptSource(examples, 0, lambda example: True, curriculum=curriculum)
-    asked = [example for example in prompts.draw(40) if example.source == "mine"]
+    asked = [example for example in draw_from(prompts, 40) if example.source == "mine"]
     assert {example.row % 3 for example in asked} == {0}
     assert prompts.metrics()["curriculum/level/mine"] == 1.0
     examples, curriculum = made["grade"]

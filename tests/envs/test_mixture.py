@@ -11,6 +11,7 @@ from config.errors import ConfigError
 from envs.judging.service import RewardService
 from envs.prompts import PromptSource
 from envs.task import Completion, Example, make_task
+from tests.generating import draw_from
 from tests.tiny import numbered_examples
 
 
@@ -34,7 +35,7 @@ def always(example: Example) -> bool:
 
 def test_members_are_drawn_by_weight_each_row_once_an_epoch(tmp_path: Path) -> None:
     examples = make_task(mixture(tmp_path)).examples("train")
-    drawn = PromptSource(examples, 0, always).draw(40)
+    drawn = draw_from(PromptSource(examples, 0, always), 40)
     for start in range(0, 40, 4):
         assert Counter(example.source for example in drawn[start : start + 4]) == {"arithmetic": 3, "mine": 1}
     mine = [example.row for example in drawn if example.source == "mine"]
@@ -44,9 +45,9 @@ def test_members_are_drawn_by_weight_each_row_once_an_epoch(tmp_path: Path) -> N
 def test_a_restored_mixture_continues_where_it_was(tmp_path: Path) -> None:
     examples = make_task(mixture(tmp_path)).examples("train")
     whole, restored = PromptSource(examples, 1, always), PromptSource(examples, 1, always)
-    whole.observe(whole.draw(9)[0], 0.5)
+    whole.observe(draw_from(whole, 9)[0], 0.5)
     restored.load_state_dict(whole.state_dict())
-    assert restored.draw(30) == whole.draw(30)
+    assert draw_from(restored, 30) == draw_from(whole, 30)
     with pytest.raises(ConfigError, match=r"env\.mixture: the checkpoint was made with arithmetic, mine"):
         PromptSource(numbered_examples(3), 1, always).load_state_dict(whole.state_dict())
 
@@ -54,7 +55,7 @@ def test_a_restored_mixture_continues_where_it_was(tmp_path: Path) -> None:
 def test_every_member_is_judged_by_its_own_reward(tmp_path: Path) -> None:
     env = mixture(tmp_path)
     task = make_task(env)
-    drawn = PromptSource(task.examples("train"), 0, always).draw(8)
+    drawn = draw_from(PromptSource(task.examples("train"), 0, always), 8)
     service = RewardService(task, env)
     right = service.score([Completion(example.answer) for example in drawn], drawn)
     wrong = service.score([Completion("nothing")] * 8, drawn)
@@ -103,18 +104,18 @@ def test_too_easy_prompts_are_skipped_and_come_back() -> None:
     prompts = PromptSource(
         numbered_examples(6), 0, always, DifficultyConfig(low=0.1, high=0.9, retry_epochs=2)
     )
-    first = prompts.draw(6)
+    first = draw_from(prompts, 6)
     for example in first:
         prompts.observe(example, 1.0 if example.row < 2 else 0.5)
-    assert sorted(example.row for example in prompts.draw(8)) == [2, 2, 3, 3, 4, 4, 5, 5]
-    assert sorted(example.row for example in prompts.draw(6)) == list(range(6))
+    assert sorted(example.row for example in draw_from(prompts, 8)) == [2, 2, 3, 3, 4, 4, 5, 5]
+    assert sorted(example.row for example in draw_from(prompts, 6)) == list(range(6))
 
 
 def test_when_all_prompts_are_too_easy_all_are_drawn() -> None:
     prompts = PromptSource(numbered_examples(3), 0, always, DifficultyConfig(high=0.9, retry_epochs=99))
-    for example in prompts.draw(3):
+    for example in draw_from(prompts, 3):
         prompts.observe(example, 1.0)
-    assert sorted(example.row for example in prompts.draw(3)) == [0, 1, 2]
+    assert sorted(example.row for example in draw_from(prompts, 3)) == [0, 1, 2]
 
 
 def test_held_out_rows_are_disjoint_and_equal_prompts_stay_together(tmp_path: Path) -> None:

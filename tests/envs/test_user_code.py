@@ -284,6 +284,7 @@ def test_a_mixture_that_is_told_of_tools_is_still_drawn_by_weight() -> None:
         dataset="mixture", mixture={"arithmetic": 3, f"{HERE}:Reverse": 1}, max_steps=3, tools=env.tools
     )
     told = with_instructions(make_task(mixed).examples("train"), mixed)
-    drawn = PromptSource(told, 0, lambda example: True).draw(8)
+    source = PromptSource(told, 0, lambda example: True)
+    drawn = [source.draw() for _ in range(8)]
     assert [example.source for example in drawn].count(f"{HERE}:Reverse") == 2
     assert all("<search>" in example.messages[0]["content"] for example in drawn)
