@@ -111,7 +111,8 @@ def make_rows(work: Workload, count: int, gsm8k: Path | None, folder: Path) -> t
         asked = {"sums": "{}+{}=", "stories": "Tell a long story about {} men and {} women."}[work.data]
         chats = [({"role": "user", "content": asked.format(n, n % 7 + 3)},) for n in range(10, 10 + count)]
         examples = [Example(chat, "7", row) for row, chat in enumerate(chats)]
-    drawn = PromptSource(examples, SEED, keep=lambda example: True).draw(len(examples))
+    source = PromptSource(examples, SEED, keep=lambda example: True)
+    drawn = [source.draw() for _ in examples]
     paths = folder / "rows.jsonl", folder / "drawn.jsonl"
     for path, those in zip(paths, (examples, drawn), strict=True):
         rows = [{"messages": list(one.messages), "answer": one.answer} for one in those]

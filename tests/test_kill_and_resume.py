@@ -11,6 +11,7 @@ import pytest
 from config.checkpoints import newest_checkpoint
 from envs.prompts import PromptSource
 from envs.task import make_task
+from tests.generating import draw_from
 from tests.killed_runs import CURRICULUM, one_epoch, train_noting_prompts
 from training.checkpoint import load_checkpoint
 
@@ -62,7 +63,7 @@ def test_after_random_kills_every_prompt_is_trained_on_exactly_once(stale: str, 
     left = load_checkpoint(path)["prompts"]
     examples = make_task(one_epoch(stale, run_dir).env).examples("train")
     source = PromptSource(examples, seed=0, keep=lambda example: True)
-    drawn = source.draw(sum(left["source"]["drawn"].values()))
+    drawn = draw_from(source, sum(left["source"]["drawn"].values()))
     trained = prompts_of(ledger)
     handed_back = [fields["messages"][-1]["content"] for fields in left["returned"]]
     assert Counter(trained) + Counter(handed_back) == Counter(e.messages[-1]["content"] for e in drawn)
