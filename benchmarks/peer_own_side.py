@@ -158,7 +158,7 @@ def configured(job: Job) -> Config:
 def main() -> None:
     job, turns = Job.read(Path(sys.argv[1])), Turns(int(sys.argv[2]))
     if job.work.forced:  # vLLM refuses an end token that its model cannot draw
-        engines.saved_eos_token_ids = lambda name, tokenizer: []
+        engines.saved_eos_token_ids = lambda name, tokenizer: []  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory() as folder:
         working = build(configured(job), Path(folder), InTurns)
         working.turns, working.rounds, working.profiled = turns, job.rounds, job.profile

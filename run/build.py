@@ -16,7 +16,7 @@ from config.schema import Config
 from run.checkpoint_model import model_maker
 from run.checkpoint_writer import CheckpointWriter
 from run.garbage import spare_what_stays
-from run.overlapped import Schedule, ScheduleType
+from run.overlapped import ScheduleType
 from run.resume import starting_point
 from run.run import Run
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from training.learner import Learner
 
 
-def plan_run(config: Config, schedule: type[Schedule], run_dir: Path) -> "Plan":
+def plan_run(config: Config, schedule: type[ScheduleType], run_dir: Path) -> "Plan":
     """Who lives where; raises ConfigError for a plan that cannot work, before anything is loaded."""
     from plan.machine import this_machine
     from plan.plan import make_plan
@@ -50,7 +50,7 @@ def build(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> Schedu
     return working
 
 
-def _build(config: Config, run_dir: Path, schedule: type[Schedule], built: ExitStack) -> Run:
+def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], built: ExitStack) -> Run:
     """Cheap checks first: data and tokenizer before engines and weights."""
     from monitoring.progress import Progress
 

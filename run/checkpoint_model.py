@@ -22,7 +22,7 @@ from plan.model_shape import model_path
 from run.checkpoint_writer import State, no_model
 from run.keeping import model_written
 from run.model_card import model_card
-from run.overlapped import Schedule
+from run.overlapped import ScheduleType
 from run.resume import find, given
 
 if TYPE_CHECKING:  # torch costs seconds
@@ -143,7 +143,7 @@ def _writer(saved: "Saved", model: ModelConfig) -> "ModelWriter":
 
 @contextmanager
 def evaluated_model(
-    config: Config, run_dir: Path, schedule: type[Schedule]
+    config: Config, run_dir: Path, schedule: type[ScheduleType]
 ) -> Iterator[tuple[Config, "Saved | None"]]:
     """For `run=eval`: the config with a checkpoint as its model: of `train.resume`, or that `model.name` is.
 

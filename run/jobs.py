@@ -14,7 +14,7 @@ from config.saved import chosen_run
 from config.schema import Config
 from run.checkpoint_model import evaluated_model, with_model
 from run.export import export
-from run.overlapped import Schedule, ScheduleType
+from run.overlapped import ScheduleType
 
 
 def run_job(
@@ -149,7 +149,7 @@ def _train_once(
 
 
 def evaluate(
-    config: Config, run_dir: Path, schedule: type[Schedule], begun: Callable[[], None]
+    config: Config, run_dir: Path, schedule: type[ScheduleType], begun: Callable[[], None]
 ) -> RunOutcome:
     """`run=eval`: neither learner nor training data; of `model.name`, or of the checkpoint of `train.resume`."""
     from run.build import plan_run, prepare
@@ -164,7 +164,7 @@ def evaluate(
     return outcome
 
 
-def print_plan(config: Config, run_dir: Path, schedule: type[Schedule]) -> RunOutcome:
+def print_plan(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> RunOutcome:
     """`run=plan`, for this machine or the one that `plan.*` describes: touches no device, leaves no folder. A plan that
     cannot work is printed whole all the same, and ends with 2."""
     from envs.option_checks import option_problems
@@ -184,7 +184,7 @@ def print_plan(config: Config, run_dir: Path, schedule: type[Schedule]) -> RunOu
     return "finished"
 
 
-def rehearse_step(config: Config, run_dir: Path, schedule: type[Schedule]) -> RunOutcome:
+def rehearse_step(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> RunOutcome:
     """`run=rehearse`, for this machine or the one that `plan.*` describes: the learner's own code, without a device and
     without memory. Ends with 2 where it would not fit."""
     from plan.machine import imagined_machine, this_machine

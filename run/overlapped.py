@@ -122,4 +122,4 @@ def make_stream(run: Run) -> "Stream":
 
 Schedule: TypeAlias = Lockstep | Overlapped
 """What a script's loop works with, and what it calls itself."""
-ScheduleType = TypeVar("ScheduleType", Lockstep, Overlapped)
+ScheduleType = TypeVar("ScheduleType", bound=Schedule)

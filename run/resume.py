@@ -15,7 +15,7 @@ from config.checkpoints import FOLDER, checkpoints, is_checkpoint, newest_checkp
 from config.errors import ConfigError
 from config.folders import holder
 from config.schema import Config
-from run.overlapped import Schedule
+from run.overlapped import ScheduleType
 
 if TYPE_CHECKING:  # torch costs seconds
     from training.checkpoint import Saved
@@ -52,7 +52,7 @@ MISSING = "absent"
 
 
 def starting_point(
-    config: Config, run_dir: Path, schedule: type[Schedule]
+    config: Config, run_dir: Path, schedule: type[ScheduleType]
 ) -> tuple["Saved | None", list[str]]:
     """The checkpoint that a training run goes on from, and what the user should know of it.
 
@@ -63,7 +63,7 @@ def starting_point(
     return saved, told if saved is None else told + changed_settings(saved, config, schedule)
 
 
-def find(config: Config, run_dir: Path, schedule: type[Schedule]) -> tuple["Saved | None", list[str]]:
+def find(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> tuple["Saved | None", list[str]]:
     """What `train.resume` means, and what the user should know of it.
 
     That is a checkpoint, the newest one of a run's folder, or with `auto` of this very run: in this run's own folder
@@ -120,7 +120,7 @@ def _newest(run_dir: Path) -> tuple["Saved", list[str]]:
 
 
 def _among_siblings(
-    config: Config, run_dir: Path, schedule: type[Schedule]
+    config: Config, run_dir: Path, schedule: type[ScheduleType]
 ) -> tuple["Saved | None", list[str]]:
     from training.checkpoint import origin
 
@@ -205,7 +205,7 @@ def under(key: str, settings: tuple[str, ...]) -> bool:
     return any(key == setting or key.startswith(f"{setting}.") for setting in settings)
 
 
-def changed_settings(saved: "Saved", config: Config, schedule: type[Schedule]) -> list[str]:
+def changed_settings(saved: "Saved", config: Config, schedule: type[ScheduleType]) -> list[str]:
     """A line for every setting that is another than the checkpoint's, all of which take effect.
 
     Raises:
@@ -232,7 +232,7 @@ def changed_settings(saved: "Saved", config: Config, schedule: type[Schedule]) -
     return [f"{change} applied" for change in found]
 
 
-def _counts(before: dict[str, Any], config: Config, schedule: type[Schedule]) -> list[Change]:
+def _counts(before: dict[str, Any], config: Config, schedule: type[ScheduleType]) -> list[Change]:
     """The sizes by which iterations and versions are counted, wherever they come from."""
     train, env = before["train"], before["env"]
     iteration = train["dialog_turns_per_batch"] or env["num_envs"] * env["repeats"]

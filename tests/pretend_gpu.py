@@ -313,7 +313,8 @@ def pretend_gpus(count: int, free_bytes: int = 80 << 30) -> Iterator[PretendedGP
     free_bytes: what each GPU says is free; nothing is ever counted against it.
     """
     gpus = PretendedGPUs(count, free_bytes)
-    run, run_backward = threading.Thread.run, torch.autograd._engine_run_backward
+    run = threading.Thread.run
+    run_backward = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
     @contextmanager
     def rules() -> Iterator[None]:

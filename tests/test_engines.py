@@ -30,9 +30,8 @@ from run.engines import (
 from tests.rollout.conftest import lora_policy
 from tests.scripts import configured
 from tests.tiny import EOS, VOCABULARY, tiny_llama
-from training.local_learner import pushed_tensors
 from training.model import linear_names, load_model
-from training.weights import PolicyWeights
+from training.weights import PolicyWeights, pushed_tensors
 
 Calls = list[str]
 
@@ -224,6 +223,7 @@ def test_engines_on_a_cluster_reach_the_learner_at_its_nodes_address(monkeypatch
         plan = gpu_plan(config, ("0", "1", "2"))
         transport = TRANSPORTS[plan.transport](plan)
         assert isinstance(transport.direct, TransferFromRanks), "the same, in the first rank"
+        assert isinstance(transport.direct.transfer, NativeTransfer)
         assert transport.direct.transfer.address() == address
 
 

@@ -119,7 +119,7 @@ def test_whatever_ends_the_self_test_leaves_no_process(number: signal.Signals, t
 
 def test_the_server_forks_checks_where_it_can(tmp_path: Path) -> None:
     """The processes of that server have everything in memory before they begin."""
-    forkserver._forkserver._stop()  # a process has but one, and another test may have started it
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # a process has but one, and another test may have started it
     row = run_check(Check("parent", f"{BODIES}.parent"), forked(), 120)
     assert row.status == "works", row.trace
     pid, *loaded = row.detail.split()

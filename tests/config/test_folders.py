@@ -1,5 +1,6 @@
 """The folder of a run: one holder at a time, among real processes, and a name of its own."""
 
+import fcntl
 import json
 import os
 import signal
@@ -125,7 +126,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def refuse(*_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(folders.fcntl, "lockf", refuse)
+    monkeypatch.setattr(fcntl, "lockf", refuse)
     with held(tmp_path):
         assert Owner.this_process().pid == json.loads((tmp_path / LOCK).read_text())["pid"]
     leave(tmp_path, Owner("elsewhere", 4242, 0.0))

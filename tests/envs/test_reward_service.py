@@ -13,8 +13,9 @@ import pytest
 
 from config.env import EnvConfig
 from config.errors import ConfigError
+from envs.judging.blame import Ticket
 from envs.judging.pool import Worker
-from envs.judging.service import RewardService, Ticket
+from envs.judging.service import RewardService
 from envs.judging.worker import IDLE
 from envs.task import Completion, Example, make_task
 from envs.tasks.arithmetic import Arithmetic

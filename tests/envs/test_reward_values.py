@@ -32,8 +32,8 @@ def outcome(result: Callable[[], Any]) -> tuple[float, dict[str, float], str, st
         assert isinstance(returned, Reward)
         return returned
 
-    result = judged_here(judge, Completion(""), EXAMPLE)
-    return result.score, result.parts, result.outcome, result.message
+    judged = judged_here(judge, Completion(""), EXAMPLE)
+    return judged.score, judged.parts, judged.outcome, judged.message
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.example import Completion, Example
-from envs.sandbox import languages
 from envs.sandbox.languages import named
 from envs.sandbox.sandbox import LEVELS, Limits, Sandbox, why_not
 from envs.task import make_task
@@ -132,7 +131,7 @@ def test_rlimits_refuses_what_starts_programs() -> None:
 
 
 def test_a_missing_interpreter_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(languages.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(
         ConfigError, match=r"programs in javascript need node, which is not on PATH: .*env.sandbox=remote"
     ):

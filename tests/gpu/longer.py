@@ -30,6 +30,7 @@ from selftest.runs import QUICKSTART
 from selftest.tiny import configured, model_folder, train
 from training.batch import Tokens
 from training.forward import ResponseScorer
+from training.local_learner import make_learner
 
 TRANSFORMERS = "inference_model.backend=transformers"
 FP8 = ["inference_model.quantization=fp8", "inference_model.canary_tolerance=5"]
@@ -129,7 +130,7 @@ def memory(bench: Bench, width: int = 128, layers: int = 2) -> str:
     groups = learner.collected(bench)
     config = configured(bench, name, "policy.kl_coef=0")
     plan = learner.learner_plan(config, bench)
-    trained = learner.make_learner(config, plan, bench.folder)
+    trained = make_learner(config, plan, bench.folder)
     estimate = max(phase.bytes for phase in plan.phases)
     for _ in range(2):
         trained.step(trained.credit(groups))

@@ -18,7 +18,8 @@ from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS
 from training.learner_models import make_models
-from training.local_learner import LocalLearner, pushed_tensors
+from training.local_learner import LocalLearner
+from training.weights import pushed_tensors
 
 GROUPS = 2
 

@@ -11,7 +11,7 @@ import pytest
 from config.errors import ConfigError
 from config.outcome import RunOutcome
 from config.schema import LoggingConfig
-from monitoring.tracker_kinds import ShownCompletion, flat, opener
+from monitoring.tracker_kinds import ShownCompletion, Wandb, flat, opener
 
 CONFIG: dict[str, Any] = {
     "train": {"seed": 3, "resume": None},
@@ -73,10 +73,12 @@ def test_wandb_shows_a_failed_run_as_failed(
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     tracker = opener("wandb", LoggingConfig(), tmp_path, {})(print)
+    assert isinstance(tracker, Wandb)
     codes: list[int] = []
-    finish = tracker.logger.experiment.finish
+    experiment = tracker.logger.experiment
+    finish = experiment.finish
     monkeypatch.setattr(
-        tracker.logger.experiment, "finish", lambda exit_code=0: (codes.append(exit_code), finish(exit_code))
+        experiment, "finish", lambda exit_code=0: (codes.append(exit_code), finish(exit_code))
     )
     tracker.close(outcome)
     assert codes == [code]

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -83,7 +84,10 @@ class HandCarried:
 
     def push(self, weights: Outgoing, version: int, engines: Engines) -> None:
         self.before(version)
-        carried = {"weights": {name: tensor.clone() for name, tensor in weights}, "version": version}
+        carried: dict[str, Any] = {
+            "weights": {name: tensor.clone() for name, tensor in weights},
+            "version": version,
+        }
         if self.method == "load":
             carried["weights"] = list(carried["weights"].items())
         engines.call_each(self.method, [carried] * len(engines.members))

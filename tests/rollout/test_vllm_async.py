@@ -37,7 +37,7 @@ def ahead(start_engine: StartEngine) -> Iterator[VLLMEngine]:
     pytest.importorskip("vllm")
     from vllm.platforms.cpu import CpuPlatform
 
-    usual = CpuPlatform.check_and_update_config.__func__
+    usual = CpuPlatform.__dict__["check_and_update_config"].__func__
 
     def switched_on(cls: Any, config: Any) -> None:
         usual(cls, config)

@@ -19,9 +19,9 @@ from training.weights import PolicyTensor
 if installed_vllm() is None:
     pytest.skip("vLLM is not installed", allow_module_level=True)
 
+from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
 from vllm.distributed.weight_transfer.packed_tensor import pack_tensors
 
-from rollout.weights import vllm_transfer
 from rollout.weights.vllm_transfer import Endpoint, NativeTransfer, _Source, buffer_bytes, ipc_init, nccl_init
 
 MIB = 1 << 20
@@ -94,7 +94,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Engines:
 
     monkeypatch.setattr(torch.cuda, "set_device", set_device)
     monkeypatch.setattr(
-        vllm_transfer.WeightTransferTrainerFactory,
+        WeightTransferTrainerFactory,
         "trainer_init",
         lambda init, *, client, source: Trainer(client, source, engines.calls),
     )

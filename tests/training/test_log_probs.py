@@ -73,8 +73,10 @@ def test_rows_of_different_temperatures_are_the_rows_of_each(top_k: int, top_p: 
 def test_gradients_by_finite_differences(top_k: int, top_p: float, temperature: float) -> None:
     hidden, weight, bias, targets = make(rows=5, width=3, vocabulary=9)
 
-    def both(*inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        return selected_log_probs(*inputs, targets, temperature, 2, True, top_k=top_k, top_p=top_p)
+    def both(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor | None]:
+        return selected_log_probs(
+            hidden, weight, bias, targets, temperature, 2, True, top_k=top_k, top_p=top_p
+        )
 
     assert torch.autograd.gradcheck(both, (hidden, weight, bias))
     assert torch.autograd.gradcheck(lambda *inputs: both(*inputs)[0], (hidden, weight, bias))
@@ -120,7 +122,7 @@ def test_half_precision_sums_in_float32(dtype: torch.dtype) -> None:
     torch.testing.assert_close(entropy.double(), exact[1], rtol=1e-5, atol=1e-5)
     log_prob.sum().backward()
     wide = [hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_()]
-    full(*wide, None, targets, 1.0)[0].sum().backward()
+    full(wide[0], wide[1], None, targets, 1.0)[0].sum().backward()
     for narrow, exact_input in zip((hidden, weight), wide, strict=True):
         assert narrow.grad is not None
         assert narrow.grad.dtype == dtype
@@ -144,7 +146,7 @@ def test_the_arithmetic_of_a_gpu_gives_the_gradients_of_full_logits(
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs[:3]]
     pull = torch.linspace(-1, 2, 64, dtype=torch.float64)
     ours = selected_log_probs(*inputs, chunk_size=5, with_entropy=with_entropy)
-    theirs = full(*exact, inputs[3], 1.0)
+    theirs = full(exact[0], exact[1], exact[2], inputs[3], 1.0)
     gradients = []
     for (log_prob, entropy), of in ((ours, inputs[:3]), (theirs, exact)):
         scalar = (log_prob * pull).sum()
@@ -171,7 +173,7 @@ def test_gradients_of_bfloat16_on_a_cpu_are_those_of_full_logits(
     exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight, bias)]
     pull = torch.linspace(-1, 2, 64, dtype=torch.float64)
     ours = selected_log_probs(hidden, weight, bias, targets, 0.8, chunk_size, with_entropy)
-    theirs = full(*exact, targets, 0.8)
+    theirs = full(exact[0], exact[1], exact[2], targets, 0.8)
     gradients = []
     for (log_prob, entropy), of in ((ours, (hidden, weight, bias)), (theirs, exact)):
         scalar = (log_prob * pull).sum()

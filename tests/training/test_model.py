@@ -8,6 +8,7 @@ import torch
 
 from config.errors import ConfigError
 from config.schema import LoraConfig, ModelConfig
+from plan.model_shape import model_path
 from tests.tiny import tiny_llama
 from training.model import (
     add_lora,
@@ -17,7 +18,6 @@ from training.model import (
     load_frozen,
     load_model,
     load_tokenizer,
-    model_path,
     saved_eos_token_ids,
 )
 
