@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import grpo
-from envs.task import Completion, Example
 from plan.machine import installed_vllm
 from run.jobs import run_job
 from run.lockstep import Lockstep
@@ -22,16 +21,11 @@ from training import model_writer, tensor_writer
 
 SMALL = (
     *("env.num_envs=2", "env.repeats=4", "train.total_dialog_turns=16", "optimizer.lr=3e-3"),
-    "env.reward=tests.test_models_of_checkpoints:digits",
+    "env.reward=tests.rewards:digits",
 )
 LORA = ("train_model.lora.enabled=true", "train_model.lora.r=4")
 SEQUENCES = [[1, 40, 41, 42, 7, 9, 100, 5], [1, 200, 30, 12, 11]]
 TWO = "train_model.num_devices=2"
-
-
-def digits(completion: Completion, example: Example) -> float:
-    """Something that a random model can be better or worse at."""
-    return float(sum(letter.isdigit() for letter in completion.text))
 
 
 def trained(run_dir: Path, *given: str) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import pytest
 import grpo
 import grpo_async
 from config.errors import RunError
-from envs.task import Completion, Example
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
@@ -17,14 +16,6 @@ from tests.scripts import configured, finish, rows, start, start_fresh
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.checkpoint_frequency=0")
 CUT = (*SMALL, "inference_model.max_tokens=1")
-
-
-def never_right(completion: Completion, example: Example) -> float:
-    return 0.0
-
-
-def never_a_number(completion: Completion, example: Example) -> float:
-    return float("nan")
 
 
 def test_it_says_so_after_five_steps_and_ends_with_2(tmp_path: Path) -> None:
@@ -55,18 +46,18 @@ def test_its_exit_code(tmp_path: Path) -> None:
     ("more", "why"),
     [
         (
-            ("env.reward=tests.test_nothing_learned:never_right",),
+            ("env.reward=tests.rewards:never_right",),
             r"All 4 groups had equal rewards \(mean 0\.00\)",
         ),
         (
-            ("env.reward=tests.test_nothing_learned:never_a_number", "env.max_error_rate=1.0"),
+            ("env.reward=tests.rewards:never_a_number", "env.max_error_rate=1.0"),
             "100% of the answers could not be judged",
         ),
         (
             ("policy=dapo", "policy.filter_attempts=1", "policy.filter_range=[0.98,0.99]"),
             "no answer was in the loss",
         ),
-        (("policy.kl_coef=1.0", "env.reward=tests.test_nothing_learned:never_right"), "equal rewards"),
+        (("policy.kl_coef=1.0", "env.reward=tests.rewards:never_right"), "equal rewards"),
     ],
 )
 def test_every_way_to_learn_nothing(more: tuple[str, ...], why: str, tmp_path: Path) -> None:

@@ -50,13 +50,23 @@ def _temperature(evidence: Evidence, learner_at: Callable[[float], torch.Tensor]
     def distance(log_temperature: float) -> float:
         return rms(evidence.engine - learner_at(math.exp(log_temperature)))
 
-    low, high = math.log(0.2), math.log(5.0)
-    for _ in range(24):  # ternary search: the distance falls towards the right temperature on both sides
-        third = (high - low) / 3
-        if distance(low + third) < distance(high - third):
-            high -= third
-        else:
-            low += third
-    best = (low + high) / 2
+    best = _lowest(distance, math.log(0.2), math.log(5.0))
     explained = distance(best) < 0.1 * rms(evidence.engine - evidence.learner)
     return math.exp(best) if explained and abs(best) > 0.01 else None
+
+
+def _lowest(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function that falls and then rises is lowest, to 1/15,000 of the interval: golden-section search."""
+    share = (math.sqrt(5.0) - 1.0) / 2.0
+    left, right = high - share * (high - low), low + share * (high - low)
+    at_left, at_right = function(left), function(right)
+    for _ in range(20):
+        if at_left < at_right:
+            high, right, at_right = right, left, at_left
+            left = high - share * (high - low)
+            at_left = function(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + share * (high - low)
+            at_right = function(right)
+    return (low + high) / 2.0

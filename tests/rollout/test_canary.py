@@ -10,6 +10,7 @@ from typing import Literal
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaForCausalLM
 
 from envs.group import ALONE, Sampling
@@ -35,11 +36,13 @@ class Learner:
 
     @torch.no_grad()
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
-        rows = []
-        for sequence in sequences:
-            logits = self.model(torch.tensor([list(sequence)])).logits[0, :-1] / temperature
-            rows.append(logits.log_softmax(-1).gather(1, torch.tensor(sequence[1:])[:, None])[:, 0].tolist())
-        return rows
+        lengths = [len(sequence) for sequence in sequences]
+        padded = pad_sequence([torch.tensor(list(sequence)) for sequence in sequences], batch_first=True)
+        logits = (
+            self.model(padded).logits[:, :-1] / temperature
+        )  # causal: what follows a row does not change it
+        scores = logits.log_softmax(-1).gather(2, padded[:, 1:, None])[..., 0]
+        return [row[: length - 1].tolist() for row, length in zip(scores, lengths, strict=True)]
 
 
 def train_a_little(model: LlamaForCausalLM, step: int, scale: float) -> None:
@@ -102,12 +105,16 @@ class Run:
             Request(1000 * self.version + index, tuple(prompt), 4, Sampling(max_tokens=24), seed=self.version)
             for index, prompt in enumerate(PROMPTS)
         ]
-        rows = []
-        for request, response in zip(requests, generate(self.engine, requests), strict=True):
-            for one in response.completions:
-                scores = self.learner.score([[*request.prompt, *one.token_ids]])[0]
-                learner = scores[-len(one.token_ids) :]
-                rows.append(DrawnRow(request.prompt, one.token_ids, one.log_probs, learner))
+        drawn = [
+            (request.prompt, one)
+            for request, response in zip(requests, generate(self.engine, requests), strict=True)
+            for one in response.completions
+        ]
+        scores = self.learner.score([[*prompt, *one.token_ids] for prompt, one in drawn])
+        rows = [
+            DrawnRow(prompt, one.token_ids, one.log_probs, learner[-len(one.token_ids) :])
+            for (prompt, one), learner in zip(drawn, scores, strict=True)
+        ]
         gaps = [torch.tensor(row.engine) - torch.tensor(row.learner) for row in rows]
         return Drawn(torch.cat(gaps).abs(), rows[::3])
 
