@@ -20,10 +20,10 @@ from run.overlapped import Schedule
 from selftest import engines, learner, tiny
 from selftest.catalogue import CHECKS
 from selftest.check import Bench, Check
-from tests.gpu.longer import EXTRA
+from tests.gpu import longer
 from training import ranked_learner
 
-GPU_CHECKS = {check.name: check for check in (*CHECKS, *EXTRA) if check.gpus}
+GPU_CHECKS = {check.name: check for check in (*CHECKS, *longer.EXTRA) if check.gpus}
 AWAY = {"output head, GPU", "head as fast as a product", "push right after an update"}
 """They plan nothing."""
 
@@ -70,8 +70,8 @@ def plan_of(check: Check, folder: Path, patch: pytest.MonkeyPatch) -> Plan:
     patch.setattr(engines, "build", build)
     patch.setattr(learner, "collected", lambda *arguments: MagicMock())
     patch.setattr(learner, "collate", lambda groups: MagicMock())
-    patch.setattr(learner, "make_learner", make_learner)
-    patch.setattr(ranked_learner, "make_learner", make_learner)
+    for place in (learner, longer, ranked_learner):
+        patch.setattr(place, "make_learner", make_learner)
     patch.setattr(engines, "load_model", lambda config, devices: None)
     patch.setattr(engines, "vllm_settings", lambda config, *_: build(config, folder, Lockstep))
     patch.setattr(tiny, "run_job", run_job)
