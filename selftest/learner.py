@@ -35,6 +35,14 @@ def collected(bench: Bench, *overrides: str) -> list[Group]:
     return groups
 
 
+def older(groups: list[Group]) -> list[Group]:
+    """The same groups as of another policy. At ratios of 1, where |log ratio| has its kink, rounding chooses a side."""
+    chance = random.Random(4)
+    for completion in (one for group in groups for one in group.completions):
+        completion.log_probs = [each + chance.uniform(-0.1, 0.1) for each in completion.log_probs]
+    return groups
+
+
 def learner_plan(config: Config, bench: Bench) -> Plan:
     """Where the learner is concerned: whether engines fit beside it is not asked."""
     return make_plan(config, False, this_machine(bench.folder), bench.folder)
@@ -94,7 +102,7 @@ def apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 def presets(bench: Bench) -> str:
     """Every preset's step: on a GPU as on the CPU; on the CPU packed as with whole, padded rows."""
-    groups, cpu = collected(bench), Bench(bench.folder, "cpu")
+    groups, cpu = older(collected(bench)), Bench(bench.folder, "cpu")
     here = configured(bench)
     other = configured(cpu, "train.packing=false", "train.gradient_accumulation_steps=2")
     names, worst = sorted(path.stem for path in PRESETS.glob("*.yaml")), 0.0

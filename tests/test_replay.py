@@ -22,6 +22,9 @@ DR_GRPO = (
     *("policy.count_empty=true", "policy.kl_coef=0"),
 )
 
+ROUNDING = 2e-5
+"""Of a log-prob near 10, whose parts are added up in another order: 20 of its last places in float32."""
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -98,8 +101,10 @@ def test_several_ranks_agree_to_rounding(tmp_path: Path) -> None:
         if one.number == 4
     )
     recorded = next(row for row in rows(run) if row["optimizer_step"] == 4)
-    for name in ("loss/objective", "grad_norm", "entropy", "mismatch/max"):
+    for name in ("loss/objective", "grad_norm", "entropy"):
         assert computed[name] == pytest.approx(recorded[name], rel=1e-4, abs=1e-6), name
+    # Of log-probs it is the rounding itself, of which processors have each their own.
+    assert max(computed["mismatch/max"], recorded["mismatch/max"]) < ROUNDING
 
 
 def test_beside_generation_with_old_tokens(tmp_path: Path) -> None:
