@@ -49,6 +49,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(file_of(item.path), len(place)))
 
 
+def pytest_collection_finish() -> None:
+    if "ray" in sys.modules:  # of tests that may start it
+        from tests.scripts import fork_ray
+
+        fork_ray()
+
+
 KEPT = 200
 """Modules whose import is worth a freeze."""
 _freeze = gc.freeze

@@ -1,7 +1,9 @@
-"""Scripts in forks of a process that has imported all that they import: a new interpreter takes seconds for it.
+"""Scripts and Ray's workers in forks of a process that has imported all that they import: a new interpreter takes
+seconds for it.
 
     Forked ── arguments, folder, variables, streams ──▶ server ──fork──▶ keeper ──fork──▶ script
            ◀── its process id, then how it ended ─────────────────────────┘
+    raylet ──▶ tests/forked_ray/setup_worker.py: the same, for a worker
 
 A forked script is a process: it has its own arguments, folder, variables and streams, and ends by its own exit code or
 signal. What differs from `python SCRIPT`: modules were loaded in the server, which had the same variables, texts
@@ -21,12 +23,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
-from typing import ClassVar
+
+import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 IMPORTED = (
@@ -44,8 +48,24 @@ IMPORTED = (
     "transformers.models.llama.modeling_llama",
 )
 """What the scripts import on their way to the first step. Less vLLM, whose CPU build changes torch."""
+VLLM = (
+    *IMPORTED,
+    "vllm.v1.engine.llm_engine",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.worker.cpu_worker",
+)
+"""Of a process that is to have an engine of vLLM."""
 OF_EACH = {"PYTHONPATH", "PYTEST_CURRENT_TEST"}
 """Variables that the modules do not read as they load; the first is applied to a script's import path."""
+FORKS = "FORKS_AT"
+"""The variable that names the server's socket to whatever a script starts."""
+OF_RAY = {"RAY_RAYLET_PID": "0", "RAY_JOB_ID": "01000000"}
+"""What Ray's library reads from variables as it is loaded, and later never: a worker's raylet, which `end_with`
+replaces, and its job: here the first of a runtime."""
+JOBS = (OF_RAY["RAY_JOB_ID"], "ffffffff", None)
+"""Of processes that may read the above: of that job, of none yet, or no worker."""
+AT_LOAD = ("CUDA_", "HF_", "MKL_", "OMP_", "TORCH_", "TRANSFORMERS_")
+"""How variables begin that modules read as they are loaded."""
 
 
 def can_fork(environment: Mapping[str, str]) -> bool:
@@ -67,30 +87,27 @@ class Forked:
     """What `subprocess.Popen` of `python SCRIPT ...` is, with text from pipes, as far as tests use it.
 
     command: the script and its arguments. stderr: `subprocess.PIPE`, or `subprocess.STDOUT` to join it to stdout.
+    imports: of the process that is forked.
     """
 
     def __init__(
-        self, command: Sequence[str], cwd: Path, environment: Mapping[str, str], stderr: int = subprocess.PIPE
+        self,
+        command: Sequence[str],
+        cwd: Path,
+        environment: Mapping[str, str],
+        stderr: int = subprocess.PIPE,
+        imports: Sequence[str] = IMPORTED,
     ) -> None:
         self.args = [sys.executable, *command]
         self.returncode: int | None = None
         self._out, stdout = _Pipe.and_its_end()
         self._err, complaints = _Pipe.and_its_end()
-        self._keeper, reports = socket.socketpair()
         joined = stdout if stderr == subprocess.STDOUT else complaints
-        request = json.dumps([list(command), str(cwd), dict(environment)]).encode()
-        _Server.of(environment).fork(request, [reports.fileno(), stdout, joined])
-        reports.close()
+        address = Server.of(environment, imports).address
+        self._keeper = Keeper(address, command, str(cwd), {**environment, FORKS: address}, stdout, joined)
         os.close(stdout)
         os.close(complaints)
-        self.pid = self._told()
-
-    def _told(self) -> int:
-        """The next number that the keeper sends."""
-        sent = self._keeper.recv(16)
-        if not sent:
-            raise EOFError(f"nobody keeps {self.args}")
-        return int(sent)
+        self.pid = self._keeper.told()
 
     def poll(self) -> int | None:
         return self._end_within(0.0)
@@ -102,8 +119,8 @@ class Forked:
         return code
 
     def _end_within(self, seconds: float | None) -> int | None:
-        if self.returncode is None and select.select([self._keeper], [], [], seconds)[0]:
-            self.returncode = self._told()
+        if self.returncode is None and self._keeper.tells_within(seconds):
+            self.returncode = self._keeper.told()
             self._keeper.close()
         return self.returncode
 
@@ -153,57 +170,111 @@ class _Pipe:
             self.text = self._file.read()
 
 
-class _Server:
-    """The server process of this test process, replaced where a script is to have other variables."""
+class Keeper:
+    """Asks the server at `address` for a fork, and hears of it: first its process id, then how it ended.
 
-    running: "ClassVar[_Server | None]" = None
+    Raises OSError where nobody listens there.
+    """
 
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        self._variables = variables
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            body = f"from tests.forked import main; main({theirs.fileno()})"
-            command = [sys.executable, "-c", body]
-            self._process = subprocess.Popen(
-                command, cwd=ROOT, env=variables, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-            )
-
-    @classmethod
-    def of(cls, environment: Mapping[str, str]) -> "_Server":
-        variables = {name: value for name, value in environment.items() if name not in OF_EACH}
-        if cls.running is None or cls.running._variables != variables:
-            if cls.running is not None:
-                cls.running.close()
-            cls.running = cls(variables)
-            atexit.register(cls.running.close)
-        return cls.running
-
-    def fork(self, request: bytes, descriptors: list[int]) -> None:
-        """descriptors: for the keeper's reports, and the script's stdout and stderr."""
-        socket.send_fds(self._socket, [len(request).to_bytes(8, "big")], descriptors)
+    def __init__(
+        self,
+        address: str,
+        command: Sequence[str],
+        cwd: str,
+        environment: Mapping[str, str],
+        stdout: int,
+        stderr: int,
+    ) -> None:
+        self._command = command
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(address)
+        request = json.dumps([list(command), cwd, dict(environment)]).encode()
+        socket.send_fds(self._socket, [len(request).to_bytes(8, "big")], [stdout, stderr])
         self._socket.sendall(request)
+
+    def told(self) -> int:
+        """The next number. Raises EOFError where there is none."""
+        line = b""
+        while not line.endswith(b"\n"):
+            sent = self._socket.recv(1)
+            if not sent:
+                raise EOFError(f"nobody keeps {self._command}")
+            line += sent
+        return int(line)
+
+    def tells_within(self, seconds: float | None) -> bool:
+        return bool(select.select([self._socket], [], [], seconds)[0])
 
     def close(self) -> None:
         self._socket.close()
+
+
+_running: "dict[Sequence[str], Server]" = {}
+
+
+class Server:
+    """A server process of this test process, one for each set of imports, replaced where a script is to have other
+    variables.
+
+    address: of the socket that it listens to.
+    """
+
+    def __init__(self, variables: Mapping[str, str], imports: Sequence[str]) -> None:
+        self._variables = variables
+        self._folder = tempfile.TemporaryDirectory(prefix="forks_")
+        self.address = f"{self._folder.name}/server"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(self.address)
+        listener.listen(64)
+        self._line, theirs = socket.socketpair()
+        with listener, theirs:
+            given = [listener.fileno(), theirs.fileno()]
+            body = f"from tests.forked import main; main(*{given}, {tuple(imports)})"
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", body],
+                cwd=ROOT,
+                env=variables,
+                pass_fds=given,
+                stdin=subprocess.DEVNULL,
+            )
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str], imports: Sequence[str] = IMPORTED) -> "Server":
+        variables = {name: value for name, value in environment.items() if name not in OF_EACH}
+        ours = _running.get(imports)
+        if ours is None or ours._variables != variables:
+            if ours is not None:
+                ours.close()
+            ours = _running[imports] = cls(variables, imports)
+            atexit.register(ours.close)
+        return ours
+
+    def close(self) -> None:
+        self._line.close()
         self._process.wait()
+        self._folder.cleanup()
 
 
 # --- in the server --------------------------------------------------------------------------------------------
 
+_loaded_with: dict[str, str] = {}
+"""Its variables before the imports."""
+_set_by_imports: dict[str, str] = {}
 
-def serve(requests: socket.socket) -> list[str]:
-    """Fork until the test process closes its end. Returns in a script's process alone, its command."""
+
+def serve(listener: socket.socket, line: socket.socket) -> list[str]:
+    """Fork until the test process closes its end of `line`. Returns in a script's process alone, its command."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the test process ends us
     while True:
-        size, descriptors, _, _ = socket.recv_fds(requests, 8, 3)
-        if not size:
+        readable, _, _ = select.select([listener, line], [], [])
+        if line in readable:
             sys.exit()
-        request = requests.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
+        asking, _ = listener.accept()
         if os.fork() == 0:
-            requests.close()
-            return keep(json.loads(request), *descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
+            listener.close()
+            line.close()
+            return keep(asking)
+        asking.close()
         while _reaped():
             pass
 
@@ -215,19 +286,33 @@ def _reaped() -> bool:
         return False
 
 
-def keep(request: tuple[list[str], str, dict[str, str]], reports: int, stdout: int, stderr: int) -> list[str]:
-    """Fork the script and report its process id and its end. Returns in the script's process alone."""
+def keep(asking: socket.socket) -> list[str]:
+    """Fork the script and report its process id and its end; where nobody listens any more, end it. Returns in the
+    script's process alone."""
+    size, (stdout, stderr), _, _ = socket.recv_fds(asking, 8, 2)
+    command, cwd, environment = json.loads(asking.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
+    if not suits(environment):
+        os._exit(0)
     pid = os.fork()
     if pid == 0:
-        os.close(reports)
-        return become(*request, stdout, stderr)
+        asking.close()
+        return become(command, cwd, environment, stdout, stderr)
     os.close(stdout)
     os.close(stderr)
-    os.write(reports, str(pid).encode())
-    _, status = os.waitpid(pid, 0)
-    with suppress(BrokenPipeError):  # the test did not wait for it
-        os.write(reports, str(os.waitstatus_to_exitcode(status)).encode())
+    with suppress(BrokenPipeError):
+        asking.sendall(f"{pid}\n".encode())
+        if asking.fileno() in select.select([asking.fileno(), os.pidfd_open(pid)], [], [])[0]:
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        asking.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
     os._exit(0)
+
+
+def suits(environment: Mapping[str, str]) -> bool:
+    """Whether modules that a script with these variables loads would be as they are here."""
+    read = {name for name in (*environment, *_loaded_with) if name.startswith(AT_LOAD)}
+    job = environment.get("RAY_JOB_ID")
+    return job in JOBS and all(environment.get(name) == _loaded_with.get(name) for name in read)
 
 
 def become(command: list[str], cwd: str, environment: dict[str, str], stdout: int, stderr: int) -> list[str]:
@@ -240,7 +325,7 @@ def become(command: list[str], cwd: str, environment: dict[str, str], stdout: in
         os.close(end)
     os.chdir(cwd)
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update({**_set_by_imports, **environment})
     ours = sys.path.index("")  # as of `python -c`, which some import has put a folder before
     beside = [Path(command[0]).resolve().parent, *environment.get("PYTHONPATH", "").split(os.pathsep)]
     sys.path[ours : ours + 1] = [str(folder) for folder in beside if folder]
@@ -251,12 +336,38 @@ def become(command: list[str], cwd: str, environment: dict[str, str], stdout: in
     return command
 
 
-def main(requests: int) -> None:
-    for name in IMPORTED:
+def end_with(raylet: int) -> None:
+    """What a Ray worker does by itself."""
+    while psutil.pid_exists(raylet):
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def load(imports: Sequence[str]) -> None:
+    os.environ.update(OF_RAY)
+    if imports == VLLM:
+        from rollout.engines.vllm_settings import set_environment
+
+        set_environment()
+    _loaded_with.update(os.environ)
+    for name in imports:
         importlib.import_module(name)
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("an import has started threads, which a fork does not have")
+    _set_by_imports.update(os.environ.items() - _loaded_with.items())
     gc.collect()
     gc.freeze()
-    script, *_ = serve(socket.socket(fileno=requests))
+
+
+def main(listener: int, line: int, imports: Sequence[str]) -> None:
+    load(imports)
+    from ray._raylet import Config  # type: ignore[attr-defined]
+
+    from tests.forked_ray import fork_processes_of_ray
+
+    fork_processes_of_ray(lambda: None)
+    script, *_ = serve(socket.socket(fileno=listener), socket.socket(fileno=line))
+    Config.initialize("")  # with the variables of the script
+    if "RAY_RAYLET_PID" in os.environ:
+        Thread(target=end_with, args=[int(os.environ["RAY_RAYLET_PID"])], daemon=True).start()
     runpy.run_path(script, run_name="__main__")

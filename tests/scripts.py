@@ -17,7 +17,8 @@ from config.composition import register_schema, to_config
 from config.schema import Config
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
-from tests.forked import Forked, can_fork
+from tests.forked import FORKS, Forked, Server, can_fork
+from tests.forked_ray import fork_processes_of_ray
 
 SCHEDULE_OF: dict[ModuleType, Any] = {grpo: Lockstep, grpo_async: Overlapped}
 """What each script's loop works with."""
@@ -117,6 +118,16 @@ def finish(process: Script, timeout: float = 600.0) -> str:
     except subprocess.TimeoutExpired as error:
         process.kill()
         raise AssertionError(f"after {timeout} s still running:\n{process.communicate()[0]}") from error
+
+
+def fork_ray() -> None:
+    """Of runtimes that tests start in this process from now on; those of forked scripts are by themselves."""
+
+    def before() -> None:
+        os.environ[FORKS] = Server.of({**ENVIRONMENT, **_OF_RUNS}).address
+
+    if can_fork(ENVIRONMENT):
+        fork_processes_of_ray(before)
 
 
 def rows(run_dir: Path) -> list[dict[str, Any]]:
