@@ -3,7 +3,7 @@ seconds for it.
 
     Forked ── arguments, folder, variables, streams ──▶ server ──fork──▶ keeper ──fork──▶ script
            ◀── its process id, then how it ended ─────────────────────────┘
-    raylet ──▶ tests/forked_ray/setup_worker.py: the same, for a worker
+    Ray ── its command ──▶ tests/forked_ray/setup_worker.py: the same, for a worker or a helper of Ray
 
 A forked script is a process: it has its own arguments, folder, variables and streams, and ends by its own exit code or
 signal. What differs from `python SCRIPT`: modules were loaded in the server, which had the same variables, texts
@@ -47,14 +47,7 @@ IMPORTED = (
     "training.local_learner",
     "transformers.models.llama.modeling_llama",
 )
-"""What the scripts import on their way to the first step. Less vLLM, whose CPU build changes torch."""
-VLLM = (
-    *IMPORTED,
-    "vllm.v1.engine.llm_engine",
-    "vllm.v1.executor.uniproc_executor",
-    "vllm.v1.worker.cpu_worker",
-)
-"""Of a process that is to have an engine of vLLM."""
+"""What the scripts import on their way to the first step. Less vLLM, whose import changes torch."""
 OF_EACH = {"PYTHONPATH", "PYTEST_CURRENT_TEST"}
 """Variables that the modules do not read as they load; the first is applied to a script's import path."""
 FORKS = "FORKS_AT"
@@ -345,10 +338,6 @@ def end_with(raylet: int) -> None:
 
 def load(imports: Sequence[str]) -> None:
     os.environ.update(OF_RAY)
-    if imports == VLLM:
-        from rollout.engines.vllm_settings import set_environment
-
-        set_environment()
     _loaded_with.update(os.environ)
     for name in imports:
         importlib.import_module(name)

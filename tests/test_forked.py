@@ -1,16 +1,21 @@
-"""A forked script against the same script in a new interpreter."""
+"""A forked script against the same script in a new interpreter, and what Ray starts."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
+import ray
 
+from cluster.runtime import Place, start_actor
 from tests.forked import Forked, can_fork
-from tests.scripts import ENVIRONMENT, finish, rows, start, start_fresh, without_clocks
+from tests.processes import wait_until_gone
+from tests.scripts import ENVIRONMENT, ROOT, finish, rows, start, start_fresh, without_clocks
 
 pytestmark = pytest.mark.skipif(not can_fork(ENVIRONMENT), reason="scripts are not forked here")
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
@@ -53,6 +58,44 @@ def test_a_script_finds_what_a_new_interpreter_finds(tmp_path: Path) -> None:
 def test_modules_see_the_variables_of_the_script(tmp_path: Path) -> None:
     source = "import os; from huggingface_hub import constants; print(constants.HF_HUB_CACHE)"
     assert ran(source, tmp_path, True, {"HF_HUB_CACHE": "/elsewhere"}) == (0, "/elsewhere\n", "")
+
+
+def test_a_script_ends_with_whoever_asked_for_it(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import time; time.sleep(600)")
+    process = Forked(["script.py"], tmp_path, ENVIRONMENT)
+    process._keeper.close()
+    wait_until_gone(process.pid)
+
+
+def test_a_worker_ends_with_its_raylet() -> None:
+    raylet = subprocess.Popen(["sleep", "600"])
+    body = f"from tests.forked import end_with; end_with({raylet.pid})"
+    worker = subprocess.Popen([sys.executable, "-c", body], cwd=ROOT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        worker.wait(timeout=2.0)
+    raylet.kill()
+    raylet.wait()
+    assert worker.wait(timeout=60.0) == 1
+
+
+class Actor:
+    """What an actor of Ray finds."""
+
+    def __init__(self, visible: dict[str, str]) -> None: ...
+
+    def look(self) -> tuple[str, str]:
+        """OMP_NUM_THREADS, and its parent's command."""
+        return os.environ["OMP_NUM_THREADS"], " ".join(psutil.Process(os.getppid()).cmdline())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_actor_is_forked_unless_its_variables_are_others(threads: int, local_ray: None) -> None:
+    """Two threads of OpenMP are read as torch is loaded."""
+    actor = start_actor(Actor, Place("one that looks"), threads, {})
+    variable, parent = ray.get(actor.look.remote(), timeout=60.0)
+    assert variable == str(threads)
+    assert ("from tests.forked import main" in parent) == (threads == 1)
+    assert ("/raylet " in parent) == (threads == 2)
 
 
 def test_threads_are_not_forked() -> None:
