@@ -80,23 +80,17 @@ class Forked:
     """What `subprocess.Popen` of `python SCRIPT ...` is, with text from pipes, as far as tests use it.
 
     command: the script and its arguments. stderr: `subprocess.PIPE`, or `subprocess.STDOUT` to join it to stdout.
-    imports: of the process that is forked.
     """
 
     def __init__(
-        self,
-        command: Sequence[str],
-        cwd: Path,
-        environment: Mapping[str, str],
-        stderr: int = subprocess.PIPE,
-        imports: Sequence[str] = IMPORTED,
+        self, command: Sequence[str], cwd: Path, environment: Mapping[str, str], stderr: int = subprocess.PIPE
     ) -> None:
         self.args = [sys.executable, *command]
         self.returncode: int | None = None
         self._out, stdout = _Pipe.and_its_end()
         self._err, complaints = _Pipe.and_its_end()
         joined = stdout if stderr == subprocess.STDOUT else complaints
-        address = Server.of(environment, imports).address
+        address = Server.of(environment).address
         self._keeper = Keeper(address, command, str(cwd), {**environment, FORKS: address}, stdout, joined)
         os.close(stdout)
         os.close(complaints)
@@ -202,17 +196,16 @@ class Keeper:
         self._socket.close()
 
 
-_running: "dict[Sequence[str], Server]" = {}
+_running: "Server | None" = None
 
 
 class Server:
-    """A server process of this test process, one for each set of imports, replaced where a script is to have other
-    variables.
+    """The server process of this test process, replaced where a script is to have other variables.
 
     address: of the socket that it listens to.
     """
 
-    def __init__(self, variables: Mapping[str, str], imports: Sequence[str]) -> None:
+    def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = variables
         self._folder = tempfile.TemporaryDirectory(prefix="forks_")
         self.address = f"{self._folder.name}/server"
@@ -222,7 +215,7 @@ class Server:
         self._line, theirs = socket.socketpair()
         with listener, theirs:
             given = [listener.fileno(), theirs.fileno()]
-            body = f"from tests.forked import main; main(*{given}, {tuple(imports)})"
+            body = f"from tests.forked import main; main(*{given})"
             self._process = subprocess.Popen(
                 [sys.executable, "-c", body],
                 cwd=ROOT,
@@ -232,15 +225,15 @@ class Server:
             )
 
     @classmethod
-    def of(cls, environment: Mapping[str, str], imports: Sequence[str] = IMPORTED) -> "Server":
+    def of(cls, environment: Mapping[str, str]) -> "Server":
+        global _running
         variables = {name: value for name, value in environment.items() if name not in OF_EACH}
-        ours = _running.get(imports)
-        if ours is None or ours._variables != variables:
-            if ours is not None:
-                ours.close()
-            ours = _running[imports] = cls(variables, imports)
-            atexit.register(ours.close)
-        return ours
+        if _running is None or _running._variables != variables:
+            if _running is not None:
+                _running.close()
+            _running = cls(variables)
+            atexit.register(_running.close)
+        return _running
 
     def close(self) -> None:
         self._line.close()
@@ -336,10 +329,10 @@ def end_with(raylet: int) -> None:
     os._exit(1)
 
 
-def load(imports: Sequence[str]) -> None:
+def load() -> None:
     os.environ.update(OF_RAY)
     _loaded_with.update(os.environ)
-    for name in imports:
+    for name in IMPORTED:
         importlib.import_module(name)
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("an import has started threads, which a fork does not have")
@@ -348,8 +341,8 @@ def load(imports: Sequence[str]) -> None:
     gc.freeze()
 
 
-def main(listener: int, line: int, imports: Sequence[str]) -> None:
-    load(imports)
+def main(listener: int, line: int) -> None:
+    load()
     from ray._raylet import Config  # type: ignore[attr-defined]
 
     from tests.forked_ray import fork_processes_of_ray
