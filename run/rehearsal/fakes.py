@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from config.schema import ModelConfig
 from plan.memory import rows_at_a_time
 from plan.plan import Plan
-from training import attention, learner_models, log_probs, model
+from training import attention, learner_models, log_probs, model, worker
 from training.attention import Segments
 from training.batch import Batch, Scores, Tokens
 
@@ -89,13 +89,22 @@ _ANSWERS: dict[Any, object] = {
 def without_memory(as_on_a_gpu: bool) -> Iterator[None]:
     """Tensors that are made inside are fake, and models are loaded without their files, by config.json alone.
 
+    Nothing asks for their values: no check of what was loaded, no digest of it, no shard filled from the whole model.
     as_on_a_gpu: attention of packed sequences is one kernel, half-precision factors of the output head are summed as
     they are.
     """
     with ExitStack() as inside:
-        inside.enter_context(patch.object(model, "_load", load_without_files))
-        for module in (model, learner_models):
-            inside.enter_context(patch.object(module, "skeleton", model.bare_model))
+        for module, name, other in (
+            (model, "_load", load_without_files),
+            (model, "_check_finite", _nothing),
+            (model, "check_head", _nothing),
+            (model, "skeleton", model.bare_model),
+            (learner_models, "skeleton", model.bare_model),
+            (learner_models, "load_model", lambda config, device: model.bare_model(config)),
+            (learner_models, "fill", _nothing),
+            (worker, "base_digest", lambda model: ""),
+        ):
+            inside.enter_context(patch.object(module, name, other))
         # Threads that transformers loads with know nothing of the modes below.
         inside.enter_context(patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "1"}))
         inside.enter_context(
@@ -109,6 +118,10 @@ def without_memory(as_on_a_gpu: bool) -> Iterator[None]:
         inside.enter_context(SmallIntegers())
         inside.enter_context(Finite())
         yield
+
+
+def _nothing(*given: object) -> None:
+    """In place of what reads or writes values."""
 
 
 def _swap(swap: Callable[[Tensor, Tensor], None], old: Tensor, new: Tensor) -> None:

@@ -83,11 +83,10 @@ def rehearse_memory(plan: Plan) -> Peaks:
 
 
 def _peaks(plan: Plan, worker: WatchedWorker, piece: Piece) -> Peaks:
-    """With two microbatches where a step has several: the second meets the gradients of the first."""
     memory = Memory()
-    with kinds_told(worker, memory):
+    with kinds_told(worker, memory, plan.learner.microbatches):
         worker.score_parts([piece.batch])
-        worker.gradients([piece] * min(2, plan.learner.microbatches))
+        worker.gradients([piece])
         worker.update()
     return memory.peaks
 

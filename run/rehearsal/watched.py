@@ -40,11 +40,17 @@ class WatchedWorker(Worker):
     def step_of_nothing(self) -> None:
         """A first optimizer step, unwatched: the optimizer makes its states, and DTensor works out on whole tensors,
         which nobody holds, how each operation is sharded."""
-        for parameter in self.model.parameters():
-            if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
+        self.make_gradients()
         super()._clip()
         super()._apply(finite=True)
+
+    def make_gradients(self) -> list[Tensor]:
+        """Of every parameter that is trained."""
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        gradients = [torch.zeros_like(parameter) for parameter in trained]
+        for parameter, gradient in zip(trained, gradients, strict=True):
+            parameter.grad = gradient
+        return gradients
 
     def score_parts(self, parts: Sequence[Batch]) -> None:
         """The reference's pass, or the policy's own before its first update."""
@@ -88,8 +94,11 @@ _AWAY = {
 
 
 @contextmanager
-def kinds_told(worker: WatchedWorker, memory: Memory) -> Iterator[None]:
-    """`memory` sees the phases of the worker inside, and learns of what kind its tensors are."""
+def kinds_told(worker: WatchedWorker, memory: Memory, microbatches: int) -> Iterator[None]:
+    """`memory` sees the phases of the worker inside, and learns of what kind its tensors are.
+
+    Where a step has several microbatches, the one that it sees meets the gradients of others.
+    """
     away = _AWAY[worker.config.train_model.offload]
 
     def home(name: str, kind: str) -> str:
@@ -114,6 +123,8 @@ def kinds_told(worker: WatchedWorker, memory: Memory) -> Iterator[None]:
                 hook = parameter.register_post_accumulate_grad_hook(lambda one: add("gradients", [one.grad]))
                 inside.callback(hook.remove)
         inside.enter_context(_visits(worker, memory, add))
+        if microbatches > 1:
+            inside.enter_context(patch.object(worker, "_learn", _after_others(worker, worker._learn, add)))
         yield
 
 
@@ -134,6 +145,14 @@ def _making(memory: Memory, kind: str, method: Callable[..., Any], add: Add) -> 
         return out
 
     return labelled
+
+
+def _after_others(worker: WatchedWorker, learn: Callable[..., Any], add: Add) -> Callable[..., Any]:
+    def after_others(*given: Any) -> Any:
+        add("gradients", worker.make_gradients())
+        return learn(*given)
+
+    return after_others
 
 
 @contextmanager
