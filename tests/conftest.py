@@ -104,6 +104,15 @@ def in_turns(*kinds: dict[str, int]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
+def vllm_in_workers() -> Iterator[None]:
+    """To be asked for before `local_ray`."""
+    from tests import scripts
+
+    with scripts.vllm_in_workers():
+        yield
+
+
+@pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
     import ray
 

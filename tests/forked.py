@@ -3,6 +3,7 @@ seconds for it.
 
     Forked ── arguments, folder, variables, streams ──▶ server ──fork──▶ keeper ──fork──▶ script
            ◀── its process id, then how it ended ─────────────────────────┘
+                  where vLLM is wanted ──▶ the server's fork that has imported it ──fork──▶ keeper ...
     Ray ── its command ──▶ tests/forked_ray/setup_worker.py: the same, for a worker or a helper of Ray
 
 A forked script is a process: it has its own arguments, folder, variables and streams, and ends by its own exit code or
@@ -48,6 +49,16 @@ IMPORTED = (
     "transformers.models.llama.modeling_llama",
 )
 """What the scripts import on their way to the first step. Less vLLM, whose import changes torch."""
+OF_VLLM = (
+    "vllm.v1.engine.llm_engine",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.lora.request",
+    "vllm.model_executor.models.llama",
+)
+"""What an engine of vLLM imports as it starts."""
+WANTS_VLLM = "inference_model.backend=vllm"
+"""Among a script's arguments: it, and what it starts, is forked from a process that has imported the above."""
 OF_EACH = {"PYTHONPATH", "PYTEST_CURRENT_TEST"}
 """Variables that the modules do not read as they load; the first is applied to a script's import path."""
 FORKS = "FORKS_AT"
@@ -90,7 +101,7 @@ class Forked:
         self._out, stdout = _Pipe.and_its_end()
         self._err, complaints = _Pipe.and_its_end()
         joined = stdout if stderr == subprocess.STDOUT else complaints
-        address = Server.of(environment).address
+        address = Server.of(environment).address(vllm=WANTS_VLLM in command)
         self._keeper = Keeper(address, command, str(cwd), {**environment, FORKS: address}, stdout, joined)
         os.close(stdout)
         os.close(complaints)
@@ -200,21 +211,14 @@ _running: "Server | None" = None
 
 
 class Server:
-    """The server process of this test process, replaced where a script is to have other variables.
-
-    address: of the socket that it listens to.
-    """
+    """The server process of this test process, replaced where a script is to have other variables."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = variables
         self._folder = tempfile.TemporaryDirectory(prefix="forks_")
-        self.address = f"{self._folder.name}/server"
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(self.address)
-        listener.listen(64)
         self._line, theirs = socket.socketpair()
-        with listener, theirs:
-            given = [listener.fileno(), theirs.fileno()]
+        with self._listener(vllm=False) as plain, self._listener(vllm=True) as with_vllm, theirs:
+            given = [plain.fileno(), with_vllm.fileno(), theirs.fileno()]
             body = f"from tests.forked import main; main(*{given})"
             self._process = subprocess.Popen(
                 [sys.executable, "-c", body],
@@ -223,6 +227,16 @@ class Server:
                 pass_fds=given,
                 stdin=subprocess.DEVNULL,
             )
+
+    def address(self, vllm: bool) -> str:
+        """Of the socket that it listens to, or its fork with vLLM."""
+        return f"{self._folder.name}/{'vllm' if vllm else 'server'}"
+
+    def _listener(self, vllm: bool) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(self.address(vllm))
+        listener.listen(64)
+        return listener
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "Server":
@@ -248,19 +262,31 @@ _loaded_with: dict[str, str] = {}
 _set_by_imports: dict[str, str] = {}
 
 
-def serve(listener: socket.socket, line: socket.socket) -> list[str]:
-    """Fork until the test process closes its end of `line`. Returns in a script's process alone, its command."""
+def serve(listener: socket.socket, line: socket.socket, with_vllm: socket.socket | None) -> list[str]:
+    """Fork until the test process closes its end of `line`. Returns in a script's process alone, its command.
+
+    with_vllm: its first request starts the fork that serves it from then on.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the test process ends us
     while True:
-        readable, _, _ = select.select([listener, line], [], [])
+        readable, _, _ = select.select([each for each in (listener, line, with_vllm) if each], [], [])
         if line in readable:
             sys.exit()
-        asking, _ = listener.accept()
-        if os.fork() == 0:
-            listener.close()
-            line.close()
-            return keep(asking)
-        asking.close()
+        if with_vllm in readable:
+            if os.fork() == 0:
+                listener.close()
+                load_vllm()
+                return serve(with_vllm, line, None)
+            with_vllm.close()
+            with_vllm = None
+        if listener in readable:
+            asking, _ = listener.accept()
+            if os.fork() == 0:
+                for other in (listener, line, with_vllm):
+                    if other:
+                        other.close()
+                return keep(asking)
+            asking.close()
         while _reaped():
             pass
 
@@ -332,23 +358,37 @@ def end_with(raylet: int) -> None:
 def load() -> None:
     os.environ.update(OF_RAY)
     _loaded_with.update(os.environ)
-    for name in IMPORTED:
+    _import(IMPORTED)
+    _set_by_imports.update(os.environ.items() - _loaded_with.items())
+
+
+def load_vllm() -> None:
+    """Unheard: a run has what it prints in a file. The variables that it sets do not stay, as after an engine's start
+    (`rollout.engines.vllm_settings.process_state_kept`)."""
+    from rollout.engines.vllm_settings import output_into, set_environment
+
+    set_environment()
+    with output_into(os.devnull):
+        _import(OF_VLLM)
+
+
+def _import(names: Sequence[str]) -> None:
+    for name in names:
         importlib.import_module(name)
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("an import has started threads, which a fork does not have")
-    _set_by_imports.update(os.environ.items() - _loaded_with.items())
     gc.collect()
     gc.freeze()
 
 
-def main(listener: int, line: int) -> None:
+def main(plain: int, with_vllm: int, line: int) -> None:
     load()
     from ray._raylet import Config  # type: ignore[attr-defined]
 
     from tests.forked_ray import fork_processes_of_ray
 
     fork_processes_of_ray(lambda: None)
-    script, *_ = serve(socket.socket(fileno=listener), socket.socket(fileno=line))
+    script, *_ = serve(*(socket.socket(fileno=descriptor) for descriptor in (plain, line, with_vllm)))
     Config.initialize("")  # with the variables of the script
     if "RAY_RAYLET_PID" in os.environ:
         Thread(target=end_with, args=[int(os.environ["RAY_RAYLET_PID"])], daemon=True).start()

@@ -4,7 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -120,11 +121,23 @@ def finish(process: Script, timeout: float = 600.0) -> str:
         raise AssertionError(f"after {timeout} s still running:\n{process.communicate()[0]}") from error
 
 
+_workers_have_vllm = False
+
+
+@contextmanager
+def vllm_in_workers() -> Iterator[None]:
+    """Workers of the Ray runtimes that are started here meanwhile are forked from a process that has vLLM."""
+    global _workers_have_vllm
+    _workers_have_vllm = True
+    yield
+    _workers_have_vllm = False
+
+
 def fork_ray() -> None:
     """Of runtimes that tests start in this process from now on; those of forked scripts are by themselves."""
 
     def before() -> None:
-        os.environ[FORKS] = Server.of({**ENVIRONMENT, **_OF_RUNS}).address
+        os.environ[FORKS] = Server.of({**ENVIRONMENT, **_OF_RUNS}).address(_workers_have_vllm)
 
     if can_fork(ENVIRONMENT):
         fork_processes_of_ray(before)

@@ -13,11 +13,13 @@ import pytest
 import ray
 
 from cluster.runtime import Place, start_actor
-from tests.forked import Forked, can_fork
+from plan.machine import installed_vllm
+from tests.forked import WANTS_VLLM, Forked, can_fork
 from tests.processes import wait_until_gone
 from tests.scripts import ENVIRONMENT, ROOT, finish, rows, start, start_fresh, without_clocks
 
 pytestmark = pytest.mark.skipif(not can_fork(ENVIRONMENT), reason="scripts are not forked here")
+needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 LOOK = """
 import json, os, random, signal, sys, threading
@@ -53,6 +55,17 @@ def test_a_script_finds_what_a_new_interpreter_finds(tmp_path: Path) -> None:
     assert seen[0] == seen[1]
     assert by_ray.endswith("ray/thirdparty_files"), "as every import of Ray does"
     assert seen[0]["path"][:2] == [str(tmp_path), str(tmp_path / "modules")]
+
+
+@needs_vllm
+@pytest.mark.parametrize("asked", [WANTS_VLLM, "inference_model.backend=transformers"])
+def test_vllm_is_there_for_whoever_asks_and_its_variables_are_not(asked: str, tmp_path: Path) -> None:
+    source = "import os, sys; print('vllm.v1.engine.llm_engine' in sys.modules, *os.environ)"
+    (tmp_path / "script.py").write_text(source)
+    process = Forked(["script.py", asked], tmp_path, ENVIRONMENT)
+    there, *variables = process.communicate(timeout=100)[0].split()
+    assert there == str(asked == WANTS_VLLM)
+    assert not [name for name in {*variables} - {*ENVIRONMENT} if "VLLM" in name or "INDUCTOR" in name]
 
 
 def test_modules_see_the_variables_of_the_script(tmp_path: Path) -> None:
@@ -141,6 +154,7 @@ def test_one_that_does_not_end_is_waited_for_in_vain_and_killed(tmp_path: Path) 
         ("grpo_async.py", (*SMALL, "train.max_policy_age=0"), 0),
         ("grpo.py", (*SMALL, "optimizer.lr=1e30", "optimizer.warmup_steps=0"), 1),
         ("grpo.py", ("env.repeats=1",), 2),
+        pytest.param("grpo.py", (*SMALL, WANTS_VLLM), 0, marks=needs_vllm),
     ],
 )
 def test_a_run_says_and_leaves_the_same(
