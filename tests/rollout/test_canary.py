@@ -82,16 +82,18 @@ class Run:
         self.canary.before_push()
         self.engine.load(change(weights).items(), self.version)
         found = self.canary.after_push(self.version)
-        asks = self.proof in ("asked", "asked late")
+        asks, drawn = self.proof in ("asked", "asked late"), None
         if self.proof == "drawn" or (asks and not self.drawn_before):
-            found |= self.canary.look_at({ALONE: self.draw()})
+            drawn = self.draw()
+            found |= self.canary.look_at({ALONE: drawn})
         elif asks:
             found |= self.canary.look_at({}, self.ask)
         if self.proof != "fixed" and not self.canary.proven:
             found |= self.canary.prove()
         if asks:
             kept = self.drawn_before[-1:] if self.proof == "asked late" else []
-            self.drawn_before = [*kept, [replace(row, learner=None) for row in self.draw().rows]]
+            rows = (drawn or self.draw()).rows
+            self.drawn_before = [*kept, [replace(row, learner=None) for row in rows]]
         return found
 
     def ask(self) -> Answer:
