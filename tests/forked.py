@@ -28,16 +28,20 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
-
-import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 IMPORTED = (
     "envs.tasks",
     "grpo_utils",
     "hydra._internal.hydra",
+    "ray._private.runtime_env.agent.runtime_env_agent",
+    "ray.dashboard.head",
+    "ray.dashboard.modules.job.job_agent",
+    "ray.dashboard.modules.log.log_agent",
+    "ray.dashboard.modules.reporter.reporter_agent",
     "rollout.stream",
     "run.build",
     "run.engines",
@@ -48,7 +52,7 @@ IMPORTED = (
     "training.local_learner",
     "transformers.models.llama.modeling_llama",
 )
-"""What the scripts import on their way to the first step. Less vLLM, whose import changes torch."""
+"""What the scripts import on their way to the first step, and Ray's own. Less vLLM, whose import changes torch."""
 OF_VLLM = (
     "vllm.v1.engine.llm_engine",
     "vllm.v1.executor.uniproc_executor",
@@ -64,8 +68,8 @@ OF_EACH = {"PYTHONPATH", "PYTEST_CURRENT_TEST"}
 FORKS = "FORKS_AT"
 """The variable that names the server's socket to whatever a script starts."""
 OF_RAY = {"RAY_RAYLET_PID": "0", "RAY_JOB_ID": "01000000"}
-"""What Ray's library reads from variables as it is loaded, and later never: a worker's raylet, which `end_with`
-replaces, and its job: here the first of a runtime."""
+"""What Ray's library reads from variables as it is loaded, and later never: a worker's raylet, which
+`tests/forked_ray` replaces, and its job: here the first of a runtime."""
 JOBS = (OF_RAY["RAY_JOB_ID"], "ffffffff", None)
 """Of processes that may read the above: of that job, of none yet, or no worker."""
 AT_LOAD = ("CUDA_", "HF_", "MKL_", "OMP_", "TORCH_", "TRANSFORMERS_")
@@ -217,7 +221,7 @@ class Server:
         self._variables = variables
         self._folder = tempfile.TemporaryDirectory(prefix="forks_")
         self._line, theirs = socket.socketpair()
-        with self._listener(vllm=False) as plain, self._listener(vllm=True) as with_vllm, theirs:
+        with self._listener("server") as plain, self._listener("vllm") as with_vllm, theirs:
             given = [plain.fileno(), with_vllm.fileno(), theirs.fileno()]
             body = f"from tests.forked import main; main(*{given})"
             self._process = subprocess.Popen(
@@ -229,12 +233,12 @@ class Server:
             )
 
     def address(self, vllm: bool) -> str:
-        """Of the socket that it listens to, or its fork with vLLM."""
-        return f"{self._folder.name}/{'vllm' if vllm else 'server'}"
+        """Of the socket that it listens to, or its fork with vLLM, where that is installed."""
+        return f"{self._folder.name}/{'vllm' if vllm and find_spec('vllm') else 'server'}"
 
-    def _listener(self, vllm: bool) -> socket.socket:
+    def _listener(self, name: str) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(self.address(vllm))
+        listener.bind(f"{self._folder.name}/{name}")
         listener.listen(64)
         return listener
 
@@ -348,13 +352,6 @@ def become(command: list[str], cwd: str, environment: dict[str, str], stdout: in
     return command
 
 
-def end_with(raylet: int) -> None:
-    """What a Ray worker does by itself."""
-    while psutil.pid_exists(raylet):
-        time.sleep(0.5)
-    os._exit(1)
-
-
 def load() -> None:
     os.environ.update(OF_RAY)
     _loaded_with.update(os.environ)
@@ -383,13 +380,10 @@ def _import(names: Sequence[str]) -> None:
 
 def main(plain: int, with_vllm: int, line: int) -> None:
     load()
-    from ray._raylet import Config  # type: ignore[attr-defined]
-
-    from tests.forked_ray import fork_processes_of_ray
+    # Imports Ray, whose variables `load` sets before.
+    from tests.forked_ray import begin_in_fork, fork_processes_of_ray
 
     fork_processes_of_ray(lambda: None)
     script, *_ = serve(*(socket.socket(fileno=descriptor) for descriptor in (plain, line, with_vllm)))
-    Config.initialize("")  # with the variables of the script
-    if "RAY_RAYLET_PID" in os.environ:
-        Thread(target=end_with, args=[int(os.environ["RAY_RAYLET_PID"])], daemon=True).start()
+    begin_in_fork()
     runpy.run_path(script, run_name="__main__")

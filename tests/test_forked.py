@@ -83,7 +83,7 @@ def test_a_script_ends_with_whoever_asked_for_it(tmp_path: Path) -> None:
 
 def test_a_worker_ends_with_its_raylet() -> None:
     raylet = subprocess.Popen(["sleep", "600"])
-    body = f"from tests.forked import end_with; end_with({raylet.pid})"
+    body = f"from tests.forked_ray import end_with; end_with({raylet.pid})"
     worker = subprocess.Popen([sys.executable, "-c", body], cwd=ROOT)
     with pytest.raises(subprocess.TimeoutExpired):
         worker.wait(timeout=2.0)
