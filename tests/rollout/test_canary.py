@@ -1,7 +1,7 @@
 """Every known fault of a weight push, injected into the real engine: the canary stops and names it.
 
-Four times: where fixed sequences prove every push at once, where what the engine draws proves it before the update,
-and where it is asked about what it drew before the push, or before the push before that.
+Four times: where fixed sequences prove every push at once, where what the engine draws proves it before the update, and
+where it is asked about what it drew before the push, or before the push before that.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,13 +36,11 @@ class Learner:
 
     @torch.no_grad()
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
-        lengths = [len(sequence) for sequence in sequences]
         padded = pad_sequence([torch.tensor(list(sequence)) for sequence in sequences], batch_first=True)
-        logits = (
-            self.model(padded).logits[:, :-1] / temperature
-        )  # causal: what follows a row does not change it
+        # Causal: what follows a row does not change it.
+        logits = self.model(padded).logits[:, :-1] / temperature
         scores = logits.log_softmax(-1).gather(2, padded[:, 1:, None])[..., 0]
-        return [row[: length - 1].tolist() for row, length in zip(scores, lengths, strict=True)]
+        return [row[: len(ids) - 1].tolist() for row, ids in zip(scores, sequences, strict=True)]
 
 
 def train_a_little(model: LlamaForCausalLM, step: int, scale: float) -> None:
