@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
+from ray.dashboard.consts import _PARENT_DEATH_THREASHOLD as PARENT_DEATHS
+from ray.dashboard.consts import DASHBOARD_AGENT_CHECK_PARENT_INTERVAL_S as LOOKS_EVERY_S
 
 from cluster.runtime import Place, start_actor
 from plan.machine import installed_vllm
@@ -110,6 +112,18 @@ def test_an_actor_is_forked_unless_its_variables_are_others(threads: int, local_
     assert variable == str(threads)
     assert ("from tests.forked import main" in parent) == (threads == 1)
     assert ("/raylet " in parent) == (threads == 2)
+
+
+def test_the_agents_of_a_raylet_are_forked_and_live(local_ray: None) -> None:
+    """Longer than one of Ray's own would that does not find the raylet as its parent."""
+    below = psutil.Process().children(recursive=True)
+    (raylet,) = [process for process in below if process.name() == "raylet"]
+    scripts = ("dashboard/agent.py", "runtime_env/agent/main.py")
+    agents = [child for child in raylet.children() if any(word.endswith(scripts) for word in child.cmdline())]
+    forks = [psutil.Process(int(agent.name().removeprefix("has "))) for agent in agents]
+    assert len(forks) == 2
+    _, alive = psutil.wait_procs(forks, timeout=PARENT_DEATHS * LOOKS_EVERY_S + 2)
+    assert alive == forks
 
 
 def test_threads_are_not_forked() -> None:

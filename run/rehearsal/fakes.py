@@ -89,7 +89,9 @@ _ANSWERS: dict[Any, object] = {
 def without_memory(as_on_a_gpu: bool) -> Iterator[None]:
     """Tensors that are made inside are fake, and models are loaded without their files, by config.json alone.
 
-    Nothing asks for their values: no check of what was loaded, no digest of it, no shard filled from the whole model.
+    Nothing asks for their values: no check of what was loaded, no digest of it, no whole model that
+    shards are filled from.
+
     as_on_a_gpu: attention of packed sequences is one kernel, half-precision factors of the output head are summed as
     they are.
     """
