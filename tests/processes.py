@@ -6,6 +6,8 @@ from contextlib import suppress
 
 import psutil
 
+from tests.forked_ray.setup_worker import FORK
+
 
 def alive(pid: int) -> bool:
     """Whether the process exists and is more than an entry that waits for its parent."""
@@ -31,6 +33,16 @@ def actors_under(parent: int, kind: str) -> list[int]:
     """Process ids of the Ray actors of the class `kind` that `parent` has started."""
     children = psutil.Process(parent).children(recursive=True)
     return [child.pid for child in children if kind in _name(child)]
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """It and all below it, and what `tests/forked.py` has forked for any of them: such a fork has another parent, and
+    whoever asked for it is named after it."""
+    process = psutil.Process(pid)
+    own = [process, *process.children(recursive=True)]
+    names = [_name(each).removeprefix(FORK) for each in own if _name(each).startswith(FORK)]
+    forks = [int(name) for name in names if psutil.pid_exists(int(name))]
+    return own + [each for fork in forks for each in family(fork)]
 
 
 def command_lines() -> list[str]:

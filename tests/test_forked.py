@@ -17,7 +17,7 @@ from ray.dashboard.consts import DASHBOARD_AGENT_CHECK_PARENT_INTERVAL_S as LOOK
 from cluster.runtime import Place, start_actor
 from plan.machine import installed_vllm
 from tests.forked import WANTS_VLLM, Forked, can_fork
-from tests.processes import wait_until_gone
+from tests.processes import family, wait_until_gone
 from tests.scripts import ENVIRONMENT, ROOT, finish, rows, start, start_fresh, without_clocks
 
 pytestmark = pytest.mark.skipif(not can_fork(ENVIRONMENT), reason="scripts are not forked here")
@@ -120,7 +120,7 @@ def test_the_agents_of_a_raylet_are_forked_and_live(local_ray: None) -> None:
     (raylet,) = [process for process in below if process.name() == "raylet"]
     scripts = ("dashboard/agent.py", "runtime_env/agent/main.py")
     agents = [child for child in raylet.children() if any(word.endswith(scripts) for word in child.cmdline())]
-    forks = [psutil.Process(int(agent.name().removeprefix("has "))) for agent in agents]
+    forks = [fork for agent in agents for fork in family(agent.pid) if fork not in agents]
     assert len(forks) == 2
     _, alive = psutil.wait_procs(forks, timeout=PARENT_DEATHS * LOOKS_EVERY_S + 2)
     assert set(alive) == set(forks)

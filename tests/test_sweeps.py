@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,7 +18,8 @@ from omegaconf import OmegaConf
 
 from config.sweep_jobs import LAST_STEPS, objective
 from run.sweep import WIDTH, SweptJob, table
-from tests.scripts import ENVIRONMENT, QUICK, ROOT, ended, finish, rows, wait_for
+from tests.processes import family
+from tests.scripts import ENVIRONMENT, QUICK, ROOT, Script, begin, ended, finish, rows, wait_for
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=32", "optimizer.warmup_steps=0")
 LONG = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=1600000", "train.checkpoint_frequency=0")
@@ -33,18 +33,10 @@ LAUNCHERS = {
 }
 
 
-def sweep(folder: Path, *overrides: str, cwd: Path) -> "subprocess.Popen[str]":
-    """In an interpreter of its own, as launchers start others, and away from the checkout."""
+def sweep(folder: Path, *overrides: str, cwd: Path) -> Script:
+    """Away from the checkout. Jobs of joblib and submitit begin in new interpreters."""
     command = [str(ROOT / "grpo.py"), "--config-name", "grpo_quickstart", "--multirun"]
-    return subprocess.Popen(
-        [sys.executable, *command, f"hydra.sweep.dir={folder}", *QUICK, *overrides],
-        cwd=cwd,
-        env={**ENVIRONMENT, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    return begin([*command, f"hydra.sweep.dir={folder}", *QUICK, *overrides], cwd, stderr=subprocess.STDOUT)
 
 
 def outcomes(folder: Path) -> dict[str, str]:
@@ -60,11 +52,10 @@ def table_of(output: str) -> list[str]:
     ]  # Ray says more below
 
 
-def foreign_listeners(process: "subprocess.Popen[str]") -> Iterator[str]:
+def foreign_listeners(process: Script) -> Iterator[str]:
     """Addresses other than loopback on which the process or one below it listens now."""
     with suppress(psutil.NoSuchProcess):
-        family = psutil.Process(process.pid)
-        for one in [family, *family.children(recursive=True)]:
+        for one in family(process.pid):
             with suppress(psutil.NoSuchProcess):
                 for link in one.net_connections("inet"):
                     if link.status == psutil.CONN_LISTEN and "127.0.0.1" not in link.laddr.ip:
@@ -195,7 +186,7 @@ def test_an_interrupt_reaches_the_jobs_in_other_processes(launcher: str, tmp_pat
     chosen = (f"hydra/launcher={launcher}", side_by_side[launcher])
     process = sweep(folder, *chosen, *LONG, "train.seed=0,1,2", cwd=tmp_path)
     wait_for(lambda: all((folder / job / "metrics.jsonl").exists() for job in "01"), process)
-    below = psutil.Process(process.pid).children(recursive=True)
+    _, *below = family(process.pid)
     os.kill(process.pid, signal.SIGINT)
     output = finish(process)
     assert process.returncode == 130, output

@@ -14,6 +14,8 @@ SCRIPTS = Path(
     sys.prefix, "lib", f"python3.{sys.version_info.minor}", "site-packages", "ray", "_private", "workers"
 )
 CONTEXT = "--serialized-runtime-env-context="
+FORK = "has "
+"""How the name of a process begins that has a fork; its process id follows."""
 OF_SETUP = ("--language=", CONTEXT)
 """Arguments of Ray's script of this name."""
 
@@ -46,7 +48,7 @@ def main(command: Sequence[str]) -> int:
     except (KeyError, OSError, EOFError):
         for_ray = [str(SCRIPTS / "setup_worker.py"), *command] if len(own) < len(command) else command
         os.execv(sys.executable, [sys.executable, "-u", *for_ray])
-    Path("/proc/self/comm").write_text(f"has {pid}")
+    Path("/proc/self/comm").write_text(f"{FORK}{pid}")
     return keeper.told()
 
 
