@@ -6,7 +6,6 @@ Then learner ranks on two nodes of three, one of which fails.
 import re
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,40 +76,25 @@ def steps(run_dir: Path) -> int:
     return metrics.read_text().count("\n") if metrics.exists() else 0
 
 
-def on_two_nodes(cluster: RayCluster, run_dir: Path, *overrides: str) -> subprocess.Popen[str]:
-    """A run of grpo.py with a learner rank on each of two nodes, in 16 completions an iteration."""
-    ranks = ("train_model.num_devices=2", "train_model.num_nodes=2", "env.num_envs=4", "env.repeats=4")
-    return start_fresh(
+def test_learner_ranks_on_two_nodes_one_of_which_is_lost(cluster: RayCluster, tmp_path: Path) -> None:
+    """Three nodes with one CPU each: two for the ranks, one for the engine. They meet over the nodes' addresses, write
+    a checkpoint together, and push through the object store. The rank that is left cannot go on without the other: the
+    run begins anew at its newest checkpoint, once another node has joined."""
+    cluster.start_node(4)
+    process = start_fresh(
         "grpo.py",
-        run_dir,
+        tmp_path,
         f"ray.address={ADDRESS}",
-        *ranks,
-        *overrides,
+        *("train_model.num_devices=2", "train_model.num_nodes=2", "env.num_envs=4", "env.repeats=4"),
+        *("train.restarts=1", "train.total_dialog_turns=160", "train.checkpoint_frequency=1"),
         enter=cluster.enter,
         environment=cluster.environment,
     )
-
-
-def test_learner_ranks_on_two_nodes(cluster: RayCluster, tmp_path: Path) -> None:
-    """Three nodes with one CPU each: two for the ranks, one for the engine. They meet over the nodes' addresses, write
-    one checkpoint together, and push through the object store."""
-    cluster.start_node(4)
-    process = on_two_nodes(cluster, tmp_path, "train.total_dialog_turns=64", "train.checkpoint_frequency=2")
-    output = finish(process)
-    assert process.returncode == 0, output
-    assert steps(tmp_path) == 4
+    wait_for(lambda: steps(tmp_path) >= 3, process)
     newest = newest_checkpoint(tmp_path)
     assert newest is not None
     writers = {path.name for path in (newest / "learner").glob("*.distcp")}
     assert len(writers) == 2, writers
-
-
-def test_a_run_goes_on_when_the_node_of_a_rank_is_lost(cluster: RayCluster, tmp_path: Path) -> None:
-    """The ranks that are left cannot go on without it: the run begins anew at its newest checkpoint, once another node
-    has joined."""
-    more = ("train.restarts=1", "train.total_dialog_turns=160", "train.checkpoint_frequency=1")
-    process = on_two_nodes(cluster, tmp_path, *more)
-    wait_for(lambda: steps(tmp_path) >= 3, process)
     cluster.kill_node(cluster.node_of_a_rank())
     cluster.start_node(5)
     output = finish(process)
