@@ -1,18 +1,17 @@
 """A small disk of its own for a test: full, or read-only, as a real one is, for root as for everybody.
 
 unshare (mount, user) ── sh: mounts a tmpfs at `place`, waits        only what enters the namespace sees it;
-    └── the script under test, by `enter`                            the test does through /proc/PID/root
+    └── the script under test                                        the test does through /proc/PID/root
 """
 
-import os
 import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+from tests.namespaces import USER, Namespaces
 from tests.scripts import ROOT
 
 LIMIT_S = 60.0
-USER = ["--user", "--map-root-user"] if os.geteuid() else []
 NAMESPACE = ["unshare", *USER, "--mount"]
 
 
@@ -26,7 +25,7 @@ def can_mount() -> bool:
 
 
 class Disk:
-    """`mib` MiB at `place`, until it is closed. enter: the command that starts another one where it is seen."""
+    """`mib` MiB at `place`, until it is closed. namespaces: where it is seen."""
 
     def __init__(self, place: Path, mib: int) -> None:
         self.place = place
@@ -36,8 +35,7 @@ class Disk:
         self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline() == b"up\n"
-        user = ["--user", "--preserve-credentials"] if USER else []
-        self.enter = ["nsenter", "--target", str(self._holder.pid), *user, "--mount", f"--wd={ROOT}"]
+        self.namespaces = Namespaces(self._holder.pid, ["mount"])
 
     def seen(self, path: Path) -> Path:
         """The same file from outside."""
@@ -67,7 +65,7 @@ class Disk:
         self._do("umount", str(folder))
 
     def _do(self, *command: str) -> None:
-        subprocess.run([*self.enter, *command], check=True, timeout=LIMIT_S)
+        subprocess.run([*self.namespaces.command(str(ROOT)), *command], check=True, timeout=LIMIT_S)
 
     def close(self) -> None:
         self._holder.kill()

@@ -28,9 +28,12 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partialmethod
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
+
+from tests.namespaces import Namespaces, asker, enter
 
 ROOT = Path(__file__).resolve().parent.parent
 IMPORTED = (
@@ -72,8 +75,13 @@ OF_RAY = {"RAY_RAYLET_PID": "0", "RAY_JOB_ID": "01000000"}
 `tests/forked_ray` replaces, and its job: here the first of a runtime."""
 JOBS = (OF_RAY["RAY_JOB_ID"], "ffffffff", None)
 """Of processes that may read the above: of that job, of none yet, or no worker."""
-AT_LOAD = ("CUDA_", "HF_", "MKL_", "OMP_", "TORCH_", "TRANSFORMERS_")
+AT_LOAD = ("CUDA_", "HF_", "HOME", "MKL_", "OMP_", "TMPDIR", "TORCH_", "TRANSFORMERS_", "XDG_")
 """How variables begin that modules read as they are loaded."""
+
+
+def at_load(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those of the variables that modules read as they are loaded."""
+    return {name: value for name, value in environment.items() if name.startswith(AT_LOAD)}
 
 
 def can_fork(environment: Mapping[str, str]) -> bool:
@@ -95,10 +103,16 @@ class Forked:
     """What `subprocess.Popen` of `python SCRIPT ...` is, with text from pipes, as far as tests use it.
 
     command: the script and its arguments. stderr: `subprocess.PIPE`, or `subprocess.STDOUT` to join it to stdout.
+    within: namespaces that it enters. Raises ValueError where modules would see other variables than the script.
     """
 
     def __init__(
-        self, command: Sequence[str], cwd: Path, environment: Mapping[str, str], stderr: int = subprocess.PIPE
+        self,
+        command: Sequence[str],
+        cwd: Path,
+        environment: Mapping[str, str],
+        stderr: int = subprocess.PIPE,
+        within: Namespaces | None = None,
     ) -> None:
         self.args = [sys.executable, *command]
         self.returncode: int | None = None
@@ -106,7 +120,9 @@ class Forked:
         self._err, complaints = _Pipe.and_its_end()
         joined = stdout if stderr == subprocess.STDOUT else complaints
         address = Server.of(environment).address(vllm=WANTS_VLLM in command)
-        self._keeper = Keeper(address, command, str(cwd), {**environment, FORKS: address}, stdout, joined)
+        variables = {**environment, FORKS: address}
+        beside = within.pid if within else None
+        self._keeper = Keeper(address, command, str(cwd), variables, (stdout, joined), beside)
         os.close(stdout)
         os.close(complaints)
         self.pid = self._keeper.told()
@@ -141,8 +157,7 @@ class Forked:
         if self.poll() is None:
             os.kill(self.pid, number)
 
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
+    kill = partialmethod(send_signal, signal.SIGKILL)
 
 
 class _Pipe:
@@ -175,6 +190,7 @@ class _Pipe:
 class Keeper:
     """Asks the server at `address` for a fork, and hears of it: first its process id, then how it ended.
 
+    streams: its stdout and stderr. beside: the process whose namespaces it enters, or None for those of this one.
     Raises OSError where nobody listens there.
     """
 
@@ -184,14 +200,14 @@ class Keeper:
         command: Sequence[str],
         cwd: str,
         environment: Mapping[str, str],
-        stdout: int,
-        stderr: int,
+        streams: tuple[int, int],
+        beside: int | None,
     ) -> None:
         self._command = command
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(address)
-        request = json.dumps([list(command), cwd, dict(environment)]).encode()
-        socket.send_fds(self._socket, [len(request).to_bytes(8, "big")], [stdout, stderr])
+        request = json.dumps([command, cwd, environment, beside]).encode()
+        socket.send_fds(self._socket, [len(request).to_bytes(8, "big")], streams)
         self._socket.sendall(request)
 
     def told(self) -> int:
@@ -215,7 +231,7 @@ _running: "Server | None" = None
 
 
 class Server:
-    """The server process of this test process, replaced where a script is to have other variables."""
+    """The server process of this test process."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = variables
@@ -223,13 +239,9 @@ class Server:
         self._line, theirs = socket.socketpair()
         with self._listener("server") as plain, self._listener("vllm") as with_vllm, theirs:
             given = [plain.fileno(), with_vllm.fileno(), theirs.fileno()]
-            body = f"from tests.forked import main; main(*{given})"
+            command = [sys.executable, "-c", f"from tests.forked import main; main(*{given})"]
             self._process = subprocess.Popen(
-                [sys.executable, "-c", body],
-                cwd=ROOT,
-                env=variables,
-                pass_fds=given,
-                stdin=subprocess.DEVNULL,
+                command, cwd=ROOT, env=variables, pass_fds=given, stdin=subprocess.DEVNULL
             )
 
     def address(self, vllm: bool) -> str:
@@ -244,13 +256,13 @@ class Server:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "Server":
+        """The one server, whose modules have seen these variables. Raises ValueError where they have seen others."""
         global _running
-        variables = {name: value for name, value in environment.items() if name not in OF_EACH}
-        if _running is None or _running._variables != variables:
-            if _running is not None:
-                _running.close()
-            _running = cls(variables)
+        if _running is None:
+            _running = cls({name: value for name, value in environment.items() if name not in OF_EACH})
             atexit.register(_running.close)
+        if at_load(environment) != at_load(_running._variables):
+            raise ValueError(f"modules were loaded with other variables than {at_load(environment)}")
         return _running
 
     def close(self) -> None:
@@ -306,9 +318,11 @@ def keep(asking: socket.socket) -> list[str]:
     """Fork the script and report its process id and its end; where nobody listens any more, end it. Returns in the
     script's process alone."""
     size, (stdout, stderr), _, _ = socket.recv_fds(asking, 8, 2)
-    command, cwd, environment = json.loads(asking.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
+    asked = json.loads(asking.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
+    command, cwd, environment, beside = asked
     if not suits(environment):
         os._exit(0)
+    enter(beside or asker(asking))
     pid = os.fork()
     if pid == 0:
         asking.close()
@@ -326,9 +340,7 @@ def keep(asking: socket.socket) -> list[str]:
 
 def suits(environment: Mapping[str, str]) -> bool:
     """Whether modules that a script with these variables loads would be as they are here."""
-    read = {name for name in (*environment, *_loaded_with) if name.startswith(AT_LOAD)}
-    job = environment.get("RAY_JOB_ID")
-    return job in JOBS and all(environment.get(name) == _loaded_with.get(name) for name in read)
+    return environment.get("RAY_JOB_ID") in JOBS and at_load(environment) == at_load(_loaded_with)
 
 
 def become(command: list[str], cwd: str, environment: dict[str, str], stdout: int, stderr: int) -> list[str]:

@@ -31,8 +31,8 @@ def engine_processes(parent: int | None = None) -> list[int]:
 
 def actors_under(parent: int, kind: str) -> list[int]:
     """Process ids of the Ray actors of the class `kind` that `parent` has started."""
-    children = psutil.Process(parent).children(recursive=True)
-    return [child.pid for child in children if kind in _name(child)]
+    _, *below = family(parent)
+    return [process.pid for process in below if kind in _name(process)]
 
 
 def family(pid: int) -> list[psutil.Process]:

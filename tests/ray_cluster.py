@@ -5,6 +5,8 @@
         ├── node 127.0.0.2: ray start --address   SIGKILL of all its processes is a machine that fails
         └── the script under test                 with ray.address=127.0.0.1:PORT
 
+Where scripts are forked, so are the nodes' processes (`tests/forked_ray`), and the workers of the first run.
+
 Init ends when the test closes its standard input, or dies; the kernel then ends everything in the namespace.
 """
 
@@ -17,14 +19,18 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import ray
 
-from tests.processes import actors_under, engine_processes
-from tests.scripts import ROOT
+from tests.forked_ray import CLIENT
+from tests.namespaces import USER, Namespaces
+from tests.processes import actors_under, engine_processes, family
+from tests.scripts import ROOT, forks
 
 PORT = 6399
 ADDRESS = f"127.0.0.1:{PORT}"
 LIMIT_S = 60.0
-USER = ["--user", "--map-root-user"] if os.geteuid() else []
+SCRIPT = str(Path(ray.__file__).parent / "scripts" / "scripts.py")
+"""That is `ray` on a command line."""
 NAMESPACE = ["unshare", *USER, "--net", "--pid", "--mount-proc", "--fork"]
 INIT = """
 import fcntl, signal, socket, struct, sys
@@ -54,21 +60,12 @@ class RayCluster:
         assert self._init.stdout is not None
         assert self._init.stdout.readline() == b"up\n"
         (inside,) = psutil.Process(self._init.pid).children()
-        user = ["--user", "--preserve-credentials"] if USER else []
-        self.enter = [
-            "nsenter",
-            "--target",
-            str(inside.pid),
-            *user,
-            "--net",
-            "--pid",
-            "--mount",
-            f"--wd={ROOT}",
-        ]
+        self.namespaces = Namespaces(inside.pid, ["net", "pid", "mount"])
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         self.environment = {
             **inherited,
             "OMP_NUM_THREADS": "1",
+            **forks(),
             "RAY_AUTH_MODE": "disabled",
             "RAY_TMPDIR": self._folder.name,
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -84,20 +81,11 @@ class RayCluster:
             else [f"--address={ADDRESS}"]
         )
         size = ["--num-cpus=1", f"--object-store-memory={2**27}"]
-        command = [
-            *self.enter,
-            sys.executable,
-            "-m",
-            "ray.scripts.scripts",
-            "start",
-            "--block",
-            *where,
-            *size,
-        ]
+        start = [SCRIPT, "start", "--block", *where, *size, f"--node-ip-address=127.0.0.{number}"]
         said = Path(self._folder.name, f"node-{number}.txt")
         with said.open("w") as output:
             self._nodes[number] = psutil.Popen(
-                [*command, f"--node-ip-address=127.0.0.{number}"],
+                [*self.namespaces.command(str(ROOT)), sys.executable, CLIENT, *start],
                 env=self.environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -113,7 +101,7 @@ class RayCluster:
     def kill_node(self, number: int) -> None:
         """What a power cut does: no process of the node gets to say goodbye."""
         node = self._nodes.pop(number)
-        for process in [*node.children(recursive=True), node]:
+        for process in reversed(family(node.pid)):
             with suppress(psutil.NoSuchProcess):  # ended when another of the node did
                 process.kill()
         node.wait(LIMIT_S)

@@ -18,8 +18,9 @@ from config.composition import register_schema, to_config
 from config.schema import Config
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
-from tests.forked import FORKS, Forked, Server, can_fork
+from tests.forked import FORKS, Forked, Server, at_load, can_fork
 from tests.forked_ray import fork_processes_of_ray
+from tests.namespaces import Namespaces
 
 SCHEDULE_OF: dict[ModuleType, Any] = {grpo: Lockstep, grpo_async: Overlapped}
 """What each script's loop works with."""
@@ -53,10 +54,11 @@ def start(
     *overrides: str,
     name: str = "grpo_quickstart",
     environment: Mapping[str, str] = ENVIRONMENT,
+    within: Namespaces | None = None,
 ) -> Script:
     """The script in a process of its own, stdout and stderr joined; see `tests/forked.py` for what kind of one."""
     command = _command(script, run_dir, overrides, name)
-    return begin(command, ROOT, {**environment, **_OF_RUNS}, stderr=subprocess.STDOUT)
+    return begin(command, ROOT, {**environment, **_OF_RUNS}, subprocess.STDOUT, within)
 
 
 def start_fresh(
@@ -89,13 +91,15 @@ def begin(
     cwd: Path = ROOT,
     environment: Mapping[str, str] = ENVIRONMENT,
     stderr: int = subprocess.PIPE,
+    within: Namespaces | None = None,
 ) -> Script:
     """`python COMMAND`: forked from a process that has the imports, or a new one where that would not be the same."""
-    if can_fork(environment):
-        return Forked(command, cwd, environment, stderr)
+    if can_fork(environment) and at_load(environment) == at_load({**ENVIRONMENT, **_OF_RUNS}):
+        return Forked(command, cwd, environment, stderr, within)
+    enter = [] if within is None else within.command(str(cwd))
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        [sys.executable, *command], cwd=cwd, env=environment, stdout=pipe, stderr=stderr, text=True
+        [*enter, sys.executable, *command], cwd=cwd, env=environment, stdout=pipe, stderr=stderr, text=True
     )
 
 
@@ -136,11 +140,15 @@ def vllm_in_workers() -> Iterator[None]:
 def fork_ray() -> None:
     """Of runtimes that tests start in this process from now on; those of forked scripts are by themselves."""
 
-    def before() -> None:
-        os.environ[FORKS] = Server.of({**ENVIRONMENT, **_OF_RUNS}).address(_workers_have_vllm)
-
     if can_fork(ENVIRONMENT):
-        fork_processes_of_ray(before)
+        fork_processes_of_ray(lambda: os.environ.update(forks()))
+
+
+def forks() -> dict[str, str]:
+    """The variable by which processes of Ray find what forks them; none where scripts are not forked."""
+    if not can_fork(ENVIRONMENT):
+        return {}
+    return {FORKS: Server.of({**ENVIRONMENT, **_OF_RUNS}).address(_workers_have_vllm)}
 
 
 def rows(run_dir: Path) -> list[dict[str, Any]]:

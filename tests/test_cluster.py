@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from config.checkpoints import newest_checkpoint
+from tests.processes import family
 from tests.ray_cluster import ADDRESS, RayCluster, namespaces_allowed
-from tests.scripts import finish, rows, start_fresh, wait_for
+from tests.scripts import finish, rows, start, wait_for
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("unshare") and shutil.which("nsenter") and namespaces_allowed()),
@@ -36,13 +37,13 @@ def cluster() -> Iterator[RayCluster]:
 
 def test_a_run_survives_the_loss_of_a_node(cluster: RayCluster, tmp_path: Path) -> None:
     """One CPU a node, so that each carries an engine; weights travel through the nodes' object stores."""
-    process = start_fresh(
+    process = start(
         "grpo_async.py",
         tmp_path,
         f"ray.address={ADDRESS}",
         "inference_model.num_devices=2",
         "train.total_dialog_turns=1600000",
-        enter=cluster.enter,
+        within=cluster.namespaces,
         environment=cluster.environment,
     )
     said = tmp_path / "grpo.log"
@@ -59,7 +60,8 @@ def test_a_run_survives_the_loss_of_a_node(cluster: RayCluster, tmp_path: Path) 
     wait_for(lambda: "engine 1 (CPU) is back, with policy version" in said.read_text(), process)
     back_at = steps(tmp_path)
     wait_for(lambda: steps(tmp_path) >= back_at + 5, process)
-    psutil.Process(process.pid).children()[0].send_signal(signal.SIGINT)
+    script = next(one for one in family(process.pid) if one.name() != "nsenter")
+    script.send_signal(signal.SIGINT)
     output = finish(process)
     assert process.returncode == 0, output
     assert "interrupted" in output
@@ -81,13 +83,13 @@ def test_learner_ranks_on_two_nodes_one_of_which_is_lost(cluster: RayCluster, tm
     a checkpoint together, and push through the object store. The rank that is left cannot go on without the other: the
     run begins anew at its newest checkpoint, once another node has joined."""
     cluster.start_node(4)
-    process = start_fresh(
+    process = start(
         "grpo.py",
         tmp_path,
         f"ray.address={ADDRESS}",
         *("train_model.num_devices=2", "train_model.num_nodes=2", "env.num_envs=4", "env.repeats=4"),
         *("train.restarts=1", "train.total_dialog_turns=160", "train.checkpoint_frequency=1"),
-        enter=cluster.enter,
+        within=cluster.namespaces,
         environment=cluster.environment,
     )
     wait_for(lambda: steps(tmp_path) >= 3, process)

@@ -18,7 +18,7 @@ from cluster.runtime import Place, start_actor
 from plan.machine import installed_vllm
 from tests.forked import WANTS_VLLM, Forked, can_fork
 from tests.processes import family, wait_until_gone
-from tests.scripts import ENVIRONMENT, ROOT, finish, rows, start, start_fresh, without_clocks
+from tests.scripts import ENVIRONMENT, ROOT, ended, finish, rows, start, start_fresh, without_clocks
 
 pytestmark = pytest.mark.skipif(not can_fork(ENVIRONMENT), reason="scripts are not forked here")
 needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
@@ -72,8 +72,12 @@ def test_vllm_is_there_for_whoever_wants_it_and_its_variables_are_not(tmp_path: 
 
 
 def test_modules_see_the_variables_of_the_script(tmp_path: Path) -> None:
+    """Those of a fork have been loaded with others: it is a new interpreter."""
     source = "import os; from huggingface_hub import constants; print(constants.HF_HUB_CACHE)"
-    assert ran(source, tmp_path, True, {"HF_HUB_CACHE": "/elsewhere"}) == (0, "/elsewhere\n", "")
+    variables = {"HF_HUB_CACHE": "/elsewhere"}
+    with pytest.raises(ValueError, match="/elsewhere"):
+        ran(source, tmp_path, True, variables)
+    assert ended(["script.py"], tmp_path, {**ENVIRONMENT, **variables}).stdout == "/elsewhere\n"
 
 
 def test_a_script_ends_with_whoever_asked_for_it(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def fork_processes_of_ray(before: Callable[[], None]) -> None:
 
     def started(command: Sequence[str], *how: Any, **options: Any) -> Any:
         script = [word for word in command[:3] if word.endswith(".py")]
-        if command[0] == sys.executable and script:
+        if command[0] == sys.executable and script and "-m" not in command:  # a module has no file to run
             command = [sys.executable, CLIENT, *command[command.index(script[0]) :]]
         command = [_by_client(word) if word.startswith(AGENTS) else word for word in command]
         return start(command, *how, **options)

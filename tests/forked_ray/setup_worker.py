@@ -43,7 +43,8 @@ def main(command: Sequence[str]) -> int:
 
     own = [argument for argument in command if not argument.startswith(OF_SETUP)]
     try:
-        keeper = Keeper(os.environ[FORKS], own, os.getcwd(), {**os.environ, **variables_of(command)}, 1, 2)
+        variables = {**os.environ, **variables_of(command)}
+        keeper = Keeper(os.environ[FORKS], own, os.getcwd(), variables, (1, 2), None)
         pid = keeper.told()
     except (KeyError, OSError, EOFError):
         for_ray = [str(SCRIPTS / "setup_worker.py"), *command] if len(own) < len(command) else command
