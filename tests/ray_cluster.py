@@ -19,7 +19,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-import ray
 
 from tests.forked_ray import CLIENT
 from tests.namespaces import USER, Namespaces
@@ -29,8 +28,6 @@ from tests.scripts import ROOT, forks
 PORT = 6399
 ADDRESS = f"127.0.0.1:{PORT}"
 LIMIT_S = 60.0
-SCRIPT = str(Path(ray.__file__).parent / "scripts" / "scripts.py")
-"""That is `ray` on a command line."""
 NAMESPACE = ["unshare", *USER, "--net", "--pid", "--mount-proc", "--fork"]
 INIT = """
 import fcntl, signal, socket, struct, sys
@@ -81,7 +78,9 @@ class RayCluster:
             else [f"--address={ADDRESS}"]
         )
         size = ["--num-cpus=1", f"--object-store-memory={2**27}"]
-        start = [SCRIPT, "start", "--block", *where, *size, f"--node-ip-address=127.0.0.{number}"]
+        script = Path(self._folder.name, "as_ray.py")
+        script.write_text("from ray.scripts.scripts import main; main()")
+        start = [str(script), "start", "--block", *where, *size, f"--node-ip-address=127.0.0.{number}"]
         said = Path(self._folder.name, f"node-{number}.txt")
         with said.open("w") as output:
             self._nodes[number] = psutil.Popen(
