@@ -9,16 +9,11 @@ seconds for it.
 A forked script is a process: it has its own arguments, folder, variables and streams, and ends by its own exit code or
 signal. What differs from `python SCRIPT`: modules were loaded in the server, which had the same variables, texts
 have the hashes that they have in the other forks, and the parent is the keeper.
-
-`main` is the body of the server.
 """
 
 import atexit
-import gc
-import importlib
 import json
 import os
-import runpy
 import select
 import signal
 import socket
@@ -27,54 +22,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partialmethod
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 
-from tests.namespaces import Namespaces, asker, enter
+from tests.namespaces import Namespaces
 
 ROOT = Path(__file__).resolve().parent.parent
-IMPORTED = (
-    "envs.tasks",
-    "grpo_utils",
-    "hydra._internal.hydra",
-    "ray._private.runtime_env.agent.runtime_env_agent",
-    "ray.dashboard.head",
-    "ray.dashboard.modules.job.job_agent",
-    "ray.dashboard.modules.log.log_agent",
-    "ray.dashboard.modules.reporter.reporter_agent",
-    "rollout.stream",
-    "run.build",
-    "run.engines",
-    "run.evaluation",
-    "run.lockstep",
-    "run.overlapped",
-    "training.grpo_loss",
-    "training.local_learner",
-    "transformers.models.llama.modeling_llama",
-)
-"""What the scripts import on their way to the first step, and Ray's own. Less vLLM, whose import changes torch."""
-OF_VLLM = (
-    "vllm.v1.engine.llm_engine",
-    "vllm.v1.executor.uniproc_executor",
-    "vllm.v1.worker.cpu_worker",
-    "vllm.lora.request",
-    "vllm.model_executor.models.llama",
-)
-"""What an engine of vLLM imports as it starts."""
 WANTS_VLLM = "inference_model.backend=vllm"
-"""Among a script's arguments: it, and what it starts, is forked from a process that has imported the above."""
+"""Among a script's arguments: it, and what it starts, is forked from a process that has imported vLLM as well."""
 OF_EACH = {"PYTHONPATH", "PYTEST_CURRENT_TEST"}
 """Variables that the modules do not read as they load; the first is applied to a script's import path."""
 FORKS = "FORKS_AT"
 """The variable that names the server's socket to whatever a script starts."""
-OF_RAY = {"RAY_RAYLET_PID": "0", "RAY_JOB_ID": "01000000"}
-"""What Ray's library reads from variables as it is loaded, and later never: a worker's raylet, which
-`tests/forked_ray` replaces, and its job: here the first of a runtime."""
-JOBS = (OF_RAY["RAY_JOB_ID"], "ffffffff", None)
-"""Of processes that may read the above: of that job, of none yet, or no worker."""
 AT_LOAD = ("CUDA_", "HF_", "HOME", "MKL_", "OMP_", "TMPDIR", "TORCH_", "TRANSFORMERS_", "XDG_")
 """How variables begin that modules read as they are loaded."""
 
@@ -94,9 +55,6 @@ def can_fork(environment: Mapping[str, str]) -> bool:
 
     one_thread = environment.get("OMP_NUM_THREADS") == "1"
     return sys.platform == "linux" and torch.version.cuda is None and one_thread
-
-
-# --- in the test ----------------------------------------------------------------------------------------------
 
 
 class Forked:
@@ -239,7 +197,7 @@ class Server:
         self._line, theirs = socket.socketpair()
         with self._listener("server") as plain, self._listener("vllm") as with_vllm, theirs:
             given = [plain.fileno(), with_vllm.fileno(), theirs.fileno()]
-            command = [sys.executable, "-c", f"from tests.forked import main; main(*{given})"]
+            command = [sys.executable, "-c", f"from tests.fork_server import main; main(*{given})"]
             self._process = subprocess.Popen(
                 command, cwd=ROOT, env=variables, pass_fds=given, stdin=subprocess.DEVNULL
             )
@@ -269,133 +227,3 @@ class Server:
         self._line.close()
         self._process.wait()
         self._folder.cleanup()
-
-
-# --- in the server --------------------------------------------------------------------------------------------
-
-_loaded_with: dict[str, str] = {}
-"""Its variables before the imports."""
-_set_by_imports: dict[str, str] = {}
-
-
-def serve(listener: socket.socket, line: socket.socket, with_vllm: socket.socket | None) -> list[str]:
-    """Fork until the test process closes its end of `line`. Returns in a script's process alone, its command.
-
-    with_vllm: its first request starts the fork that serves it from then on.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the test process ends us
-    while True:
-        readable, _, _ = select.select([each for each in (listener, line, with_vllm) if each], [], [])
-        if line in readable:
-            sys.exit()
-        if with_vllm in readable:
-            if os.fork() == 0:
-                listener.close()
-                load_vllm()
-                return serve(with_vllm, line, None)
-            with_vllm.close()
-            with_vllm = None
-        if listener in readable:
-            asking, _ = listener.accept()
-            if os.fork() == 0:
-                for other in (listener, line, with_vllm):
-                    if other:
-                        other.close()
-                return keep(asking)
-            asking.close()
-        while _reaped():
-            pass
-
-
-def _reaped() -> bool:
-    try:
-        return os.waitpid(-1, os.WNOHANG)[0] > 0
-    except ChildProcessError:
-        return False
-
-
-def keep(asking: socket.socket) -> list[str]:
-    """Fork the script and report its process id and its end; where nobody listens any more, end it. Returns in the
-    script's process alone."""
-    size, (stdout, stderr), _, _ = socket.recv_fds(asking, 8, 2)
-    asked = json.loads(asking.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
-    command, cwd, environment, beside = asked
-    if not suits(environment):
-        os._exit(0)
-    enter(beside or asker(asking))
-    pid = os.fork()
-    if pid == 0:
-        asking.close()
-        return become(command, cwd, environment, stdout, stderr)
-    os.close(stdout)
-    os.close(stderr)
-    with suppress(BrokenPipeError):
-        asking.sendall(f"{pid}\n".encode())
-        if asking.fileno() in select.select([asking.fileno(), os.pidfd_open(pid)], [], [])[0]:
-            os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-        asking.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
-    os._exit(0)
-
-
-def suits(environment: Mapping[str, str]) -> bool:
-    """Whether modules that a script with these variables loads would be as they are here."""
-    return environment.get("RAY_JOB_ID") in JOBS and at_load(environment) == at_load(_loaded_with)
-
-
-def become(command: list[str], cwd: str, environment: dict[str, str], stdout: int, stderr: int) -> list[str]:
-    """What a new interpreter finds: streams, folder, variables, import path, arguments, signals, chance."""
-    import numpy as np
-
-    for descriptor, end in ((1, stdout), (2, stderr)):
-        os.dup2(end, descriptor)
-    for end in {stdout, stderr}:
-        os.close(end)
-    os.chdir(cwd)
-    os.environ.clear()
-    os.environ.update({**_set_by_imports, **environment})
-    ours = sys.path.index("")  # as of `python -c`, which some import has put a folder before
-    beside = [Path(command[0]).resolve().parent, *environment.get("PYTHONPATH", "").split(os.pathsep)]
-    sys.path[ours : ours + 1] = [str(folder) for folder in beside if folder]
-    sys.argv[:] = command
-    sys.orig_argv[:] = [sys.executable, *command]
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    np.random.seed()
-    return command
-
-
-def load() -> None:
-    os.environ.update(OF_RAY)
-    _loaded_with.update(os.environ)
-    _import(IMPORTED)
-    _set_by_imports.update(os.environ.items() - _loaded_with.items())
-
-
-def load_vllm() -> None:
-    """Unheard: a run has what it prints in a file. The variables that it sets do not stay, as after an engine's start
-    (`rollout.engines.vllm_settings.process_state_kept`)."""
-    from rollout.engines.vllm_settings import output_into, set_environment
-
-    set_environment()
-    with output_into(os.devnull):
-        _import(OF_VLLM)
-
-
-def _import(names: Sequence[str]) -> None:
-    for name in names:
-        importlib.import_module(name)
-    if len(os.listdir("/proc/self/task")) > 1:
-        raise RuntimeError("an import has started threads, which a fork does not have")
-    gc.collect()
-    gc.freeze()
-
-
-def main(plain: int, with_vllm: int, line: int) -> None:
-    load()
-    # Imports Ray, whose variables `load` sets before.
-    from tests.forked_ray import begin_in_fork, fork_processes_of_ray
-
-    fork_processes_of_ray(lambda: None)
-    script, *_ = serve(*(socket.socket(fileno=descriptor) for descriptor in (plain, line, with_vllm)))
-    begin_in_fork()
-    runpy.run_path(script, run_name="__main__")

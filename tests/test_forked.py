@@ -114,7 +114,7 @@ def test_an_actor_is_forked_unless_its_variables_are_others(threads: int, local_
     actor = start_actor(Actor, Place("one that looks"), threads, {})
     variable, parent = ray.get(actor.look.remote(), timeout=60.0)
     assert variable == str(threads)
-    assert ("from tests.forked import main" in parent) == (threads == 1)
+    assert ("from tests.fork_server import main" in parent) == (threads == 1)
     assert ("/raylet " in parent) == (threads == 2)
 
 

@@ -1,0 +1,205 @@
+"""The process that `tests/forked.py` has scripts forked from.
+
+`main` is its body. A fork ends as a script does, but that the modules are not taken apart at the end: after vLLM that
+takes seconds.
+"""
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from tests.forked import at_load
+from tests.namespaces import asker, enter
+
+IMPORTED = (
+    "envs.tasks",
+    "grpo_utils",
+    "hydra._internal.hydra",
+    "ray._private.runtime_env.agent.runtime_env_agent",
+    "ray.dashboard.head",
+    "ray.dashboard.modules.job.job_agent",
+    "ray.dashboard.modules.log.log_agent",
+    "ray.dashboard.modules.reporter.reporter_agent",
+    "rollout.stream",
+    "run.build",
+    "run.engines",
+    "run.evaluation",
+    "run.lockstep",
+    "run.overlapped",
+    "training.grpo_loss",
+    "training.local_learner",
+    "transformers.models.llama.modeling_llama",
+)
+"""What the scripts import on their way to the first step, and Ray's own. Less vLLM, whose import changes torch."""
+OF_VLLM = (
+    "vllm.v1.engine.llm_engine",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.lora.request",
+    "vllm.model_executor.models.llama",
+)
+"""What an engine of vLLM imports as it starts."""
+OF_RAY = {"RAY_RAYLET_PID": "0", "RAY_JOB_ID": "01000000"}
+"""What Ray's library reads from variables as it is loaded, and later never: a worker's raylet, which
+`tests/forked_ray` replaces, and its job: here the first of a runtime."""
+JOBS = (OF_RAY["RAY_JOB_ID"], "ffffffff", None)
+"""Of processes that may read the above: of that job, of none yet, or no worker."""
+_loaded_with: dict[str, str] = {}
+"""Its variables before the imports."""
+_set_by_imports: dict[str, str] = {}
+
+
+def serve(listener: socket.socket, line: socket.socket, with_vllm: socket.socket | None) -> list[str]:
+    """Fork until the test process closes its end of `line`. Returns in a script's process alone, its command.
+
+    with_vllm: its first request starts the fork that serves it from then on.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the test process ends us
+    while True:
+        readable, _, _ = select.select([each for each in (listener, line, with_vllm) if each], [], [])
+        if line in readable:
+            sys.exit()
+        if with_vllm in readable:
+            if os.fork() == 0:
+                listener.close()
+                load_vllm()
+                return serve(with_vllm, line, None)
+            with_vllm.close()
+            with_vllm = None
+        if listener in readable:
+            asking, _ = listener.accept()
+            if os.fork() == 0:
+                for other in (listener, line, with_vllm):
+                    if other:
+                        other.close()
+                return keep(asking)
+            asking.close()
+        while _reaped():
+            pass
+
+
+def _reaped() -> bool:
+    try:
+        return os.waitpid(-1, os.WNOHANG)[0] > 0
+    except ChildProcessError:
+        return False
+
+
+def keep(asking: socket.socket) -> list[str]:
+    """Fork the script and report its process id and its end; where nobody listens any more, end it. Returns in the
+    script's process alone."""
+    size, (stdout, stderr), _, _ = socket.recv_fds(asking, 8, 2)
+    asked = json.loads(asking.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
+    command, cwd, environment, beside = asked
+    if not suits(environment):
+        os._exit(0)
+    enter(beside or asker(asking))
+    pid = os.fork()
+    if pid == 0:
+        asking.close()
+        return become(command, cwd, environment, stdout, stderr)
+    os.close(stdout)
+    os.close(stderr)
+    with suppress(BrokenPipeError):
+        asking.sendall(f"{pid}\n".encode())
+        if asking.fileno() in select.select([asking.fileno(), os.pidfd_open(pid)], [], [])[0]:
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        asking.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    os._exit(0)
+
+
+def suits(environment: Mapping[str, str]) -> bool:
+    """Whether modules that a script with these variables loads would be as they are here."""
+    return environment.get("RAY_JOB_ID") in JOBS and at_load(environment) == at_load(_loaded_with)
+
+
+def become(command: list[str], cwd: str, environment: dict[str, str], stdout: int, stderr: int) -> list[str]:
+    """What a new interpreter finds: streams, folder, variables, import path, arguments, signals, chance."""
+    import numpy as np
+
+    for descriptor, end in ((1, stdout), (2, stderr)):
+        os.dup2(end, descriptor)
+    for end in {stdout, stderr}:
+        os.close(end)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update({**_set_by_imports, **environment})
+    ours = sys.path.index("")  # as of `python -c`, which some import has put a folder before
+    beside = [Path(command[0]).resolve().parent, *environment.get("PYTHONPATH", "").split(os.pathsep)]
+    sys.path[ours : ours + 1] = [str(folder) for folder in beside if folder]
+    sys.argv[:] = command
+    sys.orig_argv[:] = [sys.executable, *command]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    np.random.seed()
+    return command
+
+
+def load() -> None:
+    atexit.register(end_at_once)  # before any import does: it is the last to be called
+    os.environ.update(OF_RAY)
+    _loaded_with.update(os.environ)
+    _import(IMPORTED)
+    _set_by_imports.update(os.environ.items() - _loaded_with.items())
+
+
+def load_vllm() -> None:
+    """Unheard: a run has what it prints in a file. The variables that it sets do not stay, as after an engine's start
+    (`rollout.engines.vllm_settings.process_state_kept`)."""
+    from rollout.engines.vllm_settings import output_into, set_environment
+
+    set_environment()
+    with output_into(os.devnull):
+        _import(OF_VLLM)
+
+
+def _import(names: Sequence[str]) -> None:
+    for name in names:
+        importlib.import_module(name)
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise RuntimeError("an import has started threads, which a fork does not have")
+    gc.collect()
+    gc.freeze()
+
+
+_exit_code: int | None = None
+"""Of a script that has ended well or by `sys.exit`."""
+
+
+def end_at_once() -> None:
+    if _exit_code is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_exit_code)
+
+
+def run(script: str) -> None:
+    global _exit_code
+    try:
+        runpy.run_path(script, run_name="__main__")
+        _exit_code = 0
+    except SystemExit as end:
+        _exit_code = end.code if isinstance(end.code, int) else None
+        raise
+
+
+def main(plain: int, with_vllm: int, line: int) -> None:
+    load()
+    # Imports Ray, whose variables `load` sets before.
+    from tests.forked_ray import begin_in_fork, fork_processes_of_ray
+
+    fork_processes_of_ray(lambda: None)
+    script, *_ = serve(*(socket.socket(fileno=descriptor) for descriptor in (plain, line, with_vllm)))
+    begin_in_fork()
+    gc.freeze = gc.unfreeze = lambda: None  # of vLLM, which would look for garbage among all that is imported
+    run(script)
