@@ -31,18 +31,23 @@ def engine_processes(parent: int | None = None) -> list[int]:
 
 def actors_under(parent: int, kind: str) -> list[int]:
     """Process ids of the Ray actors of the class `kind` that `parent` has started."""
-    _, *below = family(parent)
-    return [process.pid for process in below if kind in _name(process)]
+    return [process.pid for process in family(parent) if kind in _name(process)]
 
 
 def family(pid: int) -> list[psutil.Process]:
     """It and all below it, and what `tests/forked.py` has forked for any of them: such a fork has another parent, and
     whoever asked for it is named after it."""
-    process = psutil.Process(pid)
-    own = [process, *process.children(recursive=True)]
-    names = [_name(each).removeprefix(FORK) for each in own if _name(each).startswith(FORK)]
-    forks = [int(name) for name in names if psutil.pid_exists(int(name))]
-    return own + [each for fork in forks for each in family(fork)]
+    found: dict[int, psutil.Process] = {}
+    heads = [pid]
+    for head in heads:
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(head)
+            for each in [process, *process.children(recursive=True)]:
+                found[each.pid] = each
+                name = _name(each)
+                if name.startswith(FORK):
+                    heads.append(int(name.removeprefix(FORK)))
+    return list(found.values())
 
 
 def command_lines() -> list[str]:

@@ -54,12 +54,11 @@ def table_of(output: str) -> list[str]:
 
 def foreign_listeners(process: Script) -> Iterator[str]:
     """Addresses other than loopback on which the process or one below it listens now."""
-    with suppress(psutil.NoSuchProcess):
-        for one in family(process.pid):
-            with suppress(psutil.NoSuchProcess):
-                for link in one.net_connections("inet"):
-                    if link.status == psutil.CONN_LISTEN and "127.0.0.1" not in link.laddr.ip:
-                        yield f"{one.name()} on {link.laddr}"
+    for one in family(process.pid):
+        with suppress(psutil.NoSuchProcess):
+            for link in one.net_connections("inet"):
+                if link.status == psutil.CONN_LISTEN and "127.0.0.1" not in link.laddr.ip:
+                    yield f"{one.name()} on {link.laddr}"
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
