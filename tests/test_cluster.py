@@ -24,8 +24,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster() -> Iterator[RayCluster]:
+    """One for each run: workers of its first one are forked."""
     one = RayCluster()
     try:
         one.start_node(1)
@@ -82,7 +83,7 @@ def test_learner_ranks_on_two_nodes_one_of_which_is_lost(cluster: RayCluster, tm
     """Three nodes with one CPU each: two for the ranks, one for the engine. They meet over the nodes' addresses, write
     a checkpoint together, and push through the object store. The rank that is left cannot go on without the other: the
     run begins anew at its newest checkpoint, once another node has joined."""
-    cluster.start_node(4)
+    cluster.start_node(3)
     process = start(
         "grpo.py",
         tmp_path,
@@ -98,7 +99,7 @@ def test_learner_ranks_on_two_nodes_one_of_which_is_lost(cluster: RayCluster, tm
     writers = {path.name for path in (newest / "learner").glob("*.distcp")}
     assert len(writers) == 2, writers
     cluster.kill_node(cluster.node_of_a_rank())
-    cluster.start_node(5)
+    cluster.start_node(4)
     output = finish(process)
     assert process.returncode == 0, output
     said = (tmp_path / "grpo.log").read_text()

@@ -1,6 +1,6 @@
 """What a rank does in tests/training/test_checkpoints_of_ranks.py. Not a test file.
 
-    python -m tests.training.ranks_that_save RANK RANKS FOLDER
+    PYTHONPATH=. python tests/training/ranks_that_save.py RANK RANKS FOLDER
 
 A tiny model learns for some steps, sharded over the ranks, or whole where there is one.
 """

@@ -1,14 +1,11 @@
 """Checkpoints of two gloo processes with FSDP2, and of one process, from which the others go on."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.scripts import ROOT
+from tests.scripts import ENVIRONMENT, ROOT, begin
 from tests.training.ranks_that_save import COUNTS, STEPS, Learning
 from training.tensor_files import check_files, saved_shapes
 
@@ -21,18 +18,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Ten
     folder = tmp_path_factory.mktemp("ranks")
     learning = alone(range(STEPS))
     learning.save(folder / "by_one")
-    command = [sys.executable, "-m", "tests.training.ranks_that_save"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), "2", str(folder)],
-            cwd=ROOT,
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    script = str(ROOT / "tests" / "training" / "ranks_that_save.py")
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    ranks = [begin([script, str(rank), "2", str(folder)], environment=environment) for rank in range(2)]
     try:
         said = [rank.communicate(timeout=120)[1] for rank in ranks]
     finally:
