@@ -1,7 +1,7 @@
 """What the long test files cost: the order in which the suite runs them, its markers, what `make quick` leaves out.
 
-Seconds on two idle cores, rounded; `make test ARGS=--costs` prints those of a run. A file without a row takes a few
-seconds at most and starts no engine.
+Seconds on two cores, roughly, for only their order matters; `make test ARGS=--costs` prints those of a run. A file
+without a row takes a few seconds at most and starts no engine.
 """
 
 ENGINE = {

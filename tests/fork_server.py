@@ -99,8 +99,8 @@ def keep(asking: socket.socket) -> list[str]:
     """Fork the script and report its process id and its end; where nobody listens any more, end it. Returns in the
     script's process alone."""
     size, (stdout, stderr), _, _ = socket.recv_fds(asking, 8, 2)
-    asked = json.loads(asking.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
-    command, cwd, environment, beside = asked
+    request = asking.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
+    command, cwd, environment, beside = json.loads(request)
     if not suits(environment):
         os._exit(0)
     enter(beside or asker(asking))
@@ -177,6 +177,7 @@ _exit_code: int | None = None
 
 
 def end_at_once() -> None:
+    """Of a script that has a code to end with; what raises ends as Python lets it."""
     if _exit_code is not None:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -8,7 +8,7 @@ seconds for it.
 
 A forked script is a process: it has its own arguments, folder, variables and streams, and ends by its own exit code or
 signal. What differs from `python SCRIPT`: modules were loaded in the server, which had the same variables, texts
-have the hashes that they have in the other forks, and the parent is the keeper.
+have the hashes that they have in the other forks, the parent is the keeper, and at the end modules are not taken apart.
 """
 
 import atexit
@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from functools import partialmethod
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
@@ -116,7 +115,8 @@ class Forked:
         if self.poll() is None:
             os.kill(self.pid, number)
 
-    kill = partialmethod(send_signal, signal.SIGKILL)
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 class _Pipe:

@@ -29,6 +29,8 @@ QUICK = ("logging.progress=false", "logging.sample_frequency=0", "train_model.nu
 ENVIRONMENT = dict(os.environ)
 """As the tests found it: engines in this process leave variables behind, some with another value each time."""
 _OF_RUNS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+_OF_SERVER = {**ENVIRONMENT, **_OF_RUNS}
+"""Of the process that scripts are forked from."""
 
 
 class StoppingAfterTheFirst(Lockstep):
@@ -94,7 +96,7 @@ def begin(
     within: Namespaces | None = None,
 ) -> Script:
     """`python COMMAND`: forked from a process that has the imports, or a new one where that would not be the same."""
-    if can_fork(environment) and at_load(environment) == at_load({**ENVIRONMENT, **_OF_RUNS}):
+    if can_fork(environment) and at_load(environment) == at_load(_OF_SERVER):
         return Forked(command, cwd, environment, stderr, within)
     enter = [] if within is None else within.command(str(cwd))
     pipe = subprocess.PIPE
@@ -148,7 +150,7 @@ def forks() -> dict[str, str]:
     """The variable by which processes of Ray find what forks them; none where scripts are not forked."""
     if not can_fork(ENVIRONMENT):
         return {}
-    return {FORKS: Server.of({**ENVIRONMENT, **_OF_RUNS}).address(_workers_have_vllm)}
+    return {FORKS: Server.of(_OF_SERVER).address(_workers_have_vllm)}
 
 
 def rows(run_dir: Path) -> list[dict[str, Any]]:
