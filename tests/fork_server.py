@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.forked import at_load
+from tests.kernels import bind_once
 from tests.namespaces import asker, enter
 
 IMPORTED = (
@@ -161,6 +162,7 @@ def load_vllm() -> None:
     set_environment()
     with output_into(os.devnull):
         _import(OF_VLLM)
+        bind_once()
 
 
 def _import(names: Sequence[str]) -> None:

@@ -102,7 +102,7 @@ class Run:
 
     def draw(self) -> Drawn:
         requests = [
-            Request(1000 * self.version + index, tuple(prompt), 4, Sampling(max_tokens=24), seed=self.version)
+            Request(1000 * self.version + index, tuple(prompt), 4, Sampling(max_tokens=8), seed=self.version)
             for index, prompt in enumerate(PROMPTS)
         ]
         drawn = [
