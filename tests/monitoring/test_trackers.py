@@ -1,7 +1,6 @@
 """metrics.jsonl survives a crash in mid-line; W&B goes offline where it cannot be reached."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from monitoring.monitor import Monitor
 from monitoring.progress import Progress
 from monitoring.tracker_kinds import Wandb
 from monitoring.trackers import make_tracker
-from tests.scripts import ROOT
+from tests.scripts import ENVIRONMENT, ROOT, Script, begin
 
 
 def test_every_run_of_a_sweep_is_a_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,9 +132,9 @@ SERVERS = ("refuses", "never answers", "no key")
 @pytest.fixture(scope="module")
 def tried(
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[str, tuple[Path, subprocess.Popen[str]]]]:
+) -> Iterator[dict[str, tuple[Path, Script]]]:
     """The folder and the process of a try with each server, all at once: W&B waits a while for each."""
-    started: dict[str, tuple[Path, subprocess.Popen[str]]] = {}
+    started: dict[str, tuple[Path, Script]] = {}
     with ExitStack() as open_files:
         for server in SERVERS:
             folder = tmp_path_factory.mktemp("wandb")
@@ -150,30 +149,25 @@ def tried(
             process.communicate()
 
 
-def online(server: str, folder: Path, port: int) -> subprocess.Popen[str]:
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+def online(server: str, folder: Path, port: int) -> Script:
+    ours = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("WANDB_")}
     environment = ours | {
-        "HOME": str(folder),  # no key of the user's
+        "NETRC": str(folder / "netrc"),  # no key of the user's
+        "WANDB_CONFIG_DIR": str(folder),
         "WANDB_BASE_URL": f"http://127.0.0.1:{port}",
         "WANDB_API_KEY": "a" * 40,
         "WANDB_ERROR_REPORTING": "false",
     }
     if server == "no key":
         del environment["WANDB_API_KEY"]
-    return subprocess.Popen(
-        [sys.executable, "-c", ONLINE, str(folder)],
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    script = folder / "online.py"
+    script.write_text(ONLINE)
+    return begin([str(script), str(folder)], environment=environment)
 
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_wandb_goes_offline_where_it_cannot_be_reached(
-    server: str, tried: dict[str, tuple[Path, subprocess.Popen[str]]]
+    server: str, tried: dict[str, tuple[Path, Script]]
 ) -> None:
     folder, process = tried[server]
     _, stderr = process.communicate(timeout=200)

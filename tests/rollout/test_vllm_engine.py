@@ -1,7 +1,9 @@
 """The real vLLM (CPU build) against transformers: log-probs, pushes, versions, seeds, limits."""
 
 import copy
+import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,11 +15,9 @@ from rollout.engines import vllm_settings as settings_module
 from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.engines.vllm_settings import AdapterShape, check_version, process_state_kept
-from tests.rollout.conftest import EOS, MAX_LEN, VOCAB, StartEngine, scores_of_one, tiny_llama
-
-
-def tokens(count: int, seed: int) -> list[int]:
-    return torch.randint(3, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+from tests.rollout.conftest import EOS, MAX_LEN, StartEngine, scores_of_one, tiny_llama
+from tests.rollout.scoring import far, log_probs, tokens
+from tests.scripts import ended
 
 
 def moved(model: LlamaForCausalLM, scale: float = 0.1) -> LlamaForCausalLM:
@@ -30,27 +30,12 @@ def moved(model: LlamaForCausalLM, scale: float = 0.1) -> LlamaForCausalLM:
     return other
 
 
-@torch.no_grad()
-def log_probs(model: LlamaForCausalLM, sequence: list[int], temperature: float = 1.0) -> torch.Tensor:
-    """[len, vocabulary]: row i is the distribution of token i + 1."""
-    return (model(torch.tensor([sequence])).logits[0] / temperature).log_softmax(-1)
-
-
 def token_log_probs(
     model: LlamaForCausalLM, prompt: list[int], completion: SampledCompletion
 ) -> torch.Tensor:
     sequence = prompt + completion.token_ids
     rows = log_probs(model, sequence)[len(prompt) - 1 : -1]
     return rows.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
-
-
-def far(model: LlamaForCausalLM, engine: VLLMEngine, sequences: list[list[int]]) -> float:
-    """Largest difference between the engine's scores and the model's."""
-    worst = 0.0
-    for sequence, scores in zip(sequences, scores_of_one(engine, sequences), strict=True):
-        expected = log_probs(model, sequence)[:-1].gather(1, torch.tensor(sequence[1:])[:, None])[:, 0]
-        worst = max(worst, float((torch.tensor(scores) - expected).abs().max()))
-    return worst
 
 
 def test_sampled_log_probs_are_those_of_transformers(vllm_engine: VLLMEngine, tied: bool) -> None:
@@ -279,16 +264,15 @@ def test_an_adapter_push_acts_at_once_and_in_place(start_engine: StartEngine) ->
     assert far(tiny_llama(False), engine, sequences) > 0.05
 
 
-def test_a_push_reaches_every_shard(start_engine: StartEngine) -> None:
+def test_a_push_reaches_every_shard(tiny_folders: dict[bool, Path], tmp_path: Path) -> None:
     """Two tensor-parallel workers, each a process of its own."""
-    engine, sequences = start_engine(True, tensor_parallel_size=2), [tokens(200, 1)]
-    assert len(engine._files) == shared_memory_files(), "gone when the engine is closed, says the fixture"
-    for version in (1, 2):
-        model = tiny_llama(True, seed=version)
-        engine.load(model.state_dict().items(), version)
-        assert far(model, engine, sequences) < 1e-4
-    (response,) = generate(engine, [Request(1, (5, 6, 7), 2, Sampling(max_tokens=4), seed=0)])
-    assert response.completions[0].policy_versions == [2] * 4
+    script, out = Path(__file__).parent / "vllm_two_shards.py", tmp_path / "found.json"
+    run = ended([str(script), str(tiny_folders[True]), str(out)])
+    assert run.returncode == 0, run.stderr
+    found = json.loads(out.read_text())
+    assert max(found["gaps"]) < 1e-4 and len(found["gaps"]) == 2
+    assert found["versions"] == [2] * 4
+    assert (found["shared"], found["left"]) == (shared_memory_files(), [])
 
 
 def shared_memory_files() -> int:
