@@ -59,20 +59,24 @@ def pytest_collection_finish() -> None:
 KEPT = 200
 """Modules whose import is worth a freeze."""
 _freeze = gc.freeze
-_frozen_modules = 0
+_frozen_at: tuple[Path, int] | None = None
 # vLLM freezes at each start of an engine and thaws all at its end: then it looks for garbage twice, in a million
 # objects of imports, which takes a second.
 gc.freeze = gc.unfreeze = lambda: None
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """What has been imported is no garbage: freeze it, before the test makes anything."""
-    global _frozen_modules
-    if len(sys.modules) >= _frozen_modules + KEPT:
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What is there between two files, or has been imported, is no garbage: freeze it, before the test makes anything.
+
+    Runs look for garbage as they begin, and else would go through all that earlier files have left.
+    """
+    global _frozen_at
+    now = item.path, len(sys.modules) // KEPT
+    if now != _frozen_at:
         gc.collect()
         _freeze()
-        _frozen_modules = len(sys.modules)
+        _frozen_at = now
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

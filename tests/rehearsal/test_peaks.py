@@ -11,11 +11,12 @@ from tests.plan.test_plan import config_of, machine
 from tests.plan.test_recorded_plans import named_machine
 
 CLOSE = 0.1
+SHIPPED = configs()
 
 
-@pytest.mark.parametrize("name", sorted(configs()))
+@pytest.mark.parametrize("name", sorted(SHIPPED))
 def test_the_plan_of_a_shipped_config_is_what_its_step_takes(name: str) -> None:
-    plan = make_plan(configs()[name], False, named_machine(name))
+    plan = make_plan(SHIPPED[name], False, named_machine(name))
     peaks = rehearse_memory(plan)
     planned = max(phase.bytes for phase in plan.phases)
     print(f"{name}: plan {planned / GIB:.2f} GiB, rehearsed {peak(peaks) / GIB:.2f}")
