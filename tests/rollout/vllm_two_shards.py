@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 from vllm.v1.executor import multiproc_executor
 
@@ -22,8 +23,9 @@ from tests.rollout.scoring import far, tokens
 
 
 def main(folder: Path, out: Path) -> None:
-    multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
-    engine, sequences = VLLMEngine(tiny_settings(folder, tensor_parallel_size=2)), [tokens(200, 1)]
+    with patch.object(multiproc_executor, "get_mp_context", lambda: multiprocessing.get_context("fork")):
+        engine = VLLMEngine(tiny_settings(folder, tensor_parallel_size=2))
+    sequences = [tokens(200, 1)]
     shared = list(engine._files)
     gaps = []
     for version in (1, 2):
