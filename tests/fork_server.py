@@ -9,11 +9,13 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
 import socket
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,11 +28,12 @@ IMPORTED = (
     "envs.tasks",
     "grpo_utils",
     "hydra._internal.hydra",
+    "pydantic.v1",
     "ray._private.runtime_env.agent.runtime_env_agent",
+    "ray.autoscaler._private.monitor",
+    "ray.dashboard.agent",
     "ray.dashboard.head",
-    "ray.dashboard.modules.job.job_agent",
-    "ray.dashboard.modules.log.log_agent",
-    "ray.dashboard.modules.reporter.reporter_agent",
+    "rollout.engines.host",
     "rollout.stream",
     "run.build",
     "run.engines",
@@ -39,6 +42,7 @@ IMPORTED = (
     "run.overlapped",
     "training.grpo_loss",
     "training.local_learner",
+    "training.rank_host",
     "transformers.models.llama.modeling_llama",
 )
 """What the scripts import on their way to the first step, and Ray's own. Less vLLM, whose import changes torch."""
@@ -150,8 +154,15 @@ def load() -> None:
     atexit.register(end_at_once)  # before any import does: it is the last to be called
     os.environ.update(OF_RAY)
     _loaded_with.update(os.environ)
-    _import(IMPORTED)
+    _import([*IMPORTED, *_of_agents()])
     _set_by_imports.update(os.environ.items() - _loaded_with.items())
+
+
+def _of_agents() -> list[str]:
+    """All that either of Ray's dashboard processes looks for modules of its own in."""
+    import ray.dashboard.modules as modules
+
+    return [found.name for found in pkgutil.walk_packages(modules.__path__, f"{modules.__name__}.")]
 
 
 def load_vllm() -> None:
@@ -170,6 +181,8 @@ def _import(names: Sequence[str]) -> None:
         importlib.import_module(name)
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("an import has started threads, which a fork does not have")
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False  # of torch's libraries: no fork takes them apart
     gc.collect()
     gc.freeze()
 

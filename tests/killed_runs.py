@@ -13,6 +13,7 @@ import transformers.models.llama.modeling_llama  # noqa: F401
 
 import grpo_async
 import rollout.stream  # noqa: F401
+import training.grpo_loss
 import training.local_learner  # noqa: F401
 from config.checkpoints import newest_checkpoint
 from config.schema import Config
