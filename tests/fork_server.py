@@ -9,7 +9,6 @@ import gc
 import importlib
 import json
 import os
-import pkgutil
 import runpy
 import select
 import signal
@@ -28,11 +27,11 @@ IMPORTED = (
     "envs.tasks",
     "grpo_utils",
     "hydra._internal.hydra",
-    "pydantic.v1",
     "ray._private.runtime_env.agent.runtime_env_agent",
-    "ray.autoscaler._private.monitor",
-    "ray.dashboard.agent",
     "ray.dashboard.head",
+    "ray.dashboard.modules.job.job_agent",
+    "ray.dashboard.modules.log.log_agent",
+    "ray.dashboard.modules.reporter.reporter_agent",
     "rollout.engines.host",
     "rollout.stream",
     "run.build",
@@ -154,15 +153,8 @@ def load() -> None:
     atexit.register(end_at_once)  # before any import does: it is the last to be called
     os.environ.update(OF_RAY)
     _loaded_with.update(os.environ)
-    _import([*IMPORTED, *_of_agents()])
+    _import(IMPORTED)
     _set_by_imports.update(os.environ.items() - _loaded_with.items())
-
-
-def _of_agents() -> list[str]:
-    """All that either of Ray's dashboard processes looks for modules of its own in."""
-    import ray.dashboard.modules as modules
-
-    return [found.name for found in pkgutil.walk_packages(modules.__path__, f"{modules.__name__}.")]
 
 
 def load_vllm() -> None:
