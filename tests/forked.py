@@ -29,7 +29,8 @@ from threading import Thread
 from tests.namespaces import Namespaces
 
 ROOT = Path(__file__).resolve().parent.parent
-OF_VLLM = ("inference_model.backend=vllm", "torchrl.envs.llm:", "vllm_two_shards.py")
+WANTS_VLLM = "inference_model.backend=vllm"
+VLLM_WORDS = (WANTS_VLLM, "torchrl.envs.llm:", "vllm_two_shards.py")
 """Words in a script's command: it, and what it starts, is forked from a process that has imported vLLM as well."""
 OF_EACH = {"PYTHONPATH", "PYTEST_CURRENT_TEST"}
 """Variables that the modules do not read as they load; the first is applied to a script's import path."""
@@ -76,7 +77,7 @@ class Forked:
         self._out, stdout = _Pipe.and_its_end()
         self._err, complaints = _Pipe.and_its_end()
         joined = stdout if stderr == subprocess.STDOUT else complaints
-        vllm = any(word in argument for argument in command for word in OF_VLLM)
+        vllm = any(word in argument for argument in command for word in VLLM_WORDS)
         address = Server.of(environment).address(vllm)
         variables = {**environment, FORKS: address}
         beside = within.pid if within else None

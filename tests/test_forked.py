@@ -16,7 +16,7 @@ from ray.dashboard.consts import DASHBOARD_AGENT_CHECK_PARENT_INTERVAL_S as LOOK
 
 from cluster.runtime import Place, start_actor
 from plan.machine import installed_vllm
-from tests.forked import OF_VLLM, Forked, can_fork
+from tests.forked import WANTS_VLLM, Forked, can_fork
 from tests.processes import family, wait_until_gone
 from tests.scripts import ENVIRONMENT, ROOT, ended, finish, rows, start, start_fresh, without_clocks
 
@@ -63,7 +63,7 @@ def test_a_script_finds_what_a_new_interpreter_finds(tmp_path: Path) -> None:
 def test_vllm_is_there_for_whoever_wants_it_and_its_variables_are_not(tmp_path: Path) -> None:
     source = "import os, sys; print('vllm.v1.engine.llm_engine' in sys.modules, *sorted(os.environ))"
     (tmp_path / "script.py").write_text(source)
-    processes = [Forked(["script.py", *words], tmp_path, ENVIRONMENT) for words in ([OF_VLLM[0]], [])]
+    processes = [Forked(["script.py", *words], tmp_path, ENVIRONMENT) for words in ([WANTS_VLLM], [])]
     (there, *variables), (not_there, *others) = [
         each.communicate(timeout=100)[0].split() for each in processes
     ]
@@ -173,7 +173,7 @@ def test_one_that_does_not_end_is_waited_for_in_vain_and_killed(tmp_path: Path) 
         ("grpo_async.py", (*SMALL, "train.max_policy_age=0"), 0),
         ("grpo.py", (*SMALL, "optimizer.lr=1e30", "optimizer.warmup_steps=0"), 1),
         ("grpo.py", ("env.repeats=1",), 2),
-        pytest.param("grpo.py", (*SMALL, OF_VLLM[0]), 0, marks=needs_vllm),
+        pytest.param("grpo.py", (*SMALL, WANTS_VLLM), 0, marks=needs_vllm),
     ],
 )
 def test_a_run_says_and_leaves_the_same(

@@ -264,6 +264,7 @@ def test_an_adapter_push_acts_at_once_and_in_place(start_engine: StartEngine) ->
     assert far(tiny_llama(False), engine, sequences) > 0.05
 
 
+@pytest.mark.usefixtures("start_engine")  # skips where vLLM is not installed
 def test_a_push_reaches_every_shard(tiny_folders: dict[bool, Path], tmp_path: Path) -> None:
     """Two tensor-parallel workers, each a process of its own."""
     script, out = Path(__file__).parent / "vllm_two_shards.py", tmp_path / "found.json"
