@@ -20,7 +20,12 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    Metadata,
+    StorageMeta,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -166,9 +171,18 @@ class _Writer(FileSystemWriter):
 
 class _DescriptionUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if name not in _DESCRIPTIONS.get(module, ()):
             raise pickle.UnpicklingError(f"{module}.{name} has no place in it")
         return super().find_class(module, name)
+
+
+def _member(kind: Any, name: str) -> _MEM_FORMAT_ENCODING:
+    """What takes the place of `getattr`, by which Python before 3.11.4 writes the member of an enumeration."""
+    if kind is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
+        raise pickle.UnpicklingError(f"{name} of {kind} has no place in it")
+    return _MEM_FORMAT_ENCODING[name]
 
 
 class _Reader(FileSystemReader):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from config.errors import ConfigError
@@ -75,6 +76,46 @@ def test_what_fails_to_be_written_is_raised_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "__0_0.distcp").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device"):
         write_tensors(tmp_path, TENSORS)
+
+
+@pytest.mark.parametrize("way", ["by name", "by value"])
+def test_tensors_that_any_python_wrote_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Python before 3.11.4, such as Debian 12's, writes the members of an enumeration by `getattr`."""
+    reduced = {
+        "by name": lambda member, protocol: (getattr, (type(member), member.name)),
+        "by value": lambda member, protocol: (type(member), (member.value,)),
+    }
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", reduced[way])
+    write_tensors(tmp_path, TENSORS)
+    assert (b"getattr" in (tmp_path / ".metadata").read_bytes()) == (way == "by name")
+    assert torch.equal(saved_tensors(tmp_path)["model.weight"], TENSORS["model.weight"])
+
+
+class Attribute:
+    """A pickle of it is a call of `getattr`."""
+
+    def __init__(self, owner: object, name: str) -> None:
+        self.reduced = getattr, (owner, name)
+
+    def __reduce__(self) -> tuple[object, tuple[object, str]]:
+        return self.reduced
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (torch.Size, "__base__"),
+        (_MEM_FORMAT_ENCODING, "__class__"),
+        (_MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT, "name"),
+    ],
+)
+def test_no_other_attribute_is_read(tmp_path: Path, owner: object, name: str) -> None:
+    write_tensors(tmp_path, TENSORS)
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Attribute(owner, name)))
+    with pytest.raises(UnreadableError, match=r"\.metadata is damaged \(UnpicklingError\)"):
+        saved_shapes(tmp_path)
 
 
 class Hostile:
