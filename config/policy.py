@@ -6,10 +6,11 @@ values of these fields. `docs/objectives.md` gives every field its formula and e
 
 import math
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from config.errors import ConfigError
@@ -337,6 +338,14 @@ class PolicyConfig:
         return self.entropy_coef != 0 or self.entropy_target is not None
 
 
+@cache
+def _preset(path: Path) -> DictConfig:
+    """A shipped preset as it was when it was first asked for."""
+    merged = OmegaConf.merge(OmegaConf.structured(PolicyConfig), OmegaConf.load(path))
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
 def load_policy(name: str, **overrides: Any) -> PolicyConfig:
     """The preset config/policy/NAME.yaml as its dataclass, single fields replaced by `overrides`.
 
@@ -354,8 +363,7 @@ def load_policy(name: str, **overrides: Any) -> PolicyConfig:
                 f"policy.{key}={overrides[key]!r}: no such field; known: {', '.join(known_fields)}"
             )
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(PolicyConfig), OmegaConf.load(path), overrides)
-        policy = OmegaConf.to_object(merged)
+        policy = OmegaConf.to_object(OmegaConf.merge(_preset(path), overrides))
     except OmegaConfBaseException as error:
         raise ConfigError(f"policy={name} with {overrides}: {error}") from error
     assert isinstance(policy, PolicyConfig)

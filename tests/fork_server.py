@@ -153,8 +153,22 @@ def load() -> None:
     atexit.register(end_at_once)  # before any import does: it is the last to be called
     os.environ.update(OF_RAY)
     _loaded_with.update(os.environ)
+    compose_once()
     _import(IMPORTED)
     _set_by_imports.update(os.environ.items() - _loaded_with.items())
+
+
+def compose_once() -> None:
+    """Hydra's plugins are loaded, our dataclasses are its own, and its parsers have seen what our configs hold."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.plugins import Plugins
+
+    from config.composition import CONFIG_DIR, register_schema, to_config
+
+    Plugins.instance()
+    register_schema()
+    with initialize_config_dir(str(CONFIG_DIR), version_base=None):
+        to_config(compose("grpo_quickstart", overrides=["train.seed=1"]))
 
 
 def load_vllm() -> None:

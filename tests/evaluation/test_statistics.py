@@ -173,10 +173,10 @@ def test_the_paired_test_is_wrong_one_time_in_twenty(problems: int, n: int) -> N
     better = generator.binomial(n, (1 + chance) / 2) / n
     truth = (1 - spread) / 2
     wrong = missed = 0
-    for trial in range(trials):
-        wrong += paired_test(list(first[:, trial]), list(last[:, trial])).significant
-        found = paired_test(list(first[:, trial]), list(better[:, trial]))
-        missed += not found.low <= truth[trial] <= found.high
+    for before, after, risen, difference in zip(first.T, last.T, better.T, truth, strict=True):
+        wrong += paired_test(before, after).significant
+        found = paired_test(before, risen)
+        missed += not found.low <= difference <= found.high
     assert 0.04 <= wrong / trials <= 0.06
     assert 0.03 <= missed / trials <= 0.07
 
@@ -186,7 +186,8 @@ def test_few_problems_are_never_called_different_too_often() -> None:
     for problems in range(2, 11):
         chance = generator.beta(1, 1, size=(problems, 2000))
         first, last = (generator.binomial(4, chance) / 4 for _ in range(2))
-        found = [paired_test(list(first[:, i]), list(last[:, i])).significant for i in range(2000)]
+        pairs = zip(first.T, last.T, strict=True)
+        found = [paired_test(before, after).significant for before, after in pairs]
         assert np.mean(found) <= 0.06, problems
 
 
