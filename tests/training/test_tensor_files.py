@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -78,18 +80,34 @@ def test_what_fails_to_be_written_is_raised_as_it_was(tmp_path: Path) -> None:
         write_tensors(tmp_path, TENSORS)
 
 
-@pytest.mark.parametrize("way", ["by name", "by value"])
+def _of_3_11_2(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Before 3.11.4 members of enumerations were written by `getattr`: Debian 12 has this Python."""
+    by_name = lambda member, protocol: (getattr, (type(member), member.name))  # noqa: E731
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", by_name)
+    return "getattr"
+
+
+def _of_3_12(monkeypatch: pytest.MonkeyPatch) -> str:
+    by_value = lambda member, protocol: (type(member), (member.value,))  # noqa: E731
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", by_value)
+    return "_MEM_FORMAT_ENCODING"
+
+
+def _of_3_13(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Its paths are of a module that no other has."""
+    monkeypatch.setitem(sys.modules, "pathlib._local", sys.modules["pathlib"])
+    monkeypatch.setattr(type(Path()), "__module__", "pathlib._local")
+    return "pathlib._local"
+
+
+@pytest.mark.parametrize("python", [_of_3_11_2, _of_3_12, _of_3_13])
 def test_tensors_that_any_python_wrote_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    tmp_path: Path, python: Callable[[pytest.MonkeyPatch], str]
 ) -> None:
-    """Python before 3.11.4, such as Debian 12's, writes the members of an enumeration by `getattr`."""
-    reduced = {
-        "by name": lambda member, protocol: (getattr, (type(member), member.name)),
-        "by value": lambda member, protocol: (type(member), (member.value,)),
-    }
-    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", reduced[way])
-    write_tensors(tmp_path, TENSORS)
-    assert (b"getattr" in (tmp_path / ".metadata").read_bytes()) == (way == "by name")
+    with pytest.MonkeyPatch.context() as patch:
+        named = python(patch)
+        write_tensors(tmp_path, TENSORS)
+    assert named.encode() in (tmp_path / ".metadata").read_bytes()
     assert torch.equal(saved_tensors(tmp_path)["model.weight"], TENSORS["model.weight"])
 
 
