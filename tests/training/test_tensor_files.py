@@ -82,14 +82,18 @@ def test_what_fails_to_be_written_is_raised_as_it_was(tmp_path: Path) -> None:
 
 def _of_3_11_2(monkeypatch: pytest.MonkeyPatch) -> str:
     """Before 3.11.4 members of enumerations were written by `getattr`: Debian 12 has this Python."""
-    by_name = lambda member, protocol: (getattr, (type(member), member.name))  # noqa: E731
-    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", by_name)
+    monkeypatch.setattr(
+        _MEM_FORMAT_ENCODING,
+        "__reduce_ex__",
+        lambda member, protocol: (getattr, (type(member), member.name)),
+    )
     return "getattr"
 
 
 def _of_3_12(monkeypatch: pytest.MonkeyPatch) -> str:
-    by_value = lambda member, protocol: (type(member), (member.value,))  # noqa: E731
-    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", by_value)
+    monkeypatch.setattr(
+        _MEM_FORMAT_ENCODING, "__reduce_ex__", lambda member, protocol: (type(member), (member.value,))
+    )
     return "_MEM_FORMAT_ENCODING"
 
 
