@@ -129,6 +129,7 @@ class Attribute:
     ("owner", "name"),
     [
         (torch.Size, "__base__"),
+        (torch.Size, "TORCH_CONTIGUOUS_FORMAT"),
         (_MEM_FORMAT_ENCODING, "__class__"),
         (_MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT, "name"),
     ],
