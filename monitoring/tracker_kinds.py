@@ -100,9 +100,10 @@ class Wandb:
     ) -> None:
         import wandb
 
-        os.environ.setdefault(
-            "WANDB_FINISH_TIMEOUT", str(CLOSE_S)
-        )  # a setting that older versions do not know
+        # Settings that other versions may not know. Asking who the key's owner is, only to print it, takes 10 seconds
+        # more where no server answers.
+        os.environ.setdefault("WANDB_FINISH_TIMEOUT", str(CLOSE_S))
+        os.environ.setdefault("WANDB_X_DISABLE_VIEWER", "true")
         self.options = {"project": logging.project, "config": config}
         if logging.mode == "online":
             try:
