@@ -10,6 +10,7 @@ from pathlib import Path
 from config.command_line import command_line
 from config.outcome import INTERRUPTED, RunOutcome
 from config.schema import Config
+from run.garbage import end_without_a_search
 from run.jobs import run_job
 from run.overlapped import ScheduleType
 from run.stop import Stop
@@ -27,6 +28,7 @@ def launch(train: Callable[[ScheduleType], None], schedule: type[ScheduleType]) 
             return run_selftest(run_dir)
         return run_job(config, run_dir, train, schedule, begun)
 
+    end_without_a_search()
     Stop().watch()
     with summed_up():
         command_line(job)
