@@ -22,6 +22,6 @@ def spare_what_stays() -> None:
 
 
 def end_without_a_search() -> None:
-    """The interpreter looks for garbage once more as it ends, among all that was ever imported: 3 s after a run with
-    vLLM, which thaws what was frozen."""
+    """Spares the search with which the interpreter ends, through all that was ever imported: 3 s after a run with vLLM,
+    which thaws what was frozen."""
     atexit.register(gc.freeze)

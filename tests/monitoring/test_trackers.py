@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -180,3 +180,24 @@ def test_wandb_goes_offline_where_it_cannot_be_reached(
 
 def test_wandb_is_waited_for_less_than_15_seconds() -> None:
     assert tracker_kinds.REACH_S < 15
+
+
+def test_a_server_is_asked_nothing_but_for_the_run(tmp_path: Path) -> None:
+    """What W&B asks only to print it, the owner of the key, has a deadline of its own beside `REACH_S`."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(50)
+        process = online("never answers", tmp_path, listener.getsockname()[1])
+        _, stderr = process.communicate(timeout=200)
+        assert process.returncode == 0, stderr
+        listener.setblocking(False)
+        assert {json.loads(body)["operationName"] for body in _sent_to(listener)} == {"RunResumeStatus"}
+
+
+def _sent_to(listener: socket.socket) -> Iterator[bytes]:
+    """The bodies of the requests of those that connected, and have ended."""
+    with suppress(BlockingIOError):
+        while True:
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rb") as file:
+                yield file.read().partition(b"\r\n\r\n")[2]
