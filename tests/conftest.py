@@ -2,6 +2,7 @@
 garbage goes through, and a Ray for a module."""
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from tests.costs import ENGINE, SLOW
+from tests.logged import Logged
 
 HERE = Path(__file__).parent
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -109,6 +111,14 @@ def in_turns(*kinds: dict[str, int]) -> list[str]:
             shares.append((done / sum(costs.values()), name))
             done += costs[name]
     return [name for _, name in sorted(shares)]
+
+
+@pytest.fixture
+def logged() -> Iterator[Logged]:
+    root, handler = logging.getLogger(), Logged()
+    root.addHandler(handler)
+    yield handler
+    root.removeHandler(handler)
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-
 import grpo
 import grpo_async
-from config.composition import register_schema, to_config
+from config.composition import to_config
 from config.schema import Config
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
+from tests.composed import composed
 from tests.forked import FORKS, Forked, Server, at_load, can_fork
 from tests.forked_ray import fork_processes_of_ray
 from tests.namespaces import Namespaces
@@ -42,9 +41,7 @@ class StoppingAfterTheFirst(Lockstep):
 
 
 def configured(*overrides: str, name: str = "grpo_quickstart") -> Config:
-    register_schema()
-    with initialize_config_dir(str(ROOT / "config"), version_base=None):
-        return to_config(compose(name, overrides=[*QUICK, *overrides]))
+    return to_config(composed(name, *QUICK, *overrides))
 
 
 Script = subprocess.Popen[str] | Forked

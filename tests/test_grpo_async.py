@@ -18,6 +18,7 @@ from run.build import build
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
+from tests.logged import Logged
 from tests.processes import engine_processes
 from tests.rollout.pool_engines import HandCarried
 from tests.scripts import configured, finish, rows, start_fresh, wait_for, without_clocks
@@ -144,7 +145,7 @@ def test_an_engine_lost_between_two_pushes_comes_back_with_the_present_version(
     local_ray: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    logged: Logged,
 ) -> None:
     """SIGKILL of the only engine while the learner's weights are newer than the last version: the new one loads that
     version by itself, nobody pushes before its time, and every later push is proven by the canary."""
@@ -171,7 +172,7 @@ def test_an_engine_lost_between_two_pushes_comes_back_with_the_present_version(
     metrics = rows(tmp_path)
     assert [row["policy_version"] for row in metrics] == [row // frequency for row in range(10)]
     assert metrics[-1]["policy_version"] == versions - 1
-    assert caplog.text.count("engine 0 (CPU) is back") == 1
+    assert logged.text.count("engine 0 (CPU) is back") == 1
 
 
 @pytest.mark.parametrize(("script", "schedule"), [(grpo, Lockstep), (grpo_async, Overlapped)])
@@ -181,7 +182,7 @@ def test_an_engine_lost_in_a_push_comes_back_with_it(
     local_ray: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    logged: Logged,
 ) -> None:
     """SIGKILL as the native transfer of version 3 begins: the new engine loads the copy, before the canary."""
 
@@ -195,12 +196,12 @@ def test_an_engine_lost_in_a_push_comes_back_with_it(
     run_job(config, tmp_path, script.train, schedule)
     metrics = rows(tmp_path)
     assert [row["policy_version"] for row in metrics] == list(range(10))
-    assert "was lost during load, which needs every engine" in caplog.text
-    assert "engine 0 (CPU) is back, with policy version 3" in caplog.text
+    assert "was lost during load, which needs every engine" in logged.text
+    assert "engine 0 (CPU) is back, with policy version 3" in logged.text
 
 
 def test_an_engine_lost_in_an_evaluation_gets_its_weights_there(
-    local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: Logged
 ) -> None:
     """The learner waits for the evaluation, and that for the only engine, which needs neither of them."""
     hand_carried(monkeypatch)
@@ -224,7 +225,7 @@ def test_an_engine_lost_in_an_evaluation_gets_its_weights_there(
         grpo_async.train(schedule)
 
     assert run_job(config, tmp_path, train, Overlapped) == "finished"
-    assert "engine 0 (CPU) is back, with policy version 10" in caplog.text
+    assert "engine 0 (CPU) is back, with policy version 10" in logged.text
     assert [row["iteration"] for row in rows(tmp_path) if "reward/mean" not in row] == [0, 10]
 
 

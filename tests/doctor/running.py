@@ -3,30 +3,28 @@
 from pathlib import Path
 from types import ModuleType
 
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 import grpo
-from config.composition import register_schema, to_config
+from config.composition import to_config
 from config.errors import RunError
 from config.folders import SETTINGS, SETTINGS_FILES
 from run.jobs import run_job
-from tests.scripts import QUICK, ROOT, SCHEDULE_OF
+from tests.composed import composed
+from tests.scripts import QUICK, SCHEDULE_OF
 
 
 def run(run_dir: Path, *overrides: str, script: ModuleType = grpo) -> str | None:
     """A run of the quickstart model; what it ended with, where that was an error."""
-    register_schema()
-    with initialize_config_dir(str(ROOT / "config"), version_base=None):
-        composed = compose("grpo_quickstart", overrides=[*QUICK, "train.checkpoint_frequency=0", *overrides])
+    settings = composed("grpo_quickstart", *QUICK, "train.checkpoint_frequency=0", *overrides)
     run_dir.mkdir(parents=True, exist_ok=True)
 
     def begun() -> None:
         (run_dir / SETTINGS).mkdir(exist_ok=True)
-        (run_dir / SETTINGS / SETTINGS_FILES[0]).write_text(OmegaConf.to_yaml(composed))
+        (run_dir / SETTINGS / SETTINGS_FILES[0]).write_text(OmegaConf.to_yaml(settings))
 
     try:
-        run_job(to_config(composed), run_dir, script.train, SCHEDULE_OF[script], begun)
+        run_job(to_config(settings), run_dir, script.train, SCHEDULE_OF[script], begun)
     except RunError as error:
         return str(error)
     return None

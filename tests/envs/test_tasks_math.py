@@ -1,7 +1,6 @@
 """Tasks of mathematics, instructions and generated puzzles: rows, golds, duplicates, oracles."""
 
 import json
-import logging
 import pickle
 from decimal import Decimal
 from pathlib import Path
@@ -14,6 +13,7 @@ from config.errors import ConfigError
 from envs.duplicates import distinct_examples, resolve_duplicates
 from envs.task import Completion, Example, Task, make_task
 from envs.verifiers.numbers import parse_number
+from tests.logged import Logged
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "tests" / "fixtures" / "data"
@@ -64,13 +64,12 @@ def test_an_oracle_scores_everything_and_gold_plus_one_nothing(
     assert (missed, believed) == ([], [])
 
 
-def test_math_reads_answers_and_solutions_and_reports_rows_without(caplog: pytest.LogCaptureFixture) -> None:
+def test_math_reads_answers_and_solutions_and_reports_rows_without(logged: Logged) -> None:
     judge = task("math", FIXTURES / "math.jsonl")
-    with caplog.at_level(logging.WARNING):
-        examples = judge.examples("train")
+    examples = judge.examples("train")
     assert [example.answer for example in examples] == ["\\frac{3}{2}", "2\\sqrt{2}", "\\text{east}"]
-    assert "1 rows have no answer" in caplog.text
-    assert "math.jsonl:4" in caplog.text
+    assert "1 rows have no answer" in logged.text
+    assert "math.jsonl:4" in logged.text
     assert "\\boxed" in examples[0].messages[0]["content"]
     for example, text in zip(examples, ("\\boxed{1.5}", "$2\\sqrt2$", "\\boxed{East}"), strict=True):
         assert accuracy(judge, example, text) == 1.0
@@ -87,16 +86,13 @@ def test_dapo_cuts_the_published_instructions_from_the_prompt() -> None:
 @pytest.mark.parametrize(
     ("mode", "rows"), [("keep", [0, 1, 2, 3, 4]), ("first", [0, 2, 4]), ("drop", [0, 4])]
 )
-def test_duplicates_are_reported_and_handled(
-    mode: str, rows: list[int], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_duplicates_are_reported_and_handled(mode: str, rows: list[int], logged: Logged) -> None:
     judge = task("dapo_math", FIXTURES / "dapo_math.jsonl", duplicates=mode)
-    with caplog.at_level(logging.WARNING):
-        assert [example.row for example in distinct_examples(judge, "train")] == rows
+    assert [example.row for example in distinct_examples(judge, "train")] == rows
     assert (
-        "5 rows, 2 of them repeat a prompt; 1 prompts have contradictory answers (rows 2 and 3" in caplog.text
+        "5 rows, 2 of them repeat a prompt; 1 prompts have contradictory answers (rows 2 and 3" in logged.text
     )
-    assert f"{len(rows)} are used" in caplog.text
+    assert f"{len(rows)} are used" in logged.text
 
 
 def test_equal_golds_in_other_words_are_no_contradiction() -> None:

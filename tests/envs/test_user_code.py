@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from envs.prompts import PromptQueue, PromptSource
 from envs.task import Completion, make_task
 from envs.tools.tool import find_tools, instructions, make_tools
 from envs.turns import Conversation, make_repliers, with_instructions
+from tests.logged import Logged
 from tests.scripts import ROOT, configured, ended, rows
 
 HERE = "tests.envs.own_code"
@@ -144,18 +144,17 @@ def test_functions_and_classes_answer() -> None:
     ]
 
 
-def test_what_a_tool_raises_is_told_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        told = answers(
-            tools("search"), *(f"<search>{word}</search>" for word in ("break", "exit", "owl", "break"))
-        )
+def test_what_a_tool_raises_is_told_and_counted(logged: Logged) -> None:
+    told = answers(
+        tools("search"), *(f"<search>{word}</search>" for word in ("break", "exit", "owl", "break"))
+    )
     assert told == [
         "search: error: ZeroDivisionError: division by zero",
         "search: error: SystemExit: 3",
         "search: owl is a word",
         "search: error: ZeroDivisionError: division by zero",
     ]
-    first, last = caplog.messages
+    first, last = logged.messages
     assert "tool search failed" in first and "own_code.py:" in first
     assert last == "tool search: 3 of 4 calls failed"
 

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 
 from config.checkpoints import checkpoint_path
-from config.composition import register_schema, to_config
+from config.composition import to_config
 from config.errors import ConfigError
 from config.machine import MachineConfig
 from config.schema import Config
@@ -26,6 +24,7 @@ from plan.model_shape import GIB, find_file, kv_cache_bytes, read_shape
 from plan.plan import Plan, make_plan
 from plan.problems import check, problems
 from plan.report import idle_keys, report
+from tests.composed import composed
 
 PROJECT = Path(__file__).resolve().parents[2]
 QWEN = {
@@ -42,10 +41,7 @@ QWEN = {
 
 
 def config_of(name: str, *overrides: str) -> Config:
-    GlobalHydra.instance().clear()
-    register_schema()
-    with initialize_config_dir(str(PROJECT / "config"), version_base=None):
-        return to_config(compose(name, list(overrides)))
+    return to_config(composed(name, *overrides))
 
 
 def machine(

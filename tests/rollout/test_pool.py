@@ -26,6 +26,7 @@ from rollout.engines.pool import RayPool
 from rollout.engines.remote_calls import EngineLost
 from rollout.engines.sampler import Engine, Request, generate
 from rollout.engines.vllm_engine import VLLMEngine
+from tests.logged import Logged
 from tests.processes import engine_processes, wait_until_gone
 from tests.rollout import pool_engines
 from tests.rollout.conftest import (
@@ -164,7 +165,7 @@ def test_what_fails_while_the_pool_closes_starts_no_other_engine(
 
 
 def test_a_hung_engine_is_found_by_deadline_and_replaced(
-    open_pool: OpenPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    open_pool: OpenPool, tmp_path: Path, logged: Logged
 ) -> None:
     pool = open_pool(partial(pool_engines.HangingOnce, tmp_path / "hung"), engines=2, request_timeout_s=2.0)
     pool.load([("sum", torch.ones(2))], version=1)
@@ -173,8 +174,8 @@ def test_a_hung_engine_is_found_by_deadline_and_replaced(
     responses = drain(pool)
     assert sorted(response.request_id for response in responses) == list(range(8))
     assert {version for r in responses for c in r.completions for version in c.policy_versions} == {1}
-    assert "never_returns" in caplog.text
-    assert "there waited 2 s for it" in caplog.text
+    assert "never_returns" in logged.text
+    assert "there waited 2 s for it" in logged.text
 
 
 def test_a_group_that_no_engine_can_finish_ends_the_run(open_pool: OpenPool) -> None:
@@ -249,7 +250,7 @@ def wait_until_gone_but(before: set[int]) -> None:
 
 
 def test_a_machine_too_busy_to_start_ray_in_time_gets_a_second_chance(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, logged: Logged
 ) -> None:
     """In the place of Ray's own start, which takes too long only on a machine that stands still."""
     tried: list[dict[str, object]] = []
@@ -264,7 +265,7 @@ def test_a_machine_too_busy_to_start_ray_in_time_gets_a_second_chance(
     monkeypatch.setattr(ray, "init", start)
     assert start_ray(None, 1)
     assert len(tried) == 2
-    assert "did not start in time" in caplog.text
+    assert "did not start in time" in logged.text
 
 
 def test_no_cluster_at_the_address_is_one_message() -> None:

@@ -18,6 +18,7 @@ from rollout.engines.remote_calls import EngineLost
 from rollout.engines.sampler import generate
 from rollout.weights.outgoing import Outgoing
 from rollout.weights.transports import ObjectStore, SharedMemory, Transport
+from tests.logged import Logged
 from tests.rollout import pool_engines
 from tests.rollout.conftest import OpenPool, drain, requests
 from tests.rollout.pool_engines import CountingEngine, HandCarried
@@ -36,9 +37,7 @@ def test_an_object_store_push_reaches_every_engine(open_pool: OpenPool) -> None:
         assert pool.policy_version == version
 
 
-def test_an_engine_lost_in_a_push_does_not_hold_up_the_others(
-    open_pool: OpenPool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_engine_lost_in_a_push_does_not_hold_up_the_others(open_pool: OpenPool, logged: Logged) -> None:
     """The others are loaded and scored at once; the new one has the weights before it serves."""
     pool = open_pool(pool_engines.CountingEngine, engines=2)
     pool.load([("sum", torch.ones(2))], version=1)
@@ -52,12 +51,12 @@ def test_an_engine_lost_in_a_push_does_not_hold_up_the_others(
     assert pool.fleet.members[0] != victim
     assert pool.score([[1, 2]]) == {"engine 0 (CPU)": [[3.0]], "engine 1 (CPU)": [[3.0]]}
     pool.load([("sum", torch.ones(4))], version=3)
-    assert caplog.text.count("engine 0 (CPU) is back, with policy version 2") == 1
-    assert caplog.text.count("is back") == 1
+    assert logged.text.count("engine 0 (CPU) is back, with policy version 2") == 1
+    assert logged.text.count("is back") == 1
 
 
 def test_engines_go_on_without_one_that_does_not_come_back_until_none_is_left(
-    open_pool: OpenPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    open_pool: OpenPool, tmp_path: Path, logged: Logged
 ) -> None:
     """As where a cluster has no place for it."""
     pool = open_pool(partial(pool_engines.SlowAgain, tmp_path, 2), engines=2)
@@ -67,10 +66,10 @@ def test_engines_go_on_without_one_that_does_not_come_back_until_none_is_left(
     os.kill(lost, signal.SIGKILL)
     assert len(generate(pool, requests(6))) == 6
     deadline = time.monotonic() + 60
-    while "the other engines go on" not in caplog.text and time.monotonic() < deadline:
+    while "the other engines go on" not in logged.text and time.monotonic() < deadline:
         pool.step(0.1)
-    assert "for engine 0 (CPU), still starting, to take the place of a lost engine" in caplog.text
-    assert re.search(r"free in Ray: \d of 8 CPUs, 0 of 0 GPUs; the other engines go on", caplog.text)
+    assert "for engine 0 (CPU), still starting, to take the place of a lost engine" in logged.text
+    assert re.search(r"free in Ray: \d of 8 CPUs, 0 of 0 GPUs; the other engines go on", logged.text)
     pool.load([("sum", torch.ones(3))], version=2)
     assert pool.score([[1, 2]]) == {"engine 1 (CPU)": [[3.0]]}
     os.kill(other, signal.SIGKILL)
@@ -105,7 +104,7 @@ def kill(pids: Sequence[int]) -> None:
 
 
 def test_an_engine_lost_after_a_direct_push_loads_the_copy_by_itself(
-    open_pool: OpenPool, caplog: pytest.LogCaptureFixture
+    open_pool: OpenPool, logged: Logged
 ) -> None:
     """Nobody pushes again: the group that the lost engine had is drawn with the weights of the last push."""
     pool = open_pool(CountingEngine, transport=Transport(SharedMemory(), HandCarried()))
@@ -119,7 +118,7 @@ def test_an_engine_lost_after_a_direct_push_loads_the_copy_by_itself(
     assert ways(pool) == ["copy"]
     assert pool.score([[1, 2]]) == {"engine 0 (CPU)": [[2.0]]}
     assert pool.received == {"sum"}
-    assert "engine 0 (CPU) is back, with policy version 2" in caplog.text
+    assert "engine 0 (CPU) is back, with policy version 2" in logged.text
 
 
 @pytest.mark.parametrize("noticed", [True, False])
@@ -140,7 +139,7 @@ def test_a_direct_push_waits_for_no_engine_that_is_still_starting(open_pool: Ope
 
 
 def test_engines_that_were_in_a_direct_push_with_a_lost_one_start_anew(
-    open_pool: OpenPool, caplog: pytest.LogCaptureFixture
+    open_pool: OpenPool, logged: Logged
 ) -> None:
     """They may hold half a push, or wait for a peer that is gone; what they were drawing is drawn again."""
 
@@ -164,7 +163,7 @@ def test_engines_that_were_in_a_direct_push_with_a_lost_one_start_anew(
     assert pool.score([[1, 2]]) == {"engine 0 (CPU)": [[2.0]], "engine 1 (CPU)": [[2.0]]}
     assert (
         "engine 1 (CPU) was lost during transfer, which needs every engine; the others start anew"
-        in caplog.text
+        in logged.text
     )
 
 

@@ -1,0 +1,37 @@
+"""Configs as Hydra composes them, where the same files and groups are read and merged once for a process.
+
+Most tests differ in values alone, which are a seventh of the work: 10 instead of 70 ms a config.
+"""
+
+import re
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
+
+from config.composition import register_schema
+
+CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
+VALUE = re.compile(r"(?!hydra\.)\w+(\.\w+)+=")
+"""Of a key with dots: no choice of a group, which is made before any value is set, and nothing new."""
+
+
+def composed(name: str, *overrides: str) -> DictConfig:
+    """What `--config-name NAME OVERRIDES` gives a script, but for the settings of Hydra itself."""
+    values = [override for override in overrides if VALUE.match(override)]
+    config = deepcopy(_of_groups(name, tuple(override for override in overrides if override not in values)))
+    ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides(values), config)
+    return config
+
+
+@cache
+def _of_groups(name: str, others: tuple[str, ...]) -> DictConfig:
+    register_schema()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONFIG_DIR), version_base=None):
+        return compose(name, overrides=list(others))
