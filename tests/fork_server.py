@@ -27,11 +27,14 @@ IMPORTED = (
     "envs.tasks",
     "grpo_utils",
     "hydra._internal.hydra",
+    "pydantic.v1.dataclasses",
     "ray._private.runtime_env.agent.runtime_env_agent",
     "ray.dashboard.head",
     "ray.dashboard.modules.job.job_agent",
     "ray.dashboard.modules.log.log_agent",
     "ray.dashboard.modules.reporter.reporter_agent",
+    "ray.experimental.channel.auto_transport_type",
+    "reports.report",
     "rollout.engines.host",
     "rollout.stream",
     "run.build",
@@ -41,8 +44,10 @@ IMPORTED = (
     "run.overlapped",
     "training.grpo_loss",
     "training.local_learner",
+    "training.model_writer",
     "training.rank_host",
     "transformers.models.llama.modeling_llama",
+    "peft",  # after `training`, which keeps quiet what peft imports
 )
 """What the scripts import on their way to the first step, and Ray's own. Less vLLM, whose import changes torch."""
 OF_VLLM = (
@@ -50,7 +55,11 @@ OF_VLLM = (
     "vllm.v1.executor.uniproc_executor",
     "vllm.v1.worker.cpu_worker",
     "vllm.lora.request",
+    "vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors",
     "vllm.model_executor.models.llama",
+    "vllm.renderers.hf",
+    "vllm.v1.attention.backends.cpu_attn",
+    "vllm.v1.core.sched.scheduler",
 )
 """What an engine of vLLM imports as it starts."""
 OF_RAY = {"RAY_RAYLET_PID": "0", "RAY_JOB_ID": "01000000"}

@@ -181,7 +181,7 @@ def test_vllm_says_what_the_engine_of_the_run_said(lora: tuple[str, ...], tmp_pa
     """Greedy, of the engine that was pushed to, and of one that was started from the folder; the adapter alone too."""
     path = tmp_path / "run"
     greedy = "eval.sets={sums:{dataset:arithmetic,n:1,temperature:0,limit:20}}"
-    given = (*SMALL[:-1], *lora, greedy, "inference_model.backend=vllm", "ray.enabled=true")
+    given = (*SMALL[:-1], *lora, greedy, "inference_model.backend=vllm")
     for settings, folder in (
         ((), path),
         (("run=eval", f"model.name={path / 'model'}"), tmp_path / "eval"),
