@@ -10,7 +10,8 @@ from typing import Any
 
 import psutil
 import ray
-from ray._private import ray_constants
+from ray._private import parameter, ray_constants
+from ray._private.parameter import RayParams
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -69,12 +70,22 @@ def start_ray(address: str | None, num_cpus: int) -> bool:
     return True
 
 
+class _FreePorts(RayParams):
+    """What `ray.init` starts a node with. One agent has a fixed port, which `ray.init` does not let choose: beside
+    another runtime on the machine it would try for 4 s to have it."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**{"dashboard_agent_listen_port": 0, **given})
+
+
 def prepare_local() -> None:
-    """Before a local runtime is started: it listens on loopback, sends no usage figures, and does not stand back."""
+    """Before a local runtime is started: it listens on loopback and on free ports, sends no usage figures, and does not
+    stand back."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray would start actors at niceness 15: engines that stand still beside anything else that computes.
     os.environ.setdefault("RAY_worker_niceness", "0")
     _listen_on_loopback()
+    parameter.RayParams = _FreePorts  # type: ignore[misc, assignment]
 
 
 def _start_local(num_cpus: int, quiet: dict[str, Any]) -> None:

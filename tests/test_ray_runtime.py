@@ -7,6 +7,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from ray._private.ray_constants import DEFAULT_DASHBOARD_AGENT_LISTEN_PORT
 
 from cluster.runtime import Place, start_actor
 from rollout.engines.fleet import PoolSettings
@@ -49,3 +50,10 @@ def test_a_local_ray_listens_on_loopback_only(local_ray: None) -> None:
             listening |= {one.laddr.ip for one in process.net_connections("inet") if one.status == "LISTEN"}
     assert listening
     assert {address.removeprefix("::ffff:") for address in listening} <= {"127.0.0.1", "::1"}
+
+
+def test_no_port_is_fixed(local_ray: None) -> None:
+    """Beside another runtime on the machine Ray would try for seconds to have the same one."""
+    node = ray._private.worker._global_node
+    assert node is not None
+    assert node.dashboard_agent_listen_port not in (0, None, DEFAULT_DASHBOARD_AGENT_LISTEN_PORT)
