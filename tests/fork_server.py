@@ -33,7 +33,6 @@ IMPORTED = (
     "ray.dashboard.modules.job.job_agent",
     "ray.dashboard.modules.log.log_agent",
     "ray.dashboard.modules.reporter.reporter_agent",
-    "ray.experimental.channel.auto_transport_type",
     "reports.report",
     "rollout.engines.host",
     "rollout.stream",
@@ -49,7 +48,8 @@ IMPORTED = (
     "transformers.models.llama.modeling_llama",
     "peft",  # after `training`, which keeps quiet what peft imports
 )
-"""What the scripts import on their way to the first step, and Ray's own. Less vLLM, whose import changes torch."""
+"""What the scripts import on their way to the first step, and Ray's own. Less vLLM, whose import changes torch, and
+`ray.experimental`, after whose import forks do not get into the namespaces of a cluster's node."""
 OF_VLLM = (
     "vllm.v1.engine.llm_engine",
     "vllm.v1.executor.uniproc_executor",

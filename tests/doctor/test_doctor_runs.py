@@ -96,9 +96,17 @@ REAL: dict[str, tuple[ModuleType, tuple[str, ...], set[str]]] = {
         (*FEW, f"{REWARD}slow", "env.reward_timeout_s=0.36", "train.total_dialog_turns=16"),
         {"slow_rewards"},
     ),
-    "judged slowly": (grpo_async, (*FEW, f"{REWARD}slow", "train.total_dialog_turns=44"), {"idle_both"}),
+    "judged slowly": (
+        grpo_async,
+        ("env.num_envs=1", "env.repeats=2", f"{REWARD}slow", "train.total_dialog_turns=22"),
+        {"idle_both"},
+    ),
     "many epochs": (grpo_async, (*SMALL, "train.epochs=16", steps(11)), {"idle_engines"}),
-    "a slow engine": (grpo_async, (*SMALL, *BABBLING, steps(11)), {"idle_learner"}),
+    "a slow engine": (
+        grpo_async,
+        ("env.num_envs=4", "env.repeats=4", *BABBLING, "train.total_dialog_turns=176"),
+        {"idle_learner"},
+    ),
     "an engine that computes something else": (
         grpo,
         (*SMALL, steps(3)),
