@@ -70,12 +70,19 @@ def start_ray(address: str | None, num_cpus: int) -> bool:
     return True
 
 
-class _FreePorts(RayParams):
-    """What `ray.init` starts a node with. One agent has a fixed port, which `ray.init` does not let choose: beside
-    another runtime on the machine it would try for 4 s to have it."""
+class _Local(RayParams):
+    """What `ray.init` starts a runtime of one machine with, and does not let choose: no autoscaler, and a free port for
+    the one agent that has a fixed one, for which it would wait for 4 s beside another runtime."""
 
     def __init__(self, **given: Any) -> None:
-        super().__init__(**{"dashboard_agent_listen_port": 0, **given})
+        super().__init__(**{"dashboard_agent_listen_port": 0, "no_monitor": True, **given})
+
+
+class _Unheard(_Local):
+    """One whose workers' lines stay in Ray's own files: nothing reads these."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**{"include_log_monitor": False, **given})
 
 
 def prepare_local() -> None:
@@ -85,12 +92,13 @@ def prepare_local() -> None:
     # Ray would start actors at niceness 15: engines that stand still beside anything else that computes.
     os.environ.setdefault("RAY_worker_niceness", "0")
     _listen_on_loopback()
-    parameter.RayParams = _FreePorts  # type: ignore[misc, assignment]
+    parameter.RayParams = _Local  # type: ignore[misc, assignment]
 
 
 def _start_local(num_cpus: int, quiet: dict[str, Any]) -> None:
     """Ray gives its node 30 s, which no setting changes; a machine that was just too busy gets a second chance."""
     others = set(psutil.Process().children(recursive=True))
+    parameter.RayParams = _Unheard  # type: ignore[misc, assignment]
     for last in (False, True):
         try:
             ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, **quiet)

@@ -12,6 +12,7 @@ from ray._private.ray_constants import DEFAULT_DASHBOARD_AGENT_LISTEN_PORT
 from cluster.runtime import Place, start_actor
 from rollout.engines.fleet import PoolSettings
 from rollout.engines.pool import RayPool
+from tests.processes import command_lines
 from tests.rollout import pool_engines
 from tests.rollout.conftest import through_memory
 
@@ -57,3 +58,10 @@ def test_no_port_is_fixed(local_ray: None) -> None:
     node = ray._private.worker._global_node
     assert node is not None
     assert node.dashboard_agent_listen_port not in (0, None, DEFAULT_DASHBOARD_AGENT_LISTEN_PORT)
+
+
+def test_nothing_runs_for_nobody(local_ray: None) -> None:
+    """No autoscaler, for there is one machine; nothing that sends what workers print to a driver, which takes none."""
+    started = " ".join(command_lines())
+    assert "/agent.py " in started, "as helpers are told apart"
+    assert "/monitor.py " not in started and "/log_monitor.py " not in started
