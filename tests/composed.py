@@ -1,12 +1,11 @@
 """Configs as Hydra composes them, where the same files and groups are read and merged once for a process.
 
-Most tests differ in values alone, which are a seventh of the work: 10 instead of 70 ms a config.
+Most tests differ in values alone: 11 instead of 57 ms a config.
 """
 
 import re
 from copy import deepcopy
 from functools import cache
-from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -14,9 +13,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-from config.composition import register_schema
+from config.composition import CONFIG_DIR, register_schema
 
-CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
 VALUE = re.compile(r"(?!hydra\.)\w+(\.\w+)+=")
 """Of a key with dots: no choice of a group, which is made before any value is set, and nothing new."""
 

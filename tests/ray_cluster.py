@@ -78,18 +78,10 @@ class RayCluster:
             else [f"--address={ADDRESS}"]
         )
         size = ["--num-cpus=1", f"--object-store-memory={2**27}"]
-        ports = ["--dashboard-agent-listen-port=0"]  # the fixed one is the head's
+        here = [f"--node-ip-address=127.0.0.{number}", "--dashboard-agent-listen-port=0"]  # not the head's
         script = Path(self._folder.name, "as_ray.py")
         script.write_text("from ray.scripts.scripts import main; main()")
-        start = [
-            str(script),
-            "start",
-            "--block",
-            *where,
-            *size,
-            *ports,
-            f"--node-ip-address=127.0.0.{number}",
-        ]
+        start = [str(script), "start", "--block", *where, *size, *here]
         said = Path(self._folder.name, f"node-{number}.txt")
         with said.open("w") as output:
             self._nodes[number] = psutil.Popen(

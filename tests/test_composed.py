@@ -5,8 +5,8 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 
-from config.composition import register_schema
-from tests.composed import CONFIG_DIR, composed
+from config.composition import CONFIG_DIR, register_schema
+from tests.composed import composed
 
 VALUES = ("env.num_envs=4", "train_model.lora.r=3", "env.options.max_operand=3")
 
