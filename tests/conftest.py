@@ -85,6 +85,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         _frozen_at = now
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """pytest and the interpreter look for garbage six times as they end: this once is enough."""
+    gc.collect()
+    _freeze()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not terminalreporter.config.getoption("--costs"):
         return

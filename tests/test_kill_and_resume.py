@@ -22,7 +22,7 @@ def finished_after_kills(
     """Kill a run again and again, somewhat after a random event (training begins, an optimizer step, a checkpoint),
     then let it end. How often it was resumed."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.killed_runs"])
+    context.set_forkserver_preload(["tests.killed_preload"])
     resumed = 0
     while True:
         events, deadline = context.Semaphore(0), time.monotonic() + 300

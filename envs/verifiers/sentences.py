@@ -1,9 +1,12 @@
 """Sentences and words of a text by NLTK's Punkt model, which is read from local files and never downloaded."""
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from config.errors import ConfigError
+
+KEPT = 16
+"""Texts that are remembered: an answer has several rules, each read with up to eight of its variants."""
 
 
 def split(text: str) -> list[str]:
@@ -12,15 +15,25 @@ def split(text: str) -> list[str]:
     Raises:
         ConfigError: NLTK or its data is missing.
     """
-    return list(load().tokenize(text))
+    return list(_sentences(load(), text))
 
 
 def words(text: str) -> list[str]:
     """Treebank words and punctuation marks of an English text, sentence by sentence. Raises as above."""
+    return list(_words(load(), text))
+
+
+@lru_cache(maxsize=KEPT)
+def _sentences(punkt: Any, text: str) -> tuple[str, ...]:
+    return tuple(punkt.tokenize(text))
+
+
+@lru_cache(maxsize=KEPT)
+def _words(punkt: Any, text: str) -> tuple[str, ...]:
     from nltk.tokenize import NLTKWordTokenizer
 
     tokenizer = NLTKWordTokenizer()
-    return [word for sentence in load().tokenize(text) for word in tokenizer.tokenize(sentence)]
+    return tuple(word for sentence in _sentences(punkt, text) for word in tokenizer.tokenize(sentence))
 
 
 @cache
