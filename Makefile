@@ -5,7 +5,7 @@
 # make gpu-test: what needs GPUs, one test after the other.  make fuzz: ten minutes of strange input.
 # All of them create .venv on first use.
 PYTHON ?= python3
-WORKERS ?= 2
+WORKERS ?= 3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet
 HAS_NVIDIA := $(shell command -v nvidia-smi 2>/dev/null)

@@ -278,14 +278,7 @@ def test_the_command_that_is_shown_goes_on_exactly(tmp_path: Path) -> None:
     words = shlex.split(line)
     assert words[-1] == "train.resume=auto"
     total = f"train.total_dialog_turns={16 * (int(done) + 2)}"
-    again = subprocess.run(
-        [sys.executable, *words[1:], total],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    again = ended([*words[1:], total])
     assert again.returncode == 0, again.stderr
     assert f"resumed from {run_dir}" in again.stderr
     assert [row["optimizer_step"] for row in rows(run_dir)] == list(range(1, int(done) + 3))

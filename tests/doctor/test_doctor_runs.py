@@ -98,7 +98,7 @@ REAL: dict[str, tuple[ModuleType, tuple[str, ...], set[str]]] = {
     ),
     "judged slowly": (
         grpo_async,
-        ("env.num_envs=1", "env.repeats=2", f"{REWARD}slow", "train.total_dialog_turns=22"),
+        ("env.num_envs=1", "env.repeats=2", f"{REWARD}slower", "train.total_dialog_turns=22"),
         {"idle_both"},
     ),
     "many epochs": (grpo_async, (*SMALL, "train.epochs=16", steps(11)), {"idle_engines"}),

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """Of generators whose scorer is too kind to few rows at its defaults."""
 
 
+@cache
 def puzzles(name: str, rows: int = 10) -> tuple[Task, list[Example]]:
     options = {"name": name, "num_rows": rows, **OPTIONS.get(name, {})}
     task = make_task(EnvConfig(dataset="reasoning_gym", options=options))

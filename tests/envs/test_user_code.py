@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,7 @@ from envs.task import Completion, make_task
 from envs.tools.tool import find_tools, instructions, make_tools
 from envs.turns import Conversation, make_repliers, with_instructions
 from tests.logged import Logged
-from tests.scripts import ROOT, configured, ended, rows
+from tests.scripts import ENVIRONMENT, ROOT, configured, ended, rows
 
 HERE = "tests.envs.own_code"
 
@@ -171,14 +169,14 @@ def test_any_result_is_text() -> None:
     ]
 
 
-def test_a_tool_that_hangs_is_left_behind_and_does_not_keep_the_process() -> None:
+def test_a_tool_that_hangs_is_left_behind_and_does_not_keep_the_process(tmp_path: Path) -> None:
     source = (
         "from tests.envs.test_user_code import answers, tools\n"
         "print(answers(tools('search', seconds=0.2), '<search>hang</search>'))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
-    )
+    (tmp_path / "script.py").write_text(source)
+    done = ended([str(tmp_path / "script.py")], ROOT, {**ENVIRONMENT, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
     assert "error: TimeoutError: took longer than 0.2 s" in done.stdout
 
 
