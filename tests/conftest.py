@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from tests.costs import ENGINE, SLOW
+from tests.forked import SERVED_AT, start_server
 from tests.logged import Logged
 
 HERE = Path(__file__).parent
@@ -33,6 +34,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--costs", action="store_true", help="print the seconds of each file, for tests/costs.py"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before it starts others, the process that shares tests out starts what all their scripts are forked from."""
+    shares = config.getoption("numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ
+    if shares and sys.platform == "linux":
+        os.environ[SERVED_AT] = start_server(os.environ)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -77,7 +77,6 @@ def serve(listener: socket.socket, line: socket.socket, with_vllm: socket.socket
 
     with_vllm: its first request starts the fork that serves it from then on.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the test process ends us
     while True:
         readable, _, _ = select.select([each for each in (listener, line, with_vllm) if each], [], [])
         if line in readable:
@@ -225,12 +224,16 @@ def run(script: str) -> None:
 
 
 def main(plain: int, with_vllm: int, line: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the test process ends us
+    listener, ends, of_vllm = (socket.socket(fileno=descriptor) for descriptor in (plain, line, with_vllm))
+    if ends in select.select([listener, of_vllm, ends], [], [])[0]:
+        return  # nobody asked for a fork
     load()
     # Imports Ray, whose variables `load` sets before.
     from tests.forked_ray import begin_in_fork, fork_processes_of_ray
 
     fork_processes_of_ray(lambda: None)
-    script, *_ = serve(*(socket.socket(fileno=descriptor) for descriptor in (plain, line, with_vllm)))
+    script, *_ = serve(listener, ends, of_vllm)
     begin_in_fork()
     gc.freeze = gc.unfreeze = lambda: None  # of vLLM, which would look for garbage among all that is imported
     run(script)

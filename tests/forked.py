@@ -6,6 +6,8 @@ seconds for it.
                   where vLLM is wanted ──▶ the server's fork that has imported it ──fork──▶ keeper ...
     Ray ── its command ──▶ tests/forked_ray/setup_worker.py: the same, for a worker or a helper of Ray
 
+Test processes that run beside each other share one server.
+
 A forked script is a process: it has its own arguments, folder, variables and streams, and ends by its own exit code or
 signal. What differs from `python SCRIPT`: modules were loaded in the server, which had the same variables, texts
 have the hashes that they have in the other forks, the parent is the keeper, and at the end modules are not taken apart.
@@ -36,6 +38,8 @@ OF_EACH = {"PYTHONPATH", "PYTEST_CURRENT_TEST"}
 """Variables that the modules do not read as they load; the first is applied to a script's import path."""
 FORKS = "FORKS_AT"
 """The variable that names the server's socket to whatever a script starts."""
+SERVED_AT = "FORK_SERVER_AT"
+"""The variable that gives the test processes of one run the folder of the server that they share."""
 AT_LOAD = ("CUDA_", "HF_", "HOME", "MKL_", "OMP_", "TMPDIR", "TORCH_", "TRANSFORMERS_", "XDG_")
 """How variables begin that modules read as they are loaded."""
 
@@ -187,45 +191,60 @@ class Keeper:
         self._socket.close()
 
 
-_running: "Server | None" = None
+_server: "Server | None" = None
 
 
 class Server:
-    """The server process of this test process."""
+    """The process that scripts of this test process are forked from.
 
-    def __init__(self, variables: Mapping[str, str]) -> None:
+    folder: of the sockets that it listens to. variables: those that its modules see as they load.
+    """
+
+    def __init__(self, folder: str, variables: Mapping[str, str]) -> None:
+        self._folder = folder
         self._variables = variables
-        self._folder = tempfile.TemporaryDirectory(prefix="forks_")
-        self._line, theirs = socket.socketpair()
-        with self._listener("server") as plain, self._listener("vllm") as with_vllm, theirs:
-            given = [plain.fileno(), with_vllm.fileno(), theirs.fileno()]
-            command = [sys.executable, "-c", f"from tests.fork_server import main; main(*{given})"]
-            self._process = subprocess.Popen(
-                command, cwd=ROOT, env=variables, pass_fds=given, stdin=subprocess.DEVNULL
-            )
 
     def address(self, vllm: bool) -> str:
         """Of the socket that it listens to, or its fork with vLLM, where that is installed."""
-        return f"{self._folder.name}/{'vllm' if vllm and find_spec('vllm') else 'server'}"
-
-    def _listener(self, name: str) -> socket.socket:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(f"{self._folder.name}/{name}")
-        listener.listen(64)
-        return listener
+        return f"{self._folder}/{'vllm' if vllm and find_spec('vllm') else 'server'}"
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "Server":
-        """The one server, whose modules have seen these variables. Raises ValueError where they have seen others."""
-        global _running
-        if _running is None:
-            _running = cls({name: value for name, value in environment.items() if name not in OF_EACH})
-            atexit.register(_running.close)
-        if at_load(environment) != at_load(_running._variables):
+        """The one that `SERVED_AT` names, or else one that ends with this process. Raises ValueError where its modules
+        see other variables than these."""
+        global _server
+        if _server is None:
+            _server = cls(os.environ.get(SERVED_AT) or start_server(environment), environment)
+        if at_load(environment) != at_load(_server._variables):
             raise ValueError(f"modules were loaded with other variables than {at_load(environment)}")
-        return _running
+        return _server
 
-    def close(self) -> None:
-        self._line.close()
-        self._process.wait()
-        self._folder.cleanup()
+
+def start_server(environment: Mapping[str, str]) -> str:
+    """A process that imports nothing before it is first asked for a fork, and ends with this one. Its folder."""
+    folder = tempfile.TemporaryDirectory(prefix="forks_")
+    line, theirs = socket.socketpair()
+    with _listener(folder.name, "server") as plain, _listener(folder.name, "vllm") as with_vllm, theirs:
+        given = [plain.fileno(), with_vllm.fileno(), theirs.fileno()]
+        process = subprocess.Popen(
+            [sys.executable, "-c", f"from tests.fork_server import main; main(*{given})"],
+            cwd=ROOT,
+            env={name: value for name, value in environment.items() if name not in OF_EACH},
+            pass_fds=given,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def end() -> None:
+        line.close()
+        process.wait()
+        folder.cleanup()
+
+    atexit.register(end)
+    return folder.name
+
+
+def _listener(folder: str, name: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(f"{folder}/{name}")
+    listener.listen(64)
+    return listener
