@@ -6,7 +6,7 @@
             ◀─ b"k"
 
 It runs no reward itself, so it always replies; it reaps what dies. It ends when its control socket closes, and its
-workers with it. Started by `envs.judging.pool`; never imports torch.
+workers with it. Started by `envs.judging.pool`; imports torch for TorchRL's parsers alone.
 """
 
 import ctypes
@@ -29,6 +29,7 @@ from typing import IO
 from envs.judging.judge import make_judge, warm_up
 from envs.judging.outcome import Judge
 from envs.judging.worker import work
+from envs.rewards import judge_names
 from envs.task import Task
 from envs.user_code import described
 
@@ -51,6 +52,8 @@ def serve(control_fd: int) -> None:
     control = socket.socket(fileno=control_fd)
     handshake = Connection(os.dup(control_fd))
     module, name, env, memory_bytes = handshake.recv()
+    if any(name.startswith("torchrl.") for name in judge_names(env)):
+        import_torchrl_without_vllm()
     try:
         task: Task = getattr(importlib.import_module(module), name)(env)
         judge = make_judge(task)
@@ -67,6 +70,15 @@ def serve(control_fd: int) -> None:
     handshake.close()
     gc.freeze()
     ForkServer(control, judge, memory_bytes, parent).serve()
+
+
+def import_torchrl_without_vllm() -> None:
+    """TorchRL's reward parsers lie beside its engines, which import vLLM where it is installed: seconds, and memory,
+    that judging has no use for. What fails here fails again, with a message, where the reward is looked for."""
+    sys.modules["vllm"] = None  # type: ignore[assignment]
+    with suppress(Exception):
+        importlib.import_module("torchrl.envs.llm")
+    del sys.modules["vllm"]
 
 
 @dataclass

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -94,6 +95,19 @@ def test_a_parser_with_arguments_is_named_as_an_object_of_ones_own() -> None:
     assert generous.parent is None  # what judges is a copy
 
 
+OF_VLLM = "msgspec"
+"""A library that vLLM's import loads, and TorchRL's does not."""
+
+
+def fork_servers() -> list[psutil.Process]:
+    """Of reward services of this process."""
+    return [
+        child
+        for child in psutil.Process().children()
+        if any("envs.judging.fork_server" in word for word in child.cmdline())
+    ]
+
+
 def test_a_parser_judges_in_workers_by_the_columns_of_the_row() -> None:
     env = EnvConfig(
         dataset="gsm8k",
@@ -107,10 +121,13 @@ def test_a_parser_judges_in_workers_by_the_columns_of_the_row() -> None:
         apples, bus = service.score(
             [Completion("<answer>7</answer>"), Completion("<answer>1</answer>")], task.examples("train")[:2]
         )
+        loaded = [library for server in fork_servers() for library in server.memory_maps()]
     finally:
         service.close()
     assert (apples.score, apples.parts["accuracy"], apples.outcome) == (1.0, 1.0, "scored")
     assert (bus.score, bus.parts["accuracy"]) == (pytest.approx(0.1), 0.0)
+    libraries = {Path(library.path).parent.name for library in loaded}
+    assert "tensordict" in libraries and OF_VLLM not in libraries
 
 
 @pytest.mark.parametrize(
