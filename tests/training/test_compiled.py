@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._inductor.config
 import torch.distributed as dist
 from torch import nn
 from torch._dynamo.utils import counters
@@ -27,9 +28,11 @@ OTHERS = (rows(), rows((4, 8, 3), ((2, 5), (9, 31), (6, 6))), rows((17,), ((5, 8
 
 @pytest.fixture(autouse=True)
 def afresh() -> Iterator[None]:
+    """In this process alone: those that inductor starts to compile in would all import torch for it."""
     torch._dynamo.reset()
     counters.clear()
-    yield
+    with torch._inductor.config.patch(compile_threads=1):
+        yield
     torch._dynamo.reset()
 
 
