@@ -137,6 +137,14 @@ def logged() -> Iterator[Logged]:
 
 
 @pytest.fixture(scope="module")
+def vllm_here() -> None:
+    """Engines of vLLM that start in this process start sooner."""
+    from tests.kernels import bind_once
+
+    bind_once()
+
+
+@pytest.fixture(scope="module")
 def vllm_in_workers() -> Iterator[None]:
     """To be asked for before `local_ray`."""
     from tests import scripts
