@@ -137,11 +137,11 @@ def logged() -> Iterator[Logged]:
 
 
 @pytest.fixture(scope="module")
-def vllm_here() -> None:
+def prepared_vllm() -> None:
     """Engines of vLLM that start in this process start sooner."""
-    from tests.kernels import bind_once
+    from tests.vllm_once import prepare_vllm
 
-    bind_once()
+    prepare_vllm()
 
 
 @pytest.fixture(scope="module")

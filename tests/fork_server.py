@@ -20,8 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.forked import at_load
-from tests.kernels import bind_once
 from tests.namespaces import asker, enter
+from tests.vllm_once import prepare_vllm
 
 IMPORTED = (
     "envs.tasks",
@@ -187,7 +187,7 @@ def load_vllm() -> None:
     set_environment()
     with output_into(os.devnull):
         _import(OF_VLLM)
-        bind_once()
+        prepare_vllm()
 
 
 def _import(names: Sequence[str]) -> None:

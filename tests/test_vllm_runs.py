@@ -13,7 +13,7 @@ from tests.scripts import configured, finish, rows, start, start_fresh
 
 pytestmark = [
     pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed"),
-    pytest.mark.usefixtures("vllm_here"),
+    pytest.mark.usefixtures("prepared_vllm"),
 ]
 SMALL = ("env.num_envs=8", "env.repeats=8", "train.total_dialog_turns=192", "inference_model.backend=vllm")
 ADAPTER = ("train_model.lora.enabled=true", "inference_model.lora=adapter", "optimizer.lr=1e-2")

@@ -18,7 +18,7 @@ from rollout.engines.sampler import Engine, Request, Response, WeightTarget
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.engines.vllm_settings import VLLMSettings
 from rollout.weights.transports import SharedMemory, Transport
-from tests.kernels import bind_once
+from tests.vllm_once import prepare_vllm
 
 VOCAB = 320
 EOS = 2
@@ -96,7 +96,7 @@ def start_engine(tiny_folders: dict[bool, Path]) -> Iterator[StartEngine]:
     process-wide state for all, and with the module, since others run whole scripts in this process."""
     if installed_vllm() is None:
         pytest.skip("vLLM is not installed")
-    bind_once()
+    prepare_vllm()
     engines: list[VLLMEngine] = []
 
     def start(tied: bool = False, **changes: object) -> VLLMEngine:

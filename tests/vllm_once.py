@@ -4,7 +4,7 @@ from functools import cache
 
 
 @cache
-def bind_once() -> None:
+def prepare_vllm() -> None:
     """Puts its kernels for CPUs in their places, for which it searches all modules: a quarter of a second. Looks at a
     model's class in this process: another one, which no CUDA needs here, imports vLLM for seven seconds."""
     from vllm.model_executor.models import registry
