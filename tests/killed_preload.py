@@ -1,4 +1,4 @@
-"""What the fork server of `tests/killed_runs.py` loads: all that a run imports, a composed config, and no garbage."""
+"""What a fork server loads for runs that are killed: all that a run imports, a composed config, and no garbage."""
 
 import gc
 import importlib
@@ -11,11 +11,15 @@ IMPORTED = (
     "envs.tasks",
     "reports.report",
     "rich.table",
+    "rollout.stream",
     "run.build",
     "run.engines",
     "run.evaluation",
     "training.checkpoint",
+    "training.grpo_loss",
+    "training.local_learner",
     "training.model_writer",
+    "transformers.models.llama.modeling_llama",
 )
 for _name in IMPORTED:
     importlib.import_module(_name)

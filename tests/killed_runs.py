@@ -1,6 +1,6 @@
 """A run that notes what it trains on, for processes that are killed. Not a test file.
 
-A fork server imports this file, and with it all that a run needs: its forks begin at once, and without the threads
+They are forked from a server that has loaded `tests/killed_preload.py`: they begin at once, and without the threads
 that a test process has.
 """
 
@@ -9,12 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers.models.llama.modeling_llama  # noqa: F401
 
 import grpo_async
-import rollout.stream  # noqa: F401
-import training.grpo_loss
-import training.local_learner  # noqa: F401
 from config.checkpoints import newest_checkpoint
 from config.schema import Config
 from run.jobs import run_job

@@ -201,3 +201,21 @@ def test_hostile_text_takes_linear_time(text: str) -> None:
     """Quadratic rules would take minutes here; the suite's limit is the bound."""
     for name, arguments, _, _ in RESPONSES:
         by_hand(name, "x" + text[1:], **arguments)
+
+
+def test_a_text_is_cut_into_sentences_once_by_each_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("nltk")
+    cut: list[str] = []
+
+    class ByDots:
+        def tokenize(self, text: str) -> list[str]:
+            cut.append(text)
+            return text.split(". ")
+
+    for _ in range(2):
+        tokenizer = ByDots()
+        monkeypatch.setattr(sentences, "load", lambda found=tokenizer: found)
+        for _ in range(3):
+            assert sentences.split("One, two. Three") == ["One, two", "Three"]
+            assert sentences.words("One, two. Three") == ["One", ",", "two", "Three"]
+    assert len(cut) == 2
