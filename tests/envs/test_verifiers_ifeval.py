@@ -204,7 +204,6 @@ def test_hostile_text_takes_linear_time(text: str) -> None:
 
 
 def test_a_text_is_cut_into_sentences_once_by_each_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("nltk")
     cut: list[str] = []
 
     class ByDots:
