@@ -86,11 +86,13 @@ class _Unheard(_Local):
 
 
 def prepare_local() -> None:
-    """Before a local runtime is started: it listens on loopback and on free ports, sends no usage figures, and does not
-    stand back."""
+    """Before a local runtime is started: it listens on loopback and on free ports, sends no usage figures, does not stand
+    back, and starts no workers before they are asked for."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray would start actors at niceness 15: engines that stand still beside anything else that computes.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # Ray would start a worker for each core, and none of them for us: actors are made with variables of their own.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     _listen_on_loopback()
     parameter.RayParams = _Local  # type: ignore[misc, assignment]
 

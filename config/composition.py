@@ -26,8 +26,9 @@ def register_schema() -> None:
     ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
 
 
+@cache
 def schema() -> DictConfig:
-    """The dataclasses with their defaults, to put settings on top of."""
+    """The dataclasses with their defaults, to put settings on top of a copy of them."""
     made: DictConfig = OmegaConf.structured(Config)
     _open_free_keys(made)
     return made

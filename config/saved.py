@@ -1,9 +1,10 @@
 """The settings of a run that is over, or of one that goes on: from its folder to a checked `Config`."""
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from config.checkpoints import FOLDER
 from config.composition import schema, to_config
@@ -21,11 +22,27 @@ def saved_config(run_dir: Path, changes: list[str] | None = None) -> Config:
     Raises:
         ConfigError: the folder holds none, or one of another version of this code.
     """
-    path = run_dir / SETTINGS / SETTINGS_FILES[0]
-    if not path.is_file():
+    settings = saved_settings(run_dir)
+    if settings is None:
+        path = run_dir / SETTINGS / SETTINGS_FILES[0]
         raise ConfigError(f"{run_dir}: no run has left its settings there ({path} is missing)")
-    composed = OmegaConf.merge(schema(), OmegaConf.load(path), OmegaConf.from_dotlist(changes or []))
+    composed = OmegaConf.merge(schema(), settings, OmegaConf.from_dotlist(changes or []))
     return to_config(composed)  # type: ignore[arg-type]
+
+
+def saved_settings(run_dir: Path) -> DictConfig | None:
+    """What Hydra composed for the run, as it was written, whatever version of this code it is of; not to be changed.
+    None where the folder holds none."""
+    path = run_dir / SETTINGS / SETTINGS_FILES[0]
+    return _parsed(path.read_text()) if path.is_file() else None
+
+
+@lru_cache(maxsize=8)
+def _parsed(settings: str) -> DictConfig:
+    """A report asks for them three times."""
+    parsed = OmegaConf.create(settings)
+    assert isinstance(parsed, DictConfig)
+    return parsed
 
 
 def chosen_runs(given: Any) -> list[Path]:

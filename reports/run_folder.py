@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from config.errors import ConfigError
 from config.folders import SETTINGS, SUMMARY
-from config.saved import METRICS
+from config.saved import METRICS, saved_settings
 from config.schema import Config
 from monitoring.events import read_events
 from monitoring.metrics_file import MetricsFile
@@ -84,10 +84,10 @@ class RunFolder:
 
 def settings_of(path: Path) -> dict[str, Any]:
     """The composed config, dotted; as it was written, so that a run of another version can be read too."""
-    file = path / SETTINGS / "config.yaml"
-    if not file.is_file():
+    settings = saved_settings(path)
+    if settings is None:
         return {}
-    composed = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    composed = OmegaConf.to_container(settings, resolve=True)
     return flat(composed) if isinstance(composed, dict) else {}
 
 

@@ -30,9 +30,14 @@ IMPORTED = (
     "pydantic.v1.dataclasses",
     "ray._private.runtime_env.agent.runtime_env_agent",
     "ray.dashboard.head",
+    "ray.dashboard.modules.data.data_head",
+    "ray.dashboard.modules.event.event_head",
     "ray.dashboard.modules.job.job_agent",
+    "ray.dashboard.modules.job.job_head",
     "ray.dashboard.modules.log.log_agent",
+    "ray.dashboard.modules.node.node_head",
     "ray.dashboard.modules.reporter.reporter_agent",
+    "ray.dashboard.modules.reporter.reporter_head",
     "reports.report",
     "rollout.engines.host",
     "rollout.stream",
@@ -45,11 +50,13 @@ IMPORTED = (
     "training.local_learner",
     "training.model_writer",
     "training.rank_host",
+    "starlette.datastructures",
     "transformers.models.llama.modeling_llama",
     "peft",  # after `training`, which keeps quiet what peft imports
 )
 """What the scripts import on their way to the first step, and Ray's own. Less vLLM, whose import changes torch, and
-`ray.experimental`, after whose import forks do not get into the namespaces of a cluster's node."""
+`ray.experimental` and Ray's aggregator, after whose import some forks begin with a thread: they do not get into the
+namespaces of a cluster's node."""
 OF_VLLM = (
     "vllm.v1.engine.llm_engine",
     "vllm.v1.executor.uniproc_executor",

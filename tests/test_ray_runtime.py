@@ -1,5 +1,6 @@
 """Actors on the devices that were meant."""
 
+import os
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from ray._private.ray_constants import DEFAULT_DASHBOARD_AGENT_LISTEN_PORT
 from cluster.runtime import Place, start_actor
 from rollout.engines.fleet import PoolSettings
 from rollout.engines.pool import RayPool
-from tests.processes import command_lines
+from tests.processes import actors_under, command_lines
 from tests.rollout import pool_engines
 from tests.rollout.conftest import through_memory
 
@@ -60,8 +61,16 @@ def test_no_port_is_fixed(local_ray: None) -> None:
     assert node.dashboard_agent_listen_port not in (0, None, DEFAULT_DASHBOARD_AGENT_LISTEN_PORT)
 
 
+class Anybody:
+    def __init__(self, visible: dict[str, str]) -> None: ...
+
+
 def test_nothing_runs_for_nobody(local_ray: None) -> None:
-    """No autoscaler, for there is one machine; nothing that sends what workers print to a driver, which takes none."""
+    """No autoscaler, for there is one machine; nothing that sends what workers print to a driver, which takes none; no
+    worker beside that of an actor."""
     started = " ".join(command_lines())
     assert "/agent.py " in started, "as helpers are told apart"
     assert "/monitor.py " not in started and "/log_monitor.py " not in started
+    actor = start_actor(Anybody, Place("anybody"), 1, {})
+    ray.get(actor.__ray_ready__.remote(), timeout=60.0)
+    assert actors_under(os.getpid(), "ray::Anybody") and not actors_under(os.getpid(), "ray::IDLE")
