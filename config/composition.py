@@ -26,9 +26,8 @@ def register_schema() -> None:
     ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
 
 
-@cache
 def schema() -> DictConfig:
-    """The dataclasses with their defaults, to put settings on top of a copy of them."""
+    """The dataclasses with their defaults, to put settings on top of."""
     made: DictConfig = OmegaConf.structured(Config)
     _open_free_keys(made)
     return made

@@ -1,6 +1,6 @@
 """The settings of a run that is over, or of one that goes on: from its folder to a checked `Config`."""
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ def saved_config(run_dir: Path, changes: list[str] | None = None) -> Config:
     if settings is None:
         path = run_dir / SETTINGS / SETTINGS_FILES[0]
         raise ConfigError(f"{run_dir}: no run has left its settings there ({path} is missing)")
-    composed = OmegaConf.merge(schema(), settings, OmegaConf.from_dotlist(changes or []))
+    composed = OmegaConf.merge(_schema(), settings, OmegaConf.from_dotlist(changes or []))
     return to_config(composed)  # type: ignore[arg-type]
 
 
@@ -35,6 +35,11 @@ def saved_settings(run_dir: Path) -> DictConfig | None:
     None where the folder holds none."""
     path = run_dir / SETTINGS / SETTINGS_FILES[0]
     return _parsed(path.read_text()) if path.is_file() else None
+
+
+@cache
+def _schema() -> DictConfig:
+    return schema()
 
 
 @lru_cache(maxsize=8)
