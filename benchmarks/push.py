@@ -29,9 +29,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from cluster.runtime import Place
 from config.schema import LoraConfig
-from rollout.engines.fleet import PoolSettings
 from rollout.engines.pool import RayPool
 from rollout.engines.sampler import WeightTarget
+from rollout.engines.supervisor import PoolSettings
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.engines.vllm_settings import VLLMSettings
 from rollout.weights.outgoing import Outgoing

@@ -30,9 +30,9 @@ import torch  # noqa: E402
 from cluster.runtime import Place  # noqa: E402
 from envs.group import Sampling  # noqa: E402
 from plan.model_shape import find_shape, kv_cache_bytes  # noqa: E402
-from rollout.engines.fleet import PoolSettings  # noqa: E402
 from rollout.engines.pool import RayPool  # noqa: E402
 from rollout.engines.sampler import Engine, Request, generate  # noqa: E402
+from rollout.engines.supervisor import PoolSettings  # noqa: E402
 from rollout.engines.vllm_engine import VLLMEngine  # noqa: E402
 from rollout.engines.vllm_settings import VLLMSettings  # noqa: E402
 from rollout.weights.transports import SharedMemory, Transport  # noqa: E402

@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from monitoring.ledger_files import read_records  # noqa: E402
+from monitoring.ledger_storage import read_records  # noqa: E402
 
 QUICKSTART = ("--config-name", "grpo_quickstart")
 COMMANDS = {

@@ -86,8 +86,8 @@ class _Unheard(_Local):
 
 
 def prepare_local() -> None:
-    """Before a local runtime is started: it listens on loopback and on free ports, sends no usage figures, does not stand
-    back, and starts no workers before they are asked for."""
+    """Before a local runtime is started: it listens on loopback and on free ports, sends no usage figures, does not
+    stand back, and starts no workers before they are asked for."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray would start actors at niceness 15: engines that stand still beside anything else that computes.
     os.environ.setdefault("RAY_worker_niceness", "0")

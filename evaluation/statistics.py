@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evaluation.student import two_sided_p, two_sided_quantile
+from evaluation.student_t import two_sided_p, two_sided_quantile
 
 CONFIDENCE = 0.95
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Literal
 import orjson
 
 from envs.group import Group
-from monitoring.ledger_files import CLOSED, FOLDER, OPEN, close_file, keep_until, ledger_files
+from monitoring.ledger_storage import CLOSED, FOLDER, OPEN, close_file, keep_until, ledger_files
 from monitoring.record import Fate, TokenValues, record_of
 
 ROTATE_BYTES, ROTATE_SHARE = 1 << 26, 1 / 8

@@ -15,7 +15,7 @@ from typing import Any
 
 from config.files import written_whole
 from monitoring.events import learner_of, read_events
-from monitoring.ledger_files import read_records
+from monitoring.ledger_storage import read_records
 from monitoring.teams import Team, engine_names, team_of
 
 TRACE = "trace.json"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from monitoring.ledger_files import ledger_files, lines_of, parsed
+from monitoring.ledger_storage import ledger_files, lines_of, parsed
 from monitoring.teams import Team, team_of
 
 FATES = ("trained", "replaced", "stale", "evaluated")

@@ -13,7 +13,7 @@ from config.errors import ConfigError
 from config.files import written_whole
 from config.folders import REPORT
 from config.saved import saved_config
-from monitoring.ledger_files import ledger_files
+from monitoring.ledger_storage import ledger_files
 from reports.columns import columns_of, read_files
 from reports.curves import MOST_POINTS, curves, layout, rounded
 from reports.document import document

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from monitoring.ledger_files import parsed
+from monitoring.ledger_storage import parsed
 from reports.columns import FATES, FINISHES, OUTCOMES, Columns, Names, is_seen, lines_of_files
 from reports.curves import rounded
 from reports.pieces import Pieces

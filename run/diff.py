@@ -12,7 +12,7 @@ from typing import Any
 from config.errors import ConfigError
 from config.saved import chosen_run, saved_config
 from evaluation.statistics import paired_test
-from monitoring.ledger_files import ledger_files, read_records
+from monitoring.ledger_storage import ledger_files, read_records
 from monitoring.metrics import without_clocks
 from run.recorded import recorded_rows
 from run.resume import changes, under

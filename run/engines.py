@@ -56,8 +56,8 @@ def build_engine(
 
 
 def _pool(config: Config, plan: Plan, factory: Callable[[], Engine]) -> Engine:
-    from rollout.engines.fleet import PoolSettings
     from rollout.engines.pool import RayPool
+    from rollout.engines.supervisor import PoolSettings
     from rollout.weights.transports import TRANSPORTS
 
     inference = config.inference_model

@@ -11,7 +11,7 @@ from typing import Any
 from config.errors import ConfigError
 from config.saved import METRICS
 from envs.group import Group
-from monitoring.ledger_files import ledger_files, read_records
+from monitoring.ledger_storage import ledger_files, read_records
 from monitoring.record import group_of
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from config.errors import ConfigError
 from config.rollouts import RolloutsConfig
-from monitoring.ledger_files import read_records
+from monitoring.ledger_storage import read_records
 from run.recorded import has_ledger
 from run.rollout_table import write_table
 

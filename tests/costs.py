@@ -90,7 +90,7 @@ SLOW = {
     "envs/test_verifiers_ifbench.py": 7,
     "envs/test_second_opinion.py": 7,
     "envs/test_assertion_tests.py": 7,
-    "training/test_shares.py": 7,
+    "training/test_microbatches.py": 7,
     "envs/test_code.py": 6,
     "training/test_learner.py": 6,
     "training/test_golden_newer.py": 6,

@@ -67,7 +67,7 @@ def pushed(pool: RayPool, learner: RankedLearner, version: int) -> None:
 
 
 def ways(pool: RayPool) -> list[str]:
-    return pool.fleet.call_each("came_by", [{}] * len(pool.fleet.members))
+    return pool.supervisor.call_each("came_by", [{}] * len(pool.supervisor.members))
 
 
 def sums(learner: RankedLearner) -> list[float]:
@@ -91,10 +91,10 @@ def test_an_engine_lost_in_a_push_costs_no_rank(
     victim = tmp_path / "pid"
     direct = TransferFromRanks(HandCarried(before=kill_once(victim)))
     pool = open_pool(Keeping, engines=2, transport=Transport(SharedMemory(), direct))
-    victim.write_text(str(pool.fleet.members[1]))
+    victim.write_text(str(pool.supervisor.members[1]))
     before = learner.ranks.process_ids
     pushed(pool, learner, 1)
-    pool.fleet.wait_for_every()
+    pool.supervisor.wait_for_every()
     assert ways(pool) == ["copy", "copy"]
     assert [scores[0] for scores in pool.score([[1, 2]]).values()] == [sums(learner)] * 2
     pushed(pool, learner, 2)

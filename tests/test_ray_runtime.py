@@ -11,8 +11,8 @@ import ray
 from ray._private.ray_constants import DEFAULT_DASHBOARD_AGENT_LISTEN_PORT
 
 from cluster.runtime import Place, start_actor
-from rollout.engines.fleet import PoolSettings
 from rollout.engines.pool import RayPool
+from rollout.engines.supervisor import PoolSettings
 from tests.processes import actors_under, command_lines
 from tests.rollout import pool_engines
 from tests.rollout.conftest import through_memory
@@ -24,7 +24,7 @@ def test_engines_see_the_gpus_that_their_places_name(local_ray: None) -> None:
     places = [Place(f"engine {index}", gpus) for index, gpus in enumerate(names)]
     pool = RayPool(pool_engines.CountingEngine, places, PoolSettings(), through_memory())
     try:
-        assert pool.fleet.call_each("visible_gpus", [{}] * 2) == [
+        assert pool.supervisor.call_each("visible_gpus", [{}] * 2) == [
             "4,6",
             "GPU-8a9b2c1d-0000-1111-2222-333344445555",
         ]

@@ -10,7 +10,7 @@ import pytest
 import grpo_async
 from config.errors import ConfigError
 from config.policy import PolicyConfig
-from monitoring.ledger_files import ledger_files, lines_of, read_records
+from monitoring.ledger_storage import ledger_files, lines_of, read_records
 from monitoring.metrics import without_clocks
 from run.replay import computed_again, replay, start_before
 from run.replayed_objective import configs, preset, preset_changes

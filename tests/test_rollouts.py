@@ -12,7 +12,7 @@ import pytest
 
 from config.errors import ConfigError
 from config.rollouts import RolloutsConfig
-from monitoring.ledger_files import read_records
+from monitoring.ledger_storage import read_records
 from run.diff import diff
 from run.rollouts import extremes, flipped, matching, reward, rollouts, shown, success
 from tests.recorded_runs import SETS, STEPS, recorded_run

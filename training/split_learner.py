@@ -25,9 +25,9 @@ from training.entropy_control import EntropyControl
 from training.learner import NonFiniteError, StepReport
 from training.loss_inputs import LossInputs
 from training.loss_metrics import finalize_metrics, gap_percentiles, merge_metrics
+from training.microbatches import Microbatch, share_apart, share_out
 from training.packing import real_tokens
 from training.policy_terms import teaching_rows
-from training.shares import Microbatch, share_apart, share_out
 from training.token_weights import token_weights
 from training.worker import Part, Piece, Update
 

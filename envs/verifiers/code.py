@@ -14,8 +14,8 @@ from config.errors import ConfigError
 from config.values import at_least, one_of
 from envs.example import Completion, Example, Reward
 from envs.rewards import reward
+from envs.sandbox.choice import REMOTE, Programs, check_sandbox, make_sandbox
 from envs.sandbox.languages import LANGUAGES, command, named
-from envs.sandbox.making import REMOTE, Programs, check_sandbox, make_sandbox
 from envs.sandbox.sandbox import Limits, Run
 from envs.verifiers.assertion_tests import Assertions, failures, is_program
 from envs.verifiers.extract import after_thinking

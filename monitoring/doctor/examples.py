@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from monitoring.doctor.rule import Finding
-from monitoring.ledger_files import read_records
+from monitoring.ledger_storage import read_records
 from monitoring.repetition import holds_question
 
 Record = dict[str, Any]

@@ -7,7 +7,7 @@
     load ─▶ straight to every live engine, where there is a way ─▶ host copy ─▶ engines that have not got it yet
 
 Which group is where is the business of rollout/engines/dispatch.py, the engines' life that of
-rollout/engines/fleet.py; here is the face. `step` waits for engines at most its timeout. One thread uses a pool.
+rollout/engines/supervisor.py; here is the face. `step` waits for engines at most its timeout. One thread uses a pool.
 """
 
 import logging
@@ -20,10 +20,10 @@ import torch
 
 from cluster.calls import Reference, wait_for_any
 from cluster.runtime import Place
-from rollout.engines.fleet import Fleet, HostLost, PoolSettings, Slot
 from rollout.engines.host import Report
 from rollout.engines.remote_calls import CallBroken
 from rollout.engines.sampler import Engine, Request, Response
+from rollout.engines.supervisor import HostLost, PoolSettings, Slot, Supervisor
 from rollout.weights.outgoing import Outgoing
 from rollout.weights.transports import Transport
 
@@ -35,7 +35,7 @@ _POLL_S = 2.0  # an idle poll returns after this long and is sent again
 class RayPool:
     """Engines in Ray actors; speaks the protocols of `rollout.engines.sampler.Engine`.
 
-    transport: the way of a push into the engines. The other arguments, and what is raised: see `Fleet`.
+    transport: the way of a push into the engines. The other arguments, and what is raised: see `Supervisor`.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class RayPool:
         transport: Transport,
     ) -> None:
         self._transport = transport
-        self.fleet = Fleet(factory, places, settings)
-        self._groups = self.fleet.groups
+        self.supervisor = Supervisor(factory, places, settings)
+        self._groups = self.supervisor.groups
         self._sent: tuple[tuple[int, ...], dict[str, Hashable]] = (), {}
 
     def close(self) -> None:
-        self.fleet.close()
+        self.supervisor.close()
         self._transport.copy.close()
 
     # --- SteppedEngine -------------------------------------------------------------------------------------
@@ -68,22 +68,22 @@ class RayPool:
         self._dispatch()
         responses = self._progress(timeout)
         self._dispatch()
-        self.fleet.check_deadlines()
+        self.supervisor.check_deadlines()
         return responses
 
     def _dispatch(self) -> None:
         """Waiting groups go to the least loaded engine, as long as one has room."""
         given = self._groups.assign(time.monotonic())
-        for slot in self.fleet.slots if given else ():
+        for slot in self.supervisor.slots if given else ():
             if slot.number in given:
                 slot.submitting.append(slot.actor.submit.remote(given[slot.number]))
 
     def _progress(self, timeout: float) -> list[Response]:
         """Wait until some engine answers, at most `timeout` seconds; handle every answer that is there."""
-        for slot in self.fleet.slots:
+        for slot in self.supervisor.slots:
             if slot.polling is None and self._groups.busy(slot.number):
                 slot.polling = slot.actor.poll.options(concurrency_group="poll").remote(_POLL_S)
-        owners = {ref: slot for slot in self.fleet.slots for ref in slot.references}
+        owners = {ref: slot for slot in self.supervisor.slots for ref in slot.references}
         if not owners:
             return []
         responses: list[Response] = []
@@ -91,7 +91,7 @@ class RayPool:
             slot = owners[ref]
             if ref in slot.references:  # else the engine was lost a moment ago
                 with suppress(HostLost):
-                    responses += self._answered(slot, ref, self.fleet.result_of(slot, ref))
+                    responses += self._answered(slot, ref, self.supervisor.result_of(slot, ref))
         return responses
 
     def _answered(self, slot: Slot, ref: Reference, value: Any) -> list[Response]:
@@ -99,7 +99,7 @@ class RayPool:
             slot.polling = None
             return self._reported(slot, value)
         if ref == slot.pending:
-            self.fleet.arrived(slot, value)
+            self.supervisor.arrived(slot, value)
         else:
             slot.submitting.remove(ref)
         return []
@@ -118,24 +118,24 @@ class RayPool:
 
     @property
     def policy_version(self) -> int:
-        return self.fleet.version
+        return self.supervisor.version
 
     @property
     def members(self) -> tuple[int, ...]:
-        return self.fleet.members
+        return self.supervisor.members
 
     @property
     def received(self) -> frozenset[str]:
-        live = [slot.received for slot in self.fleet.live]
+        live = [slot.received for slot in self.supervisor.live]
         return frozenset.intersection(*live) if live else frozenset()
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """The host copy is written when engines that a direct transfer reached serve again, and is there when this
         returns: before the learner changes its weights, which it is made from."""
         outgoing = Outgoing.of(weights)
-        self.fleet.wait_for_loads()  # a new engine still reads the copy that is overwritten here
+        self.supervisor.wait_for_loads()  # a new engine still reads the copy that is overwritten here
         served = self._send(outgoing, version)
-        self.fleet.publish(self._transport.copy.write(outgoing), version, outgoing.names, served)
+        self.supervisor.publish(self._transport.copy.write(outgoing), version, outgoing.names, served)
 
     def _send(self, weights: Outgoing, version: int) -> list[Slot]:
         """Straight to the live engines, where there is such a way; those that have the weights now.
@@ -145,15 +145,15 @@ class RayPool:
         """
         if self._transport.direct is None:
             return []
-        reached = self.fleet.wait_for_some()
-        members, (before, held) = self.fleet.members, self._sent
+        reached = self.supervisor.wait_for_some()
+        members, (before, held) = self.supervisor.members, self._sent
         try:
             lacking = weights.parts_beyond(held if members == before else {})
-            self._transport.direct.push(lacking, version, self.fleet)
+            self._transport.direct.push(lacking, version, self.supervisor)
         except CallBroken as broken:
             log.warning("%s; the others start anew, and all load the copy in memory", broken)
-            for slot in self.fleet.live:
-                self.fleet.engine_lost(slot, "another engine was lost in the push that it took part in")
+            for slot in self.supervisor.live:
+                self.supervisor.engine_lost(slot, "another engine was lost in the push that it took part in")
             return []
         self._sent = members, weights.constants
         return reached
@@ -161,8 +161,8 @@ class RayPool:
     def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, list[list[float]]]:
         """Every live engine's; one that is lost over it is left out."""
         while True:
-            calls = {slot.actor.score.remote(sequences): slot for slot in self.fleet.wait_for_some()}
-            answered = self.fleet.results(calls, "scores")
+            calls = {slot.actor.score.remote(sequences): slot for slot in self.supervisor.wait_for_some()}
+            answered = self.supervisor.results(calls, "scores")
             if answered:
                 return {slot.name: scores for slot, scores in answered.items()}
 
@@ -174,4 +174,4 @@ class RayPool:
         self._all("wake")
 
     def _all(self, method: str) -> None:
-        self.fleet.call_each(method, [{}] * len(self.fleet.wait_for_every()))
+        self.supervisor.call_each(method, [{}] * len(self.supervisor.wait_for_every()))

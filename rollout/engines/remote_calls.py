@@ -1,4 +1,4 @@
-"""The engines of a fleet as another process than the driver calls them, and what a call tells that lost one."""
+"""The engines of a pool as another process than the driver calls them, and what a call tells that lost one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class RemoteEngines:
         return tuple(member.pid for member in self.live)
 
     def call_each(self, method: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
-        """As `Fleet.call_each`; an engine that does not answer in time counts as lost."""
+        """As `Supervisor.call_each`; an engine that does not answer in time counts as lost."""
         pairs = zip(self.live, arguments, strict=True)
         calls = {member.actor.call.remote(method, own): member for member, own in pairs}
         there = wait_for_all(calls, self.timeout_s)

@@ -170,7 +170,7 @@ class Outgoing:
 
 
 class Engines(Protocol):
-    """The live engines of a pool as a direct transfer calls them; `rollout.engines.fleet.Fleet`."""
+    """The live engines of a pool as a direct transfer calls them; `rollout.engines.supervisor.Supervisor`."""
 
     @property
     def members(self) -> tuple[int, ...]:

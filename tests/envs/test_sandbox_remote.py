@@ -13,7 +13,7 @@ import pytest
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.example import Completion, Example
-from envs.sandbox.making import check_sandbox
+from envs.sandbox.choice import check_sandbox
 from envs.sandbox.remote import RemoteSandbox
 from envs.sandbox.session import Limits, SandboxError
 from envs.tools.python import PythonTool

@@ -15,7 +15,7 @@ from evaluation.statistics import (
     summarize,
     table,
 )
-from evaluation.student import two_sided_p, two_sided_quantile
+from evaluation.student_t import two_sided_p, two_sided_quantile
 
 
 def tally(*correct: bool, errors: int = 0) -> Tally:

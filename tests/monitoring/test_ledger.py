@@ -17,7 +17,7 @@ import torch
 
 from envs.group import Group
 from monitoring.ledger import Ledger
-from monitoring.ledger_files import ledger_files, parsed, read_records
+from monitoring.ledger_storage import ledger_files, parsed, read_records
 from monitoring.record import Fate, group_of, prompt_id, record_of, token_values
 from tests.groups import make_completion, make_group, random_group
 from training.batch import collate

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from envs.example import Completion, Example
 from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
-from monitoring.ledger_files import close_file
+from monitoring.ledger_storage import close_file
 from monitoring.record import Fate, TokenValues, record_of
 
 BEGUN = 1_790_000_000.0

@@ -13,7 +13,7 @@ import pytest
 from config.errors import ConfigError
 from envs.example import Completion
 from evaluation.statistics import paired_test
-from monitoring.ledger_files import parsed, read_records
+from monitoring.ledger_storage import parsed, read_records
 from monitoring.record import Fate, TokenValues, record_of
 from reports import selection
 from reports.columns import columns_of, read_files

@@ -12,9 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from cluster.runtime import Place
 from envs.group import ALONE, Sampling
 from plan.machine import installed_vllm
-from rollout.engines.fleet import PoolSettings
 from rollout.engines.pool import RayPool
 from rollout.engines.sampler import Engine, Request, Response, WeightTarget
+from rollout.engines.supervisor import PoolSettings
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.engines.vllm_settings import VLLMSettings
 from rollout.weights.transports import SharedMemory, Transport

@@ -139,14 +139,14 @@ def test_an_engine_that_replaces_a_lost_one_has_all_weights(open_pool: OpenPool)
         step(policy)
     assert moved[1] < moved[0]
     moved.append(push(learner, pool, 2))
-    os.kill(pool.fleet.members[0], signal.SIGKILL)
+    os.kill(pool.supervisor.members[0], signal.SIGKILL)
     pool.score([[1, 2]])
-    pool.fleet.wait_for_every()
+    pool.supervisor.wait_for_every()
     assert_same_scores(pool, learner)
     step(policy)
     assert push(learner, pool, 3) == moved[2] == moved[1]
     assert_same_scores(pool, learner)
-    assert len(pool.fleet.live) == 2
+    assert len(pool.supervisor.live) == 2
 
 
 @needs_vllm
@@ -225,7 +225,7 @@ def test_through_vllms_own_transfer(
         push(learner, pool, version)
         assert_same_scores(pool, learner)
         step(policy)
-    os.kill(pool.fleet.members[0], signal.SIGKILL)
+    os.kill(pool.supervisor.members[0], signal.SIGKILL)
     pool.score([[1, 2]])
     push(learner, pool, 2)
     assert_same_scores(pool, learner)

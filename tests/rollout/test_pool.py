@@ -21,10 +21,10 @@ from cluster.runtime import Place, start_ray
 from config.errors import ConfigError
 from envs.group import ALONE
 from plan.machine import installed_vllm
-from rollout.engines.fleet import PoolSettings
 from rollout.engines.pool import RayPool
 from rollout.engines.remote_calls import EngineLost
 from rollout.engines.sampler import Engine, Request, generate
+from rollout.engines.supervisor import PoolSettings
 from rollout.engines.vllm_engine import VLLMEngine
 from tests.logged import Logged
 from tests.processes import engine_processes, wait_until_gone
@@ -95,8 +95,8 @@ def test_a_killed_vllm_engine_loses_and_doubles_nothing(vllm_pool: RayPool) -> N
     assert all(response == expected[response.request_id] for response in responses)
 
     sequence = list(range(3, 160))
-    vllm_pool.fleet.wait_for_every()
-    assert survivor in vllm_pool.fleet.members
+    vllm_pool.supervisor.wait_for_every()
+    assert survivor in vllm_pool.supervisor.members
     scores = vllm_pool.score([sequence])
     assert list(scores) == ["engine 0 (CPU)", "engine 1 (CPU)"]
     assert survivor in engine_processes()
@@ -116,7 +116,7 @@ def test_groups_go_to_the_engine_with_room(open_pool: OpenPool) -> None:
     for request in requests(6):
         pool.submit(request)
     pool.step(timeout=0.0)
-    stacks = pool.fleet.stacks()
+    stacks = pool.supervisor.stacks()
     assert "engine 0 (CPU), live" in stacks
     assert "engine 1 (CPU), live" in stacks
     assert sorted(response.request_id for response in drain(pool)) == list(range(6))
@@ -125,14 +125,14 @@ def test_groups_go_to_the_engine_with_room(open_pool: OpenPool) -> None:
 def test_an_engine_gives_way_to_nobody(open_pool: OpenPool) -> None:
     """At the niceness of 15 that Ray gives its workers, an engine stands still beside any busy process."""
     pool = open_pool(pool_engines.CountingEngine)
-    assert {psutil.Process(pid).nice() for pid in pool.fleet.members} == {psutil.Process().nice()}
+    assert {psutil.Process(pid).nice() for pid in pool.supervisor.members} == {psutil.Process().nice()}
 
 
 def test_a_call_that_needs_every_engine_names_the_lost_one(open_pool: OpenPool) -> None:
     pool = open_pool(pool_engines.CountingEngine, engines=2)
-    os.kill(pool.fleet.members[1], signal.SIGKILL)
+    os.kill(pool.supervisor.members[1], signal.SIGKILL)
     with pytest.raises(EngineLost, match=r"engine 1 \(CPU\) was lost during wake, which needs every engine"):
-        pool.fleet.call_each("wake", [{}] * 2)
+        pool.supervisor.call_each("wake", [{}] * 2)
 
 
 def test_what_fails_while_the_pool_closes_starts_no_other_engine(
@@ -144,19 +144,19 @@ def test_what_fails_while_the_pool_closes_starts_no_other_engine(
 
     def wait() -> None:
         try:
-            pool.fleet.call_each("never_returns", [{}])
+            pool.supervisor.call_each("never_returns", [{}])
         except BaseException as error:
             failures.append(error)
 
     left_behind = threading.Thread(target=wait)
     left_behind.start()
-    while not re.search(r"never_returns", pool.fleet.stacks()):
+    while not re.search(r"never_returns", pool.supervisor.stacks()):
         time.sleep(0.05)
     before = set(engine_processes())
     monkeypatch.setattr(
-        "rollout.engines.fleet.start_actor", lambda *_: pytest.fail("an engine beside the end")
+        "rollout.engines.supervisor.start_actor", lambda *_: pytest.fail("an engine beside the end")
     )
-    monkeypatch.setattr("rollout.engines.fleet._CLOSE_S", 0.2)
+    monkeypatch.setattr("rollout.engines.supervisor._CLOSE_S", 0.2)
     pool.close()
     left_behind.join(60)
     (failure,) = failures
@@ -237,7 +237,7 @@ def test_a_start_that_takes_too_long_takes_everything_down(
     def clock() -> float:
         return time.monotonic() + (1000.0 if len(list(tmp_path.iterdir())) == 2 else 0.0)
 
-    monkeypatch.setattr("rollout.engines.fleet.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr("rollout.engines.supervisor.time", SimpleNamespace(monotonic=clock))
     says = r"waits_for_a_download[\s\S]*waited 600 s for engine 0 \(CPU\), engine 1"
     with pytest.raises(EngineLost, match=says):
         RayPool(partial(pool_engines.SlowStart, tmp_path), TWO_PLACES, PoolSettings(), through_memory())

@@ -41,14 +41,14 @@ def test_an_engine_lost_in_a_push_does_not_hold_up_the_others(open_pool: OpenPoo
     """The others are loaded and scored at once; the new one has the weights before it serves."""
     pool = open_pool(pool_engines.CountingEngine, engines=2)
     pool.load([("sum", torch.ones(2))], version=1)
-    victim, survivor = pool.fleet.members
+    victim, survivor = pool.supervisor.members
     os.kill(victim, signal.SIGKILL)
     assert pool.score([[1, 2]]) == {"engine 1 (CPU)": [[2.0]]}
     pool.load([("sum", torch.ones(3))], version=2)
     assert pool.score([[1, 2]])["engine 1 (CPU)"] == [[3.0]]
-    pool.fleet.wait_for_every()
-    assert pool.fleet.members[1] == survivor
-    assert pool.fleet.members[0] != victim
+    pool.supervisor.wait_for_every()
+    assert pool.supervisor.members[1] == survivor
+    assert pool.supervisor.members[0] != victim
     assert pool.score([[1, 2]]) == {"engine 0 (CPU)": [[3.0]], "engine 1 (CPU)": [[3.0]]}
     pool.load([("sum", torch.ones(4))], version=3)
     assert logged.text.count("engine 0 (CPU) is back, with policy version 2") == 1
@@ -61,8 +61,8 @@ def test_engines_go_on_without_one_that_does_not_come_back_until_none_is_left(
     """As where a cluster has no place for it."""
     pool = open_pool(partial(pool_engines.SlowAgain, tmp_path, 2), engines=2)
     pool.load([("sum", torch.ones(2))], version=1)
-    pool.fleet.settings = replace(pool.fleet.settings, start_timeout_s=1.0)
-    lost, other = pool.fleet.members
+    pool.supervisor.settings = replace(pool.supervisor.settings, start_timeout_s=1.0)
+    lost, other = pool.supervisor.members
     os.kill(lost, signal.SIGKILL)
     assert len(generate(pool, requests(6))) == 6
     deadline = time.monotonic() + 60
@@ -83,7 +83,7 @@ def test_engines_go_on_without_one_that_does_not_come_back_until_none_is_left(
 def test_the_only_engine_lost_in_a_push_is_waited_for(open_pool: OpenPool) -> None:
     pool = open_pool(pool_engines.CountingEngine)
     pool.load([("sum", torch.ones(2))], version=1)
-    os.kill(pool.fleet.members[0], signal.SIGKILL)
+    os.kill(pool.supervisor.members[0], signal.SIGKILL)
     assert pool.score([[1, 2]]) == {"engine 0 (CPU)": [[2.0]]}
 
 
@@ -95,7 +95,7 @@ def ones(count: int) -> list[tuple[str, torch.Tensor]]:
 
 
 def ways(pool: RayPool) -> list[str]:
-    return pool.fleet.call_each("came_by", [{}] * len(pool.fleet.members))
+    return pool.supervisor.call_each("came_by", [{}] * len(pool.supervisor.members))
 
 
 def kill(pids: Sequence[int]) -> None:
@@ -112,7 +112,7 @@ def test_an_engine_lost_after_a_direct_push_loads_the_copy_by_itself(
         pool.load(ones(version), version)
     assert ways(pool) == ["direct"]
     pool.submit(requests(1)[0])
-    kill(pool.fleet.members)
+    kill(pool.supervisor.members)
     (response,) = drain(pool)
     assert response.completions[0].policy_versions == [2]
     assert ways(pool) == ["copy"]
@@ -127,11 +127,11 @@ def test_a_direct_push_waits_for_no_engine_that_is_still_starting(open_pool: Ope
     inside it."""
     pool = open_pool(CountingEngine, engines=2, transport=Transport(SharedMemory(), HandCarried()))
     pool.load(ones(1), version=1)
-    kill(pool.fleet.members[:1])
+    kill(pool.supervisor.members[:1])
     if noticed:
         assert pool.score([[1, 2]]) == {"engine 1 (CPU)": [[1.0]]}
     pool.load(ones(2), version=2)
-    pool.fleet.wait_for_every()
+    pool.supervisor.wait_for_every()
     assert ways(pool) == (["copy", "direct"] if noticed else ["copy", "copy"])
     assert pool.score([[1, 2]]) == {"engine 0 (CPU)": [[2.0]], "engine 1 (CPU)": [[2.0]]}
     pool.load(ones(3), version=3)
@@ -149,7 +149,7 @@ def test_engines_that_were_in_a_direct_push_with_a_lost_one_start_anew(
 
     transport = Transport(SharedMemory(), HandCarried(before=lose))
     pool = open_pool(partial(CountingEngine, 0.2), engines=2, transport=transport)
-    before = pool.fleet.members
+    before = pool.supervisor.members
     pool.load(ones(1), version=1)
     for request in requests(6):
         pool.submit(request)
@@ -158,8 +158,8 @@ def test_engines_that_were_in_a_direct_push_with_a_lost_one_start_anew(
     assert pool.policy_version == 2
     responses += drain(pool)
     assert sorted(response.request_id for response in responses) == list(range(6))
-    pool.fleet.wait_for_every()
-    assert not set(pool.fleet.members) & set(before)
+    pool.supervisor.wait_for_every()
+    assert not set(pool.supervisor.members) & set(before)
     assert pool.score([[1, 2]]) == {"engine 0 (CPU)": [[2.0]], "engine 1 (CPU)": [[2.0]]}
     assert (
         "engine 1 (CPU) was lost during transfer, which needs every engine; the others start anew"
@@ -196,7 +196,7 @@ def test_no_copy_is_overwritten_while_an_engine_reads_it(open_pool: OpenPool, tm
     factory = partial(pool_engines.SlowLoad, tmp_path)
     pool = open_pool(factory, transport=Transport(SharedMemory(), HandCarried()))
     pool.load(ones(4), version=1)
-    kill(pool.fleet.members)
+    kill(pool.supervisor.members)
     pool.submit(requests(1)[0])
     while not (tmp_path / "reading").exists():
         pool.step(0.1)

@@ -21,7 +21,7 @@ from functools import partial
 import torch
 from envs.group import Sampling
 from rollout.engines.sampler import Request
-from rollout.engines.fleet import PoolSettings
+from rollout.engines.supervisor import PoolSettings
 from rollout.engines.pool import RayPool
 from cluster.runtime import Place
 from rollout.weights.transports import SharedMemory, Transport

@@ -20,7 +20,7 @@ from training.credit import credit
 from training.grpo_loss import LOSSES, GRPOLoss
 from training.loss import objective
 from training.loss_metrics import finalize_metrics, merge_metrics
-from training.shares import share_out
+from training.microbatches import share_out
 
 NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
 FULL = {"kl_coef": 0.1, "kl_inference_coef": 0.05, "entropy_coef": 0.01, "environment_coef": 0.1}

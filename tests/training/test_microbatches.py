@@ -16,8 +16,8 @@ from training.credit import credit
 from training.forward import ResponseScorer
 from training.grpo_loss import GRPOLoss
 from training.loss_metrics import finalize_metrics, merge_metrics
+from training.microbatches import idle, share_out
 from training.packing import packed_positions
-from training.shares import idle, share_out
 
 
 def answered(lengths: list[int], repeats: int = REPEATS) -> Batch:

@@ -1,10 +1,10 @@
-"""The engines of a pool as workers: started, called, watched, and replaced when one is lost.
+"""The supervisor of the engines of a pool: starts, calls, watches and replaces them when one is lost.
 
     starting ──▶ loading ──▶ live ──engine lost──▶ its groups are queued anew; another engine starts in its place
              the last push                         and loads the last push by itself
 
 An engine may be lost at any moment, in a push as in a step: the others go on, and the new one joins them when it has
-loaded. Every wait has a deadline, and the stacks of all engines are shown when it passes. One thread uses a fleet;
+loaded. Every wait has a deadline, and the stacks of all engines are shown when it passes. One thread uses it;
 a transfer's own thread may call the engines while that one waits for it.
 """
 
@@ -91,7 +91,7 @@ class Slot:
         return [ref for ref in (self.pending, self.polling, *self.submitting) if ref is not None]
 
 
-class Fleet:
+class Supervisor:
     """All engines of a pool.
 
     Args:
