@@ -33,10 +33,10 @@ import psutil  # noqa: E402
 from envs.group import Group, SampledCompletion, Sampling, Times  # noqa: E402
 from envs.prompts import PromptQueue  # noqa: E402
 from envs.task import Example  # noqa: E402
+from rollout.engine_loop import EngineLoop  # noqa: E402
 from rollout.engines.dispatch import Dispatch  # noqa: E402
 from rollout.engines.sampler import Request, Response  # noqa: E402
 from rollout.group_buffer import GroupBuffer  # noqa: E402
-from rollout.loop import EngineLoop  # noqa: E402
 from rollout.stream import Stream  # noqa: E402
 from run.garbage import spare_what_stays  # noqa: E402
 

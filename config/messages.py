@@ -11,7 +11,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from config.errors import ConfigError, causes
-from config.names import section_elsewhere, translated
+from config.other_trainers import section_elsewhere, translated
 from config.schema import Config
 
 PLUGINS = {

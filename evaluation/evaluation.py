@@ -47,7 +47,7 @@ Record = Callable[[str, int], AbstractContextManager[Callable[[Group], None]]]
 
 
 class Loop(Protocol):
-    """Runs coroutines where the engines are; see `rollout.loop.EngineLoop`."""
+    """Runs coroutines where the engines are; see `rollout.engine_loop.EngineLoop`."""
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result: ...
 

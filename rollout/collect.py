@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from envs.coroutines import together
 from envs.group import Group
 from envs.prompts import PromptQueue
+from rollout.engine_loop import EngineLoop
 from rollout.generate import Generation
-from rollout.loop import EngineLoop
 
 Wants = Callable[[Group], bool]
 """Dynamic sampling: whether a group is worth training on."""

@@ -23,9 +23,9 @@ from envs.group import Group
 from envs.prompts import PromptQueue
 from envs.task import Example
 from rollout.collect import Wants
+from rollout.engine_loop import EngineLoop
 from rollout.generate import Generation
 from rollout.group_buffer import GroupBuffer
-from rollout.loop import EngineLoop
 
 _Place = tuple[int, int, Example]
 """Its number in the order of admission, the id of the group that is made there, and its example."""

@@ -63,10 +63,10 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], built: E
     from envs.task import make_task
     from evaluation.sets import load_sets
     from monitoring.doctor.doctor import Doctor
-    from rollout.loop import EngineLoop
+    from rollout.engine_loop import EngineLoop
     from run.engines import adapter_shape, build_engine, build_weights
     from run.groups import make_conversation, make_evaluation, make_generation, make_prompts
-    from training.model import load_tokenizer
+    from training.model_loading import load_tokenizer
 
     spare_what_stays()
     saved, told = starting_point(config, run_dir, schedule)

@@ -19,8 +19,8 @@ from config.errors import ConfigError
 from config.files import folder_written_whole
 from config.schema import Config, LoraConfig, ModelConfig
 from plan.model_shape import model_path
+from run.checkpoint_retention import model_written
 from run.checkpoint_writer import State, no_model
-from run.keeping import model_written
 from run.model_card import model_card
 from run.overlapped import ScheduleType
 from run.resume import find, given

@@ -13,7 +13,7 @@ from typing import Any
 from config.checkpoints import checkpoint_path
 from config.errors import DeadlineError
 from config.schema import TrainConfig
-from run.keeping import remove_others
+from run.checkpoint_retention import remove_others
 
 State = dict[str, Any]
 """Of a run, as a checkpoint holds it, all but the learner's tensors."""

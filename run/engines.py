@@ -26,7 +26,7 @@ from rollout.weights.evidence import Tolerance
 from rollout.weights.fixed_sequences import FixedSequences, canary_sequences
 from rollout.weights.outgoing import Learner
 from rollout.weights.push import Weights
-from training.model import linear_names, load_model, saved_eos_token_ids, skeleton
+from training.model_loading import linear_names, load_model, saved_eos_token_ids, skeleton
 
 if TYPE_CHECKING:  # Ray costs a second, which one engine in this process need not wait for
     from cluster.runtime import Place

@@ -15,12 +15,12 @@ from monitoring.monitor import Monitor
 from monitoring.progress import Progress
 from monitoring.trackers import make_tracker
 from plan.plan import Plan
-from rollout.loop import EngineLoop
+from rollout.engine_loop import EngineLoop
 from run.engines import build_engine
 from run.groups import make_conversation, make_evaluation
 from run.report import ReportWriter
 from training.checkpoint import Saved
-from training.model import load_tokenizer
+from training.model_loading import load_tokenizer
 
 
 def evaluate(

@@ -15,9 +15,9 @@ from evaluation.evaluation import Evaluation
 from evaluation.sets import EvalSet
 from monitoring.monitor import Monitor
 from plan.plan import Plan
+from rollout.engine_loop import EngineLoop
 from rollout.generate import Generation
-from rollout.loop import EngineLoop
-from training.model import saved_eos_token_ids
+from training.model_loading import saved_eos_token_ids
 
 
 def make_prompts(config: Config, task: Task, tokenizer: PreTrainedTokenizerBase) -> PromptQueue:

@@ -19,8 +19,8 @@ from config.checkpoints import checkpoint_path
 from config.errors import ConfigError, RunError
 from config.outcome import RunOutcome
 from config.schema import Config
+from run.checkpoint_retention import is_better, told_of_model
 from run.checkpoint_writer import CheckpointWriter
-from run.keeping import is_better, told_of_model
 from run.report import ReportWriter
 from run.stop import Stop
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line 
     from monitoring.doctor.rule import Finding
     from monitoring.monitor import Monitor
     from plan.plan import Plan
+    from rollout.engine_loop import EngineLoop
     from rollout.engines.sampler import SteppedEngine
     from rollout.generate import Generation
-    from rollout.loop import EngineLoop
     from rollout.weights.evidence import Answer, Drawn
     from rollout.weights.push import Weights
     from training.batch import Batch
@@ -147,7 +147,7 @@ class Run:
         Engines that have drawn too little with them score what earlier weights drew, from now on: the learner works
         meanwhile.
         """
-        from run.drawn import drawn_tokens, own_tokens, question_about
+        from run.engine_log_probs import drawn_tokens, own_tokens, question_about
 
         weights, version = self.weights, self.weights.version
         if self.pushed_seen == version:

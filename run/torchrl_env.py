@@ -23,9 +23,9 @@ from envs.coroutines import together
 from envs.example import Example
 from envs.group import FINISH_REASONS, OUTCOMES, Group, SampledCompletion
 from envs.prompts import PromptQueue
+from rollout.engine_loop import EngineLoop
 from rollout.engines.sampler import Request
 from rollout.generate import Generation
-from rollout.loop import EngineLoop
 from training.batch import Batch, completion_tensors, prompt_tensors, verdict_tensors
 
 

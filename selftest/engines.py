@@ -23,7 +23,7 @@ from selftest.check import Bench
 from selftest.tiny import configured, model_folder, moved, subfolder
 from training.engine_arithmetic import learner_scores
 from training.local_learner import LocalLearner
-from training.model import load_model, load_tokenizer, saved_eos_token_ids
+from training.model_loading import load_model, load_tokenizer, saved_eos_token_ids
 
 MEAN_GAP = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.3}
 """Largest mean |engine log-prob - learner log-prob| of drawn tokens that an engine's dtype explains."""

@@ -9,9 +9,9 @@ from envs.prompts import PromptQueue, PromptSource
 from envs.task import Example
 from envs.turns import Conversation
 from rollout.collect import Collector
+from rollout.engine_loop import EngineLoop
 from rollout.engines.sampler import SteppedEngine
 from rollout.generate import Generation
-from rollout.loop import EngineLoop
 from tests.tiny import LetterTokenizer
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from config.schema import TrainConfig
-from run.keeping import remove_others
+from run.checkpoint_retention import remove_others
 from training.checkpoint import LEARNER, begin_checkpoint, complete_checkpoint, packed
 from training.tensor_files import saved_tensors, write_tensors
 from training.trained_parameters import MODEL

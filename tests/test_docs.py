@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from config.composition import CONFIG_DIR, schema
 from config.evaluation import EvalSetConfig
 from config.messages import known_keys
-from config.names import HERE
+from config.other_trainers import HERE
 from config.schema import Config
 from tests.reference import meanings
 

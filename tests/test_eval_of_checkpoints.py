@@ -14,7 +14,7 @@ from run.jobs import run_job
 from run.lockstep import Lockstep
 from tests.scripts import configured, finish, rows, start
 from tests.tiny import resized_quickstart
-from training.model import load_tokenizer
+from training.model_loading import load_tokenizer
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64", "train.checkpoint_frequency=2")
 FAST = ("optimizer.lr=3e-3", "train_model.lora.r=4")  # so that two iterations show

@@ -19,7 +19,7 @@ from run.lockstep import Lockstep
 from run.overlapped import Overlapped
 from tests.saved import saved_model
 from tests.scripts import configured, rows, without_clocks
-from training.model import load_tokenizer
+from training.model_loading import load_tokenizer
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 SETS = "eval.sets={held_out:{dataset:arithmetic,n:4,limit:20},greedy:{dataset:arithmetic,temperature:0,limit:10}}"

@@ -22,7 +22,7 @@ from benchmarks.peer_trl import (
 )
 from benchmarks.peer_work import W1, W3, WORKLOADS, Job, right_number, share_of_even
 from envs.control_tokens import turn_end
-from training.model import saved_eos_token_ids
+from training.model_loading import saved_eos_token_ids
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "models" / "quickstart"
 

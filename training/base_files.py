@@ -16,7 +16,7 @@ from transformers.utils.hub import cached_file
 
 from config.schema import ModelConfig
 from plan.model_shape import model_path
-from training.model import load_model
+from training.model_loading import load_model
 
 Base = Callable[[str], Tensor]
 """From a name, as a layer of the model has it, to the weight, in `model.dtype`."""

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
-from training.model import causal_model
+from training.model_loading import causal_model
 from training.sharding import Within, directly
 
 _HEAD_VALUES = 1 << 26  # of the output head that are converted at a time

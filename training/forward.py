@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from training.attention import attend_by_segments, can_pack
 from training.batch import Tokens
 from training.log_probs import selected_log_probs
-from training.model import causal_model
+from training.model_loading import causal_model
 from training.packing import pack, packed_positions
 from training.sharding import Within, directly
 

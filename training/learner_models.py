@@ -12,7 +12,7 @@ from config.schema import Config
 from plan.plan import Plan
 from training.compiled import compile_layers
 from training.forward import ResponseScorer
-from training.model import adapted, add_lora, load_frozen, load_in_4bit, load_model, skeleton
+from training.model_loading import adapted, add_lora, load_frozen, load_in_4bit, load_model, skeleton
 from training.reference import HostMemory, Reference
 from training.sharding import Sharded, Within, directly, fill, shard
 

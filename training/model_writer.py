@@ -22,7 +22,7 @@ from config.schema import LoraConfig, ModelConfig
 from plan.model_shape import model_path
 from training import base_files
 from training.base_files import Base
-from training.model import add_lora, end_tokens, linear_names, load_tokenizer, skeleton
+from training.model_loading import add_lora, end_tokens, linear_names, load_tokenizer, skeleton
 from training.quantization import packed_in_4_bits, through_4_bits
 from training.tensor_files import SavedTensors, saved_shapes
 from training.tensor_writer import Part, write_safetensors

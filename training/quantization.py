@@ -29,7 +29,7 @@ def dequantized(weight: torch.Tensor, layer: Any) -> torch.Tensor:
 
 
 def through_4_bits(weight: torch.Tensor) -> torch.Tensor:
-    """A whole weight [out, in] as `training.model.load_in_4bit` has it: quantized, and out of 4 bits again."""
+    """A whole weight [out, in] as `training.model_loading.load_in_4bit` has it: quantized, and out of 4 bits again."""
     from bitsandbytes.functional import dequantize_4bit
 
     packed, scales = packed_in_4_bits(weight)

@@ -25,7 +25,7 @@ from training.engine_arithmetic import (
     parameters_replaced,
     rounding_error,
 )
-from training.model import adapted, causal_model
+from training.model_loading import adapted, causal_model
 from training.quantization import dequantized, quantized, shape_and_dtype, state_without_scales
 from training.sharding import Within, directly, local, whole
 

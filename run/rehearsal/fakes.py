@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from config.schema import ModelConfig
 from plan.memory import rows_at_a_time
 from plan.plan import Plan
-from training import attention, learner_models, log_probs, model, worker
+from training import attention, learner_models, log_probs, model_loading, worker
 from training.attention import Segments
 from training.batch import Batch, Scores, Tokens
 
@@ -97,11 +97,11 @@ def without_memory(as_on_a_gpu: bool) -> Iterator[None]:
     """
     with ExitStack() as inside:
         for module, name, other in (
-            (model, "_load", load_without_files),
-            (model, "_check_finite", _nothing),
-            (model, "check_head", _nothing),
-            (model, "skeleton", model.bare_model),
-            (learner_models, "skeleton", model.bare_model),
+            (model_loading, "_load", load_without_files),
+            (model_loading, "_check_finite", _nothing),
+            (model_loading, "check_head", _nothing),
+            (model_loading, "skeleton", model_loading.bare_model),
+            (learner_models, "skeleton", model_loading.bare_model),
             (learner_models, "load_model", _nothing),
             (learner_models, "fill", _nothing),
             (worker, "base_digest", lambda model: ""),
@@ -137,8 +137,8 @@ def _swap(swap: Callable[[Tensor, Tensor], None], old: Tensor, new: Tensor) -> N
 def load_without_files(
     loader: Any, config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> PreTrainedModel:
-    """In place of `training.model._load`: what transformers makes of files whose tensors are all fake."""
-    bare = model.bare_model(config)
+    """In place of `training.model_loading._load`: what transformers makes of files whose tensors are all fake."""
+    bare = model_loading.bare_model(config)
     files = {name: torch.empty(each.shape, dtype=each.dtype) for name, each in bare.state_dict().items()}
     architecture = loader if issubclass(loader, PreTrainedModel) else type(bare)
     loaded: PreTrainedModel = architecture.from_pretrained(

@@ -29,7 +29,7 @@ from run.rehearsal.watched import WatchedWorker, kinds_told
 from training.aggregation import BatchTotals
 from training.batch import environment_tokens
 from training.learner_models import Models, make_models, make_sharded_models
-from training.model import load_model
+from training.model_loading import load_model
 from training.packing import pack
 from training.sharding import learner_mesh
 from training.worker import Piece

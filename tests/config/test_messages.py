@@ -15,7 +15,7 @@ from config.composition import register_schema, to_config
 from config.errors import ConfigError
 from config.evaluation import EvalSetConfig
 from config.messages import PLUGINS, known_keys, quoted, readable, unknown_key
-from config.names import ELSEWHERE, HERE, SECTIONS
+from config.other_trainers import ELSEWHERE, HERE, SECTIONS
 from config.policy import PRESETS
 from config.schema import Config
 from tests.config.test_schema import EXPERIMENTS, ROOT, composed, message

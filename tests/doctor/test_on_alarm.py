@@ -14,7 +14,7 @@ from monitoring.doctor.rule import Finding
 from monitoring.events import read_events
 from run.doctor import examine
 from tests.doctor.running import run
-from tests.scripts import ROOT, ended, finish, rows, start, start_fresh
+from tests.scripts import ROOT, ended, finish, rows, start
 
 CUT = ("env.num_envs=4", "env.repeats=4", "inference_model.max_tokens=1", "train.total_dialog_turns=112")
 """Seven steps that teach nothing: an alarm at the fifth."""
@@ -39,7 +39,7 @@ def test_an_alarm_does_what_on_alarm_says(
 
 
 def test_a_run_that_an_alarm_ends_exits_with_1_and_goes_on_without_being_ended_again(tmp_path: Path) -> None:
-    process = start_fresh("grpo.py", tmp_path, *CUT, "train.on_alarm=stop")
+    process = start("grpo.py", tmp_path, *CUT, "train.on_alarm=stop")
     said = finish(process)
     assert process.returncode == 1 and "Traceback" not in said
     assert (

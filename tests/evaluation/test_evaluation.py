@@ -13,9 +13,9 @@ import pytest
 from envs.group import Group, Sampling
 from envs.task import Example
 from evaluation.evaluation import FIRST_GROUP_ID, Evaluation, set_seed, tally
+from rollout.engine_loop import EngineLoop
 from rollout.engines.sampler import Request
 from rollout.engines.transformers_engine import TransformersEngine
-from rollout.loop import EngineLoop
 from tests.generating import generation
 from tests.groups import make_completion, make_group
 from tests.rollout.scripted import ScriptedEngine, ScriptedGrader

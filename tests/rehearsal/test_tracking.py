@@ -13,7 +13,7 @@ from run.rehearsal.fakes import longest_rows, without_memory
 from run.rehearsal.tracking import Memory, Traffic
 from tests.plan.test_plan import config_of, machine
 from training.learner_models import make_scorer
-from training.model import load_model
+from training.model_loading import load_model
 
 MIB = 1 << 20
 TINY = {

@@ -19,7 +19,7 @@ from rollout.weights.fixed_sequences import FixedSequences, canary_sequences
 from rollout.weights.push import Weights
 from tests.policies import PolicyHere
 from tests.rollout.conftest import EOS, MAX_LEN, VOCAB, tiny_llama
-from training.model import add_lora
+from training.model_loading import add_lora
 from training.weights import PolicyWeights, made, named_weights
 
 SMALL, LARGE = 2e-5, 2e-2

@@ -8,8 +8,8 @@ import pytest
 
 from envs.group import Group, Sampling
 from envs.prompts import PromptQueue
+from rollout.engine_loop import EngineLoop
 from rollout.group_buffer import GroupBuffer
-from rollout.loop import EngineLoop
 from rollout.stream import Stream
 from tests.generating import Listed, generation
 from tests.rollout.scripted import ScriptedEngine, ScriptedGrader

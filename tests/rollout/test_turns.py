@@ -14,15 +14,15 @@ from envs.coroutines import together
 from envs.group import Group, SampledCompletion, Sampling
 from envs.task import Completion, Example, Reward
 from envs.turns import Conversation, ThinkAgain
+from rollout.engine_loop import EngineLoop
 from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.generate import Generation
-from rollout.loop import EngineLoop
 from tests.generating import collector, generation
 from tests.tiny import ImmediateRewards
 from training.batch import collate
 from training.forward import ResponseScorer
-from training.model import load_model
+from training.model_loading import load_model
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "models" / "quickstart"
 EOS, REPEATS, GROUPS = 2, 4, 6

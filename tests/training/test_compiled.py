@@ -20,7 +20,7 @@ from tests.training.test_packing import assert_same, rows, scored
 from training.compiled import compile_layers
 from training.engine_arithmetic import learner_scores, rounding_error
 from training.forward import ResponseScorer
-from training.model import add_lora
+from training.model_loading import add_lora
 from training.sharding import shard, whole
 
 OTHERS = (rows(), rows((4, 8, 3), ((2, 5), (9, 31), (6, 6))), rows((17,), ((5, 8, 3, 2),)))

@@ -8,7 +8,7 @@ import torch
 from config.schema import LoraConfig
 from tests.tiny import VOCABULARY, tiny_llama
 from training.engine_arithmetic import _rounded, computing_in, learner_scores, rounding_error
-from training.model import add_lora
+from training.model_loading import add_lora
 
 SEQUENCES = [torch.randint(0, VOCABULARY, (40,), generator=torch.Generator().manual_seed(3)).tolist()]
 IDS = torch.tensor(SEQUENCES)

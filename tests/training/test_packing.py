@@ -14,7 +14,7 @@ from training import attention
 from training.attention import NAME, can_pack
 from training.batch import Tokens
 from training.forward import ResponseScorer, Scores
-from training.model import add_lora
+from training.model_loading import add_lora
 from training.packing import pack, packed_positions, real_tokens
 
 PROMPTS = (5, 9, 1, 30)

@@ -12,7 +12,7 @@ from tests.tiny import tiny_llama
 from tests.training.scorers import collected, scorer
 from training.batch import Batch, Tokens
 from training.forward import ResponseScorer, Scores
-from training.model import load_frozen, load_model
+from training.model_loading import load_frozen, load_model
 from training.reference import HostMemory, Reference
 
 CPU = torch.device("cpu")

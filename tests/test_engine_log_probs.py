@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from envs.group import Group, SampledCompletion, Sampling
-from run.drawn import Question, drawn_tokens, own_tokens, question_about
+from run.engine_log_probs import Question, drawn_tokens, own_tokens, question_about
 from tests.groups import make_completion, make_group
 from training.batch import Batch, collate
 

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from rollout.giving_loop import GivingLoop
+from rollout.asyncio_loop import GivingLoop
 
 WHOSE: ContextVar[str] = ContextVar("WHOSE", default="nobody's")
 

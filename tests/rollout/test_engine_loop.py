@@ -13,9 +13,9 @@ from config.errors import DeadlineError
 from envs.coroutines import together
 from envs.group import SampledCompletion, Sampling
 from envs.task import Completion, Example
+from rollout.engine_loop import EngineLoop
 from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.transformers_engine import TransformersEngine
-from rollout.loop import EngineLoop
 from tests.rollout.scripted import ScriptedEngine, ScriptedGrader
 from tests.tiny import EOS, tiny_llama
 

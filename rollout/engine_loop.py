@@ -34,9 +34,9 @@ import torch
 from config.errors import DeadlineError
 from envs.group import SampledCompletion, Verdict
 from envs.task import Completion, Example
+from rollout.asyncio_loop import GivingLoop
 from rollout.engines.sampler import Request, SteppedEngine
 from rollout.generate import Judge
-from rollout.giving_loop import GivingLoop
 from rollout.idle import IdleClock
 
 Result = TypeVar("Result")
