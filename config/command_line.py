@@ -22,10 +22,10 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from config.composition import CONFIG_DIR, register_schema, to_config
+from config.error_messages import is_readable, quoted, readable
 from config.errors import ConfigError, RunError, causes
 from config.files import disk_full, unwritable
 from config.folders import register_unused_folder, remove_if_unused, save_settings
-from config.messages import is_readable, quoted, readable
 from config.outcome import INTERRUPTED, RunOutcome
 from config.schema import Config
 from config.sweep_jobs import objective, run_in_sweep

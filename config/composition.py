@@ -10,8 +10,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from config.checks import check
+from config.error_messages import NOT_ON_BASE, unknown_key
 from config.errors import ConfigError
-from config.messages import NOT_ON_BASE, unknown_key
 from config.schema import Config
 
 CONFIG_DIR = Path(__file__).parent

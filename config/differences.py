@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
+from config.error_messages import text_in_quotes
 from config.evaluation import EvalSetConfig
-from config.messages import text_in_quotes
 from config.schema import Config
 
 _PLAIN = re.compile(r"[A-Za-z_./][\w./@%+-]*")

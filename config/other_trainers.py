@@ -1,7 +1,7 @@
 """Names of keys in other trainers (TRL and transformers, verl, Lightning), and what is here in their place.
 
-Each leads to the keys that do the same here, or to a sentence about what to do instead. config/messages.py tells it
-to a user who types one of them.
+Each leads to the keys that do the same here, or to a sentence about what to do instead. config/error_messages.py tells
+it to a user who types one of them.
 """
 
 _NAMES = {

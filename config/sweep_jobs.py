@@ -11,9 +11,9 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from config.error_messages import readable
 from config.files import written_whole
 from config.folders import SUMMARY, remove_if_unused, save_settings
-from config.messages import readable
 from config.outcome import INTERRUPTED, RunOutcome
 
 STOPPED = ".stopped"

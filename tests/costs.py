@@ -78,7 +78,7 @@ SLOW = {
     "reports/test_pages.py": 27,
     "rollout/test_merged_pushes.py": 21,
     "envs/test_sandbox.py": 17,
-    "config/test_messages.py": 14,
+    "config/test_error_messages.py": 14,
     "plan/test_memory_estimates.py": 14,
     "training/test_edge_cases.py": 10,
     "monitoring/test_tracker_kinds.py": 10,

@@ -13,8 +13,8 @@ from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
 from config.composition import CONFIG_DIR, schema
+from config.error_messages import known_keys
 from config.evaluation import EvalSetConfig
-from config.messages import known_keys
 from config.other_trainers import HERE
 from config.schema import Config
 from tests.reference import meanings

@@ -23,10 +23,6 @@ class Assigned(NamedTuple):
     since: float
 
 
-_Assigned = tuple[Request, int, float]
-"""As `Assigned`, of which one is made where somebody asks."""
-
-
 class Dispatch:
     """Engines are known by integers that never recur.
 
@@ -39,7 +35,7 @@ class Dispatch:
         self.window = window
         self.waiting: deque[Request] = deque()
         self._times_lost: dict[int, int] = {}
-        self._assigned: OrderedDict[int, _Assigned] = OrderedDict()  # the longest there first
+        self._assigned: OrderedDict[int, Assigned] = OrderedDict()  # the longest there first
         self._load: dict[int, int] = {}
         self._with: defaultdict[int, dict[int, None]] = defaultdict(
             dict
@@ -56,7 +52,7 @@ class Dispatch:
 
     def held(self, engine: int) -> list[int]:
         """Ids of the groups that an engine holds, in the order of submission."""
-        return sorted(request_id for request_id, (_, on, _) in self._assigned.items() if on == engine)
+        return sorted(request_id for request_id, there in self._assigned.items() if there.engine == engine)
 
     def submit(self, request: Request) -> None:
         self.waiting.append(request)
@@ -72,7 +68,7 @@ class Dispatch:
         if engine in self._load:
             self._with[self._load.pop(engine)].pop(engine, None)
         held = self.held(engine)
-        back = [self._assigned.pop(request_id)[0] for request_id in held]
+        back = [self._assigned.pop(request_id).request for request_id in held]
         self.waiting.extendleft(reversed(back))
         for request_id in held:
             self._times_lost[request_id] = self._times_lost.get(request_id, 0) + 1
@@ -93,7 +89,7 @@ class Dispatch:
             if before and before + request.n > self.window:
                 break
             self.waiting.popleft()
-            self._assigned[request.request_id] = request, engine, now
+            self._assigned[request.request_id] = Assigned(request, engine, now)
             self._set_load(engine, before + request.n)
             given.setdefault(engine, []).append(request)
         return given
@@ -101,16 +97,16 @@ class Dispatch:
     def finish(self, engine: int, request_id: int) -> bool:
         """Whether this engine's answer counts: it does when the group is on that engine."""
         assigned = self._assigned.get(request_id)
-        if assigned is None or assigned[1] != engine:
+        if assigned is None or assigned.engine != engine:
             return False
         del self._assigned[request_id]
         self._times_lost.pop(request_id, None)
-        self._set_load(engine, self._load[engine] - assigned[0].n)
+        self._set_load(engine, self._load[engine] - assigned.request.n)
         return True
 
     def longest(self) -> Assigned | None:
         """The group that has been on an engine for the longest time."""
-        return next((Assigned(*assigned) for assigned in self._assigned.values()), None)
+        return next(iter(self._assigned.values()), None)
 
     def clear(self) -> None:
         """Forget every group and every engine."""

@@ -2,8 +2,8 @@
 
 import re
 
+from config.error_messages import known_keys
 from config.evaluation import EvalSetConfig
-from config.messages import known_keys
 from config.schema import Config
 from tests.config.test_schema import composed
 from tests.reference import PAGE, meanings, page, type_name

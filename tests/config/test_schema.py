@@ -11,8 +11,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from config.composition import register_schema, to_config
+from config.error_messages import readable
 from config.errors import ConfigError
-from config.messages import readable
 from config.policy import load_policy
 from config.schema import Config, LoggingConfig
 

@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -231,11 +231,11 @@ class Hanging(ScriptedEngine):
 def test_a_thread_that_hangs_is_named(what: str) -> None:
     engine = Hanging()
     told = r"the learner waited 0 s \(train\.wait_timeout_s\) for the rollout thread.* 1 requests in flight"
-    with looped(engine, wait_timeout=0.3) as loop, loop.thread():
+    with looped(engine, wait_timeout=0.3) as loop, loop.thread(), closing(asyncio.sleep(0)) as nothing:
         loop.call(lambda: loop.spawn(lambda: loop.generate(request(1))))  # type: ignore[arg-type]
         assert engine.hangs.wait(30)
         with pytest.raises(TimeoutError, match=told):
-            loop.call(lambda: None) if what == "call" else loop.run(asyncio.sleep(0))
+            loop.call(lambda: None) if what == "call" else loop.run(nothing)
         engine.go.set()
 
 

@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from config.composition import register_schema, to_config
+from config.error_messages import PLUGINS, known_keys, quoted, readable, unknown_key
 from config.errors import ConfigError
 from config.evaluation import EvalSetConfig
-from config.messages import PLUGINS, known_keys, quoted, readable, unknown_key
 from config.other_trainers import ELSEWHERE, HERE, SECTIONS
 from config.policy import PRESETS
 from config.schema import Config
