@@ -4,7 +4,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from config.checkpoints import FOLDER
 from config.composition import schema, to_config
@@ -32,9 +32,18 @@ def saved_config(run_dir: Path, changes: list[str] | None = None) -> Config:
 
 def saved_settings(run_dir: Path) -> DictConfig | None:
     """What Hydra composed for the run, as it was written, whatever version of this code it is of; not to be changed.
-    None where the folder holds none."""
+    None where the folder holds none.
+
+    Raises:
+        ConfigError: the file holds something else.
+    """
     path = run_dir / SETTINGS / SETTINGS_FILES[0]
-    return _parsed(path.read_text()) if path.is_file() else None
+    if not path.is_file():
+        return None
+    settings = _parsed(path.read_text())
+    if not isinstance(settings, DictConfig):
+        raise ConfigError(f"{path}: keys and values are wanted here, this is a list; it is no run's file")
+    return settings
 
 
 @cache
@@ -43,11 +52,9 @@ def _schema() -> DictConfig:
 
 
 @lru_cache(maxsize=8)
-def _parsed(settings: str) -> DictConfig:
-    """A report asks for them three times."""
-    parsed = OmegaConf.create(settings)
-    assert isinstance(parsed, DictConfig)
-    return parsed
+def _parsed(settings: str) -> DictConfig | ListConfig:
+    """A report asks for the same three times."""
+    return OmegaConf.create(settings)
 
 
 def chosen_runs(given: Any) -> list[Path]:

@@ -24,7 +24,18 @@ def test_settings_come_back_and_can_be_changed(tmp_path: Path) -> None:
     folder = a_run(tmp_path / "run")
     assert saved_config(folder) == configured("optimizer.lr=0.125")
     assert saved_config(folder, ["policy.kl_coef=0.5"]).policy.kl_coef == 0.5
+    assert saved_config(folder) == configured("optimizer.lr=0.125")
     with pytest.raises(ConfigError, match="no run has left its settings"):
+        saved_config(tmp_path)
+
+
+def test_a_file_of_settings_that_has_changed_is_read_again(tmp_path: Path) -> None:
+    file = a_run(tmp_path) / ".hydra" / "config.yaml"
+    assert saved_config(tmp_path).optimizer.lr == 0.125
+    file.write_text(file.read_text().replace("lr: 0.125", "lr: 0.25"))
+    assert saved_config(tmp_path).optimizer.lr == 0.25
+    file.write_text("- no settings")
+    with pytest.raises(ConfigError, match=r"config\.yaml: keys and values are wanted here"):
         saved_config(tmp_path)
 
 
