@@ -8,7 +8,7 @@ from config.errors import ConfigError
 from config.values import at_least, check_fields, is_share, one_of
 
 BY_SUCCESS = ("learnability", "failure")
-"""Rules by which success draws: a small function each, in envs/curriculum/rules.py."""
+"""Rules by which success draws: a small function each, in envs/curriculum/worth_of_success.py."""
 ORDERS = ("ascending", "descending")
 
 

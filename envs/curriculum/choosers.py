@@ -6,12 +6,12 @@ from typing import Protocol
 
 from config.curriculum import CurriculumConfig
 from config.env import DifficultyConfig
-from envs.curriculum.chances import Chances
 from envs.curriculum.levels import Levels
 from envs.curriculum.order import EpochOrder
 from envs.curriculum.record import Asked
 from envs.curriculum.rows import Rows
-from envs.curriculum.rules import RULES
+from envs.curriculum.weighted_draws import Chances
+from envs.curriculum.worth_of_success import RULES
 
 
 class Chooser(Protocol):

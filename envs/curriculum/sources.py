@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from config.curriculum import CurriculumConfig
 from envs.curriculum.member import Member
-from envs.curriculum.rules import RULES, shares
+from envs.curriculum.worth_of_success import RULES, shares
 
 
 class Sources(Protocol):

@@ -13,7 +13,7 @@ from config.errors import ConfigError
 from envs.example import Example, Mixed
 from envs.prompts import PromptQueue, PromptSource
 from envs.task import make_task
-from tests.envs.test_curriculum_rules import far_off, rows
+from tests.envs.test_curriculum_worth import far_off, rows
 from tests.generating import draw_from
 
 

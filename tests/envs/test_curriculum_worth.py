@@ -10,10 +10,10 @@ import pytest
 
 from config.curriculum import BY_SUCCESS, CurriculumConfig
 from config.errors import ConfigError
-from envs.curriculum.chances import Chances
 from envs.curriculum.levels import OPEN, Levels, make_levels
-from envs.curriculum.rules import RULES, shares
+from envs.curriculum.weighted_draws import Chances
 from envs.curriculum.window import Window
+from envs.curriculum.worth_of_success import RULES, shares
 from envs.example import Example
 
 
