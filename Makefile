@@ -55,7 +55,7 @@ lint: .venv/test.done
 .venv/run.done: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make run PYTHON=python3.11")'
 	@echo "installing into .venv (a few minutes, once)"
-	[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
+	[ -x $(BIN)/pip ] || $(PYTHON) -m venv .venv
 	$(PIP) --upgrade "pip>=25"
 	$(INSTALL_TORCH)
 	$(PIP) -e .

@@ -196,6 +196,14 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(path), f"{page.name}: {target}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_text_names_exists(page: Path) -> None:
+    """NAME stands for one that a reader makes."""
+    rooms = "|".join(path.name for path in ROOT.iterdir() if list(path.glob("*.py")))
+    named = re.findall(rf"(?<![\w/.-])((?:{rooms})/[\w/]+\.(?:py|yaml|js))\b", page.read_text())
+    assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []
+
+
 def test_the_index_has_every_page() -> None:
     linked = set(re.findall(r"\]\(([\w.]+\.md)", (DOCS / "index.md").read_text()))
     assert {page.name for page in DOCS.glob("*.md")} - linked == {"index.md"}
