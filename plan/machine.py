@@ -126,14 +126,16 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def gpu_memory_gib(ids: tuple[str, ...]) -> float | None:
-    """Memory of the smallest of these GPUs, None where the driver's tool does not say."""
-    rows = [
-        row.split(", ")
-        for row in _nvidia_smi("--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits")
-    ]
+    """Memory of the smallest of these GPUs as CUDA counts it, None where the driver's tool does not say.
+
+    The tool's total has what the driver keeps for itself, half a GiB and more; old drivers do not tell how much.
+    """
+    asked = "--query-gpu=index,uuid,memory.total"
+    told = ["--format=csv,noheader,nounits"]
+    rows = _nvidia_smi(f"{asked},memory.reserved", *told) or _nvidia_smi(asked, *told)
     sizes = [
-        float(size) / 1024
-        for index, uuid, size in rows
+        (float(total) - sum(float(one) for one in reserved if one.isdigit())) / 1024
+        for index, uuid, total, *reserved in (row.split(", ") for row in rows)
         if any(one == index or (one.startswith("GPU-") and uuid.startswith(one)) for one in ids)
     ]
     return min(sizes, default=None)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing import forkserver
 from pathlib import Path
@@ -126,6 +127,40 @@ def test_the_server_forks_checks_where_it_can(tmp_path: Path) -> None:
     assert int(pid) != os.getpid()
     assert {"torch", "run.engines", "selftest.runs"} <= set(loaded)
     assert ("vllm" in loaded) == (installed_vllm() is not None)
+
+
+def loaded_to_be_forked(folder: Path, modules: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """A process that loads these, of which those named thread_... start one, and says which it then has."""
+    for name in modules:
+        (folder / f"{name}.py").write_text(
+            "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+            if name.startswith("thread")
+            else ""
+        )
+    told = f"print(*sorted({set(modules)} & sys.modules.keys()))"
+    code = f"import sys; from selftest.forkable import load; load({modules}); {told}"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_a_module_that_starts_a_thread_is_left_to_the_forks(tmp_path: Path) -> None:
+    """A fork of a process with threads may hang, so the process begins again without that module."""
+    done = loaded_to_be_forked(tmp_path, ["plain", "thread_one", "after", "thread_two"])
+    assert done.stdout.split() == ["after", "plain"], done.stderr
+    assert done.stderr.splitlines() == [
+        f"importing {name} starts a thread: each check imports it by itself"
+        for name in ("thread_one", "thread_two")
+    ]
+
+
+def test_where_every_module_starts_a_thread_none_is_left_out_in_vain(tmp_path: Path) -> None:
+    done = loaded_to_be_forked(tmp_path, [f"thread_{number}" for number in range(5)])
+    assert done.returncode == 1
+    assert (
+        done.stderr.splitlines()[-1]
+        == "imports have started a thread: every check starts from nothing, and slower"
+    )
 
 
 def test_a_server_that_does_not_start_is_done_without() -> None:

@@ -23,6 +23,7 @@ from envs.group import ALONE, FinishReason, SampledCompletion, Sampling
 from rollout.engines.sampler import Request, Response
 from rollout.engines.vllm_arguments import engine_arguments
 from rollout.engines.vllm_settings import (
+    INSTALL,
     VLLMSettings,
     check_version,
     communication_files,
@@ -39,6 +40,11 @@ if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput, RequestOutput
 
 _PAUSE_S = 0.001
+REMEDIES = (
+    "inference_model.backend=transformers runs models that vLLM cannot; "
+    "inference_model.gpu_memory_utilization, kv_cache_gib and max_num_seqs bound its memory"
+)
+INCOMPLETE = f"vLLM is there without a package that it needs; {INSTALL}"
 
 
 @dataclass
@@ -90,12 +96,11 @@ class VLLMEngine:
             return LLMEngine.from_engine_args(engine_arguments(self.settings))
         except Exception as error:
             s = self.settings
+            remedies = INCOMPLETE if isinstance(error, ImportError) else REMEDIES
             raise ConfigError(
                 f"vLLM could not start {s.model} (dtype={s.dtype}, max_model_len={s.max_model_len}, "
                 f"tensor_parallel_size={s.tensor_parallel_size}): {type(error).__name__}: {error}\n"
-                "Remedies: inference_model.backend=transformers runs models that vLLM cannot; "
-                "inference_model.gpu_memory_utilization, kv_cache_gib and max_num_seqs bound its memory"
-                f"{end_of_output(s.log)}"
+                f"Remedies: {remedies}{end_of_output(s.log)}"
             ) from error
 
     @property

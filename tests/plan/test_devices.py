@@ -246,11 +246,25 @@ def test_the_drivers_tool_is_asked_when_it_is_there(monkeypatch: pytest.MonkeyPa
     assert gpu_memory_gib(()) is None
     tool = tmp_path / "nvidia-smi"
     rows = "echo 0, GPU-8f2a, 81920; echo 1, GPU-77, 40960; echo 2, GPU-31, 16384"
-    tool.write_text(f'#!/bin/sh\ncase "$1" in --list-gpus) echo GPU 0; echo GPU 1;; *) {rows};; esac\n')
+    tool.write_text(
+        f'#!/bin/sh\ncase "$1" in --list-gpus) echo GPU 0; echo GPU 1;; *reserved) exit 2;; *) {rows};; esac\n'
+    )
     tool.chmod(0o755)
     assert visible_gpus() == ("0", "1")
     assert gpu_memory_gib(("0", "1")) == 40.0, "the GPU that is not visible is smaller"
     assert gpu_memory_gib(("GPU-8f",)) == 80.0
+
+
+def test_what_the_driver_keeps_is_not_memory_of_a_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An H200: nvidia-smi tells of 143771 MiB, CUDA of 139.8 GiB. A GPU without the number keeps nothing."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 0, GPU-8f2a, 143771, 616\necho '1, GPU-77, 163840, [N/A]'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    assert gpu_memory_gib(("0",)) == pytest.approx(139.8, abs=0.01)
+    assert gpu_memory_gib(("1",)) == 160.0
 
 
 def test_devices_are_named_as_the_environment_names_them() -> None:

@@ -235,6 +235,21 @@ def test_a_model_that_vllm_cannot_load_is_one_message(start_engine: StartEngine)
         start_engine(max_model_len=4096)
 
 
+def test_a_package_that_vllm_lacks_is_to_be_installed(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU machine where vLLM was installed without FlashInfer."""
+
+    def lacking(settings: object) -> None:
+        raise ModuleNotFoundError("No module named 'flashinfer'")
+
+    monkeypatch.setattr("rollout.engines.vllm_engine.engine_arguments", lacking)
+    with pytest.raises(
+        ConfigError, match=r"No module named 'flashinfer'\nRemedies: .* install it \(`make vllm`"
+    ):
+        start_engine()
+
+
 def test_an_adapter_push_acts_at_once_and_in_place(start_engine: StartEngine) -> None:
     from peft import LoraConfig, get_peft_model
     from peft.utils import get_peft_model_state_dict

@@ -1,0 +1,53 @@
+"""Imports modules into a process that is to be forked afterwards: no thread runs then, and no CUDA driver is in use.
+
+What a module's import starts cannot be undone. So the process begins again (exec) without that module, which its forks
+then import themselves.
+"""
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+LEFT_OUT = "GRPO_SELFTEST_LEFT_OUT"
+MOST_LEFT_OUT = 3
+"""Modules; where more of them start something, they have a cause in common, and beginning again does not help."""
+
+
+def load(modules: Sequence[str]) -> None:
+    """Imports all of them that can be imported and leave the process fit to be forked.
+
+    Raises:
+        SystemExit: it cannot be made fit.
+    """
+    left_out = os.environ.get(LEFT_OUT, "").split()
+    for name in modules:
+        if name in left_out:
+            continue
+        with contextlib.suppress(Exception):  # what cannot be imported is for the forks to tell
+            importlib.import_module(name)
+        started = hindrance()
+        if started and len(left_out) == MOST_LEFT_OUT:
+            sys.exit(f"imports have started {started}: every check starts from nothing, and slower")
+        if started:
+            print(
+                f"importing {name} starts {started}: each check imports it by itself",
+                file=sys.stderr,
+                flush=True,
+            )
+            os.environ[LEFT_OUT] = " ".join([*left_out, name])
+            os.execv(sys.executable, sys.orig_argv)
+    os.environ.pop(LEFT_OUT, None)
+
+
+def hindrance() -> str | None:
+    """What this process has that does not survive a fork."""
+    if psutil.Process().num_threads() > 1:
+        return "a thread"
+    files = Path("/proc/self/fd")
+    opened = [os.readlink(file) for file in files.iterdir() if file.is_symlink()] if files.is_dir() else []
+    return "the CUDA driver" if any("nvidia-uvm" in name for name in opened) else None
