@@ -1,4 +1,4 @@
-"""Rewards to advantages, one group at a time; which groups and responses are trained on at all.
+"""Rewards to advantages, one group at a time; which groups are trained on at all.
 
 Everything here is small, exact and outside the graph: statistics in float64, no gradient. Shapes: P groups of
 G members ([P, G]) or N = P * G responses ([N]).
@@ -209,34 +209,6 @@ def _whitened(policy: PolicyConfig, advantage: Tensor, weight: Tensor) -> Tensor
     variance = (weight * centred.square()).sum() / (count - DEGREES_LOST[policy.whiten_scale]).clamp_min(1)
     divisor = WHITENING_DIVISORS[policy.whiten_epsilon_rule](variance.sqrt(), policy.whiten_epsilon)
     return torch.where((weight > 0) & (variance > 0), centred / divisor, 0.0)
-
-
-def overlong_reward(policy: PolicyConfig, rewards: Tensor, lengths: Tensor, max_tokens: int) -> Tensor:
-    """Rewards after the soft overlong punishment (DAPO, arXiv 2503.14476, equation 13).
-
-    rewards: [N]. lengths: [N] response lengths in tokens. Within `overlong_cache` tokens of `max_tokens` the
-    punishment grows linearly to `overlong_penalty`; at `max_tokens` the `overlong_rule` decides.
-    """
-    if policy.overlong_cache is None:
-        return rewards
-    width = min(policy.overlong_cache, int(max_tokens * policy.overlong_fraction))
-    over = (lengths - (max_tokens - width)).to(rewards.dtype)
-    punished = rewards - policy.overlong_penalty * (over / max(width, 1)).clamp(0.0, 1.0)
-    if policy.overlong_rule == "zero_at_limit":
-        return torch.where(lengths >= max_tokens, 0.0, punished)
-    return punished
-
-
-def rows_in_loss(policy: PolicyConfig, lengths: Tensor, stopped: Tensor, max_tokens: int) -> Tensor:
-    """[N] bool: the responses that the loss reads.
-
-    lengths: [N] tokens. stopped: [N] bool, the model ended the response by itself.
-    """
-    if not policy.filter_truncated:
-        return torch.ones_like(stopped, dtype=torch.bool)
-    if policy.limit_is_truncated:
-        return stopped & (lengths < max_tokens)
-    return stopped.bool()
 
 
 def groups_in_range(policy: PolicyConfig, rewards: Tensor, success: Tensor, valid: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
     a judged group ──wants──▶ trained on, or replaced by another (dynamic sampling; asked while groups are made)
     rewards ─▶ overlong punishment ─▶ KL in the reward ─▶ advantage        mask: the tokens that the loss reads
 
-The formulas are in `training.advantage`.
+The formulas are in `training.advantage` and `training.overlong`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from config.policy import PolicyConfig
 from envs.group import FINISH_REASONS, OUTCOMES, Group
-from training.advantage import batch_advantage, groups_in_range, overlong_reward, reward_kl, rows_in_loss
+from training.advantage import batch_advantage, groups_in_range, reward_kl
 from training.batch import Batch
+from training.overlong import overlong_reward, rows_in_loss
 
 
 def wants(policy: PolicyConfig) -> Callable[[Group], bool]:

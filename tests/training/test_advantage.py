@@ -1,4 +1,4 @@
-"""Group advantages: hand-computed numbers, every edge, what is filtered and what is punished."""
+"""Group advantages: hand-computed numbers, every edge, what is filtered."""
 
 import math
 import statistics
@@ -10,9 +10,7 @@ from config.policy import PolicyConfig, load_policy
 from training.advantage import (
     group_advantage,
     groups_in_range,
-    overlong_reward,
     reward_kl,
-    rows_in_loss,
 )
 
 ONE_RIGHT = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
@@ -129,36 +127,6 @@ def test_group_of_one() -> None:
     raw = group_advantage(PolicyConfig(group_of_one="raw", epsilon=1e-6), lone, valid)
     assert raw.tolist() == [[4.0 / (1 + 1e-6), 0.0]]
     assert group_advantage(load_policy("rloo", group_of_one="raw"), lone, valid).tolist() == [[4.0, 0.0]]
-
-
-def test_overlong_punishment() -> None:
-    lengths = torch.tensor([0, 79, 80, 81, 90, 99, 100])
-    rewards = torch.ones(7)
-    dapo = PolicyConfig(overlong_cache=20)
-    assert overlong_reward(dapo, rewards, lengths, 100).tolist() == pytest.approx(
-        [1, 1, 1, 0.95, 0.5, 0.05, 0.0], abs=1e-6
-    )
-    coati = PolicyConfig(overlong_cache=25, overlong_penalty=10.0, overlong_rule="zero_at_limit")
-    right = overlong_reward(coati, torch.full((4,), 10.0), torch.tensor([75, 76, 99, 100]), 100)
-    assert right.tolist() == pytest.approx([10.0, 9.6, 0.4, 0.0], abs=1e-6)
-    wrong = overlong_reward(coati, torch.zeros(2), torch.tensor([99, 100]), 100)
-    assert wrong.tolist() == pytest.approx([-9.6, 0.0], abs=1e-6)
-    assert overlong_reward(PolicyConfig(), rewards, lengths, 100) is rewards
-
-
-def test_overlong_width_is_capped_by_a_share_of_the_limit() -> None:
-    policy = PolicyConfig(overlong_cache=4096, overlong_fraction=0.25)
-    punished = overlong_reward(policy, torch.zeros(3), torch.tensor([12, 14, 16]), 16)
-    assert punished.tolist() == pytest.approx([0.0, -0.5, -1.0])
-
-
-def test_truncated_rows() -> None:
-    lengths, stopped = torch.tensor([10, 10, 5, 0]), torch.tensor([False, True, True, True])
-    assert rows_in_loss(PolicyConfig(), lengths, stopped, 10).all()
-    cut = rows_in_loss(PolicyConfig(filter_truncated=True), lengths, stopped, 10)
-    assert cut.tolist() == [False, True, True, True]
-    at_limit = PolicyConfig(filter_truncated=True, limit_is_truncated=True)
-    assert rows_in_loss(at_limit, lengths, stopped, 10).tolist() == [False, False, True, True]
 
 
 def test_filter_range_is_open() -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from config.policy import PolicyConfig, load_policy
-from training.advantage import group_advantage, overlong_reward
+from training.advantage import group_advantage
+from training.overlong import overlong_reward
 
 GOLDEN = Path(__file__).resolve().parents[2] / ".." / "shared" / "golden"
 NOT_COVERED = {
