@@ -16,12 +16,15 @@ from config.files import written_whole
 from selftest.check import Bench, Check
 
 OUTCOME, OUTPUT = "outcome.json", "output.txt"
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""Whatever the user has set: numpy starts its threads as it is imported, and the process could not be forked."""
 _DUMP_S = 2.0  # before the deadline, so that the stacks are there when the process is killed
 
 
 def quiet_environment() -> None:
-    """One thread, no hub, no telemetry talk; must come before torch is imported."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    """One thread, no hub, no telemetry talk; must come before numpy and torch are imported."""
+    for name in _THREADS:
+        os.environ[name] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("WANDB_SILENT", "true")
     os.environ["HF_HUB_OFFLINE"] = "1"

@@ -163,6 +163,17 @@ def test_where_every_module_starts_a_thread_none_is_left_out_in_vain(tmp_path: P
     )
 
 
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"])
+def test_threads_that_the_user_asks_for_do_not_keep_the_server_from_forking(name: str) -> None:
+    code = (
+        "from selftest.process import quiet_environment; quiet_environment(); import numpy; "
+        "from selftest.forkable import hindrance; print(hindrance())"
+    )
+    command, environment = [sys.executable, "-c", code], {**os.environ, name: "4"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "None\n", done.stderr
+
+
 def test_a_server_that_does_not_start_is_done_without() -> None:
     assert run_check(made_up("works"), Processes(SimpleNamespace(Process=broken)), 60).status == "works"
 
