@@ -28,6 +28,8 @@ def quiet_environment() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("WANDB_SILENT", "true")
     os.environ["HF_HUB_OFFLINE"] = "1"
+    # A package that asks at its import whether there is a GPU leaves the driver alone, and the process can be forked.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 
 def work(check: Check, folder: Path, seconds: float) -> None:
