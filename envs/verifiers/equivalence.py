@@ -1,4 +1,4 @@
-"""Comparison of a final answer with the gold, in value. Our own rules, with math-verify's LaTeX parser for the rest.
+r"""Comparison of a final answer with the gold, in value. Our own rules, with math-verify's LaTeX parser for the rest.
 
 In order, and each step decides what it can:
 
