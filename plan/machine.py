@@ -29,7 +29,7 @@ class Machine:
     driver's tool does not say. nodes: machines of this kind that one Ray cluster joins. host_memory_gib, disk_gib:
     memory of one node, and free space where the run writes. vllm: version of the installed vLLM, None without one.
     bitsandbytes: likewise. imagined: it is not the machine that the plan is made on. missing_to_compile: what
-    torch.compile would need here and does not find.
+    torch.compile would need here and does not find. missing_for_kernels: likewise Triton, for kernels of a GPU.
     """
 
     num_gpus: int
@@ -42,6 +42,7 @@ class Machine:
     imagined: bool = False
     bitsandbytes: str | None = None
     missing_to_compile: tuple[str, ...] = ()
+    missing_for_kernels: tuple[str, ...] = ()
 
     def physical(self, devices: tuple[int, ...]) -> tuple[str, ...]:
         """Visible indices as a process that is to see these alone must be told of them."""
@@ -60,6 +61,7 @@ def this_machine(folder: Path) -> Machine:
         gpu_ids=ids,
         bitsandbytes=installed("bitsandbytes"),
         missing_to_compile=tuple(missing_to_compile()),
+        missing_for_kernels=tuple(missing_for_kernels()),
     )
 
 
@@ -112,6 +114,18 @@ def missing_to_compile() -> Iterator[str]:
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler) is None:
         yield f"the C++ compiler {compiler}"
+    yield from _missing_header()
+
+
+def missing_for_kernels() -> Iterator[str]:
+    """What Triton needs for the kernels of a GPU and does not find: it writes C that includes Python's headers."""
+    named = os.environ.get("CC")
+    if not any(shutil.which(compiler) for compiler in ([named] if named else ["gcc", "clang"])):
+        yield f"the C compiler {named or 'gcc'}"
+    yield from _missing_header()
+
+
+def _missing_header() -> Iterator[str]:
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         yield "Python's header Python.h"
 

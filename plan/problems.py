@@ -99,8 +99,20 @@ def _contradictions(plan: Plan) -> Iterator[str]:
             f"train_model.lora.quantization={plan.config.train_model.lora.quantization} needs bitsandbytes: "
             "pip install -e '.[qlora]' in the project's folder"
         )
+    yield from _kernels(plan)
     yield from _compilation(plan)
     yield from _cluster(plan)
+
+
+def _kernels(plan: Plan) -> Iterator[str]:
+    users = {"vLLM": plan.engine.backend == "vllm", "train.packing=true": plan.learner.packs}
+    named = " and ".join(name for name, compiles in users.items() if compiles)
+    if not plan.devices.on_cpu and plan.machine.missing_for_kernels and named:
+        yield (
+            f"{named} on a GPU: Triton, which compiles the kernels, does not find "
+            f"{' and '.join(plan.machine.missing_for_kernels)} on this machine: install it (Debian and Ubuntu: apt "
+            "install gcc python3-dev; another compiler is named by the variable CC)"
+        )
 
 
 def _compilation(plan: Plan) -> Iterator[str]:

@@ -1,11 +1,11 @@
-"""`train.compile` is refused before anything is loaded where it could not work."""
+"""What is to be compiled is refused before anything is loaded where it could not be."""
 
 import sysconfig
 from pathlib import Path
 
 import pytest
 
-from plan.machine import missing_to_compile
+from plan.machine import missing_for_kernels, missing_to_compile
 from plan.plan import make_plan
 from plan.problems import problems
 from tests.plan.test_plan import config_of, machine
@@ -48,3 +48,47 @@ def test_an_engine_that_switches_compiled_code_off_is_no_neighbour() -> None:
     for ways in ((vllm, "ray.enabled=true"), (vllm, "inference_model.enforce_eager=false"), ()):
         assert refused(*ways, overlapped=True) == []
     assert refused(vllm) == []
+
+
+def refused_on_gpus(*overrides: str, missing: tuple[str, ...]) -> list[str]:
+    config = config_of("grpo_gsm8k", "train_model.num_devices=1", *overrides)
+    return [
+        text
+        for text in (
+            each.text
+            for each in problems(make_plan(config, False, machine(2, 80, missing_for_kernels=missing)))
+        )
+        if "Triton" in text
+    ]
+
+
+def test_kernels_of_a_gpu_need_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an image of containers that has CUDA's libraries and no compiler."""
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: "/nowhere")
+    missing = tuple(missing_for_kernels())
+    assert missing == ("the C compiler gcc", "Python's header Python.h")
+    (text,) = refused_on_gpus(missing=missing)
+    assert text.startswith("vLLM and train.packing=true on a GPU: Triton")
+    assert "apt install gcc python3-dev" in text and "CC" in text
+    assert refused_on_gpus(missing=()) == []
+    plain = ("train.packing=false", "inference_model.backend=transformers")
+    assert refused_on_gpus(*plain, missing=missing) == []
+    config = config_of("grpo_quickstart")
+    assert not problems(make_plan(config, False, machine(0, missing_for_kernels=missing))), (
+        "on a CPU nothing is compiled"
+    )
+
+
+def test_a_c_compiler_is_found_by_the_name_that_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "mine"
+    compiler.touch(mode=0o755)
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setenv("CC", str(compiler))
+    assert list(missing_for_kernels()) == []
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert list(missing_for_kernels()) == ["the C compiler no-such-compiler"]
