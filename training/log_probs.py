@@ -320,6 +320,10 @@ class _HeadGradients:
         inputs = head.hidden[part].to(head.dtype)
         if slope is not None:
             inputs = inputs * slope[:, None]
+        if self.bias is not None:
+            self.bias.addmv_(pull.T, torch.ones_like(pull[:, 0]) if slope is None else slope, alpha=-1)
+        if head.rounds:
+            pull = pull.to(head.factor_dtype)  # once for both products
         if self.hidden is not None:
             back = head.back(pull)
             self.hidden[part] -= back if slope is None else back.mul_(slope[:, None])
@@ -327,5 +331,3 @@ class _HeadGradients:
             self.weight.addmm_(pull.T, inputs, alpha=-1)
         elif self.weight is not None:
             self.weight -= head.product(pull.T, inputs)
-        if self.bias is not None:
-            self.bias.addmv_(pull.T, torch.ones_like(pull[:, 0]) if slope is None else slope, alpha=-1)
