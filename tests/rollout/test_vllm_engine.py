@@ -17,7 +17,7 @@ from rollout.engines.vllm_engine import VLLMEngine
 from rollout.engines.vllm_settings import AdapterShape, check_version, process_state_kept
 from tests.rollout.conftest import EOS, MAX_LEN, StartEngine, scores_of_one, tiny_llama
 from tests.rollout.scoring import far, log_probs, tokens
-from tests.scripts import ended
+from tests.scripts import ENVIRONMENT, ROOT, ended
 
 
 def moved(model: LlamaForCausalLM, scale: float = 0.1) -> LlamaForCausalLM:
@@ -283,7 +283,8 @@ def test_an_adapter_push_acts_at_once_and_in_place(start_engine: StartEngine) ->
 def test_a_push_reaches_every_shard(tiny_folders: dict[bool, Path], tmp_path: Path) -> None:
     """Two tensor-parallel workers, each a process of its own."""
     script, out = Path(__file__).parent / "vllm_two_shards.py", tmp_path / "found.json"
-    run = ended([str(script), str(tiny_folders[True]), str(out)])
+    found_from = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    run = ended([str(script), str(tiny_folders[True]), str(out)], environment=found_from)
     assert run.returncode == 0, run.stderr
     found = json.loads(out.read_text())
     assert max(found["gaps"]) < 1e-4 and len(found["gaps"]) == 2
