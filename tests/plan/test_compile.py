@@ -52,14 +52,8 @@ def test_an_engine_that_switches_compiled_code_off_is_no_neighbour() -> None:
 
 def refused_on_gpus(*overrides: str, missing: tuple[str, ...]) -> list[str]:
     config = config_of("grpo_gsm8k", "train_model.num_devices=1", *overrides)
-    return [
-        text
-        for text in (
-            each.text
-            for each in problems(make_plan(config, False, machine(2, 80, missing_for_kernels=missing)))
-        )
-        if "Triton" in text
-    ]
+    plan = make_plan(config, False, machine(2, 80, missing_for_kernels=missing))
+    return [problem.text for problem in problems(plan) if "Triton" in problem.text]
 
 
 def test_kernels_of_a_gpu_need_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
