@@ -140,7 +140,7 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def gpu_memory_gib(ids: tuple[str, ...]) -> float | None:
-    """Memory of the smallest of these GPUs as CUDA counts it, None where the driver's tool does not say.
+    """Memory of the smallest of these GPUs that programs can have, None where the driver's tool does not say.
 
     The tool's total has what the driver keeps for itself, half a GiB and more; old drivers do not tell how much.
     """
