@@ -258,7 +258,7 @@ def test_the_drivers_tool_is_asked_when_it_is_there(monkeypatch: pytest.MonkeyPa
 def test_what_the_driver_keeps_is_not_memory_of_a_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Of an H200 nvidia-smi tells 143771 MiB and CUDA 139.8 GiB; 616 MiB is the difference. Without the number nothing is kept."""
+    """Of an H200 nvidia-smi tells 143771 MiB, CUDA 139.8 GiB: 616 MiB less. Without the number nothing is kept."""
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 0, GPU-8f2a, 143771, 616\necho '1, GPU-77, 163840, [N/A]'\n")
     tool.chmod(0o755)
