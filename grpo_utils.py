@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from cluster.garbage import end_without_a_search
 from config.command_line import command_line
 from config.outcome import INTERRUPTED, RunOutcome
 from config.schema import Config
-from run.garbage import end_without_a_search
 from run.jobs import run_job
 from run.overlapped import ScheduleType
 from run.stop import Stop

@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 import psutil  # noqa: E402
 
+from cluster.garbage import spare_what_stays  # noqa: E402
 from envs.group import Group, SampledCompletion, Sampling, Times  # noqa: E402
 from envs.prompts import PromptQueue  # noqa: E402
 from envs.task import Example  # noqa: E402
@@ -38,7 +39,6 @@ from rollout.engines.dispatch import Dispatch  # noqa: E402
 from rollout.engines.sampler import Request, Response  # noqa: E402
 from rollout.group_buffer import GroupBuffer  # noqa: E402
 from rollout.stream import Stream  # noqa: E402
-from run.garbage import spare_what_stays  # noqa: E402
 
 GROUPS_PER_WORKER = 4
 KILLED_SHARE = 0.05

@@ -4,10 +4,12 @@ Importing it takes ten seconds and more; twenty processes would spend most of th
 cannot be made fit to be forked it ends, and the checks start as fresh processes.
 """
 
+import gc
 import importlib
 import os
 import signal
 
+from cluster.garbage import search_seldom
 from selftest.forkable import LEFT_OUT, load
 from selftest.process import quiet_environment
 
@@ -21,7 +23,9 @@ LONGEST_S = 90  # an import that hangs ends the server too
 
 if LEFT_OUT not in os.environ:  # a server that begins again has what is left of the first one's time
     signal.alarm(LONGEST_S)
+search_seldom()
 quiet_environment()  # before anything imports torch
 importlib.import_module("rollout.engines.vllm_settings").set_environment()
 load(MODULES)
+gc.freeze()
 signal.alarm(0)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from cluster.garbage import search_seldom
 from tests.costs import ENGINE, SLOW
 from tests.forked import SERVED_AT, start_server
 from tests.logged import Logged
@@ -25,6 +26,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # As a shell starts its background jobs; every process that a test interrupts would have that from us.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+search_seldom()
 settings.register_profile("suite", deadline=None, derandomize=True, database=None)
 settings.load_profile("suite")
 

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from cluster.garbage import search_seldom
 from tests.forked import at_load
 from tests.namespaces import asker, enter
 from tests.vllm_once import prepare_vllm
@@ -165,6 +166,7 @@ def become(command: list[str], cwd: str, environment: dict[str, str], stdout: in
 
 
 def load() -> None:
+    search_seldom()
     atexit.register(end_at_once)  # before any import does: it is the last to be called
     os.environ.update(OF_RAY)
     _loaded_with.update(os.environ)
@@ -242,5 +244,4 @@ def main(plain: int, with_vllm: int, line: int) -> None:
     fork_processes_of_ray(lambda: None)
     script, *_ = serve(listener, ends, of_vllm)
     begin_in_fork()
-    gc.freeze = gc.unfreeze = lambda: None  # of vLLM, which would look for garbage among all that is imported
     run(script)

@@ -4,6 +4,7 @@ import gc
 import importlib
 from pathlib import Path
 
+from cluster.garbage import search_seldom
 from tests.killed_runs import one_epoch
 
 IMPORTED = (
@@ -21,6 +22,7 @@ IMPORTED = (
     "training.model_writer",
     "transformers.models.llama.modeling_llama",
 )
+search_seldom()
 for _name in IMPORTED:
     importlib.import_module(_name)
 one_epoch("wait", Path("nothing_there"))

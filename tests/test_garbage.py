@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from run.garbage import spare_what_stays
+from cluster import garbage
+from cluster.garbage import spare_what_stays
 from tests.scripts import ROOT
 
 
@@ -20,10 +21,11 @@ class Cycle:
 
 
 @pytest.fixture
-def in_a_new_process() -> Iterator[None]:
+def in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As far as the collector goes."""
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
+    monkeypatch.setattr(garbage, "_spared", False)
     gc.disable()
     yield
     gc.enable()

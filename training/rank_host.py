@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cluster.calls import own_stacks
+from cluster.garbage import search_seldom, spare_what_stays
 from cluster.runtime import own_address
 from config.schema import Config
 from plan.plan import Plan
@@ -81,6 +82,7 @@ class RankHost:
 
     def __init__(self, environment: dict[str, str]) -> None:
         os.environ.update(environment)
+        search_seldom()
 
     def free_address(self) -> str:
         """HOST:PORT at which the other ranks can reach this one."""
@@ -113,6 +115,7 @@ class RankHost:
         mesh = learner_mesh(device.type, plan.devices.ranks, plan.learner.shard_size)
         models = make_sharded_models(config, plan, mesh, device)
         self.worker = Worker(config, models, pushed_tensors(config, plan))
+        spare_what_stays()
 
     def gradients(self, pieces: Sequence[Piece]) -> Part:
         return self.worker.gradients(pieces)

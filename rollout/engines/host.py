@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cluster.calls import own_stacks
+from cluster.garbage import search_seldom, spare_what_stays
 from rollout.engines.sampler import Engine, Request, Response
 from rollout.weights.outgoing import Outgoing
 
@@ -46,6 +47,7 @@ class EngineHost:
 
     def __init__(self, environment: dict[str, str]) -> None:
         os.environ.update(environment)
+        search_seldom()  # what comes next are imports
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._news = threading.Condition()
         self._responses: list[Response] = []
@@ -61,6 +63,7 @@ class EngineHost:
 
         def build() -> None:
             self._engine = factory()
+            spare_what_stays()
 
         self._do(build)
         return os.getpid()

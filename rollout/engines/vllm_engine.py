@@ -7,6 +7,7 @@ before a push. Log-probs are those of the distribution that is sampled from (`pr
 logits whatever the dtype of the weights.
 """
 
+import gc
 import hashlib
 import os
 import tempfile
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from cluster.garbage import imports_stay_frozen
 from config.errors import ConfigError, DeadlineError
 from envs.group import ALONE, FinishReason, SampledCompletion, Sampling
 from rollout.engines.sampler import Request, Response
@@ -92,8 +94,10 @@ class VLLMEngine:
     def _start(self) -> Any:
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        gc.freeze()  # what was imported, which vLLM is about to look through
         try:
-            return LLMEngine.from_engine_args(engine_arguments(self.settings))
+            with imports_stay_frozen():
+                return LLMEngine.from_engine_args(engine_arguments(self.settings))
         except Exception as error:
             s = self.settings
             remedies = INCOMPLETE if isinstance(error, ImportError) else REMEDIES
@@ -347,7 +351,7 @@ class VLLMEngine:
         if self._adapter_folder is not None:
             self._adapter_folder.cleanup()
             self._adapter_folder = None
-        with process_state_kept():
+        with process_state_kept(), imports_stay_frozen():
             self._llm.engine_core.shutdown()
         for file in self._files:
             file.unlink(missing_ok=True)
