@@ -66,6 +66,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
+    _freeze()  # what was imported
     if "ray" in sys.modules:  # of tests that may start it
         from tests.scripts import fork_ray
 

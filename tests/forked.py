@@ -14,9 +14,7 @@ have the hashes that they have in the other forks, the parent is the keeper, and
 """
 
 import atexit
-import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -28,6 +26,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 
+from tests.keeper import FORKS, Keeper
 from tests.namespaces import Namespaces
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,8 +35,6 @@ VLLM_WORDS = (WANTS_VLLM, "torchrl.envs.llm:", "vllm_two_shards.py")
 """Words in a script's command: it, and what it starts, is forked from a process that has imported vLLM as well."""
 OF_EACH = {"PYTHONPATH", "PYTEST_CURRENT_TEST"}
 """Variables that the modules do not read as they load; the first is applied to a script's import path."""
-FORKS = "FORKS_AT"
-"""The variable that names the server's socket to whatever a script starts."""
 SERVED_AT = "FORK_SERVER_AT"
 """The variable that gives the test processes of one run the folder of the server that they share."""
 AT_LOAD = ("CUDA_", "HF_", "HOME", "MKL_", "OMP_", "TMPDIR", "TORCH_", "TRANSFORMERS_", "XDG_")
@@ -149,46 +146,6 @@ class _Pipe:
     def _read(self) -> None:
         with self._file:
             self.text = self._file.read()
-
-
-class Keeper:
-    """Asks the server at `address` for a fork, and hears of it: first its process id, then how it ended.
-
-    streams: its stdout and stderr. beside: the process whose namespaces it enters, or None for those of this one.
-    Raises OSError where nobody listens there.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        command: Sequence[str],
-        cwd: str,
-        environment: Mapping[str, str],
-        streams: tuple[int, int],
-        beside: int | None,
-    ) -> None:
-        self._command = command
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect(address)
-        request = json.dumps([command, cwd, environment, beside]).encode()
-        socket.send_fds(self._socket, [len(request).to_bytes(8, "big")], streams)
-        self._socket.sendall(request)
-
-    def told(self) -> int:
-        """The next number. Raises EOFError where there is none."""
-        line = b""
-        while not line.endswith(b"\n"):
-            sent = self._socket.recv(1)
-            if not sent:
-                raise EOFError(f"nobody keeps {self._command}")
-            line += sent
-        return int(line)
-
-    def tells_within(self, seconds: float | None) -> bool:
-        return bool(select.select([self._socket], [], [], seconds)[0])
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 _server: "Server | None" = None

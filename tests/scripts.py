@@ -17,8 +17,9 @@ from config.schema import Config
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
 from tests.composed import composed
-from tests.forked import FORKS, Forked, Server, at_load, can_fork
+from tests.forked import Forked, Server, at_load, can_fork
 from tests.forked_ray import fork_processes_of_ray
+from tests.keeper import FORKS
 from tests.namespaces import Namespaces
 
 SCHEDULE_OF: dict[ModuleType, Any] = {grpo: Lockstep, grpo_async: Overlapped}

@@ -52,6 +52,7 @@ def serve(control_fd: int) -> None:
     control = socket.socket(fileno=control_fd)
     handshake = Connection(os.dup(control_fd))
     module, name, env, memory_bytes = handshake.recv()
+    gc.disable()  # what is imported is no garbage
     if any(name.startswith("torchrl.") for name in judge_names(env)):
         import_torchrl_without_vllm()
     try:
@@ -69,6 +70,7 @@ def serve(control_fd: int) -> None:
         return
     handshake.close()
     gc.freeze()
+    gc.enable()
     ForkServer(control, judge, memory_bytes, parent).serve()
 
 

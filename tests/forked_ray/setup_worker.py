@@ -39,7 +39,7 @@ def variables_of(arguments: Sequence[str]) -> dict[str, str]:
 def main(command: Sequence[str]) -> int:
     """The exit code of the fork, once it has ended."""
     sys.path[0] = str(Path(__file__).resolve().parents[2])
-    from tests.forked import FORKS, Keeper
+    from tests.keeper import FORKS, Keeper
 
     own = [argument for argument in command if not argument.startswith(OF_SETUP)]
     try:
