@@ -15,6 +15,7 @@ from rollout.engines import vllm_settings as settings_module
 from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.engines.vllm_settings import AdapterShape, check_version, process_state_kept
+from tests.forked import WANTS_VLLM
 from tests.rollout.conftest import EOS, MAX_LEN, StartEngine, scores_of_one, tiny_llama
 from tests.rollout.scoring import far, log_probs, tokens
 from tests.scripts import ENVIRONMENT, ROOT, ended
@@ -290,6 +291,38 @@ def test_a_push_reaches_every_shard(tiny_folders: dict[bool, Path], tmp_path: Pa
     assert max(found["gaps"]) < 1e-4 and len(found["gaps"]) == 2
     assert found["versions"] == [2] * 4
     assert (found["shared"], found["left"]) == (shared_memory_files(), [])
+
+
+ENDING = """
+import gc
+import sys
+import weakref
+from pathlib import Path
+from rollout.engines.vllm_engine import VLLMEngine
+from tests.rollout.conftest import tiny_settings
+
+engine = VLLMEngine(tiny_settings(Path(sys.argv[1])))
+model = weakref.ref(engine._llm.model_executor.driver_worker.worker.model_runner.model)
+before = gc.get_freeze_count()
+engine.close()
+after = gc.get_freeze_count()
+del engine
+gc.collect()
+print(before, after, model() is None)
+"""
+
+
+@pytest.mark.usefixtures("start_engine")
+def test_imports_stay_frozen_as_an_engine_ends_and_its_model_is_gone(
+    tiny_folders: dict[bool, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "ending.py").write_text(ENDING)
+    found_from = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    run = ended([str(tmp_path / "ending.py"), str(tiny_folders[True]), WANTS_VLLM], environment=found_from)
+    assert run.returncode == 0, run.stderr
+    before, after, gone = run.stdout.split()[-3:]
+    assert int(after) > 0.99 * int(before) > 100_000
+    assert gone == "True"
 
 
 def shared_memory_files() -> int:
