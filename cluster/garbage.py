@@ -11,12 +11,6 @@ garbage: at Python's own 700 looking through them costs 3% of a small run."""
 _spared = False
 
 
-def search_seldom() -> None:
-    """Called before a process imports what it needs: at Python's own numbers a third of what an actor's start with vLLM
-    computes is the search through imports."""
-    gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])
-
-
 def spare_what_stays() -> None:
     """What imports left behind is never looked through, and new objects seldom.
 
@@ -27,7 +21,7 @@ def spare_what_stays() -> None:
     if _spared:  # `gc.get_freeze_count()` counts them one by one: 70 ms for a million
         gc.collect()
     gc.freeze()
-    search_seldom()
+    gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])
     _spared = True
 
 

@@ -9,7 +9,6 @@ import importlib
 import os
 import signal
 
-from cluster.garbage import search_seldom
 from selftest.forkable import LEFT_OUT, load
 from selftest.process import quiet_environment
 
@@ -23,9 +22,10 @@ LONGEST_S = 90  # an import that hangs ends the server too
 
 if LEFT_OUT not in os.environ:  # a server that begins again has what is left of the first one's time
     signal.alarm(LONGEST_S)
-search_seldom()
+gc.disable()  # what is imported is no garbage
 quiet_environment()  # before anything imports torch
 importlib.import_module("rollout.engines.vllm_settings").set_environment()
 load(MODULES)
 gc.freeze()
+gc.enable()
 signal.alarm(0)

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from cluster.garbage import search_seldom
 from tests.costs import ENGINE, SLOW
 from tests.forked import SERVED_AT, start_server
 from tests.logged import Logged
@@ -26,7 +25,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # As a shell starts its background jobs; every process that a test interrupts would have that from us.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-search_seldom()
+gc.disable()  # until all is imported
 settings.register_profile("suite", deadline=None, derandomize=True, database=None)
 settings.load_profile("suite")
 
@@ -66,11 +65,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    _freeze()  # what was imported
     if "ray" in sys.modules:  # of tests that may start it
         from tests.scripts import fork_ray
 
         fork_ray()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Of test processes, and of the one that shares tests out."""
+    _freeze()
+    gc.set_threshold(50_000, *gc.get_threshold()[1:])  # as runs do
+    gc.enable()
 
 
 KEPT = 200

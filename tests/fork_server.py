@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from cluster.garbage import search_seldom
 from tests.forked import at_load
 from tests.namespaces import asker, enter
 from tests.vllm_once import prepare_vllm
@@ -166,7 +165,6 @@ def become(command: list[str], cwd: str, environment: dict[str, str], stdout: in
 
 
 def load() -> None:
-    search_seldom()
     atexit.register(end_at_once)  # before any import does: it is the last to be called
     os.environ.update(OF_RAY)
     _loaded_with.update(os.environ)
@@ -200,6 +198,7 @@ def load_vllm() -> None:
 
 
 def _import(names: Sequence[str]) -> None:
+    gc.disable()
     for name in names:
         importlib.import_module(name)
     if len(os.listdir("/proc/self/task")) > 1:
@@ -208,6 +207,7 @@ def _import(names: Sequence[str]) -> None:
         finalizer.atexit = False  # of torch's libraries: no fork takes them apart
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 _exit_code: int | None = None

@@ -1,5 +1,6 @@
 """What runs in the actor of a learner rank: the process group, and this rank's worker."""
 
+import gc
 import math
 import os
 import socket
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cluster.calls import own_stacks
-from cluster.garbage import search_seldom, spare_what_stays
+from cluster.garbage import spare_what_stays
 from cluster.runtime import own_address
 from config.schema import Config
 from plan.plan import Plan
@@ -82,7 +83,7 @@ class RankHost:
 
     def __init__(self, environment: dict[str, str]) -> None:
         os.environ.update(environment)
-        search_seldom()
+        gc.disable()  # what comes next are imports; `build` ends it
 
     def free_address(self) -> str:
         """HOST:PORT at which the other ranks can reach this one."""
@@ -116,6 +117,7 @@ class RankHost:
         models = make_sharded_models(config, plan, mesh, device)
         self.worker = Worker(config, models, pushed_tensors(config, plan))
         spare_what_stays()
+        gc.enable()
 
     def gradients(self, pieces: Sequence[Piece]) -> Part:
         return self.worker.gradients(pieces)

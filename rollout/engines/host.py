@@ -9,6 +9,7 @@ in flight, and is unblocked by any command. `poll` consumes finished responses a
 `timeout` seconds. `stacks` runs in a thread of its own, so it answers while the engine hangs.
 """
 
+import gc
 import os
 import queue
 import threading
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cluster.calls import own_stacks
-from cluster.garbage import search_seldom, spare_what_stays
+from cluster.garbage import spare_what_stays
 from rollout.engines.sampler import Engine, Request, Response
 from rollout.weights.outgoing import Outgoing
 
@@ -47,7 +48,7 @@ class EngineHost:
 
     def __init__(self, environment: dict[str, str]) -> None:
         os.environ.update(environment)
-        search_seldom()  # what comes next are imports
+        gc.disable()  # what comes next are imports; `start` ends it
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._news = threading.Condition()
         self._responses: list[Response] = []
@@ -64,6 +65,7 @@ class EngineHost:
         def build() -> None:
             self._engine = factory()
             spare_what_stays()
+            gc.enable()
 
         self._do(build)
         return os.getpid()
