@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cluster.garbage import end_without_a_search
 from config.command_line import command_line
-from config.outcome import INTERRUPTED, RunOutcome
+from config.run_outcome import INTERRUPTED, RunOutcome
 from config.schema import Config
 from run.jobs import run_job
 from run.overlapped import ScheduleType

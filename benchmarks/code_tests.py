@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from envs.sandbox.languages import LANGUAGES  # noqa: E402
-from envs.sandbox.sandbox import LEVELS, Limits, Sandbox, why_not  # noqa: E402
+from envs.sandbox.limits import Limits  # noqa: E402
+from envs.sandbox.sandbox import LEVELS, Sandbox, why_not  # noqa: E402
 from envs.verifiers.assertion_tests import Assertions  # noqa: E402
 from envs.verifiers.code import CodeOptions, Tests, judge  # noqa: E402
 

@@ -37,7 +37,7 @@ from rollout.engines.vllm_settings import VLLMSettings
 from rollout.weights.outgoing import Outgoing
 from rollout.weights.transports import HostCopy, ObjectStore, SharedMemory, Transport
 from training.model_loading import add_lora
-from training.weights import PolicyWeights, made, named_weights
+from training.published_weights import PolicyWeights, made, named_weights
 
 SIZES = {
     "tiny": LlamaConfig(vocab_size=320, hidden_size=64, intermediate_size=128, num_hidden_layers=2,

@@ -31,7 +31,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import attack_material as material  # noqa: E402
 
-from envs.sandbox.sandbox import Limits, Sandbox  # noqa: E402
+from envs.sandbox.limits import Limits  # noqa: E402
+from envs.sandbox.sandbox import Sandbox  # noqa: E402
 
 ALLOWED = 0.02
 EXAMPLES = 3

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from config.outcome import RunOutcome  # noqa: E402
+from config.run_outcome import RunOutcome  # noqa: E402
 from monitoring.tracker_kinds import ShownCompletion  # noqa: E402
 from monitoring.trackers import Trackers  # noqa: E402
 

@@ -26,7 +26,7 @@ from config.error_messages import is_readable, quoted, readable
 from config.errors import ConfigError, RunError, causes
 from config.files import disk_full, unwritable
 from config.folders import register_unused_folder, remove_if_unused, save_settings
-from config.outcome import INTERRUPTED, RunOutcome
+from config.run_outcome import INTERRUPTED, RunOutcome
 from config.schema import Config
 from config.sweep_jobs import objective, run_in_sweep
 

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from config.error_messages import readable
 from config.files import written_whole
 from config.folders import SUMMARY, remove_if_unused, save_settings
-from config.outcome import INTERRUPTED, RunOutcome
+from config.run_outcome import INTERRUPTED, RunOutcome
 
 STOPPED = ".stopped"
 """In a sweep's folder: no other job of it is to begin."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from monitoring.course import Course
+from monitoring.progress_numbers import Course
 
 _LABEL = 8
 """Columns of a row's name and the gap behind it."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from config.files import written_whole
 from config.folders import SUMMARY
-from config.outcome import RunOutcome
+from config.run_outcome import RunOutcome
 from envs.group import Group, SampledCompletion, Verdict
 from envs.task import Example
 from monitoring.doctor.rule import Finding

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from config.schema import LoggingConfig
-from monitoring.course import Course
 from monitoring.live_rows import TO_ASCII, log_line, printable, screen_rows
+from monitoring.progress_numbers import Course
 
 SHARE = 1e-3
 """Of the time that updates may take: the next one waits so much longer, but not over `_PATIENCE` intervals."""

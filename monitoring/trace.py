@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from config.files import written_whole
+from monitoring.engines_of_group import Team, engine_names, team_of
 from monitoring.events import learner_of, read_events
 from monitoring.ledger_storage import read_records
-from monitoring.teams import Team, engine_names, team_of
 
 TRACE = "trace.json"
 DRIVER, JUDGING, GENERATION = 1, 2, 3

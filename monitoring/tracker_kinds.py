@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import yaml
 
 from config.errors import ConfigError
-from config.outcome import RunOutcome
+from config.run_outcome import RunOutcome
 from config.schema import LoggingConfig
 
 log = python_logging.getLogger("grpo")

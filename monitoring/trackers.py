@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import Empty, Full, Queue, SimpleQueue
 from typing import Any
 
-from config.outcome import RunOutcome
+from config.run_outcome import RunOutcome
 from config.schema import LoggingConfig
 from monitoring.tracker_kinds import CLOSE_S, ShownCompletion, Tell, Tracker, opener
 

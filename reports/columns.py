@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from monitoring.engines_of_group import Team, team_of
 from monitoring.ledger_storage import ledger_files, lines_of, parsed
-from monitoring.teams import Team, team_of
 
 FATES = ("trained", "replaced", "stale", "evaluated")
 FINISHES = ("stop", "length", "abort")

@@ -12,7 +12,7 @@ from typing import Any
 from config.errors import ConfigError
 from config.files import written_whole
 from config.folders import REPORT
-from config.saved import saved_config
+from config.saved_settings import saved_config
 from monitoring.ledger_storage import ledger_files
 from reports.columns import columns_of, read_files
 from reports.curves import MOST_POINTS, curves, layout, rounded

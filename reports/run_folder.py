@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from config.errors import ConfigError
 from config.folders import SETTINGS, SUMMARY
-from config.saved import METRICS, saved_settings
+from config.saved_settings import METRICS, saved_settings
 from config.schema import Config
 from monitoring.events import read_events
 from monitoring.metrics_file import MetricsFile

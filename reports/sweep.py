@@ -8,7 +8,7 @@ from typing import Any
 
 from config.files import written_whole
 from config.folders import REPORT
-from config.saved import METRICS
+from config.saved_settings import METRICS
 from reports.curves import layout
 from reports.document import document
 from reports.report import metric_names, told_of

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from monitoring.engines_of_group import engine_names
 from monitoring.events import learner_of
-from monitoring.teams import engine_names
 from reports.columns import Columns
 from reports.curves import rounded
 from reports.run_folder import Row, RunFolder

@@ -18,8 +18,8 @@ from envs.coroutines import together
 from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
 from envs.task import Completion, Example
 from envs.turns import Conversation
+from rollout.balanced_candidates import choose_balanced
 from rollout.engines.sampler import Request, Sampler
-from rollout.selection import choose_balanced
 
 Judge = Callable[[Sequence[Completion], Sequence[Example]], Awaitable[Sequence[Verdict]]]
 """The verdicts on completions, in their order; each is judged against the example at its place."""

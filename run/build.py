@@ -65,7 +65,7 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], built: E
     from monitoring.doctor.doctor import Doctor
     from rollout.engine_loop import EngineLoop
     from run.engines import adapter_shape, build_engine, build_weights
-    from run.groups import make_conversation, make_evaluation, make_generation, make_prompts
+    from run.generation import make_conversation, make_evaluation, make_generation, make_prompts
     from training.model_loading import load_tokenizer
 
     spare_what_stays()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import ConfigError
-from config.saved import chosen_run, saved_config
+from config.saved_settings import chosen_run, saved_config
 from evaluation.statistics import paired_test
 from monitoring.ledger_storage import ledger_files, read_records
 from monitoring.metrics import without_clocks

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from config.outcome import RunOutcome
+from config.run_outcome import RunOutcome
 from config.schema import Config
 from evaluation.evaluation import Evaluation
 from evaluation.sets import load_sets
@@ -17,7 +17,7 @@ from monitoring.trackers import make_tracker
 from plan.plan import Plan
 from rollout.engine_loop import EngineLoop
 from run.engines import build_engine
-from run.groups import make_conversation, make_evaluation
+from run.generation import make_conversation, make_evaluation
 from run.report import ReportWriter
 from training.checkpoint import Saved
 from training.model_loading import load_tokenizer

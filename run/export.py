@@ -10,7 +10,7 @@ from config.checkpoints import model_of
 from config.errors import ConfigError
 from config.files import folder_written_whole
 from config.folders import remove_if_unused
-from config.outcome import RunOutcome
+from config.run_outcome import RunOutcome
 from config.schema import Config
 from run.checkpoint_model import trained_model, write_card, write_model
 from run.resume import given

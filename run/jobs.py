@@ -9,8 +9,8 @@ from config.checkpoints import newest_checkpoint
 from config.command_line import resume_command, typed
 from config.errors import RankLost
 from config.folders import held, remove_if_unused
-from config.outcome import INTERRUPTED, RunOutcome
-from config.saved import chosen_run
+from config.run_outcome import INTERRUPTED, RunOutcome
+from config.saved_settings import chosen_run
 from config.schema import Config
 from run.checkpoint_model import evaluated_model, with_model
 from run.export import export

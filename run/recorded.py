@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import ConfigError
-from config.saved import METRICS
+from config.saved_settings import METRICS
 from envs.group import Group
 from monitoring.ledger_storage import ledger_files, read_records
 from monitoring.record import group_of

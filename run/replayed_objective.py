@@ -10,7 +10,7 @@ import yaml
 
 from config.errors import ConfigError
 from config.policy import PRESETS, PolicyConfig
-from config.saved import saved_config
+from config.saved_settings import saved_config
 from config.schema import Config
 
 OF_THE_COMMAND = ("run", "run_dir", "step", "logging", "hydra")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from config.files import remove_unfinished
 from config.folders import REPORT
-from config.saved import METRICS, chosen_runs
+from config.saved_settings import METRICS, chosen_runs
 from config.schema import Config
 
 SPARING = 50

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from config.checkpoints import checkpoint_path
 from config.errors import ConfigError, RunError
-from config.outcome import RunOutcome
+from config.run_outcome import RunOutcome
 from config.schema import Config
 from run.checkpoint_retention import is_better, told_of_model
 from run.checkpoint_writer import CheckpointWriter
@@ -92,7 +92,7 @@ class Run:
     @property
     def wants(self) -> "Callable[[Group], bool]":
         """Which groups dynamic sampling keeps."""
-        from training.credit import wants
+        from training.dynamic_sampling import wants
 
         return wants(self.config.policy)
 

@@ -26,7 +26,7 @@ from omegaconf import DictConfig, open_dict
 
 from config.command_line import BAD_INPUT, CANNOT_GO_ON
 from config.folders import SUMMARY, Owner, holder
-from config.outcome import INTERRUPTED
+from config.run_outcome import INTERRUPTED
 from config.sweep_jobs import ENDS_HERE, STOPPED
 from run.stop import ECHO_S, Stop
 

@@ -66,7 +66,7 @@ ENGINE = {
     "rollout/test_engine_share.py": 1,
     "rollout/test_turns.py": 1,
     "test_engines.py": 1,
-    "training/test_weights.py": 1,
+    "training/test_published_weights.py": 1,
     "test_build_models.py": 1,
     "rollout/test_vllm_transfer.py": 1,
 }

@@ -1,6 +1,6 @@
 """A policy in this process as a push sees it, without an optimizer beside it."""
 
-from training.weights import PolicyWeights
+from training.published_weights import PolicyWeights
 
 
 class PolicyHere(PolicyWeights):

@@ -31,7 +31,7 @@ from tests.rollout.conftest import lora_policy
 from tests.scripts import configured
 from tests.tiny import EOS, VOCABULARY, tiny_llama
 from training.model_loading import linear_names, load_model
-from training.weights import PolicyWeights, pushed_tensors
+from training.published_weights import PolicyWeights, pushed_tensors
 
 Calls = list[str]
 

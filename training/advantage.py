@@ -1,4 +1,4 @@
-"""Rewards to advantages, one group at a time; which groups are trained on at all.
+"""Rewards to advantages, one group at a time.
 
 Everything here is small, exact and outside the graph: statistics in float64, no gradient. Shapes: P groups of
 G members ([P, G]) or N = P * G responses ([N]).
@@ -115,31 +115,32 @@ def _from_length_weighted_mean(group: Rewards) -> Tensor:
     return group.relative - (group.lengths * group.relative).sum(dim=1, keepdim=True) / total.clamp_min(1)
 
 
-def _lead(group: Rewards) -> Tensor:
-    """Of the best over the second best (pass@k training, arXiv 2508.10751; as verl computes it)."""
+def lead(group: Rewards) -> Tensor:
+    """[P, G]: of the best over the second best (pass@k training, arXiv 2508.10751; as verl computes it)."""
     if group.values.shape[1] < 2:
         return torch.zeros_like(group.values)
     ordered = torch.where(group.valid, group.relative, -torch.inf).topk(2, dim=1)
-    lead = torch.where(group.count > 1, ordered.values[:, :1] - ordered.values[:, 1:], 0.0)
-    return torch.zeros_like(group.values).scatter(1, ordered.indices[:, :1], lead)
+    distance = torch.where(group.count > 1, ordered.values[:, :1] - ordered.values[:, 1:], 0.0)
+    return torch.zeros_like(group.values).scatter(1, ordered.indices[:, :1], distance)
 
 
 BASELINES: dict[str, Callable[[Rewards], Tensor]] = {
     "mean": _from_mean,
     "leave_one_out": _from_mean_of_others,
     "length_weighted": _from_length_weighted_mean,
-    "runner_up": _lead,
+    "runner_up": lead,
     "none": lambda group: group.values,
 }
 
 
-def _deviation(group: Rewards, degrees_lost: int) -> Tensor:
+def deviation(group: Rewards, degrees_lost: int) -> Tensor:
+    """[P, 1]: of a group's valid rewards from their mean."""
     centred = torch.where(group.valid, _from_mean(group), 0.0)
     return (centred.square().sum(dim=1, keepdim=True) / (group.count - degrees_lost).clamp_min(1)).sqrt()
 
 
 def _batch_deviation(group: Rewards) -> Tensor:
-    return _deviation(Rewards.of(group.values.reshape(1, -1), group.valid.reshape(1, -1)), degrees_lost=1)
+    return deviation(Rewards.of(group.values.reshape(1, -1), group.valid.reshape(1, -1)), degrees_lost=1)
 
 
 def _deviation_of_others(group: Rewards) -> Tensor:
@@ -164,8 +165,8 @@ def _nonzero_share(group: Rewards) -> Tensor:
 
 
 SCALES: dict[str, Callable[[Rewards], Tensor]] = {
-    "std_unbiased": lambda group: _deviation(group, degrees_lost=1),
-    "std_population": lambda group: _deviation(group, degrees_lost=0),
+    "std_unbiased": lambda group: deviation(group, degrees_lost=1),
+    "std_population": lambda group: deviation(group, degrees_lost=0),
     "std_leave_one_out": _deviation_of_others,
     "batch": _batch_deviation,
     "mean": _mean,
@@ -209,34 +210,6 @@ def _whitened(policy: PolicyConfig, advantage: Tensor, weight: Tensor) -> Tensor
     variance = (weight * centred.square()).sum() / (count - DEGREES_LOST[policy.whiten_scale]).clamp_min(1)
     divisor = WHITENING_DIVISORS[policy.whiten_epsilon_rule](variance.sqrt(), policy.whiten_epsilon)
     return torch.where((weight > 0) & (variance > 0), centred / divisor, 0.0)
-
-
-def groups_in_range(policy: PolicyConfig, rewards: Tensor, success: Tensor, valid: Tensor) -> Tensor:
-    """[P] bool: the groups whose statistic lies strictly inside `filter_range`; all of them when it is unset.
-
-    rewards, success (0 to 1), valid: [P, G]. A group without a valid member is outside.
-    """
-    some = valid.any(dim=1)
-    if policy.filter_range is None:
-        return some
-    low, high = policy.filter_range
-    statistic = FILTER_STATISTICS[policy.filter_on](rewards.double(), success.double(), valid)
-    return some & (statistic > low) & (statistic < high)
-
-
-def _success_rate(rewards: Tensor, success: Tensor, valid: Tensor) -> Tensor:
-    return torch.where(valid, success, 0.0).sum(dim=1) / valid.sum(dim=1).clamp_min(1)
-
-
-def _reward_deviation(rewards: Tensor, success: Tensor, valid: Tensor) -> Tensor:
-    return _deviation(Rewards.of(rewards, valid), degrees_lost=0).squeeze(1)
-
-
-FILTER_STATISTICS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "success": _success_rate,
-    "reward_std": _reward_deviation,
-    "lead": lambda rewards, success, valid: _lead(Rewards.of(rewards, valid)).sum(dim=1),
-}
 
 
 def reward_kl(policy: PolicyConfig, log_prob: Tensor, ref_log_prob: Tensor, mask: Tensor) -> Tensor:

@@ -1,12 +1,11 @@
-"""What every completion is worth, and which groups and completions are trained on at all.
+"""What every completion is worth, and which of them are trained on.
 
-    a judged group ──wants──▶ trained on, or replaced by another (dynamic sampling; asked while groups are made)
     rewards ─▶ overlong punishment ─▶ KL in the reward ─▶ advantage        mask: the tokens that the loss reads
 
-The formulas are in `training.advantage` and `training.overlong`.
+The formulas are in `training.advantage`, `training.dynamic_sampling` and `training.overlong`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -14,27 +13,10 @@ from torch import Tensor
 
 from config.policy import PolicyConfig
 from envs.group import FINISH_REASONS, OUTCOMES, Group
-from training.advantage import batch_advantage, groups_in_range, reward_kl
+from training.advantage import batch_advantage, reward_kl
 from training.batch import Batch
+from training.dynamic_sampling import in_range
 from training.overlong import overlong_reward, rows_in_loss
-
-
-def wants(policy: PolicyConfig) -> Callable[[Group], bool]:
-    """Whether a judged group is to be trained on; dynamic sampling replaces the others. Any thread may ask."""
-    if not policy.dynamic_batching:
-        return lambda group: True
-    return lambda group: bool(in_range(policy, [group]))
-
-
-def in_range(policy: PolicyConfig, groups: Sequence[Group]) -> Tensor:
-    """[P] bool: the groups inside `policy.filter_range` that hold a completion which could be judged."""
-    verdicts = [group.verdicts for group in groups]
-    return groups_in_range(
-        policy,
-        torch.tensor([[verdict.score for verdict in row] for row in verdicts], dtype=torch.float32),
-        torch.tensor([[verdict.success for verdict in row] for row in verdicts], dtype=torch.float64),
-        torch.tensor([[verdict.judged for verdict in row] for row in verdicts]),
-    )
 
 
 def credit(

@@ -11,8 +11,8 @@ from plan.plan import Plan
 from training.batch import Batch
 from training.learner_models import Models, load_base, make_models
 from training.process import release_memory
+from training.published_weights import PolicyTensor, pushed_tensors
 from training.split_learner import SplitLearner
-from training.weights import PolicyTensor, pushed_tensors
 from training.worker import Part, Piece, Update, Worker
 
 

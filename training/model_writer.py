@@ -23,11 +23,11 @@ from plan.model_shape import model_path
 from training import base_files
 from training.base_files import Base
 from training.model_loading import add_lora, end_tokens, linear_names, load_tokenizer, skeleton
+from training.published_weights import PolicyTensor, named_weights
 from training.quantization import packed_in_4_bits, through_4_bits
 from training.tensor_files import SavedTensors, saved_shapes
 from training.tensor_writer import Part, write_safetensors
 from training.trained_parameters import MODEL, brought, check_same_model, digest_of
-from training.weights import PolicyTensor, named_weights
 
 ADAPTER = "adapter"
 """The folder of the adapter alone, inside the model's."""

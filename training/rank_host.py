@@ -24,8 +24,8 @@ from plan.plan import Plan
 from training.batch import Batch
 from training.learner_models import make_sharded_models
 from training.process import prepare_process, release_memory
+from training.published_weights import PolicyTensor, pushed_tensors
 from training.sharding import learner_mesh
-from training.weights import PolicyTensor, pushed_tensors
 from training.worker import Part, Piece, Update, Worker
 
 Sender = Callable[[Sequence[PolicyTensor], bool, int, Any], Exception | None]

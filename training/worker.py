@@ -34,10 +34,10 @@ from training.learner_state import (
 )
 from training.loss_metrics import Metrics, effective_sample_size_by_age, merge_metrics
 from training.optimizer import go_to_step, make_optimizer, make_scheduler
+from training.published_weights import PolicyTensor, PolicyWeights
 from training.sharding import Sharded, whole
 from training.tensor_files import copied, read_tensors, saved_shapes, write_tensors
 from training.trained_parameters import base_digest, check_same_model, described
-from training.weights import PolicyTensor, PolicyWeights
 
 if TYPE_CHECKING:
     from training.grpo_loss import GRPOLoss

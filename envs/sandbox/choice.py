@@ -5,7 +5,8 @@ from typing import Any, Protocol
 
 from config.env import EnvConfig
 from envs.sandbox.languages import command
-from envs.sandbox.sandbox import Limits, Run, Sandbox, choose_level
+from envs.sandbox.limits import Limits
+from envs.sandbox.sandbox import Run, Sandbox, choose_level
 
 REMOTE = "remote"
 

@@ -19,7 +19,8 @@ import httpx
 
 from config.errors import ConfigError
 from envs.sandbox.languages import LANGUAGES
-from envs.sandbox.session import Limits, Run, SandboxError
+from envs.sandbox.limits import Limits
+from envs.sandbox.session import Run, SandboxError
 from envs.sandbox.watch import Status
 
 ANSWER_SECONDS = 1.0

@@ -18,10 +18,11 @@ from typing import Any
 
 from config.errors import ConfigError
 from envs.sandbox.languages import LANGUAGES, command
+from envs.sandbox.limits import Limits
 from envs.sandbox.program import SETUP_FAILED
-from envs.sandbox.session import Job, Limits, Run, SandboxError, Session
+from envs.sandbox.session import Job, Run, SandboxError, Session
 
-__all__ = ["LEVELS", "Limits", "Run", "Sandbox", "SandboxError", "choose_level", "why_not"]
+__all__ = ["LEVELS", "Run", "Sandbox", "SandboxError", "choose_level", "why_not"]
 
 LEVELS = ("bubblewrap", "namespaces", "rlimits")
 """Strongest first."""

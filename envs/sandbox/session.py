@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.sandbox import isolation
+from envs.sandbox.limits import Limits
 from envs.sandbox.program import READY, write_all
 from envs.sandbox.runner import END, REPLY, START, pack
 from envs.sandbox.watch import Status, Watch
@@ -32,24 +33,6 @@ INSIDE_DIRECTORY = "/tmp"
 
 class SandboxError(RuntimeError):
     """The sandbox itself failed, which says nothing about the program."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one run of a program may use."""
-
-    wall_seconds: float = 6.0
-    cpu_seconds: int = 5
-    memory_mib: int = 512
-    """Address space."""
-    threads: int = 32
-    open_files: int = 64
-    file_mib: int = 16
-    """Size of one file."""
-    disk_mib: int = 32
-    """All files together; there can be 1024 of them."""
-    output_mib: int = 8
-    """Standard output, and the JSON of a function's result."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from envs.example import Completion, Example, Reward
 from envs.rewards import reward
 from envs.sandbox.choice import REMOTE, Programs, check_sandbox, make_sandbox
 from envs.sandbox.languages import LANGUAGES, command, named
-from envs.sandbox.sandbox import Limits, Run
+from envs.sandbox.limits import Limits
+from envs.sandbox.sandbox import Run
 from envs.verifiers.assertion_tests import Assertions, failures, is_program
 from envs.verifiers.extract import after_thinking
 from envs.verifiers.outputs import coati_same_output, same_output, same_value

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from config.saved import METRICS, saved_config
+from config.saved_settings import METRICS, saved_config
 from monitoring.doctor.doctor import Doctor
 from monitoring.doctor.rule import Finding
 from monitoring.metrics_file import MetricsFile

@@ -23,7 +23,7 @@ from cluster.garbage import imports_stay_frozen
 from config.errors import ConfigError, DeadlineError
 from envs.group import ALONE, FinishReason, SampledCompletion, Sampling
 from rollout.engines.sampler import Request, Response
-from rollout.engines.vllm_arguments import engine_arguments
+from rollout.engines.vllm_engine_args import engine_arguments
 from rollout.engines.vllm_settings import (
     INSTALL,
     VLLMSettings,

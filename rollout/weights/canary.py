@@ -21,7 +21,7 @@ from functools import cached_property, partial
 import torch
 
 from config.errors import RunError
-from rollout.weights.cause import cause
+from rollout.weights.canary_cause import cause
 from rollout.weights.evidence import (
     Answer,
     Difference,

@@ -20,7 +20,7 @@ from training.host_states import HostStates
 from training.learner_models import Models
 from training.learner_state import optimizer_tensors
 from training.loss_metrics import Metrics
-from training.weights import pushed_tensors
+from training.published_weights import pushed_tensors
 from training.worker import Piece, TokenScores, Worker
 
 

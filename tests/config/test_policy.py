@@ -92,6 +92,7 @@ def test_every_choice_is_known_to_the_code() -> None:
     from training import (
         advantage,
         aggregation,
+        dynamic_sampling,
         kl,
         loss,
         loss_inputs,
@@ -103,7 +104,7 @@ def test_every_choice_is_known_to_the_code() -> None:
     assert set(advantage.BASELINES) == set(CHOICES["baseline"])
     assert set(advantage.SCALES) == set(CHOICES["scale"])
     assert set(advantage.DIVISORS) == set(CHOICES["epsilon_rule"])
-    assert set(advantage.FILTER_STATISTICS) == set(CHOICES["filter_on"])
+    assert set(dynamic_sampling.FILTER_STATISTICS) == set(CHOICES["filter_on"])
     assert set(aggregation.ROW_WEIGHTS) == set(CHOICES["aggregation"])
     assert {"same", *aggregation.ROW_WEIGHTS} == set(CHOICES["kl_aggregation"])
     assert set(kl.ESTIMATORS) == set(CHOICES["kl_estimator"])

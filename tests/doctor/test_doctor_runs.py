@@ -15,7 +15,7 @@ import pytest
 
 import grpo
 import grpo_async
-from config.saved import saved_config
+from config.saved_settings import saved_config
 from monitoring.doctor import diagnose
 from monitoring.doctor.doctor import RULES, Doctor
 from monitoring.events import read_events

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from envs.sandbox.sandbox import Limits, Sandbox
+from envs.sandbox.limits import Limits
+from envs.sandbox.sandbox import Sandbox
 from envs.task import Completion, Example, Reward
 
 

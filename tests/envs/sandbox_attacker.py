@@ -18,7 +18,8 @@ from typing import Any
 
 from config import errors
 from envs.sandbox import isolation, syscall_filter
-from envs.sandbox.sandbox import Limits, Sandbox
+from envs.sandbox.limits import Limits
+from envs.sandbox.sandbox import Sandbox
 
 COMMON = """
 import ctypes, errno, fcntl, os, signal, socket, struct, sys, time

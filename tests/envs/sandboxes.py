@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from envs.sandbox.sandbox import LEVELS, Limits, Sandbox, why_not
+from envs.sandbox.limits import Limits
+from envs.sandbox.sandbox import LEVELS, Sandbox, why_not
 
 NEEDS_LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from envs.sandbox.sandbox import LEVELS, Limits, Sandbox, why_not
+from envs.sandbox.limits import Limits
+from envs.sandbox.sandbox import LEVELS, Sandbox, why_not
 from envs.verifiers.assertion_tests import Assertions
 from envs.verifiers.code import CodeOptions, judge
 

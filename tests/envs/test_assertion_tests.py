@@ -10,7 +10,8 @@ import pytest
 
 from config.env import EnvConfig
 from envs.example import Completion, Example
-from envs.sandbox.sandbox import LEVELS, Limits, Sandbox, why_not
+from envs.sandbox.limits import Limits
+from envs.sandbox.sandbox import LEVELS, Sandbox, why_not
 from envs.verifiers.assertion_tests import Assertions
 from envs.verifiers.code import CodeOptions, code_reward, judge
 

@@ -12,7 +12,8 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.judging.service import RewardService
 from envs.rewards import find_reward
-from envs.sandbox.sandbox import Limits, Run, Sandbox, SandboxError
+from envs.sandbox.limits import Limits
+from envs.sandbox.sandbox import Run, Sandbox, SandboxError
 from envs.task import Completion, Task, make_task
 from envs.verifiers import code
 from envs.verifiers.code import CodeOptions, CodeResult, Tests, extract_code, judge

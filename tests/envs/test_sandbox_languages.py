@@ -13,7 +13,8 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.example import Completion, Example
 from envs.sandbox.languages import named
-from envs.sandbox.sandbox import LEVELS, Limits, Sandbox, why_not
+from envs.sandbox.limits import Limits
+from envs.sandbox.sandbox import LEVELS, Sandbox, why_not
 from envs.task import make_task
 from envs.verifiers.code import CodeOptions, Tests, code_reward, extract_code
 from tests.envs.sandboxes import NEEDS_LINUX, descendants, supervisor

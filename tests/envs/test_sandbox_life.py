@@ -100,7 +100,8 @@ def test_nothing_is_left_when_the_grader_is_killed(level: str, tmp_path: Path) -
     script = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from envs.sandbox.sandbox import Limits, Sandbox
+from envs.sandbox.limits import Limits
+from envs.sandbox.sandbox import Sandbox
 sandbox = Sandbox({level!r}, Limits(wall_seconds=100.0))
 sandbox.run("print()")
 print("ready", flush=True)

@@ -14,8 +14,9 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.example import Completion, Example
 from envs.sandbox.choice import check_sandbox
+from envs.sandbox.limits import Limits
 from envs.sandbox.remote import RemoteSandbox
-from envs.sandbox.session import Limits, SandboxError
+from envs.sandbox.session import SandboxError
 from envs.tools.python import PythonTool
 from envs.verifiers.assertion_tests import Assertions
 from envs.verifiers.code import CodeOptions, Tests, code_reward, judge

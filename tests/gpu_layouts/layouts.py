@@ -19,7 +19,7 @@ from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS
 from training.learner_models import make_models
 from training.local_learner import LocalLearner
-from training.weights import pushed_tensors
+from training.published_weights import pushed_tensors
 
 GROUPS = 2
 

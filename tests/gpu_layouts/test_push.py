@@ -24,7 +24,7 @@ from tests.gpu_layouts.layouts import LAYOUTS, PLACES, Case, Layout, learner_on,
 from tests.pretend_gpu import PretendedGPUs, pretend_gpus
 from tests.rollout.conftest import scores_of_one
 from tests.tiny import EOS, tiny_llama
-from training.weights import PolicyWeights, named_weights, pushed_tensors
+from training.published_weights import PolicyWeights, named_weights, pushed_tensors
 
 needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 SEQUENCE = list(range(3, 30))

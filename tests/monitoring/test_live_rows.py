@@ -9,8 +9,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from monitoring.course import FINEST, Course, Curve
 from monitoring.live_rows import CURVE, TO_ASCII, clock, log_line, printable, screen_rows
+from monitoring.progress_numbers import FINEST, Course, Curve
 
 NOW = 5000.0
 NUMBER = re.compile(r"[\d.:/%]*\d[\d.:/%]*")

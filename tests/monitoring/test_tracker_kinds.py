@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from config.errors import ConfigError
-from config.outcome import RunOutcome
+from config.run_outcome import RunOutcome
 from config.schema import LoggingConfig
 from monitoring.tracker_kinds import ShownCompletion, Wandb, flat, opener
 

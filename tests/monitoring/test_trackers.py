@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from config.outcome import RunOutcome
+from config.run_outcome import RunOutcome
 from config.schema import LoggingConfig
 from monitoring import tracker_kinds
 from monitoring.metrics_file import MetricsFile

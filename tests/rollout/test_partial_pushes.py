@@ -18,7 +18,7 @@ from rollout.weights.outgoing import Engines, Outgoing, Tally, nbytes
 from rollout.weights.transports import HostCopy, ObjectStore, SharedMemory, Transport
 from tests.policies import PolicyHere
 from tests.rollout.conftest import EOS, OpenPool, lora_policy, scores_of_one, tiny_llama, tiny_settings
-from training.weights import PolicyWeights, made, named_weights
+from training.published_weights import PolicyWeights, made, named_weights
 
 pytestmark = pytest.mark.usefixtures("vllm_in_workers")
 needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")

@@ -20,7 +20,7 @@ from rollout.engines.vllm_engine import VLLMEngine
 from rollout.weights.outgoing import Outgoing
 from rollout.weights.transports import Layout, SharedMemory
 from tests.rollout.conftest import StartEngine, lora_policy, scores_of_one, tiny_llama
-from training.weights import PolicyTensor, made, named_weights
+from training.published_weights import PolicyTensor, made, named_weights
 
 PROJECT = Path(__file__).resolve().parents[2]
 needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")

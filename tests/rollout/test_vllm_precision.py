@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from envs.group import Sampling
-from rollout.engines import vllm_arguments
+from rollout.engines import vllm_engine_args
 from rollout.engines.sampler import Request, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from tests.rollout.conftest import StartEngine, tiny_llama
@@ -45,7 +45,7 @@ def test_log_probs_are_those_of_float32_logits(
     kind = getattr(torch, dtype)
     model = head_alone(kind)
     exact = sampled_error(start_engine(dtype=dtype), model, kind)
-    monkeypatch.setattr(vllm_arguments, "_head", lambda settings: {})
+    monkeypatch.setattr(vllm_engine_args, "_head", lambda settings: {})
     rounded = sampled_error(start_engine(dtype=dtype), model, kind)
     assert exact < 1e-4
     assert rounded > 20 * exact

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from plan.machine import installed_vllm
 from rollout.weights.outgoing import Outgoing
-from training.weights import PolicyTensor
+from training.published_weights import PolicyTensor
 
 if installed_vllm() is None:
     pytest.skip("vLLM is not installed", allow_module_level=True)

@@ -14,8 +14,8 @@ from training.batch import Batch, collate
 from training.forward import ResponseScorer
 from training.learner_models import Models
 from training.local_learner import LocalLearner
+from training.published_weights import named_weights
 from training.reference import Reference
-from training.weights import named_weights
 
 REPEATS = 4
 

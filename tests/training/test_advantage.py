@@ -9,9 +9,9 @@ import torch
 from config.policy import PolicyConfig, load_policy
 from training.advantage import (
     group_advantage,
-    groups_in_range,
     reward_kl,
 )
+from training.dynamic_sampling import groups_in_range
 
 ONE_RIGHT = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
 BASELINES = ("mean", "leave_one_out", "none")

@@ -12,7 +12,8 @@ from envs.group import Group
 from envs.judging.judge import part_weights
 from tests.groups import make_completion, make_group
 from training.batch import collate
-from training.credit import credit, in_range, wants
+from training.credit import credit
+from training.dynamic_sampling import in_range, wants
 
 DYNAMIC = PolicyConfig(filter_range=[0.0, 1.0], dynamic_batching=True)
 

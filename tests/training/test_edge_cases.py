@@ -21,8 +21,8 @@ from training.credit import credit
 from training.forward import ResponseScorer
 from training.learner_models import Models
 from training.local_learner import LocalLearner
+from training.published_weights import named_weights
 from training.reference import Reference
-from training.weights import named_weights
 
 PROMPTS, REPEATS, MAX_TOKENS = 3, 4, 6
 FIRST_ROW = 2

@@ -23,9 +23,9 @@ from tests.policies import PolicyHere
 from tests.tiny import EOS, VOCABULARY, tiny_llama
 from tests.training.test_packing import rows, scored
 from training.model_loading import add_lora, load_in_4bit, load_model
+from training.published_weights import PolicyWeights, made, named_weights
 from training.quantization import dequantized, quantized
 from training.trained_parameters import base_digest, trained_tensors
-from training.weights import PolicyWeights, made, named_weights
 
 pytest.importorskip("bitsandbytes", reason="pip install -e '.[qlora]' in the project's folder")
 

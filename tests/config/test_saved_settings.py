@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from config.command_line import _with_list
 from config.errors import ConfigError
-from config.saved import chosen_run, chosen_runs, saved_config
+from config.saved_settings import chosen_run, chosen_runs, saved_config
 from tests.scripts import configured
 
 

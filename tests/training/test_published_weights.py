@@ -5,7 +5,7 @@ import torch
 
 from config.errors import ConfigError
 from tests.rollout.conftest import lora_policy, tiny_llama
-from training.weights import PolicyTensor, adapter_weights, made, named_weights
+from training.published_weights import PolicyTensor, adapter_weights, made, named_weights
 
 IDS = torch.arange(3, 40)[None]
 

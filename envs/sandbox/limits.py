@@ -1,0 +1,21 @@
+"""What a program in the sandbox may use; where a limit is set, `envs.sandbox.program` says."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one run of a program may use."""
+
+    wall_seconds: float = 6.0
+    cpu_seconds: int = 5
+    memory_mib: int = 512
+    """Address space."""
+    threads: int = 32
+    open_files: int = 64
+    file_mib: int = 16
+    """Size of one file."""
+    disk_mib: int = 32
+    """All files together; there can be 1024 of them."""
+    output_mib: int = 8
+    """Standard output, and the JSON of a function's result."""
