@@ -17,10 +17,12 @@ import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from tests.forked import at_load
-from tests.namespaces import asker, enter
+from tests.namespaces import apart, asker, enter
 from tests.vllm_once import prepare_vllm
 
 IMPORTED = (
@@ -79,63 +81,122 @@ _loaded_with: dict[str, str] = {}
 _set_by_imports: dict[str, str] = {}
 
 
+@dataclass
+class Kept:
+    """A script, for whoever asked for it.
+
+    child: the server's: the script itself, or what waits for it where it is in other namespaces. ended: a descriptor
+    that can be read once the child is no more.
+    """
+
+    pid: int
+    child: int
+    ended: int
+    asking: socket.socket
+
+    def end(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def tell(self) -> None:
+        """How it ended, to whoever still listens."""
+        _, status = os.waitpid(self.child, 0)
+        with suppress(BrokenPipeError):
+            self.asking.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        self.close()
+
+    def close(self) -> None:
+        os.close(self.ended)
+        self.asking.close()
+
+
 def serve(listener: socket.socket, line: socket.socket, with_vllm: socket.socket | None) -> list[str]:
-    """Fork until the test process closes its end of `line`. Returns in a script's process alone, its command.
+    """Fork, and keep what was forked, until the test process closes its end of `line`. Returns in a script's process
+    alone, its command.
 
     with_vllm: its first request starts the fork that serves it from then on.
     """
+    kept: list[Kept] = []
     while True:
-        readable, _, _ = select.select([each for each in (listener, line, with_vllm) if each], [], [])
+        ours = [each for each in (listener, line, with_vllm) if each]
+        theirs = [each for one in kept for each in (one.ended, one.asking)]
+        readable, _, _ = select.select([*ours, *theirs], [], [])
         if line in readable:
+            for one in kept:
+                one.end()
             sys.exit()
         if with_vllm in readable:
             if os.fork() == 0:
-                listener.close()
+                close(listener, *kept)
                 load_vllm()
                 return serve(with_vllm, line, None)
             with_vllm.close()
             with_vllm = None
+        for one in list(kept):
+            if one.ended in readable:
+                one.tell()
+                kept.remove(one)
+            elif one.asking in readable:  # it is closed: nobody waits for the script any more
+                one.end()
         if listener in readable:
-            asking, _ = listener.accept()
-            if os.fork() == 0:
-                for other in (listener, line, with_vllm):
-                    if other:
-                        other.close()
-                return keep(asking)
-            asking.close()
-        while _reaped():
-            pass
+            script = answer(listener.accept()[0], kept, ours)
+            if script is not None:
+                return script
 
 
-def _reaped() -> bool:
-    try:
-        return os.waitpid(-1, os.WNOHANG)[0] > 0
-    except ChildProcessError:
-        return False
+def close(*each: "socket.socket | Kept") -> None:
+    for one in each:
+        one.close()
 
 
-def keep(asking: socket.socket) -> list[str]:
-    """Fork the script and report its process id and its end; where nobody listens any more, end it. Returns in the
-    script's process alone."""
+def answer(asking: socket.socket, kept: list[Kept], ours: Sequence[socket.socket]) -> list[str] | None:
+    """Fork the script, if this process may, and tell its process id. Returns its command in its own process alone."""
     size, (stdout, stderr), _, _ = socket.recv_fds(asking, 8, 2)
     request = asking.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
     command, cwd, environment, beside = json.loads(request)
-    if not suits(environment):
-        os._exit(0)
-    enter(beside or asker(asking))
-    pid = os.fork()
-    if pid == 0:
+    if suits(environment):
+        child, pid = fork_beside(beside or asker(asking))
+        if pid == 0:
+            close(asking, *ours, *kept)
+            return become(command, cwd, environment, stdout, stderr)
+        kept.append(Kept(pid, child, os.pidfd_open(child), asking))
+        with suppress(BrokenPipeError):
+            asking.sendall(f"{pid}\n".encode())
+    else:
         asking.close()
-        return become(command, cwd, environment, stdout, stderr)
     os.close(stdout)
     os.close(stderr)
-    with suppress(BrokenPipeError):
-        asking.sendall(f"{pid}\n".encode())
-        if asking.fileno() in select.select([asking.fileno(), os.pidfd_open(pid)], [], [])[0]:
-            os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-        asking.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
-    os._exit(0)
+    return None
+
+
+def fork_beside(other: int) -> tuple[int, int]:
+    """A fork in the namespaces of another process: the child to wait for, and the fork's process id; 0 in the fork."""
+    if not apart(other):
+        pid = os.fork()
+        return pid, pid
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(told)
+        enter(other)
+        pid = os.fork()
+        if pid:
+            os.write(tell, str(pid).encode())
+        os.close(tell)
+        if pid:
+            end_as(os.waitpid(pid, 0)[1])
+        return 0, 0
+    os.close(tell)
+    with os.fdopen(told) as number:
+        return child, int(number.read())
+
+
+def end_as(status: int) -> NoReturn:
+    """As a process with this status has ended."""
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    os._exit(max(code, 0))
 
 
 def suits(environment: Mapping[str, str]) -> bool:
@@ -170,7 +231,19 @@ def load() -> None:
     _loaded_with.update(os.environ)
     compose_once()
     _import(IMPORTED)
+    end_with_less()
     _set_by_imports.update(os.environ.items() - _loaded_with.items())
+
+
+def end_with_less() -> None:
+    """As a script ends, Ray's library imports what it has to shut down, used or not, and torch tells a log that nobody
+    reads how long it has compiled: four fifths of a short script's time."""
+    import ray
+    import torch
+
+    atexit.unregister(torch._dynamo.utils.dump_compile_times)
+    atexit.unregister(ray._private.worker.shutdown)
+    atexit.register(lambda: ray.shutdown(_exiting_interpreter=True) if ray.is_initialized() else None)
 
 
 def compose_once() -> None:

@@ -1,16 +1,16 @@
 """Scripts and Ray's workers in forks of a process that has imported all that they import: a new interpreter takes
 seconds for it.
 
-    Forked ── arguments, folder, variables, streams ──▶ server ──fork──▶ keeper ──fork──▶ script
-           ◀── its process id, then how it ended ─────────────────────────┘
-                  where vLLM is wanted ──▶ the server's fork that has imported it ──fork──▶ keeper ...
+    Forked ── arguments, folder, variables, streams ──▶ server ──fork──▶ script
+           ◀── its process id, then how it ended ────────┘
+                  where vLLM is wanted ──▶ the server's fork that has imported it ──fork──▶ script
     Ray ── its command ──▶ tests/forked_ray/setup_worker.py: the same, for a worker or a helper of Ray
 
 Test processes that run beside each other share one server.
 
 A forked script is a process: it has its own arguments, folder, variables and streams, and ends by its own exit code or
 signal. What differs from `python SCRIPT`: modules were loaded in the server, which had the same variables, texts
-have the hashes that they have in the other forks, the parent is the keeper, and at the end modules are not taken apart.
+have the hashes that they have in the other forks, the parent is the server, and at the end modules are not taken apart.
 """
 
 import atexit

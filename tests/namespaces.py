@@ -33,14 +33,18 @@ def asker(connection: socket.socket) -> int:
     return int(struct.unpack("3i", told)[0])
 
 
+def apart(pid: int) -> list[str]:
+    """The namespaces of a process that are others than those here, as files."""
+    return [f"/proc/{pid}/ns/{kind}" for kind in KINDS if _place(pid, kind) != _place("self", kind)]
+
+
 def enter(pid: int) -> None:
     """Those of a process, as far as they are others. The next child is the first to have its process ids.
 
     Raises OSError where this process may not.
     """
     libc = ctypes.CDLL(None, use_errno=True)  # os.setns came with Python 3.12
-    others = [f"/proc/{pid}/ns/{kind}" for kind in KINDS if _place(pid, kind) != _place("self", kind)]
-    for descriptor in [os.open(other, os.O_RDONLY) for other in others]:
+    for descriptor in [os.open(other, os.O_RDONLY) for other in apart(pid)]:
         if libc.setns(descriptor, 0):
             raise OSError(ctypes.get_errno(), f"cannot enter a namespace of process {pid}")
         os.close(descriptor)

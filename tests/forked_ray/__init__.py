@@ -50,7 +50,7 @@ def begin_in_fork() -> None:
     """Ray reads its variables anew; a process of a raylet ends with it."""
     Config.initialize("")
     if "RAY_RAYLET_PID" in os.environ:
-        process_watcher._check_parent = for_ever  # an agent's, whose parent is the keeper
+        process_watcher._check_parent = for_ever  # an agent's, whose parent is the server
         Thread(target=end_with, args=[int(os.environ["RAY_RAYLET_PID"])], daemon=True).start()
 
 
