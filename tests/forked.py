@@ -10,7 +10,8 @@ Test processes that run beside each other share one server.
 
 A forked script is a process: it has its own arguments, folder, variables and streams, and ends by its own exit code or
 signal. What differs from `python SCRIPT`: modules were loaded in the server, which had the same variables, texts
-have the hashes that they have in the other forks, the parent is the server, and at the end modules are not taken apart.
+have the hashes that they have in the other forks, the parent is the server, Hydra composes a config once instead of
+twice, and at the end modules are not taken apart.
 """
 
 import atexit
