@@ -1,6 +1,5 @@
 """What runs in the actor of a learner rank: the process group, and this rank's worker."""
 
-import gc
 import math
 import os
 import socket
@@ -83,7 +82,6 @@ class RankHost:
 
     def __init__(self, environment: dict[str, str]) -> None:
         os.environ.update(environment)
-        gc.disable()  # what comes next are imports; `build` ends it
 
     def free_address(self) -> str:
         """HOST:PORT at which the other ranks can reach this one."""
@@ -117,7 +115,6 @@ class RankHost:
         models = make_sharded_models(config, plan, mesh, device)
         self.worker = Worker(config, models, pushed_tensors(config, plan))
         spare_what_stays()
-        gc.enable()
 
     def gradients(self, pieces: Sequence[Piece]) -> Part:
         return self.worker.gradients(pieces)
