@@ -25,6 +25,14 @@ def spare_what_stays() -> None:
     _spared = True
 
 
+def freeze_imports() -> None:
+    """What there is now is never looked through again. Where the search is on, once before: what a notebook has dropped
+    may hold a GPU's memory. Whoever builds a run or an engine's process has switched it off."""
+    if gc.isenabled():
+        gc.collect()
+    gc.freeze()
+
+
 @contextmanager
 def imports_stay_frozen() -> Iterator[None]:
     """What is frozen stays so meanwhile, and nothing else is frozen.

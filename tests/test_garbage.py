@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster import garbage
-from cluster.garbage import spare_what_stays
+from cluster.garbage import freeze_imports, spare_what_stays
 from tests.scripts import ROOT
 
 
@@ -39,6 +39,16 @@ def test_the_second_run_of_a_process_begins_without_the_garbage_of_the_first(in_
     of_the_first = weakref.ref(Cycle())
     spare_what_stays()
     assert of_the_first() is None
+
+
+def test_what_was_dropped_before_is_collected_where_the_search_is_on(in_a_new_process: None) -> None:
+    """The tensors of a learner that a notebook has dropped; a run has only imported till then."""
+    dropped = weakref.ref(Cycle())
+    freeze_imports()
+    assert dropped() is not None
+    gc.enable()
+    freeze_imports()
+    assert dropped() is None
 
 
 ENDING = """

@@ -7,7 +7,6 @@ before a push. Log-probs are those of the distribution that is sampled from (`pr
 logits whatever the dtype of the weights.
 """
 
-import gc
 import hashlib
 import os
 import tempfile
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from cluster.garbage import imports_stay_frozen
+from cluster.garbage import freeze_imports, imports_stay_frozen
 from config.errors import ConfigError, DeadlineError
 from envs.group import ALONE, FinishReason, SampledCompletion, Sampling
 from rollout.engines.sampler import Request, Response
@@ -94,7 +93,7 @@ class VLLMEngine:
     def _start(self) -> Any:
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        gc.freeze()  # what was imported, which vLLM is about to look through
+        freeze_imports()  # vLLM is about to look through them
         try:
             with imports_stay_frozen():
                 return LLMEngine.from_engine_args(engine_arguments(self.settings))
