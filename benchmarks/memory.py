@@ -12,8 +12,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from plan.machine import Machine
+from plan.make_plan import make_plan
 from plan.model_shape import GIB
-from plan.plan import Plan, make_plan
+from plan.plan import Plan
 from run.rehearsal.step import Peaks, rehearse_memory
 from tests.scripts import configured
 

@@ -40,7 +40,8 @@ from config.schema import Config, ModelConfig, TrainModelConfig
 from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
 from envs.task import Example
 from plan.machine import this_machine
-from plan.plan import Plan, make_plan
+from plan.make_plan import make_plan
+from plan.plan import Plan
 from rollout.weights.outgoing import Outgoing
 from rollout.weights.transports import SharedMemory
 from run.rehearsal.roofline import theory

@@ -37,7 +37,7 @@ from config.schema import Config, ModelConfig, TrainConfig, TrainModelConfig  # 
 from envs.group import Group, SampledCompletion, Sampling, Times, Verdict  # noqa: E402
 from envs.task import Example  # noqa: E402
 from plan.machine import this_machine  # noqa: E402
-from plan.plan import make_plan  # noqa: E402
+from plan.make_plan import make_plan  # noqa: E402
 from training.batch import Batch  # noqa: E402
 from training.forward import ResponseScorer  # noqa: E402
 from training.local_learner import LocalLearner, make_learner  # noqa: E402

@@ -36,8 +36,9 @@ class InferenceModelConfig:
     """Largest share of a GPU's memory that a vLLM engine takes for weights and KV cache. Where it takes turns with the
     learner it takes no more than what that keeps there leaves."""
     kv_cache_gib: float | None = None
-    """KV cache of one engine in GiB. Unset: what `gpu_memory_utilization` leaves on a GPU; on a CPU what
-    `max_num_seqs` sequences of `max_model_len` tokens need, 4 GiB at most."""
+    """KV cache of one engine in GiB. Unset: what `gpu_memory_utilization` leaves on a GPU, but no more than twice
+    `max_num_seqs` sequences of `max_model_len` tokens where engine and learner take turns; on a CPU what
+    `max_num_seqs` of them need, 4 GiB at most."""
     max_model_len: int | None = None
     """Longest prompt plus response in tokens. Unset: `env.max_prompt_tokens + max_tokens`."""
     max_num_seqs: int | None = None

@@ -4,48 +4,31 @@
             ├─▶ make_plan ─▶ Plan ─▶ problems (plan/problems.py), remedies (plan/remedies.py), text (plan/report.py)
     Machine ┘                  └────▶ the objects of the run, which resolve none of this again
 
-No device is touched, no weight loaded, no torch imported.
+`plan/make_plan.py` makes it. No device is touched, no weight loaded, no torch imported.
 """
 
-import math
-import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from config.errors import ConfigError
 from config.schema import Config
-from plan.devices import DevicePlan, TransportName, plan_devices, transport
+from plan.devices import DevicePlan, TransportName
 from plan.machine import Machine
 from plan.memory import (
-    CONTEXT_BYTES,
     Phase,
     ReferenceAt,
     between_steps,
-    chunk_size,
     engine_weights,
     engine_work_bytes,
-    gib,
     kv_bytes_per_sequence,
-    microbatch_rows,
-    packs,
-    rank_microbatches,
     train_phases,
-    usable_bytes,
 )
-from plan.model_shape import DTYPE_BYTES, GIB, ModelShape, find_shape, kv_cache_bytes
-from plan.quantization import quantized_bytes
+from plan.model_shape import GIB, ModelShape
 
 Backend = Literal["vllm", "transformers"]
 ReferenceHome = Literal[
     "none", "own devices", "base of the LoRA policy", "learner ranks", "training GPU", "host memory"
 ]
-
-AUTOCAST = {"fp32": None, "bf16": "bfloat16", "fp16": "float16"}
-GPU_SEQUENCES, CPU_SEQUENCES = 512, 256
-GPU_BATCHED_TOKENS = 8192
-ROOM_TO_STAY = 0.9
-"""Share of a GPU up to which a reference may fill it: what is only estimated keeps the rest."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +36,10 @@ class EnginePlan:
     """Every rollout engine of the run.
 
     dtype: of its weights and arithmetic. gpu_memory_utilization: share of a GPU that vLLM takes. kv_cache_bytes: of
-    one engine; None: what that share leaves. max_num_batched_tokens: None leaves it to the engine. async_scheduling:
-    vLLM prepares a step while the one before it runs; only where no push can fall between the two, for nothing is in
-    flight then or all of it is finished first. sleeps: while the learner works, for they take turns on its GPUs.
+    one engine, all its devices together; None: what that share leaves. max_num_batched_tokens: None leaves it to the
+    engine. async_scheduling: vLLM prepares a step while the one before it runs; only where no push can fall between the
+    two, for nothing is in flight then or all of it is finished first. sleeps: while the learner works, for they take
+    turns on its GPUs.
     """
 
     backend: Backend
@@ -156,218 +140,11 @@ class Plan:
         return train_phases(self.config, self.shape, self.devices.on_cpu, reference_at(self))
 
 
-def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path = Path()) -> Plan:
-    """The plan of a run, whether it can work (`plan.problems.check`) or not.
-
-    Args:
-        overlapped: the script is grpo_async.py.
-        folder: where checkpoints will lie.
-    Raises:
-        ConfigError: devices that cannot be allocated, a backend that is not there.
-    """
-    devices = _allocate(config, overlapped, machine)
-    shape = find_shape(config.model.name)
-    engine = _engine(config, overlapped, machine, devices, shape)
-    plan = Plan(
-        config=config,
-        machine=machine,
-        devices=devices,
-        shape=shape,
-        overlapped=overlapped,
-        folder=folder,
-        engine=engine,
-        learner=_learner(config, overlapped, devices, shape),
-        reference=ReferencePlan(
-            "host memory" if devices.reference_home == "shared" else devices.reference_home, devices.reference
-        ),
-        transport=transport(devices, _speaks_natively(config, engine)),
-        canary=_canary(engine.backend, devices),
-        notes=(*devices.notes, *_idle_ranks(config)),
-    )
-    return _note_quantized(_note_whole_rows(_note_unused(_share_gpu(_place_reference(plan)))))
-
-
-def _speaks_natively(config: Config, engine: EnginePlan) -> bool:
-    """Adapters are files to vLLM, and offloaded shards are gathered in host memory."""
-    full = config.inference_model.lora == "merge" and config.train_model.offload != "all"
-    return engine.backend == "vllm" and full
-
-
-def _idle_ranks(config: Config) -> tuple[str, ...]:
-    ranks, rows = config.train_model.ranks, config.optim_batch_size
-    if rows >= ranks:
-        return ()
-    note = (
-        f"an optimizer step has {rows} completions, so {ranks - rows} of {ranks} learner ranks have nothing to do: "
-        "raise train.optim_batch_size, or lower train_model.num_devices"
-    )
-    return (note,)
-
-
 def gpus_used(plan: Plan) -> int:
     """GPUs of all nodes that anything of the run is on."""
     devices = plan.devices
     generating = 0 if devices.colocated else sum(map(len, devices.engines))
     return len(devices.train) + len(devices.reference) + generating
-
-
-def _note_whole_rows(plan: Plan) -> Plan:
-    if not plan.config.train.packing or plan.learner.packs:
-        return plan
-    note = (
-        f"{plan.config.model.name} has layers with a sliding window or a recurrent state: train.packing has no effect, "
-        "its microbatches are whole rows, padded to the longest"
-    )
-    return replace(plan, notes=(*plan.notes, note))
-
-
-def _note_quantized(plan: Plan) -> Plan:
-    config, shape = plan.config, plan.shape
-    if shape is None or not config.train_model.lora.quantized:
-        return plan
-    width = DTYPE_BYTES[config.model.dtype]
-    small, whole = quantized_bytes(shape, width), shape.parameters * width
-    note = (
-        f"the base of the adapters is in 4 bits (nf4): {gib(small)} in place of {gib(whole)}; "
-        f"engines hold it out of 4 bits in {plan.weight_dtype}, the adapter added to it"
-    )
-    return replace(plan, notes=(*plan.notes, note))
-
-
-def _note_unused(plan: Plan) -> Plan:
-    machine, split = plan.machine, plan.config.inference_model.tensor_parallel_size
-    unused = machine.num_gpus * machine.nodes - gpus_used(plan)
-    if plan.devices.on_cpu or (plan.devices.on_cluster and not machine.imagined) or unused < split:
-        return plan
-    more = split * (len(plan.devices.engines) + unused // split)
-    note = (
-        f"{unused} of {machine.num_gpus * machine.nodes} GPU(s) are unused: inference_model.num_devices={more} "
-        "generates on them too"
-    )
-    return replace(plan, notes=(*plan.notes, note))
-
-
-def _allocate(config: Config, overlapped: bool, machine: Machine) -> DevicePlan:
-    gpus = 0 if config.device == "cpu" else machine.num_gpus
-    on_cluster = config.ray.address is not None or machine.nodes > 1
-    if config.device == "cuda" and on_cluster and config.train_model.ranks > 1:
-        gpus = max(gpus, 1)  # those of the cluster's nodes: the driver's own needs none
-    if config.device == "cuda" and gpus == 0:
-        raise ConfigError(
-            "device=cuda: this machine has no NVIDIA GPU; `--config-name grpo_quickstart` trains on a CPU, "
-            "device=cpu tries this config there, and run=plan plan.gpus=N plan.gpu_memory_gib=G plans for a "
-            "machine that has some"
-        )
-    return plan_devices(config, gpus, overlapped, on_cluster)
-
-
-def _engine(
-    config: Config, overlapped: bool, machine: Machine, devices: DevicePlan, shape: ModelShape | None
-) -> EnginePlan:
-    inference, on_cpu = config.inference_model, devices.on_cpu
-    backend = _backend(config, machine, on_cpu)
-    dtype = _engine_dtype(config, backend, on_cpu)
-    sequences = inference.max_num_seqs or (CPU_SEQUENCES if on_cpu else GPU_SEQUENCES)
-    cache = None if inference.kv_cache_gib is None else int(inference.kv_cache_gib * GIB)
-    if cache is None and on_cpu and backend == "vllm" and shape is not None:
-        cache = kv_cache_bytes(shape, config.max_model_len, sequences, DTYPE_BYTES[dtype])
-    gpu_vllm = backend == "vllm" and not on_cpu
-    return EnginePlan(
-        backend=backend,
-        dtype=dtype,
-        gpu_memory_utilization=inference.gpu_memory_utilization,
-        kv_cache_bytes=cache,
-        max_num_seqs=sequences,
-        max_num_batched_tokens=(inference.max_num_batched_tokens or GPU_BATCHED_TOKENS) if gpu_vllm else None,
-        enforce_eager=on_cpu if inference.enforce_eager is None else inference.enforce_eager,
-        async_scheduling=gpu_vllm and (not overlapped or inference.update == "wait"),
-        sleeps=backend == "vllm" and devices.colocated,
-    )
-
-
-def _canary(backend: Backend, devices: DevicePlan) -> CanaryPlan:
-    if backend == "transformers":
-        return CanaryPlan(count=1, length=24, scores_anew=False)
-    if devices.colocated:
-        return CanaryPlan(count=3, length=160, scores_anew=False, share=None)
-    return CanaryPlan(count=3, length=160, scores_anew=True)
-
-
-def _backend(config: Config, machine: Machine, on_cpu: bool) -> Backend:
-    asked = config.inference_model.backend
-    if asked == "auto":
-        return "vllm" if not on_cpu and machine.vllm is not None else "transformers"
-    if asked == "vllm" and machine.vllm is None:
-        raise ConfigError(
-            "inference_model.backend=vllm: vLLM is not installed; install it (`make vllm`: the CUDA build where an "
-            "NVIDIA GPU is, else the CPU build), or take inference_model.backend=transformers"
-        )
-    return "vllm" if asked == "vllm" else "transformers"
-
-
-def _engine_dtype(config: Config, backend: Backend, on_cpu: bool) -> str:
-    if backend == "transformers":  # which is the learner's model once more
-        return config.model.dtype
-    usual = "float32" if on_cpu else "bfloat16"
-    return usual if config.inference_model.dtype == "auto" else config.inference_model.dtype
-
-
-def _learner(config: Config, overlapped: bool, devices: DevicePlan, shape: ModelShape | None) -> LearnerPlan:
-    half = AUTOCAST[config.train.mixed_precision]
-    return LearnerPlan(
-        shard_size=config.train_model.shards,
-        autocast=half if devices.ranks == 1 else None,
-        gathered_dtype=None if devices.ranks == 1 else half,
-        packs=packs(config, shape),
-        microbatch_rows=microbatch_rows(config),
-        microbatches=rank_microbatches(config, shape),
-        chunk_size=None if shape is None else chunk_size(config, shape, devices.on_cpu),
-        num_threads=config.train_model.num_threads or _threads(overlapped, devices),
-    )
-
-
-def _threads(overlapped: bool, devices: DevicePlan) -> int | None:
-    """Of one rank; None: what torch takes. Engines that work beside the learner on a CPU keep a core."""
-    beside = overlapped and devices.on_cpu
-    if devices.ranks == 1 and not beside:
-        return None
-    cores = len(os.sched_getaffinity(0)) - (1 if beside else 0)
-    return max(1, cores // devices.ranks_per_node)
-
-
-def _place_reference(plan: Plan) -> Plan:
-    """A reference without a GPU of its own stays on the training GPU where it fits beside all that the learner holds;
-    where an engine needs that room too, it lives in host memory and visits."""
-    if plan.devices.on_cpu or plan.devices.reference_home != "shared":
-        return plan
-    staying = replace(plan, reference=ReferencePlan("training GPU"))
-    size = plan.machine.gpu_memory_gib
-    fits = plan.shape is not None and size is not None and not plan.devices.colocated
-    if fits and max(phase.bytes for phase in staying.phases) <= ROOM_TO_STAY * usable_bytes(size or 0.0):
-        return replace(
-            staying, notes=(*plan.notes, "no GPU is left for ref_model: it stays on the training GPU")
-        )
-    note = "no GPU is left for ref_model: it lives in host memory and visits the first training GPU to score"
-    return replace(plan, notes=(*plan.notes, note))
-
-
-def _share_gpu(plan: Plan) -> Plan:
-    """An engine that takes turns with the learner may have what the learner keeps on the GPU between its steps leaves:
-    the learner's weights are there before the engine starts, its optimizer states whenever the engine wakes."""
-    size = plan.machine.gpu_memory_gib
-    if not plan.devices.colocated or plan.engine.backend != "vllm" or size is None or plan.shape is None:
-        return plan
-    asked = plan.engine.gpu_memory_utilization
-    left = 1 - (resident(plan, plan.shape) + CONTEXT_BYTES) / (size * GIB)
-    share = max(0.0, math.floor(100 * min(asked, left)) / 100)
-    if share >= asked:
-        return plan
-    note = (
-        f"the engine takes {share:g} of the GPU and not inference_model.gpu_memory_utilization={asked:g}: "
-        "the learner's weights and optimizer state stay there beside it"
-    )
-    engine = replace(plan.engine, gpu_memory_utilization=share)
-    return replace(plan, engine=engine, notes=(*plan.notes, note))
 
 
 def resident(plan: Plan, shape: ModelShape) -> float:

@@ -10,9 +10,10 @@ from config.schema import Config
 from plan.disk import checkpoint_bytes, checkpoints_kept, model_bytes
 from plan.host_memory import host_bytes, host_uses
 from plan.machine import ASSUMED_VLLM, Machine
+from plan.make_plan import make_plan
 from plan.memory import Phase, gib, kv_bytes_per_sequence, usable_bytes
 from plan.model_shape import GIB, ModelShape
-from plan.plan import Plan, cache_on_device, gpus_used, make_plan
+from plan.plan import Plan, cache_on_device, gpus_used
 
 MOST_GPUS = 64
 

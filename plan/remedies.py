@@ -16,8 +16,9 @@ from config.checks import check
 from config.errors import ConfigError
 from config.schema import Config
 from plan.machine import Machine
+from plan.make_plan import make_plan
 from plan.memory import chunk_size
-from plan.plan import Plan, make_plan
+from plan.plan import Plan
 from plan.problems import problems
 
 MOST_CHANGES = 4

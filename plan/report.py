@@ -172,7 +172,7 @@ def _generation_lines(plan: Plan) -> list[str]:
     if cache is None:
         share = f"{engine.gpu_memory_utilization:g} of a GPU less {gib(weights)}"
         return [*lines, line("KV cache", f"{share}; 1 GiB holds {GIB / one:.1f} sequences")]
-    knob = "kv_cache_gib" if on_cpu else "gpu_memory_utilization"
+    knob = "gpu_memory_utilization" if engine.kv_cache_bytes is None else "kv_cache_gib"
     held = f"{gib(max(0.0, cache))} hold {max(0.0, cache) / one:.1f} full sequences; at most {engine.max_num_seqs} run"
     if not on_cpu:
         lines.append(line("share of a GPU", f"{engine.gpu_memory_utilization:g}"))

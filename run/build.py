@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def plan_run(config: Config, schedule: type[ScheduleType], run_dir: Path) -> "Plan":
     """Who lives where; raises ConfigError for a plan that cannot work, before anything is loaded."""
     from plan.machine import this_machine
-    from plan.plan import make_plan
+    from plan.make_plan import make_plan
     from plan.problems import check
 
     return check(make_plan(config, schedule.overlapped, this_machine(run_dir), run_dir))

@@ -188,7 +188,7 @@ def rehearse_step(config: Config, run_dir: Path, schedule: type[ScheduleType]) -
     """`run=rehearse`, for this machine or the one that `plan.*` describes: the learner's own code, without a device and
     without memory. Ends with 2 where it would not fit."""
     from plan.machine import imagined_machine, this_machine
-    from plan.plan import make_plan
+    from plan.make_plan import make_plan
     from plan.report import advice
     from run.rehearsal.report import report, too_large
     from run.rehearsal.step import rehearse

@@ -9,7 +9,7 @@ ACTOR = "ray.enabled=true"
 HALF = "train.mixed_precision=bf16"
 FULL = ["inference_model.dtype=float32"]
 GRAPHS = "inference_model.enforce_eager=false"
-WHOLE_GPU = "inference_model.gpu_memory_utilization=0.9"
+IN_TURNS = ["inference_model.gpu_memory_utilization=0.9", "inference_model.kv_cache_gib=2"]
 NO_REFERENCE = "policy.kl_coef=0"
 APART = ["inference_model.devices=[1]", "train_model.devices=[0]", NO_REFERENCE]
 """Learner and engine on a GPU each."""
@@ -104,9 +104,9 @@ GPU_ENGINES = (
     gpu("vLLM in bf16, CUDA graphs", "engines.draws", ENGINE, overrides=[GRAPHS]),
     gpu("push in mid-flight, GPU", "engines.in_flight", ENGINE),
     gpu("LoRA merged, GPU", ARRIVE, ENGINE, overrides=LORA),
-    gpu("one GPU in turns", "engines.turns", TURNS, overrides=[WHOLE_GPU]),
-    gpu("in turns, LoRA adapter", "engines.turns", TURNS, overrides=[WHOLE_GPU, *ADAPTER]),
-    gpu("in turns, engine as actor (ipc)", "engines.turns", TURNS, overrides=[WHOLE_GPU, ACTOR]),
+    gpu("one GPU in turns", "engines.turns", TURNS, overrides=IN_TURNS),
+    gpu("in turns, LoRA adapter", "engines.turns", TURNS, overrides=[*IN_TURNS, *ADAPTER]),
+    gpu("in turns, engine as actor (ipc)", "engines.turns", TURNS, overrides=[*IN_TURNS, ACTOR]),
     gpu("grpo.py, one GPU, bf16", SCHEDULE, RUN, overrides=[VLLM, HALF]),
 )
 SEVERAL_GPUS = (

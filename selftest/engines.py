@@ -13,7 +13,7 @@ from torch import nn
 
 from envs.group import SampledCompletion, Sampling
 from plan.machine import this_machine
-from plan.plan import make_plan
+from plan.make_plan import make_plan
 from rollout.engines.sampler import Request, SteppedEngine, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from run.build import build

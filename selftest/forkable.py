@@ -16,6 +16,9 @@ import psutil
 LEFT_OUT = "GRPO_SELFTEST_LEFT_OUT"
 MOST_LEFT_OUT = 3
 """Modules; where more of them start something, they have a cause in common, and beginning again does not help."""
+ALLOCATOR = "jemalloc_bg_thd"
+"""Its thread is no hindrance: jemalloc starts it anew in a fork. pyarrow brings it, which scikit-learn and so
+transformers import where they find it."""
 
 
 def load(modules: Sequence[str]) -> None:
@@ -46,8 +49,17 @@ def load(modules: Sequence[str]) -> None:
 
 def hindrance() -> str | None:
     """What this process has that does not survive a fork."""
-    if psutil.Process().num_threads() > 1:
+    if len(_threads()) > 1:
         return "a thread"
     files = Path("/proc/self/fd")
     opened = [os.readlink(file) for file in files.iterdir() if file.is_symlink()] if files.is_dir() else []
     return "the CUDA driver" if any("nvidia-uvm" in name for name in opened) else None
+
+
+def _threads() -> list[str]:
+    """Names of this process's threads but for the allocator's; their numbers where the system tells no names."""
+    tasks = Path("/proc/self/task")
+    if not tasks.is_dir():
+        return [str(thread.id) for thread in psutil.Process().threads()]
+    names = [(task / "comm").read_text().strip() for task in tasks.iterdir()]
+    return [name for name in names if name != ALLOCATOR]

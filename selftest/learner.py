@@ -11,7 +11,8 @@ from config.policy import PRESETS, load_policy
 from config.schema import Config
 from envs.group import Group, Verdict
 from plan.machine import this_machine
-from plan.plan import Plan, ReferencePlan, make_plan
+from plan.make_plan import make_plan
+from plan.plan import Plan, ReferencePlan
 from run.build import build
 from run.lockstep import Lockstep
 from selftest.check import Bench

@@ -8,8 +8,11 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
+
+import psutil
 
 from config.errors import ConfigError
 from config.files import written_whole
@@ -35,7 +38,7 @@ def quiet_environment() -> None:
 def work(check: Check, folder: Path, seconds: float) -> None:
     """Do the check and leave OUTCOME in `folder`, beside OUTPUT with all that was printed.
 
-    seconds: that it has; shortly before, the stacks of all threads are written to OUTPUT.
+    seconds: that it has since it was started; shortly before, the stacks of all threads are written to OUTPUT.
     """
     quiet_environment()
     os.setsid()  # the process group that the runner ends with it
@@ -44,13 +47,20 @@ def work(check: Check, folder: Path, seconds: float) -> None:
         for number in (1, 2):
             os.dup2(output.fileno(), number)
         faulthandler.enable(output)
-        faulthandler.dump_traceback_later(max(seconds - _DUMP_S, seconds / 2), file=output)
+        left = left_of(seconds)
+        faulthandler.dump_traceback_later(max(left - _DUMP_S, left / 2), file=output)
         outcome = json.dumps(_tried(check, folder))
-        with written_whole(folder / OUTCOME) as left:
-            left.write(outcome.encode())
+        with written_whole(folder / OUTCOME) as told:
+            told.write(outcome.encode())
         faulthandler.cancel_dump_traceback_later()
         faulthandler.disable()
         sys.stdout.flush()
+
+
+def left_of(seconds: float) -> float:
+    """What is left of these since this process was started: a fresh one has imported for some of them. Above 0."""
+    age: float = time.time() - psutil.Process().create_time()
+    return max(0.1, seconds - age)
 
 
 def _end_with_the_selftest() -> None:

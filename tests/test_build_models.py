@@ -10,7 +10,8 @@ from transformers import LlamaForCausalLM
 import training.learner_models
 from config.schema import Config, ModelConfig, TrainConfig
 from plan.machine import Machine
-from plan.plan import Plan, ReferencePlan, make_plan
+from plan.make_plan import make_plan
+from plan.plan import Plan, ReferencePlan
 from tests.tiny import tiny_llama
 from training.learner_models import make_models
 from training.reference import Reference

@@ -12,7 +12,8 @@ from cluster import runtime
 from cluster.runtime import Place
 from config.schema import Config
 from plan.machine import Machine, installed_vllm
-from plan.plan import Plan, make_plan
+from plan.make_plan import make_plan
+from plan.plan import Plan
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.engines.vllm_settings import AdapterShape
 from rollout.weights.evidence import FLOOR, Tolerance

@@ -13,6 +13,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from config.policy import PRESETS
@@ -21,6 +22,7 @@ from selftest import engines, learner
 from selftest.catalogue import CHECKS
 from selftest.check import Bench, Check, Row
 from selftest.main import selftest
+from selftest.process import left_of
 from selftest.report import FILE, table, vllm_build
 from selftest.runner import Processes, forked, fresh, run_check, run_checks
 from tests.gpu import longer
@@ -172,6 +174,29 @@ def test_threads_that_the_user_asks_for_do_not_keep_the_server_from_forking(name
     command, environment = [sys.executable, "-c", code], {**os.environ, name: "4"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout == "None\n", done.stderr
+
+
+def test_the_thread_of_an_allocator_does_not_keep_the_server_from_forking() -> None:
+    """pyarrow, which transformers import by way of scikit-learn and pandas where they are installed."""
+    code = (
+        "import os, psutil, pyarrow\n"
+        "from selftest.forkable import hindrance\n"
+        "print(psutil.Process().num_threads(), hindrance(), flush=True)\n"
+        "child = os.fork()\n"
+        "if not child: os._exit(len(pyarrow.array(range(7))))\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+    )
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "2 None\n7\n", done.stderr
+
+
+def test_a_fresh_process_has_less_time_left_than_it_was_given() -> None:
+    """It has imported before it began, and its stacks are wanted before it is killed."""
+    age = time.time() - psutil.Process().create_time()
+    assert left_of(1e6) == pytest.approx(1e6 - age, abs=1)
+    assert left_of(age / 2) == 0.1
 
 
 def test_a_server_that_does_not_start_is_done_without() -> None:

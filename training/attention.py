@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
@@ -30,6 +30,8 @@ SMALL = 1 << 13
 """Elements of attention that cost no more than one more call would."""
 BLOCKED = ("cuda",)
 """Devices of which flex attention has a kernel with a backward pass."""
+BLOCK = 128
+"""Positions of a block of flex attention: one that no token of another may see is left out."""
 UNKNOWN = ("softcap", "s_aux", "sliding_window", "position_bias")
 """Keywords of attentions that see more than their segments say."""
 
@@ -281,7 +283,8 @@ def _alike(widths: np.ndarray, prompt_length: int = 0) -> Iterator[np.ndarray]:
 
 
 def _block_mask(segments: Segments, device: torch.device) -> BlockMask:
-    """For flex attention over the packed sequence."""
+    """For flex attention over the packed sequence. PyTorch's `create_block_mask` gives the same, but looks at every
+    pair of positions: on a GPU it has to be compiled, which takes seconds, and again for other lengths."""
     length = segments.total
     group, row = torch.empty(length, dtype=torch.int64), torch.full((length,), -1)
     prompts, responses = (
@@ -299,8 +302,40 @@ def _block_mask(segments: Segments, device: torch.device) -> BlockMask:
         same = (group[query] == group[key]) & (query >= key)
         return same & ((row[key] == -1) | (row[query] == row[key]))
 
-    make = torch.compile(create_block_mask) if device.type == "cuda" else create_block_mask
-    return make(sees, None, None, length, length, device=device)
+    pairs = _visible_pairs(segments)
+    whole = pairs == BLOCK**2
+    some_seen, all_seen = _in_order((pairs > 0) & ~whole), _in_order(whole)
+    mask = BlockMask.from_kv_blocks(
+        *some_seen, *all_seen, BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(length, length)
+    )
+    return mask.to(device)
+
+
+def _visible_pairs(segments: Segments) -> Tensor:
+    """float64 [B, B]: how many keys of a block of `BLOCK` positions the queries of another see, all of them together.
+
+    Prompts and responses see themselves causally, and responses their prompts.
+    """
+    blocks = -(-segments.total // BLOCK)
+    prompts = _overlaps(segments.prompt_starts, segments.prompt_lengths, blocks)
+    responses = _overlaps(segments.starts, segments.lengths, blocks)
+    own = torch.cat([prompts, responses])
+    causal = (own.T @ own).tril(-1) + torch.diag((own * (own + 1) / 2).sum(0))
+    return causal + responses.T @ prompts[segments.groups.cpu()]
+
+
+def _overlaps(starts: Tensor, lengths: Tensor, blocks: int) -> Tensor:
+    """float64 [spans, blocks]: positions of each span in each block."""
+    starts, lengths = starts.cpu()[:, None], lengths.cpu()[:, None]
+    begins = torch.arange(blocks) * BLOCK
+    ends = torch.minimum(starts + lengths, begins + BLOCK)
+    return (ends - torch.maximum(starts, begins)).clamp(min=0).double()
+
+
+def _in_order(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """int32 [1, 1, B] and [1, 1, B, B]: how many blocks of each row are set, and which ones, these first."""
+    order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1).int()[None, None], order.int()[None, None]
 
 
 def _spans(starts: Tensor, lengths: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class VLLMSettings:
 
     model: folder or hub name. eos_token_ids: any of these ends a completion.
     device: "cpu", or "cuda" for the first visible GPU(s).
-    kv_cache_bytes: size of the KV cache; None takes what `gpu_memory_utilization` leaves (GPU only).
+    kv_cache_bytes: of the engine, all its devices together; None takes what `gpu_memory_utilization` leaves (GPU only).
     max_num_batched_tokens: that one step computes at most; None leaves it to vLLM. On a CPU the engine decides.
     async_scheduling: the host prepares a step while the GPU computes the one before; requests in flight are then
         finished before a push, whatever `update` says. vLLM ignores it on a CPU.

@@ -13,7 +13,8 @@ import pytest
 from config.schema import Config
 from plan import machine as real
 from plan.machine import Machine
-from plan.plan import Plan, make_plan
+from plan.make_plan import make_plan
+from plan.plan import Plan
 from plan.problems import check as checked
 from run.lockstep import Lockstep
 from run.overlapped import Schedule

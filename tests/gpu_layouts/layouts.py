@@ -13,7 +13,8 @@ from config.policy import PolicyConfig
 from config.schema import Config, LoraConfig, ModelConfig, TrainConfig, TrainModelConfig
 from envs.group import Group, Verdict
 from plan.machine import Machine
-from plan.plan import Plan, make_plan
+from plan.make_plan import make_plan
+from plan.plan import Plan
 from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from plan.machine import missing_for_kernels, missing_to_compile
-from plan.plan import make_plan
+from plan.make_plan import make_plan
 from plan.problems import problems
 from tests.plan.test_plan import config_of, machine
 

@@ -1,8 +1,8 @@
 """The host's memory that a plan counts: what is in it, and what is said where it is too little."""
 
 from plan.host_memory import host_uses
+from plan.make_plan import make_plan
 from plan.model_shape import GIB
-from plan.plan import make_plan
 from plan.problems import problems
 from plan.report import report
 from tests.plan.test_plan import config_of, machine

@@ -14,6 +14,7 @@ from config.errors import ConfigError
 from config.machine import MachineConfig
 from config.schema import Config
 from plan.machine import Machine, imagined_machine
+from plan.make_plan import make_plan
 from plan.memory import (
     engine_weights,
     kv_bytes_per_sequence,
@@ -21,7 +22,7 @@ from plan.memory import (
     train_phases,
 )
 from plan.model_shape import GIB, find_file, kv_cache_bytes, read_shape
-from plan.plan import Plan, make_plan
+from plan.plan import Plan
 from plan.problems import check, problems
 from plan.report import idle_keys, report
 from tests.composed import composed

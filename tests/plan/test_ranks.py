@@ -2,7 +2,7 @@
 
 import pytest
 
-from plan.plan import make_plan
+from plan.make_plan import make_plan
 from plan.problems import problems
 from tests.plan.test_plan import config_of, gpu_plan, machine, text_of
 

@@ -4,7 +4,7 @@ import re
 
 from benchmarks.plans import RECORDED, ROOT, configs, rows
 from plan.machine import Machine
-from plan.plan import make_plan
+from plan.make_plan import make_plan
 from plan.problems import problems
 from tests.plan.test_plan import machine
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from plan.machine import Machine
-from plan.plan import Plan, make_plan
+from plan.make_plan import make_plan
+from plan.plan import Plan
 from plan.problems import planned, problems
 from plan.remedies import Setting, remedy
 from plan.report import advice, report

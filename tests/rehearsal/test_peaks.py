@@ -4,8 +4,8 @@ import pytest
 
 from benchmarks.plans import configs
 from config.composition import CONFIG_DIR, to_config
+from plan.make_plan import make_plan
 from plan.model_shape import GIB
-from plan.plan import make_plan
 from run.rehearsal.report import too_large
 from run.rehearsal.step import peak, rehearse_memory
 from tests.composed import composed

@@ -7,9 +7,10 @@ import pytest
 
 from config.errors import ConfigError
 from grpo import train
+from plan.make_plan import make_plan
 from plan.memory import reference_bytes
 from plan.model_shape import GIB
-from plan.plan import Plan, make_plan
+from plan.plan import Plan
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from run.rehearsal.report import report, too_large

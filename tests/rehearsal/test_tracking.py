@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from plan.plan import make_plan
+from plan.make_plan import make_plan
 from run.rehearsal.fakes import longest_rows, without_memory
 from run.rehearsal.tracking import Memory, Traffic
 from tests.plan.test_plan import config_of, machine

@@ -7,9 +7,10 @@ import pytest
 from config.errors import ConfigError
 from config.schema import Config
 from plan.machine import Machine, installed_vllm
-from plan.memory import CONTEXT_BYTES
+from plan.make_plan import make_plan
+from plan.memory import CONTEXT_BYTES, engine_weights, engine_work_bytes
 from plan.model_shape import GIB
-from plan.plan import Plan, make_plan, resident
+from plan.plan import Plan, resident
 from plan.problems import check
 from tests.scripts import configured
 
@@ -57,6 +58,13 @@ def test_vllm_starts_and_wakes_on_every_shared_gpu_that_a_plan_accepts(way: tupl
             snapshot = MemorySnapshot(total_memory=total, free_memory=free, device="cpu", auto_measure=False)
             cache = CacheConfig(gpu_memory_utilization=plan.engine.gpu_memory_utilization)
             assert request_memory(snapshot, cache) <= free
+            if plan.engine.kv_cache_bytes is not None:  # vLLM does not look whether it fits
+                beside = engine_weights(
+                    config, plan.shape, plan.engine.dtype, on_cpu=False
+                ) + engine_work_bytes(
+                    plan.shape, plan.engine.max_num_batched_tokens or 0, plan.engine.max_num_seqs, 1
+                )
+                assert plan.engine.kv_cache_bytes + beside <= free
             found += 1
     assert found >= 4, "plans that are all refused prove nothing"
 
@@ -76,3 +84,28 @@ def test_vllm_refuses_what_the_plan_has_lowered() -> None:
         request_memory(snapshot, CacheConfig(gpu_memory_utilization=asked))
     assert plan.engine.gpu_memory_utilization < asked
     assert any("of the GPU and not inference_model.gpu_memory_utilization=0.9" in note for note in plan.notes)
+
+
+def test_an_engine_that_takes_turns_has_no_larger_cache_than_it_uses() -> None:
+    """Every GiB is given back and taken again at each turn: on an H200 0.02 s each time."""
+    one = (
+        1536 * 36 * 2 * 2 * 128 * 2
+    )  # tokens, layers, keys and values, heads, their width, bytes of bfloat16
+
+    def cache(gpus: int, card: float, *overrides: str) -> int | None:
+        config = configured("model.name=Qwen/Qwen2.5-3B-Instruct", *overrides, name="grpo_gsm8k")
+        machine = Machine(gpus, card, 1024.0, 4096.0, "0.32.0", gpu_ids=tuple(map(str, range(gpus))))
+        return make_plan(config, False, machine).engine.kv_cache_bytes
+
+    assert cache(1, 139.8) == 2 * 512 * one
+    assert cache(1, 139.8, "inference_model.max_num_seqs=64") == 2 * 64 * one
+    assert cache(1, 139.8, "inference_model.max_num_seqs=1") == GIB
+    assert cache(1, 139.8, "inference_model.kv_cache_gib=3") == 3 * GIB
+    assert cache(1, 79.1) is None, "vLLM measures what is left, which is not much more"
+    assert cache(2, 139.8) is None, "it never sleeps"
+    both = (
+        "train_model.num_devices=2",
+        "inference_model.num_devices=2",
+        "inference_model.tensor_parallel_size=2",
+    )
+    assert cache(2, 139.8, *both) == 2 * 512 * one, "of both devices together"

@@ -14,9 +14,10 @@ from envs.group import SampledCompletion, Sampling
 from rollout.engines import vllm_settings as settings_module
 from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.vllm_engine import VLLMEngine
+from rollout.engines.vllm_engine_args import engine_arguments
 from rollout.engines.vllm_settings import AdapterShape, check_version, process_state_kept
 from tests.forked import WANTS_VLLM
-from tests.rollout.conftest import EOS, MAX_LEN, StartEngine, scores_of_one, tiny_llama
+from tests.rollout.conftest import EOS, MAX_LEN, StartEngine, scores_of_one, tiny_llama, tiny_settings
 from tests.rollout.scoring import far, log_probs, tokens
 from tests.scripts import ENVIRONMENT, ROOT, ended
 
@@ -251,6 +252,11 @@ def test_a_package_that_vllm_lacks_is_to_be_installed(
         start_engine()
 
 
+def test_the_cache_of_an_engine_is_split_over_its_devices(tiny_folders: dict[bool, Path]) -> None:
+    settings = tiny_settings(tiny_folders[False], tensor_parallel_size=2, kv_cache_bytes=32 << 20)
+    assert engine_arguments(settings).kv_cache_memory_bytes == 16 << 20
+
+
 def test_an_adapter_push_acts_at_once_and_in_place(start_engine: StartEngine) -> None:
     from peft import LoraConfig, get_peft_model
     from peft.utils import get_peft_model_state_dict
@@ -299,6 +305,7 @@ import sys
 import weakref
 from pathlib import Path
 from rollout.engines.vllm_engine import VLLMEngine
+from rollout.engines.vllm_engine_args import engine_arguments
 from tests.rollout.conftest import tiny_settings
 
 engine = VLLMEngine(tiny_settings(Path(sys.argv[1])))

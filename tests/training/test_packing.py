@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import create_mask
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, Qwen2Config, Qwen3Config
 
 from config.schema import LoraConfig
@@ -183,6 +183,30 @@ def test_the_block_mask_shows_what_each_token_may_see() -> None:
     sees = segments.block_mask(torch.device("cpu")).mask_mod
     dense = create_mask(sees, None, None, segments.total, segments.total, device="cpu")[0, 0]
     assert torch.equal(dense, visible(tokens))
+
+
+LAYOUTS: dict[str, tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]] = {
+    "many": (PROMPTS, LENGTHS),
+    "whole blocks": ((400,), ((500, 300, 1),)),
+    "at the edges": ((128, 64, 64), ((128, 256), (64, 192), (1, 127))),
+    "one block": ((3,), ((2, 4, 1),)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_block_mask_is_the_one_that_looks_at_every_pair(layout: str) -> None:
+    tokens = rows(*LAYOUTS[layout])
+    segments = pack(tokens).segments
+    mask = segments.block_mask(torch.device("cpu"))
+    wanted = create_block_mask(
+        mask.mask_mod, None, None, segments.total, segments.total, device="cpu", BLOCK_SIZE=attention.BLOCK
+    )
+    assert mask.seq_lengths == wanted.seq_lengths
+    for name in ("kv_num_blocks", "kv_indices", "q_num_blocks", "q_indices"):
+        for each in (name, f"full_{name}"):
+            found, expected = vars(mask)[each], vars(wanted)[each]
+            assert torch.equal(found, expected) and found.dtype == expected.dtype, each
+    assert torch.equal(mask.to_dense(), wanted.to_dense())
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -16,7 +16,8 @@ from config.policy import AGGREGATIONS, PRESETS, PolicyConfig, load_policy
 from config.schema import Config, LoraConfig, ModelConfig, TrainConfig, TrainModelConfig
 from envs.group import Group, Verdict
 from plan.machine import this_machine
-from plan.plan import Plan, make_plan
+from plan.make_plan import make_plan
+from plan.plan import Plan
 from rollout.weights.outgoing import Outgoing
 from rollout.weights.transports import Layout
 from tests.groups import drawn_groups
