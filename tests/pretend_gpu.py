@@ -18,6 +18,7 @@ the backward pass makes out of nothing belongs to whichever device meets it firs
 raises with the first operation that mixes it, not where it was made.
 """
 
+import importlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -339,6 +340,7 @@ def pretend_gpus(count: int, free_bytes: int = 80 << 30) -> Iterator[PretendedGP
         "is_cpu": property(lambda tensor: gpus.place(tensor).type == "cpu"),
         "pin_memory": PIN_MEMORY,
     }
+    importlib.import_module("peft")  # before the pretence: bitsandbytes, which it brings, would believe in the GPUs
     with ExitStack() as pretence:
         for patch in patches(gpus):
             pretence.enter_context(patch)
