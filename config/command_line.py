@@ -21,6 +21,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from config.broken_packages import broken_package
 from config.composition import CONFIG_DIR, register_schema, to_config
 from config.error_messages import is_readable, quoted, readable
 from config.errors import ConfigError, RunError, causes
@@ -121,6 +122,11 @@ def _outcome(job: Job, composed: DictConfig, run_dir: Path) -> RunOutcome:
     except Exception as error:
         if disk_full(error):
             raise SystemExit(_ended_with(DISK_FULL.format(run_dir=run_dir))) from error
+        broken = broken_package(error)
+        if broken is not None:
+            code = _ended_with(broken)
+            remove_if_unused(run_dir)
+            raise SystemExit(code) from error
         why = unwritable(error, run_dir)
         if why is not None:
             raise SystemExit(_ended_with(TAKES_NO_MORE.format(run_dir=run_dir, why=why))) from error

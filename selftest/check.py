@@ -1,6 +1,6 @@
 """What a check is, what it needs of the machine, and what became of it."""
 
-import pkgutil
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,8 +44,8 @@ class Check:
 
     @property
     def function(self) -> Body:
-        inside = self.body.count(".") == 1
-        found: Body = pkgutil.resolve_name(f"selftest.{self.body}" if inside else self.body)
+        module, _, name = self.body.rpartition(".")
+        found: Body = vars(importlib.import_module(module if "." in module else f"selftest.{module}"))[name]
         return found
 
     def missing(self, machine: Machine, vllm_build: Device | None) -> str | None:

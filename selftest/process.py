@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from config.broken_packages import broken_package
 from config.errors import ConfigError
 from config.files import written_whole
 from selftest.check import Bench, Check
@@ -82,7 +83,7 @@ def _tried(check: Check, folder: Path) -> dict[str, str]:
         said = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
         return {
             "status": "does not",
-            "detail": str(error) if own else f"{type(error).__name__}: {said}",
+            "detail": broken_package(error) or (str(error) if own else f"{type(error).__name__}: {said}"),
             "trace": traceback.format_exc(),
             "remedy": "" if own else check.remedy,
         }

@@ -179,6 +179,25 @@ def test_a_learner_that_diverged_is_blamed_itself(tmp_path: Path) -> None:
     assert "the learner's own log-probs are not finite" in (tmp_path / "grpo.log").read_text()
 
 
+def test_a_package_that_does_not_load_is_one_message(tmp_path: Path) -> None:
+    """transformers import torchvision where they find it, and one that was built for another torch fails so."""
+    broken = tmp_path / "packages" / "torchvision" / "__init__.py"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    process = start_fresh(
+        "grpo.py",
+        tmp_path / "run",
+        *SMALL,
+        environment={**ENVIRONMENT, "PYTHONPATH": str(tmp_path / "packages")},
+    )
+    output = finish(process)
+    assert process.returncode == 2, output
+    assert "Traceback" not in output
+    said = f"operator torchvision::nms does not exist (RuntimeError in {broken}, line 1)"
+    assert output.startswith(f"error: a package does not load: {said}. What is installed together must fit")
+    assert not (tmp_path / "run").exists()
+
+
 # --- signals ------------------------------------------------------------------------------------------------
 
 

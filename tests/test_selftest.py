@@ -75,6 +75,20 @@ def test_bad_input_brings_its_own_remedy(processes: Processes) -> None:
     assert (row.detail, row.remedy) == ("ray.address=nowhere: no cluster; leave it unset", "")
 
 
+def test_what_does_not_load_is_named(
+    tmp_path: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the module of the check that imports it, and not that this module lacks a function."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "of_another_version.py").write_text("")
+    (tmp_path / "imports_it.py").write_text("from of_another_version import gone")
+    row = run_check(Check("an import", "imports_it.inside.works", remedy="try again"), processes, 60)
+    place = f"(ImportError in {tmp_path / 'imports_it.py'}, line 1)"
+    assert row.status == "does not"
+    assert row.detail.startswith("a package does not load: cannot import name 'gone'")
+    assert place in row.detail
+
+
 @pytest.mark.parametrize(("name", "why"), [("dies", "ended by SIGSEGV"), ("exits", "exit code 3")])
 def test_a_process_that_dies_takes_only_its_own_row_down(name: str, why: str, processes: Processes) -> None:
     row = run_check(made_up(name), processes, 60)

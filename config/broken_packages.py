@@ -1,0 +1,35 @@
+"""A package that is installed and does not load, as one message: the package, what it says, and what helps.
+
+Packages that import others where they find them fail with these: transformers with a torchvision of another torch.
+"""
+
+import traceback
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
+REMEDY = (
+    "What is installed together must fit: `pip check` tells more, a torchvision or torchaudio has to be that of its "
+    "torch, and an environment of its own, as README.md makes it, has nothing else in it"
+)
+
+
+def broken_package(error: BaseException) -> str | None:
+    """What package does not load and why, if that is what the exception came from and not a fault of ours."""
+    if not isinstance(error, ImportError):
+        return None
+    root: BaseException = error
+    while root.__cause__ is not None:  # not what was tried before: `except ImportError` is no fault
+        root = root.__cause__
+    places = [
+        frame for frame in traceback.extract_tb(root.__traceback__) if not frame.filename.startswith("<")
+    ]
+    if not places or _ours(places[-1].filename):
+        return None
+    file = Path(places[-1].filename)
+    said = str(root) or type(root).__name__
+    return f"a package does not load: {said} ({type(root).__name__} in {file}, line {places[-1].lineno}). {REMEDY}"
+
+
+def _ours(filename: str) -> bool:
+    inside = Path(filename).resolve()
+    return inside.is_relative_to(PROJECT) and "site-packages" not in inside.parts
