@@ -3,7 +3,6 @@
 import shutil
 from pathlib import Path
 
-import nltk
 import pytest
 
 from envs.verifiers import sentences
@@ -15,5 +14,5 @@ OWN_PUNKT = ROOT / "tests" / "fixtures" / "punkt_tab"
 def use_punkt(folder: Path, data: Path, patch: pytest.MonkeyPatch) -> None:
     """Make NLTK find `folder` (with a subfolder `english`) as its sentence data."""
     shutil.copytree(folder, data / "tokenizers" / "punkt_tab")
-    patch.setattr(nltk.data, "path", [str(data)])
+    patch.setattr("nltk.data.path", [str(data)])
     sentences.load.cache_clear()

@@ -41,6 +41,8 @@ class SmallIntegers(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # of each chunk of each parameter, as FSDP cuts them for the ranks
         if func is aten.index.Tensor and isinstance(args[0], FakeTensor):
             args = (args[0], [place for index in args[1] for place in _places(index)])
         if FakeTensor not in types and _is_real(func, args, kwargs):

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from benchmarks.puzzles import right_answer
 from config.env import EnvConfig
 from envs.task import Completion, Example, Task, make_task
 
-pytest.importorskip("reasoning_gym")
+pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed")
 
 Wrong = Callable[[dict[str, Any]], str]
 

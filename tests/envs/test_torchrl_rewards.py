@@ -13,10 +13,6 @@ import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch.utils.data import DataLoader
-from torchrl.data.llm import History
-from torchrl.envs import RewardScaling, Transform
-from torchrl.envs.llm import ChatEnv, CountdownRewardParser, GSM8KRewardParser, IfEvalScorer, MATHRewardParser
-from torchrl.envs.llm.reward.ifeval import _scorer
 
 from config.env import EnvConfig
 from config.errors import ConfigError
@@ -37,22 +33,22 @@ TEXTS = [
     "14",
     "",
 ]
-HERE = "tests.envs.test_torchrl_rewards"
-
-generous = GSM8KRewardParser(format_reward=0.5)
-scaling = RewardScaling(loc=0.0, scale=2.0)
+PARSERS = "tests.envs.torchrl_parsers"
 
 
-def in_chat_env(parser: Transform, columns: Mapping[str, str], text: str) -> TensorDictBase:
+def in_chat_env(parser: str, columns: Mapping[str, str], text: str) -> TensorDictBase:
     """What the parser writes in a step of TorchRL's chat environment, whose data loader gives the columns."""
+    from torchrl.data.llm import History
+    from torchrl.envs import llm
+
     row = {"query": USER[0]["content"], **columns}
     loader: DataLoader[dict[str, str]] = DataLoader(
         [row],  # type: ignore[arg-type]
         collate_fn=lambda batch: torch.stack([TensorDict.from_dict(each) for each in batch]),
     )
-    env = ChatEnv.from_dataloader(
+    env = llm.ChatEnv.from_dataloader(
         dataloader=loader, batch_size=(1,), input_mode="history", data_key="query", system_prompt="Be brief."
-    ).append_transform(parser)
+    ).append_transform(getattr(llm, parser)())
     asked = env.reset()
     said = History.from_chats([[{"role": "assistant", "content": text}]])
     asked["history", "full"] = asked["history", "prompt"].extend(said, inplace=False, dim=-1)
@@ -67,21 +63,21 @@ def judged(name: str, example: Example, text: str) -> Reward:
 @pytest.mark.parametrize(
     ("parser", "column", "gold"),
     [
-        (GSM8KRewardParser, "2 + 12 = 14\n#### 14", "14"),
-        (GSM8KRewardParser, "#### 1,200", "1,200"),
-        (MATHRewardParser, r"So it is $\boxed{14}$.", None),
-        (CountdownRewardParser, "target=14, numbers=2,3,4", {"target": 14, "numbers": [2, 3, 4]}),
+        ("GSM8KRewardParser", "2 + 12 = 14\n#### 14", "14"),
+        ("GSM8KRewardParser", "#### 1,200", "1,200"),
+        ("MATHRewardParser", r"So it is $\boxed{14}$.", None),
+        ("CountdownRewardParser", "target=14, numbers=2,3,4", {"target": 14, "numbers": [2, 3, 4]}),
     ],
 )
 def test_score_and_parts_are_those_of_the_chat_environment(
-    parser: type[Transform], column: str, gold: object, text: str
+    parser: str, column: str, gold: object, text: str
 ) -> None:
-    wanted = in_chat_env(parser(), {"answer": column}, text)
+    wanted = in_chat_env(parser, {"answer": column}, text)
     examples = [Example(USER, "unused", 0, row_data={"answer": column})]
     if gold is not None:  # rows without such a column: the task's own gold
         examples.append(Example(USER, gold, 0))
     for example in examples:
-        reward = judged(f"torchrl.envs.llm:{parser.__name__}", example, text)
+        reward = judged(f"torchrl.envs.llm:{parser}", example, text)
         assert reward.score == wanted["reward"].item()
         assert reward.parts == {
             "accuracy": float(wanted["success"].item()),
@@ -90,8 +86,10 @@ def test_score_and_parts_are_those_of_the_chat_environment(
 
 
 def test_a_parser_with_arguments_is_named_as_an_object_of_ones_own() -> None:
+    from tests.envs.torchrl_parsers import generous
+
     example = Example(USER, "14", 0)
-    assert judged(f"{HERE}:generous", example, "<answer>15</answer>").score == 0.5
+    assert judged(f"{PARSERS}:generous", example, "<answer>15</answer>").score == 0.5
     assert generous.parent is None  # what judges is a copy
 
 
@@ -146,28 +144,18 @@ def test_what_cannot_judge_gives_one_message(name: str, message: str) -> None:
 
 def test_a_column_that_is_not_there_is_named() -> None:
     with pytest.raises(LookupError, match=r"'reward' not found.*the columns of the row are hint"):
-        judged(f"{HERE}:scaling", Example(USER, "14", 0, row_data={"hint": "?"}), "14")
+        judged(f"{PARSERS}:scaling", Example(USER, "14", 0, row_data={"hint": "?"}), "14")
 
 
 def test_the_scorer_of_ifeval_says_which_library_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_scorer, "_has_immutabledict", False)
+    monkeypatch.setattr("torchrl.envs.llm.reward.ifeval._scorer._has_immutabledict", False)
     with pytest.raises(ImportError, match="immutabledict must be installed"):
         judged("torchrl.envs.llm:IfEvalScorer", Example(USER, "", 0), "14")
 
 
-class TwoScores(IfEvalScorer):  # type: ignore[misc]
-    """Writes what IfEvalScorer does, without the libraries that it needs."""
-
-    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        followed = [[each == "no_comma" for each in ids] for ids in tensordict["instruction_id_list"]]
-        next_tensordict["ifeval_score"] = TensorDict({"strict": torch.tensor(followed)}, [1])
-        next_tensordict["reward"] = torch.full((1, 1, 1), 0.25)
-        return next_tensordict
-
-
 def test_nested_scores_are_parts_and_columns_may_be_lists() -> None:
     example = Example(USER, "", 0, row_data={"instruction_id_list": ["no_comma", "json"], "reward": 9})
-    assert judged(f"{HERE}:TwoScores", example, "x") == Reward(0.25, {"ifeval_score.strict": 0.5})
+    assert judged(f"{PARSERS}:TwoScores", example, "x") == Reward(0.25, {"ifeval_score.strict": 0.5})
 
 
 def test_torch_is_imported_only_where_a_parser_is_named() -> None:

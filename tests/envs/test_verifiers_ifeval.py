@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import nltk
 import pytest
 
 from config.errors import ConfigError
@@ -165,7 +164,7 @@ def test_language_is_the_same_every_time() -> None:
 
 
 def test_missing_sentence_data_stops_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nltk.data, "path", ["/nowhere"])
+    monkeypatch.setattr("nltk.data.path", ["/nowhere"])
     sentences.load.cache_clear()
     with pytest.raises(ConfigError, match=r"punkt_tab.*/nowhere.*NLTK_DATA"):
         sentences.split("One. Two.")
