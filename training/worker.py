@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from config.errors import DeadlineError
 from config.schema import Config
 from training.aggregation import BatchTotals
+from training.attention import BLOCKED
 from training.batch import Batch
 from training.host_states import HostStates
 from training.learner_models import Models
@@ -38,6 +39,9 @@ from training.published_weights import PolicyTensor, PolicyWeights
 from training.sharding import Sharded, whole
 from training.tensor_files import copied, read_tensors, saved_shapes, write_tensors
 from training.trained_parameters import base_digest, check_same_model, described
+
+if TYPE_CHECKING:
+    from training.grpo_loss import GRPOLoss
 
 
 @dataclass(frozen=True)
@@ -110,14 +114,9 @@ class Worker(PolicyWeights):
         pushed: Callable[[Any], list[PolicyTensor]],
         tell: Callable[[str, int, int], None] = lambda stage, done, total: None,
     ) -> None:
-        # Before anything is compiled, for PyTorch compiles again once TorchRL has registered its containers. Not at the
-        # head of the file: TorchRL's losses import its environments and Ray, and the driver of ranks needs none of it.
-        from training.grpo_loss import GRPOLoss
-
         super().__init__(models.policy, pushed, models.within)
         self.config = config
         self.scorer = models.scorer
-        self.loss = GRPOLoss(self.scorer, config.policy)
         self.reference = models.reference
         self.base = base_digest(self.model)
         self.tell = tell
@@ -129,6 +128,16 @@ class Worker(PolicyWeights):
         self.beside = self.reference if self.reference and self.reference.beside and once else None
         self.objective = torch.zeros(())
         self.model.train()
+        if next(self.model.parameters()).device.type in BLOCKED:
+            # TorchRL's import registers containers, after which PyTorch would compile attention once more.
+            _ = self.loss
+
+    @cached_property
+    def loss(self) -> "GRPOLoss":
+        """Made for the first step: TorchRL's losses import its environments and Ray, for which no engine waits."""
+        from training.grpo_loss import GRPOLoss
+
+        return GRPOLoss(self.scorer, self.config.policy)
 
     @torch.no_grad()
     def log_prob(self, parts: Sequence[Batch]) -> list[Tensor]:

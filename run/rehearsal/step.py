@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
-import training.grpo_loss  # noqa: F401  (here, for what a worker imports when it is made would get fake tensors)
+import training.grpo_loss  # noqa: F401  (here, for what a worker imports at its first step would get fake tensors)
 from plan.plan import Plan, ReferencePlan
 from run.rehearsal.fakes import longest_rows, without_memory
 from run.rehearsal.flops import Formulas, attention_flops, pairs_seen
