@@ -20,8 +20,8 @@ from config.schema import Config
 from config.values import at_least
 
 ReferenceHome = Literal["none", "own devices", "base of the LoRA policy", "learner ranks", "shared"]
-"""`learner ranks`: sharded over them beside the policy. `shared`: no device is left for it alone, and `plan/make_plan.py`
-finds it a place."""
+"""`learner ranks`: sharded over them beside the policy. `shared`: no device is left for it alone, and
+`plan/make_plan.py` finds it a place."""
 TransportName = Literal["in_process", "shared_memory", "object_store", "nccl", "ipc"]
 
 
