@@ -111,9 +111,7 @@ def _outcome(job: Job, composed: DictConfig, run_dir: Path) -> RunOutcome:
     try:
         return job(to_config(composed), run_dir, partial(save_settings, run_dir, composed, HydraConfig.get()))
     except (ConfigError, OmegaConfBaseException) as error:
-        code = _ended_with(readable(error))
-        remove_if_unused(run_dir)
-        raise SystemExit(code) from error
+        raise SystemExit(_refused(readable(error), run_dir)) from error
     except RunError as error:
         raise SystemExit(_ended_with(str(error), CANNOT_GO_ON)) from error
     except KeyboardInterrupt:
@@ -124,14 +122,19 @@ def _outcome(job: Job, composed: DictConfig, run_dir: Path) -> RunOutcome:
             raise SystemExit(_ended_with(DISK_FULL.format(run_dir=run_dir))) from error
         broken = broken_package(error)
         if broken is not None:
-            code = _ended_with(broken)
-            remove_if_unused(run_dir)
-            raise SystemExit(code) from error
+            raise SystemExit(_refused(broken, run_dir)) from error
         why = unwritable(error, run_dir)
         if why is not None:
             raise SystemExit(_ended_with(TAKES_NO_MORE.format(run_dir=run_dir, why=why))) from error
         log.exception("a fault")
         raise
+
+
+def _refused(message: str, run_dir: Path) -> int:
+    """As `_ended_with`, and the folder goes if nothing was begun in it."""
+    code = _ended_with(message)
+    remove_if_unused(run_dir)
+    return code
 
 
 def _ended_with(message: str, code: int = BAD_INPUT) -> int:

@@ -39,6 +39,7 @@ GPU_BATCHED_TOKENS = 8192
 ROOM_TO_STAY = 0.9
 """Share of a GPU up to which a reference may fill it: what is only estimated keeps the rest."""
 SEQUENCES_IN_TURNS, SMALLEST_CACHE = 2, GIB
+"""What an engine that sleeps has a cache for, times `max_num_seqs`: those that run, and as much for what waits."""
 ROOM_FOR_A_CACHE = 0.75
 """Share of the estimated room up to which a size is given; above it vLLM measures what is left."""
 

@@ -61,5 +61,8 @@ def _threads() -> list[str]:
     tasks = Path("/proc/self/task")
     if not tasks.is_dir():
         return [str(thread.id) for thread in psutil.Process().threads()]
-    names = [(task / "comm").read_text().strip() for task in tasks.iterdir()]
+    names = []
+    for task in tasks.iterdir():
+        with contextlib.suppress(OSError):  # it has ended by now
+            names.append((task / "comm").read_text().strip())
     return [name for name in names if name != ALLOCATOR]

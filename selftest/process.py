@@ -79,11 +79,12 @@ def _tried(check: Check, folder: Path) -> dict[str, str]:
         detail = check.function(Bench(bench_folder, check.device), **check.options)
         return {"status": "works", "detail": detail, "trace": "", "remedy": ""}
     except BaseException as error:
-        own = isinstance(error, ConfigError)  # it names its remedy
+        broken = broken_package(error)
+        own = broken is not None or isinstance(error, ConfigError)  # it names its remedy
         said = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
         return {
             "status": "does not",
-            "detail": broken_package(error) or (str(error) if own else f"{type(error).__name__}: {said}"),
+            "detail": broken or (str(error) if own else f"{type(error).__name__}: {said}"),
             "trace": traceback.format_exc(),
             "remedy": "" if own else check.remedy,
         }

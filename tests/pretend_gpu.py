@@ -340,9 +340,8 @@ def pretend_gpus(count: int, free_bytes: int = 80 << 30) -> Iterator[PretendedGP
         "is_cpu": property(lambda tensor: gpus.place(tensor).type == "cpu"),
         "pin_memory": PIN_MEMORY,
     }
-    importlib.import_module(
-        "peft"
-    )  # before the pretence: bitsandbytes, which it brings, would believe in the GPUs
+    # Before the pretence: bitsandbytes, which peft brings, would believe in the GPUs.
+    importlib.import_module("peft")
     with ExitStack() as pretence:
         for patch in patches(gpus):
             pretence.enter_context(patch)

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from config.schema import ModelConfig
 from plan.memory import rows_at_a_time
 from plan.plan import Plan
+from run.rehearsal.tracking import asks_device
 from training import attention, learner_models, log_probs, model_loading, worker
 from training.attention import Segments
 from training.batch import Batch, Scores, Tokens
@@ -41,8 +42,8 @@ class SmallIntegers(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
-            return args[0].fake_device  # of each chunk of each parameter, as FSDP cuts them for the ranks
+        if asks_device(func, args):
+            return args[0].fake_device
         if func is aten.index.Tensor and isinstance(args[0], FakeTensor):
             args = (args[0], [place for index in args[1] for place in _places(index)])
         if FakeTensor not in types and _is_real(func, args, kwargs):

@@ -23,6 +23,11 @@ HOST = "in host memory"
 """The kind of what is not on the rank's device, and not counted."""
 
 
+def asks_device(func: Any, args: tuple[Any, ...]) -> bool:
+    """Of a fake tensor: half of all calls, and what they cost unless a mode answers is most of the time."""
+    return func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor)
+
+
 class _Seen(TorchDispatchMode):
     """Sees every operation on plain tensors: a sharded tensor's come as those on its shards."""
 
@@ -39,8 +44,8 @@ class _Seen(TorchDispatchMode):
     ) -> Any:
         if DTensor in types:
             return NotImplemented
-        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
-            return args[0].fake_device  # half of all calls, and what they cost otherwise is most of the time
+        if asks_device(func, args):
+            return args[0].fake_device
         if func is torch.ops._c10d_functional.wait_tensor.default:
             return args[0]  # its fake makes another tensor, which the real one does not
         out = func(*args, **(kwargs or {}))

@@ -46,7 +46,7 @@ def test_vllm_starts_and_wakes_on_every_shared_gpu_that_a_plan_accepts(way: tupl
     from vllm.utils.mem_utils import MemorySnapshot
     from vllm.v1.worker.utils import request_memory
 
-    found, config = 0, configured(*way, name="grpo_gsm8k")
+    found, bounded, config = 0, 0, configured(*way, name="grpo_gsm8k")
     for card in CARDS:
         for model in MODELS:
             plan = accepted(config, card, model)
@@ -59,14 +59,15 @@ def test_vllm_starts_and_wakes_on_every_shared_gpu_that_a_plan_accepts(way: tupl
             cache = CacheConfig(gpu_memory_utilization=plan.engine.gpu_memory_utilization)
             assert request_memory(snapshot, cache) <= free
             if plan.engine.kv_cache_bytes is not None:  # vLLM does not look whether it fits
-                beside = engine_weights(
-                    config, plan.shape, plan.engine.dtype, on_cpu=False
-                ) + engine_work_bytes(
-                    plan.shape, plan.engine.max_num_batched_tokens or 0, plan.engine.max_num_seqs, 1
+                engine = plan.engine
+                weights = engine_weights(config, plan.shape, engine.dtype, on_cpu=False)
+                work = engine_work_bytes(
+                    plan.shape, engine.max_num_batched_tokens or 0, engine.max_num_seqs, 1
                 )
-                assert plan.engine.kv_cache_bytes + beside <= free
+                assert plan.engine.kv_cache_bytes + weights + work <= free
+                bounded += 1
             found += 1
-    assert found >= 4, "plans that are all refused prove nothing"
+    assert found >= 4 and bounded, "plans that are all refused, or leave the cache to vLLM, prove nothing"
 
 
 def test_vllm_refuses_what_the_plan_has_lowered() -> None:
@@ -88,9 +89,8 @@ def test_vllm_refuses_what_the_plan_has_lowered() -> None:
 
 def test_an_engine_that_takes_turns_has_no_larger_cache_than_it_uses() -> None:
     """Every GiB is given back and taken again at each turn: on an H200 0.02 s each time."""
-    one = (
-        1536 * 36 * 2 * 2 * 128 * 2
-    )  # tokens, layers, keys and values, heads, their width, bytes of bfloat16
+    # Tokens, layers, keys and values, heads, their width, bytes of bfloat16.
+    one = 1536 * 36 * 2 * 2 * 128 * 2
 
     def cache(gpus: int, card: float, *overrides: str) -> int | None:
         config = configured("model.name=Qwen/Qwen2.5-3B-Instruct", *overrides, name="grpo_gsm8k")

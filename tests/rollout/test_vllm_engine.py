@@ -305,7 +305,6 @@ import sys
 import weakref
 from pathlib import Path
 from rollout.engines.vllm_engine import VLLMEngine
-from rollout.engines.vllm_engine_args import engine_arguments
 from tests.rollout.conftest import tiny_settings
 
 engine = VLLMEngine(tiny_settings(Path(sys.argv[1])))
