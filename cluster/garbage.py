@@ -2,8 +2,11 @@
 
 import atexit
 import gc
+import importlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import ModuleType
 
 _YOUNG = 50_000
 """Objects that may be made before the newest are looked through. A batch of groups is thousands of objects and no
@@ -23,6 +26,13 @@ def spare_what_stays() -> None:
     gc.freeze()
     gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])
     _spared = True
+
+
+def imported_apart(name: str) -> ModuleType:
+    """The module, imported with no frame of the caller's below: packages keep exceptions of what they could not import,
+    each of which keeps all frames that it was raised in, and so a run with its model after its end."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(importlib.import_module, name).result()
 
 
 def freeze_imports() -> None:

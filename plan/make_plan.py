@@ -156,6 +156,7 @@ def _engine(
     return EnginePlan(
         backend=backend,
         dtype=dtype,
+        arithmetic="tf32" if gpu_vllm and dtype == "float32" else dtype,
         gpu_memory_utilization=inference.gpu_memory_utilization,
         kv_cache_bytes=cache,
         max_num_seqs=sequences,

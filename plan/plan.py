@@ -35,7 +35,8 @@ ReferenceHome = Literal[
 class EnginePlan:
     """Every rollout engine of the run.
 
-    dtype: of its weights and arithmetic. gpu_memory_utilization: share of a GPU that vLLM takes. kv_cache_bytes: of
+    dtype: of its weights. arithmetic: the same, or `tf32` where products of float32 take ten bits of each factor, as
+    vLLM's attention does on a GPU. gpu_memory_utilization: share of a GPU that vLLM takes. kv_cache_bytes: of
     one engine, all its devices together; None: what that share leaves. max_num_batched_tokens: None leaves it to the
     engine. async_scheduling: vLLM prepares a step while the one before it runs; only where no push can fall between the
     two, for nothing is in flight then or all of it is finished first. sleeps: while the learner works, for they take
@@ -44,6 +45,7 @@ class EnginePlan:
 
     backend: Backend
     dtype: str
+    arithmetic: str
     gpu_memory_utilization: float
     kv_cache_bytes: int | None
     max_num_seqs: int

@@ -5,7 +5,7 @@ both speak the protocols of rollout/engines/sampler.py, so nothing above knows w
 the files of `model.name` alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from rollout.weights.evidence import Tolerance
 from rollout.weights.fixed_sequences import FixedSequences, canary_sequences
 from rollout.weights.outgoing import Learner
 from rollout.weights.push import Weights
+from rollout.weights.rounding import Rounding
 from training.model_loading import linear_names, load_model, saved_eos_token_ids, skeleton
 
 if TYPE_CHECKING:  # Ray costs a second, which one engine in this process need not wait for
@@ -133,19 +134,15 @@ def _transformers_engine(config: Config, eos: tuple[int, ...], plan: Plan) -> En
 def build_weights(config: Config, learner: Learner, target: WeightTarget, plan: Plan) -> Weights:
     chosen = plan.canary
     sequences = canary_sequences(learner.vocab_size, config.max_model_len, chosen.count, chosen.length)
-    tolerance = partial(measure_tolerance, config, learner, plan, sequences)
     fixed = FixedSequences(sequences, target, learner)
-    canary = Canary(fixed, tolerance, learner.tied_head, chosen.scores_anew, chosen.share)
+    canary = Canary(
+        fixed, rounding(config, learner, plan), learner.tied_head, chosen.scores_anew, chosen.share
+    )
     return Weights(learner, target, canary, plan.engine.sleeps)
 
 
-def measure_tolerance(
-    config: Config, learner: Learner, plan: Plan, sequences: Sequence[Sequence[int]]
-) -> Tolerance:
-    """What the dtypes of learner and engine explain; `inference_model.canary_tolerance` instead, where it is given."""
-    given = config.inference_model.canary_tolerance
-    if given is not None:
-        return Tolerance.up_to(given)
-    float8 = config.inference_model.quantization is not None
-    errors = learner.rounding_error(sequences, plan.engine.dtype, float8)
-    return Tolerance.measured(plan.engine.dtype, errors)
+def rounding(config: Config, learner: Learner, plan: Plan) -> Rounding:
+    """What the arithmetic of learner and engine explains; `inference_model.canary_tolerance`, where it is given."""
+    inference = config.inference_model
+    given = None if inference.canary_tolerance is None else Tolerance.up_to(inference.canary_tolerance)
+    return Rounding(learner, plan.engine.arithmetic, inference.quantization is not None, given)

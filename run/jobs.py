@@ -88,7 +88,8 @@ def run_training(
 ) -> RunOutcome:
     """`run=train`: build, train, close, always; from the newest checkpoint once more where `train.restarts` allows."""
     config, told = with_model(config)
-    restarts, lost = config.train.restarts, None
+    restarts = config.train.restarts
+    lost: str | None = None
     for left in range(restarts, -1, -1):
         try:
             return _train_once(config, run_dir, train, schedule, begun, told, lost)
@@ -96,10 +97,10 @@ def run_training(
             newest = newest_checkpoint(run_dir)
             if not left:
                 raise RankLost(f"{error}\n{_way_on(run_dir, newest, restarts)}") from error
-            lost = error
+            lost = str(error)  # not the exception, which keeps the run's frames and so its model
             again = "from the beginning" if newest is None else f"from {newest}"
             told = [
-                str(error),
+                lost,
                 f"restarting {again}; {left - 1} of {restarts} restarts are left (train.restarts)",
             ]
             resume = None if newest is None else str(run_dir)
@@ -122,7 +123,7 @@ def _train_once(
     schedule: type[ScheduleType],
     begun: Callable[[], None],
     told: list[str],
-    lost: RankLost | None,
+    lost: str | None,
 ) -> RunOutcome:
     """lost: what ended the attempt before this one."""
     from run.build import build
@@ -135,7 +136,7 @@ def _train_once(
         for line in told:
             run.monitor.say(line)
         if lost is not None:
-            run.monitor.event("restarted", text=str(lost))
+            run.monitor.event("restarted", text=lost)
         train(working)
         if not run.stop.requested:
             run.check()

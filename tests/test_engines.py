@@ -16,7 +16,7 @@ from plan.make_plan import make_plan
 from plan.plan import Plan
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.engines.vllm_settings import AdapterShape
-from rollout.weights.evidence import FLOOR, Tolerance
+from rollout.weights.evidence import FLOOR, Tolerance, flat
 from rollout.weights.fixed_sequences import canary_sequences
 from rollout.weights.outgoing import NamedTensors, ReadyTensor
 from rollout.weights.push import Weights
@@ -25,7 +25,7 @@ from run.engines import (
     adapter_shape,
     build_weights,
     engine_places,
-    measure_tolerance,
+    rounding,
     vllm_settings,
 )
 from tests.rollout.conftest import lora_policy
@@ -233,13 +233,31 @@ def test_the_tolerance_is_measured_unless_it_is_given() -> None:
     plan = gpu_plan(config, ("0", "1"))
     learner = PolicyWeights(tiny_llama(), pushed_tensors(config, plan))
     sequences = canary_sequences(VOCABULARY, 160)
-    half = measure_tolerance(config, learner, plan, sequences)
+
+    def tolerance() -> Tolerance:
+        measured = rounding(config, learner, plan)
+        return measured.bound(measured.once(sequences))
+
+    half = tolerance()
     config.inference_model.quantization = "fp8"
-    float8 = measure_tolerance(config, learner, plan, sequences)
-    assert FLOOR["bfloat16"] < half.largest < float8.largest
-    assert float8.mean > 4 * half.mean
+    eighth = tolerance()
+    assert FLOOR["bfloat16"] < half.largest < eighth.largest
+    assert eighth.mean > 4 * half.mean
     config.inference_model.canary_tolerance = 0.6
-    assert measure_tolerance(config, learner, plan, sequences) == Tolerance(0.6, pytest.approx(0.1))
+    assert tolerance() == Tolerance(0.6, pytest.approx(0.1))
+
+
+def test_float32_on_a_gpu_is_tf32_in_vllms_attention() -> None:
+    config = a_config()
+    config.inference_model.dtype = "float32"
+    plan = gpu_plan(config, ("0", "1"))
+    learner = PolicyWeights(tiny_llama(), pushed_tensors(config, plan))
+    sequences = canary_sequences(VOCABULARY, 160)
+    errors = flat(rounding(config, learner, plan).once(sequences))
+    half = flat(learner.rounding_error(sequences, "bfloat16", float8=False))
+    assert 0.06 * half.mean() < errors.mean() < 0.2 * half.mean(), "three bits fewer"
+    config.inference_model.backend = "transformers"
+    assert gpu_plan(config, ("0", "1")).engine.arithmetic == "float32"
 
 
 def test_full_weights_leave_in_the_engines_dtype_and_adapters_as_they_are() -> None:

@@ -2,6 +2,7 @@
 or at the end."""
 
 import gc
+import importlib
 import subprocess
 import sys
 import weakref
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cluster import garbage
-from cluster.garbage import freeze_imports, spare_what_stays
+from cluster.garbage import freeze_imports, imported_apart, spare_what_stays
 from tests.scripts import ROOT
 
 
@@ -49,6 +50,35 @@ def test_what_was_dropped_before_is_collected_where_the_search_is_on(in_a_new_pr
     gc.enable()
     freeze_imports()
     assert dropped() is None
+
+
+KEEPS_WHAT_FAILED = """
+try:
+    import a_package_that_is_not_there
+except ImportError as error:
+    failed = error
+"""
+
+
+@pytest.mark.parametrize(("apart", "kept"), [(False, True), (True, False)], ids=["as usual", "apart"])
+def test_an_import_apart_keeps_nothing_of_its_importer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool, kept: bool
+) -> None:
+    """vLLM keeps the exceptions of what it could not import, and these the frames of a run that imported it first."""
+    name = f"keeps_what_failed_{apart}"
+    (tmp_path / f"{name}.py").write_text(KEEPS_WHAT_FAILED)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def begin_a_run() -> weakref.ref[Cycle]:
+        model = Cycle()
+        module = imported_apart(name) if apart else importlib.import_module(name)
+        assert module.failed.name == "a_package_that_is_not_there"
+        return weakref.ref(model)
+
+    model = begin_a_run()
+    gc.collect()
+    assert (model() is not None) == kept
+    del sys.modules[name]
 
 
 ENDING = """

@@ -9,7 +9,7 @@ One layer's weights exist in the other dtype at a time, so this fits beside what
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -21,15 +21,62 @@ from training.sharding import Within, directly
 
 _HEAD_VALUES = 1 << 26  # of the output head that are converted at a time
 _FLOAT8 = torch.float8_e4m3fn
+TF32 = "tf32"
+_TF32_CUT = 13  # bits of float32's 23 that TF32 has not
+
+
+class Rounding(Protocol):
+    """What happens to values beside their dtype. matrix: they are a linear layer's matrix, or what it multiplies."""
+
+    def __call__(self, values: torch.Tensor, matrix: bool) -> torch.Tensor: ...
+
+
+def nearest(values: torch.Tensor, matrix: bool) -> torch.Tensor:
+    """Nothing: the dtype rounds."""
+    return values
+
+
+def to_float8(values: torch.Tensor, matrix: bool) -> torch.Tensor:
+    """As vLLM's online `fp8` does it: a weight by one scale for each of its rows, an input by one for each token."""
+    return _rounded(values) if matrix else values
+
+
+def to_tf32(values: torch.Tensor, matrix: bool) -> torch.Tensor:
+    """As products of float32 on a GPU that take 10 bits of each factor's mantissa; vLLM's attention does."""
+    if not matrix:
+        return values
+    bits = values.float().contiguous().view(torch.int32)
+    return ((bits + (1 << (_TF32_CUT - 1))) >> _TF32_CUT << _TF32_CUT).view(torch.float32)
+
+
+def elsewhere(rounding: Rounding, dtype: torch.dtype, seed: int) -> Rounding:
+    """Of what layers take: up or down by chance, as operations in another order round at other places.
+
+    dtype: that has as many bits as what is rounded to.
+    """
+    half_a_bit = torch.finfo(dtype).eps / 2
+    generators: dict[torch.device, torch.Generator] = {}
+
+    def rounded(values: torch.Tensor, matrix: bool) -> torch.Tensor:
+        if rounding is to_tf32 and not matrix:
+            return values
+        if values.device not in generators:
+            generators[values.device] = torch.Generator(values.device).manual_seed(seed)
+        chance = torch.rand(values.shape, generator=generators[values.device], device=values.device)
+        moved = values.float() * (1 + half_a_bit * (2 * chance - 1))
+        return rounding(moved.to(values.dtype), matrix)
+
+    return rounded
 
 
 @contextmanager
-def computing_in(model: PreTrainedModel, dtype: torch.dtype, float8: bool = False) -> Iterator[None]:
+def computing_in(
+    model: PreTrainedModel, dtype: torch.dtype, rounding: Rounding = nearest, taken: Rounding = nearest
+) -> Iterator[None]:
     """Every layer computes in `dtype` and hands on `dtype`; the output head makes float32 logits from operands of
     `dtype`, as vLLM's float32 head does. The weights themselves are not touched.
 
-    float8: matrices and what they multiply are rounded to float8 as well, as vLLM's online `fp8` does it: a weight
-    by one scale for each of its rows, an input by one for each token.
+    rounding: of weights, once they are in `dtype`. taken: of what layers take.
     """
     head = model.get_output_embeddings()
     with ExitStack() as undo:
@@ -41,7 +88,7 @@ def computing_in(model: PreTrainedModel, dtype: torch.dtype, float8: bool = Fals
                 in_dtype = module.register_forward_hook(lambda module, arguments, rows: rows.to(dtype))
                 undo.callback(in_dtype.remove)
             elif module._parameters:
-                undo.enter_context(_computing_in(module, dtype, float8 and isinstance(module, nn.Linear)))
+                undo.enter_context(_computing_in(module, dtype, rounding, taken))
         yield
 
 
@@ -96,12 +143,21 @@ def parameters_replaced(
 
 
 @contextmanager
-def _computing_in(module: nn.Module, dtype: torch.dtype, float8: bool) -> Iterator[None]:
+def _computing_in(
+    module: nn.Module, dtype: torch.dtype, rounding: Rounding, taken: Rounding
+) -> Iterator[None]:
+    linear = isinstance(module, nn.Linear)
+
     def replaced(name: str, values: torch.Tensor) -> torch.Tensor:
-        return _rounded(values.detach().to(dtype), float8 and values.ndim > 1)
+        return rounding(values.detach().to(dtype), linear and values.ndim > 1)
+
+    def rounded(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        return taken(value.to(dtype), linear)
 
     def inputs(module: nn.Module, arguments: Any, named: Any) -> Any:
-        return tree_map(partial(_input_in, dtype, float8), (arguments, named))
+        return tree_map(rounded, (arguments, named))
 
     hook = module.register_forward_pre_hook(inputs, with_kwargs=True)
     try:
@@ -111,16 +167,8 @@ def _computing_in(module: nn.Module, dtype: torch.dtype, float8: bool) -> Iterat
         hook.remove()
 
 
-def _input_in(dtype: torch.dtype, float8: bool, value: Any) -> Any:
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-        return value
-    return _rounded(value.to(dtype), float8)
-
-
-def _rounded(values: torch.Tensor, float8: bool) -> torch.Tensor:
-    """To float8 with one scale for each vector along the last dimension; unchanged without `float8`."""
-    if not float8:
-        return values
+def _rounded(values: torch.Tensor) -> torch.Tensor:
+    """To float8 with one scale for each vector along the last dimension."""
     scale = values.float().abs().amax(-1, keepdim=True).clamp(min=1e-12) / torch.finfo(_FLOAT8).max
     return ((values.float() / scale).to(_FLOAT8).float() * scale).to(values.dtype)
 
@@ -158,23 +206,37 @@ def rounding_error(
     model: nn.Module,
     sequences: Sequence[Sequence[int]],
     dtype: torch.dtype,
-    float8: bool = False,
+    rounding: Rounding = nearest,
     within: Within = directly,
+    draws: int = 1,
 ) -> list[list[float]]:
     """What the learner's own dtype and the engine's may do to each score together, [count][length - 1].
 
     The distance of either from float32, where no rounding is left to speak of. Two computations in one dtype round
     at different places, so they are not nearer to each other than that.
+
+    rounding: the engine's. draws: times that its distance is tried, rounded at other places each time; the root of
+        their mean square counts.
     """
     causal = causal_model(model)
 
-    def scores_in(other: torch.dtype, float8: bool = False) -> torch.Tensor:
-        with computing_in(causal, other, float8):
+    def scores_in(
+        other: torch.dtype, rounding: Rounding = nearest, taken: Rounding = nearest
+    ) -> torch.Tensor:
+        with computing_in(causal, other, rounding, taken):
             return torch.tensor(learner_scores(model, sequences, 1.0, within))
 
     own = torch.tensor(learner_scores(model, sequences, 1.0, within))
     rounded = any(parameter.dtype != torch.float32 for parameter in causal.parameters())
     exact = scores_in(torch.float32) if rounded else own
-    engine = scores_in(dtype, float8) if float8 or dtype != torch.float32 else exact
-    error: list[list[float]] = ((own - exact).abs() + (engine - exact).abs()).tolist()
-    return error
+    error = (own - exact).abs()
+    if rounding is not nearest or dtype != torch.float32:
+        bits = torch.float16 if rounding is to_tf32 else dtype
+        ways = [rounding, *(elsewhere(rounding, bits, seed) for seed in range(1, draws))]
+        error += (
+            torch.stack([(scores_in(dtype, rounding, taken) - exact).square() for taken in ways])
+            .mean(0)
+            .sqrt()
+        )
+    listed: list[list[float]] = error.tolist()
+    return listed

@@ -77,9 +77,14 @@ class Learner(Protocol):
         ...
 
     def rounding_error(
-        self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool
+        self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool, draws: int = 1
     ) -> list[list[float]]:
-        """What an engine's dtype, and the learner's own, may do to each score, [count][length - 1]."""
+        """What an engine's dtype, and the learner's own, may do to each score, [count][length - 1].
+
+        dtype: the engine's; `tf32` for float32 whose products take ten bits of each factor. float8: its matrices are
+        quantized online. draws: computations of the engine that are tried, rounded at other places each; the root of
+        the mean square counts.
+        """
         ...
 
     @property

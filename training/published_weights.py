@@ -20,10 +20,14 @@ from config.errors import ConfigError
 from config.schema import Config
 from plan.plan import Plan
 from training.engine_arithmetic import (
+    TF32,
     forward_replaced,
     learner_scores,
+    nearest,
     parameters_replaced,
     rounding_error,
+    to_float8,
+    to_tf32,
 )
 from training.model_loading import adapted, causal_model
 from training.quantization import dequantized, quantized, shape_and_dtype, state_without_scales
@@ -161,14 +165,13 @@ class PolicyWeights:
             return learner_scores(self.model, sequences, temperature, self._within)
 
     def rounding_error(
-        self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool
+        self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool, draws: int = 1
     ) -> list[list[float]]:
-        """What the dtypes of learner and engine together may do to each score, [count][length - 1].
-
-        dtype: the engine's. float8: its matrices are quantized online.
-        """
+        """As `Learner.rounding_error`."""
+        in_dtype = torch.float32 if dtype == TF32 else getattr(torch, dtype)
+        rounding = to_tf32 if dtype == TF32 else to_float8 if float8 else nearest
         with as_published(self.model, self.publish()):
-            return rounding_error(self.model, sequences, getattr(torch, dtype), float8, self._within)
+            return rounding_error(self.model, sequences, in_dtype, rounding, self._within, draws)
 
 
 @contextmanager

@@ -135,9 +135,9 @@ class RankHost:
         return self.worker.score(sequences, temperature)
 
     def rounding_error(
-        self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool
+        self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool, draws: int = 1
     ) -> list[list[float]]:
-        return self.worker.rounding_error(sequences, dtype, float8)
+        return self.worker.rounding_error(sequences, dtype, float8, draws)
 
     def packs(self) -> bool:
         return self.worker.scorer.packs

@@ -208,9 +208,9 @@ class RankedLearner(SplitLearner):
         return scores
 
     def rounding_error(
-        self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool
+        self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool, draws: int = 1
     ) -> list[list[float]]:
-        errors: list[list[float]] = self._same("rounding_error", sequences, dtype, float8)
+        errors: list[list[float]] = self._same("rounding_error", sequences, dtype, float8, draws)
         return errors
 
     def save(self, folder: Path) -> Callable[[], None]:

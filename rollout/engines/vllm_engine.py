@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from cluster.garbage import freeze_imports, imports_stay_frozen
+from cluster.garbage import freeze_imports, imported_apart, imports_stay_frozen
 from config.errors import ConfigError, DeadlineError
 from envs.group import ALONE, FinishReason, SampledCompletion, Sampling
 from rollout.engines.sampler import Request, Response
@@ -91,8 +91,7 @@ class VLLMEngine:
         return torch.compiler.set_stance("force_eager" if self.settings.enforce_eager else "default")
 
     def _start(self) -> Any:
-        from vllm.v1.engine.llm_engine import LLMEngine
-
+        LLMEngine = imported_apart("vllm.v1.engine.llm_engine").LLMEngine
         freeze_imports()  # vLLM is about to look through them
         try:
             with imports_stay_frozen():

@@ -15,7 +15,7 @@ engines drew, or were asked about, before the push and for which the old numbers
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import torch
@@ -28,11 +28,14 @@ from rollout.weights.evidence import (
     Drawn,
     DrawnRow,
     Evidence,
+    Scores,
     Tolerance,
     drawn_part,
     evidence_of,
+    flat,
 )
 from rollout.weights.fixed_sequences import FixedSequences
+from rollout.weights.rounding import Rounding
 
 _FEWEST = 64  # tokens of an engine that prove it
 _UNUSUAL = 2.0  # times the gap that what it drew had when fixed sequences last proved it
@@ -74,8 +77,9 @@ class _Budget:
 class Canary:
     """Proves every push, before the next update is made.
 
-    fixed: the sequences of last resort. measure_tolerance: called once, before the first comparison, when the learner
-    has its weights.
+    fixed: the sequences of last resort.
+    rounding: explains small differences. It is measured before the first comparison, when the learner has its weights,
+        and closely, by the weights of then, where a difference goes beyond that.
     tied_head: the head's name where the embeddings are tied, else None.
     scores_anew: whether an engine scores again before a push that fixed sequences will prove, as they proved the one
         before. Where it keeps keys and values between requests, that fills its cache with those of the old weights, so
@@ -87,7 +91,7 @@ class Canary:
     """
 
     fixed: FixedSequences
-    measure_tolerance: Callable[[], Tolerance]
+    rounding: Rounding
     tied_head: str | None
     scores_anew: bool = True
     share: float | None = None
@@ -105,7 +109,8 @@ class Canary:
 
     @cached_property
     def tolerance(self) -> Tolerance:
-        return self.measure_tolerance()
+        """It widens where the weights of a later version round more."""
+        return self.rounding.bound(self.rounding.once(self.fixed.token_ids))
 
     @cached_property
     def _budget(self) -> _Budget:
@@ -241,7 +246,10 @@ class Canary:
                 "Lower optimizer.lr, keep optimizer.clip_grad_norm, and go on from an earlier checkpoint with "
                 "train.resume=PATH"
             )
-        if self._doubted or not all(evidence.agrees(self.tolerance) for evidence in found.values()):
+        if not self._agree(found):
+            errors = self._rounding_of(self.fixed.token_ids)
+            found = {name: replace(evidence, rounding=flat(errors)) for name, evidence in found.items()}
+        if self._doubted or not self._agree(found):
             self._compare_rows()
         for name, evidence in found.items():
             self._check(name, evidence, self.fixed.learner_at)
@@ -252,13 +260,26 @@ class Canary:
         self._budget.took(self.clock() - began)
         return {"canary/max_abs_diff": max(evidence.difference.largest for evidence in found.values())}
 
+    def _agree(self, found: Mapping[str, Evidence]) -> bool:
+        return all(evidence.agrees(self.tolerance) for evidence in found.values())
+
+    def _rounding_of(self, sequences: Sequence[Sequence[int]]) -> Scores:
+        """What rounding does to their scores by the weights of now; the tolerance is no less than that explains."""
+        errors = self.rounding.closely(sequences)
+        self.tolerance = self.tolerance.or_wider(self.rounding.bound(errors))
+        return errors
+
     def _compare_rows(self) -> None:
         """Every engine by what it drew before the push: whether it moved with the learner, if only a little."""
         for name, rows in self._rows_before.items():
-            scored = self.fixed.engines.score([row.sequence for row in rows]) if rows else {}
+            sequences = [row.sequence for row in rows]
+            scored = self.fixed.engines.score(sequences) if rows else {}
             if name in scored:
                 noise = None if all(row.learner for row in rows) else self._noise(name)
                 evidence = evidence_of(rows, scored[name], self._learner_of(rows, 1.0), noise)
+                if not evidence.agrees(self.tolerance):
+                    errors = drawn_part(rows, self._rounding_of(sequences))
+                    evidence = replace(evidence, rounding=errors)
                 self._check(name, evidence, partial(self._learner_of, rows))
 
     def _learner_of(self, rows: Sequence[DrawnRow], temperature: float) -> torch.Tensor:

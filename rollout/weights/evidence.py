@@ -47,18 +47,21 @@ class Tolerance(Difference):
         return cls(largest, largest * _MEAN_SHARE)
 
     @classmethod
-    def measured(cls, dtype: str, errors: Scores) -> "Tolerance":
+    def measured(cls, arithmetic: str, errors: Scores) -> "Tolerance":
         """Some times what rounding was seen to do to this model, and at least what it does to any.
 
-        errors: of each score, by the dtypes of learner and engine.
+        arithmetic: the engine's. errors: of each score, by the learner's arithmetic and that.
         """
-        seen, floor = flat(errors), cls.up_to(FLOOR[dtype])
+        seen, floor = flat(errors), cls.up_to(FLOOR[arithmetic])
         largest, mean = _LARGEST * float(seen.max()), _MEAN * float(seen.mean())
         return cls(max(floor.largest, largest), max(floor.mean, mean))
 
+    def or_wider(self, other: "Tolerance") -> "Tolerance":
+        return Tolerance(max(self.largest, other.largest), max(self.mean, other.mean))
 
-FLOOR = {"float32": 1e-3, "float16": 2e-3, "bfloat16": 2e-2}
-"""By the engine's dtype: the differences of a small model, whose few canary tokens may show too little of them."""
+
+FLOOR = {"float32": 1e-3, "tf32": 2e-3, "float16": 2e-3, "bfloat16": 2e-2}
+"""By the engine's arithmetic: the differences of a small model, whose few canary tokens may show too little of them."""
 
 _DETECTABLE = 6.0  # a movement counts when it is this many times what noise would give
 _NOISE_FLOOR = 1e-6
@@ -74,7 +77,8 @@ class Evidence:
     engine, engine_before: after and before the push. learner, learner_before: of the new and the previous
     version; the earlier ones are None at the first push. last: true at each sequence's last token. least: times the
     noise that the learner's movement must have to be told from it, however many tokens show it. noise: of the engine's
-    numbers, the root of its mean square; None: as far as both sides were apart before. age: pushes since before.
+    numbers, the root of its mean square; None: as far as both sides were apart before. rounding: what it may do to each
+    number now, which the noise is no less than; None: not measured. age: pushes since before.
     """
 
     engine: torch.Tensor
@@ -84,6 +88,7 @@ class Evidence:
     learner_before: torch.Tensor | None = None
     least: float = 0.0
     noise: float | None = None
+    rounding: torch.Tensor | None = None
     age: int = 1
 
     def where(self, mask: torch.Tensor) -> "Evidence":
@@ -106,6 +111,8 @@ class Evidence:
         engine, learner = self.engine - self.engine_before, self.learner - self.learner_before
         apart = rms(self.engine_before - self.learner_before)
         noise, movement = apart if self.noise is None else self.noise, rms(learner)
+        if self.rounding is not None:
+            noise = max(noise, rms(self.rounding))
         detectable = max(_DETECTABLE / math.sqrt(len(learner)), self.least) * self.age
         missing = 0.5 / self.age
         if movement < detectable * max(noise, _NOISE_FLOOR):

@@ -14,12 +14,12 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaForCausalLM
 
 from envs.group import ALONE, Sampling
-from rollout.engines import vllm_weights
 from rollout.engines.sampler import Request, generate
 from rollout.engines.vllm_engine import VLLMEngine
-from rollout.weights.canary import Canary, CanaryError, _Budget
-from rollout.weights.evidence import Answer, Drawn, DrawnRow, Tolerance, drawn_part
+from rollout.weights.canary import Canary, CanaryError
+from rollout.weights.evidence import Answer, Drawn, DrawnRow, drawn_part
 from rollout.weights.fixed_sequences import FixedSequences, canary_sequences
+from rollout.weights.rounding import Rounding
 from tests.rollout.conftest import MAX_LEN, VOCAB, StartEngine, tiny_llama
 from training.engine_arithmetic import rounding_error
 
@@ -42,6 +42,11 @@ class Learner:
         scores = logits.log_softmax(-1).gather(2, padded[:, 1:, None])[..., 0]
         return [row[: len(ids) - 1].tolist() for row, ids in zip(scores, sequences, strict=True)]
 
+    def rounding_error(
+        self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool, draws: int = 1
+    ) -> list[list[float]]:
+        return rounding_error(self.model, sequences, getattr(torch, dtype), draws=draws)
+
 
 def train_a_little(model: LlamaForCausalLM, step: int, scale: float) -> None:
     generator = torch.Generator().manual_seed(step)
@@ -62,16 +67,11 @@ class Run:
         self.learner = Learner(model)
         self.canary = Canary(
             FixedSequences(canary_sequences(VOCAB, MAX_LEN), engine, self.learner),
-            self.tolerance,
+            Rounding(self.learner, engine.settings.dtype),
             HEAD if model.config.tie_word_embeddings else None,
             share=None if proof == "fixed" else 0.0,
         )
         self.drawn_before: list[Sequence[DrawnRow]] = []
-
-    def tolerance(self) -> Tolerance:
-        dtype = self.engine.settings.dtype
-        errors = rounding_error(self.model, self.canary.fixed.token_ids, getattr(torch, dtype))
-        return Tolerance.measured(dtype, errors)
 
     def push(self, change: Callable[[Weights], Weights] = lambda weights: weights) -> dict[str, float]:
         """And, where that is the proof, all that has to be before an update."""
@@ -292,69 +292,6 @@ def test_an_answer_of_other_engines_makes_fixed_sequences_due(
     assert asked == [4, 3, 3, 3, 4], "at once, before and after the push; then asked again"
 
 
-def test_the_canary_takes_no_more_than_its_share() -> None:
-    """Of the clock's time since the first comparison, which is nobody's choice."""
-    now = [50.0]
-    budget = _Budget(0.01, lambda: now[0])
-    assert budget.allows
-    budget.took(2.0)
-    assert not budget.allows and budget.spent == 0
-    now[0] = 251.0
-    assert budget.allows, "once in 200 seconds"
-    budget.took(2.0)
-    assert not budget.allows
-    now[0] = 451.0
-    assert budget.allows
-    budget.looked(0.1)
-    assert not budget.allows
-    now[0] = 461.0
-    assert budget.allows
-
-
-def test_tied_head_missing(
-    started_engines: dict[bool, VLLMEngine], monkeypatch: pytest.MonkeyPatch, proof: Proof
-) -> None:
-    """vLLM's own reload keeps what it packed of the head; written in place, it follows the embeddings."""
-    engine, model = started_engines[True], tiny_llama(True)
-    engine.load(model.state_dict().items(), version=0)
-    run = Run(engine, model, proof)
-    run.push()
-    run.step_and_push(without_head)
-    monkeypatch.setattr(vllm_weights, "_plain", lambda model, config: False)
-    with pytest.raises(CanaryError, match=r"Cause: tied head missing; the push lacked lm_head\.weight"):
-        run.step_and_push(without_head)
-
-
-def test_an_adapter_that_is_never_applied(
-    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch, proof: Proof
-) -> None:
-    """The new adapter lies in its folder, and the engine goes on with the one it has."""
-    from peft import LoraConfig, get_peft_model
-    from peft.utils import get_peft_model_state_dict
-
-    from rollout.engines.vllm_settings import AdapterShape
-
-    policy = get_peft_model(tiny_llama(False), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"]))
-    run = Run(start_engine(adapter=AdapterShape(4, 8.0, ("q_proj",))), policy, proof)
-
-    def adapter(weights: Weights) -> Weights:
-        return dict(get_peft_model_state_dict(policy))
-
-    def move() -> None:
-        with torch.no_grad():
-            for name, parameter in policy.named_parameters():
-                if "lora_" in name:
-                    parameter.add_(0.1 * torch.randn_like(parameter))
-
-    run.push(adapter)
-    move()
-    run.push(adapter)
-    monkeypatch.setattr(run.engine._llm, "add_lora", lambda request: True)
-    move()
-    with pytest.raises(CanaryError, match="Cause: unchanged"):
-        run.push(adapter)
-
-
 @pytest.fixture(scope="module")
 def half_engines(start_engine: StartEngine) -> dict[str, VLLMEngine]:
     return {dtype: start_engine(dtype=dtype) for dtype in ("bfloat16", "float16")}
@@ -371,6 +308,15 @@ def test_an_engine_in_half_precision_keeps_far_from_its_tolerance(half: Run) -> 
         train_a_little(half.model, half.version, 0.05)
         assert half.push()["canary/max_abs_diff"] < half.canary.tolerance.largest / 2
     assert half.canary.tolerance.largest < 0.2, "which a constant for all models could not be"
+
+
+def test_sharper_weights_round_more_and_a_closer_look_allows_it(half: Run) -> None:
+    """Training makes a model surer of itself: its log-probs grow, and with them what rounding does to them."""
+    narrow = half.canary.tolerance
+    with torch.no_grad():
+        half.model.lm_head.weight.mul_(30)
+    assert half.push()["canary/max_abs_diff"] > narrow.largest
+    assert half.canary.tolerance.largest > narrow.largest
 
 
 def test_half_precision_shows_an_unchanged_engine(half: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,10 +337,3 @@ def test_half_precision_shows_a_stale_prefix_cache(half: Run, monkeypatch: pytes
 def test_half_precision_hides_no_fault(half: Run, change: Callable[[Weights], Weights]) -> None:
     with pytest.raises(CanaryError, match=r"Cause: (shard or dtype garbage|temperature scaled)"):
         half.step_and_push(change)
-
-
-def test_sequences_reach_past_a_cache_block_unless_the_engine_is_shorter() -> None:
-    assert [len(sequence) for sequence in canary_sequences(VOCAB, 4096)] == [160] * 3
-    assert [len(sequence) for sequence in canary_sequences(VOCAB, 32)] == [32] * 3
-    assert canary_sequences(VOCAB, 4096) == canary_sequences(VOCAB, 4096)
-    assert max(map(max, canary_sequences(VOCAB, 4096))) < VOCAB

@@ -1,5 +1,7 @@
 """Whether an engine moved with the learner, since the last push or over several."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -49,3 +51,21 @@ def test_an_answer_is_what_the_next_one_is_compared_with() -> None:
         ([-0.2, -0.3], [-1.0, -2.0]),
         ([-0.4], [-3.0]),
     ]
+
+
+def test_few_tokens_that_were_near_each_other_by_chance_accuse_nobody() -> None:
+    """The last tokens of three sequences under a bfloat16 engine, whose differences before the push were small."""
+    learner = torch.tensor([0.05, -0.02, 0.15])
+    seen = Evidence(
+        learner + torch.tensor([-0.025, -0.01, -0.129]),
+        learner,
+        torch.ones(3, dtype=torch.bool),
+        torch.tensor([-0.013, 0.0, -0.002]),
+        torch.zeros(3),
+    )
+    assert not seen.follows
+    assert replace(seen, rounding=torch.tensor([0.02, 0.01, 0.1])).follows
+    lost = replace(
+        seen, engine=seen.engine_before, learner=10 * learner, rounding=torch.tensor([0.02, 0.01, 0.1])
+    )
+    assert not lost.follows, "what rounding does not explain"

@@ -14,9 +14,10 @@ from envs.group import ALONE, Sampling
 from rollout.engines.sampler import Request, generate
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.weights.canary import Canary, CanaryError
-from rollout.weights.evidence import Answer, Drawn, DrawnRow, Scores, Tolerance, drawn_part
+from rollout.weights.evidence import Answer, Drawn, DrawnRow, Scores, drawn_part
 from rollout.weights.fixed_sequences import FixedSequences, canary_sequences
 from rollout.weights.push import Weights
+from rollout.weights.rounding import Rounding
 from tests.policies import PolicyHere
 from tests.rollout.conftest import EOS, MAX_LEN, VOCAB, tiny_llama
 from training.model_loading import add_lora
@@ -36,12 +37,8 @@ class Run:
         self.engine = TransformersEngine(base, (EOS,))
         self.learner = PolicyHere(self.policy, partial(named_weights, dtype=torch.bfloat16))
         fixed = FixedSequences(canary_sequences(VOCAB, MAX_LEN), self.engine, self.learner)
-        self.canary = Canary(fixed, self.tolerance, tied_head=None)
+        self.canary = Canary(fixed, Rounding(self.learner, "bfloat16"), tied_head=None)
         self.weights = Weights(self.learner, self.engine, self.canary)
-
-    def tolerance(self) -> Tolerance:
-        errors = self.learner.rounding_error(self.canary.fixed.token_ids, "bfloat16", float8=False)
-        return Tolerance.measured("bfloat16", errors)
 
     def step(self, size: float) -> None:
         assert isinstance(self.policy, PeftModel)
@@ -179,7 +176,7 @@ def test_the_policy_is_itself_again_after_it_scored(run: Run) -> None:
         before = run.policy(ids).logits
         tensors = {name: tensor.clone() for name, tensor in run.policy.state_dict().items()}
         run.learner.score(run.canary.fixed.token_ids)
-        run.tolerance()
+        run.canary.rounding.closely(run.canary.fixed.token_ids)
         assert torch.equal(run.policy(ids).logits, before)
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in run.policy.state_dict().items())
     assert all(

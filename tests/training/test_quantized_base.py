@@ -16,9 +16,9 @@ from plan.model_shape import read_shape
 from plan.quantization import quantized_bytes
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.weights.canary import Canary, CanaryError
-from rollout.weights.evidence import Tolerance
 from rollout.weights.fixed_sequences import FixedSequences, canary_sequences
 from rollout.weights.push import Weights
+from rollout.weights.rounding import Rounding
 from tests.policies import PolicyHere
 from tests.tiny import EOS, VOCABULARY, tiny_llama
 from tests.training.test_packing import rows, scored
@@ -155,12 +155,8 @@ def test_pushes_pass_the_canary_and_lost_ones_do_not(
     learner = PolicyHere(policy, partial(named_weights, dtype=dtype))
     sequences = canary_sequences(VOCABULARY, 64)
 
-    def tolerance() -> Tolerance:
-        return Tolerance.measured(kind, learner.rounding_error(sequences, kind, float8=False))
-
-    weights = Weights(
-        learner, engine, Canary(FixedSequences(sequences, engine, learner), tolerance, tied_head=None)
-    )
+    canary = Canary(FixedSequences(sequences, engine, learner), Rounding(learner, kind), tied_head=None)
+    weights = Weights(learner, engine, canary)
     weights.push()
     for size in (1e-5, 1e-3, 0.1):
         moved(policy, size)
