@@ -3,6 +3,7 @@
 Packages that import others where they find them fail with these: transformers with a torchvision of another torch.
 """
 
+import importlib
 import traceback
 from pathlib import Path
 
@@ -14,20 +15,26 @@ REMEDY = (
 
 
 def broken_package(error: BaseException) -> str | None:
-    """What package does not load and why, if that is what the exception came from and not a fault of ours."""
+    """What package does not load and why, if that is what the exception came from and not a fault of ours.
+
+    A package that we import ourselves and that is not there is none: what asks for it says so.
+    """
     if not isinstance(error, ImportError):
         return None
     root: BaseException = error
     while root.__cause__ is not None:  # not what was tried before: `except ImportError` is no fault
         root = root.__cause__
-    places = [
-        frame for frame in traceback.extract_tb(root.__traceback__) if not frame.filename.startswith("<")
-    ]
+    places = [frame for frame in traceback.extract_tb(root.__traceback__) if not _imports(frame.filename)]
     if not places or _ours(places[-1].filename):
         return None
     file = Path(places[-1].filename)
     said = str(root) or type(root).__name__
     return f"a package does not load: {said} ({type(root).__name__} in {file}, line {places[-1].lineno}). {REMEDY}"
+
+
+def _imports(filename: str) -> bool:
+    """Whether Python's own import is in it."""
+    return filename.startswith("<") or filename == importlib.__file__
 
 
 def _ours(filename: str) -> bool:

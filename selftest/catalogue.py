@@ -101,13 +101,13 @@ GPU_LEARNERS = (
     gpu("resume on GPU and on CPU", "learner.resumes", RUN, vllm=False),
 )
 GPU_ENGINES = (
-    gpu("vLLM in bf16, CUDA graphs", "engines.draws", ENGINE, overrides=[GRAPHS]),
-    gpu("push in mid-flight, GPU", "engines.in_flight", ENGINE),
     gpu("LoRA merged, GPU", ARRIVE, ENGINE, overrides=LORA),
+    gpu("push in mid-flight, GPU", "engines.in_flight", ENGINE),
     gpu("one GPU in turns", "engines.turns", TURNS, overrides=IN_TURNS),
+    gpu("grpo.py, one GPU, bf16", SCHEDULE, RUN, overrides=[VLLM, HALF]),
     gpu("in turns, LoRA adapter", "engines.turns", TURNS, overrides=[*IN_TURNS, *ADAPTER]),
     gpu("in turns, engine as actor (ipc)", "engines.turns", TURNS, overrides=[*IN_TURNS, ACTOR]),
-    gpu("grpo.py, one GPU, bf16", SCHEDULE, RUN, overrides=[VLLM, HALF]),
+    gpu("vLLM in bf16, CUDA graphs", "engines.draws", ENGINE, overrides=[GRAPHS]),
 )
 SEVERAL_GPUS = (
     gpu("nccl push", ARRIVE, NCCL, 2, overrides=APART),

@@ -49,20 +49,22 @@ def load(modules: Sequence[str]) -> None:
 
 def hindrance() -> str | None:
     """What this process has that does not survive a fork."""
-    if len(_threads()) > 1:
-        return "a thread"
+    if others := _other_threads():
+        return f"a thread ({', '.join(others)})"
     files = Path("/proc/self/fd")
     opened = [os.readlink(file) for file in files.iterdir() if file.is_symlink()] if files.is_dir() else []
     return "the CUDA driver" if any("nvidia-uvm" in name for name in opened) else None
 
 
-def _threads() -> list[str]:
-    """Names of this process's threads but for the allocator's; their numbers where the system tells no names."""
-    tasks = Path("/proc/self/task")
+def _other_threads() -> list[str]:
+    """Names of this process's threads but for the first and the allocator's; their numbers where the system tells no
+    names."""
+    first, tasks = str(os.getpid()), Path("/proc/self/task")
     if not tasks.is_dir():
-        return [str(thread.id) for thread in psutil.Process().threads()]
+        return [number for thread in psutil.Process().threads() if (number := str(thread.id)) != first]
     names = []
     for task in tasks.iterdir():
         with contextlib.suppress(OSError):  # it has ended by now
-            names.append((task / "comm").read_text().strip())
+            if task.name != first:
+                names.append((task / "comm").read_text().strip())
     return [name for name in names if name != ALLOCATOR]

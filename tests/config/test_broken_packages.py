@@ -39,3 +39,8 @@ def test_packages_may_lie_within_the_project() -> None:
 def test_faults_of_ours_stay_faults(tmp_path: Path) -> None:
     assert broken_package(raised("import no_such_thing", PROJECT / "run" / "build.py")) is None
     assert broken_package(raised("1 / 0", tmp_path / "given.py")) is None
+
+
+def test_a_package_that_is_not_there_is_no_broken_one() -> None:
+    code = "import importlib\nimportlib.import_module('no_such_thing')"
+    assert broken_package(raised(code, PROJECT / "selftest" / "machine.py")) is None

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaForCausalLM
 
 from envs.group import ALONE, Sampling
+from rollout.engines import vllm_weights
 from rollout.engines.sampler import Request, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.weights.canary import Canary, CanaryError
@@ -290,6 +291,50 @@ def test_an_answer_of_other_engines_makes_fixed_sequences_due(
     run.step_and_push()
     run.step_and_push()
     assert asked == [4, 3, 3, 3, 4], "at once, before and after the push; then asked again"
+
+
+def test_tied_head_missing(
+    started_engines: dict[bool, VLLMEngine], monkeypatch: pytest.MonkeyPatch, proof: Proof
+) -> None:
+    """vLLM's own reload keeps what it packed of the head; written in place, it follows the embeddings."""
+    engine, model = started_engines[True], tiny_llama(True)
+    engine.load(model.state_dict().items(), version=0)
+    run = Run(engine, model, proof)
+    run.push()
+    run.step_and_push(without_head)
+    monkeypatch.setattr(vllm_weights, "_plain", lambda model, config: False)
+    with pytest.raises(CanaryError, match=r"Cause: tied head missing; the push lacked lm_head\.weight"):
+        run.step_and_push(without_head)
+
+
+def test_an_adapter_that_is_never_applied(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch, proof: Proof
+) -> None:
+    """The new adapter lies in its folder, and the engine goes on with the one it has."""
+    from peft import LoraConfig, get_peft_model
+    from peft.utils import get_peft_model_state_dict
+
+    from rollout.engines.vllm_settings import AdapterShape
+
+    policy = get_peft_model(tiny_llama(False), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"]))
+    run = Run(start_engine(adapter=AdapterShape(4, 8.0, ("q_proj",))), policy, proof)
+
+    def adapter(weights: Weights) -> Weights:
+        return dict(get_peft_model_state_dict(policy))
+
+    def move() -> None:
+        with torch.no_grad():
+            for name, parameter in policy.named_parameters():
+                if "lora_" in name:
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+
+    run.push(adapter)
+    move()
+    run.push(adapter)
+    monkeypatch.setattr(run.engine._llm, "add_lora", lambda request: True)
+    move()
+    with pytest.raises(CanaryError, match="Cause: unchanged"):
+        run.push(adapter)
 
 
 @pytest.fixture(scope="module")
