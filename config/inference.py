@@ -78,7 +78,7 @@ class InferenceModelConfig:
     """Seconds that one group may take; then its engine counts as hung and is replaced."""
     canary_tolerance: float | None = None
     """Largest |log-prob difference| between engine and learner after a push. Unset: by the engine's dtype and by what
-    that dtype does to this very model, which the learner measures at the first push."""
+    that dtype does to this very model, which the learner measures at the first push and before it refuses one."""
 
     def __post_init__(self) -> None:
         for key, known in CHOICES.items():
