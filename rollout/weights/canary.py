@@ -249,8 +249,9 @@ class Canary:
         if not self._agree(found):
             errors = self._rounding_of(self.fixed.token_ids)
             found = {name: replace(evidence, rounding=flat(errors)) for name, evidence in found.items()}
-        if self._doubted or not self._agree(found):
-            self._compare_rows()
+        agree = self._agree(found)
+        if self._doubted or not agree:
+            self._compare_rows(self._rounding_of if agree else None)
         for name, evidence in found.items():
             self._check(name, evidence, self.fixed.learner_at)
         self.fixed.agreed(self._pushed)
@@ -269,17 +270,19 @@ class Canary:
         self.tolerance = self.tolerance.or_wider(self.rounding.bound(errors))
         return errors
 
-    def _compare_rows(self) -> None:
-        """Every engine by what it drew before the push: whether it moved with the learner, if only a little."""
+    def _compare_rows(self, rounding: Callable[[Sequence[Sequence[int]]], Scores] | None) -> None:
+        """Every engine by what it drew before the push: whether it moved with the learner, if only a little.
+
+        rounding: of sequences, where it may explain a difference; None: fixed sequences have shown that it does not.
+        """
         for name, rows in self._rows_before.items():
             sequences = [row.sequence for row in rows]
             scored = self.fixed.engines.score(sequences) if rows else {}
             if name in scored:
                 noise = None if all(row.learner for row in rows) else self._noise(name)
                 evidence = evidence_of(rows, scored[name], self._learner_of(rows, 1.0), noise)
-                if not evidence.agrees(self.tolerance):
-                    errors = drawn_part(rows, self._rounding_of(sequences))
-                    evidence = replace(evidence, rounding=errors)
+                if rounding is not None and not evidence.agrees(self.tolerance):
+                    evidence = replace(evidence, rounding=drawn_part(rows, rounding(sequences)))
                 self._check(name, evidence, partial(self._learner_of, rows))
 
     def _learner_of(self, rows: Sequence[DrawnRow], temperature: float) -> torch.Tensor:

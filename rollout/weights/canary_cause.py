@@ -47,26 +47,27 @@ def cause(
 def _temperature(evidence: Evidence, learner_at: Callable[[float], torch.Tensor]) -> float | None:
     """The temperature at which the learner gives the engine's numbers, if there is one other than 1."""
 
-    def distance(log_temperature: float) -> float:
-        return rms(evidence.engine - learner_at(math.exp(log_temperature)))
+    def square(inverse: float) -> float:
+        return float((evidence.engine - learner_at(1.0 / inverse)).square().mean())
 
-    best = _lowest(distance, math.log(0.2), math.log(5.0))
-    explained = distance(best) < 0.1 * rms(evidence.engine - evidence.learner)
-    return math.exp(best) if explained and abs(best) > 0.01 else None
+    # Log-probs are almost linear in the inverse, so their squared distance is almost a parabola in it.
+    inverse, lowest = _lowest(square, 0.2, 5.0)
+    explained = math.sqrt(lowest) < 0.1 * rms(evidence.engine - evidence.learner)
+    return 1.0 / inverse if explained and abs(math.log(inverse)) > 0.01 else None
 
 
-def _lowest(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function that falls and then rises is lowest, to 1/15,000 of the interval: golden-section search."""
-    share = (math.sqrt(5.0) - 1.0) / 2.0
-    left, right = high - share * (high - low), low + share * (high - low)
-    at_left, at_right = function(left), function(right)
-    for _ in range(20):
-        if at_left < at_right:
-            high, right, at_right = right, left, at_left
-            left = high - share * (high - low)
-            at_left = function(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + share * (high - low)
-            at_right = function(right)
-    return (low + high) / 2.0
+def _lowest(function: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
+    """Where a function that is almost a parabola is lowest, and its value: the lowest point of the parabola through
+    three points takes the place of the highest of them, nine times at most."""
+    points = [(at, function(at)) for at in (low, (low + high) / 2.0, high)]
+    for _ in range(9):
+        (a, at_a), (b, at_b), (c, at_c) = sorted(points)
+        left, right = (b - a) * (at_b - at_c), (b - c) * (at_b - at_a)
+        if left == right:
+            break
+        turn = b - 0.5 * ((b - a) * left - (b - c) * right) / (left - right)
+        turn = min(max(turn, low), high)
+        if any(abs(turn - at) < 1e-4 for at, _ in points):
+            break
+        points = [*sorted(points, key=lambda point: point[1])[:2], (turn, function(turn))]
+    return min(points, key=lambda point: point[1])
