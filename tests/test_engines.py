@@ -235,8 +235,7 @@ def test_the_tolerance_is_measured_unless_it_is_given() -> None:
     sequences = canary_sequences(VOCABULARY, 160)
 
     def tolerance() -> Tolerance:
-        measured = rounding(config, learner, plan)
-        return measured.bound(measured.once(sequences))
+        return rounding(config, learner, plan).tolerance(sequences)
 
     half = tolerance()
     config.inference_model.quantization = "fp8"
@@ -253,8 +252,8 @@ def test_float32_on_a_gpu_is_tf32_in_vllms_attention() -> None:
     plan = gpu_plan(config, ("0", "1"))
     learner = PolicyWeights(tiny_llama(), pushed_tensors(config, plan))
     sequences = canary_sequences(VOCABULARY, 160)
-    errors = flat(rounding(config, learner, plan).once(sequences))
-    half = flat(learner.rounding_error(sequences, "bfloat16", float8=False))
+    errors = flat(rounding(config, learner, plan).closely(sequences))
+    half = flat(learner.rounding_error(sequences, "bfloat16", False, draws=8))
     assert 0.06 * half.mean() < errors.mean() < 0.2 * half.mean(), "three bits fewer"
     config.inference_model.backend = "transformers"
     assert gpu_plan(config, ("0", "1")).engine.arithmetic == "float32"

@@ -25,7 +25,7 @@ TF32 = "tf32"
 _TF32_CUT = 13  # bits of float32's 23 that TF32 has not
 
 
-class Rounding(Protocol):
+class Rounder(Protocol):
     """What happens to values beside their dtype. matrix: they are a linear layer's matrix, or what it multiplies."""
 
     def __call__(self, values: torch.Tensor, matrix: bool) -> torch.Tensor: ...
@@ -49,7 +49,7 @@ def to_tf32(values: torch.Tensor, matrix: bool) -> torch.Tensor:
     return ((bits + (1 << (_TF32_CUT - 1))) >> _TF32_CUT << _TF32_CUT).view(torch.float32)
 
 
-def elsewhere(rounding: Rounding, dtype: torch.dtype, seed: int) -> Rounding:
+def elsewhere(rounding: Rounder, dtype: torch.dtype, seed: int) -> Rounder:
     """Of what layers take: up or down by chance, as operations in another order round at other places.
 
     dtype: that has as many bits as what is rounded to.
@@ -71,7 +71,7 @@ def elsewhere(rounding: Rounding, dtype: torch.dtype, seed: int) -> Rounding:
 
 @contextmanager
 def computing_in(
-    model: PreTrainedModel, dtype: torch.dtype, rounding: Rounding = nearest, taken: Rounding = nearest
+    model: PreTrainedModel, dtype: torch.dtype, rounding: Rounder = nearest, taken: Rounder = nearest
 ) -> Iterator[None]:
     """Every layer computes in `dtype` and hands on `dtype`; the output head makes float32 logits from operands of
     `dtype`, as vLLM's float32 head does. The weights themselves are not touched.
@@ -84,7 +84,7 @@ def computing_in(
             if module is head:
                 undo.enter_context(forward_replaced(head, partial(_head_logits, head, dtype=dtype)))
             elif isinstance(module, nn.Embedding):
-                # Rounding commutes with picking rows.
+                # Rounder commutes with picking rows.
                 in_dtype = module.register_forward_hook(lambda module, arguments, rows: rows.to(dtype))
                 undo.callback(in_dtype.remove)
             elif module._parameters:
@@ -143,9 +143,7 @@ def parameters_replaced(
 
 
 @contextmanager
-def _computing_in(
-    module: nn.Module, dtype: torch.dtype, rounding: Rounding, taken: Rounding
-) -> Iterator[None]:
+def _computing_in(module: nn.Module, dtype: torch.dtype, rounding: Rounder, taken: Rounder) -> Iterator[None]:
     linear = isinstance(module, nn.Linear)
 
     def replaced(name: str, values: torch.Tensor) -> torch.Tensor:
@@ -206,7 +204,7 @@ def rounding_error(
     model: nn.Module,
     sequences: Sequence[Sequence[int]],
     dtype: torch.dtype,
-    rounding: Rounding = nearest,
+    rounding: Rounder = nearest,
     within: Within = directly,
     draws: int = 1,
 ) -> list[list[float]]:
@@ -220,9 +218,7 @@ def rounding_error(
     """
     causal = causal_model(model)
 
-    def scores_in(
-        other: torch.dtype, rounding: Rounding = nearest, taken: Rounding = nearest
-    ) -> torch.Tensor:
+    def scores_in(other: torch.dtype, rounding: Rounder = nearest, taken: Rounder = nearest) -> torch.Tensor:
         with computing_in(causal, other, rounding, taken):
             return torch.tensor(learner_scores(model, sequences, 1.0, within))
 

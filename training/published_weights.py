@@ -169,7 +169,7 @@ class PolicyWeights:
     ) -> list[list[float]]:
         """As `Learner.rounding_error`."""
         in_dtype = torch.float32 if dtype == TF32 else getattr(torch, dtype)
-        rounding = to_tf32 if dtype == TF32 else to_float8 if float8 else nearest
+        rounding = to_float8 if float8 else to_tf32 if dtype == TF32 else nearest
         with as_published(self.model, self.publish()):
             return rounding_error(self.model, sequences, in_dtype, rounding, self._within, draws)
 

@@ -110,7 +110,7 @@ class Canary:
     @cached_property
     def tolerance(self) -> Tolerance:
         """It widens where the weights of a later version round more."""
-        return self.rounding.bound(self.rounding.once(self.fixed.token_ids))
+        return self.rounding.tolerance(self.fixed.token_ids)
 
     @cached_property
     def _budget(self) -> _Budget:

@@ -22,13 +22,15 @@ class Rounding:
     float8: bool = False
     given: Tolerance | None = None
 
-    def once(self, sequences: Sequence[Sequence[int]]) -> Scores:
-        """What it may do to each score by the weights of now, [count][length - 1]; one or two forward passes."""
-        return self.learner.rounding_error(sequences, self.arithmetic, self.float8)
+    def tolerance(self, sequences: Sequence[Sequence[int]]) -> Tolerance:
+        """By the weights of now; two or three forward passes, none where it is given."""
+        if self.given is not None:
+            return self.given
+        return self.bound(self.learner.rounding_error(sequences, self.arithmetic, self.float8))
 
     def closely(self, sequences: Sequence[Sequence[int]]) -> Scores:
-        """The same from eight computations that round at different places: one alone may happen to be exact where
-        another one is not."""
+        """What it may do to each score by the weights of now, [count][length - 1], from eight computations that round at
+        different places: one alone may happen to be exact where another one is not."""
         return self.learner.rounding_error(sequences, self.arithmetic, self.float8, _DRAWS)
 
     def bound(self, errors: Scores) -> Tolerance:

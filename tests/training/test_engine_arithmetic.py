@@ -8,7 +8,7 @@ import torch
 from config.schema import LoraConfig
 from tests.tiny import VOCABULARY, tiny_llama
 from training.engine_arithmetic import (
-    Rounding,
+    Rounder,
     _rounded,
     computing_in,
     learner_scores,
@@ -121,7 +121,7 @@ def test_tf32_keeps_ten_bits_of_a_mantissa() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "rounding"), [(torch.bfloat16, nearest), (torch.float32, to_tf32)])
-def test_more_draws_find_what_one_misses(dtype: torch.dtype, rounding: Rounding) -> None:
+def test_more_draws_find_what_one_misses(dtype: torch.dtype, rounding: Rounder) -> None:
     """Where one computation happens to round to the exact value, others do not."""
     model = tiny_llama()
     one, again, many = (
