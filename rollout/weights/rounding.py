@@ -29,8 +29,8 @@ class Rounding:
         return self.bound(self.learner.rounding_error(sequences, self.arithmetic, self.float8))
 
     def closely(self, sequences: Sequence[Sequence[int]]) -> Scores:
-        """What it may do to each score by the weights of now, [count][length - 1], from eight computations that round at
-        different places: one alone may happen to be exact where another one is not."""
+        """What it may do to each score by the weights of now, [count][length - 1], from eight computations that round
+        at different places: one alone may happen to be exact where another one is not."""
         return self.learner.rounding_error(sequences, self.arithmetic, self.float8, _DRAWS)
 
     def bound(self, errors: Scores) -> Tolerance:
