@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import Muon, Optimizer
 
 from config.errors import ConfigError
 from training.master_weights import MasterWeights
-from training.optimizer import JointOptimizer
+from training.optimizer import JointOptimizer, ShardedAdamW
 from training.trained_parameters import MODEL, trained_tensors
 
 OPTIMIZER, STEP = "optimizer.", "step"
@@ -103,5 +103,8 @@ def _muon(zeros: Tensor, group: Mapping[str, Any]) -> States:
     return {"momentum_buffer": zeros}
 
 
-_FIRST: dict[type[Optimizer], Callable[[Tensor, Mapping[str, Any]], States]] = {AdamW: _adamw, Muon: _muon}
+_FIRST: dict[type[Optimizer], Callable[[Tensor, Mapping[str, Any]], States]] = {
+    ShardedAdamW: _adamw,
+    Muon: _muon,
+}
 """What an optimizer remembers of a parameter before its first step."""

@@ -6,7 +6,7 @@
 Everything computes inside the root's forward, since that is where FSDP2 has embedding, last norm and head together.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 import torch
@@ -132,3 +132,20 @@ def whole(tensor: Tensor) -> Tensor:
 def local(tensor: Tensor) -> Tensor:
     """This rank's shard, or another tensor itself; memory is shared."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The 2-norm of all of them together, float32 (float64 of float64), on every rank the same.
+
+    Each rank takes that of its own shards, so that one number crosses. As operations on sharded tensors, PyTorch would
+    first work out how all of them together are sharded: seconds for a hundred layers.
+    """
+    dtype = torch.promote_types(tensors[0].dtype, torch.float32)
+    own = torch._foreach_norm([local(tensor) for tensor in tensors], dtype=dtype)
+    square = torch.stack(own).double().square().sum()
+    if isinstance(tensors[0], DTensor):
+        mesh = tensors[0].device_mesh
+        for dimension, placement in enumerate(tensors[0].placements):
+            if placement.is_shard():
+                dist.all_reduce(square, group=mesh.get_group(dimension))
+    return square.sqrt().to(dtype)

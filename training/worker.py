@@ -36,7 +36,7 @@ from training.learner_state import (
 from training.loss_metrics import Metrics, effective_sample_size_by_age, merge_metrics
 from training.optimizer import go_to_step, make_optimizer, make_scheduler
 from training.published_weights import PolicyTensor, PolicyWeights
-from training.sharding import Sharded, whole
+from training.sharding import Sharded, local, norm
 from training.tensor_files import copied, read_tensors, saved_shapes, write_tensors
 from training.trained_parameters import base_digest, check_same_model, described
 
@@ -293,11 +293,11 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> float:
     Returns the norm before. It is float32 (float64 for float64 gradients): bfloat16 would keep three digits of it.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    dtype = torch.promote_types(gradients[0].dtype, torch.float32)
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, dtype=dtype)))
-    found = float(whole(norm))
+    total = norm(gradients)
+    found = float(total)
     if not found < limit - SLACK:  # else every gradient would be multiplied by one
-        nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        factor = (limit / (total + 1e-6)).clamp(max=1.0)  # as `torch.nn.utils.clip_grad_norm_`
+        torch._foreach_mul_([local(gradient) for gradient in gradients], factor)
     return found
 
 

@@ -39,7 +39,7 @@ class WatchedWorker(Worker):
 
     def step_of_nothing(self) -> None:
         """A first optimizer step, unwatched: the optimizer makes its states, and DTensor works out on whole tensors,
-        which nobody holds, how each operation is sharded."""
+        which nobody holds, how Muon's operations are sharded."""
         self.make_gradients()
         super()._clip()
         super()._apply(finite=True)
