@@ -38,7 +38,10 @@ def nearest(values: torch.Tensor, matrix: bool) -> torch.Tensor:
 
 def to_float8(values: torch.Tensor, matrix: bool) -> torch.Tensor:
     """As vLLM's online `fp8` does it: a weight by one scale for each of its rows, an input by one for each token."""
-    return _rounded(values) if matrix else values
+    if not matrix:
+        return values
+    scale = values.float().abs().amax(-1, keepdim=True).clamp(min=1e-12) / torch.finfo(_FLOAT8).max
+    return ((values.float() / scale).to(_FLOAT8).float() * scale).to(values.dtype)
 
 
 def to_tf32(values: torch.Tensor, matrix: bool) -> torch.Tensor:
@@ -84,7 +87,7 @@ def computing_in(
             if module is head:
                 undo.enter_context(forward_replaced(head, partial(_head_logits, head, dtype=dtype)))
             elif isinstance(module, nn.Embedding):
-                # Rounder commutes with picking rows.
+                # Rounding commutes with picking rows.
                 in_dtype = module.register_forward_hook(lambda module, arguments, rows: rows.to(dtype))
                 undo.callback(in_dtype.remove)
             elif module._parameters:
@@ -163,12 +166,6 @@ def _computing_in(module: nn.Module, dtype: torch.dtype, rounding: Rounder, take
             yield
     finally:
         hook.remove()
-
-
-def _rounded(values: torch.Tensor) -> torch.Tensor:
-    """To float8 with one scale for each vector along the last dimension."""
-    scale = values.float().abs().amax(-1, keepdim=True).clamp(min=1e-12) / torch.finfo(_FLOAT8).max
-    return ((values.float() / scale).to(_FLOAT8).float() * scale).to(values.dtype)
 
 
 @torch.no_grad()

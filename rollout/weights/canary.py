@@ -10,7 +10,8 @@ weights: then engines score rows that earlier weights drew, beside the learner's
 should have now; for that the learner does nothing. Fixed sequences are scored by every engine and by the learner;
 their last token through the engine's prefix cache, which shows one that outlives a push. A sequence must be longer than
 one cache block for that (128 tokens on a CPU, 16 on a GPU). Where what was drawn is out of its bounds, rows that
-engines drew, or were asked about, before the push and for which the old numbers are known are scored as well.
+engines drew, or were asked about, before the push and for which the old numbers are known are scored as well. What goes
+beyond the tolerance then is measured against what rounding does by the weights of now, before it is an error.
 """
 
 import time

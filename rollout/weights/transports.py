@@ -199,7 +199,7 @@ def _native(plan: Plan) -> Transport:
     from cluster.runtime import own_address
     from rollout.weights.from_ranks import TransferFromRanks
 
-    imported_apart("rollout.weights.vllm_transfer")
+    imported_apart("rollout.weights.vllm_transfer")  # it brings vLLM
     from rollout.weights.vllm_transfer import LOOPBACK, NativeTransfer
 
     inference, on_cluster = plan.config.inference_model, plan.devices.on_cluster
