@@ -349,6 +349,8 @@ class VLLMEngine:
         if self._adapter_folder is not None:
             self._adapter_folder.cleanup()
             self._adapter_folder = None
+        if self.settings.tensor_parallel_size == 1:  # else the workers end with all they hold
+            self._llm.collective_rpc("forget")
         with process_state_kept(), imports_stay_frozen():
             self._llm.engine_core.shutdown()
         for file in self._files:

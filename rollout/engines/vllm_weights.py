@@ -35,6 +35,14 @@ class WeightReceiver:
         """Through shared memory; what has these names."""
         self.receive(pair for pair in handle.open() if pair[0] in names)
 
+    def forget(self: Any) -> None:
+        """Before the engine ends: vLLM's notes on how to reload each layer hold, once it was reloaded, the layer too.
+        With them its memory would outlive the engine, and vLLM starts no other engine that sleeps beside it."""
+        from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
+
+        for layer in self.get_model().modules():
+            LAYERWISE_INFO.pop(layer, None)
+
 
 def _plain(model: nn.Module, config: Any) -> bool:
     from vllm.model_executor.layers.attention import Attention, is_deferred_attention_layer
