@@ -5,6 +5,7 @@ then import themselves.
 """
 
 import contextlib
+import ctypes
 import importlib
 import os
 import sys
@@ -19,6 +20,10 @@ MOST_LEFT_OUT = 3
 ALLOCATOR = "jemalloc_bg_thd"
 """Its thread is no hindrance: jemalloc starts it anew in a fork. pyarrow brings it, which scikit-learn and so
 transformers import where they find it."""
+NVIDIA = "cuda"
+"""How the names of threads of NVIDIA's libraries begin. NVML starts one as vLLM looks for GPUs at its import; forks of
+such a process used CUDA and NVML on an H200 under driver 580. Of CUDA itself the driver tells."""
+NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 
 
 def load(modules: Sequence[str]) -> None:
@@ -51,14 +56,22 @@ def hindrance() -> str | None:
     """What this process has that does not survive a fork."""
     if others := _other_threads():
         return f"a thread ({', '.join(others)})"
-    files = Path("/proc/self/fd")
-    opened = [os.readlink(file) for file in files.iterdir() if file.is_symlink()] if files.is_dir() else []
-    return "the CUDA driver" if any("nvidia-uvm" in name for name in opened) else None
+    return "the CUDA driver" if _driver_in_use() else None
+
+
+def _driver_in_use() -> bool:
+    """Asked of the driver itself, where it is loaded: its devices' files are opened by NVML too."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return False
+    counted: int = driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))
+    return counted != NOT_INITIALIZED
 
 
 def _other_threads() -> list[str]:
-    """Names of this process's threads but for the first and the allocator's; their numbers where the system tells no
-    names."""
+    """Names of this process's threads but for the first, the allocator's and NVIDIA's; their numbers where the system
+    tells no names."""
     first, tasks = str(os.getpid()), Path("/proc/self/task")
     if not tasks.is_dir():
         return [number for thread in psutil.Process().threads() if (number := str(thread.id)) != first]
@@ -67,4 +80,4 @@ def _other_threads() -> list[str]:
         with contextlib.suppress(OSError):  # it has ended by now
             if task.name != first:
                 names.append((task / "comm").read_text().strip())
-    return [name for name in names if name != ALLOCATOR]
+    return [name for name in names if name != ALLOCATOR and not name.startswith(NVIDIA)]

@@ -4,6 +4,7 @@ the CPU."""
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -207,6 +208,44 @@ def test_the_thread_of_an_allocator_does_not_keep_the_server_from_forking() -> N
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout == "2 None\n7\n", done.stderr
+
+
+DRIVER = """
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <unistd.h>
+static int ready;
+static void *work(void *nothing) { for (;;) pause(); }
+int cuInit(unsigned flags) { ready = 1; return 0; }
+int cuDeviceGetCount(int *count) { *count = 1; return ready ? 0 : 3; }
+int nvmlInit(void) {
+    pthread_t one;
+    pthread_create(&one, 0, work, 0);
+    return pthread_setname_np(one, "cuda00001800007");
+}
+"""
+"""In the place of NVIDIA's libraries, which need a GPU: one errs until it is initialized, one starts a thread."""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_nvml_does_not_keep_the_server_from_forking_and_cuda_does(tmp_path: Path) -> None:
+    """vLLM's import asks NVML for GPUs, which starts a thread; the driver says whether CUDA is in use."""
+    (tmp_path / "driver.c").write_text(DRIVER)
+    library = tmp_path / "libcuda.so.1"
+    compiled = ["cc", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "driver.c")]
+    subprocess.run([*compiled, "-Wl,-soname,libcuda.so.1"], check=True, timeout=60)
+    code = (
+        "import ctypes, psutil\n"
+        "from selftest.forkable import hindrance\n"
+        f"without, driver = hindrance(), ctypes.CDLL({str(library)!r})\n"
+        "driver.nvmlInit()\n"
+        "print(psutil.Process().num_threads(), without, hindrance())\n"
+        "driver.cuInit(0)\n"
+        "print(hindrance())"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "2 None None\nthe CUDA driver\n", done.stderr
 
 
 def test_a_fresh_process_has_less_time_left_than_it_was_given() -> None:

@@ -91,9 +91,11 @@ class VLLMEngine:
         return torch.compiler.set_stance("force_eager" if self.settings.enforce_eager else "default")
 
     def _start(self) -> Any:
-        LLMEngine = imported_apart("vllm.v1.engine.llm_engine").LLMEngine
-        freeze_imports()  # vLLM is about to look through them
         try:
+            LLMEngine = imported_apart("vllm.v1.engine.llm_engine").LLMEngine
+            # vLLM would import it while loading, and its constant tensor would lie in the engine's memory for ever.
+            imported_apart("compressed_tensors")
+            freeze_imports()  # vLLM is about to look through them
             with imports_stay_frozen():
                 return LLMEngine.from_engine_args(engine_arguments(self.settings))
         except Exception as error:

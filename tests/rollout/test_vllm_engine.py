@@ -303,11 +303,20 @@ import gc
 import sys
 import weakref
 from pathlib import Path
+import torch
+from rollout.engines import vllm_engine
 from rollout.engines.vllm_engine import VLLMEngine
 from tests.rollout.conftest import tiny_llama, tiny_settings
 
 class Learner:
     pass
+
+def noted():
+    imported.update(sys.modules)
+    freeze_imports()
+
+imported = {}
+freeze_imports, vllm_engine.freeze_imports = vllm_engine.freeze_imports, noted
 
 def run():
     learner = Learner()
@@ -324,6 +333,8 @@ def run():
 held = run()
 gc.collect()
 print(*{type(one()).__name__ for one in held})
+started = [vars(module) for name, module in sys.modules.items() if name not in imported]
+print(len(started), sum(isinstance(value, torch.Tensor) for names in started for value in names.values()))
 """
 
 
@@ -331,15 +342,18 @@ print(*{type(one()).__name__ for one in held})
 def test_imports_stay_frozen_as_an_engine_ends_and_nothing_of_its_run_is_left(
     tiny_folders: dict[bool, Path], tmp_path: Path
 ) -> None:
-    """A run that is the first of its process to import vLLM, which keeps what it could not import."""
+    """A run that is the first of its process to import vLLM, which keeps what it could not import. What it imports as
+    an engine starts makes no tensors: they would lie in the engine's memory."""
     (tmp_path / "ending.py").write_text(ENDING)
     found_from = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
     run = ended([str(tmp_path / "ending.py"), str(tiny_folders[True])], environment=found_from)
     assert run.returncode == 0, run.stderr
-    counted, left = run.stdout.splitlines()[-2:]
+    counted, left, started = run.stdout.splitlines()[-3:]
     before, after = map(int, counted.split())
     assert after > 0.99 * before > 100_000
     assert left == "NoneType"
+    modules, tensors = map(int, started.split())
+    assert (modules > 100, tensors) == (True, 0)
 
 
 def shared_memory_files() -> int:
