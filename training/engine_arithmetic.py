@@ -8,8 +8,9 @@ One layer's weights exist in the other dtype at a time, so this fits beside what
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,63 +26,74 @@ TF32 = "tf32"
 _TF32_CUT = 13  # bits of float32's 23 that TF32 has not
 
 
-class Rounder(Protocol):
-    """What happens to values beside their dtype. matrix: they are a linear layer's matrix, or what it multiplies."""
-
-    def __call__(self, values: torch.Tensor, matrix: bool) -> torch.Tensor: ...
+Change = Callable[[torch.Tensor], torch.Tensor]
 
 
-def nearest(values: torch.Tensor, matrix: bool) -> torch.Tensor:
-    """Nothing: the dtype rounds."""
+def unchanged(values: torch.Tensor) -> torch.Tensor:
+    """The dtype rounds, and nothing else."""
     return values
 
 
-def to_float8(values: torch.Tensor, matrix: bool) -> torch.Tensor:
+def to_float8(values: torch.Tensor) -> torch.Tensor:
     """As vLLM's online `fp8` does it: a weight by one scale for each of its rows, an input by one for each token."""
-    if not matrix:
-        return values
     scale = values.float().abs().amax(-1, keepdim=True).clamp(min=1e-12) / torch.finfo(_FLOAT8).max
     return ((values.float() / scale).to(_FLOAT8).float() * scale).to(values.dtype)
 
 
-def to_tf32(values: torch.Tensor, matrix: bool) -> torch.Tensor:
+def to_tf32(values: torch.Tensor) -> torch.Tensor:
     """As products of float32 on a GPU that take 10 bits of each factor's mantissa; vLLM's attention does."""
-    if not matrix:
-        return values
     bits = values.float().contiguous().view(torch.int32)
     return ((bits + (1 << (_TF32_CUT - 1))) >> _TF32_CUT << _TF32_CUT).view(torch.float32)
 
 
-def elsewhere(rounding: Rounder, dtype: torch.dtype, seed: int) -> Rounder:
-    """Of what layers take: up or down by chance, as operations in another order round at other places.
+@dataclass(frozen=True)
+class Arithmetic:
+    """How an engine computes.
 
-    dtype: that has as many bits as what is rounded to.
+    dtype: of its weights and of what its layers hand on. factors: what happens beside to the two factors of a linear
+    layer's product. step: from 1 to the next number, of what layers take. products_only: other layers take float32.
     """
-    half_a_bit = torch.finfo(dtype).eps / 2
+
+    dtype: torch.dtype
+    factors: Change
+    step: float
+    products_only: bool = False
+
+    @classmethod
+    def of(cls, name: str, float8: bool = False) -> "Arithmetic":
+        """name: a dtype's, or `tf32`. float8: matrices are quantized online."""
+        if float8:
+            return replace(cls.of("float32" if name == TF32 else name), factors=to_float8)
+        if name == TF32:
+            return cls(torch.float32, to_tf32, torch.finfo(torch.float32).eps * (1 << _TF32_CUT), True)
+        dtype: torch.dtype = getattr(torch, name)
+        return cls(dtype, unchanged, torch.finfo(dtype).eps)
+
+
+EXACT = Arithmetic.of("float32")
+
+
+def elsewhere(step: float, seed: int) -> Change:
+    """Up or down by chance within half a step, as operations in another order round at other places."""
     generators: dict[torch.device, torch.Generator] = {}
 
-    def rounded(values: torch.Tensor, matrix: bool) -> torch.Tensor:
-        if rounding is to_tf32 and not matrix:
-            return values
+    def moved(values: torch.Tensor) -> torch.Tensor:
         if values.device not in generators:
             generators[values.device] = torch.Generator(values.device).manual_seed(seed)
         chance = torch.rand(values.shape, generator=generators[values.device], device=values.device)
-        moved = values.float() * (1 + half_a_bit * (2 * chance - 1))
-        return rounding(moved.to(values.dtype), matrix)
+        return (values.float() * (1 + step / 2 * (2 * chance - 1))).to(values.dtype)
 
-    return rounded
+    return moved
 
 
 @contextmanager
-def computing_in(
-    model: PreTrainedModel, dtype: torch.dtype, rounding: Rounder = nearest, taken: Rounder = nearest
-) -> Iterator[None]:
-    """Every layer computes in `dtype` and hands on `dtype`; the output head makes float32 logits from operands of
-    `dtype`, as vLLM's float32 head does. The weights themselves are not touched.
+def computing_in(model: PreTrainedModel, arithmetic: Arithmetic, moved: Change = unchanged) -> Iterator[None]:
+    """Every layer computes so; the output head makes float32 logits from operands of the dtype, as vLLM's float32 head
+    does. The weights themselves are not touched.
 
-    rounding: of weights, once they are in `dtype`. taken: of what layers take.
+    moved: what happens first to what layers take, where it is rounded.
     """
-    head = model.get_output_embeddings()
+    head, dtype = model.get_output_embeddings(), arithmetic.dtype
     with ExitStack() as undo:
         for module in model.modules():
             if module is head:
@@ -91,7 +103,7 @@ def computing_in(
                 in_dtype = module.register_forward_hook(lambda module, arguments, rows: rows.to(dtype))
                 undo.callback(in_dtype.remove)
             elif module._parameters:
-                undo.enter_context(_computing_in(module, dtype, rounding, taken))
+                undo.enter_context(_computing_in(module, arithmetic, moved))
         yield
 
 
@@ -146,16 +158,19 @@ def parameters_replaced(
 
 
 @contextmanager
-def _computing_in(module: nn.Module, dtype: torch.dtype, rounding: Rounder, taken: Rounder) -> Iterator[None]:
-    linear = isinstance(module, nn.Linear)
+def _computing_in(module: nn.Module, arithmetic: Arithmetic, moved: Change) -> Iterator[None]:
+    linear, dtype = isinstance(module, nn.Linear), arithmetic.dtype
+    factors = arithmetic.factors if linear else unchanged
+    moved = unchanged if arithmetic.products_only and not linear else moved
 
     def replaced(name: str, values: torch.Tensor) -> torch.Tensor:
-        return rounding(values.detach().to(dtype), linear and values.ndim > 1)
+        in_dtype = values.detach().to(dtype)
+        return factors(in_dtype) if values.ndim > 1 else in_dtype
 
     def rounded(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
-        return taken(value.to(dtype), linear)
+        return factors(moved(value.to(dtype)))
 
     def inputs(module: nn.Module, arguments: Any, named: Any) -> Any:
         return tree_map(rounded, (arguments, named))
@@ -200,36 +215,31 @@ def _logits(causal: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
 def rounding_error(
     model: nn.Module,
     sequences: Sequence[Sequence[int]],
-    dtype: torch.dtype,
-    rounding: Rounder = nearest,
+    arithmetic: Arithmetic,
     within: Within = directly,
     draws: int = 1,
 ) -> list[list[float]]:
-    """What the learner's own dtype and the engine's may do to each score together, [count][length - 1].
+    """What the learner's own dtype and the engine's arithmetic may do to each score together, [count][length - 1].
 
     The distance of either from float32, where no rounding is left to speak of. Two computations in one dtype round
     at different places, so they are not nearer to each other than that.
 
-    rounding: the engine's. draws: times that its distance is tried, rounded at other places each time; the root of
-        their mean square counts.
+    draws: times that the engine's distance is tried, rounded at other places each time; the root of their mean square
+        counts.
     """
     causal = causal_model(model)
 
-    def scores_in(other: torch.dtype, rounding: Rounder = nearest, taken: Rounder = nearest) -> torch.Tensor:
-        with computing_in(causal, other, rounding, taken):
+    def scores_in(one: Arithmetic, moved: Change = unchanged) -> torch.Tensor:
+        with computing_in(causal, one, moved):
             return torch.tensor(learner_scores(model, sequences, 1.0, within))
 
     own = torch.tensor(learner_scores(model, sequences, 1.0, within))
     rounded = any(parameter.dtype != torch.float32 for parameter in causal.parameters())
-    exact = scores_in(torch.float32) if rounded else own
+    exact = scores_in(EXACT) if rounded else own
     error = (own - exact).abs()
-    if rounding is not nearest or dtype != torch.float32:
-        bits = torch.float16 if rounding is to_tf32 else dtype
-        ways = [rounding, *(elsewhere(rounding, bits, seed) for seed in range(1, draws))]
-        error += (
-            torch.stack([(scores_in(dtype, rounding, taken) - exact).square() for taken in ways])
-            .mean(0)
-            .sqrt()
-        )
+    if arithmetic != EXACT:
+        ways = [unchanged, *(elsewhere(arithmetic.step, seed) for seed in range(1, draws))]
+        squares = [(scores_in(arithmetic, moved) - exact).square() for moved in ways]
+        error += torch.stack(squares).mean(0).sqrt()
     listed: list[list[float]] = error.tolist()
     return listed

@@ -20,14 +20,11 @@ from config.errors import ConfigError
 from config.schema import Config
 from plan.plan import Plan
 from training.engine_arithmetic import (
-    TF32,
+    Arithmetic,
     forward_replaced,
     learner_scores,
-    nearest,
     parameters_replaced,
     rounding_error,
-    to_float8,
-    to_tf32,
 )
 from training.model_loading import adapted, causal_model
 from training.quantization import dequantized, quantized, shape_and_dtype, state_without_scales
@@ -168,10 +165,9 @@ class PolicyWeights:
         self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool, draws: int = 1
     ) -> list[list[float]]:
         """As `Learner.rounding_error`."""
-        in_dtype = torch.float32 if dtype == TF32 else getattr(torch, dtype)
-        rounding = to_float8 if float8 else to_tf32 if dtype == TF32 else nearest
+        arithmetic = Arithmetic.of(dtype, float8)
         with as_published(self.model, self.publish()):
-            return rounding_error(self.model, sequences, in_dtype, rounding, self._within, draws)
+            return rounding_error(self.model, sequences, arithmetic, self._within, draws)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from cluster.garbage import freeze_imports, imported_apart, imports_stay_frozen
-from config.errors import ConfigError, DeadlineError
+from config.errors import ConfigError, DeadlineError, RunError
 from envs.group import ALONE, FinishReason, SampledCompletion, Sampling
 from rollout.engines.sampler import Request, Response
 from rollout.engines.vllm_engine_args import engine_arguments
@@ -334,12 +334,23 @@ class VLLMEngine:
 
     def sleep(self) -> None:
         """Give the GPU memory back. Full weights are dropped: the push after `wake` brings new ones. Under an
-        adapter the base weights move to host memory."""
+        adapter the base weights move to host memory.
+
+        Raises:
+            RunError: another process takes memory of this GPU meanwhile.
+        """
         if self._groups:
             raise RuntimeError(f"the engine cannot sleep: {len(self._groups)} requests are in flight")
         self._drain()
         self._constants = {}
-        self._llm.sleep(level=2 if self.settings.adapter is None else 1)
+        try:
+            self._llm.sleep(level=2 if self.settings.adapter is None else 1)
+        except AssertionError as error:  # it compares the free memory of the whole GPU before and after
+            raise RunError(
+                f"vLLM did not go to sleep before the learner's turn: {error} Another process takes memory of this "
+                "GPU. A run whose learner and engine take turns needs the GPU for itself: end the other process, or "
+                "give the run other GPUs (CUDA_VISIBLE_DEVICES)"
+            ) from error
 
     def wake(self) -> None:
         self._llm.wake_up()

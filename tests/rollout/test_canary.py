@@ -22,7 +22,7 @@ from rollout.weights.evidence import Answer, Drawn, DrawnRow, drawn_part
 from rollout.weights.fixed_sequences import FixedSequences, canary_sequences
 from rollout.weights.rounding import Rounding
 from tests.rollout.conftest import MAX_LEN, VOCAB, StartEngine, tiny_llama
-from training.engine_arithmetic import rounding_error
+from training.engine_arithmetic import Arithmetic, rounding_error
 
 HEAD = "lm_head.weight"
 Weights = dict[str, torch.Tensor]
@@ -46,7 +46,7 @@ class Learner:
     def rounding_error(
         self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool, draws: int = 1
     ) -> list[list[float]]:
-        return rounding_error(self.model, sequences, getattr(torch, dtype), draws=draws)
+        return rounding_error(self.model, sequences, Arithmetic.of(dtype), draws=draws)
 
 
 def train_a_little(model: LlamaForCausalLM, step: int, scale: float) -> None:

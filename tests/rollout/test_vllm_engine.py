@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from config.errors import ConfigError
+from config.errors import ConfigError, RunError
 from envs.group import SampledCompletion, Sampling
 from rollout.engines import vllm_settings as settings_module
 from rollout.engines.sampler import Request, Response, generate
@@ -362,6 +362,21 @@ def shared_memory_files() -> int:
 
     current_platform.import_kernels()
     return 2 if hasattr(torch.ops._C, "init_shm_manager") else 0
+
+
+def test_a_gpu_that_others_use_is_one_message(
+    vllm_engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As vLLM said on an H200 when another process took memory while the engine gave its own back."""
+
+    def sleep(level: int) -> None:
+        raise AssertionError("Memory usage increased after sleeping.")
+
+    monkeypatch.setattr(vllm_engine._llm, "sleep", sleep)
+    with pytest.raises(
+        RunError, match=r"increased after sleeping\. Another process takes memory of this GPU"
+    ):
+        vllm_engine.sleep()
 
 
 def test_an_untested_version_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:

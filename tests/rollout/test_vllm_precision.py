@@ -9,7 +9,7 @@ from rollout.engines import vllm_engine_args
 from rollout.engines.sampler import Request, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from tests.rollout.conftest import StartEngine, tiny_llama
-from training.engine_arithmetic import computing_in, learner_scores
+from training.engine_arithmetic import Arithmetic, computing_in, learner_scores
 
 PROMPT = (5, 6, 7)
 
@@ -27,11 +27,11 @@ def head_alone(dtype: torch.dtype) -> LlamaForCausalLM:
     return model
 
 
-def sampled_error(engine: VLLMEngine, model: LlamaForCausalLM, dtype: torch.dtype) -> float:
+def sampled_error(engine: VLLMEngine, model: LlamaForCausalLM, dtype: str) -> float:
     """Mean |difference| of the sampled log-probs from those of float32 logits."""
     engine.load(model.state_dict().items(), version=1)
     (response,) = generate(engine, [Request(1, PROMPT, 8, Sampling(max_tokens=24), seed=3)])
-    with computing_in(model, dtype):
+    with computing_in(model, Arithmetic.of(dtype)):
         expected = learner_scores(model, [[*PROMPT, *one.token_ids] for one in response.completions], 1.0)
     drawn = torch.tensor([one.log_probs for one in response.completions])
     return float((drawn - torch.tensor(expected)[:, len(PROMPT) - 1 :]).abs().mean())
@@ -42,10 +42,9 @@ def test_log_probs_are_those_of_float32_logits(
     start_engine: StartEngine, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM's usual head rounds logits to the dtype of the weights, which shows a hundred times more."""
-    kind = getattr(torch, dtype)
-    model = head_alone(kind)
-    exact = sampled_error(start_engine(dtype=dtype), model, kind)
+    model = head_alone(getattr(torch, dtype))
+    exact = sampled_error(start_engine(dtype=dtype), model, dtype)
     monkeypatch.setattr(vllm_engine_args, "_head", lambda settings: {})
-    rounded = sampled_error(start_engine(dtype=dtype), model, kind)
+    rounded = sampled_error(start_engine(dtype=dtype), model, dtype)
     assert exact < 1e-4
     assert rounded > 20 * exact

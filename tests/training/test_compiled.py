@@ -18,7 +18,7 @@ from config.schema import LoraConfig
 from tests.tiny import tiny_llama
 from tests.training.test_packing import assert_same, rows, scored
 from training.compiled import compile_layers
-from training.engine_arithmetic import learner_scores, rounding_error
+from training.engine_arithmetic import Arithmetic, learner_scores, rounding_error
 from training.forward import ResponseScorer
 from training.model_loading import add_lora
 from training.sharding import shard, whole
@@ -114,7 +114,7 @@ def test_what_the_canary_asks_is_not_compiled() -> None:
     plain, ours = tiny_llama(), compiled(tiny_llama())
     for asked in (
         partial(learner_scores, temperature=1.0),
-        partial(rounding_error, dtype=torch.bfloat16),
+        partial(rounding_error, arithmetic=Arithmetic.of("bfloat16")),
     ):
         assert asked(ours, sequences) == asked(plain, sequences)
     assert not code_was_compiled()
