@@ -12,6 +12,7 @@ import os
 import tempfile
 import time
 from collections.abc import Hashable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -22,7 +23,7 @@ from cluster.garbage import freeze_imports, imported_apart, imports_stay_frozen
 from config.errors import ConfigError, DeadlineError, RunError
 from envs.group import ALONE, FinishReason, SampledCompletion, Sampling
 from rollout.engines.sampler import Request, Response
-from rollout.engines.vllm_engine_args import engine_arguments
+from rollout.engines.vllm_engine_args import engine_arguments, model_seen_here
 from rollout.engines.vllm_settings import (
     INSTALL,
     VLLMSettings,
@@ -96,7 +97,8 @@ class VLLMEngine:
             # vLLM would import it while loading, and its constant tensor would lie in the engine's memory for ever.
             imported_apart("compressed_tensors")
             freeze_imports()  # vLLM is about to look through them
-            with imports_stay_frozen():
+            alone = self.settings.tensor_parallel_size == 1
+            with imports_stay_frozen(), model_seen_here() if alone else nullcontext():
                 return LLMEngine.from_engine_args(engine_arguments(self.settings))
         except Exception as error:
             s = self.settings

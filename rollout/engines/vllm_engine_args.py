@@ -1,5 +1,7 @@
-"""Our settings of a vLLM engine in vLLM's own terms."""
+"""Our settings of a vLLM engine in vLLM's own terms, and how it looks at the model."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 from rollout.engines.vllm_settings import VLLMSettings
@@ -74,3 +76,20 @@ def _step_size(settings: VLLMSettings) -> dict[str, Any]:
         longest = max(_PREFILL_TOKENS, settings.max_model_len)
         return {"enable_chunked_prefill": False, "max_num_batched_tokens": longest}
     return {"max_num_batched_tokens": settings.max_num_batched_tokens}
+
+
+@contextmanager
+def model_seen_here() -> Iterator[None]:
+    """vLLM looks in this process at the class of the model that it is about to load here.
+
+    Else, of a model that is new to this machine, it has another process look, which imports vLLM for that: so long as
+    all the rest of a start takes.
+    """
+    from vllm.model_executor.models import registry
+
+    elsewhere = registry._run_in_subprocess
+    registry._run_in_subprocess = lambda fn: fn()
+    try:
+        yield
+    finally:
+        registry._run_in_subprocess = elsewhere

@@ -300,6 +300,7 @@ def test_a_push_reaches_every_shard(tiny_folders: dict[bool, Path], tmp_path: Pa
 
 ENDING = """
 import gc
+import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -315,7 +316,12 @@ def noted():
     imported.update(sys.modules)
     freeze_imports()
 
-imported = {}
+def watched(command, *arguments, **named):
+    commands.append(command)
+    return run_command(command, *arguments, **named)
+
+imported, commands = {}, []
+run_command, subprocess.run = subprocess.run, watched
 freeze_imports, vllm_engine.freeze_imports = vllm_engine.freeze_imports, noted
 
 def run():
@@ -334,6 +340,7 @@ held = run()
 gc.collect()
 print(*{type(one()).__name__ for one in held})
 started = [vars(module) for name, module in sys.modules.items() if name not in imported]
+print(sum(command[0] == sys.executable for command in commands))
 print(len(started), sum(isinstance(value, torch.Tensor) for names in started for value in names.values()))
 """
 
@@ -343,15 +350,17 @@ def test_imports_stay_frozen_as_an_engine_ends_and_nothing_of_its_run_is_left(
     tiny_folders: dict[bool, Path], tmp_path: Path
 ) -> None:
     """A run that is the first of its process to import vLLM, which keeps what it could not import. What it imports as
-    an engine starts makes no tensors: they would lie in the engine's memory."""
+    an engine starts makes no tensors: they would lie in the engine's memory. And the model is new to the machine, which
+    has no other Python look at it."""
     (tmp_path / "ending.py").write_text(ENDING)
-    found_from = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    found_from = {**ENVIRONMENT, "PYTHONPATH": str(ROOT), "VLLM_CACHE_ROOT": str(tmp_path)}
     run = ended([str(tmp_path / "ending.py"), str(tiny_folders[True])], environment=found_from)
     assert run.returncode == 0, run.stderr
-    counted, left, started = run.stdout.splitlines()[-3:]
+    counted, left, processes, started = run.stdout.splitlines()[-4:]
     before, after = map(int, counted.split())
     assert after > 0.99 * before > 100_000
     assert left == "NoneType"
+    assert processes == "0" and list(tmp_path.glob("modelinfos/*.json"))
     modules, tensors = map(int, started.split())
     assert (modules > 100, tensors) == (True, 0)
 
