@@ -40,7 +40,8 @@ class WeightReceiver:
         With them its memory would outlive the engine, and vLLM starts no other engine that sleeps beside it."""
         from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
 
-        for layer in self.get_model().modules():
+        model = vars(self.model_runner).get("model")  # gone where the engine has ended before
+        for layer in model.modules() if model is not None else ():
             LAYERWISE_INFO.pop(layer, None)
 
 

@@ -334,6 +334,7 @@ def run():
     before = gc.get_freeze_count()
     engine.close()
     print(before, gc.get_freeze_count())
+    engine.close()
     return *layers, weakref.ref(engine), weakref.ref(learner)
 
 held = run()
