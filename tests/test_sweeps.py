@@ -178,19 +178,24 @@ def test_a_study_that_cannot_be_stored_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("launcher", ["joblib", "ray"])
 def test_an_interrupt_reaches_the_jobs_in_other_processes(launcher: str, tmp_path: Path) -> None:
-    """One signal to the process that waits: each running job writes its checkpoint, the third never begins."""
+    """One signal to the process that waits: each running job writes its checkpoint, the third never begins. Ray does
+    not say which two of three it begins with."""
     pytest.importorskip(LAUNCHERS[launcher])
     folder = tmp_path / "sweep"
     side_by_side = {"joblib": "hydra.launcher.n_jobs=2", "ray": "+hydra.launcher.ray.init.num_cpus=2"}
     chosen = (f"hydra/launcher={launcher}", side_by_side[launcher])
     process = sweep(folder, *chosen, *LONG, "train.seed=0,1,2", cwd=tmp_path)
-    wait_for(lambda: all((folder / job / "metrics.jsonl").exists() for job in "01"), process)
+
+    def running() -> list[str]:
+        return [job for job in "012" if (folder / job / "metrics.jsonl").exists()]
+
+    wait_for(lambda: len(running()) == 2, process)
     _, *below = family(process.pid)
     os.kill(process.pid, signal.SIGINT)
     output = finish(process)
     assert process.returncode == 130, output
-    assert outcomes(folder) == {"0": "interrupted", "1": "interrupted"}
-    assert all(len(list((folder / job / "checkpoints").iterdir())) == 1 for job in "01")
+    assert outcomes(folder) == dict.fromkeys(running(), "interrupted") and len(running()) == 2
+    assert all(len(list((folder / job / "checkpoints").iterdir())) == 1 for job in running())
     assert f"{ROOT / 'grpo.py'} --config-name grpo_quickstart" in output  # the command that goes on
     assert table_of(output)[0].startswith("2 jobs, 0 finished: ")
     assert "Traceback" not in output
