@@ -2,7 +2,7 @@
 
 One process starts the jobs and waits; the jobs run in it, one after the other (Hydra's basic launcher), or in processes
 of their own, which know of each other by files alone: each job's folder has its lock, and `.stopped` in the sweep's
-folder keeps those that wait from beginning.
+folder keeps those that wait from beginning, also after this process has ended, until the sweep is started again.
 """
 
 import json
@@ -13,7 +13,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from socket import gethostname
@@ -95,18 +95,17 @@ def _prepare_ray(launcher: DictConfig) -> None:
 class SweepStop(Stop):
     """Ctrl-C and SIGTERM where the jobs have processes of their own: the first is passed on to those of this machine.
 
-    folder: the sweep's. over: the jobs have ended.
+    folder: the sweep's. over: the jobs have ended. told: processes of jobs that it was passed on to.
     """
 
     folder: Path = Path()
     over: bool = False
+    told: set[int] = field(default_factory=set)
 
     def heed(self, number: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / STOPPED).touch()
-        for owner in self.owners():
-            with suppress(ProcessLookupError):
-                os.kill(owner.pid, signal.SIGTERM)  # Ray's workers have SIGINT blocked
+        self._tell_jobs()
         said = (
             f"\n{signal.Signals(number).name}: the jobs on this machine finish their iterations and write checkpoints; "
             "no other begins. Once more ends them at once.\n"
@@ -114,6 +113,14 @@ class SweepStop(Stop):
         with suppress(OSError):
             os.write(2, said.encode())
         Thread(target=self._end_after_them, daemon=True).start()
+
+    def _tell_jobs(self) -> None:
+        """Each process once: a second signal would end it at once."""
+        for owner in self.owners():
+            if owner.pid not in self.told:
+                self.told.add(owner.pid)
+                with suppress(ProcessLookupError):
+                    os.kill(owner.pid, signal.SIGTERM)  # Ray's workers have SIGINT blocked
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.over:
@@ -137,6 +144,7 @@ class SweepStop(Stop):
         """A launcher waits for jobs that shall not begin, and a sweeper would think of more of them."""
         while self.owners():
             time.sleep(LOOK_S)
+            self._tell_jobs()  # of which one may have begun as the signal came
         time.sleep(ECHO_S)  # the processes have yet to say what came of their jobs
         self.over = True
         os.kill(os.getpid(), signal.SIGINT)
@@ -182,7 +190,6 @@ def finish(folder: Path) -> int:
     """
     from reports.sweep import swept_runs, write_sweep
 
-    (folder / STOPPED).unlink(missing_ok=True)
     jobs = [SweptJob(run.name, run.overrides, _summary(folder / run.name)) for run in swept_runs(folder)]
     if not jobs:
         return 0

@@ -6,18 +6,20 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib.metadata import version
 from pathlib import Path
+from threading import Event
 
 import psutil
 import pytest
 from omegaconf import OmegaConf
 
-from config.sweep_jobs import LAST_STEPS, objective
-from run.sweep import WIDTH, SweptJob, table
+from config.sweep_jobs import LAST_STEPS, STOPPED, objective
+from run.sweep import WIDTH, SweepStop, SweptJob, table
 from tests.processes import family
 from tests.scripts import ENVIRONMENT, QUICK, ROOT, Script, begin, ended, finish, rows, wait_for
 
@@ -195,12 +197,53 @@ def test_an_interrupt_reaches_the_jobs_in_other_processes(launcher: str, tmp_pat
     output = finish(process)
     assert process.returncode == 130, output
     assert outcomes(folder) == dict.fromkeys(running(), "interrupted") and len(running()) == 2
+    assert (folder / STOPPED).exists(), "a worker that Ray is still starting must not begin the third"
     assert all(len(list((folder / job / "checkpoints").iterdir())) == 1 for job in running())
     assert f"{ROOT / 'grpo.py'} --config-name grpo_quickstart" in output  # the command that goes on
     assert table_of(output)[0].startswith("2 jobs, 0 finished: ")
     assert "Traceback" not in output
     _, alive = psutil.wait_procs(below, timeout=20)
     assert not alive
+
+
+JOB = """
+import signal, sys, time
+from pathlib import Path
+from config.folders import held
+folder = Path(sys.argv[1])
+told = []
+signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+with held(folder):
+    while not told:
+        time.sleep(0.05)
+    (folder / "told").touch()
+    while not (folder.parent / "late" / "told").exists():
+        time.sleep(0.05)
+    time.sleep(0.5)
+print(len(told))
+"""
+
+
+def test_a_job_that_begins_as_the_signal_comes_is_told_once_too(tmp_path: Path) -> None:
+    with ExitStack() as undo:
+        stop, over = SweepStop(folder=tmp_path), Event()
+        before = signal.signal(signal.SIGINT, lambda number, frame: over.set())
+        undo.callback(signal.signal, signal.SIGINT, before)
+
+        def job(name: str) -> subprocess.Popen[str]:
+            (tmp_path / name).mkdir()
+            command = [sys.executable, "-c", JOB, str(tmp_path / name)]
+            process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+            undo.callback(process.kill)
+            return process
+
+        early = job("early")
+        while not stop.owners():
+            time.sleep(0.05)
+        stop.heed(signal.SIGINT)
+        jobs = early, job("late")
+        assert [process.communicate(timeout=60)[0] for process in jobs] == ["1\n", "1\n"]
+        assert over.wait(20) and stop.over
 
 
 def test_the_objective(tmp_path: Path) -> None:
