@@ -83,7 +83,8 @@ def model_seen_here() -> Iterator[None]:
     """vLLM looks in this process at the class of the model that it is about to load here.
 
     Else, of a model that is new to this machine, it has another process look, which imports vLLM for that: so long as
-    all the rest of a start takes.
+    all the rest of a start takes. Not where tensor-parallel workers load it: what looking sets up of CUDA, their forks
+    could not use.
     """
     from vllm.model_executor.models import registry
 
