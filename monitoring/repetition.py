@@ -8,8 +8,8 @@ from monitoring.record import prompt_id
 
 REMEMBERED = 2000
 """Groups whose prompts are counted."""
-SHORTEST_QUESTION = 4
-"""Characters of a question below which its turning up in an answer says nothing."""
+SHORTEST_QUESTION = 8
+"""Characters of a question below which its turning up in an answer says nothing: "8 + 8 = 16" answers "8+8="."""
 
 
 class Repetition:
@@ -31,8 +31,9 @@ class Repetition:
 
         groups/duplicates: completions that equal an earlier one of their group, over the most that there can be; groups
         drawn at temperature 0 do not count. groups/repeats_question: share of completions that hold their whole
-        question. prompts/repeated: share of groups whose prompt an earlier one of them has. prompts/most_drawn: how
-        often the prompt drawn most was drawn among the last `REMEMBERED` groups, over the mean of all prompts there.
+        question, where that is no shorter than `SHORTEST_QUESTION`. prompts/repeated: share of groups whose prompt an
+        earlier one of them has. prompts/most_drawn: how often the prompt drawn most was drawn among the last
+        `REMEMBERED` groups, over the mean of all prompts there.
         """
         prompts = [prompt_id(group.example.messages) for group in groups]
         self._count(prompts)

@@ -221,7 +221,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a run of `REAL`, which is made when it is first asked for."""
     home = tmp_path_factory.mktemp("runs")
     data, one = home / "rows.jsonl", home / "one.jsonl"
-    one.write_text(json.dumps({"prompt": "1111", "answer": "1"}) + "\n")
+    one.write_text(json.dumps({"prompt": "11111111", "answer": "1"}) + "\n")
     asked = [(f"{a}+{a + 3}=", str(2 * a + 3)) for a in range(10, 40)] + [("10+20=", "30")] * 20
     data.write_text("".join(json.dumps({"prompt": each, "answer": gold}) + "\n" for each, gold in asked))
 

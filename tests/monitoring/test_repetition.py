@@ -30,8 +30,8 @@ def test_candidates_left_out_count_and_greedy_groups_do_not() -> None:
 def test_a_question_in_an_answer_whatever_its_blanks_and_capitals() -> None:
     texts = ["What is 7+5? It is 12", "what is\n 7 + 5?", "12", "What is 7+6?"]
     assert Repetition().metrics([group("What is 7+5?", texts)])["groups/repeats_question"] == 0.5
-    assert not holds_question("7+5", "7+5 = 12")  # so short that it may stand there by right
-    assert holds_question("7 + 50", "7+50")
+    assert not holds_question("12+34=", "12 + 34 = 46")  # so short that it may stand there by right
+    assert holds_question("1200 + 340 =", "1200+340=")
 
 
 def test_prompts_in_a_batch_and_over_batches() -> None:
