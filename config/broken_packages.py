@@ -8,6 +8,24 @@ import traceback
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
+"""The checkout, or the folder that `pip install` puts other packages into as well."""
+OURS = frozenset(
+    {
+        *(
+            "config",
+            "plan",
+            "cluster",
+            "envs",
+            "rollout",
+            "training",
+            "evaluation",
+            "monitoring",
+            "reports",
+            "run",
+        ),
+        *("selftest", "grpo", "grpo_async", "grpo_utils", "benchmarks", "tests"),
+    }
+)
 REMEDY = (
     "What is installed together must fit: `pip check` tells more, a torchvision or torchaudio has to be that of its "
     "torch, and an environment of its own, as README.md makes it, has nothing else in it"
@@ -39,4 +57,4 @@ def _imports(filename: str) -> bool:
 
 def _ours(filename: str) -> bool:
     inside = Path(filename).resolve()
-    return inside.is_relative_to(PROJECT) and "site-packages" not in inside.parts
+    return inside.is_relative_to(PROJECT) and inside.relative_to(PROJECT).parts[0].removesuffix(".py") in OURS

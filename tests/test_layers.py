@@ -55,19 +55,10 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def is_for_types(node: ast.AST) -> bool:
-    """An `if TYPE_CHECKING:`, which is never run."""
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-
-
 def modules_imported(path: Path, known: set[str]) -> set[str]:
-    """Those of the known modules that a file imports anywhere when it runs, functions included."""
+    """Those of the known modules that a file imports anywhere, functions and what is for types alone included."""
     names: set[str] = set()
-    tree = parsed(path)
-    for_types = {id(inner) for node in ast.walk(tree) if is_for_types(node) for inner in ast.walk(node)}
-    for node in ast.walk(tree):
-        if id(node) in for_types:
-            continue
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

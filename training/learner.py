@@ -13,8 +13,8 @@ from training.batch import Batch
 
 if TYPE_CHECKING:  # Ray costs a second, which a learner in this process need not wait for
     from training.published_weights import PolicyTensor
-    from training.ranked_learner import RankTensor
     from training.ranks import Ranks
+    from training.tensor_stream import RankTensor
 
 
 class NonFiniteError(RunError):

@@ -3,7 +3,7 @@
 The softmax over both is the mean of the two, each weighted by the sum of its exponentials (log-sum-exp).
 """
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,15 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from plan.model_shape import every_layer_sees_all
 
-if TYPE_CHECKING:
-    from rollout.engines.running_cache import RunningCache
-
 NAME = "by_groups"
+
+
+class Running(Protocol):
+    """A `rollout.engines.running_cache.RunningCache` as attention sees it."""
+
+    def attend(self, query: Tensor, scale: float) -> Tensor:
+        """To all that a row sees. query: [rows, heads, Q, D]; so is what it returns."""
+        ...
 
 
 def attend_partly(
@@ -45,7 +50,7 @@ def merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def attend_by_groups(model: PreTrainedModel) -> bool:
-    """Makes `model` attend to a `RunningCache` part by part; whether it can.
+    """Makes `model` attend to what runs part by part; whether it can.
 
     Sliding windows, recurrent layers and attentions of a model's own need keys and values as one tensor.
     """
@@ -63,7 +68,7 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    running: "RunningCache | None" = None,
+    running: Running | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """transformers' attention function. query: [rows, heads, Q, D]. Returns [rows, Q, heads, D].

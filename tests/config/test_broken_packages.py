@@ -1,8 +1,12 @@
 """What came of a package that does not load, and what is a fault of ours."""
 
+import tomllib
 from pathlib import Path
 
-from config.broken_packages import PROJECT, broken_package
+import pytest
+
+from config import broken_packages
+from config.broken_packages import OURS, PROJECT, broken_package
 
 
 def raised(code: str, file: Path) -> BaseException:
@@ -44,3 +48,17 @@ def test_faults_of_ours_stay_faults(tmp_path: Path) -> None:
 def test_a_package_that_is_not_there_is_no_broken_one() -> None:
     code = "import importlib\nimportlib.import_module('no_such_thing')"
     assert broken_package(raised(code, PROJECT / "selftest" / "machine.py")) is None
+
+
+def test_beside_other_packages_only_our_own_are_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broken_packages, "PROJECT", tmp_path)
+    assert broken_package(raised("import no_such_thing", tmp_path / "run" / "build.py")) is None
+    assert broken_package(raised("import no_such_thing", tmp_path / "grpo.py")) is None
+    assert broken_package(raised("import no_such_thing", tmp_path / "transformers" / "given.py"))
+
+
+def test_all_that_is_installed_of_us_is_ours() -> None:
+    packaged = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {name.partition(".")[0].rstrip("*") for name in packaged["packages"]["find"]["include"]}
+    expected = folders - {"models"} | set(packaged["py-modules"]) | {"benchmarks", "tests"}
+    assert expected == OURS

@@ -22,7 +22,7 @@ from rollout.weights.outgoing import Outgoing
 from rollout.weights.transports import Layout
 from tests.groups import drawn_groups
 from tests.tiny import numbered_examples, tiny_llama
-from training import ranked_learner
+from training import tensor_stream
 from training.learner import Learner
 from training.local_learner import make_learner
 from training.process import prepare_process
@@ -264,9 +264,9 @@ def test_a_push_of_several_blocks(
     """Some tensors at a time, the largest alone; read as often as anybody likes, in any order."""
     one = in_one_process(config_of(model, 1), tmp_path)
     expected = weights(one)
-    monkeypatch.setattr(ranked_learner, "BLOCK_BYTES", 20_000)
+    monkeypatch.setattr(tensor_stream, "BLOCK_BYTES", 20_000)
     blocked = over(ranks, config_of(model, 2), tmp_path)
-    assert len(ranked_learner._blocks([tensor.described for tensor in blocked.publish()])[0]) > 5
+    assert len(tensor_stream._blocks([tensor.described for tensor in blocked.publish()])[0]) > 5
     for tensor in (*blocked.publish(), *reversed(blocked.publish())):
         assert torch.equal(tensor.make(), expected[tensor.name])
     assert Layout.of(Outgoing(blocked.publish())).size == Layout.of(Outgoing(one.publish())).size
