@@ -45,6 +45,9 @@ class _Stream:
     def synchronize(self) -> None:
         pass
 
+    def is_capturing(self) -> bool:
+        return False
+
     wait_stream = wait_event = record_event = record = wait = lambda self, *args: None
 
 
@@ -111,9 +114,11 @@ def patches(gpus: "PretendedGPUs") -> list[Any]:
         "ipc_collect": lambda: None,
     }
     patched = [mock.patch.object(torch.cuda, name, new) for name, new in cuda.items()]
-    patched.append(
-        mock.patch.object(torch.accelerator, "current_device_index", side_effect=lambda: gpus.current)
-    )
+    accelerator = {  # a build for CUDA asks it, whatever torch.cuda says
+        "current_device_index": lambda: gpus.current,
+        "current_stream": lambda device=None: _Stream(device),
+    }
+    patched += [mock.patch.object(torch.accelerator, name, new) for name, new in accelerator.items()]
     patched.append(mock.patch.object(torch._C, "_group_tensors_by_device_and_dtype", _group_by_device(gpus)))
     # A kernel that is compiled for a GPU cannot be pretended: attention goes by calls.
     patched.append(mock.patch.object(attention, "BLOCKED", ()))
