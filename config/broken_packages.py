@@ -9,23 +9,8 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
 """The checkout, or the folder that `pip install` puts other packages into as well."""
-OURS = frozenset(
-    {
-        *(
-            "config",
-            "plan",
-            "cluster",
-            "envs",
-            "rollout",
-            "training",
-            "evaluation",
-            "monitoring",
-            "reports",
-            "run",
-        ),
-        *("selftest", "grpo", "grpo_async", "grpo_utils", "benchmarks", "tests"),
-    }
-)
+_LOWER = {"config", "plan", "cluster", "envs", "rollout", "training", "evaluation", "monitoring", "reports"}
+OURS = _LOWER | {"run", "selftest", "grpo", "grpo_async", "grpo_utils", "benchmarks", "tests"}
 REMEDY = (
     "What is installed together must fit: `pip check` tells more, a torchvision or torchaudio has to be that of its "
     "torch, and an environment of its own, as README.md makes it, has nothing else in it"
