@@ -9,7 +9,8 @@ from monitoring.record import prompt_id
 REMEMBERED = 2000
 """Groups whose prompts are counted."""
 SHORTEST_QUESTION = 8
-"""Characters of a question below which its turning up in an answer says nothing: "8 + 8 = 16" answers "8+8="."""
+"""Characters of a question, blanks not counted, below which its turning up in an answer says nothing: "8 + 8 = 16"
+answers "8+8="."""
 
 
 class Repetition:
