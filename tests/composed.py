@@ -1,10 +1,10 @@
 """Configs as Hydra composes them, where the same files and groups are read and merged once for a process.
 
-Most tests differ in values alone: 11 instead of 57 ms a config.
+Most tests differ in values alone: 2 instead of 57 ms a config.
 """
 
+import pickle
 import re
-from copy import deepcopy
 from functools import cache
 
 from hydra import compose, initialize_config_dir
@@ -22,14 +22,16 @@ VALUE = re.compile(r"(?!hydra\.)\w+(\.\w+)+=")
 def composed(name: str, *overrides: str) -> DictConfig:
     """What `--config-name NAME OVERRIDES` gives a script, but for the settings of Hydra itself."""
     values = [override for override in overrides if VALUE.match(override)]
-    config = deepcopy(_of_groups(name, tuple(override for override in overrides if override not in values)))
+    others = tuple(override for override in overrides if override not in values)
+    config: DictConfig = pickle.loads(_of_groups(name, others))
     ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides(values), config)
     return config
 
 
 @cache
-def _of_groups(name: str, others: tuple[str, ...]) -> DictConfig:
+def _of_groups(name: str, others: tuple[str, ...]) -> bytes:
+    """Pickled: a copy out of that takes a fifth of the time of `deepcopy`."""
     register_schema()
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONFIG_DIR), version_base=None):
-        return compose(name, overrides=list(others))
+        return pickle.dumps(compose(name, overrides=list(others)))
