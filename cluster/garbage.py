@@ -24,8 +24,13 @@ def spare_what_stays() -> None:
     if _spared:  # `gc.get_freeze_count()` counts them one by one: 70 ms for a million
         gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])
+    search_seldom()
     _spared = True
+
+
+def search_seldom() -> None:
+    """Of a command, before it imports: at Python's own pace half a second of its four goes into searching imports."""
+    gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])
 
 
 def imported_apart(name: str) -> ModuleType:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from cluster.garbage import search_seldom
 from tests.costs import ENGINE, SLOW
 from tests.forked import SERVED_AT, start_server
 from tests.logged import Logged
@@ -75,7 +76,7 @@ def pytest_collection_finish() -> None:
 def pytest_runtestloop() -> None:
     """Of test processes, and of the one that shares tests out."""
     _freeze()
-    gc.set_threshold(50_000, *gc.get_threshold()[1:])  # as runs do
+    search_seldom()  # as runs do
     gc.enable()
 
 
