@@ -62,7 +62,7 @@ def _schema() -> DictConfig:
 
 @lru_cache(maxsize=8)
 def _parsed(settings: str) -> DictConfig | ListConfig:
-    """By libyaml, in a fifth of the time of OmegaConf's own loader, whose notation no file of OmegaConf's making needs."""
+    """By libyaml, five times as fast as OmegaConf's own loader; what that reads beyond it, OmegaConf never writes."""
     return OmegaConf.create(yaml.load(settings, Loader=CSafeLoader))
 
 

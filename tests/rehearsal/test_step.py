@@ -4,6 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+import torch._dynamo
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from config.errors import ConfigError
 from grpo import train
@@ -85,6 +88,18 @@ def test_a_sharded_reference_is_kept_as_it_is_gathered(tiny: str) -> None:
     held = rehearse_memory(plan)["score"]
     assert held["reference"] == held["parameters"] / 2
     assert held["reference"] == pytest.approx(reference_bytes(plan.config, plan.shape) / 8, rel=0.02)
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_what_is_remembered_of_fake_results_is_what_they_are(tiny: str, ranks: int) -> None:
+    """PyTorch computes each of them once more. Weights are loaded in two dtypes, as one factory call makes them."""
+    halves = ("train.mixed_precision=bf16", "model.dtype=float32", f"train_model.num_devices={ranks}")
+    plan = plan_of(tiny, *halves)
+    FakeTensorMode.cache_clear()
+    with torch._dynamo.config.patch(fake_tensor_cache_crosscheck_enabled=True):
+        checked = rehearse_memory(plan)
+    assert FakeTensorMode.cache_info().hits > 500
+    assert checked == rehearse_memory(plan)
 
 
 def test_gradients_of_earlier_microbatches_and_what_is_offloaded(tiny: str) -> None:
