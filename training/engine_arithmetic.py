@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
@@ -21,6 +22,7 @@ from training.model_loading import causal_model
 from training.sharding import Within, directly
 
 _HEAD_VALUES = 1 << 26  # of the output head that are converted at a time
+_TOGETHER = 1 << 10  # tokens with padding that are scored at once: their logits are to stay small
 _FLOAT8 = torch.float8_e4m3fn
 TF32 = "tf32"
 _TF32_CUT = 13  # bits of float32's 23 that TF32 has not
@@ -197,14 +199,29 @@ def learner_scores(
     was_training = causal.training
     model.eval()
     scores = []
-    for sequence in sequences:
-        ids = torch.tensor([list(sequence)])
+    for together in _batches(sequences):
+        # Causal: the padding behind a sequence does not change it.
+        ids = pad_sequence([torch.tensor(list(sequence)) for sequence in together], batch_first=True)
         with torch.compiler.set_stance("force_eager"):
-            logits = within(partial(_logits, causal, ids))[0, :-1].float() / temperature
-        picked: Any = logits.log_softmax(-1).gather(-1, ids[0, 1:, None].to(logits.device))
-        scores.append(picked[:, 0].tolist())
+            logits = within(partial(_logits, causal, ids))
+        for sequence, of_one in zip(together, logits, strict=True):
+            log_probs = (of_one[: len(sequence) - 1].float() / temperature).log_softmax(-1)
+            picked: Any = log_probs.gather(-1, torch.tensor(list(sequence[1:]), device=logits.device)[:, None])
+            scores.append(picked[:, 0].tolist())
     model.train(was_training)
     return scores
+
+
+def _batches(sequences: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:
+    """Neighbours, as many as fit."""
+    first = longest = 0
+    for place, sequence in enumerate(sequences):
+        longest = max(longest, len(sequence))
+        if place > first and (place - first + 1) * longest > _TOGETHER:
+            yield sequences[first:place]
+            first, longest = place, len(sequence)
+    if sequences:
+        yield sequences[first:]
 
 
 def _logits(causal: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
