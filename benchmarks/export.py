@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from config.schema import LoraConfig, ModelConfig
-from training.model_loading import add_lora
+from training.adapters import add_lora
 from training.model_writer import ModelWriter
 from training.tensor_files import write_tensors
 from training.trained_parameters import MODEL, trained_tensors

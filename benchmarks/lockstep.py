@@ -36,8 +36,9 @@ from envs.task import Example, make_task  # noqa: E402
 from run.build import build  # noqa: E402
 from run.lockstep import Lockstep  # noqa: E402
 from run.run import Run  # noqa: E402
+from training.adapters import causal_model  # noqa: E402
 from training.local_learner import LocalLearner  # noqa: E402
-from training.model_loading import causal_model, load_model, load_tokenizer  # noqa: E402
+from training.model_loading import load_model, load_tokenizer  # noqa: E402
 from training.optimizer import make_optimizer  # noqa: E402
 
 WARM_UP = 3

@@ -36,7 +36,7 @@ from rollout.engines.vllm_engine import VLLMEngine
 from rollout.engines.vllm_settings import VLLMSettings
 from rollout.weights.outgoing import Outgoing
 from rollout.weights.transports import HostCopy, ObjectStore, SharedMemory, Transport
-from training.model_loading import add_lora
+from training.adapters import add_lora
 from training.published_weights import PolicyWeights, made, named_weights
 
 SIZES = {

@@ -38,11 +38,11 @@ from envs.group import Group, SampledCompletion, Sampling, Times, Verdict  # noq
 from envs.task import Example  # noqa: E402
 from plan.machine import this_machine  # noqa: E402
 from plan.make_plan import make_plan  # noqa: E402
+from training.adapters import causal_model  # noqa: E402
 from training.batch import Batch  # noqa: E402
 from training.forward import ResponseScorer  # noqa: E402
 from training.local_learner import LocalLearner, make_learner  # noqa: E402
 from training.log_probs import _SelectedLogProbs  # noqa: E402
-from training.model_loading import causal_model  # noqa: E402
 from training.packing import packed_positions  # noqa: E402
 from training.process import prepare_process  # noqa: E402
 from training.worker import Worker  # noqa: E402

@@ -27,7 +27,8 @@ from rollout.weights.fixed_sequences import FixedSequences, canary_sequences
 from rollout.weights.outgoing import Learner
 from rollout.weights.push import Weights
 from rollout.weights.rounding import Rounding
-from training.model_loading import linear_names, load_model, saved_eos_token_ids, skeleton
+from training.adapters import linear_names
+from training.model_loading import load_model, saved_eos_token_ids, skeleton
 
 if TYPE_CHECKING:  # Ray costs a second, which one engine in this process need not wait for
     from cluster.runtime import Place

@@ -31,7 +31,8 @@ from run.engines import (
 from tests.rollout.conftest import lora_policy
 from tests.scripts import configured
 from tests.tiny import EOS, VOCABULARY, tiny_llama
-from training.model_loading import linear_names, load_model
+from training.adapters import linear_names
+from training.model_loading import load_model
 from training.published_weights import PolicyWeights, pushed_tensors
 
 Calls = list[str]

@@ -89,3 +89,11 @@ def test_the_first_groups_of_the_quickstart_wait_for_no_package_that_they_do_not
     unused = {"bitsandbytes", "datasets", "peft", "ray", "torchrl", "vllm", "wandb"}
     assert not packages & unused
     assert {"torch", "transformers"} <= packages
+
+
+def test_a_checkpoint_that_is_read_waits_for_no_library_of_models() -> None:
+    """`run=export` copies a model that is there."""
+    packages, ended = imported("import sys, run.export, training.checkpoint; print('imported', *sys.modules)")
+    assert ended.returncode == 0, ended.stderr
+    assert not packages & {"accelerate", "peft", "scipy", "torchrl", "transformers"}
+    assert "torch" in packages

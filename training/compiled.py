@@ -7,7 +7,7 @@ work layer by layer, would lie inside. The attention of a packed sequence is lef
 from torch import nn
 
 from config.errors import ConfigError
-from training.model_loading import causal_model
+from training.adapters import causal_model
 from training.sharding import decoder_layers
 
 

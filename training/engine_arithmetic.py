@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
-from training.model_loading import causal_model
+from training.adapters import causal_model
 from training.sharding import Within, directly
 
 _HEAD_VALUES = 1 << 26  # of the output head that are converted at a time
@@ -206,7 +206,9 @@ def learner_scores(
             logits = within(partial(_logits, causal, ids))
         for sequence, of_one in zip(together, logits, strict=True):
             log_probs = (of_one[: len(sequence) - 1].float() / temperature).log_softmax(-1)
-            picked: Any = log_probs.gather(-1, torch.tensor(list(sequence[1:]), device=logits.device)[:, None])
+            picked: Any = log_probs.gather(
+                -1, torch.tensor(list(sequence[1:]), device=logits.device)[:, None]
+            )
             scores.append(picked[:, 0].tolist())
     model.train(was_training)
     return scores

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from training.adapters import causal_model
 from training.attention import attend_by_segments, can_pack
 from training.batch import Tokens
 from training.log_probs import selected_log_probs
-from training.model_loading import causal_model
 from training.packing import pack, packed_positions
 from training.sharding import Within, directly
 

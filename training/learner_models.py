@@ -10,9 +10,10 @@ from transformers import PreTrainedModel
 
 from config.schema import Config
 from plan.plan import Plan
+from training.adapters import adapted, add_lora
 from training.compiled import compile_layers
 from training.forward import ResponseScorer
-from training.model_loading import adapted, add_lora, load_frozen, load_in_4bit, load_model, skeleton
+from training.model_loading import load_frozen, load_in_4bit, load_model, skeleton
 from training.reference import HostMemory, Reference
 from training.sharding import Sharded, Within, directly, fill, shard
 

@@ -1,8 +1,7 @@
 """Loading the policy and its tokenizer, with one clear message for everything that can be wrong about a name."""
 
-import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,13 +18,10 @@ from transformers import (
 from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 
 from config.errors import ConfigError
-from config.schema import LoraConfig, ModelConfig
+from config.schema import ModelConfig
 from envs.control_tokens import turn_end
 from plan.model_shape import find_config, model_path
 from training.quantization import dequantized, quantized
-
-if TYPE_CHECKING:
-    from peft import PeftModel
 
 set_tqdm_hook(lambda bar, given, named: EmptyTqdm(*given, **named))
 """No bar for what only reads or writes files here; downloads keep theirs, which the hub's client draws."""
@@ -192,51 +188,6 @@ def _check_finite(model: PreTrainedModel, name: str) -> None:
             f"model.name={name}: {wrong[0]}{others} values that are not finite (NaN or infinite): the files are "
             f"damaged, or {model.dtype} cannot hold what they were saved from; load or make them anew"
         )
-
-
-def add_lora(model: PreTrainedModel, lora: LoraConfig) -> nn.Module:
-    """Freeze the model and put trainable low-rank adapters on every linear layer but the head; experts that lie in one
-    tensor are none, and stay as they are."""
-    from peft import LoraConfig as PeftLoraConfig
-    from peft import get_peft_model
-
-    settings = PeftLoraConfig(
-        r=lora.r,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=list(linear_names(model)),
-        task_type="CAUSAL_LM",
-    )
-    return get_peft_model(model, settings)
-
-
-def linear_names(model: PreTrainedModel) -> tuple[str, ...]:
-    """Last names of the layers that `add_lora` adapts: every linear one but the head."""
-    head = model.get_output_embeddings()
-    layers = model.named_modules()
-    adapted = [name for name, layer in layers if isinstance(layer, nn.Linear) and layer is not head]
-    return tuple(sorted({name.rsplit(".", 1)[-1] for name in adapted}))
-
-
-def adapted(model: nn.Module) -> "PeftModel | None":
-    """The model as peft has wrapped it; None where it has not.
-
-    Importing peft takes most of a second, which a run without adapters need not wait for: where nobody has imported it,
-    it has wrapped nothing.
-    """
-    if "peft" not in sys.modules:
-        return None
-    from peft import PeftModel
-
-    return model if isinstance(model, PeftModel) else None
-
-
-def causal_model(model: nn.Module) -> PreTrainedModel:
-    """The transformers model inside a peft wrapper, or the model itself."""
-    wrapped = adapted(model)
-    inner = model if wrapped is None else wrapped.get_base_model()
-    assert isinstance(inner, PreTrainedModel)
-    return inner
 
 
 def check_head(model: PreTrainedModel) -> None:

@@ -21,8 +21,9 @@ from transformers.core_model_loading import revert_weight_conversion
 from config.schema import LoraConfig, ModelConfig
 from plan.model_shape import model_path
 from training import base_files
+from training.adapters import add_lora, linear_names
 from training.base_files import Base
-from training.model_loading import add_lora, end_tokens, linear_names, load_tokenizer, skeleton
+from training.model_loading import end_tokens, load_tokenizer, skeleton
 from training.published_weights import PolicyTensor, named_weights
 from training.quantization import packed_in_4_bits, through_4_bits
 from training.tensor_files import SavedTensors, saved_shapes

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from config.errors import ConfigError
 from config.schema import Config
 from plan.plan import Plan
+from training.adapters import adapted, causal_model
 from training.engine_arithmetic import (
     Arithmetic,
     forward_replaced,
@@ -26,7 +27,6 @@ from training.engine_arithmetic import (
     parameters_replaced,
     rounding_error,
 )
-from training.model_loading import adapted, causal_model
 from training.quantization import dequantized, quantized, shape_and_dtype, state_without_scales
 from training.sharding import Within, directly, local, whole
 

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from training.model_loading import causal_model
+from training.adapters import causal_model
 
 T = TypeVar("T")
 

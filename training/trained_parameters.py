@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from config.errors import ConfigError
-from training.model_loading import causal_model
+from training.adapters import causal_model
 from training.quantization import state_without_scales
 from training.sharding import whole
 

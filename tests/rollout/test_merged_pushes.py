@@ -20,7 +20,7 @@ from rollout.weights.push import Weights
 from rollout.weights.rounding import Rounding
 from tests.policies import PolicyHere
 from tests.rollout.conftest import EOS, MAX_LEN, VOCAB, tiny_llama
-from training.model_loading import add_lora
+from training.adapters import add_lora
 from training.published_weights import PolicyWeights, made, named_weights
 
 SMALL, LARGE = 2e-5, 2e-2

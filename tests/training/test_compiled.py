@@ -17,10 +17,10 @@ from config.errors import ConfigError
 from config.schema import LoraConfig
 from tests.tiny import tiny_llama
 from tests.training.test_packing import assert_same, rows, scored
+from training.adapters import add_lora
 from training.compiled import compile_layers
 from training.engine_arithmetic import Arithmetic, learner_scores, rounding_error
 from training.forward import ResponseScorer
-from training.model_loading import add_lora
 from training.sharding import shard, whole
 
 OTHERS = (rows(), rows((4, 8, 3), ((2, 5), (9, 31), (6, 6))), rows((17,), ((5, 8, 3, 2),)))

@@ -7,6 +7,7 @@ import torch
 
 from config.schema import LoraConfig
 from tests.tiny import VOCABULARY, tiny_llama
+from training.adapters import add_lora
 from training.engine_arithmetic import (
     EXACT,
     Arithmetic,
@@ -17,7 +18,6 @@ from training.engine_arithmetic import (
     to_float8,
     to_tf32,
 )
-from training.model_loading import add_lora
 
 SEQUENCES = [torch.randint(0, VOCABULARY, (40,), generator=torch.Generator().manual_seed(3)).tolist()]
 IDS = torch.tensor(SEQUENCES)

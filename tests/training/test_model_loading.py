@@ -10,9 +10,8 @@ from config.errors import ConfigError
 from config.schema import LoraConfig, ModelConfig
 from plan.model_shape import model_path
 from tests.tiny import tiny_llama
+from training.adapters import add_lora, causal_model
 from training.model_loading import (
-    add_lora,
-    causal_model,
     check_head,
     end_tokens,
     load_frozen,

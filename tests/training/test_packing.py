@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, Qwen2Config, Qw
 from config.schema import LoraConfig
 from tests.tiny import tiny_llama
 from training import attention
+from training.adapters import add_lora
 from training.attention import NAME, can_pack
 from training.batch import Tokens
 from training.forward import ResponseScorer, Scores
-from training.model_loading import add_lora
 from training.packing import pack, packed_positions, real_tokens
 
 PROMPTS = (5, 9, 1, 30)

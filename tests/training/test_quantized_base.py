@@ -22,7 +22,8 @@ from rollout.weights.rounding import Rounding
 from tests.policies import PolicyHere
 from tests.tiny import EOS, VOCABULARY, tiny_llama
 from tests.training.test_packing import rows, scored
-from training.model_loading import add_lora, load_in_4bit, load_model
+from training.adapters import add_lora
+from training.model_loading import load_in_4bit, load_model
 from training.published_weights import PolicyWeights, made, named_weights
 from training.quantization import dequantized, quantized
 from training.trained_parameters import base_digest, trained_tensors
