@@ -35,7 +35,11 @@ class Trained(Protocol):
 
 def without_clocks(row: dict[str, Any]) -> dict[str, Any]:
     """A row of metrics less what depends on how fast the machine was."""
-    return {key: value for key, value in row.items() if not key.startswith(_CLOCKS)}
+    return {
+        key: value
+        for key, value in row.items()
+        if not key.startswith(_CLOCKS) and not key.endswith("/seconds")  # of an evaluation
+    }
 
 
 def rollout_metrics(
