@@ -1,6 +1,6 @@
 """What `run=rehearse` says of the recipes: the lines of docs/scaling.md.
 
-    python benchmarks/rehearsals.py           prints them: five minutes on two cores, no GPU
+    python benchmarks/rehearsals.py           prints them: two minutes on two cores, no GPU
     python benchmarks/rehearsals.py --write   puts them there
 
 Of the phases only the fullest is kept, and what is the same for all is left out.
