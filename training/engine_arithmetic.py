@@ -22,7 +22,7 @@ from training.adapters import causal_model
 from training.sharding import Within, directly
 
 _HEAD_VALUES = 1 << 26  # of the output head that are converted at a time
-_TOGETHER = 1 << 10  # tokens with padding that are scored at once: their logits are to stay small
+_TOGETHER = 1 << 9  # tokens with padding that are scored at once: their logits are to stay small
 _FLOAT8 = torch.float8_e4m3fn
 TF32 = "tf32"
 _TF32_CUT = 13  # bits of float32's 23 that TF32 has not
@@ -204,11 +204,11 @@ def learner_scores(
         ids = pad_sequence([torch.tensor(list(sequence)) for sequence in together], batch_first=True)
         with torch.compiler.set_stance("force_eager"):
             logits = within(partial(_logits, causal, ids))
-        for sequence, of_one in zip(together, logits, strict=True):
-            log_probs = (of_one[: len(sequence) - 1].float() / temperature).log_softmax(-1)
-            picked: Any = log_probs.gather(
-                -1, torch.tensor(list(sequence[1:]), device=logits.device)[:, None]
-            )
+        expected = ids.to(logits.device)[:, 1:, None]
+        for sequence, row, tokens in zip(together, logits, expected, strict=True):
+            count = len(sequence) - 1
+            log_probs = (row[:count].float() / temperature).log_softmax(-1)
+            picked: Any = log_probs.gather(-1, tokens[:count])
             scores.append(picked[:, 0].tolist())
     model.train(was_training)
     return scores

@@ -94,6 +94,20 @@ def test_both_sides_in_half_precision_may_differ_by_both_roundings() -> None:
     assert learner_scores(model, SEQUENCES, 1.0) != learner_scores(model, SEQUENCES, 2.0)
 
 
+def test_sequences_are_scored_together_as_each_alone() -> None:
+    model, generator = tiny_llama(), torch.Generator().manual_seed(5)
+    lengths = (160, 160, 160, 7, 1, 300, 600, 2)
+    given = [torch.randint(0, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+    passes: list[tuple[int, ...]] = []
+    model.register_forward_pre_hook(lambda model, arguments: passes.append(tuple(arguments[0].shape)))
+    together = learner_scores(model, given, 0.7)
+    assert passes == [(3, 160), (2, 7), (1, 300), (1, 600), (1, 2)]
+    for sequence, scores in zip(given, together, strict=True):
+        expected = model(torch.tensor([sequence])).logits[0, :-1].div(0.7).log_softmax(-1)
+        wanted = [row[token].item() for row, token in zip(expected, sequence[1:], strict=True)]
+        assert scores == pytest.approx(wanted, abs=1e-5)
+
+
 def test_float8_rounds_more_than_half_precision() -> None:
     model = tiny_llama()
     half = torch.tensor(rounding_error(model, SEQUENCES, HALF))
