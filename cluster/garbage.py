@@ -29,7 +29,10 @@ def spare_what_stays() -> None:
 
 
 def search_seldom() -> None:
-    """Of a command, before it imports: at Python's own pace half a second of its four goes into searching imports."""
+    """Objects are looked through once there are more new ones than Python has it.
+
+    A command does this before it imports: at Python's own pace the search takes half a second of its four.
+    """
     gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])
 
 

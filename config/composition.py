@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from config.checks import check
 from config.error_messages import NOT_ON_BASE, unknown_key
@@ -53,11 +53,10 @@ def to_config(composed: DictConfig) -> Config:
     """
     if OmegaConf.get_type(composed) is not Config:
         raise ConfigError(NOT_ON_BASE)
-    given = OmegaConf.to_container(composed)
-    unknown = list(_unknown_keys(given, Config))
+    unknown = list(_unknown_keys(OmegaConf.to_container(composed), Config))
     if unknown:
         raise ConfigError("\n".join(map(unknown_key, unknown)))
-    missing = sorted(key for key in _missing_keys(given) if not key.startswith("hydra"))
+    missing = sorted(key for key in OmegaConf.missing_keys(composed) if not key.startswith("hydra"))
     if missing:
         raise ConfigError(f"{', '.join(missing)}: no value; give it on the command line or in the YAML file")
     config = OmegaConf.to_object(composed)
@@ -76,18 +75,6 @@ def _unknown_keys(given: Any, section: type[Any], prefix: str = "") -> Iterator[
             yield from _leaves(value, f"{prefix}{name}")
         elif isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
             yield from _unknown_keys(value, kind, f"{prefix}{name}.")
-
-
-def _missing_keys(given: Any, key: str = "") -> Iterator[str]:
-    """Dotted keys of the values that are to be given, as `OmegaConf.missing_keys` names them in twice the time."""
-    if isinstance(given, dict):
-        for name, value in given.items():
-            yield from _missing_keys(value, f"{key}.{name}" if key else str(name))
-    elif isinstance(given, list):
-        for place, value in enumerate(given):
-            yield from _missing_keys(value, f"{key}[{place}]")
-    elif given == MISSING:
-        yield key
 
 
 def _leaves(value: Any, key: str) -> Iterator[str]:

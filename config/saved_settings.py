@@ -27,9 +27,8 @@ def saved_config(run_dir: Path, changes: list[str] | None = None) -> Config:
         ConfigError: the folder holds none, or one of another version of this code.
     """
     if saved_settings(run_dir) is None:
-        path = run_dir / SETTINGS / SETTINGS_FILES[0]
-        raise ConfigError(f"{run_dir}: no run has left its settings there ({path} is missing)")
-    return _checked((run_dir / SETTINGS / SETTINGS_FILES[0]).read_text(), tuple(changes or ()))
+        raise ConfigError(f"{run_dir}: no run has left its settings there ({_file(run_dir)} is missing)")
+    return _checked(_file(run_dir).read_text(), tuple(changes or ()))
 
 
 def saved_settings(run_dir: Path) -> DictConfig | None:
@@ -39,13 +38,17 @@ def saved_settings(run_dir: Path) -> DictConfig | None:
     Raises:
         ConfigError: the file holds something else.
     """
-    path = run_dir / SETTINGS / SETTINGS_FILES[0]
+    path = _file(run_dir)
     if not path.is_file():
         return None
     settings = _parsed(path.read_text())
     if not isinstance(settings, DictConfig):
         raise ConfigError(f"{path}: keys and values are wanted here, this is a list; it is no run's file")
     return settings
+
+
+def _file(run_dir: Path) -> Path:
+    return run_dir / SETTINGS / SETTINGS_FILES[0]
 
 
 @lru_cache(maxsize=8)

@@ -92,7 +92,7 @@ def test_a_sharded_reference_is_kept_as_it_is_gathered(tiny: str) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_what_is_remembered_of_fake_results_is_what_they_are(tiny: str, ranks: int) -> None:
-    """PyTorch computes each of them once more. Weights are loaded in two dtypes, as one factory call makes them."""
+    """PyTorch computes each of them once more. Weights come in two dtypes, by the same calls, which name no dtype."""
     halves = ("train.mixed_precision=bf16", "model.dtype=float32", f"train_model.num_devices={ranks}")
     plan = plan_of(tiny, *halves)
     FakeTensorMode.cache_clear()
