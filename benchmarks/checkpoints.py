@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from config.optimizer import OptimizerConfig
-from config.schema import TrainConfig
+from config.train import TrainConfig
 from run.checkpoint_writer import CheckpointWriter
 from training.learner_state import learner_tensors
 from training.optimizer import make_optimizer

@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from config.schema import LoraConfig, ModelConfig
+from config.models import LoraConfig, ModelConfig
 from training.adapters import add_lora
 from training.model_writer import ModelWriter
 from training.tensor_files import write_tensors

@@ -28,7 +28,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from cluster.runtime import Place
-from config.schema import LoraConfig
+from config.models import LoraConfig
 from rollout.engines.pool import RayPool
 from rollout.engines.sampler import WeightTarget
 from rollout.engines.supervisor import PoolSettings

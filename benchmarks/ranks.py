@@ -34,9 +34,10 @@ from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from config.env import EnvConfig
 from config.inference import InferenceModelConfig
+from config.models import ModelConfig, TrainModelConfig
 from config.optimizer import OptimizerConfig
 from config.policy import PolicyConfig
-from config.schema import Config, ModelConfig, TrainModelConfig
+from config.schema import Config
 from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
 from envs.task import Example
 from plan.machine import this_machine

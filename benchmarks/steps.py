@@ -31,9 +31,11 @@ from torch import nn  # noqa: E402
 
 from config.env import EnvConfig  # noqa: E402
 from config.inference import InferenceModelConfig  # noqa: E402
+from config.models import ModelConfig, TrainModelConfig  # noqa: E402
 from config.optimizer import OptimizerConfig  # noqa: E402
 from config.policy import PolicyConfig  # noqa: E402
-from config.schema import Config, ModelConfig, TrainConfig, TrainModelConfig  # noqa: E402
+from config.schema import Config  # noqa: E402
+from config.train import TrainConfig  # noqa: E402
 from envs.group import Group, SampledCompletion, Sampling, Times, Verdict  # noqa: E402
 from envs.task import Example  # noqa: E402
 from plan.machine import this_machine  # noqa: E402

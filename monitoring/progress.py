@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.text import Text
 
-from config.schema import LoggingConfig
+from config.logging import LoggingConfig
 from monitoring.live_rows import TO_ASCII, log_line, printable, screen_rows
 from monitoring.progress_numbers import Course
 

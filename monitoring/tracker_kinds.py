@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import yaml
 
 from config.errors import ConfigError
+from config.logging import LoggingConfig
 from config.run_outcome import RunOutcome
-from config.schema import LoggingConfig
 
 log = python_logging.getLogger("grpo")
 REACH_S = 12.0

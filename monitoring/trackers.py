@@ -18,8 +18,8 @@ from pathlib import Path
 from queue import Empty, Full, Queue, SimpleQueue
 from typing import Any
 
+from config.logging import LoggingConfig
 from config.run_outcome import RunOutcome
-from config.schema import LoggingConfig
 from monitoring.tracker_kinds import CLOSE_S, ShownCompletion, Tell, Tracker, opener
 
 log = python_logging.getLogger("grpo")

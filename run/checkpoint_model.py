@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from config.checkpoints import FOLDER, MODEL, checkpoints, is_checkpoint, model_of, remove_checkpoint
 from config.errors import ConfigError
 from config.files import folder_written_whole
-from config.schema import Config, LoraConfig, ModelConfig
+from config.models import LoraConfig, ModelConfig
+from config.schema import Config
 from plan.model_shape import model_path
 from run.checkpoint_retention import model_written
 from run.checkpoint_writer import State, no_model

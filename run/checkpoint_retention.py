@@ -21,7 +21,8 @@ from config.command_line import evaluate_command
 from config.errors import ConfigError
 from config.evaluation import EvalSetConfig
 from config.files import link
-from config.schema import Config, TrainConfig
+from config.schema import Config
+from config.train import TrainConfig
 
 
 def remove_others(path: Path, train: TrainConfig) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from config.checkpoints import checkpoint_path
 from config.errors import DeadlineError
-from config.schema import TrainConfig
+from config.train import TrainConfig
 from run.checkpoint_retention import remove_others
 
 State = dict[str, Any]

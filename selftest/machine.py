@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from config.schema import LoggingConfig
+from config.logging import LoggingConfig
 from selftest.check import Bench
 
 

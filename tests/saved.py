@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from config.schema import TrainConfig
+from config.train import TrainConfig
 from run.checkpoint_retention import remove_others
 from training.checkpoint import LEARNER, begin_checkpoint, complete_checkpoint, packed
 from training.tensor_files import saved_tensors, write_tensors

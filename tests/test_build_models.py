@@ -8,7 +8,9 @@ import torch
 from transformers import LlamaForCausalLM
 
 import training.learner_models
-from config.schema import Config, ModelConfig, TrainConfig
+from config.models import ModelConfig
+from config.schema import Config
+from config.train import TrainConfig
 from plan.machine import Machine
 from plan.make_plan import make_plan
 from plan.plan import Plan, ReferencePlan

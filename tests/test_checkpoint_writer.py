@@ -11,7 +11,7 @@ import torch
 import grpo
 from config.checkpoints import checkpoint_path, checkpoints
 from config.errors import DeadlineError
-from config.schema import TrainConfig
+from config.train import TrainConfig
 from run.checkpoint_writer import CheckpointWriter
 from run.jobs import run_job
 from run.lockstep import Lockstep

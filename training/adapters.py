@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from torch import nn
 
-from config.schema import LoraConfig
+from config.models import LoraConfig
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers.utils.hub import cached_file
 
-from config.schema import ModelConfig
+from config.models import ModelConfig
 from plan.model_shape import model_path
 from training.model_loading import load_model
 

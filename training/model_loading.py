@@ -18,7 +18,7 @@ from transformers import (
 from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 
 from config.errors import ConfigError
-from config.schema import ModelConfig
+from config.models import ModelConfig
 from envs.control_tokens import turn_end
 from plan.model_shape import find_config, model_path
 from training.quantization import dequantized, quantized

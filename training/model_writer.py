@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
-from config.schema import LoraConfig, ModelConfig
+from config.models import LoraConfig, ModelConfig
 from plan.model_shape import model_path
 from training import base_files
 from training.adapters import add_lora, linear_names

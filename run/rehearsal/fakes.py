@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
-from config.schema import ModelConfig
+from config.models import ModelConfig
 from plan.memory import rows_at_a_time
 from plan.plan import Plan
 from run.rehearsal.tracking import asks_device

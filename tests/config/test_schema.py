@@ -13,8 +13,9 @@ from omegaconf import OmegaConf
 from config.composition import register_schema, to_config
 from config.error_messages import readable
 from config.errors import ConfigError
+from config.logging import LoggingConfig
 from config.policy import load_policy
-from config.schema import Config, LoggingConfig
+from config.schema import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "config").glob("grpo_*.yaml"))

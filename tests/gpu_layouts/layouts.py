@@ -8,9 +8,11 @@ import torch
 
 from config.env import EnvConfig
 from config.inference import InferenceModelConfig
+from config.models import LoraConfig, ModelConfig, TrainModelConfig
 from config.optimizer import OptimizerConfig
 from config.policy import PolicyConfig
-from config.schema import Config, LoraConfig, ModelConfig, TrainConfig, TrainModelConfig
+from config.schema import Config
+from config.train import TrainConfig
 from envs.group import Group, Verdict
 from plan.machine import Machine
 from plan.make_plan import make_plan

@@ -12,7 +12,7 @@ import pytest
 
 import grpo
 import grpo_async
-from config.schema import LoggingConfig
+from config.logging import LoggingConfig
 from monitoring.progress import Progress
 from run.jobs import run_job
 from tests.scripts import ENVIRONMENT, ROOT, SCHEDULE_OF, configured
@@ -20,7 +20,7 @@ from tests.terminal import OnATerminal, Terminal
 
 SHOW = """
 import subprocess, sys, time
-from config.schema import LoggingConfig
+from config.logging import LoggingConfig
 from monitoring.progress import Progress
 clock = [1000.0]  # of its own: how long a slow machine takes to show a row decides when it shows the next
 time.monotonic = lambda: clock[0]

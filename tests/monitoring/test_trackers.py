@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from config.logging import LoggingConfig
 from config.run_outcome import RunOutcome
-from config.schema import LoggingConfig
 from monitoring import tracker_kinds
 from monitoring.metrics_file import MetricsFile
 from monitoring.monitor import Monitor
@@ -115,7 +115,7 @@ metrics.append({"optimizer_step": 2, "reward/mean": 0.625})
 ONLINE = """
 import sys
 from pathlib import Path
-from config.schema import LoggingConfig
+from config.logging import LoggingConfig
 from monitoring import tracker_kinds, trackers
 
 tracker_kinds.REACH_S = 1.0  # not the 12 of a run

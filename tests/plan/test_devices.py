@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from config.errors import ConfigError
-from config.inference import InferenceModelConfig
+from config.inference import InferenceModelConfig, RayConfig
+from config.models import LoraConfig, RefModelConfig, TrainModelConfig
 from config.policy import PolicyConfig
-from config.schema import Config, LoraConfig, RayConfig, RefModelConfig, TrainModelConfig
+from config.schema import Config
 from plan import machine as machine_module
 from plan.devices import DevicePlan, plan_devices, transport
 from plan.machine import gpu_memory_gib, visible_gpus

@@ -9,7 +9,7 @@ import pytest
 import torch
 from peft import PeftModel
 
-from config.schema import LoraConfig
+from config.models import LoraConfig
 from envs.group import ALONE, Sampling
 from rollout.engines.sampler import Request, generate
 from rollout.engines.transformers_engine import TransformersEngine

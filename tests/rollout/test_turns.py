@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from config.schema import ModelConfig
+from config.models import ModelConfig
 from envs.coroutines import together
 from envs.group import Group, SampledCompletion, Sampling
 from envs.task import Completion, Example, Reward

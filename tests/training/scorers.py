@@ -5,9 +5,11 @@ from pathlib import Path
 import torch
 
 from config.env import EnvConfig
+from config.models import ModelConfig
 from config.optimizer import OptimizerConfig
 from config.policy import PolicyConfig
-from config.schema import Config, ModelConfig, TrainConfig
+from config.schema import Config
+from config.train import TrainConfig
 from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
 from training.batch import Batch, collate

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from config.errors import ConfigError
-from config.schema import LoraConfig
+from config.models import LoraConfig
 from tests.tiny import tiny_llama
 from tests.training.test_packing import assert_same, rows, scored
 from training.adapters import add_lora

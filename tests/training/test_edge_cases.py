@@ -10,9 +10,11 @@ from transformers import LlamaForCausalLM
 
 from config.env import EnvConfig
 from config.inference import InferenceModelConfig
+from config.models import ModelConfig
 from config.optimizer import OptimizerConfig
 from config.policy import PRESETS, PolicyConfig, load_policy
-from config.schema import Config, ModelConfig, TrainConfig
+from config.schema import Config
+from config.train import TrainConfig
 from envs.group import Group, Verdict
 from tests.groups import drawn_groups
 from tests.tiny import EOS, numbered_examples, tiny_llama

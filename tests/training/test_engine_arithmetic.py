@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from config.schema import LoraConfig
+from config.models import LoraConfig
 from tests.tiny import VOCABULARY, tiny_llama
 from training.adapters import add_lora
 from training.engine_arithmetic import (

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from config.errors import ConfigError
-from config.schema import LoraConfig, ModelConfig
+from config.models import LoraConfig, ModelConfig
 from plan.model_shape import model_path
 from tests.tiny import tiny_llama
 from training.adapters import add_lora, causal_model

@@ -8,7 +8,7 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, Qwen2Config, Qwen3Config
 
-from config.schema import LoraConfig
+from config.models import LoraConfig
 from tests.tiny import tiny_llama
 from training import attention
 from training.adapters import add_lora

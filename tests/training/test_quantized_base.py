@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from config.errors import ConfigError
-from config.schema import LoraConfig, ModelConfig
+from config.models import LoraConfig, ModelConfig
 from plan.model_shape import read_shape
 from plan.quantization import quantized_bytes
 from rollout.engines.transformers_engine import TransformersEngine

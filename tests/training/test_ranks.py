@@ -11,9 +11,11 @@ from transformers import LlamaForCausalLM
 from cluster.runtime import Place
 from config.env import EnvConfig
 from config.inference import InferenceModelConfig
+from config.models import LoraConfig, ModelConfig, TrainModelConfig
 from config.optimizer import OptimizerConfig
 from config.policy import AGGREGATIONS, PRESETS, PolicyConfig, load_policy
-from config.schema import Config, LoraConfig, ModelConfig, TrainConfig, TrainModelConfig
+from config.schema import Config
+from config.train import TrainConfig
 from envs.group import Group, Verdict
 from plan.machine import this_machine
 from plan.make_plan import make_plan

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from config.schema import ModelConfig
+from config.models import ModelConfig
 from tests.pretend_gpu import pretend_gpus
 from tests.tiny import tiny_llama
 from tests.training.scorers import collected, scorer
