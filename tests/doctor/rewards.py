@@ -45,12 +45,6 @@ def slow(completion: Completion, example: Example) -> Reward:
     return Reward(_right(completion, example), {"accuracy": _right(completion, example)})
 
 
-def slower(completion: Completion, example: Example) -> Reward:
-    """So slow that on a busy machine, too, nothing else takes time."""
-    time.sleep(0.8)
-    return Reward(_right(completion, example), {"accuracy": _right(completion, example)})
-
-
 def overflowing(completion: Completion, example: Example) -> Reward:
     """Finite, and its gradient is not."""
     return Reward(1e38 * _right(completion, example), {"accuracy": _right(completion, example)})

@@ -4,6 +4,7 @@ REAL are runs of a few seconds, some with an engine that has a FAULT. CHANGED is
 is: the rows that a real run recorded, in which the numbers that are named are changed and nothing else.
 """
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from monitoring.doctor import diagnose
 from monitoring.doctor.doctor import RULES, Doctor
 from monitoring.events import read_events
 from rollout.engines.transformers_engine import TransformersEngine
+from rollout.generate import Generation
 from tests.doctor.running import run
 from tests.scripts import rows
 from training.split_learner import SplitLearner
@@ -98,7 +100,7 @@ REAL: dict[str, tuple[ModuleType, tuple[str, ...], set[str]]] = {
     ),
     "judged slowly": (
         grpo_async,
-        ("env.num_envs=1", "env.repeats=2", f"{REWARD}slower", "train.total_dialog_turns=22"),
+        ("env.num_envs=1", "env.repeats=2", "train.total_dialog_turns=24"),
         {"idle_both"},
     ),
     "many epochs": (grpo_async, (*SMALL, "train.epochs=16", steps(11)), {"idle_engines"}),
@@ -175,10 +177,9 @@ REAL: dict[str, tuple[ModuleType, tuple[str, ...], set[str]]] = {
 }
 
 
-def _slow(patch: pytest.MonkeyPatch) -> None:
-    """A token takes an eighth of the learner's last step, so that a busy machine, where both are slow, is no excuse."""
-    token, update = TransformersEngine.step, SplitLearner.step
-    last = [0.1]
+def _steps_timed(patch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds of the learner's last step: what waits for a multiple of it is slow on a busy machine, too."""
+    update, last = SplitLearner.step, [0.1]
 
     def timed(*arguments: Any) -> Any:
         began = time.monotonic()
@@ -186,12 +187,30 @@ def _slow(patch: pytest.MonkeyPatch) -> None:
         last[0] = time.monotonic() - began
         return done
 
+    patch.setattr(SplitLearner, "step", timed)
+    return last
+
+
+def _slow(patch: pytest.MonkeyPatch) -> None:
+    """A token takes an eighth of the learner's last step."""
+    token, last = TransformersEngine.step, _steps_timed(patch)
+
     def slow(engine: TransformersEngine, timeout: float) -> Any:
         time.sleep(last[0] / 8)
         return token(engine, timeout)
 
-    patch.setattr(SplitLearner, "step", timed)
     patch.setattr(TransformersEngine, "step", slow)
+
+
+def _judged_slowly(patch: pytest.MonkeyPatch) -> None:
+    """A verdict takes as long as twenty of the learner's steps."""
+    judged, last = Generation.judged, _steps_timed(patch)
+
+    async def slow(*arguments: Any) -> Any:
+        await asyncio.sleep(20 * last[0])
+        return await judged(*arguments)
+
+    patch.setattr(Generation, "judged", slow)
 
 
 def _biased(patch: pytest.MonkeyPatch) -> None:
@@ -206,6 +225,7 @@ def _biased(patch: pytest.MonkeyPatch) -> None:
 
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a slow engine": _slow,
+    "judged slowly": _judged_slowly,
     "an engine that computes something else": _biased,
 }
 
