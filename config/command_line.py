@@ -8,6 +8,7 @@
 import logging
 import os
 import re
+import select
 import shlex
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError
 
 from config.broken_packages import broken_package
 from config.composition import CONFIG_DIR, register_schema, to_config
@@ -29,7 +31,7 @@ from config.files import disk_full, unwritable
 from config.folders import register_unused_folder, remove_if_unused, save_settings
 from config.run_outcome import INTERRUPTED, RunOutcome
 from config.schema import Config
-from config.sweep_jobs import objective, run_in_sweep
+from config.sweep_jobs import run_in_sweep
 
 log = logging.getLogger("grpo")
 """Goes to `grpo.log` in the run's folder alone (config/base.yaml)."""
@@ -81,15 +83,20 @@ def command_line(job: Job) -> None:
         if chosen.mode == RunMode.MULTIRUN:
             return run_in_sweep(partial(_outcome, job, composed, run_dir), composed)
         _outcome(job, composed, run_dir)
-        return objective(run_dir, composed.train.keep_best)
+        return None
 
     try:
         main()
+        sys.stdout.flush()
+    except MarkedYAMLError as error:
+        sys.exit(_complain(_of_yaml(error)))
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
         sys.exit(_complain(readable(error)))
     except KeyboardInterrupt as interrupt:
         sys.exit(_complain(str(interrupt) or ENDED, INTERRUPTED))
     except (OSError, ValueError) as error:
+        if _unread(error):
+            sys.exit(CANNOT_GO_ON)
         if str(error) == _NO_TRIAL:
             sys.exit(_complain(EVERY_TRIAL_FAILED, CANNOT_GO_ON))
         why = None if began else _from_the_system(error)
@@ -118,6 +125,8 @@ def _outcome(job: Job, composed: DictConfig, run_dir: Path) -> RunOutcome:
         remove_if_unused(run_dir)
         raise
     except Exception as error:
+        if _unread(error):
+            raise SystemExit(CANNOT_GO_ON) from error
         if disk_full(error):
             raise SystemExit(_ended_with(DISK_FULL.format(run_dir=run_dir))) from error
         broken = broken_package(error)
@@ -146,6 +155,25 @@ def _ended_with(message: str, code: int = BAD_INPUT) -> int:
 def _complain(message: str, code: int = BAD_INPUT) -> int:
     print(f"error: {message}", file=sys.stderr)
     return code
+
+
+def _unread(error: Exception) -> bool:
+    """Whether what read our output has ended, as `head` does. Nothing is left to say; what is held goes nowhere."""
+    output = select.poll()
+    output.register(1, 0)
+    if not isinstance(error, BrokenPipeError) or not any(
+        event & select.POLLERR for _, event in output.poll(0)
+    ):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return True
+
+
+def _of_yaml(error: MarkedYAMLError) -> str:
+    """Where a file cannot be read as YAML, and why."""
+    mark = error.problem_mark or error.context_mark
+    place = f"{mark.name}, line {mark.line + 1}" if mark else "a YAML file"
+    return f"{place}: this is no YAML ({error.problem or error.context})"
 
 
 def _from_the_system(error: BaseException | None) -> str | None:

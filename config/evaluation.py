@@ -3,6 +3,7 @@
 import difflib
 import re
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from config.curriculum import CurriculumConfig
@@ -77,7 +78,7 @@ class EvalSetConfig:
                 base, reward=None, reward_weights=None, reward_second_opinion=None, system_prompt=None
             )
         files = base.data_files if self.data_files is None else self.data_files
-        shared = base is training and files is not None and files == training.data_files
+        shared = base is training and files is not None and _places(files) == _places(training.data_files)
         separated = isinstance(files, dict) or training.holdout > 0 or self.split == training.split
         if shared and not separated:
             raise ConfigError(
@@ -113,6 +114,13 @@ class EvalConfig:
     def __post_init__(self) -> None:
         at_least("eval.frequency", self.frequency, 0)
         self.sets = {name: _as_set(f"eval.sets.{name}", given) for name, given in self.sets.items()}
+
+
+def _places(files: Any) -> Any:
+    """`data_files` however they were spelled."""
+    if isinstance(files, dict):
+        return {split: _places(its) for split, its in files.items()}
+    return [Path(str(each)).resolve() for each in (files if isinstance(files, list) else [files])]
 
 
 def _as_set(place: str, given: Any) -> EvalSetConfig:

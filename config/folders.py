@@ -191,14 +191,20 @@ def register_unused_folder() -> None:
 
 def unused_folder(name: str) -> str:
     path, count = Path(name), 0
-    path.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        try:
-            path.mkdir()
-            return str(path)
-        except FileExistsError:
-            count += 1
-            path = Path(f"{name}-{count}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                path.mkdir()
+                return str(path)
+            except FileExistsError:
+                count += 1
+                path = Path(f"{name}-{count}")
+    except OSError as error:
+        raise ConfigError(
+            f"{path.absolute()}: this folder cannot be made ({error.strerror}); start in another one, or name one that "
+            "can be written: hydra.run.dir=FOLDER, of a sweep hydra.sweep.dir=FOLDER"
+        ) from error
 
 
 def save_settings(folder: Path, composed: DictConfig, hydra: Any) -> None:

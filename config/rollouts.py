@@ -38,7 +38,8 @@ class RolloutsConfig:
     """A file instead of the screen, one row a completion: its name ends in .csv, .jsonl or .parquet."""
 
     def __post_init__(self) -> None:
-        one_of("rollouts.outcome", self.outcome, (*OUTCOMES, None))  # type: ignore[arg-type]
+        if self.outcome is not None:
+            one_of("rollouts.outcome", self.outcome, OUTCOMES)
         for key in ("best", "worst"):
             at_least(f"rollouts.{key}", vars(self)[key], 1)
         at_least("rollouts.limit", self.limit, 0)

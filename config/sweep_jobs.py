@@ -13,11 +13,13 @@ from omegaconf import DictConfig
 
 from config.error_messages import readable
 from config.files import written_whole
-from config.folders import SUMMARY, remove_if_unused, save_settings
+from config.folders import SETTINGS, SETTINGS_FILES, SUMMARY, remove_if_unused, save_settings
 from config.run_outcome import INTERRUPTED, RunOutcome
 
 STOPPED = ".stopped"
 """In a sweep's folder: no other job of it is to begin."""
+REFUSED = ".refused"
+"""In a sweep's folder: a line for each of its jobs that found an earlier run in its folder and left that as it was."""
 ENDS_HERE = "the sweep ends here; its other runs have not begun"
 LAST_STEPS = 10
 """Optimizer steps whose mean reward is the objective of a run without evaluations; one alone is mostly noise."""
@@ -54,17 +56,19 @@ def run_in_sweep(run: Callable[[], RunOutcome], composed: DictConfig) -> float |
     if (Path(chosen.sweep.dir) / STOPPED).exists():
         remove_if_unused(run_dir)
         return None
+    before = _settings_written(run_dir)
     try:
         outcome = run()
     except SystemExit as ended:
         if ended.code != INTERRUPTED:
             cause = ended.__cause__
-            _note_failure(run_dir, composed, readable(cause) if cause else f"exit code {ended.code}")
+            why = readable(cause) if cause else f"exit code {ended.code}"
+            _note_failure(run_dir, composed, why, before)
             return None
         outcome = "interrupted"
     except Exception as error:
         traceback.print_exc()
-        _note_failure(run_dir, composed, f"{type(error).__name__}: {error}")
+        _note_failure(run_dir, composed, f"{type(error).__name__}: {error}", before)
         return None
     if outcome == "finished":
         return objective(run_dir, composed.train.keep_best)
@@ -74,8 +78,22 @@ def run_in_sweep(run: Callable[[], RunOutcome], composed: DictConfig) -> float |
     return None
 
 
-def _note_failure(run_dir: Path, composed: DictConfig, why: str) -> None:
-    """A folder with settings and summary, for the sweep's table, also where the run had not begun."""
+def _settings_written(run_dir: Path) -> int | None:
+    """When, in nanoseconds; a run writes them as it begins."""
+    path = run_dir / SETTINGS / SETTINGS_FILES[0]
+    return path.stat().st_mtime_ns if path.is_file() else None
+
+
+def _note_failure(run_dir: Path, composed: DictConfig, why: str, before: int | None) -> None:
+    """A folder with settings and summary, for the sweep's table, also where the run had not begun; what an earlier run
+    left there is not touched by one that does not begin.
+
+    before: when the settings in the folder were written, as the job started.
+    """
+    if before is not None and _settings_written(run_dir) == before:
+        with (Path(HydraConfig.get().sweep.dir) / REFUSED).open("a", encoding="utf-8") as file:
+            file.write(f"refused {run_dir.name}: {why.splitlines()[0]}\n")
+        return
     run_dir.mkdir(parents=True, exist_ok=True)
     save_settings(run_dir, composed, HydraConfig.get())
     path = run_dir / SUMMARY

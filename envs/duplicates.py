@@ -9,6 +9,8 @@ from envs.task import Example, Task, checked_examples
 from envs.verifiers.equivalence import same_answer
 
 log = logging.getLogger(__name__)
+Asked = tuple[tuple[str, str], ...]
+"""Role and text of each message, where white space counts for nothing."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,10 @@ def distinct_examples(task: Task, split: str) -> Sequence[Example]:
     return kept
 
 
+def _asked(example: Example) -> Asked:
+    return tuple((message["role"], " ".join(message["content"].split())) for message in example.messages)
+
+
 def _same(first: Any, second: Any) -> bool:
     return isinstance(first, str) and isinstance(second, str) and same_answer(first, second)
 
@@ -56,9 +62,9 @@ def resolve_duplicates(examples: Sequence[Example], mode: str) -> tuple[Sequence
         mode: `keep` all; the `first` of each prompt; `drop` prompts with contradictory answers, and keep the
             first of the others.
     """
-    groups: dict[str, list[Example]] = {}
+    groups: dict[Asked, list[Example]] = {}
     for example in examples:
-        groups.setdefault(" ".join(example.messages[-1]["content"].split()), []).append(example)
+        groups.setdefault(_asked(example), []).append(example)
     contradictions = {prompt: other for prompt, group in groups.items() if (other := _other(group))}
     first = next(((groups[prompt][0].row, other.row) for prompt, other in contradictions.items()), None)
     report = DuplicateReport(len(examples), len(examples) - len(groups), len(contradictions), first)

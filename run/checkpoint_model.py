@@ -131,8 +131,14 @@ def write_model(saved: "Saved", model: ModelConfig, folder: Path) -> None:
 
 
 def _writer(saved: "Saved", model: ModelConfig) -> "ModelWriter":
-    """Raises ConfigError: the checkpoint is of another model."""
+    """Raises ConfigError: the checkpoint is of another model, or that is not there any more."""
     from training.model_writer import ModelWriter
+
+    if Path(model.name).is_absolute() and not Path(model.name).exists():
+        raise ConfigError(
+            f"{saved.path}: its run began from the model {model.name}, which is not there; put it back, or export the "
+            f"checkpoint first: run=export checkpoint={saved.path} to=FOLDER model.name=WHERE_IT_IS_NOW"
+        )
 
     writer = ModelWriter(model, LoraConfig(**saved.state["config"]["train_model"]["lora"]))
     try:

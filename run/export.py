@@ -3,13 +3,16 @@
 import logging
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from config.checkpoints import model_of
+from config.command_line import typed
 from config.errors import ConfigError
 from config.files import folder_written_whole
 from config.folders import remove_if_unused
+from config.models import ModelConfig
 from config.run_outcome import RunOutcome
 from config.schema import Config
 from run.checkpoint_model import trained_model, write_card, write_model
@@ -32,8 +35,12 @@ def export(config: Config, run_dir: Path) -> RunOutcome:
     to = _target(config)
     if config.hub is not None:
         _check_hub(config.hub)
-    with folder_written_whole(to) as folder:
-        _fill(saved, folder)
+    try:
+        with folder_written_whole(to) as folder:
+            _fill(saved, _base(config, saved), folder)
+    except OSError as error:
+        why = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise ConfigError(f"to={to}: the model could not be written there ({why})") from error
     for line in (*told, f"{saved.path}: its model is in {to}"):
         print(line)
     if config.hub is not None:
@@ -64,14 +71,31 @@ def _target(config: Config) -> Path:
     return to
 
 
-def _fill(saved: "Saved", folder: Path) -> None:
+def _base(config: Config, saved: "Saved") -> ModelConfig:
+    """What the run began from, by `model.name` where that was given: it may lie elsewhere by now."""
+    base = trained_model(saved)
+    named = any(word.startswith("model.name=") for word in typed())
+    return replace(base, name=config.model.name) if named else base
+
+
+def _fill(saved: "Saved", base: ModelConfig, folder: Path) -> None:
     """With the model that its run made of the checkpoint, or else of its tensors; the card tells what is known now."""
     there = model_of(saved.path.resolve())
     if there.is_dir():
-        shutil.copytree(there, folder, dirs_exist_ok=True)
+        _copy(there, folder)
         write_card(saved.path, saved.state, folder)
     else:
-        write_model(saved, trained_model(saved), folder)
+        write_model(saved, base, folder)
+
+
+def _copy(model: Path, folder: Path) -> None:
+    """What is in a folder; not its modes, which may forbid to write."""
+    for path in sorted(model.rglob("*")):
+        copy = folder / path.relative_to(model)
+        if path.is_dir():
+            copy.mkdir()
+        else:
+            shutil.copyfile(path, copy)
 
 
 def _check_hub(name: str) -> None:

@@ -10,7 +10,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from config.errors import ConfigError
 from config.files import remove_unfinished
 from config.folders import REPORT
 from config.saved_settings import METRICS, chosen_runs
@@ -77,18 +79,28 @@ def report(config: Config) -> str:
     """`run=report`: the report of a run anew, a page of several runs, or of a sweep; the path, for a person.
 
     Raises:
-        ConfigError: `run_dir` names no run.
+        ConfigError: `run_dir` names no run, or one whose folder cannot be written.
     """
+    try:
+        return f"{_written(config.run_dir)}"
+    except OSError as error:
+        raise ConfigError(
+            f"run_dir={config.run_dir}: the report cannot be written ({error.filename}: {error.strerror}); copy what "
+            "it is about to a folder that can be"
+        ) from error
+
+
+def _written(given: Any) -> Path:
+    """The page's path."""
     from reports.report import COMPARISON, write_comparison, write_report
     from reports.sweep import swept_runs, write_sweep
 
-    given = config.run_dir
     if isinstance(given, str) and not (Path(given) / METRICS).is_file() and Path(given).is_dir():
         folder = Path(given)
         if swept_runs(folder):
             write_sweep(folder)
-            return f"{folder / REPORT}"
+            return folder / REPORT
     runs = chosen_runs(given)
     if len(runs) == 1:
-        return f"{write_report(runs[0])}"
-    return f"{write_comparison(runs, runs[0] / COMPARISON)}"
+        return write_report(runs[0])
+    return write_comparison(runs, runs[0] / COMPARISON)

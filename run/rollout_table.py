@@ -3,12 +3,14 @@
 import csv
 import json
 from collections.abc import Iterable, Iterator
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from config.errors import ConfigError
+from config.files import written_whole
 
 COLUMNS = (
     *("kind", "set", "iteration", "optimizer_step", "fate", "group_id", "prompt_id", "row", "source"),
@@ -37,27 +39,28 @@ def write_table(records: Iterable[dict[str, Any]], path: Path) -> int:
     parts = sorted({name for row in rows for name in row} - set(COLUMNS))
     columns = [*COLUMNS, *parts]
     try:
-        if path.suffix == ".parquet":
-            _write_parquet(path, rows, columns)
-        elif path.suffix == ".jsonl":
-            with path.open("w", encoding="utf-8") as file:
-                file.writelines(json.dumps(row) + "\n" for row in rows)
-        else:
-            with path.open("w", encoding="utf-8", newline="") as file:
-                writer = csv.DictWriter(file, columns)
+        with written_whole(path) as file:
+            if path.suffix == ".parquet":
+                _write_parquet(file, rows, columns)
+            elif path.suffix == ".jsonl":
+                file.writelines((json.dumps(row) + "\n").encode() for row in rows)
+            else:
+                text = TextIOWrapper(file, encoding="utf-8", newline="")
+                writer = csv.DictWriter(text, columns)
                 writer.writeheader()
                 writer.writerows(rows)
+                text.detach()
     except OSError as error:
         raise ConfigError(f"rollouts.to={path}: it cannot be written ({error.strerror})") from error
     return len(rows)
 
 
-def _write_parquet(path: Path, rows: list[dict[str, Any]], columns: list[str]) -> None:
+def _write_parquet(file: BinaryIO, rows: list[dict[str, Any]], columns: list[str]) -> None:
     import pyarrow
     import pyarrow.parquet
 
     table = pyarrow.table({name: [row.get(name) for row in rows] for name in columns})
-    pyarrow.parquet.write_table(table, path)
+    pyarrow.parquet.write_table(table, file)
 
 
 def rows_of(record: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -27,7 +27,7 @@ from omegaconf import DictConfig, open_dict
 from config.command_line import BAD_INPUT, CANNOT_GO_ON
 from config.folders import SUMMARY, Owner, holder
 from config.run_outcome import INTERRUPTED
-from config.sweep_jobs import ENDS_HERE, STOPPED
+from config.sweep_jobs import ENDS_HERE, REFUSED, STOPPED
 from run.stop import ECHO_S, Stop
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,7 +53,8 @@ class SweepStart(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         SweepStart.folder = Path(config.hydra.sweep.dir).absolute()
-        (SweepStart.folder / STOPPED).unlink(missing_ok=True)
+        for left in (STOPPED, REFUSED):
+            (SweepStart.folder / left).unlink(missing_ok=True)
         # Processes that a launcher starts find this code wherever they are.
         places = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, places))
@@ -186,7 +187,7 @@ def finish(folder: Path) -> int:
     """Print and write what came of the jobs of a sweep.
 
     Returns:
-        130 where one was interrupted, else 1 where one failed, else 0.
+        130 where one was interrupted, else 1 where one failed or was refused, else 0.
     """
     from reports.sweep import swept_runs, write_sweep
 
@@ -194,9 +195,12 @@ def finish(folder: Path) -> int:
     if not jobs:
         return 0
     write_sweep(folder)
-    print(table(folder, jobs), flush=True)
+    refused = (folder / REFUSED).read_text().splitlines() if (folder / REFUSED).is_file() else []
+    print(table(folder, jobs), *map(_wrapped, refused), sep="\n", flush=True)
     outcomes = {job.outcome for job in jobs}
-    return INTERRUPTED if "interrupted" in outcomes else CANNOT_GO_ON if "failed" in outcomes else 0
+    return (
+        INTERRUPTED if "interrupted" in outcomes else CANNOT_GO_ON if "failed" in outcomes or refused else 0
+    )
 
 
 @dataclass(frozen=True)
@@ -245,7 +249,11 @@ def table(folder: Path, jobs: list[SweptJob]) -> str:
         if job.outcome == "failed":
             failed.setdefault(str(job.summary.get("error", "")).partition("\n")[0], []).append(job.name)
     for why, names in failed.items():
-        lines += textwrap.wrap(f"failed {', '.join(names)}: {why}", WIDTH, subsequent_indent="  ")
+        lines.append(_wrapped(f"failed {', '.join(names)}: {why}"))
     finished = sum(job.outcome == "finished" for job in jobs)
     told = f"{len(jobs)} jobs, {finished} finished: {folder}"
     return "\n".join(["", told, *lines])
+
+
+def _wrapped(line: str) -> str:
+    return textwrap.fill(line, WIDTH, subsequent_indent="  ")
