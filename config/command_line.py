@@ -31,7 +31,7 @@ from config.files import disk_full, unwritable
 from config.folders import register_unused_folder, remove_if_unused, save_settings
 from config.run_outcome import INTERRUPTED, RunOutcome
 from config.schema import Config
-from config.sweep_jobs import run_in_sweep
+from config.sweep_jobs import objective, run_in_sweep
 
 log = logging.getLogger("grpo")
 """Goes to `grpo.log` in the run's folder alone (config/base.yaml)."""
@@ -82,8 +82,8 @@ def command_line(job: Job) -> None:
         run_dir = Path(chosen.runtime.output_dir)
         if chosen.mode == RunMode.MULTIRUN:
             return run_in_sweep(partial(_outcome, job, composed, run_dir), composed)
-        _outcome(job, composed, run_dir)
-        return None
+        finished = _outcome(job, composed, run_dir) == "finished"
+        return objective(run_dir, composed.train.keep_best) if finished else None
 
     try:
         main()

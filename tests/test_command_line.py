@@ -51,11 +51,13 @@ def test_a_config_of_ones_own_works_and_its_keys_are_checked(tmp_path: Path) -> 
     text += "inference_model: {max_tokens: 8}\n"
     (tmp_path / "mine.yaml").write_text(f"defaults: [base, _self_]\n{text}")
     (tmp_path / "alone.yaml").write_text(text)
+    (tmp_path / "open.yaml").write_text(f"defaults: [base, _self_]\n{text}train: {{epochs: 2\n")
     (tmp_path / "wrong.yaml").write_text(f"defaults: [base, _self_]\n{text}trian: {{epochs: 2}}\n")
     own = ("--config-dir", str(tmp_path), "run=plan", f"hydra.run.dir={tmp_path / 'run'}", "--config-name")
     assert said(*own, "mine").returncode == 0
     for name, expected in (
         ("alone", "not built on base; its file begins with\n  defaults: [base, _self_]"),
+        ("open", "open.yaml, line 7: this is no YAML (expected ',' or '}'"),
         ("wrong", "trian: no such configuration key; did you mean"),
         ("miner", "no such config; did you mean mine? There are: alone, grpo_code"),
     ):
@@ -196,6 +198,47 @@ def test_a_package_that_does_not_load_is_one_message(tmp_path: Path) -> None:
     said = f"operator torchvision::nms does not exist (RuntimeError in {broken}, line 1)"
     assert output.startswith(f"error: a package does not load: {said}. What is installed together must fit")
     assert not (tmp_path / "run").exists()
+
+
+JOB = """
+import sys
+from config.command_line import command_line
+
+def job(config, run_dir, begun):
+    begun()
+    for _ in range(config.train.seed):
+        print("a line of many", flush=True)
+    (run_dir / "summary.json").write_text('{"outcome": "interrupted"}')
+    return "interrupted"
+
+command_line(job)
+"""
+"""A run that was interrupted before its first step, after as many lines as its seed says."""
+
+
+def test_an_interrupt_before_the_first_step_is_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    command = [
+        str(tmp_path / "job.py"),
+        "--config-name",
+        "grpo_quickstart",
+        f"hydra.run.dir={tmp_path / 'run'}",
+    ]
+    result = ended(command, environment={**ENVIRONMENT, "PYTHONPATH": str(ROOT)})
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_output_that_nobody_reads_to_its_end_ends_in_silence(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    own = f"{tmp_path / 'job.py'} --config-name grpo_quickstart hydra.run.dir={tmp_path / 'run'} train.seed=100000"
+    result = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {sys.executable} {own} | head -n 1"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (1, "a line of many\n", "")
 
 
 # --- signals ------------------------------------------------------------------------------------------------

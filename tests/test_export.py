@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import stat
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -114,6 +116,40 @@ def test_what_cannot_be_exported(
         export(tmp_path, *(text.format(run=trained) for text in given))
     assert expected in str(raised.value)
     assert not Path("new").exists()
+
+
+def test_a_place_that_takes_no_model_is_one_message(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    to = tmp_path / "file" / "new"
+    with pytest.raises(
+        ConfigError, match=rf"to={to}: the model could not be written there \(.*File exists\)"
+    ):
+        export(tmp_path, f"checkpoint={trained}", f"to={to}")
+
+
+def test_of_a_run_that_only_may_be_read(trained: Path, tmp_path: Path) -> None:
+    """The copy gets modes of its own, else nobody but root could put a card into it, or remove it."""
+    archive = shutil.copytree(trained, tmp_path / "archive")
+    for path in (*archive.rglob("*"), archive):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    export(tmp_path, f"checkpoint={archive}", f"to={tmp_path / 'new'}")
+    made = [tmp_path / "new", *(tmp_path / "new").iterdir()]
+    assert len(made) > 3 and all(path.stat().st_mode & stat.S_IWUSR for path in made)
+
+
+def test_where_the_model_has_moved_it_is_named_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run that has not made the model itself; an adapter needs what it was trained on."""
+    base = shutil.copytree(ROOT / "models" / "quickstart", tmp_path / "base")
+    lora = ("train_model.lora.enabled=true", "train.export=false", "train.total_dialog_turns=16")
+    run_job(configured(*SMALL, *lora, f"model.name={base}"), tmp_path / "run", grpo.train, Lockstep)
+    base.rename(tmp_path / "moved")
+    asked = (f"checkpoint={tmp_path / 'run'}", f"to={tmp_path / 'new'}")
+    with pytest.raises(ConfigError, match=rf"began from the model {base}, which is not there.*model\.name="):
+        export(tmp_path, *asked)
+    named = f"model.name={tmp_path / 'moved'}"
+    monkeypatch.setattr("run.export.typed", lambda: [*asked, named])
+    export(tmp_path, *asked, named)
+    assert {"adapter", "model.safetensors"} <= set(names(tmp_path / "new"))
 
 
 class Hub(BaseHTTPRequestHandler):

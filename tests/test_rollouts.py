@@ -2,6 +2,7 @@
 
 import csv
 import json
+import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,11 +174,25 @@ def test_a_table_has_a_row_for_every_completion(run: Path, ending: str, tmp_path
             assert row["advantage"] in (None, "")
 
 
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_a_table_that_does_not_fit_is_not_there(run: Path, ending: str, tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
+    try:
+        with pytest.raises(ConfigError, match=r"cannot be written \(File too large\)"):
+            rollouts(run, RolloutsConfig(to=str(tmp_path / f"table.{ending}")))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_is_not_there_is_named(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no group .* \(rollouts\.step=99, rollouts\.outcome=right\)"):
         rollouts(run, RolloutsConfig(step=99, outcome="right"))
     with pytest.raises(ConfigError, match=r"rollouts\.to='\.xls': choose one of \.csv"):
         RolloutsConfig(to="a.xls")
+    with pytest.raises(ConfigError, match=r"rollouts\.outcome='bad': choose one of right, wrong"):
+        RolloutsConfig(outcome="bad")
     with pytest.raises(ConfigError, match="cannot be written"):
         rollouts(run, RolloutsConfig(to=str(tmp_path / "nowhere" / "a.csv")))
     bare = shutil.copytree(run, tmp_path / "bare", ignore=shutil.ignore_patterns("rollouts"))

@@ -168,6 +168,45 @@ def test_a_fault_in_a_job_is_told_and_loses_no_other(tmp_path: Path) -> None:
     assert "failed 0: ZeroDivisionError: by 0" in result.stdout
 
 
+REFUSING = """
+from config.command_line import command_line
+from config.errors import ConfigError
+from run.sweep import summed_up
+
+def job(config, run_dir, begun):
+    if (run_dir / "metrics.jsonl").exists():
+        raise ConfigError("there is an earlier run")
+    begun()
+    (run_dir / "metrics.jsonl").touch()
+    (run_dir / "summary.json").write_text('{"outcome": "finished"}')
+    return "finished"
+
+with summed_up():
+    command_line(job)
+"""
+
+
+def test_a_sweep_in_the_folder_of_another_leaves_its_runs_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "refusing.py").write_text(REFUSING)
+    folder, environment = tmp_path / "sweep", {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    command = [str(tmp_path / "refusing.py"), "--config-name", "grpo_quickstart", "--multirun"]
+    first = ended([*command, f"hydra.sweep.dir={folder}", "train.seed=7"], environment=environment)
+    assert first.returncode == 0, first.stderr
+
+    def kept() -> dict[Path, str]:
+        """Less the log, in which the refusal stands."""
+        files = [path for path in (folder / "0").rglob("*") if path.is_file() and path.name != "grpo.log"]
+        return {path: path.read_text() for path in files}
+
+    before = kept()
+    again = ended([*command, f"hydra.sweep.dir={folder}", "train.seed=8,9"], environment=environment)
+    assert again.returncode == 1, again.stderr
+    assert kept() == before and len(before) == 5
+    assert outcomes(folder) == {"0": "finished", "1": "finished"}
+    assert "refused 0: there is an earlier run" in again.stdout
+    assert ["0", "train.seed=7", "finished"] in [line.split()[:3] for line in table_of(again.stdout)]
+
+
 def test_a_study_that_cannot_be_stored_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     if version("sqlalchemy").startswith("1."):

@@ -1,6 +1,7 @@
 """What can be wrong with `eval.sets`, and what a set takes over from training."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -87,8 +88,10 @@ def test_a_held_out_share_is_evaluated_on() -> None:
 
 def test_prompts_of_training_are_not_evaluated_by_accident() -> None:
     training = EnvConfig(dataset="x", data_files="rows.jsonl")
-    for given in (None, "rows.jsonl"):
-        with pytest.raises(ConfigError, match=r"split=test: env\.data_files=rows\.jsonl holds one split"):
+    for given in (None, "rows.jsonl", ["rows.jsonl"], "./rows.jsonl", str(Path("rows.jsonl").absolute())):
+        with pytest.raises(
+            ConfigError, match=r"split=test: env\.data_files=\S*rows\.jsonl\S* holds one split"
+        ):
             EvalSetConfig("x", data_files=given).env("eval.sets.a", training)
     assert EvalSetConfig("x", split="train").env("eval.sets.a", training).data_files == "rows.jsonl"
     assert (

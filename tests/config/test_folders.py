@@ -189,6 +189,12 @@ def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
     assert [unused_folder(name) for _ in range(3)] == [name, f"{name}-1", f"{name}-2"]
 
 
+def test_a_place_for_runs_that_cannot_be_made_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "outputs").touch()
+    with pytest.raises(ConfigError, match=r"cannot be made \(File exists\); .*hydra\.run\.dir=FOLDER"):
+        unused_folder(str(tmp_path / "outputs" / "00-00-00"))
+
+
 def test_a_run_that_never_began_takes_only_its_own_with_it(tmp_path: Path) -> None:
     empty, kept = tmp_path / "empty", tmp_path / "kept"
     for folder in (empty, kept):

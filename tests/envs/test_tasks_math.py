@@ -106,6 +106,17 @@ def test_equal_golds_in_other_words_are_no_contradiction() -> None:
     assert (kept, report.contradictory, report.first_contradiction) == ([], 1, (0, 2))
 
 
+def test_conversations_are_the_same_where_all_of_their_messages_are() -> None:
+    last = {"role": "user", "content": "and?"}
+    heads = ("Add.", "Subtract.", "Add. ")
+    examples = [
+        Example(({"role": "system", "content": head}, last), str(row), row) for row, head in enumerate(heads)
+    ]
+    kept, report = resolve_duplicates(examples, "first")
+    assert [example.row for example in kept] == [0, 1]
+    assert (report.repeated, report.contradictory, report.first_contradiction) == (1, 1, (0, 2))
+
+
 def test_duplicates_of_any_task_are_handled(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     cases = [{"inputs": ["1"], "outputs": [out]} for out in ("1", "2")]

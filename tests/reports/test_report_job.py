@@ -40,6 +40,13 @@ def test_the_job_writes_the_page_and_names_it(tmp_path: Path, capsys: pytest.Cap
         reported(tmp_path, str(tmp_path / "nowhere"))
 
 
+def test_a_run_that_only_may_be_read_is_one_message(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", SMALL)
+    (run / "report.html").mkdir()  # root may write into a folder that is read-only
+    with pytest.raises(ConfigError, match=r"run_dir=.*: the report cannot be written \(.*: Is a directory\)"):
+        reported(tmp_path, str(run))
+
+
 def test_beside_a_run_the_page_is_made_by_another_process(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", SMALL)
     told: list[str] = []
