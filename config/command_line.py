@@ -51,6 +51,7 @@ UNWRITABLE = (
 EVERY_TRIAL_FAILED = "every trial of the study failed; see above what each of them said"
 _NO_TRIAL = "No trials are completed yet."  # Optuna, asked for the best one
 ENDED = "interrupted: ended at once; what came after the newest checkpoint is lost"
+NOT_BEGUN = "interrupted before the run began; nothing is left of it"
 _OF_THE_START = re.compile(
     r"\+*(hydra\.(run|sweep|mode|sweeper|launcher)\b|hydra/(sweeper|launcher)=|train\.resume=)"
 )
@@ -121,8 +122,10 @@ def _outcome(job: Job, composed: DictConfig, run_dir: Path) -> RunOutcome:
         raise SystemExit(_refused(readable(error), run_dir)) from error
     except RunError as error:
         raise SystemExit(_ended_with(str(error), CANNOT_GO_ON)) from error
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         remove_if_unused(run_dir)
+        if not (str(interrupt) or run_dir.exists()):
+            raise KeyboardInterrupt(NOT_BEGUN) from interrupt
         raise
     except Exception as error:
         if _unread(error):

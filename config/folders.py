@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from config.files import disk_full, remove_unfinished
 LOCK = ".lock"
 _held: set[Path] = set()
 """What this process holds. Its lock on a file would end as soon as it closed the file a second time."""
+_made: set[Path] = set()
+"""Folders that this process made for a run's folder to lie in."""
 SETTINGS = ".hydra"
 SETTINGS_FILES = ("config.yaml", "hydra.yaml", "overrides.yaml")
 LOG, ENGINE_LOG, SUMMARY, EVENTS = "grpo.log", "engine.log", "summary.json", "events.jsonl"
@@ -192,14 +195,19 @@ def register_unused_folder() -> None:
 def unused_folder(name: str) -> str:
     path, count = Path(name), 0
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         while True:
+            _made.update(parent for parent in path.absolute().parents if not parent.exists())
+            path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 path.mkdir()
                 return str(path)
             except FileExistsError:
                 count += 1
                 path = Path(f"{name}-{count}")
+            except FileNotFoundError:
+                if path.parent.exists():
+                    raise
+                # else a run that never began has just taken the folder of the day with it
     except OSError as error:
         raise ConfigError(
             f"{path.absolute()}: this folder cannot be made ({error.strerror}); start in another one, or name one that "
@@ -223,6 +231,7 @@ def remove_if_unused(folder: Path) -> None:
     for name in written:
         with suppress(OSError):
             (folder / name).unlink()
-    for emptied in (folder / SETTINGS, folder):
+    around = takewhile(_made.__contains__, folder.absolute().parents)
+    for emptied in (folder / SETTINGS, folder, *around):
         with suppress(OSError):  # something else lies in it
             emptied.rmdir()

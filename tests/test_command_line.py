@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from config.command_line import ENDED
+from config.command_line import ENDED, NOT_BEGUN
 from run.stop import ECHO_S
 from tests.scripts import ENVIRONMENT, ROOT, ended, finish, rows, start, start_fresh, wait_for
 
@@ -323,7 +323,7 @@ def test_ctrl_c_before_the_run_began_leaves_nothing(tmp_path: Path) -> None:
     output = finish(process, timeout=100)
     assert process.returncode == 130, output
     assert "Traceback" not in output
-    assert f"error: {ENDED}" in output
+    assert f"error: {NOT_BEGUN}" in output
     assert not run_dir.exists()
 
 

@@ -189,6 +189,18 @@ def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
     assert [unused_folder(name) for _ in range(3)] == [name, f"{name}-1", f"{name}-2"]
 
 
+def test_a_run_that_never_began_takes_the_folder_of_the_day_with_it(tmp_path: Path) -> None:
+    """Where it made that, and no other run is in it."""
+    (tmp_path / "mine").mkdir()
+    first = Path(unused_folder(str(tmp_path / "outputs" / "2026-01-01" / "00-00-00")))
+    second = Path(unused_folder(str(first)))
+    remove_if_unused(first)
+    assert second.is_dir()
+    remove_if_unused(second)
+    remove_if_unused(Path(unused_folder(str(tmp_path / "mine" / "00-00-00"))))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
 def test_a_place_for_runs_that_cannot_be_made_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "outputs").touch()
     with pytest.raises(ConfigError, match=r"cannot be made \(File exists\); .*hydra\.run\.dir=FOLDER"):
