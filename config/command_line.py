@@ -164,9 +164,8 @@ def _unread(error: Exception) -> bool:
     """Whether what read our output has ended, as `head` does. Nothing is left to say; what is held goes nowhere."""
     output = select.poll()
     output.register(1, 0)
-    if not isinstance(error, BrokenPipeError) or not any(
-        event & select.POLLERR for _, event in output.poll(0)
-    ):
+    gone = any(event & select.POLLERR for _, event in output.poll(0))
+    if not (gone and isinstance(error, BrokenPipeError)):
         return False
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return True

@@ -90,7 +90,7 @@ def _note_failure(run_dir: Path, composed: DictConfig, why: str, before: int | N
 
     before: when the settings in the folder were written, as the job started.
     """
-    if before is not None and _settings_written(run_dir) == before:
+    if (run_dir / "metrics.jsonl").is_file() and _settings_written(run_dir) == before:
         with (Path(HydraConfig.get().sweep.dir) / REFUSED).open("a", encoding="utf-8") as file:
             file.write(f"refused {run_dir.name}: {why.splitlines()[0]}\n")
         return

@@ -198,9 +198,9 @@ def finish(folder: Path) -> int:
     refused = (folder / REFUSED).read_text().splitlines() if (folder / REFUSED).is_file() else []
     print(table(folder, jobs), *map(_wrapped, refused), sep="\n", flush=True)
     outcomes = {job.outcome for job in jobs}
-    return (
-        INTERRUPTED if "interrupted" in outcomes else CANNOT_GO_ON if "failed" in outcomes or refused else 0
-    )
+    if "interrupted" in outcomes:
+        return INTERRUPTED
+    return CANNOT_GO_ON if refused or "failed" in outcomes else 0
 
 
 @dataclass(frozen=True)
