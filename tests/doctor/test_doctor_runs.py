@@ -22,6 +22,7 @@ from monitoring.doctor.doctor import RULES, Doctor
 from monitoring.events import read_events
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.generate import Generation
+from run.overlapped import Overlapped
 from tests.doctor.running import run
 from tests.scripts import rows
 from training.split_learner import SplitLearner
@@ -100,7 +101,7 @@ REAL: dict[str, tuple[ModuleType, tuple[str, ...], set[str]]] = {
     ),
     "judged slowly": (
         grpo_async,
-        ("env.num_envs=1", "env.repeats=2", "train.total_dialog_turns=24"),
+        ("env.num_envs=1", "env.repeats=2", "train.max_policy_age=0", "train.total_dialog_turns=24"),
         {"idle_both"},
     ),
     "many epochs": (grpo_async, (*SMALL, "train.epochs=16", steps(11)), {"idle_engines"}),
@@ -177,9 +178,10 @@ REAL: dict[str, tuple[ModuleType, tuple[str, ...], set[str]]] = {
 }
 
 
-def _steps_timed(patch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds of the learner's last step: what waits for a multiple of it is slow on a busy machine, too."""
-    update, last = SplitLearner.step, [0.1]
+def _slow(patch: pytest.MonkeyPatch) -> None:
+    """A token takes an eighth of the learner's last step, so that a busy machine, where both are slow, is no excuse."""
+    token, update = TransformersEngine.step, SplitLearner.step
+    last = [0.1]
 
     def timed(*arguments: Any) -> Any:
         began = time.monotonic()
@@ -187,29 +189,31 @@ def _steps_timed(patch: pytest.MonkeyPatch) -> list[float]:
         last[0] = time.monotonic() - began
         return done
 
-    patch.setattr(SplitLearner, "step", timed)
-    return last
-
-
-def _slow(patch: pytest.MonkeyPatch) -> None:
-    """A token takes an eighth of the learner's last step."""
-    token, last = TransformersEngine.step, _steps_timed(patch)
-
     def slow(engine: TransformersEngine, timeout: float) -> Any:
         time.sleep(last[0] / 8)
         return token(engine, timeout)
 
+    patch.setattr(SplitLearner, "step", timed)
     patch.setattr(TransformersEngine, "step", slow)
 
 
 def _judged_slowly(patch: pytest.MonkeyPatch) -> None:
-    """A verdict takes as long as twenty of the learner's steps."""
-    judged, last = Generation.judged, _steps_timed(patch)
+    """A verdict takes five times as long as the learner was busy between its last two batches, and nothing is begun
+    before it is done with one: so both wait for verdicts on a busy machine, too."""
+    take, judged = Overlapped.take, Generation.judged
+    busy, since = [0.1], [time.monotonic()]
+
+    def timed(schedule: Overlapped) -> Any:
+        busy[0] = time.monotonic() - since[0]
+        groups = take(schedule)
+        since[0] = time.monotonic()
+        return groups
 
     async def slow(*arguments: Any) -> Any:
-        await asyncio.sleep(20 * last[0])
+        await asyncio.sleep(5 * busy[0])
         return await judged(*arguments)
 
+    patch.setattr(Overlapped, "take", timed)
     patch.setattr(Generation, "judged", slow)
 
 
