@@ -162,10 +162,11 @@ def _complain(message: str, code: int = BAD_INPUT) -> int:
 
 def _unread(error: Exception) -> bool:
     """Whether what read our output has ended, as `head` does. Nothing is left to say; what is held goes nowhere."""
+    if not isinstance(error, BrokenPipeError):
+        return False
     output = select.poll()
     output.register(1, 0)
-    gone = any(event & select.POLLERR for _, event in output.poll(0))
-    if not (gone and isinstance(error, BrokenPipeError)):
+    if not any(event & select.POLLERR for _, event in output.poll(0)):  # another pipe's, then
         return False
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return True

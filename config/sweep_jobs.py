@@ -18,8 +18,9 @@ from config.run_outcome import INTERRUPTED, RunOutcome
 
 STOPPED = ".stopped"
 """In a sweep's folder: no other job of it is to begin."""
-REFUSED = ".refused"
-"""In a sweep's folder: a line for each of its jobs that found an earlier run in its folder and left that as it was."""
+BEGUN = ".begun"
+"""In a sweep's folder, lines of JSON: `name` of each of its jobs that has begun, which those of earlier sweeps have not;
+again with `overrides` and `refused`, why, where it found an earlier run in its folder and left that as it was."""
 ENDS_HERE = "the sweep ends here; its other runs have not begun"
 LAST_STEPS = 10
 """Optimizer steps whose mean reward is the objective of a run without evaluations; one alone is mostly noise."""
@@ -56,6 +57,7 @@ def run_in_sweep(run: Callable[[], RunOutcome], composed: DictConfig) -> float |
     if (Path(chosen.sweep.dir) / STOPPED).exists():
         remove_if_unused(run_dir)
         return None
+    _note(name=run_dir.name)
     before = _settings_written(run_dir)
     try:
         outcome = run()
@@ -78,6 +80,11 @@ def run_in_sweep(run: Callable[[], RunOutcome], composed: DictConfig) -> float |
     return None
 
 
+def _note(**told: Any) -> None:
+    with (Path(HydraConfig.get().sweep.dir) / BEGUN).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(told) + "\n")
+
+
 def _settings_written(run_dir: Path) -> int | None:
     """When, in nanoseconds; a run writes them as it begins."""
     path = run_dir / SETTINGS / SETTINGS_FILES[0]
@@ -91,8 +98,7 @@ def _note_failure(run_dir: Path, composed: DictConfig, why: str, before: int | N
     before: when the settings in the folder were written, as the job started.
     """
     if (run_dir / "metrics.jsonl").is_file() and _settings_written(run_dir) == before:
-        with (Path(HydraConfig.get().sweep.dir) / REFUSED).open("a", encoding="utf-8") as file:
-            file.write(f"refused {run_dir.name}: {why.splitlines()[0]}\n")
+        _note(name=run_dir.name, overrides=list(HydraConfig.get().overrides.task), refused=why)
         return
     run_dir.mkdir(parents=True, exist_ok=True)
     save_settings(run_dir, composed, HydraConfig.get())

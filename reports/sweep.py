@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,9 +73,14 @@ def swept_runs(folder: Path) -> list[SweptRun]:
     return [_swept(path) for path in sorted(found, key=lambda path: (len(path.name), path.name))]
 
 
+def by_key(words: Sequence[str]) -> dict[str, str]:
+    """What overrides set, as they were typed."""
+    pairs = [word.split("=", 1) for word in words if "=" in word]
+    return {key.lstrip("+~"): value for key, value in pairs}
+
+
 def _swept(path: Path) -> SweptRun:
-    words = [word.split("=", 1) for word in overrides_of(path) if "=" in word]
-    overrides = {word[0].lstrip("+~"): word[1] for word in words}
+    overrides = by_key(overrides_of(path))
     run = RunFolder.read(path) if (path / METRICS).is_file() else None
     return SweptRun(path.name, overrides, run, summary_of(path))
 

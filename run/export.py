@@ -74,7 +74,7 @@ def _target(config: Config) -> Path:
 def _base(config: Config, saved: "Saved") -> ModelConfig:
     """What the run began from, by `model.name` where that was given: it may lie elsewhere by now."""
     base = trained_model(saved)
-    named = any(word.startswith("model.name=") for word in typed())
+    named = any(word.lstrip("+").startswith("model.name=") for word in typed())
     return replace(base, name=config.model.name) if named else base
 
 

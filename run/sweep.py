@@ -27,7 +27,7 @@ from omegaconf import DictConfig, open_dict
 from config.command_line import BAD_INPUT, CANNOT_GO_ON
 from config.folders import SUMMARY, Owner, holder
 from config.run_outcome import INTERRUPTED
-from config.sweep_jobs import ENDS_HERE, REFUSED, STOPPED
+from config.sweep_jobs import BEGUN, ENDS_HERE, STOPPED
 from run.stop import ECHO_S, Stop
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,7 +53,7 @@ class SweepStart(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         SweepStart.folder = Path(config.hydra.sweep.dir).absolute()
-        for left in (STOPPED, REFUSED):
+        for left in (STOPPED, BEGUN):
             (SweepStart.folder / left).unlink(missing_ok=True)
         # Processes that a launcher starts find this code wherever they are.
         places = [str(ROOT), os.environ.get("PYTHONPATH", "")]
@@ -191,16 +191,34 @@ def finish(folder: Path) -> int:
     """
     from reports.sweep import swept_runs, write_sweep
 
-    jobs = [SweptJob(run.name, run.overrides, _summary(folder / run.name)) for run in swept_runs(folder)]
+    begun = _begun(folder)
+    jobs = [
+        begun[run.name] or SweptJob(run.name, run.overrides, _summary(folder / run.name))
+        for run in swept_runs(folder)
+        if run.name in begun
+    ]
     if not jobs:
         return 0
     write_sweep(folder)
-    refused = (folder / REFUSED).read_text().splitlines() if (folder / REFUSED).is_file() else []
-    print(table(folder, jobs), *map(_wrapped, refused), sep="\n", flush=True)
+    print(table(folder, jobs), flush=True)
     outcomes = {job.outcome for job in jobs}
     if "interrupted" in outcomes:
         return INTERRUPTED
-    return CANNOT_GO_ON if refused or "failed" in outcomes else 0
+    return CANNOT_GO_ON if outcomes & {"failed", "refused"} else 0
+
+
+def _begun(folder: Path) -> "dict[str, SweptJob | None]":
+    """The jobs of this sweep by name, without those of earlier ones in its folder; of a refused one its line."""
+    from reports.sweep import by_key
+
+    path, found = folder / BEGUN, dict[str, SweptJob | None]()
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        told = json.loads(line)
+        found[told["name"]] = None
+        if "refused" in told:
+            outcome = {"outcome": "refused", "error": told["refused"]}
+            found[told["name"]] = SweptJob(told["name"], by_key(told["overrides"]), outcome)
+    return found
 
 
 @dataclass(frozen=True)
@@ -244,16 +262,13 @@ def table(folder: Path, jobs: list[SweptJob]) -> str:
         wrapped = [part for word in differs for part in textwrap.wrap(word, between - 2)] or [""]
         lines.append(row.format(job.name, wrapped[0], job.outcome, job.reward, job.evaluation).rstrip())
         lines += [" " * first + part for part in wrapped[1:]]
-    failed: dict[str, list[str]] = {}
+    wrong: dict[tuple[str, str], list[str]] = {}
     for job in jobs:
-        if job.outcome == "failed":
-            failed.setdefault(str(job.summary.get("error", "")).partition("\n")[0], []).append(job.name)
-    for why, names in failed.items():
-        lines.append(_wrapped(f"failed {', '.join(names)}: {why}"))
+        if job.outcome in ("failed", "refused"):
+            why = str(job.summary.get("error", "")).partition("\n")[0]
+            wrong.setdefault((job.outcome, why), []).append(job.name)
+    for (outcome, why), names in wrong.items():
+        lines += textwrap.wrap(f"{outcome} {', '.join(names)}: {why}", WIDTH, subsequent_indent="  ")
     finished = sum(job.outcome == "finished" for job in jobs)
     told = f"{len(jobs)} jobs, {finished} finished: {folder}"
     return "\n".join(["", told, *lines])
-
-
-def _wrapped(line: str) -> str:
-    return textwrap.fill(line, WIDTH, subsequent_indent="  ")

@@ -201,7 +201,6 @@ def test_a_package_that_does_not_load_is_one_message(tmp_path: Path) -> None:
 
 
 JOB = """
-import sys
 from config.command_line import command_line
 
 def job(config, run_dir, begun):

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -148,22 +149,19 @@ with summed_up():
 """
 
 
+def swept(folder: Path, script: str, *overrides: str) -> subprocess.CompletedProcess[str]:
+    """A sweep with a script of the test's own, in folder/sweep."""
+    (folder / "own.py").write_text(script)
+    command = [str(folder / "own.py"), "--config-name", "grpo_quickstart", "--multirun", *overrides]
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    return ended([*command, f"hydra.sweep.dir={folder / 'sweep'}"], environment=environment)
+
+
 def test_a_fault_in_a_job_is_told_and_loses_no_other(tmp_path: Path) -> None:
     """Something that no message was written for: its traceback is printed, and the next job begins."""
-    (tmp_path / "faulty.py").write_text(FAULTY)
-    folder = tmp_path / "sweep"
-    command = [
-        str(tmp_path / "faulty.py"),
-        "--config-name",
-        "grpo_quickstart",
-        "--multirun",
-        "train.seed=0,1",
-    ]
-    result = ended(
-        [*command, f"hydra.sweep.dir={folder}"], environment={**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
-    )
+    result = swept(tmp_path, FAULTY, "train.seed=0,1")
     assert result.returncode == 1, result.stderr
-    assert outcomes(folder) == {"0": "failed", "1": "finished"}
+    assert outcomes(tmp_path / "sweep") == {"0": "failed", "1": "finished"}
     assert "in job\n" in result.stderr and "ZeroDivisionError: by 0" in result.stderr
     assert "failed 0: ZeroDivisionError: by 0" in result.stdout
 
@@ -187,10 +185,9 @@ with summed_up():
 
 
 def test_a_sweep_in_the_folder_of_another_leaves_its_runs_as_they_are(tmp_path: Path) -> None:
-    (tmp_path / "refusing.py").write_text(REFUSING)
-    folder, environment = tmp_path / "sweep", {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
-    command = [str(tmp_path / "refusing.py"), "--config-name", "grpo_quickstart", "--multirun"]
-    first = ended([*command, f"hydra.sweep.dir={folder}", "train.seed=7"], environment=environment)
+    """It tells of its own jobs alone."""
+    folder = tmp_path / "sweep"
+    first = swept(tmp_path, REFUSING, "train.seed=7,8,9")
     assert first.returncode == 0, first.stderr
 
     def kept() -> dict[Path, str]:
@@ -199,12 +196,19 @@ def test_a_sweep_in_the_folder_of_another_leaves_its_runs_as_they_are(tmp_path: 
         return {path: path.read_text() for path in files}
 
     before = kept()
-    again = ended([*command, f"hydra.sweep.dir={folder}", "train.seed=8,9"], environment=environment)
+    shutil.rmtree(folder / "1")
+    (folder / "2" / "summary.json").write_text('{"outcome": "failed", "error": "of the first sweep"}')
+    again = swept(tmp_path, REFUSING, "train.seed=10,11")
     assert again.returncode == 1, again.stderr
     assert kept() == before and len(before) == 5
-    assert outcomes(folder) == {"0": "finished", "1": "finished"}
+    told = table_of(again.stdout)
+    assert told[0].startswith("2 jobs, 1 finished: ")
+    assert [line.split()[:3] for line in told[2:4]] == [
+        ["0", "train.seed=10", "refused"],
+        ["1", "train.seed=11", "finished"],
+    ]
     assert "refused 0: there is an earlier run" in again.stdout
-    assert ["0", "train.seed=7", "finished"] in [line.split()[:3] for line in table_of(again.stdout)]
+    assert "of the first sweep" not in again.stdout
 
 
 def test_a_study_that_cannot_be_stored_is_refused(tmp_path: Path) -> None:
