@@ -19,8 +19,10 @@ from config.run_outcome import INTERRUPTED, RunOutcome
 STOPPED = ".stopped"
 """In a sweep's folder: no other job of it is to begin."""
 BEGUN = ".begun"
-"""In a sweep's folder, lines of JSON: `name` of each of its jobs that has begun, which those of earlier sweeps have not;
-again with `overrides` and `refused`, why, where it found an earlier run in its folder and left that as it was."""
+"""In a sweep's folder, lines of JSON: `name` of each job that it has begun, not of those of earlier sweeps.
+
+Another line holds `overrides` and `refused`, why, where a job found an earlier run in its folder and left it as it was.
+"""
 ENDS_HERE = "the sweep ends here; its other runs have not begun"
 LAST_STEPS = 10
 """Optimizer steps whose mean reward is the objective of a run without evaluations; one alone is mostly noise."""
