@@ -148,7 +148,8 @@ def run_check(check: Check, processes: Processes, seconds: float) -> Row:
         with processes.running(check, folder, seconds) as process:
             process.join(seconds)
             ended = process.exitcode
-        return _row(check, folder, ended, time.monotonic() - began)
+        ending = _ending(ended, seconds)
+        return _row(check, folder, ended, ending, time.monotonic() - began)
 
 
 def _end(process: BaseProcess) -> None:
@@ -168,24 +169,24 @@ def _end(process: BaseProcess) -> None:
     process.join()
 
 
-def _row(check: Check, folder: Path, exit_code: int | None, seconds: float) -> Row:
+def _row(check: Check, folder: Path, exit_code: int | None, ending: str, seconds: float) -> Row:
     output, outcome = folder / OUTPUT, folder / OUTCOME
     lines = output.read_text(errors="replace").splitlines() if output.exists() else []
     trace = "\n".join(lines[-_LINES:])
     if not outcome.exists():
-        why = _ending(exit_code, seconds) + (_place(lines) if exit_code is None else "")
+        why = ending + (_place(lines) if exit_code is None else "")
         return Row(check.name, "does not", seconds, why, check.remedy, trace)
     told = json.loads(outcome.read_text())
     if told["status"] == "works" and exit_code != 0:
-        why = f"it worked, but {_ending(exit_code, seconds)} when it should have ended"
+        why = f"it worked, but {ending} when it should have ended"
         return Row(check.name, "does not", seconds, why, check.remedy, trace)
     said = "\n".join(told["trace"].splitlines()[-_LINES:])
     return Row(check.name, told["status"], seconds, told["detail"], told["remedy"], said)
 
 
-def _ending(exit_code: int | None, seconds: float) -> str:
+def _ending(exit_code: int | None, waited_s: float) -> str:
     if exit_code is None:
-        return f"its process was not finished after {seconds:.0f} s"
+        return f"its process was not finished after {waited_s:.0f} s"
     if exit_code >= 0:
         return f"its process ended with exit code {exit_code}"
     return f"its process was ended by {signal.Signals(-exit_code).name}"

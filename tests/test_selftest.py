@@ -99,9 +99,9 @@ def test_a_process_that_dies_takes_only_its_own_row_down(name: str, why: str, pr
 
 
 def test_what_worked_and_does_not_end_does_not_work(processes: Processes) -> None:
-    row = run_check(made_up("works_and_does_not_end"), processes, 3)
+    row = run_check(made_up("works_and_does_not_end"), processes, 6)
     assert row.status == "does not"
-    assert row.detail == "it worked, but its process was not finished after 3 s when it should have ended"
+    assert row.detail == "it worked, but its process was not finished after 6 s when it should have ended"
 
 
 def test_what_hangs_is_killed_with_all_that_it_started(tmp_path: Path, processes: Processes) -> None:
