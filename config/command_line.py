@@ -11,8 +11,9 @@ import re
 import select
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import hydra
@@ -56,6 +57,9 @@ _OF_THE_START = re.compile(
     r"\+*(hydra\.(run|sweep|mode|sweeper|launcher)\b|hydra/(sweeper|launcher)=|train\.resume=)"
 )
 _OF_THE_MODEL = re.compile(rf"{_OF_THE_START.pattern}|\+*(model\.name|run)=")
+_OVERRIDE = re.compile(r"~|\+*[\w./@:-]+=")
+_TAKE_A_PATH = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd", "--experimental-rerun")
+"""Options of Hydra's whose value may hold an equals sign: folders of a sweep do."""
 
 
 Job = Callable[[Config, Path, Callable[[], None]], RunOutcome]
@@ -69,7 +73,7 @@ def command_line(job: Job) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     register_schema()
     register_unused_folder()
-    sys.argv[1:] = [_with_list(word) for word in sys.argv[1:]]
+    sys.argv[1:] = overrides_last([_with_list(word) for word in sys.argv[1:]])
     logging.raiseExceptions = False  # a log on a full disk does not stand in the way of the message
     began = False
     script = sys.argv[0]
@@ -94,7 +98,7 @@ def command_line(job: Job) -> None:
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
         sys.exit(_complain(readable(error)))
     except KeyboardInterrupt as interrupt:
-        sys.exit(_complain(str(interrupt) or ENDED, INTERRUPTED))
+        sys.exit(_complain(str(interrupt) or (ENDED if began else NOT_BEGUN), INTERRUPTED))
     except (OSError, ValueError) as error:
         if _unread(error):
             sys.exit(CANNOT_GO_ON)
@@ -104,6 +108,16 @@ def command_line(job: Job) -> None:
         if why is None and not is_readable(error):
             raise
         sys.exit(_complain(UNWRITABLE.format(why=why) if why else readable(error)))
+
+
+def overrides_last(words: Sequence[str]) -> list[str]:
+    """The command line with its overrides at the end: Hydra's parser takes those on one side of its options alone."""
+    options: list[str] = []
+    overrides: list[str] = []
+    for before, word in pairwise(["", *words]):
+        is_override = _OVERRIDE.match(word) and before not in _TAKE_A_PATH
+        (overrides if is_override else options).append(word)
+    return options + overrides
 
 
 def _with_list(word: str) -> str:

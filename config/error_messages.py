@@ -33,6 +33,7 @@ NOT_ON_BASE = (
     "and then says what differs (config/grpo_quickstart.yaml is one)"
 )
 _NOT_A_NAME = "Config group override must be a string or a list"
+_NOT_A_RANGE = "The `low` value must be"  # Optuna, of an interval
 _REMEDIES = (
     ("is not a ListConfig", "give a list, {key}=[first,second]"),
     ("Cannot convert 'list'", "it takes one value"),
@@ -74,6 +75,8 @@ def readable(error: BaseException) -> str:
         return _missing_file(error)
     if isinstance(error, OverrideParseException):
         return _unreadable(error)
+    if str(error).startswith(_NOT_A_RANGE):
+        return f"interval(low, high) of the sweep: {error}"
     file = re.match(r"In '(\S+)': \w+ raised while composing config", str(error))
     for link in chain:
         if isinstance(link, OmegaConfBaseException) and (place := re.search(r"full_key: (\S+)", str(link))):
@@ -83,7 +86,7 @@ def readable(error: BaseException) -> str:
 
 def is_readable(error: BaseException) -> bool:
     """Whether an exception that is neither Hydra's nor OmegaConf's is about what the user typed all the same."""
-    return isinstance(error, ValueError) and str(error).startswith(_NOT_A_NAME)
+    return isinstance(error, ValueError) and str(error).startswith((_NOT_A_NAME, _NOT_A_RANGE))
 
 
 def unknown_key(key: str) -> str:

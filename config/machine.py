@@ -3,7 +3,7 @@ are, which `run=rehearse` reckons with."""
 
 from dataclasses import dataclass
 
-from config.values import above_0, at_least, check_fields
+from config.values import at_least, check_fields, is_size
 
 
 @dataclass
@@ -33,9 +33,9 @@ class MachineConfig:
         at_least("plan.nodes", self.nodes, 1)
         check_fields("plan", self, ("gpus",), lambda value: value >= 0, "must be 0 or above")
         sizes = ("gpu_memory_gib", "host_memory_gib", "disk_gib")
-        check_fields("plan", self, sizes, above_0, "must be above 0, or null")
+        check_fields("plan", self, sizes, is_size, "must be a number above 0, or null")
         speeds = ("gpu_tflops", "gpu_bandwidth_gib_s", "link_gib_s", "network_gib_s")
-        check_fields("plan", self, speeds, above_0, "must be above 0")
+        check_fields("plan", self, speeds, is_size, "must be a number above 0")
 
     @property
     def given(self) -> bool:

@@ -3,6 +3,7 @@
 A value that is unset (None) keeps to every rule.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -36,6 +37,10 @@ def check_fields(
 
 def above_0(value: float) -> bool:
     return value > 0
+
+
+def is_size(value: float) -> bool:
+    return 0 < value < math.inf
 
 
 def is_share(value: float) -> bool:

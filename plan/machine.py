@@ -69,12 +69,17 @@ def imagined_machine(wanted: MachineConfig, here: Machine) -> Machine:
     """`here` with what `plan.*` says instead. A machine with other GPUs is taken to have the tested vLLM on it.
 
     Raises:
-        ConfigError: GPUs whose memory is neither said nor known.
+        ConfigError: GPUs whose memory is neither said nor known, or memory of none.
     """
     if not wanted.given:
         return here
     gpus = here.num_gpus if wanted.gpus is None else wanted.gpus
     memory = here.gpu_memory_gib if wanted.gpu_memory_gib is None else wanted.gpu_memory_gib
+    if wanted.gpu_memory_gib is not None and not gpus:
+        raise ConfigError(
+            f"plan.gpu_memory_gib={wanted.gpu_memory_gib:g}: there is no GPU that has it; say how many there are, such "
+            "as plan.gpus=8"
+        )
     if gpus and memory is None:
         raise ConfigError(f"plan.gpus={gpus}: say how large they are as well, such as plan.gpu_memory_gib=80")
     host = here.host_memory_gib if wanted.host_memory_gib is None else wanted.host_memory_gib

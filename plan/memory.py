@@ -23,7 +23,7 @@ from plan.activations import (
     waiting_head_gradient_bytes,
     weight_copies_bytes,
 )
-from plan.gathering import gathered
+from plan.gathering import gathered, kept_of_sums, last_sum_bytes
 from plan.model_shape import DTYPE_BYTES, GIB, ModelShape
 from plan.quantization import NF4_BYTES, largest_matrix_bytes, quantized_bytes
 
@@ -39,6 +39,7 @@ BATCH_KNOBS = "train.max_tokens_per_microbatch, gradient_accumulation_steps, inf
 CHECKPOINTING = "train.gradient_checkpointing"
 HEAD_KNOBS = "train.log_prob_chunk_size"
 RANKS_KNOB = "train_model.lora.enabled"
+COPIES_SUM, COPIES_KNOB = "gradients summed over copies", "train_model.shard_size"
 CHUNK_BYTES = {"cpu": (1 << 24) * FLOAT, "cuda": (1 << 27) * FLOAT}
 
 ReferenceAt = Literal["elsewhere", "resident", "sharded", "visiting"]
@@ -286,7 +287,7 @@ def _sum(uses: Sequence[Use]) -> float:
 def _peak(config: Config, shape: ModelShape, on_cpu: bool, gradients: Use) -> list[Use]:
     """The fullest of some moments: the head's forward pass, its backward pass, the backward pass of the last block
     and that of the first, the sum over ranks of what is outside the blocks. With one microbatch a step, gradients come
-    into being between the blocks' two."""
+    into being between the blocks' two, as do the sums over copies of the parameters."""
     batch, widths = microbatch(config, shape, on_cpu), arithmetic(config, on_cpu)
     train = config.train
     whole = gathered(shape, widths, config.train_model.ranks)
@@ -296,12 +297,14 @@ def _peak(config: Config, shape: ModelShape, on_cpu: bool, gradients: Use) -> li
     copies = _copies(config, shape, on_cpu)
     several = rank_microbatches(config, shape) > 1
     held = gradients.bytes if several else 0.0
+    kept_sums = kept_of_sums(config, several)
 
     def moment(now: Use, units: float, gradient: float = held, layers: int = shape.num_layers) -> list[Use]:
         activations = layers * kept + batch.mask
         copied = copies * layers / shape.num_layers
         return [
             Use(gradients.what, gradient, gradients.knobs),
+            Use(COPIES_SUM, kept_sums * whole.layer_sum * (shape.num_layers - layers), COPIES_KNOB),
             Use(f"activations of {batch.positions} tokens", activations, f"{BATCH_KNOBS}, {CHECKPOINTING}"),
             Use("half-precision weights", copied, f"{CHECKPOINTING}, model.dtype"),
             _gathered_use(units),
@@ -320,7 +323,7 @@ def _peak(config: Config, shape: ModelShape, on_cpu: bool, gradients: Use) -> li
     back = Use(
         "backward pass of the output head", head_backward_bytes(shape, batch, widths, entropy), HEAD_KNOBS
     )
-    last = Use("gradients of embedding and head", whole.outside_gradient + whole.outside_sum, RANKS_KNOB)
+    last = Use("gradients of embedding and head", last_sum_bytes(config, whole, kept_sums), RANKS_KNOB)
     two, one = whole.outside + 2 * whole.layer, whole.outside + whole.layer
     # Among all gradients is that of a tied head, which waits until the end.
     moments = [

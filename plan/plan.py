@@ -8,6 +8,7 @@
 """
 
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -145,8 +146,9 @@ class Plan:
 def gpus_used(plan: Plan) -> int:
     """GPUs of all nodes that anything of the run is on."""
     devices = plan.devices
-    generating = 0 if devices.colocated else sum(map(len, devices.engines))
-    return len(devices.train) + len(devices.reference) + generating
+    if devices.on_cluster:  # which chooses them: only their number counts
+        return len(devices.train) + len(devices.reference) + sum(map(len, devices.engines))
+    return len({*devices.train, *devices.reference, *chain.from_iterable(devices.engines)})
 
 
 def resident(plan: Plan, shape: ModelShape) -> float:

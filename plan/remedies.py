@@ -14,6 +14,7 @@ from typing import Any
 
 from config.checks import check
 from config.errors import ConfigError
+from config.inference import InferenceModelConfig
 from config.schema import Config
 from plan.machine import Machine
 from plan.make_plan import make_plan
@@ -97,6 +98,7 @@ def _changes(plan: Plan, machine: Machine) -> Iterator[Change]:
     shares = tuple(share for share in (0.9, 0.95) if share > inference.gpu_memory_utilization)
     yield Change("inference_model.gpu_memory_utilization", shares)
     yield Change("train_model.num_devices", _other_counts(config.train_model.num_devices, gpus))
+    yield Change("inference_model.num_devices", _fewer_to_generate(inference))
     yield Change("inference_model.quantization", _eight_bits(plan))
     yield Change("policy.kl_coef", () if config.policy.kl_coef == 0 else (0.0,))
     yield Change("train_model.lora.quantization", ("none",) if config.train_model.lora.quantized else ())
@@ -109,6 +111,12 @@ def _changes(plan: Plan, machine: Machine) -> Iterator[Change]:
 def _other_counts(present: int, gpus: int) -> tuple[int, ...]:
     """More devices of those that are there; fewer where there are not that many."""
     return tuple(range(gpus, 0, -1)) if present > gpus else tuple(range(present + 1, gpus + 1))
+
+
+def _fewer_to_generate(inference: InferenceModelConfig) -> tuple[int, ...]:
+    """One engine less at a time, down to one."""
+    split = inference.tensor_parallel_size
+    return () if inference.devices is not None else tuple(range(inference.num_devices - split, 0, -split))
 
 
 def _smaller_microbatches(config: Config) -> tuple[int, ...]:

@@ -45,6 +45,7 @@ def run_job(
         return run_training(config, run_dir, train, schedule, begun)
 
 
+HAD_FINISHED = "interrupted when the run had finished: nothing of it is lost"
 LOOKING = ("report", "doctor", "rollouts", "replay", "diff")
 """Jobs that look at the folders of runs, and leave none."""
 
@@ -146,6 +147,8 @@ def _train_once(
         raise
     finally:
         run.close(outcome)
+    if outcome == "finished" and run.stop.requested:
+        raise KeyboardInterrupt(HAD_FINISHED)
     return outcome
 
 

@@ -350,6 +350,7 @@ class Run:
         """End engines, reward workers and log, whatever the outcome; the last line names the model."""
         self.stop.uninstall()
         with ExitStack() as ending:  # from the last to the first, each even where another one fails
+            ending.callback(self.stop.uninstall)
             ending.callback(self.report.finish)
             ending.callback(self.monitor.close, outcome)
             ending.callback(self.rewards.close)
@@ -358,6 +359,8 @@ class Run:
             ending.callback(self.engine.close)
             ending.callback(self.learner.close)
             ending.callback(self.loop.close)
+            if outcome == "finished":
+                ending.callback(self.stop.closing)
             ending.callback(self._end_checkpoint)
         for line in told_of_model(self.config, self.run_dir):
             self.monitor.say(line)

@@ -10,6 +10,8 @@ from types import FrameType
 ECHO_S = 1.0
 """A signal this soon after another is that one again: `timeout --foreground`, make and launchers pass on a Ctrl-C that
 the terminal has already brought to every process in front."""
+FINISHING = "finishing this iteration, then a checkpoint; once more ends at once. To go on later:\n  {resume}"
+CLOSING = "the run is over, and its log and report are being written; once more ends at once"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -17,11 +19,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Stop:
     """Whether a signal has asked the run to stop: `requested` is read between two iterations.
 
-    heeded: the clock when a signal was last acted on.
+    heeded: the clock when a signal was last acted on. over: there is no iteration left to finish.
     resume: the command that goes on after the stop, told with the first signal. erase: takes the live view away first.
     """
 
     requested: bool = False
+    over: bool = False
     heeded: float = field(default=-ECHO_S, repr=False)
     resume: str = ""
     erase: str = ""
@@ -31,6 +34,11 @@ class Stop:
         self.resume, self.erase = resume, erase
         for number in SIGNALS:
             signal.signal(number, self._ask)
+
+    def closing(self) -> None:
+        """From here on the first signal lets a run that is over write its last files."""
+        self.over = True
+        self.install(self.resume, self.erase)
 
     def uninstall(self) -> None:
         """From here on they end the process, as Python has it; the echo of one that was heeded does not."""
@@ -52,10 +60,8 @@ class Stop:
 
     def heed(self, number: int) -> None:
         """What the first signal does beside."""
-        said = (
-            f"{self.erase}\n{signal.Signals(number).name}: finishing this iteration, then a checkpoint; "
-            f"once more ends at once. To go on later:\n  {self.resume}\n"
-        )
+        doing = CLOSING if self.over else FINISHING.format(resume=self.resume)
+        said = f"{self.erase}\n{signal.Signals(number).name}: {doing}\n"
         with suppress(OSError):  # not print: the signal may have come in the middle of another one
             os.write(2, said.encode())
 

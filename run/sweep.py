@@ -19,7 +19,7 @@ from pathlib import Path
 from socket import gethostname
 from threading import Thread
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict
@@ -34,9 +34,10 @@ ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 80
 """Columns of the table that is printed."""
 NOT_STORED = (
-    "error: hydra.sweeper.storage={storage}: this version of Optuna stores no study by SQLAlchemy 2; "
+    "hydra.sweeper.storage={storage}: this version of Optuna stores no study by SQLAlchemy 2; "
     "pip install 'sqlalchemy<2', or leave the storage out"
 )
+DIRECTIONS = ("maximize", "minimize")
 LOOK_S, SETTLE_S = 0.2, 10.0
 """Between two looks at which jobs run; without any before they are taken to have ended."""
 
@@ -71,11 +72,22 @@ class SweepStart(Callback):
 def _prepare_optuna(chosen: DictConfig) -> None:
     """The objective is a reward: it is maximised unless the command line says otherwise."""
     if chosen.sweeper.storage is not None and not version("sqlalchemy").startswith("1."):
-        print(NOT_STORED.format(storage=chosen.sweeper.storage), file=sys.stderr)
-        sys.exit(BAD_INPUT)
+        _refuse(NOT_STORED.format(storage=chosen.sweeper.storage))
+    for key in ("n_trials", "n_jobs"):
+        if chosen.sweeper[key] < 1:
+            _refuse(f"hydra.sweeper.{key}={chosen.sweeper[key]}: must be at least 1")
+    if str(chosen.sweeper.direction).removeprefix("Direction.") not in DIRECTIONS:
+        _refuse(
+            f"hydra.sweeper.direction={chosen.sweeper.direction}: a run has one objective; take maximize or minimize"
+        )
     given = [word.partition("=")[0].lstrip("+") for word in chosen.overrides.hydra]
     if "hydra.sweeper.direction" not in given:
         chosen.sweeper.direction = "maximize"
+
+
+def _refuse(why: str) -> NoReturn:
+    print(f"error: {why}", file=sys.stderr)
+    sys.exit(BAD_INPUT)
 
 
 def _prepare_ray(launcher: DictConfig) -> None:

@@ -1,5 +1,7 @@
 """How runs end, and from where they go on: stops in bad places, sweeps, checkpoints that are not theirs."""
 
+import json
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -56,6 +58,26 @@ def test_a_stop_during_a_checkpoint_needs_no_other(tmp_path: Path) -> None:
     config = configured(*SMALL, "train.checkpoint_frequency=2")
     assert run_job(config, tmp_path, train, Lockstep) == "interrupted"
     assert checkpoints(tmp_path) == [2]
+
+
+def test_ctrl_c_while_a_finished_run_closes_lets_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def train(working: Lockstep) -> None:
+        close = working.run.loop.close
+
+        def interrupted() -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            close()
+
+        working.run.loop.close = interrupted  # type: ignore[method-assign]
+        grpo.train(working)
+
+    with pytest.raises(KeyboardInterrupt, match="nothing of it is lost"):
+        run_job(configured(*SMALL), tmp_path, train, Lockstep)
+    assert "SIGINT: the run is over" in capfd.readouterr().err
+    assert json.loads((tmp_path / "summary.json").read_text())["outcome"] == "finished"
+    assert (tmp_path / "report.html").exists()
 
 
 def test_checkpoints_in_the_way_of_a_new_run_are_named(tmp_path: Path) -> None:

@@ -221,6 +221,30 @@ def test_a_study_that_cannot_be_stored_is_refused(tmp_path: Path) -> None:
     assert result.stderr.count("error: ") == 1 and "pip install 'sqlalchemy<2'" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("hydra.sweeper.direction=up", "direction=up: a run has one objective; take maximize or minimize"),
+        ("hydra.sweeper.n_jobs=0", "hydra.sweeper.n_jobs=0: must be at least 1"),
+        (
+            "optimizer.lr=interval(1e-3,1e-5)",
+            "smaller than or equal to the `high` value (low=0.001, high=1e-05)",
+        ),
+        (
+            "optimizer.lr=tag(log,interval(0,1))",
+            "interval(low, high) of the sweep: The `low` value must be larger",
+        ),
+    ],
+)
+def test_a_study_that_makes_no_sense_is_one_message(override: str, expected: str, tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    study = ("hydra/sweeper=optuna", f"hydra.sweep.dir={tmp_path}", "hydra.sweeper.n_trials=1", override)
+    result = ended(["grpo.py", "--multirun", *study])
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.count("error: ") == 1 and expected in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 @pytest.mark.parametrize("launcher", ["joblib", "ray"])
 def test_an_interrupt_reaches_the_jobs_in_other_processes(launcher: str, tmp_path: Path) -> None:
     """One signal to the process that waits: each running job writes its checkpoint, the third never begins. Ray does

@@ -1,6 +1,8 @@
 """`run=plan`: arithmetic, estimates and errors, without torch and without a device."""
 
 import json
+import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -263,6 +265,24 @@ def test_keys_that_nothing_reads_are_listed() -> None:
     assert idle_keys(make_plan(config_of("grpo_quickstart"), False, machine(0))) == []
 
 
+@pytest.mark.parametrize(("train", "generate", "unused"), [(4, 8, 0), (4, 5, 3), (1, 7, 0), (2, 2, 4)])
+def test_gpus_that_nothing_is_on(train: int, generate: int, unused: int, qwen: str) -> None:
+    """Of eight, in turns where that is too few; advice to use them is one that works."""
+    overrides = (qwen, f"train_model.num_devices={train}", "policy.kl_coef=0")
+    plan = make_plan(
+        config_of("grpo_gsm8k", *overrides, f"inference_model.num_devices={generate}"),
+        False,
+        machine(8, 80.0),
+    )
+    said = [note for note in plan.notes if "unused" in note]
+    assert [note.split()[0] for note in said] == ([str(unused)] if unused else [])
+    for note in said:
+        more = re.search(r"inference_model.num_devices=\d+", note)
+        assert more
+        better = make_plan(config_of("grpo_gsm8k", *overrides, more[0]), False, machine(8, 80.0))
+        assert not [note for note in better.notes if "unused" in note]
+
+
 def test_a_machine_that_one_is_not_on(qwen: str) -> None:
     here = machine(0, vllm=None)
     wanted = config_of(
@@ -276,6 +296,10 @@ def test_a_machine_that_one_is_not_on(qwen: str) -> None:
     assert imagined_machine(MachineConfig(), here) is here
     with pytest.raises(ConfigError, match="say how large they are"):
         imagined_machine(MachineConfig(gpus=2), here)
+    with pytest.raises(ConfigError, match="gpu_memory_gib=80: there is no GPU that has it"):
+        imagined_machine(MachineConfig(gpu_memory_gib=80.0), here)
+    with pytest.raises(ConfigError, match="disk_gib=inf: must be a number above 0"):
+        MachineConfig(disk_gib=math.inf)
     too_many = config_of("grpo_gsm8k", qwen, "inference_model.num_devices=64")
     with pytest.raises(ConfigError, match="66 GPUs are needed, and 8 nodes have 64"):
         check(make_plan(too_many, True, there))

@@ -50,6 +50,13 @@ def works(name: str, where: Machine, settings: Sequence[Setting]) -> bool:
     return not found
 
 
+def test_fewer_engines_where_the_machine_has_no_room_for_them() -> None:
+    where = machine(8, 80.0, host_memory_gib=512.0)
+    config = config_of("grpo_gsm8k", "train_model.num_devices=4", "inference_model.num_devices=12")
+    plan, _ = planned(config, False, where, Path())
+    assert list(map(str, remedy(plan, where) or ())) == ["inference_model.num_devices=8"]
+
+
 def test_smaller_microbatches_are_named_and_no_smaller_than_needed() -> None:
     overrides = (
         "train_model.num_devices=1",

@@ -31,6 +31,25 @@ def test_the_plan_of_a_shipped_config_is_what_its_step_takes(name: str) -> None:
     assert not too_large(plan, peaks)
 
 
+COPIES = {
+    "float32": ("train_model.shard_size=1",),
+    "pairs": ("train_model.shard_size=2",),
+    "bfloat16": ("train_model.shard_size=1", "model.dtype=bfloat16"),
+    "on the host": ("train_model.shard_size=2", "train_model.offload=all"),
+    "one microbatch": ("train_model.shard_size=2", "train.gradient_accumulation_steps=1"),
+    "adapters": ("train_model.shard_size=1", "train_model.lora.enabled=true"),
+}
+
+
+@pytest.mark.parametrize("overrides", COPIES.values(), ids=COPIES)
+def test_copies_of_the_parameters_take_what_the_plan_says(overrides: tuple[str, ...]) -> None:
+    plan = make_plan(
+        config_of("grpo_gsm8k", "train_model.num_devices=4", *overrides), False, machine(8, 80.0)
+    )
+    planned = max(phase.bytes for phase in plan.phases)
+    assert planned == pytest.approx(peak(rehearse_memory(plan)), rel=0.03)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_quickstart_on_a_cpu(ranks: int) -> None:
     config = config_of("grpo_quickstart", f"train_model.num_devices={ranks}")
