@@ -1,6 +1,6 @@
 """The words of a command line, before Hydra reads them."""
 
-from hydra.main import get_args_parser
+from hydra._internal.utils import get_args_parser
 
 from config.command_line import overrides_last
 

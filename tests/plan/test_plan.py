@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -263,24 +262,6 @@ def test_keys_that_nothing_reads_are_listed() -> None:
         assert key in listed
     assert "max_policy_age" not in "\n".join(idle_keys(make_plan(config, True, machine(0))))
     assert idle_keys(make_plan(config_of("grpo_quickstart"), False, machine(0))) == []
-
-
-@pytest.mark.parametrize(("train", "generate", "unused"), [(4, 8, 0), (4, 5, 3), (1, 7, 0), (2, 2, 4)])
-def test_gpus_that_nothing_is_on(train: int, generate: int, unused: int, qwen: str) -> None:
-    """Of eight, in turns where that is too few; advice to use them is one that works."""
-    overrides = (qwen, f"train_model.num_devices={train}", "policy.kl_coef=0")
-    plan = make_plan(
-        config_of("grpo_gsm8k", *overrides, f"inference_model.num_devices={generate}"),
-        False,
-        machine(8, 80.0),
-    )
-    said = [note for note in plan.notes if "unused" in note]
-    assert [note.split()[0] for note in said] == ([str(unused)] if unused else [])
-    for note in said:
-        more = re.search(r"inference_model.num_devices=\d+", note)
-        assert more
-        better = make_plan(config_of("grpo_gsm8k", *overrides, more[0]), False, machine(8, 80.0))
-        assert not [note for note in better.notes if "unused" in note]
 
 
 def test_a_machine_that_one_is_not_on(qwen: str) -> None:

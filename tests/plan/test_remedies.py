@@ -1,5 +1,6 @@
 """What would make a plan work: the smallest set of changes, each as mild as it can be, none that is set already."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -113,3 +114,21 @@ def test_no_gpu_at_all_is_one_problem_among_the_others() -> None:
 def test_settings_read_as_the_command_line_writes_them() -> None:
     assert str(Setting("train_model.lora.enabled", True)) == "train_model.lora.enabled=true"
     assert str(Setting("policy.kl_coef", 0.0)) == "policy.kl_coef=0.0"
+
+
+@pytest.mark.parametrize(("train", "generate", "unused"), [(4, 8, 0), (4, 5, 3), (1, 7, 0), (2, 2, 4)])
+def test_gpus_that_nothing_is_on(train: int, generate: int, unused: int) -> None:
+    """Of eight, in turns where that is too few; advice to use them is one that works."""
+    overrides = (f"train_model.num_devices={train}", "policy.kl_coef=0")
+    plan = make_plan(
+        config_of("grpo_gsm8k", *overrides, f"inference_model.num_devices={generate}"),
+        False,
+        machine(8, 80.0),
+    )
+    said = [note for note in plan.notes if "unused" in note]
+    assert [note.split()[0] for note in said] == ([str(unused)] if unused else [])
+    for note in said:
+        more = re.search(r"inference_model.num_devices=\d+", note)
+        assert more
+        better = make_plan(config_of("grpo_gsm8k", *overrides, more[0]), False, machine(8, 80.0))
+        assert not [note for note in better.notes if "unused" in note]
