@@ -6,6 +6,7 @@ can be. Keys that cost the run least come first, so that among sets of one size 
 """
 
 import copy
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -41,7 +42,8 @@ class Setting:
     value: Any
 
     def __str__(self) -> str:
-        value = str(self.value).lower() if isinstance(self.value, bool) else self.value
+        plain = self.value is None or isinstance(self.value, bool)
+        value = json.dumps(self.value) if plain else self.value
         return f"{self.key}={value}"
 
 
@@ -98,6 +100,13 @@ def _changes(plan: Plan, machine: Machine) -> Iterator[Change]:
     shares = tuple(share for share in (0.9, 0.95) if share > inference.gpu_memory_utilization)
     yield Change("inference_model.gpu_memory_utilization", shares)
     yield Change("train_model.num_devices", _other_counts(config.train_model.num_devices, gpus))
+    nodes, ranks = config.train_model.num_nodes, config.train_model.ranks
+    yield Change(
+        "train_model.num_nodes", tuple(count for count in range(nodes - 1, 0, -1) if ranks % count == 0)
+    )
+    for section in ("train_model", "ref_model", "inference_model"):
+        by_hand = isinstance(attrgetter(section)(config).devices, list | tuple)
+        yield Change(f"{section}.devices", (None,) if by_hand else ())
     yield Change("inference_model.num_devices", _fewer_to_generate(inference))
     yield Change("inference_model.quantization", _eight_bits(plan))
     yield Change("policy.kl_coef", () if config.policy.kl_coef == 0 else (0.0,))

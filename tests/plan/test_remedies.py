@@ -51,11 +51,18 @@ def works(name: str, where: Machine, settings: Sequence[Setting]) -> bool:
     return not found
 
 
-def test_fewer_engines_where_the_machine_has_no_room_for_them() -> None:
-    where = machine(8, 80.0, host_memory_gib=512.0)
-    config = config_of("grpo_gsm8k", "train_model.num_devices=4", "inference_model.num_devices=12")
-    plan, _ = planned(config, False, where, Path())
-    assert list(map(str, remedy(plan, where) or ())) == ["inference_model.num_devices=8"]
+@pytest.mark.parametrize(
+    ("overrides", "nodes", "expected"),
+    [
+        (["train_model.num_devices=4", "inference_model.num_devices=12"], 1, "inference_model.num_devices=8"),
+        (["train_model.devices=[9]"], 1, "train_model.devices=null"),
+        (["train_model.num_devices=8", "train_model.num_nodes=4"], 2, "train_model.num_nodes=2"),
+    ],
+)
+def test_devices_that_the_machine_does_not_have(overrides: list[str], nodes: int, expected: str) -> None:
+    where = machine(8, 80.0, host_memory_gib=512.0, nodes=nodes)
+    plan, _ = planned(config_of("grpo_gsm8k", *overrides), False, where, Path())
+    assert list(map(str, remedy(plan, where) or ())) == [expected]
 
 
 def test_smaller_microbatches_are_named_and_no_smaller_than_needed() -> None:
