@@ -284,6 +284,10 @@ class PolicyConfig:
                 raise self._wrong(key, "must be above 0")
         if self.dual_clip is not None and not self.dual_clip > 1:
             raise self._wrong("dual_clip", "must be above 1, or null")
+        if self.ratio_max is not None and self.ratio_max < 1:
+            raise self._wrong("ratio_max", "must be at least 1, the ratio of a fresh batch, or null")
+        if self.mismatch_cap is not None and self.mismatch_floor > self.mismatch_cap:
+            raise self._wrong("mismatch_floor", f"must be at most policy.mismatch_cap={self.mismatch_cap}")
         if len(self.covariance_range) != 2 or not self.covariance_range[0] < self.covariance_range[1]:
             raise self._wrong("covariance_range", "must be [low,high] with low < high")
         if self.selected_share > 1 or self.discount > 1:

@@ -43,7 +43,7 @@ class PromptSource:
         curriculum: CurriculumConfig | None = None,
     ) -> None:
         if not len(examples):
-            raise ConfigError("the dataset has no rows: check env.data_files and env.split")
+            raise ConfigError("the dataset has no rows: check env.data_files, env.split and env.holdout")
         self.examples = examples
         self.rows = Rows(examples, keep, told)
         bounds = examples.bounds if isinstance(examples, Mixed) else {"": (0, len(examples))}

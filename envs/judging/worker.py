@@ -5,6 +5,7 @@ its index and the time into a page that it shares with the service, which holds 
 """
 
 import mmap
+import os
 import struct
 import time
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ def unpack(portion: Portion) -> tuple[list[tuple[int, Result]], bool]:
 
 def work(judge: Judge, connection: Connection, progress: mmap.mmap) -> None:
     """Judge batches until memory has run out or a fresh worker is due. Raises EOFError when the service goes."""
-    count = 0
+    count, own = 0, os.getpid()
     while count < RETIRE_AFTER:
         indices, completions, places, fields = connection.recv()
         examples = [Example(*each) for each in fields]
@@ -66,6 +67,8 @@ def work(judge: Judge, connection: Connection, progress: mmap.mmap) -> None:
                 sent = began = time.monotonic()
             PROGRESS.pack_into(progress, 0, index, began)
             result = judged(judge, Completion(*completion), examples[place])
+            if os.getpid() != own:
+                os._exit(0)  # the verifier forked, and its child came back too: it has no verdict to send
             finished.append(index)
             results.append(tuple(result))
             if result.message == OUT_OF_MEMORY:

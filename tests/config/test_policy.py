@@ -56,6 +56,8 @@ def test_overrides() -> None:
         ({"kl_coef": float("nan")}, r"policy.kl_coef=nan"),
         ({"clip_epsilon_low": -1}, r"clip_epsilon_low=-1"),
         ({"dual_clip": 0.5}, r"dual_clip=0.5.*above 1"),
+        ({"ratio_max": 0.5}, r"ratio_max=0.5.*at least 1"),
+        ({"mismatch_floor": 3.0}, r"mismatch_floor=3.0.*at most policy.mismatch_cap=2.0"),
         ({"mismatch": "truncate"}, r"policy.mismatch=truncate.*set policy.old_log_prob=trainer"),
         ({"ratio": "none"}, r"policy.objective=clip.*set policy.objective=none"),
         ({"objective": "geometric", "ratio": "sequence"}, r"set policy.ratio=token, not sequence"),

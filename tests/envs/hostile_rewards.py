@@ -27,6 +27,7 @@ def bomb(completion: Completion, example: Example) -> Reward:
         "memory": lambda: bytearray(1 << 40),
         "recurse": lambda: _recurse(0),
         "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "fork": os.fork,
         "fork_server": lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(600)),
         "print": lambda: print("said a reward", flush=True),
         "exit": lambda: sys.exit(3),

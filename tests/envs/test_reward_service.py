@@ -60,6 +60,14 @@ def test_a_hanging_worker_does_not_stop_the_service_from_sending() -> None:
     assert [s.outcome for s in scored] == ["invalid"] + ["scored"] * 30
 
 
+def test_a_child_that_a_reward_leaves_behind_sends_no_verdict() -> None:
+    texts = ["fork", "a", "fork", "bb"] * 10
+    with serving("bomb", reward_workers=1) as service:
+        scored = service.score([Completion(text) for text in texts], examples(len(texts)))
+        assert [s.score for s in scored] == [4.0, 1.0, 4.0, 2.0] * 10
+        assert service.metrics()["reward/workers_replaced"] == 0.0
+
+
 @pytest.mark.parametrize("deed", ["fail", "exit", "nan", "text", "function", "words"])
 def test_an_exception_is_an_error_and_never_a_silent_zero(deed: str) -> None:
     with serving("bomb") as service:
