@@ -51,7 +51,8 @@ UNWRITABLE = (
 )
 EVERY_TRIAL_FAILED = "every trial of the study failed; see above what each of them said"
 _NO_TRIAL = "No trials are completed yet."  # Optuna, asked for the best one
-ENDED = "interrupted: ended at once; what came after the newest checkpoint is lost"
+AT_ONCE = "interrupted: ended at once"
+ENDED = f"{AT_ONCE}; what came after the newest checkpoint is lost"
 NOT_BEGUN = "interrupted before the run began; nothing is left of it"
 _OF_THE_START = re.compile(
     r"\+*(hydra\.(run|sweep|mode|sweeper|launcher)\b|hydra/(sweeper|launcher)=|train\.resume=)"
@@ -98,7 +99,7 @@ def command_line(job: Job) -> None:
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
         sys.exit(_complain(readable(error)))
     except KeyboardInterrupt as interrupt:
-        sys.exit(_complain(str(interrupt) or (ENDED if began else NOT_BEGUN), INTERRUPTED))
+        sys.exit(_complain(str(interrupt) or (ENDED if began else AT_ONCE), INTERRUPTED))
     except (OSError, ValueError) as error:
         if _unread(error):
             sys.exit(CANNOT_GO_ON)
