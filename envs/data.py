@@ -25,6 +25,7 @@ _NOT_TEXT = (
     (b"\x28\xb5\x2f\xfd", "compressed by zstd", "unpack it with unzstd"),
     (b"PK\x03\x04", "a zip archive", "unpack it with unzip"),
     (b"ARROW1", "an Arrow file", "save it as parquet or JSONL"),
+    (b"\xff\xff\xff\xff", "an Arrow file", "save it as parquet or JSONL, as with to_parquet of datasets"),
 )
 
 
@@ -156,6 +157,8 @@ def local_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
         if begins.startswith(magic):
             raise ConfigError(f"{path}: {kind}; {remedy}")
     data = data.removeprefix(codecs.BOM_UTF8)
+    if path.suffix in (".csv", ".tsv") and not data.lstrip().startswith((b"{", b"[")):
+        raise ConfigError(f"{path}: a {path.suffix[1:].upper()} file; save it as parquet or JSONL")
     if data.lstrip().startswith(b"["):
         return _json_array(path, data)
     return _json_lines(path, data)

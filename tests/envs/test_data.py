@@ -13,7 +13,7 @@ import pytest
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.data import DEEPEST
+from envs.data import DEEPEST, local_rows
 from envs.task import make_task
 from run.rewards import run_rewards
 
@@ -39,6 +39,7 @@ def refused(path: Path, expected: str, dataset: str = "jsonl") -> None:
         (b"\x89PNG\r\n\x1a\n" + bytes(200), r"rows:1: byte 1 \(0x89\) is not UTF-8"),
         (b"\x1f\x8b\x08\x00" + bytes(20), r"compressed by gzip; unpack it"),
         (b"PK\x03\x04" + bytes(20), r"a zip archive; unpack it"),
+        (b"\xff\xff\xff\xffx\x00\x00\x00", r"an Arrow file; save it as parquet"),
         (b"PAR1 and nothing else", r"cannot be read as parquet"),
         (b"", r"rows: the file has no rows"),
         (b"\n \n", r"rows: the file has no rows"),
@@ -143,6 +144,14 @@ def test_parquet_is_told_by_what_it_is(tmp_path: Path) -> None:
     broken.write_bytes(b"")
     refused(broken, "not a parquet file, whatever its name says")
     refused(parquet(tmp_path / "empty.parquet", prompt=[], answer=[]), "the file has no rows")
+
+
+def test_a_table_in_text_is_named_for_what_it_is(tmp_path: Path) -> None:
+    table = tmp_path / "rows.csv"
+    table.write_text("prompt,answer\na,1\n")
+    refused(table, r"rows\.csv: a CSV file; save it as parquet or JSONL")
+    table.write_bytes(GOOD)
+    assert len(list(local_rows(table))) == 1, "whatever its name"
 
 
 def test_text_in_parquet_that_is_none_is_named_by_its_row(tmp_path: Path) -> None:
