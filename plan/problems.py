@@ -71,7 +71,7 @@ def _nearest_machines(machine: Machine, nodes: int) -> Iterator[Machine]:
 def problems(plan: Plan) -> list[Problem]:
     """Everything that keeps the run from working, as far as it can be told without a device."""
     found = [Problem("engine 0", text) for text in _contradictions(plan)]
-    for look in (_model_limits, _memory, _cache, _disk):
+    for look in (model_limits, _memory, _cache, _disk):
         found += [] if plan.shape is None else look(plan, plan.shape)
     return found
 
@@ -155,7 +155,8 @@ def _cluster(plan: Plan) -> Iterator[str]:
         )
 
 
-def _model_limits(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
+def model_limits(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
+    """Lengths and splits that the model does not allow."""
     config = plan.config
     if shape.max_positions and config.max_model_len > shape.max_positions:
         yield Problem(

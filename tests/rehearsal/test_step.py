@@ -145,6 +145,9 @@ def test_the_job_ends_with_2_where_it_does_not_fit(
     told = capsys.readouterr()
     assert "<── does not fit" in told.out
     assert "this cannot work" in told.err
+    with pytest.raises(SystemExit):
+        rehearsed("inference_model.max_tokens=4000")
+    assert "prompt plus response may reach 40" in capsys.readouterr().err
 
 
 def test_a_model_that_is_not_known_cannot_be_rehearsed() -> None:
