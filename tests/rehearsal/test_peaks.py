@@ -12,7 +12,7 @@ from tests.composed import composed
 from tests.plan.test_plan import config_of, machine
 from tests.plan.test_recorded_plans import named_machine
 
-CLOSE = 0.1
+CLOSE, CLOSE_ON_A_CPU = 0.03, 0.1
 ON_CPUS = {"grpo_quickstart", "grpo_smollm2"}
 SHIPPED = sorted({path.stem for path in CONFIG_DIR.glob("grpo_*.yaml")} - ON_CPUS)
 
@@ -47,7 +47,7 @@ def test_copies_of_the_parameters_take_what_the_plan_says(overrides: tuple[str, 
         config_of("grpo_gsm8k", "train_model.num_devices=4", *overrides), False, machine(8, 80.0)
     )
     planned = max(phase.bytes for phase in plan.phases)
-    assert planned == pytest.approx(peak(rehearse_memory(plan)), rel=0.03)
+    assert planned == pytest.approx(peak(rehearse_memory(plan)), rel=CLOSE)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -55,4 +55,4 @@ def test_the_quickstart_on_a_cpu(ranks: int) -> None:
     config = config_of("grpo_quickstart", f"train_model.num_devices={ranks}")
     plan = make_plan(config, False, machine(0))
     planned = max(phase.bytes for phase in plan.phases)
-    assert planned == pytest.approx(peak(rehearse_memory(plan)), rel=CLOSE)
+    assert planned == pytest.approx(peak(rehearse_memory(plan)), rel=CLOSE_ON_A_CPU)
