@@ -15,6 +15,7 @@ from ray._private.parameter import RayParams
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from cluster.sockets import make_room_for_sockets
 from config.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ class _Unheard(_Local):
 def prepare_local() -> None:
     """Before a local runtime is started: it listens on loopback and on free ports, sends no usage figures, does not
     stand back, and starts no workers before they are asked for."""
+    make_room_for_sockets()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray would start actors at niceness 15: engines that stand still beside anything else that computes.
     os.environ.setdefault("RAY_worker_niceness", "0")

@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from io import TextIOWrapper
 from itertools import pairwise
 from pathlib import Path
 
@@ -69,6 +70,7 @@ Job = Callable[[Config, Path, Callable[[], None]], RunOutcome]
 
 def command_line(job: Job) -> None:
     """Run `job` with the composed and checked config in the run's folder, once for each run of a sweep."""
+    escape_what_a_terminal_lacks()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # exceptions reach us; we print the one readable message
     # Sums in the same order each time (train.deterministic); cuBLAS reads it when torch first uses a GPU.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -109,6 +111,15 @@ def command_line(job: Job) -> None:
         if why is None and not is_readable(error):
             raise
         sys.exit(_complain(UNWRITABLE.format(why=why) if why else readable(error)))
+
+
+def escape_what_a_terminal_lacks() -> None:
+    """Standard output writes a character that its encoding lacks as an escape, of this process and those it starts."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    encoding = os.environ.get("PYTHONIOENCODING", "").partition(":")[0]
+    os.environ["PYTHONIOENCODING"] = f"{encoding}:backslashreplace"
 
 
 def overrides_last(words: Sequence[str]) -> list[str]:

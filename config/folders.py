@@ -87,9 +87,14 @@ def held(folder: Path) -> Iterator[None]:
     """No other process works in `folder` during the block. What killed ones left unfinished there is removed.
 
     Raises:
-        ConfigError: another one does, which the message names; or nothing can be written there.
+        ConfigError: another one does, which the message names; nothing can be written there; or its name is no text.
     """
     key = folder.resolve()
+    if str(key).encode(errors="ignore").decode() != str(key):
+        raise ConfigError(
+            f"hydra.run.dir={folder}: bytes of this path are no UTF-8, or the locale (LC_ALL, LANG) takes none, so the "
+            "run's files cannot name it; choose another path, or a locale such as C.UTF-8"
+        )
     if key in _held:
         raise _in_use(folder, Owner.this_process())
     descriptor = _lock(folder)
@@ -176,7 +181,7 @@ def _locks_end_at_the_node(folder: Path, mounts: Path = Path("/proc/self/mounts"
     """Whether the file system is mounted so that other nodes do not see its locks."""
     place, found, options = folder.resolve(), Path(), ""
     with suppress(OSError):
-        for line in mounts.read_text().splitlines():
+        for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines():
             _, point, _, its, *_ = line.split()
             mount = Path(point.encode().decode("unicode_escape"))
             if place.is_relative_to(mount) and len(mount.parts) >= len(found.parts):

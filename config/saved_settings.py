@@ -28,7 +28,7 @@ def saved_config(run_dir: Path, changes: list[str] | None = None) -> Config:
     """
     if saved_settings(run_dir) is None:
         raise ConfigError(f"{run_dir}: no run has left its settings there ({_file(run_dir)} is missing)")
-    return _checked(_file(run_dir).read_text(), tuple(changes or ()))
+    return _checked(_file(run_dir).read_text(encoding="utf-8"), tuple(changes or ()))
 
 
 def saved_settings(run_dir: Path) -> DictConfig | None:
@@ -41,7 +41,7 @@ def saved_settings(run_dir: Path) -> DictConfig | None:
     path = _file(run_dir)
     if not path.is_file():
         return None
-    settings = _parsed(path.read_text())
+    settings = _parsed(path.read_text(encoding="utf-8"))
     if not isinstance(settings, DictConfig):
         raise ConfigError(f"{path}: keys and values are wanted here, this is a list; it is no run's file")
     return settings

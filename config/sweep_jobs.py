@@ -37,11 +37,11 @@ def objective(run_dir: Path, metric: str | None) -> float | None:
     summary = run_dir / SUMMARY
     if not summary.is_file():
         return None
-    evaluation = json.loads(summary.read_text()).get("evaluation") or {}
+    evaluation = json.loads(summary.read_text(encoding="utf-8")).get("evaluation") or {}
     chosen = [name for name in evaluation if name == metric or (metric is None and name.endswith("/pass@1"))]
     found = [float(evaluation[name]) for name in chosen[:1]]
     if not found:
-        rows = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+        rows = map(json.loads, (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
         found = [row["reward/mean"] for row in rows if "reward/mean" in row][-LAST_STEPS:]
     mean = math.fsum(found) / len(found) if found else math.nan
     return mean if math.isfinite(mean) else None
@@ -105,6 +105,6 @@ def _note_failure(run_dir: Path, composed: DictConfig, why: str, before: int | N
     run_dir.mkdir(parents=True, exist_ok=True)
     save_settings(run_dir, composed, HydraConfig.get())
     path = run_dir / SUMMARY
-    summary: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     with written_whole(path) as file:
         file.write((json.dumps({**summary, "outcome": "failed", "error": why}, indent=2) + "\n").encode())

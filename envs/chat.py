@@ -62,12 +62,13 @@ class Encoder:
         The reward sees the text of the last turn, and the number of tokens that the model drew in all of them.
         """
         turns = [_turns(one) for one in completions]
-        last = self._texts([of_one[-1] for of_one in turns])
-        for one, of_one, shown in zip(completions, turns, last, strict=True):
-            marked = any(self.control.inside(turn, self.ends) for turn in of_one)
-            one.shown = Completion(shown, one.num_drawn, one.finish_reason == "length", marked)
-            if marked:
-                (one.text,) = self.tokenizer.batch_decode([one.token_ids])
+        marked = [any(self.control.inside(turn, self.ends) for turn in of_one) for of_one in turns]
+        # Decoding fails at ids of no token with some tokenizers, and what is marked no reward sees.
+        last = self._texts([[] if bad else of_one[-1] for of_one, bad in zip(turns, marked, strict=True)])
+        for one, bad, shown in zip(completions, marked, last, strict=True):
+            one.shown = Completion(shown, one.num_drawn, one.finish_reason == "length", bad)
+            if bad:
+                one.text = self.control.spelled(one.token_ids)
             elif not one.sampled:
                 one.text = shown
             else:

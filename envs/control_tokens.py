@@ -11,6 +11,7 @@ import re
 import secrets
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import Any
 
 from jinja2 import TemplateError
@@ -27,7 +28,8 @@ _OPEN, _CLOSE = "\U000f0000", "\U000f0001"  # of private names and marks; no tok
 class ControlTokens:
     """Those of one tokenizer: its special tokens. Added tokens that are not special (`<think>`) are ordinary text.
 
-    ids: token ids. texts: id -> how it is spelled.
+    ids: token ids. texts: id -> how it is spelled. vocabulary: ids of all tokens. A model may have rows for more, and
+    so draw an id that no token has: it stands for no text either, and is treated as a control token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -36,6 +38,8 @@ class ControlTokens:
         special = {token for token, known in added.items() if known.special} | set(tokenizer.all_special_ids)
         self.texts = {token: str(added[token]) for token in sorted(special) if token in added}
         self.ids = frozenset(special)
+        self.vocabulary = frozenset(tokenizer.get_vocab().values()) | self.ids
+        self._text = self.vocabulary - self.ids
         self._normalized = any(added[token].normalized for token in self.texts)
         self._key = secrets.token_hex(8)  # so that no text can hold a private name
         longest_first = sorted(self.texts.values(), key=len, reverse=True)
@@ -70,11 +74,22 @@ class ControlTokens:
         return ids
 
     def inside(self, token_ids: Sequence[int], ends: Collection[int]) -> bool:
-        """Whether a turn of the model holds control tokens, the one of `ends` that ends it apart."""
-        if self.ids.isdisjoint(token_ids):
+        """Whether a turn of the model holds control tokens, or ids of no token, the one of `ends` that ends it
+        apart."""
+        if self._text.issuperset(token_ids):
             return False
         drawn = token_ids[:-1] if token_ids[-1] in ends else token_ids
-        return not self.ids.isdisjoint(drawn)
+        return not self._text.issuperset(drawn)
+
+    def spelled(self, token_ids: Sequence[int]) -> str:
+        """Their text, control tokens included; ids of no token, which tokenizers leave out or fail at, as numbers."""
+        text = ""
+        for known, run in groupby(token_ids, key=self.vocabulary.__contains__):
+            if known:
+                text += self.tokenizer.batch_decode([list(run)])[0]
+            else:
+                text += "".join(f"<no token: {token}>" for token in run)
+        return text
 
     def _private(self, name: str) -> str:
         return f"{_OPEN}{self._key}.{name.encode().hex()}{_CLOSE}"

@@ -48,8 +48,8 @@ class Mixed(list[Example]):
 class Completion:
     """What a reward sees of a completion: its text, how many tokens it has, and whether it was cut off.
 
-    control_tokens: the model wrote control tokens where none belong, which the text does not show. No reward sees
-    such a completion: it is `invalid`.
+    control_tokens: the model wrote control tokens where none belong, or ids of no token. No reward sees such a
+    completion, whose text is empty here: it is `invalid`.
     """
 
     text: str

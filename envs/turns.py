@@ -114,8 +114,8 @@ class Conversation:
         return await get_running_loop().run_in_executor(self._threads, self.reply_now, token_ids)
 
     def reply_now(self, token_ids: Sequence[int]) -> list[int]:
-        """As `reply`, of any turn. Nothing where the turn holds control tokens before its end: such a completion is
-        `invalid`."""
+        """As `reply`, of any turn. Nothing where the turn holds control tokens before its end, or ids of no token:
+        such a completion is `invalid`."""
         if self.control.inside(token_ids, token_ids[-1:]):
             return []
         (text,) = self.tokenizer.batch_decode([list(token_ids)], skip_special_tokens=True)

@@ -7,8 +7,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import psutil
@@ -136,12 +137,43 @@ def _missing_header() -> Iterator[str]:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """The NVIDIA GPUs that a process started here would see, as CUDA_VISIBLE_DEVICES names them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1"))
-    count = len(list(_DRIVER.iterdir())) if _DRIVER.is_dir() else len(_nvidia_smi("--list-gpus"))
-    return tuple(map(str, range(count)))
+    """The NVIDIA GPUs that a process started here would see, as CUDA_VISIBLE_DEVICES names them.
+
+    Raises:
+        ConfigError: CUDA would show fewer than it names, or none: one is not there, is named twice, or in another way.
+    """
+    count = len(list(_DRIVER.iterdir())) if _DRIVER.is_dir() else len(_listed("GPU "))
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None or count == 0:
+        return tuple(map(str, range(count)))
+    names = tuple(takewhile(lambda name: name not in _NO_MORE, map(str.strip, named.split(","))))
+    by_index = [name for name in names if name.isdecimal()]
+    gpus = [str(int(name)) for name in by_index if int(name) < count] if by_index else _of_uuids(names)
+    if len(set(gpus)) < len(names):
+        raise ConfigError(
+            f"CUDA_VISIBLE_DEVICES={named}: name GPUs of this machine, each once, by indices from 0 to {count - 1} or "
+            "by UUIDs that `nvidia-smi -L` lists; unset it for all of them, or leave it empty for none"
+        )
+    return names
+
+
+_NO_MORE = ("", "-1", "NoDevFiles")
+"""CUDA reads no further than to one of these."""
+
+
+def _of_uuids(names: Sequence[str]) -> list[str]:
+    """The UUIDs, of GPUs and of their parts (MIG), that these are or begin, one each, as far as there are such."""
+    asked = [name for name in names if name.startswith(("GPU-", "MIG-"))]
+    there = [line.rpartition("UUID: ")[2].removesuffix(")") for line in _listed("")]
+    if not there:  # no tool tells
+        return asked
+    found = [[uuid for uuid in there if uuid.startswith(name)] for name in asked]
+    return [of_one[0] for of_one in found if len(of_one) == 1]
+
+
+def _listed(kind: str) -> list[str]:
+    """Lines of the driver's tool that begin so: GPUs, and below each the parts that it has."""
+    return [line for line in _nvidia_smi("--list-gpus") if line.startswith(kind)]
 
 
 def gpu_memory_gib(ids: tuple[str, ...]) -> float | None:

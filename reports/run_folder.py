@@ -109,7 +109,7 @@ def overrides_of(path: Path) -> list[str]:
 def summary_of(path: Path) -> dict[str, Any]:
     """How the run ended; empty where that is not known."""
     file = path / SUMMARY
-    return dict(json.loads(file.read_text())) if file.is_file() else {}
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
 @cache

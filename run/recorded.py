@@ -100,5 +100,5 @@ def recorded_rows(run_dir: Path) -> dict[int, dict[str, Any]]:
     path = run_dir / METRICS
     if not path.is_file():
         return {}
-    rows = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
     return {row["optimizer_step"]: row for row in rows if "reward/mean" in row}

@@ -73,4 +73,4 @@ def preset(name: str) -> dict[str, Any]:
         known = ", ".join(sorted(found.stem for found in PRESETS.glob("*.yaml")))
         raise ConfigError(f"policy={name}: no such preset; known: {known}")
     defaults = {field.name: vars(PolicyConfig())[field.name] for field in fields(PolicyConfig)}
-    return defaults | (yaml.safe_load(path.read_text()) or {})
+    return defaults | (yaml.safe_load(path.read_text(encoding="utf-8")) or {})

@@ -259,7 +259,7 @@ class SweptJob:
 
 def _summary(run_dir: Path) -> dict[str, Any]:
     path = run_dir / SUMMARY
-    return dict(json.loads(path.read_text())) if path.is_file() else {}
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
 def table(folder: Path, jobs: list[SweptJob]) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from cluster.sockets import make_room_for_sockets
 from plan.machine import Machine
 from selftest.check import Check, Device, Row
 from selftest.process import OUTCOME, OUTPUT, work
@@ -80,6 +81,7 @@ def fresh() -> Processes:
 
 def forked() -> Processes:
     """Forked from a server that has imported everything; fresh ones where that does not start."""
+    make_room_for_sockets()  # the server listens at one
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["selftest.preload"])
     outer = os.environ.get("PYTHONPATH")
@@ -171,12 +173,12 @@ def _end(process: BaseProcess) -> None:
 
 def _row(check: Check, folder: Path, exit_code: int | None, ending: str, seconds: float) -> Row:
     output, outcome = folder / OUTPUT, folder / OUTCOME
-    lines = output.read_text(errors="replace").splitlines() if output.exists() else []
+    lines = output.read_text(encoding="utf-8", errors="replace").splitlines() if output.exists() else []
     trace = "\n".join(lines[-_LINES:])
     if not outcome.exists():
         why = ending + (_place(lines) if exit_code is None else "")
         return Row(check.name, "does not", seconds, why, check.remedy, trace)
-    told = json.loads(outcome.read_text())
+    told = json.loads(outcome.read_text(encoding="utf-8"))
     if told["status"] == "works" and exit_code != 0:
         why = f"it worked, but {ending} when it should have ended"
         return Row(check.name, "does not", seconds, why, check.remedy, trace)

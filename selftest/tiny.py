@@ -115,7 +115,7 @@ def train(
         run_job(config, run_dir, grpo_async.train, Overlapped)
     else:
         run_job(config, run_dir, grpo.train, Lockstep)
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(rows) == config.total_optimizer_steps, (
         f"{len(rows)} optimizer steps of {config.total_optimizer_steps}"
     )

@@ -25,6 +25,7 @@ ENGINE = {
     "test_ranked_runs.py": 23,
     "test_replay.py": 22,
     "test_export.py": 18,
+    "test_sockets.py": 17,
     "test_command_line.py": 17,
     "test_eval_of_checkpoints.py": 14,
     "rollout/test_pool.py": 13,
@@ -48,6 +49,7 @@ ENGINE = {
     "test_ray_runtime.py": 5,
     "test_sampling.py": 5,
     "envs/test_docs_rewards.py": 5,
+    "rollout/test_ids_of_no_token.py": 5,
     "test_turns.py": 5,
     "rollout/test_vllm_engine.py": 5,
     "test_rollouts.py": 5,
@@ -72,6 +74,7 @@ ENGINE = {
 }
 """Files that start vLLM, Ray, or whole runs of the scripts."""
 SLOW = {
+    "test_ascii_terminals.py": 25,
     "rehearsal/test_peaks.py": 70,
     "training/test_compiled.py": 56,
     "envs/test_reward_service.py": 27,

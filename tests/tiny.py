@@ -79,6 +79,9 @@ class LetterTokenizer:
     def apply_chat_template(self, chats: list[list[dict[str, str]]], **kwargs: object) -> list[list[int]]:
         return [[5 + ord(letter) % 30 for turn in chat for letter in turn["content"]] for chat in chats]
 
+    def get_vocab(self) -> dict[str, int]:
+        return {chr(65 + token): token for token in range(1000)}
+
     def batch_decode(self, rows: Sequence[Sequence[int]], **kwargs: object) -> list[str]:
         return ["".join(chr(65 + token) for token in row if token != EOS) for row in rows]
 

@@ -174,7 +174,7 @@ def _run_of(url: str, said: dict[str, Any]) -> Run:
 
 @functools.cache
 def _text(module: str) -> str:
-    return (Path(__file__).parent / f"{module}.py").read_text()
+    return (Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8")
 
 
 @functools.cache

@@ -16,6 +16,7 @@ import psutil
 import torch
 from safetensors.torch import save_file
 
+from cluster.sockets import make_room_for_sockets
 from config.errors import ConfigError
 from plan.machine import installed_vllm
 
@@ -106,6 +107,7 @@ def check_version() -> None:
 
 def set_environment() -> None:
     """Must come before the first `import vllm`."""
+    make_room_for_sockets()  # through which the processes of a split engine talk
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB, and it would override kv_cache_bytes
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -172,7 +174,7 @@ def end_of_output(path: str | None, lines: int = 15) -> str:
     """The last lines of such a file, for whoever has to know why a start failed; empty where there are none."""
     if path is None or not Path(path).is_file():
         return ""
-    last = Path(path).read_text(errors="replace").splitlines()[-lines:]
+    last = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
     return "\nThe end of what it printed:\n" + "\n".join(f"  {line}" for line in last) if last else ""
 
 

@@ -46,6 +46,16 @@ def held_by_another(folder: Path, script: str = HOLD) -> Iterator[subprocess.Pop
         process.communicate()
 
 
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    """In Latin-1, or in any letters where the locale has none."""
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    folder.mkdir()
+    with pytest.raises(
+        ConfigError, match=r"hydra\.run\.dir=.*: bytes of this path are no UTF-8, or the locale"
+    ):
+        held(folder).__enter__()
+
+
 def test_a_second_process_is_refused_and_told_who_is_there(tmp_path: Path) -> None:
     with held_by_another(tmp_path) as process:
         with pytest.raises(

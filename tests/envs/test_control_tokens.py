@@ -200,6 +200,7 @@ def test_a_slow_tokenizer_is_refused_where_it_matters(tokenizer: PreTrainedToken
     class Slow:
         added_tokens_decoder = tokenizer.added_tokens_decoder
         all_special_ids = tokenizer.all_special_ids
+        get_vocab = tokenizer.get_vocab
         name_or_path = "slow"
 
     with pytest.raises(ConfigError, match=r"model\.name=slow: a prompt spells a control token.*<pad>"):
@@ -221,6 +222,37 @@ def test_a_turn_that_holds_control_tokens_is_not_answered(tokenizer: PreTrainedT
     call = tokenizer.encode("<echo>x</echo>", add_special_tokens=False)
     assert conversation.reply_now([*call, EOS])
     assert conversation.reply_now([USER, *call, EOS]) == []
+    assert conversation.reply_now([len(tokenizer), *call, EOS]) == []
+
+
+@pytest.mark.parametrize("hole", [False, True], ids=["beyond the last token", "between tokens"])
+def test_an_id_of_no_token_is_treated_as_a_control_token(
+    tokenizer: PreTrainedTokenizerBase, hole: bool
+) -> None:
+    """Of models with more rows than their tokenizer has tokens."""
+
+    class Holed:
+        """A tokenizer of another kind: it fails at such an id."""
+
+        eos_token_id, all_special_ids = EOS, tokenizer.all_special_ids
+        added_tokens_decoder = tokenizer.added_tokens_decoder
+
+        def get_vocab(self) -> dict[str, int]:
+            return {text: token for text, token in tokenizer.get_vocab().items() if token != 40}
+
+        def batch_decode(self, rows: Sequence[Sequence[int]], **how: bool) -> list[str]:
+            assert not {none for row in rows for none in row} - set(self.get_vocab().values())
+            return list(tokenizer.batch_decode(rows, **how))
+
+    none = 40 if hole else len(tokenizer) + 7
+    drawn = [
+        SampledCompletion([THREE, none, EIGHT, EOS], [0.0] * 4, [0] * 4, "stop"),
+        SampledCompletion([none], [0.0], [0], "length"),
+        SampledCompletion([THREE, EIGHT, EOS], [0.0] * 3, [0] * 3, "stop"),
+    ]
+    Encoder(Holed()).decode(drawn)  # type: ignore[arg-type]
+    assert [one.shown.control_tokens for one in drawn if one.shown] == [True, True, False]
+    assert [one.text for one in drawn] == [f"3<no token: {none}>8<eos>", f"<no token: {none}>", "38"]
 
 
 class Right(Task):
@@ -236,12 +268,13 @@ class Right(Task):
         return Reward(float(completion.text == "38"), {"accuracy": float(completion.text == "38")})
 
 
-THREE, EIGHT, OTHER_END = 25, 30, 6
+THREE, EIGHT, OTHER_END, NONE = 25, 30, 6, 1000
 RESPONSES: dict[str, tuple[list[int], list[bool] | None, FinishReason, str]] = {
     "plain": ([THREE, EIGHT, EOS], None, "stop", "scored"),
     "another end": ([THREE, EIGHT, OTHER_END], None, "stop", "scored"),
     "cut": ([THREE, EIGHT], None, "length", "scored"),
     "inside": ([THREE, USER, PAD, ASSISTANT, EIGHT, EOS], None, "stop", "invalid"),
+    "an id of no token": ([THREE, NONE, EIGHT, EOS], None, "stop", "invalid"),
     "cut at a control token": ([THREE, EIGHT, USER], None, "length", "invalid"),
     "ended twice": ([THREE, EIGHT, EOS, EOS], None, "stop", "invalid"),
     "two turns": (
@@ -292,4 +325,4 @@ def test_control_tokens_are_never_cleaned_into_a_right_answer(
     (line,) = group.attempts()
     assert (line["outcome"], line["correct"], line["completion"]) == (outcome, outcome == "scored", one.text)
     if outcome == "invalid":
-        assert one.text == tokenizer.decode(ids)
+        assert one.text == (f"3<no token: {NONE}>8<eos>" if NONE in ids else tokenizer.decode(ids))

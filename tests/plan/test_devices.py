@@ -223,20 +223,65 @@ def test_gpus_asked_for_where_there_are_none() -> None:
     assert "does nothing on a CPU" in plan(0, colocate=True).notes[0]
 
 
+@pytest.fixture
+def six_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As the driver and its tool tell of them."""
+    for number in range(6):
+        (tmp_path / "gpus" / f"0000:0{number}:00.0").mkdir(parents=True)
+    monkeypatch.setattr(machine_module, "_DRIVER", tmp_path / "gpus")
+    rows = [f"GPU {number}: H200 (UUID: GPU-{number}f2a-77)" for number in range(6)]
+    rows.insert(1, "  MIG 1g.18gb Device 0: (UUID: MIG-31)")
+    (tmp_path / "rows").write_text("\n".join(rows) + "\n")
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\ncat {tmp_path / 'rows'}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.usefixtures("six_gpus")
 def test_gpus_are_found_without_touching_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert visible_gpus() == ("0", "1", "2", "3", "4", "5")
     for told, names in (
         ("2,5", ("2", "5")),
-        ("GPU-8f2a, GPU-77", ("GPU-8f2a", "GPU-77")),
+        ("GPU-1f2a, GPU-4f", ("GPU-1f2a", "GPU-4f")),
+        ("MIG-31", ("MIG-31",)),
         ("", ()),
         ("-1", ()),
+        ("NoDevFiles", ()),
+        ("3,-1,1", ("3",)),
+        ("3,", ("3",)),
     ):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", told)
-        assert visible_gpus() == names
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    for name in ("0000:01:00.0", "0000:02:00.0", "0000:03:00.0"):
-        (tmp_path / "gpus" / name).mkdir(parents=True)
-    monkeypatch.setattr(machine_module, "_DRIVER", tmp_path / "gpus")
-    assert visible_gpus() == ("0", "1", "2")
+        assert visible_gpus() == names, told
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-9")
+    (tmp_path / "nvidia-smi").unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert visible_gpus() == ("GPU-9",), "nothing tells which there are"
+
+
+@pytest.mark.usefixtures("six_gpus")
+@pytest.mark.parametrize(
+    "told",
+    ["7", "0,7", "0,0", "1,01", "abc", "0,abc", "GPU-9", "GPU-", "0,GPU-1f2a", "GPU-1f,GPU-1f2a", "MIG-4"],
+)
+def test_gpus_that_cuda_would_not_show_are_refused(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
+    """CUDA shows those before the first that it does not know, and none where one is named twice."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", told)
+    with pytest.raises(
+        ConfigError, match=f"CUDA_VISIBLE_DEVICES={told}: name GPUs .* from 0 to 5 .*unset it"
+    ):
+        visible_gpus()
+
+
+@pytest.mark.parametrize("told", ["", "-1", "0", "7", "0,0", "abc", "NoDevFiles", "GPU-9"])
+def test_without_a_gpu_none_is_seen_whatever_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str
+) -> None:
+    monkeypatch.setattr(machine_module, "_DRIVER", tmp_path / "absent")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", told)
+    assert visible_gpus() == ()
 
 
 def test_the_drivers_tool_is_asked_when_it_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

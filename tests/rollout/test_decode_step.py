@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from rollout.engines.decode_step import DecodeStep, packs
 from torch import nn
 from transformers import (
     LlamaConfig,
@@ -19,7 +20,6 @@ from transformers import (
 
 from envs.group import Sampling
 from rollout.engines import decode_step
-from rollout.engines.decode_step import DecodeStep, packs
 from rollout.engines.sampler import Request, generate
 from rollout.engines.transformers_engine import TransformersEngine
 from tests.tiny import VOCABULARY, tiny_llama

@@ -287,9 +287,11 @@ def test_an_adapter_push_acts_at_once_and_in_place(start_engine: StartEngine) ->
 
 @pytest.mark.usefixtures("start_engine")  # skips where vLLM is not installed
 def test_a_push_reaches_every_shard(tiny_folders: dict[bool, Path], tmp_path: Path) -> None:
-    """Two tensor-parallel workers, each a process of its own."""
+    """Two tensor-parallel workers, each a process of its own. TMPDIR is too long for the sockets between them."""
     script, out = Path(__file__).parent / "vllm_two_shards.py", tmp_path / "found.json"
-    found_from = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    temporary = tmp_path / ("a" * 90)
+    temporary.mkdir()
+    found_from = {**ENVIRONMENT, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
     run = ended([str(script), str(tiny_folders[True]), str(out)], environment=found_from)
     assert run.returncode == 0, run.stderr
     found = json.loads(out.read_text())
