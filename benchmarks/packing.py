@@ -30,7 +30,7 @@ from transformers import (
 )
 
 from training.batch import Tokens
-from training.forward import ResponseScorer, trim
+from training.forward import ResponseScorer, whole_rows
 from training.packing import packed_positions
 
 SIGMA = 0.8
@@ -55,6 +55,19 @@ def drawn(asked: argparse.Namespace, vocabulary: int, seed: int = 1) -> Tokens:
         response_mask=mask,
         loss_mask=mask,
         batch_size=[rows],
+    )
+
+
+def trim(tokens: Tokens) -> Tokens:
+    """Without the columns that are padding in every row."""
+    prompt_width, width = int(tokens.prompt_mask.sum(-1).max()), int(tokens.response_mask.sum(-1).max())
+    return Tokens(
+        tokens.prompt[:, -prompt_width:],
+        tokens.prompt_mask[:, -prompt_width:],
+        tokens.response[:, :width],
+        tokens.response_mask[:, :width],
+        tokens.loss_mask[:, :width],
+        batch_size=tokens.batch_size,
     )
 
 
@@ -120,10 +133,10 @@ def timed(
 def positions(name: str, tokens: Tokens, repeats: int) -> int:
     if name == "packed":
         return packed_positions(tokens)
-    kept = trim(tokens)
     if name == "cached":
+        kept = trim(tokens)
         return kept.prompt_mask.numel() // repeats + kept.response_mask[:, 1:].numel()
-    return kept.prompt_mask.numel() + kept.response_mask.numel()
+    return whole_rows(tokens)[0].numel()
 
 
 def peak_kib() -> int:

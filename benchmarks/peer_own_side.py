@@ -92,7 +92,7 @@ class InTurns(Lockstep):
     def push_weights(self) -> None:
         with self.clock("push"):
             super().push_weights()
-        self.said["canary"] = self.run.monitor.extra["canary/seconds"]
+        self.said["weight check"] = self.run.monitor.extra.get("weight_check/seconds", 0.0)
 
     def done(self, iteration: int) -> None:
         """The ledger, but neither evaluation nor checkpoint, which TRL is not asked for either."""
@@ -162,7 +162,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         working = build(configured(job), Path(folder), InTurns)
         working.turns, working.rounds, working.profiled = turns, job.rounds, job.profile
-        working.run.weights.canary.clock = turns.clock
         grpo.train(working)
         working.run.close("finished")
 

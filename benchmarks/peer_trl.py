@@ -21,7 +21,7 @@ no logging, no saving; one microbatch where it fits in a few GB, else the larges
 (`Workload.microbatch`), and ours as large. `--trl FIELD=JSON` tries others: on a CPU a static cache and torch_compile
 change nothing, and continuous batching is twenty times slower. On GPUs it can generate by vLLM too, in an environment
 that has one it knows (1.16: up to 0.31): `--environment FOLDER --trl use_vllm=true`.
-Ours: the defaults of a run, with its ledger, metrics, doctor and the canary of each push. Engines: both kinds on a CPU,
+Ours: the defaults of a run, with its ledger, metrics, doctor and weight check. Engines: both kinds on a CPU,
 vLLM alone on a GPU, which learner and engine share.
 """
 
@@ -236,8 +236,11 @@ def measure(sides: Sequence[Side], warm_up: int, iterations: int, limit_s: float
 # -- what is reported
 
 
-STAGES = {"ours": ("collect", "optimize", "push", "canary", "ledger"), "TRL": ("generate", "score", "step")}
-"""Seconds that a side tells of. The canary is part of the push; TRL's step holds generate and score, but not AdamW."""
+STAGES = {
+    "ours": ("collect", "optimize", "push", "weight check", "ledger"),
+    "TRL": ("generate", "score", "step"),
+}
+"""Seconds that a side tells of. The check is part of the push; TRL's step holds generate and score, but not AdamW."""
 
 
 def spread(values: Sequence[float]) -> str:

@@ -52,7 +52,7 @@ STAGES = {
     "starting engines": "tokenizer, prompts",
     "loading the model": "engine with its model",
     "begun": "learner with its model",
-    "pushed": "first push, canary",
+    "pushed": "first push, weight check",
     "drawn": "first group drawn",
 }
 """What is seen at the end of a stage, and what the stage was."""

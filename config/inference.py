@@ -17,7 +17,7 @@ POSITIVE = ("num_devices", "tensor_parallel_size", "max_tokens", "start_timeout_
 SHARES = ("gpu_memory_utilization", "top_p", "temperature_end_at")
 POSITIVE_OR_NULL = (
     *("kv_cache_gib", "max_model_len", "max_num_seqs", "max_num_batched_tokens"),
-    *("canary_tolerance", "temperature_end"),
+    "temperature_end",
 )
 
 
@@ -77,9 +77,6 @@ class InferenceModelConfig:
     """Seconds that an engine may take to load."""
     request_timeout_s: float = 900.0
     """Seconds that one group may take; then its engine counts as hung and is replaced."""
-    canary_tolerance: float | None = None
-    """Largest |log-prob difference| between engine and learner after a push. Unset: by the engine's dtype and by what
-    that dtype does to this very model, which the learner measures at the first push and before it refuses one."""
 
     def __post_init__(self) -> None:
         for key, known in CHOICES.items():

@@ -70,6 +70,11 @@ class TrainConfig:
     on_alarm: str = "say"
     """What an alarm of the doctor (docs/doctor.md) does: `say` it; `checkpoint`, write one at the end of the iteration;
     `stop`, end the run there with a checkpoint and exit code 1. Warnings are said and no more."""
+    weight_check_every: int = 10
+    """Pushes from one comparison of engines and learner by fixed sequences to the next (docs/devices.md). At the first
+    push, with new engines and before evaluations they are compared in any case; the sampled tokens after every push."""
+    on_mismatch: str = "stop"
+    """What happens when engines do not give the learner's log-probs: `stop` the run, or `say` it and go on."""
     wait_timeout_s: float = 600.0
     """Seconds that the learner may wait for groups, a push for the engines, or the run for a checkpoint, before the
     run stops."""
@@ -77,8 +82,15 @@ class TrainConfig:
     def __post_init__(self) -> None:
         one_of("train.mixed_precision", self.mixed_precision, ("fp32", "bf16", "fp16"))
         one_of("train.on_alarm", self.on_alarm, ("say", "checkpoint", "stop"))
+        one_of("train.on_mismatch", self.on_mismatch, ("stop", "say"))
         one_of("train.stale_groups", self.stale_groups, ("drop", "wait"))
-        counts = ("total_dialog_turns", "gradient_accumulation_steps", "epochs", "max_nonfinite_steps")
+        counts = (
+            "weight_check_every",
+            "total_dialog_turns",
+            "gradient_accumulation_steps",
+            "epochs",
+            "max_nonfinite_steps",
+        )
         optional = ("log_prob_chunk_size", "max_tokens_per_microbatch")
         for key in (*counts, "weight_update_frequency", *optional):
             at_least(f"train.{key}", vars(self)[key], 1)

@@ -39,16 +39,31 @@ class Encoder:
 
     Args:
         ends: tokens that may end a turn of the model, the tokenizer's end token apart.
+        embeddings: rows of the model's embedding; None: not known.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = (), embeddings: int | None = None
+    ) -> None:
         self.tokenizer = tokenizer
+        self.embeddings = embeddings
         self.control = control_tokens(tokenizer)
         self.ends = frozenset((tokenizer.eos_token_id, *ends))
 
     def encode(self, example: Example) -> tuple[int, ...]:
-        """The prompt. Raises ConfigError where the tokenizer has no chat template."""
+        """The prompt.
+
+        Raises:
+            ConfigError: the tokenizer has no chat template, or the model no embedding of a token.
+        """
         (ids,) = encode_prompts(self.tokenizer, [example])
+        if self.embeddings is not None and max(ids) >= self.embeddings:
+            beyond = max(ids)
+            raise ConfigError(
+                f"the prompt of row {example.row} has the token {self.tokenizer.convert_ids_to_tokens(beyond)!r}, and "
+                f"its id {beyond} lies beyond the {self.embeddings} rows of the model's embedding: take the tokenizer "
+                "that the model was trained with, or `model.resize_token_embeddings(len(tokenizer))` and save both"
+            )
         return tuple(ids)
 
     def prompt_text(self, prompt: Sequence[int]) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from envs.group import Group, SampledCompletion, Verdict
 
-_CLOCKS = ("time/", "throughput/", "reward_latency/", "idle/", "canary/")
+_CLOCKS = ("time/", "throughput/", "reward_latency/", "idle/", "weight_check/")
 
 
 class Responses(Protocol):

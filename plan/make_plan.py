@@ -22,16 +22,17 @@ from plan.memory import (
 from plan.model_shape import DTYPE_BYTES, GIB, ModelShape, find_shape, kv_cache_bytes
 from plan.plan import (
     Backend,
-    CanaryPlan,
     EnginePlan,
     LearnerPlan,
     Plan,
     ReferencePlan,
+    WeightCheckPlan,
     cache_on_device,
     gpus_used,
     resident,
 )
 from plan.quantization import quantized_bytes
+from plan.weight_bounds import BOUNDS, coarsest
 
 AUTOCAST = {"fp32": None, "bf16": "bfloat16", "fp16": "float16"}
 GPU_SEQUENCES, CPU_SEQUENCES = 512, 256
@@ -56,6 +57,7 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
     devices = _allocate(config, overlapped, machine)
     shape = find_shape(config.model.name)
     engine = _engine(config, overlapped, machine, devices, shape)
+    learner = _learner(config, overlapped, devices, shape)
     plan = Plan(
         config=config,
         machine=machine,
@@ -64,12 +66,12 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
         overlapped=overlapped,
         folder=folder,
         engine=engine,
-        learner=_learner(config, overlapped, devices, shape),
+        learner=learner,
         reference=ReferencePlan(
             "host memory" if devices.reference_home == "shared" else devices.reference_home, devices.reference
         ),
         transport=transport(devices, _speaks_natively(config, engine)),
-        canary=_canary(engine.backend, devices),
+        weight_check=_weight_check(config, engine, learner, shape),
         notes=(*devices.notes, *_idle_ranks(config)),
     )
     return _note_quantized(_note_whole_rows(_note_unused(_bound_cache(_share_gpu(_place_reference(plan))))))
@@ -93,13 +95,18 @@ def _idle_ranks(config: Config) -> tuple[str, ...]:
 
 
 def _note_whole_rows(plan: Plan) -> Plan:
-    if not plan.config.train.packing or plan.learner.packs:
+    if plan.shape is None or plan.shape.plain:
         return plan
-    note = (
-        f"{plan.config.model.name} has layers with a sliding window or a recurrent state: train.packing has no effect, "
-        "its microbatches are whole rows, padded to the longest"
-    )
-    return replace(plan, notes=(*plan.notes, note))
+    notes = [
+        f"{plan.config.model.name} is not known to be plain causal attention in every layer: train.packing has no "
+        "effect, its microbatches are whole rows, padded to the longest"
+    ]
+    if plan.engine.backend == "transformers":
+        notes.append(
+            "engines decode it by transformers' own generate, prompts of one length at a time: "
+            "inference_model.backend=vllm is faster, where vLLM has the model"
+        )
+    return replace(plan, notes=(*plan.notes, *(notes if plan.config.train.packing else notes[1:])))
 
 
 def _note_quantized(plan: Plan) -> Plan:
@@ -167,12 +174,22 @@ def _engine(
     )
 
 
-def _canary(backend: Backend, devices: DevicePlan) -> CanaryPlan:
-    if backend == "transformers":
-        return CanaryPlan(count=1, length=24, scores_anew=False)
-    if devices.colocated:
-        return CanaryPlan(count=3, length=160, scores_anew=False, share=None)
-    return CanaryPlan(count=3, length=160, scores_anew=True)
+def _weight_check(
+    config: Config, engine: EnginePlan, learner: LearnerPlan, shape: ModelShape | None
+) -> WeightCheckPlan:
+    of_learner = coarsest([config.model.dtype, learner.autocast, learner.gathered_dtype])
+    of_both = coarsest([of_learner, engine.arithmetic, config.inference_model.quantization and "fp8"])
+    longest = config.max_model_len
+    window = shape.window if shape is not None and shape.window < longest else 0
+    prompts = [8, 12, *([window + 4] if window else [])]
+    return WeightCheckPlan(
+        dtype=of_both,
+        bounds=BOUNDS[of_both],
+        learner=BOUNDS[of_learner],
+        count=3 if engine.backend == "vllm" else 1,
+        length=min(160 if engine.backend == "vllm" else 24, longest),
+        prompts=tuple(max(1, min(length, longest - 8)) for length in prompts),
+    )
 
 
 def _backend(config: Config, machine: Machine, on_cpu: bool) -> Backend:

@@ -69,7 +69,7 @@ class Phase:
 
 def packs(config: Config, shape: ModelShape | None) -> bool:
     """Whether a microbatch is one sequence, which not every model can take; one that is not known is taken to."""
-    return config.train.packing and (shape is None or shape.full_attention)
+    return config.train.packing and (shape is None or shape.plain)
 
 
 def microbatch_rows(config: Config) -> int:

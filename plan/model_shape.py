@@ -18,7 +18,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 class ModelShape:
     """What memory and batch arithmetic need to know of a decoder-only transformer.
 
-    full_attention: of every layer (`every_layer_sees_all`).
+    plain: of every layer (`plain_attention`). steady: `steady_positions`. window: `window`.
     """
 
     vocab_size: int
@@ -32,7 +32,9 @@ class ModelShape:
     max_positions: int
     gated_mlp: bool = True
     num_experts: int = 1
-    full_attention: bool = True
+    plain: bool = True
+    steady: int = 0
+    window: int = 0
 
     @property
     def head_parameters(self) -> int:
@@ -111,7 +113,7 @@ def find_config(model: str) -> dict[str, Any] | None:
     path = find_file(model)
     if path is None:
         return KNOWN.get(model)
-    raw: dict[str, Any] = json.loads(path.read_text())
+    raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return raw
 
 
@@ -126,7 +128,7 @@ def find_shape(model: str) -> ModelShape | None:
 
 def read_shape(path: Path) -> ModelShape:
     """As `shape_of`, of a Hugging Face config.json."""
-    return shape_of(json.loads(path.read_text()), str(path))
+    return shape_of(json.loads(path.read_text(encoding="utf-8")), str(path))
 
 
 def shape_of(raw: dict[str, Any], place: str) -> ModelShape:
@@ -135,7 +137,7 @@ def shape_of(raw: dict[str, Any], place: str) -> ModelShape:
     Raises:
         ConfigError: a size that every decoder-only transformer has is missing.
     """
-    raw = raw.get("text_config", raw)
+    raw = raw.get("text_config") or raw
     names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
     absent = [name for name in names if name not in raw]
     if absent:
@@ -153,16 +155,63 @@ def shape_of(raw: dict[str, Any], place: str) -> ModelShape:
         max_positions=raw.get("max_position_embeddings") or 0,
         gated_mlp=raw.get("hidden_act", "silu") in ("silu", "swish"),
         num_experts=raw.get("num_experts") or raw.get("num_local_experts") or 1,
-        full_attention=every_layer_sees_all(raw),
+        plain=plain_attention(raw),
+        steady=steady_positions(raw),
+        window=window(raw),
     )
 
 
-def every_layer_sees_all(config: Mapping[str, Any]) -> bool:
-    """Whether the fields of a config.json name no layer with a sliding window, a chunk or a recurrent state."""
+# fmt: off
+PLAIN = frozenset(
+    {
+        "apertus", "arcee", "bitnet", "ernie4_5", "ernie4_5_moe", "flex_olmo", "gemma", "glm", "glm4",
+        "glm4_moe", "gpt2", "gpt_neox", "granite", "granitemoe", "helium", "hunyuan_v1_dense",
+        "hunyuan_v1_moe", "hyperclovax", "jais2", "llama", "minimax_m2", "ministral3", "mistral",
+        "mixtral", "olmo", "olmo2", "olmoe", "opt", "persimmon", "phi", "phi3", "phimoe", "qwen2",
+        "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "starcoder2",
+    }
+)
+# fmt: on
+"""`model_type` of what packed rows and our own decoding are held equal to the model's forward pass for, by
+tests/test_architectures.py; a name gets here by an entry in tests/architectures.py."""
+
+
+def plain_attention(config: Mapping[str, Any]) -> bool:
+    """Whether every layer is plain causal attention to all tokens before, by a config.json of a known architecture."""
+    if config.get("model_type") not in PLAIN:
+        return False
     layers = config.get("layer_types")
     if layers:
         return set(layers) == {"full_attention"}
     return not config.get("sliding_window") or config.get("use_sliding_window") is False
+
+
+def steady_positions(config: Mapping[str, Any]) -> int:
+    """Positions up to which rotary embeddings do not depend on how long a sequence is; 0: they never do."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kinds = [one for one in rope.values() if isinstance(one, Mapping)] or [rope]
+    changing = [
+        one for one in kinds if one.get("rope_type", one.get("type")) in ("dynamic", "longrope", "su")
+    ]
+    known = ("original_max_position_embeddings", "max_position_embeddings")
+    limits = [
+        next((int(place[key]) for key in known for place in (one, config) if place.get(key)), 0)
+        for one in changing
+    ]
+    return min(limits, default=0)
+
+
+def window(config: Mapping[str, Any]) -> int:
+    """The shortest stretch that some layer sees, or works through, at a time; 0 where none is named."""
+    names = (
+        "sliding_window",
+        "attention_chunk_size",
+        "attention_window_size",
+        "window_size",
+        "local_attention",
+    )
+    sizes = [config.get(name) for name in names]
+    return min((size for size in sizes if isinstance(size, int) and size > 0), default=0)
 
 
 def _qwen2(

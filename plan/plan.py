@@ -25,6 +25,7 @@ from plan.memory import (
     train_phases,
 )
 from plan.model_shape import GIB, ModelShape
+from plan.weight_bounds import Bounds
 
 Backend = Literal["vllm", "transformers"]
 ReferenceHome = Literal[
@@ -57,18 +58,21 @@ class EnginePlan:
 
 
 @dataclass(frozen=True)
-class CanaryPlan:
-    """What engines and learner score where what engines drew does not prove a push.
+class WeightCheckPlan:
+    """What engines and learner score to be compared, and how far apart they may be.
 
-    count, length: of the sequences, longer than a block of the engine's prefix cache (128 tokens on a CPU), if it has
-    one. scores_anew: before a push too, which fills that cache; an engine that slept since the last one cannot. share:
-    of the run's time that they may take; None: they prove every push, as engines that sleep cannot be asked later.
+    dtype: the coarsest arithmetic of both sides, whose `bounds` hold. learner: bounds within the learner alone.
+    count, length: of the fixed sequences, longer than a block of the engine's prefix cache (128 tokens on a CPU), if it
+    has one. prompts: lengths of those that are decoded at the start; one reaches beyond the model's window, if it has
+    one.
     """
 
+    dtype: str
+    bounds: Bounds
+    learner: Bounds
     count: int
     length: int
-    scores_anew: bool
-    share: float | None = 0.005
+    prompts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ class Plan:
     learner: LearnerPlan
     reference: ReferencePlan
     transport: TransportName
-    canary: CanaryPlan
+    weight_check: WeightCheckPlan
     notes: tuple[str, ...]
 
     @property

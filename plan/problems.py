@@ -164,6 +164,14 @@ def model_limits(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
             f"prompt plus response may reach {config.max_model_len} tokens, but model.name={config.model.name} "
             f"has {shape.max_positions} positions: lower env.max_prompt_tokens or inference_model.max_tokens",
         )
+    if shape.steady and config.max_model_len > shape.steady:
+        yield Problem(
+            "a sequence",
+            f"prompt plus response may reach {config.max_model_len} tokens, but the rotary embeddings of "
+            f"model.name={config.model.name} change with the length beyond {shape.steady} tokens (rope_type dynamic or "
+            "longrope), so that a token has no log-prob of its own: lower env.max_prompt_tokens or "
+            "inference_model.max_tokens",
+        )
     split = config.inference_model.tensor_parallel_size
     if shape.num_heads % split:
         yield Problem(

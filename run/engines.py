@@ -18,15 +18,12 @@ from config.folders import ENGINE_LOG
 from config.schema import Config
 from plan.model_shape import model_path
 from plan.plan import Plan
-from rollout.engines.sampler import Engine, WeightTarget
+from rollout.engines.sampler import Engine
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.engines.vllm_settings import AdapterShape, VLLMSettings
-from rollout.weights.canary import Canary
-from rollout.weights.evidence import Tolerance
-from rollout.weights.fixed_sequences import FixedSequences, canary_sequences
 from rollout.weights.outgoing import Learner
 from rollout.weights.push import Weights
-from rollout.weights.rounding import Rounding
+from rollout.weights.weight_check import WeightCheck
 from training.adapters import linear_names
 from training.model_loading import load_model, saved_eos_token_ids, skeleton
 
@@ -132,18 +129,6 @@ def _transformers_engine(config: Config, eos: tuple[int, ...], plan: Plan) -> En
     return TransformersEngine(model, eos, plan.engine.max_num_seqs, config.inference_model.update)
 
 
-def build_weights(config: Config, learner: Learner, target: WeightTarget, plan: Plan) -> Weights:
-    chosen = plan.canary
-    sequences = canary_sequences(learner.vocab_size, config.max_model_len, chosen.count, chosen.length)
-    fixed = FixedSequences(sequences, target, learner)
-    canary = Canary(
-        fixed, rounding(config, learner, plan), learner.tied_head, chosen.scores_anew, chosen.share
-    )
-    return Weights(learner, target, canary, plan.engine.sleeps)
-
-
-def rounding(config: Config, learner: Learner, plan: Plan) -> Rounding:
-    """What the arithmetic of learner and engine explains; `inference_model.canary_tolerance`, where it is given."""
-    inference = config.inference_model
-    given = None if inference.canary_tolerance is None else Tolerance.up_to(inference.canary_tolerance)
-    return Rounding(learner, plan.engine.arithmetic, inference.quantization is not None, given)
+def build_weights(config: Config, learner: Learner, engine: Engine, plan: Plan) -> Weights:
+    check = WeightCheck(plan.weight_check, engine, learner, config.train.weight_check_every)
+    return Weights(learner, engine, check, plan.engine.sleeps)

@@ -20,6 +20,7 @@ from run.engines import build_engine
 from run.generation import make_conversation, make_evaluation
 from run.report import ReportWriter
 from training.checkpoint import Saved
+from training.model_files import check_files
 from training.model_loading import load_tokenizer
 
 
@@ -44,6 +45,7 @@ def evaluate_alone(
     begun: called when everything is there.
     """
     tokenizer = load_tokenizer(config.model.name)
+    check_files(config.model, tokenizer)
     sets = load_sets(config, tokenizer)
     conversation = make_conversation(config, tokenizer)
     iteration, steps, version = (0, 0, 0) if saved is None else saved.place

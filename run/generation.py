@@ -14,6 +14,7 @@ from envs.turns import Conversation, make_repliers, with_instructions
 from evaluation.evaluation import Evaluation
 from evaluation.sets import EvalSet
 from monitoring.monitor import Monitor
+from plan.model_shape import find_shape
 from plan.plan import Plan
 from rollout.engine_loop import EngineLoop
 from rollout.generate import Generation
@@ -44,7 +45,9 @@ def make_conversation(config: Config, tokenizer: PreTrainedTokenizerBase) -> Con
 
 def make_encoder(config: Config, tokenizer: PreTrainedTokenizerBase) -> Encoder:
     """The tokenizer, with the tokens that end a turn of this model."""
-    return Encoder(tokenizer, saved_eos_token_ids(config.model.name, tokenizer))
+    shape = find_shape(config.model.name)
+    embeddings = None if shape is None else shape.vocab_size
+    return Encoder(tokenizer, saved_eos_token_ids(config.model.name, tokenizer), embeddings)
 
 
 def make_generation(

@@ -8,14 +8,13 @@
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from config.checkpoints import checkpoint_path
+from config.checkpoints import checkpoint_path, newest_checkpoint
 from config.errors import ConfigError, RunError
 from config.run_outcome import RunOutcome
 from config.schema import Config
@@ -26,7 +25,6 @@ from run.stop import Stop
 
 if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line should not wait for
     import torch
-    from torch import Tensor
 
     from envs.group import Group
     from envs.judging.service import RewardService
@@ -40,7 +38,6 @@ if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line 
     from rollout.engine_loop import EngineLoop
     from rollout.engines.sampler import SteppedEngine
     from rollout.generate import Generation
-    from rollout.weights.evidence import Answer, Drawn
     from rollout.weights.push import Weights
     from training.batch import Batch
     from training.checkpoint import Saved
@@ -56,7 +53,6 @@ class Run:
     leaving: this iteration is the last, for a stop was requested before its checkpoint.
     evaluated: the evaluation that was due last has been done, or none was.
     alarms: that the doctor has raised and that `train.on_alarm` has not been done for.
-    pushed_seen: the last version of which a batch was compared with what its engines said.
     """
 
     config: Config
@@ -82,7 +78,6 @@ class Run:
     alarms: "list[Finding]" = field(default_factory=list)
     leaving: bool = False
     evaluated: bool = False
-    pushed_seen: int = -1
     first_iteration: int = 0
     last_iteration: int = 0
 
@@ -125,62 +120,46 @@ class Run:
         return minibatches(batch, repeats, self.config.optim_batch_groups, epochs, self.generator)
 
     def learn(self, batch: "Batch") -> None:
-        """One optimizer step, and its row of metrics."""
+        """One optimizer step, and its row of metrics. The first one after a push sees whether engines have the weights:
+        by what they sampled, or, where that is too little, by fixed sequences before it."""
+        from run.engine_log_probs import sampled_tokens
+
         groups = [self.groups[group_id] for group_id in batch.group_ids]
-        with self.weights.watching():
-            prove = self._begin_proof(batch, groups)
+        weights, check = self.weights, self.weights.weight_check
+        current = weights.current
+        sampled = sampled_tokens(batch, groups, weights.version) if current else {}
+        if current and check.lacks({name: int(tokens.sum()) for name, tokens in sampled.items()}):
+            self._checked(lambda: self.loop.call(weights.check))
         with self.monitor.timed("optimize"):
-            report = self.learner.step(batch, prove)
+            report = self.learner.step(batch)
         self.monitor.note(self.prompts.source.metrics())
-        row = self.monitor.optimized(
-            batch, groups, report.metrics | self.rewards.metrics(), self.weights.version
-        )
+        row = self.monitor.optimized(batch, groups, report.metrics | self.rewards.metrics(), weights.version)
         self.monitor.learned(batch, groups, report.log_ratio, report.entropy, self.trained_at)
         self._look_at(row)
         if report.skipped:
             self.monitor.event("skipped")
             self.monitor.say(f"optimizer step {self.monitor.optimizer_step}: not finite, skipped")
+        learner = batch.sample_log_prob + report.log_ratio.to(batch.sample_log_prob)
+        pairs = {name: (batch.sample_log_prob[tokens], learner[tokens]) for name, tokens in sampled.items()}
+        self._checked(lambda: check.compare_sampled(weights.version, pairs))
 
-    def _begin_proof(self, batch: "Batch", groups: "Sequence[Group]") -> "Callable[[Tensor], None]":
-        """What proves, before the update, that the engines have the weights that are about to change.
+    def _checked(self, check: "Callable[[], dict[str, float]]") -> None:
+        """Do a weight check, note its metrics, and do with a mismatch what `train.on_mismatch` says.
 
-        Engines that have drawn too little with them score what earlier weights drew, from now on: the learner works
-        meanwhile.
+        Raises:
+            WeightMismatch: the run is to stop; the text names the checkpoint before it.
         """
-        from run.engine_log_probs import drawn_tokens, own_tokens, question_about
+        from rollout.weights.weight_check import WeightMismatch
 
-        weights, version = self.weights, self.weights.version
-        if self.pushed_seen == version:
-            return lambda log_ratio: None
-        drawn, ask = partial(drawn_tokens, batch, groups), None
-        if weights.canary.lacks(own_tokens(batch, groups, version)):
-            fixed = self.plan.canary
-            question = question_about(
-                batch, groups, version, weights.canary.enough, fixed.count, fixed.length
-            )
-            if question is not None:
-                score = partial(weights.target.score, question.sequences)
-                scores = partial(self.loop.call, score) if weights.proven else self.loop.begin(score)
-                ask = partial(question.answer, scores)
-        return partial(self._prove_pushed, drawn, ask)
-
-    def _prove_pushed(
-        self,
-        drawn: "Callable[[Tensor, int], Mapping[str, Drawn]]",
-        ask: "Callable[[Tensor], Answer] | None",
-        log_ratio: "Tensor",
-    ) -> None:
-        """By what the engines drew or answer, else by fixed sequences.
-
-        log_ratio: of the batch, trainer less engine, before the update.
-        """
-        found = self.weights.look_at(
-            partial(drawn, log_ratio), None if ask is None else partial(ask, log_ratio)
-        )
-        self.monitor.note(found)
-        if not self.weights.proven:
-            self.monitor.note(self.loop.call(self.weights.prove))
-        self.pushed_seen = self.weights.version
+        try:
+            self.monitor.note(check())
+        except WeightMismatch as error:
+            if self.config.train.on_mismatch == "say":
+                self.monitor.say(str(error))
+                return
+            newest = newest_checkpoint(self.run_dir)
+            way_on = f"the checkpoint before it is {newest}" if newest else "there is no checkpoint before it"
+            raise WeightMismatch(f"{error}. {way_on}; train.on_mismatch=say goes on all the same") from error
 
     def _look_at(self, row: "dict[str, Any]") -> None:
         """What the doctor finds in a new row is told; alarms count for `train.on_alarm`."""
@@ -192,16 +171,18 @@ class Run:
     def push_weights(self) -> None:
         """Learner to engines; beside running generation the push happens between two engine steps."""
         with self.monitor.timed("push"):
-            self.monitor.note(self.loop.call(self._push))
+            self._checked(lambda: self.loop.call(self._push))
             self.monitor.event("pushed", version=self.weights.version)
 
     def _push(self) -> dict[str, float]:
-        """What is generated from now on has the new weights and the temperature of this part of the run."""
+        """What is generated from now on has the new weights and the temperature of this part of the run; metrics of the
+        weight check."""
         steps = self.config.total_optimizer_steps - self.config.optimizer_steps_per_iteration
         progress = self.learner.optimizer_steps / max(steps, 1)
         temperature = self.config.inference_model.temperature_at(progress)
         self.generation.sampling = replace(self.generation.sampling, temperature=temperature)
-        return self.weights.push()
+        self.weights.push()
+        return self.weights.check_push()
 
     def done(self, iteration: int) -> None:
         """The ledger; evaluation and checkpoint where they are due; a printed sample now and then."""
@@ -245,8 +226,7 @@ class Run:
         self.evaluated = not self.evaluation_due(iteration)
         if self.evaluated or self.stop.requested:
             return
-        if not self.weights.proven:
-            self.monitor.note(self.loop.call(self.weights.prove))
+        self._checked(lambda: self.loop.call(self.weights.check))
         found = evaluate(
             self.evaluation, self.monitor, iteration, self.weights.version, lambda: self.stop.requested
         )

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import torch
 from torch import nn
+from training.engine_arithmetic import learner_scores
 
 from envs.group import SampledCompletion, Sampling
 from plan.machine import this_machine
@@ -21,7 +22,6 @@ from run.engines import vllm_settings
 from run.lockstep import Lockstep
 from selftest.check import Bench
 from selftest.tiny import configured, model_folder, moved, subfolder
-from training.engine_arithmetic import learner_scores
 from training.local_learner import LocalLearner
 from training.model_loading import load_model, load_tokenizer, saved_eos_token_ids
 
@@ -92,7 +92,7 @@ def weights_arrive(
     lose_engine: bool = False,
     pushes: int = 3,
 ) -> str:
-    """Pushes of changed weights, proven by the canary; what is drawn in between is the learner's.
+    """Pushes of changed weights, each compared by fixed sequences; what is drawn in between is the learner's.
 
     width: of a larger random model. lose_engine: the first engine is killed before the last push.
     """
@@ -104,13 +104,13 @@ def weights_arrive(
             if version == pushes - 1 and lose_engine:
                 os.kill(_an_actor(), signal.SIGKILL)
             run.weights.push()
-            worst = max(worst, run.weights.prove()["canary/max_abs_diff"])
+            worst = max(worst, run.weights.check()["weight_check/largest"])
             gap = max(gap, float(drawn_gap(model, engine, Sampling(max_tokens=8)).mean()))
             run.weights.rest_engines()
             moved(model, seed=version)
         dtype, transport = run.plan.engine.dtype, run.plan.transport
         assert gap < MEAN_GAP[dtype], f"{dtype}: drawn log-probs are {gap:.2g} from the learner's in the mean"
-    return f"{transport}, {dtype}: canary {worst:.1g}, drawn tokens {gap:.1g}"
+    return f"{transport}, {dtype}: weight check {worst:.1g}, drawn tokens {gap:.1g}"
 
 
 def _an_actor() -> int:

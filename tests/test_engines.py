@@ -1,9 +1,7 @@
 """From the plan to engines and pushes, and the order of waking, pushing and sleeping where GPUs are shared.
 
-There is no GPU here: learner, engine and canary are stand-ins that note when they are called, and plans are made for
-machines that have GPUs."""
-
-from collections.abc import Sequence
+There is no GPU here: learner, engine and weight check are stand-ins that note when they are called, and plans are made
+for machines that have GPUs."""
 
 import pytest
 import torch
@@ -16,8 +14,6 @@ from plan.make_plan import make_plan
 from plan.plan import Plan
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.engines.vllm_settings import AdapterShape
-from rollout.weights.evidence import FLOOR, Tolerance, flat
-from rollout.weights.fixed_sequences import canary_sequences
 from rollout.weights.outgoing import NamedTensors, ReadyTensor
 from rollout.weights.push import Weights
 from rollout.weights.transports import TRANSPORTS, ObjectStore, SharedMemory
@@ -25,12 +21,11 @@ from run.engines import (
     adapter_shape,
     build_weights,
     engine_places,
-    rounding,
     vllm_settings,
 )
 from tests.rollout.conftest import lora_policy
 from tests.scripts import configured
-from tests.tiny import EOS, VOCABULARY, tiny_llama
+from tests.tiny import EOS, tiny_llama
 from training.adapters import linear_names
 from training.model_loading import load_model
 from training.published_weights import PolicyWeights, pushed_tensors
@@ -51,12 +46,14 @@ def gpu_plan(config: Config, ids: tuple[str, ...], vllm: str | None = "0.32.0", 
 
 
 class Noting:
-    """Learner, engine and canary in one."""
+    """Learner, engine and weight check in one."""
 
     policy_version = 0
     received = frozenset({"weight"})
     members = (1,)
     ranks = None
+    optimizer_steps = 0
+    version: int | None = None
 
     def __init__(self) -> None:
         self.calls: Calls = []
@@ -73,15 +70,12 @@ class Noting:
     def wake(self) -> None:
         self.calls.append("wake")
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, list[list[float]]]:
-        raise AssertionError("that is the canary's business")
+    def due(self, version: int) -> bool:
+        return True
 
-    def before_push(self) -> None:
-        self.calls.append("score before")
-
-    def after_push(self, version: int) -> dict[str, float]:
-        self.calls.append("score after")
-        return {"canary/max_abs_diff": 0.0}
+    def compare(self, version: int) -> dict[str, float]:
+        self.calls.append("compare")
+        return {"weight_check/mean": 0.0}
 
     def load(self, weights: NamedTensors, version: int) -> None:
         self.calls.append(f"push {version}: {', '.join(name for name, _ in weights)}")
@@ -95,13 +89,14 @@ def test_engines_sleep_only_between_collecting_and_the_next_push() -> None:
     noting = Noting()
     pushed = weights(noting, in_turns=True)
     pushed.push()
-    assert noting.calls == ["score before", "push 0: weight", "score after"]
+    pushed.check_push()
+    assert noting.calls == ["push 0: weight", "compare"]
     noting.calls.clear()
     pushed.rest_engines()
     pushed.rest_engines()
+    assert pushed.check() == {}, "they sleep"
     pushed.push()
-    released = "learner releases memory"
-    assert noting.calls == ["sleep", released, "wake", "score before", "push 1: weight", "score after"]
+    assert noting.calls == ["sleep", "learner releases memory", "wake", "push 1: weight"]
 
 
 def test_engines_with_gpus_of_their_own_never_sleep() -> None:
@@ -121,7 +116,7 @@ def test_the_learners_spare_gpu_memory_is_given_back_before_engines_wake() -> No
     assert "learner releases memory" not in noting.calls
     pushed.rest_engines()
     pushed.push()
-    assert noting.calls[3:6] == ["sleep", "learner releases memory", "wake"]
+    assert noting.calls[1:4] == ["sleep", "learner releases memory", "wake"]
 
 
 # --- as the plan says -------------------------------------------------------------------------------------
@@ -181,26 +176,29 @@ def test_an_engine_that_keeps_its_memory_says_so() -> None:
         TransformersEngine(tiny_llama(), [EOS]).sleep()
 
 
-def test_the_canary_is_the_plans() -> None:
-    """An engine without a prefix cache is asked for less, and one that slept has nothing cached to ask about."""
-    config = a_config()
-    found = {}
-    for name, ids, vllm in (
-        ("own", ("0", "1"), "0.32.0"),
-        ("turns", ("0",), "0.32.0"),
-        ("plain", ("0", "1"), None),
+def test_the_weight_check_is_the_plans() -> None:
+    """An engine without a prefix cache is asked for less; the coarser arithmetic of both sides sets the bounds."""
+    config, found = a_config(), {}
+    for name, vllm, dtype, quantization in (
+        ("vllm", "0.32.0", "auto", None),
+        ("tf32", "0.32.0", "float32", None),
+        ("fp8", "0.32.0", "auto", "fp8"),
+        ("plain", None, "auto", None),
     ):
-        plan = gpu_plan(config, ids, vllm)
-        canary = build_weights(
-            config, PolicyWeights(tiny_llama(), pushed_tensors(config, plan)), Noting(), plan
-        ).canary
-        lengths = [len(ids) for ids in canary.fixed.token_ids]  # type: ignore[attr-defined]
-        found[name] = (lengths, canary.scores_anew, canary.share)
+        config.inference_model.dtype, config.inference_model.quantization = dtype, quantization
+        plan = gpu_plan(config, ("0", "1"), vllm)
+        policy = PolicyWeights(tiny_llama(), pushed_tensors(config, plan))
+        check = build_weights(config, policy, Noting(), plan).weight_check  # type: ignore[arg-type]
+        found[name] = (check.plan.count, check.plan.length, check.plan.dtype)
+        assert check.every == config.train.weight_check_every
     assert found == {
-        "own": ([160] * 3, True, 0.005),
-        "turns": ([160] * 3, False, None),
-        "plain": ([24], False, 0.005),
+        "vllm": (3, 160, "bfloat16"),
+        "tf32": (3, 160, "tf32"),
+        "fp8": (3, 160, "fp8"),
+        "plain": (1, 24, "float32"),
     }
+    config.inference_model.backend = "transformers"
+    assert gpu_plan(config, ("0", "1")).engine.arithmetic == "float32"
 
 
 @pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
@@ -229,37 +227,6 @@ def test_engines_on_a_cluster_reach_the_learner_at_its_nodes_address(monkeypatch
         assert transport.direct.transfer.address() == address
 
 
-def test_the_tolerance_is_measured_unless_it_is_given() -> None:
-    config = a_config()
-    plan = gpu_plan(config, ("0", "1"))
-    learner = PolicyWeights(tiny_llama(), pushed_tensors(config, plan))
-    sequences = canary_sequences(VOCABULARY, 160)
-
-    def tolerance() -> Tolerance:
-        return rounding(config, learner, plan).tolerance(sequences)
-
-    half = tolerance()
-    config.inference_model.quantization = "fp8"
-    eighth = tolerance()
-    assert FLOOR["bfloat16"] < half.largest < eighth.largest
-    assert eighth.mean > 4 * half.mean
-    config.inference_model.canary_tolerance = 0.6
-    assert tolerance() == Tolerance(0.6, pytest.approx(0.1))
-
-
-def test_float32_on_a_gpu_is_tf32_in_vllms_attention() -> None:
-    config = a_config()
-    config.inference_model.dtype = "float32"
-    plan = gpu_plan(config, ("0", "1"))
-    learner = PolicyWeights(tiny_llama(), pushed_tensors(config, plan))
-    sequences = canary_sequences(VOCABULARY, 160)
-    errors = flat(rounding(config, learner, plan).closely(sequences))
-    half = flat(learner.rounding_error(sequences, "bfloat16", False, draws=8))
-    assert 0.06 * half.mean() < errors.mean() < 0.2 * half.mean(), "three bits fewer"
-    config.inference_model.backend = "transformers"
-    assert gpu_plan(config, ("0", "1")).engine.arithmetic == "float32"
-
-
 def test_full_weights_leave_in_the_engines_dtype_and_adapters_as_they_are() -> None:
     config = a_config()
     plan = gpu_plan(config, ("0", "1"))
@@ -269,17 +236,6 @@ def test_full_weights_leave_in_the_engines_dtype_and_adapters_as_they_are() -> N
     assert {tensor.dtype for tensor in full} == {torch.bfloat16}
     assert {tensor.dtype for tensor in adapter} == {torch.float32}
     assert len(adapter) == 8 < len(full)
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_tied_head_is_looked_for_where_a_push_carries_one(tied: bool) -> None:
-    config = a_config()
-    plan = gpu_plan(config, ("0", "1"))
-    assert PolicyWeights(lora_policy(tied), pushed_tensors(config, plan)).tied_head == (
-        "lm_head.weight" if tied else None
-    )
-    config.inference_model.lora = "adapter"
-    assert PolicyWeights(lora_policy(tied), pushed_tensors(config, plan)).tied_head is None
 
 
 def test_an_adapters_shape_is_read_from_files_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,7 @@ def test_an_engine_lost_between_two_pushes_comes_back_with_the_present_version(
     logged: Logged,
 ) -> None:
     """SIGKILL of the only engine while the learner's weights are newer than the last version: the new one loads that
-    version by itself, nobody pushes before its time, and every later push is proven by the canary."""
+    version by itself, nobody pushes before its time, and every later push is compared."""
     hand_carried(monkeypatch)
     others = set(engine_processes())
     config = configured(
@@ -184,7 +184,7 @@ def test_an_engine_lost_in_a_push_comes_back_with_it(
     monkeypatch: pytest.MonkeyPatch,
     logged: Logged,
 ) -> None:
-    """SIGKILL as the native transfer of version 3 begins: the new engine loads the copy, before the canary."""
+    """SIGKILL as the native transfer of version 3 begins: the new engine loads the copy, before the weight check."""
 
     def before(version: int) -> None:
         if version == 3:

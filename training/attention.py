@@ -7,7 +7,7 @@ length go through scaled dot-product attention together, and no other part of th
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,7 +21,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from config.errors import RunError
-from plan.model_shape import every_layer_sees_all
+from plan.model_shape import plain_attention
 
 NAME = "by_segments"
 WASTE = 0.25
@@ -32,17 +32,13 @@ BLOCKED = ("cuda",)
 """Devices of which flex attention has a kernel with a backward pass."""
 BLOCK = 128
 """Positions of a block of flex attention: one that no token of another may see is left out."""
-UNKNOWN = ("softcap", "s_aux", "sliding_window", "position_bias")
-"""Keywords of attentions that see more than their segments say."""
+HARMLESS = frozenset({"position_ids", "cache_position", "use_cache"})
+"""Keywords of an attention that do not change which tokens it sees; no other may be set."""
 
 
 def can_pack(model: PreTrainedModel) -> bool:
-    """Whether a packed sequence means what its rows do: the attention can be replaced, and nothing else joins tokens.
-
-    Where it is false (sliding windows, recurrent layers, attention of a model's own) the model takes whole rows.
-    """
-    replaceable = model._supports_attention_backend and model._can_set_attn_implementation()
-    return replaceable and not model._is_stateful and every_layer_sees_all(model.config.to_dict())
+    """Whether a packed sequence means what its rows do; a model of another architecture takes whole rows."""
+    return plain_attention(model.config.to_dict())
 
 
 def attend_by_segments(model: PreTrainedModel) -> None:
@@ -50,20 +46,25 @@ def attend_by_segments(model: PreTrainedModel) -> None:
     model.set_attn_implementation(NAME)
 
 
-@dataclass(eq=False)
 class Segments:
     """Where prompts and responses lie in a packed sequence. int64, P prompts and N responses, in their order.
 
+    No dataclass: FSDP2 would hand a copy of it to every layer, and each would plan its calls anew.
+
     prompt_starts, prompt_lengths: [P]. starts, lengths: [N], of the responses; a length may be 0.
-    groups: [N], the prompt of each.
+    groups: [N], the prompt of each. layers: of a model that have attended by these.
     """
 
-    prompt_starts: Tensor
-    prompt_lengths: Tensor
-    starts: Tensor
-    lengths: Tensor
-    groups: Tensor
-    _prepared: dict[torch.device, Any] = field(default_factory=dict, repr=False)
+    def __init__(
+        self, prompt_starts: Tensor, prompt_lengths: Tensor, starts: Tensor, lengths: Tensor, groups: Tensor
+    ) -> None:
+        self.prompt_starts = prompt_starts
+        self.prompt_lengths = prompt_lengths
+        self.starts = starts
+        self.lengths = lengths
+        self.groups = groups
+        self.layers = 0
+        self._prepared: dict[torch.device, Any] = {}
 
     @property
     def total(self) -> int:
@@ -106,12 +107,13 @@ def attend(
         return plain(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **others
         )
-    unknown = [name for name in UNKNOWN if others.get(name) is not None]
+    unknown = [name for name, value in others.items() if value is not None and name not in HARMLESS]
     if unknown:
         raise RunError(
             f"{type(module).__name__} attends with {', '.join(unknown)}, which a packed sequence does not have: set "
             "train.packing=false"
         )
+    segments.layers += 1
     return _attend_by_segments(query, key, value, segments, scaling, dropout), None
 
 
@@ -231,9 +233,14 @@ def _planned(segments: Segments) -> Iterator[tuple[Call, Given]]:
 
     Prompts are rows by themselves; each response is a row whose keys begin with its prompt's.
     """
-    prompts, prompt_lengths, starts, lengths, groups = (
-        each.cpu().numpy() for name, each in vars(segments).items() if name != "_prepared"
+    where = (
+        segments.prompt_starts,
+        segments.prompt_lengths,
+        segments.starts,
+        segments.lengths,
+        segments.groups,
     )
+    prompts, prompt_lengths, starts, lengths, groups = (each.cpu().numpy() for each in where)
     yield from _causal(prompts, prompt_lengths)
     continued = lengths > 0
     for prompt_length in np.unique(prompt_lengths[groups[continued]]):

@@ -24,10 +24,10 @@ Base = Callable[[str], Tensor]
 
 def streamed(model: ModelConfig, names: Iterable[str]) -> Base | None:
     """Reads from the files what is asked for. None where they do not hold all `names` under these very names."""
-    places = _places(model_path(model.name))
-    if not set(names) <= places.keys():
+    files = weight_files(model_path(model.name))
+    if not set(names) <= files.keys():
         return None
-    return partial(_read, places, getattr(torch, model.dtype))
+    return partial(_read, files, getattr(torch, model.dtype))
 
 
 def loaded(model: ModelConfig) -> Base:
@@ -36,8 +36,8 @@ def loaded(model: ModelConfig) -> Base:
     return weights.__getitem__
 
 
-def _places(path: str) -> dict[str, Path]:
-    """The file of every tensor, by name."""
+def weight_files(path: str) -> dict[str, Path]:
+    """The safetensors file of every tensor, by its name; empty where there are none."""
     index = _file(path, "model.safetensors.index.json")
     if index is not None:
         weights: dict[str, str] = json.loads(index.read_text())["weight_map"]
@@ -63,7 +63,7 @@ def _file(path: str, name: str) -> Path | None:
     return None if found is None else Path(found)
 
 
-def _read(places: dict[str, Path], dtype: torch.dtype, name: str) -> Tensor:
-    with safe_open(places[name], "pt") as file:
+def _read(files: dict[str, Path], dtype: torch.dtype, name: str) -> Tensor:
+    with safe_open(files[name], "pt") as file:
         tensor: Tensor = file.get_tensor(name)
     return tensor.to(dtype) if tensor.is_floating_point() else tensor

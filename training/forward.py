@@ -2,8 +2,7 @@
 
     rows ──pack──▶ one sequence, each prompt once ──forward──▶ hidden states of the targets ──head──▶ log-probs
 
-Packing needs a model whose attention can be replaced and sees everything (`training.attention.can_pack`); others take
-the rows as they are, padded.
+Packing needs an architecture that it is held equal for (`training.attention.can_pack`); others take whole rows, padded.
 """
 
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from config.errors import RunError
 from training.adapters import causal_model
 from training.attention import attend_by_segments, can_pack
 from training.batch import Tokens
@@ -89,8 +89,7 @@ class ResponseScorer:
         """Positions that the model computes for [N] rows, padding included."""
         if self.packs:
             return packed_positions(tokens)
-        kept = trim(tokens)
-        return kept.prompt_mask.numel() + kept.response_mask.numel()
+        return whole_rows(tokens)[0].numel()
 
     def _at_the_head(
         self, causal: PreTrainedModel, hidden: torch.Tensor, targets: torch.Tensor
@@ -115,7 +114,11 @@ class ResponseScorer:
         return picked.to(causal.get_output_embeddings().weight.device)
 
     def _packed(self, causal: PreTrainedModel, tokens: Tokens) -> torch.Tensor:
-        """Hidden states [M, D] that predict the tokens in the loss."""
+        """Hidden states [M, D] that predict the tokens in the loss.
+
+        Raises:
+            RunError: a layer joins tokens without having seen which rows they belong to.
+        """
         packed, device = pack(tokens), causal.device
         hidden: torch.Tensor = causal.base_model(
             packed.ids.to(device),
@@ -125,33 +128,32 @@ class ResponseScorer:
             use_cache=False,
             segments=packed.segments,
         ).last_hidden_state[0]
+        layers = causal.config.num_hidden_layers
+        if packed.segments.layers != layers:
+            raise RunError(
+                f"{packed.segments.layers} of {layers} layers of {type(causal).__name__} attended by the segments of a "
+                "packed sequence: set train.packing=false"
+            )
         return hidden.index_select(0, packed.where.to(hidden.device))
 
     def _whole(self, causal: PreTrainedModel, tokens: Tokens) -> torch.Tensor:
-        """The same from padded rows."""
-        tokens = trim(tokens).to(causal.device)
-        ids = torch.cat([tokens.prompt, tokens.response], dim=1)
-        mask = torch.cat([tokens.prompt_mask, tokens.response_mask], dim=1)
-        positions = (mask.cumsum(-1) - 1).clamp_min(0)
-        output: torch.Tensor = causal.base_model(
-            ids, attention_mask=mask.long(), position_ids=positions, use_cache=False
-        ).last_hidden_state
-        hidden = output[:, -tokens.response.shape[1] - 1 : -1]
-        return hidden[tokens.loss_mask.to(hidden.device)]
+        """The same from whole rows, padded behind: no token of a causal model sees what follows it, so that neither a
+        mask nor positions are needed."""
+        tokens = tokens.to(causal.device)
+        ids, prompt_lengths = whole_rows(tokens)
+        hidden: torch.Tensor = causal.base_model(ids, use_cache=False).last_hidden_state
+        rows, columns = tokens.loss_mask.nonzero(as_tuple=True)
+        before = prompt_lengths[rows] + columns - 1
+        return hidden[rows.to(hidden.device), before.to(hidden.device)]
 
 
-def trim(tokens: Tokens) -> Tokens:
-    """Without the columns that are padding in every row."""
-    prompt_width = int(tokens.prompt_mask.sum(-1).max())
-    width = max(1, int(tokens.response_mask.sum(-1).max()))
-    return Tokens(
-        prompt=tokens.prompt[:, -prompt_width:],
-        prompt_mask=tokens.prompt_mask[:, -prompt_width:],
-        response=tokens.response[:, :width],
-        response_mask=tokens.response_mask[:, :width],
-        loss_mask=tokens.loss_mask[:, :width],
-        batch_size=tokens.batch_size,
-    )
+def whole_rows(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each prompt with its response behind it, int64 [N, longest], zeros behind that; and the prompts' lengths [N]."""
+    mask = torch.cat([tokens.prompt_mask, tokens.response_mask], dim=1)
+    ids = torch.cat([tokens.prompt, tokens.response], dim=1)
+    order = (~mask).to(torch.int8).argsort(dim=1, stable=True)
+    longest = int(mask.sum(1).max())
+    return ids.gather(1, order)[:, :longest], tokens.prompt_mask.sum(1)
 
 
 def _spread(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

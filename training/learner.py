@@ -50,16 +50,11 @@ class Learner(Protocol):
         """
         ...
 
-    def step(
-        self, batch: Batch, before_update: Callable[[Tensor], None] = lambda log_ratio: None
-    ) -> StepReport:
+    def step(self, batch: Batch) -> StepReport:
         """One update from whole groups of a credited batch.
 
-        before_update: called with the report's `log_ratio` while the weights are still as they were.
-
         Raises:
-            NonFiniteError: after `train.max_nonfinite_steps` bad steps in a row. What `before_update` raises; nothing
-                is updated then.
+            NonFiniteError: after `train.max_nonfinite_steps` bad steps in a row.
         """
         ...
 
@@ -76,24 +71,8 @@ class Learner(Protocol):
         """Log-probs of all tokens but the first, [count][length - 1]."""
         ...
 
-    def rounding_error(
-        self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool, draws: int = 1
-    ) -> list[list[float]]:
-        """What an engine's dtype, and the learner's own, may do to each score, [count][length - 1].
-
-        dtype: the engine's; `tf32` for float32 whose products take ten bits of each factor. float8: its matrices are
-        quantized online. draws: computations of the engine that are tried, rounded at other places each; the root of
-        the mean square counts.
-        """
-        ...
-
     @property
     def vocab_size(self) -> int: ...
-
-    @property
-    def tied_head(self) -> str | None:
-        """The published name of a head that shares its tensor with the embeddings; None where there is none."""
-        ...
 
     def save(self, folder: Path) -> Callable[[], None]:
         """Begin to write every tensor that training has changed into `folder`, as it is now.

@@ -9,6 +9,7 @@ from torch import Tensor
 from config.schema import Config
 from plan.plan import Plan
 from training.batch import Batch
+from training.forward_check import check_forward
 from training.learner_models import Models, load_base, make_models
 from training.process import release_memory
 from training.published_weights import PolicyTensor, pushed_tensors
@@ -24,6 +25,7 @@ def make_learner(
 ) -> "LocalLearner":
     """The learner of a run, with the models of `config` where the plan has them; its arguments as `LocalLearner`'s."""
     models = make_models(config, load_base(config, plan), plan)
+    check_forward(models.scorer, plan.weight_check.prompts, plan.weight_check.learner)
     return LocalLearner(config, models, pushed_tensors(config, plan), run_dir, tell)
 
 
@@ -47,10 +49,6 @@ class LocalLearner(SplitLearner):
         return self.worker.vocab_size
 
     @property
-    def tied_head(self) -> str | None:
-        return self.worker.tied_head
-
-    @property
     def ranks(self) -> None:
         return None
 
@@ -59,11 +57,6 @@ class LocalLearner(SplitLearner):
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         return self.worker.score(sequences, temperature)
-
-    def rounding_error(
-        self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool, draws: int = 1
-    ) -> list[list[float]]:
-        return self.worker.rounding_error(sequences, dtype, float8, draws)
 
     def save(self, folder: Path) -> Callable[[], None]:
         """As `Learner.save`."""

@@ -1,9 +1,11 @@
 """Loading the policy and its tokenizer, with one clear message for everything that can be wrong about a name."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -15,6 +17,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging as library_log
 from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 
 from config.errors import ConfigError
@@ -27,20 +30,54 @@ set_tqdm_hook(lambda bar, given, named: EmptyTqdm(*given, **named))
 """No bar for what only reads or writes files here; downloads keep theirs, which the hub's client draws."""
 
 
-def _cannot_load(what: str, name: str, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"model.name={name}: {what} could not be loaded ({type(error).__name__}: {str(error).splitlines()[0]}). "
-        "Give a local folder in Hugging Face format (model.name=path/to/folder), or check the name and the "
-        "connection to the hub"
-    )
+_LOADING_ERRORS = (
+    *(OSError, ValueError, ImportError, KeyError, AttributeError, TypeError, RuntimeError),
+    SafetensorError,
+)
+"""Raised by the library for files, configs and names that it cannot use."""
+_PREFIXES = {
+    "_orig_mod.": "a compiled model's `state_dict` was saved: save the model inside (`model._orig_mod`)",
+    "base_model.model.": "peft's wrapper was saved: `merge_and_unload()` the adapter and save what that returns",
+    "module.": "the wrapper of DataParallel or DDP was saved: save the model inside (`model.module`)",
+    "_fsdp_wrapped_module.": "FSDP's wrapper was saved: gather the full state of the model inside and save that",
+}
+"""What tools put before the names of tensors, and what to save instead."""
+_SHOWN = 3
+
+
+@contextmanager
+def loading(what: str, name: str) -> Iterator[None]:
+    """Say in one line why the library does not load `what` of `model.name`.
+
+    Raises:
+        ConfigError: it does not; with the remedy.
+    """
+    try:
+        yield
+    except (ConfigError, torch.OutOfMemoryError):
+        raise
+    except _LOADING_ERRORS as error:
+        text = str(error).strip() or repr(error)
+        if "scaled_dot_product_attention" in text:
+            raise ConfigError(
+                f"model.name={name}: {text.split()[0]} has no attention with sdpa: set "
+                "model.attn_implementation=eager"
+            ) from error
+        remedy = (
+            "Set model.attn_implementation=sdpa, or install that kernel"
+            if "flash" in text.lower()
+            else "Give a local folder in Hugging Face format (model.name=path/to/folder), or check the name and the "
+            "connection to the hub"
+        )
+        raise ConfigError(
+            f"model.name={name}: {what} could not be loaded ({type(error).__name__}: {text.splitlines()[0]}). {remedy}"
+        ) from error
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Raises ConfigError when there is none, or none with a chat template."""
-    try:
+    with loading("its tokenizer", name):
         tokenizer = AutoTokenizer.from_pretrained(model_path(name))
-    except (OSError, ValueError) as error:
-        raise _cannot_load("its tokenizer", name, error) from error
     if not tokenizer.chat_template:
         raise ConfigError(
             f"model.name={name}: its tokenizer has no chat template, so messages cannot be turned into prompts; "
@@ -161,18 +198,77 @@ def outside_linear_layers(model: PreTrainedModel) -> set[str]:
 def _load(
     loader: Any, config: ModelConfig, dtype: torch.dtype, device: torch.device, **settings: Any
 ) -> PreTrainedModel:
-    """Weights go from the file to their device one by one; no random ones are drawn before."""
-    try:
-        model: PreTrainedModel = loader.from_pretrained(
+    """Weights go from the file to their device one by one.
+
+    Raises:
+        ConfigError: files and model do not have the same tensors.
+    """
+    with loading("the model", config.name), quiet_library():
+        loaded = loader.from_pretrained(
             model_path(config.name),
             dtype=dtype,
             attn_implementation=config.attn_implementation,
             device_map={"": device},
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are in the report, and refused there
             **settings,
         )
-    except (OSError, ValueError, ImportError) as error:
-        raise _cannot_load("the model", config.name, error) from error
+    model: PreTrainedModel = loaded[0]
+    check_report(config.name, model, loaded[1])
     return model
+
+
+@contextmanager
+def quiet_library() -> Iterator[None]:
+    """Keep the library's table of missing tensors off the terminal: `check_report` says it in one line."""
+    level = library_log.get_verbosity()
+    library_log.set_verbosity_error()
+    try:
+        yield
+    finally:
+        library_log.set_verbosity(level)
+
+
+def check_report(name: str, model: PreTrainedModel, report: Mapping[str, Any]) -> None:
+    """Refuse files whose tensors are not the model's; only a tied head may be absent.
+
+    report: the library's, of `output_loading_info`.
+
+    Raises:
+        ConfigError: tensors are missing, not the model's, or of another shape; with their names and number.
+    """
+    heads = {f"lm_head.{part}" for part in ("weight", "bias")} if model.config.tie_word_embeddings else set()
+    missing = sorted(set(report["missing_keys"]) - heads)
+    unexpected = sorted(report["unexpected_keys"])
+    mismatched = sorted(report["mismatched_keys"])
+    found = []
+    if missing:
+        found.append(f"the files lack {_named(missing)}")
+    if unexpected:
+        found.append(f"the model has no {_named(unexpected)}")
+    if mismatched:
+        tensor, saved, own = mismatched[0]
+        shapes = f" ({tensor} is {list(saved)} in the files and {list(own)} in the model)"
+        found.append(f"another shape has {_named([one[0] for one in mismatched])}{shapes}")
+    found += [str(message).splitlines()[0] for message in report.get("error_msgs", ())]
+    if not found:
+        return
+    prefix = next((each for each in _PREFIXES if any(key.startswith(each) for key in unexpected)), None)
+    empty = any(0 in saved for _, saved, _ in mismatched)
+    remedy = (
+        f"Names begin with {prefix}: {_PREFIXES[prefix]}"
+        if prefix
+        else "Empty tensors are what ZeRO-3 saves of shards: gather them (DeepSpeed's zero_to_fp32.py) and save again"
+        if empty
+        else f"Weights and config.json of one and the same {type(model).__name__} are needed: save the model again"
+    )
+    raise ConfigError(f"model.name={name}: {'; '.join(found)}. {remedy}")
+
+
+def _named(tensors: list[str]) -> str:
+    """Their number, and the first names."""
+    more = f" and {len(tensors) - _SHOWN} more" if len(tensors) > _SHOWN else ""
+    return f"{len(tensors)} tensor{'s' if len(tensors) > 1 else ''}: {', '.join(tensors[:_SHOWN])}{more}"
 
 
 def _check_finite(model: PreTrainedModel, name: str) -> None:
@@ -194,16 +290,28 @@ def check_head(model: PreTrainedModel) -> None:
     """The loss applies the output head by itself, in chunks: the model's logits must be just that.
 
     Raises:
-        ConfigError: the model changes its logits after the head (soft-capping, scaling).
+        ConfigError: the model does more after its last hidden state (soft-capping, scaling, another layer), or takes
+            more than token ids.
     """
-    head, device = model.get_output_embeddings(), model.device
-    ids = torch.arange(4, device=device)[None]
-    with torch.no_grad():
-        logits = model(ids).logits.float()
-        hidden = model.base_model(ids).last_hidden_state
-        ours = torch.nn.functional.linear(hidden.to(head.weight.device), head.weight, head.bias).float()
-    if not torch.allclose(logits, ours.to(logits.device), rtol=1e-3, atol=1e-3):
+    ids = torch.arange(4, device=model.device)[None]
+    why = f"model.name={model.config.name_or_path}: {type(model).__name__}"
+    try:
+        with torch.no_grad():
+            logits = model(ids).logits
+            logits_dtype, logits = logits.dtype, logits.float()
+            hidden = model.base_model(ids).last_hidden_state
+            head: Any = model.get_output_embeddings()
+            ours = nn.functional.linear(hidden.to(head.weight.device), head.weight, head.bias).float()
+    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
+        first = (str(error).strip() or "no reason given").splitlines()[0]
         raise ConfigError(
-            f"model.name={model.config.name_or_path}: {type(model).__name__} changes its logits after the output "
-            "head (soft-capping or scaling), which the chunked loss does not reproduce; take another model"
+            f"{why} is no language model whose logits are its output head's of its last hidden states "
+            f"({type(error).__name__}: {first}); take another model"
+        ) from error
+    # Half precision rounds a kernel's sums otherwise; soft-capping shows in float32 however small the logits are.
+    rounding = 1e-5 if logits_dtype == torch.float32 else 1e-2
+    if (logits - ours.to(logits.device)).abs().max() > rounding * logits.abs().max():
+        raise ConfigError(
+            f"{why} changes its logits after the output head (soft-capping, scaling, a layer before it), which the "
+            "chunked loss does not reproduce; take another model"
         )

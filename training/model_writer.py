@@ -23,6 +23,7 @@ from plan.model_shape import model_path
 from training import base_files
 from training.adapters import add_lora, linear_names
 from training.base_files import Base
+from training.model_files import check_files
 from training.model_loading import end_tokens, load_tokenizer, skeleton
 from training.published_weights import PolicyTensor, named_weights
 from training.quantization import packed_in_4_bits, through_4_bits
@@ -54,6 +55,8 @@ class ModelWriter:
         self.model = model
         self.lora = lora
         self.tokenizer = load_tokenizer(model.name)
+        if lora.enabled:  # what a checkpoint does not hold comes from these files
+            check_files(model, self.tokenizer)
         self.plain = skeleton(model)
         self.generation = _generation(model, self.plain.generation_config, self.tokenizer)
         self.plain.config.architectures = [type(self.plain).__name__]

@@ -2,11 +2,9 @@
 
 policy ──named_weights──▶ PolicyTensor ──make: weight + scale * B A, cast──▶ an engine, or a file
    │   └─adapter_weights▶ the adapter alone, under peft's names
-   └─as_published: each layer computes with what its tensors are made into ──▶ the scores that an engine should give
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,18 +18,9 @@ from config.errors import ConfigError
 from config.schema import Config
 from plan.plan import Plan
 from training.adapters import adapted, causal_model
-from training.engine_arithmetic import (
-    Arithmetic,
-    forward_replaced,
-    learner_scores,
-    parameters_replaced,
-    rounding_error,
-)
 from training.quantization import dequantized, quantized, shape_and_dtype, state_without_scales
+from training.scoring import plain_scores
 from training.sharding import Within, directly, local, whole
-
-HEAD = "lm_head.weight"
-_HEAD_ROWS = 1 << 14  # of the output head that are rounded at a time
 
 
 @dataclass(frozen=True)
@@ -61,11 +50,6 @@ class PolicyTensor:
         """Equal for the names of one tied tensor. Sources outlive a push, so their addresses are their own."""
         source = local(self.source)
         return source.data_ptr(), source.dtype, self.shape, source.stride(), self.dtype, id(self.layer)
-
-    @property
-    def changed(self) -> bool:
-        """Whether it leaves with other values than the source has."""
-        return self.layer is not None or self.source.dtype != self.dtype
 
     def make(self) -> torch.Tensor:
         """weight + scale * B A, rounded once."""
@@ -122,7 +106,7 @@ def made(tensors: Iterable[PolicyTensor]) -> dict[str, torch.Tensor]:
 
 
 class PolicyWeights:
-    """The policy as engines and their canary see it: the tensors of a push, and the scores that these should give.
+    """The policy as engines and the weight check see it: the tensors of a push, and the scores that these should give.
 
     Args:
         model: the policy, possibly wrapped by peft.
@@ -140,13 +124,7 @@ class PolicyWeights:
 
     @property
     def vocab_size(self) -> int:
-        return int(causal_model(self.model).config.vocab_size)
-
-    @property
-    def tied_head(self) -> str | None:
-        """The name of a head that shares its tensor with the embeddings, where a push carries it."""
-        tied = causal_model(self.model).config.tie_word_embeddings
-        return HEAD if tied and any(tensor.name == HEAD for tensor in self.publish()) else None
+        return int(causal_model(self.model).config.get_text_config().vocab_size)
 
     def publish(self) -> list[PolicyTensor]:
         """What a push carries; of frozen parameters without an adapter it tells that they never change."""
@@ -157,76 +135,8 @@ class PolicyWeights:
         ]
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
-        """Log-probs of all tokens but the first under what a push carries, [count][length - 1]."""
-        with as_published(self.model, self.publish()):
-            return learner_scores(self.model, sequences, temperature, self._within)
-
-    def rounding_error(
-        self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool, draws: int = 1
-    ) -> list[list[float]]:
-        """As `Learner.rounding_error`."""
-        arithmetic = Arithmetic.of(dtype, float8)
-        with as_published(self.model, self.publish()):
-            return rounding_error(self.model, sequences, arithmetic, self._within, draws)
-
-
-@contextmanager
-def as_published(model: nn.Module, tensors: Iterable[PolicyTensor]) -> Iterator[None]:
-    """The policy computes with the values of `tensors`, in its own dtypes.
-
-    A step may be smaller than a pushed weight's last bit. What rounds away of it in the engines, which have these
-    tensors and no others, does so here too. One layer's exist at a time; adapters that go alone are left as they are.
-    """
-    causal = causal_model(model)
-    published = {tensor.name: tensor for tensor in tensors if tensor.changed}
-    head = causal.get_output_embeddings()
-    with ExitStack() as undo:
-        for name, module in causal.named_modules():
-            own = {key: published.get(_plain_name(f"{name}.{key}")) for key in module._parameters}
-            carried = {key: tensor for key, tensor in own.items() if tensor is not None}
-            if module is head and carried:
-                undo.enter_context(
-                    forward_replaced(head, partial(_logits_of_rounded, head, carried["weight"].dtype))
-                )
-            elif isinstance(module, nn.Embedding) and carried:
-                # Rounding commutes with picking rows.
-                undo.callback(
-                    module.register_forward_hook(partial(_round_rows, carried["weight"].dtype)).remove
-                )
-            elif carried:
-                undo.enter_context(parameters_replaced(module, partial(_replaced, carried, module)))
-                for tensor in carried.values():
-                    if tensor.layer is not None:
-                        undo.enter_context(forward_replaced(tensor.layer, module))
-                    if quantized(tensor.source):
-                        undo.enter_context(forward_replaced(module, partial(_multiplied, module)))
-        yield
-
-
-def _replaced(
-    carried: Mapping[str, PolicyTensor], module: nn.Module, name: str, values: torch.Tensor
-) -> torch.Tensor:
-    if name not in carried:
-        return values
-    own = shape_and_dtype(values, module)[1]
-    return carried[name].merged(values.detach()).to(carried[name].dtype).to(own)
-
-
-def _multiplied(layer: Any, values: torch.Tensor) -> torch.Tensor:
-    return nn.functional.linear(values, layer.weight.to(values.dtype), layer.bias)
-
-
-def _round_rows(dtype: torch.dtype, module: nn.Module, arguments: Any, rows: torch.Tensor) -> torch.Tensor:
-    return rows.to(dtype).to(rows.dtype)
-
-
-def _logits_of_rounded(head: Any, dtype: torch.dtype, hidden: torch.Tensor) -> torch.Tensor:
-    """As `head` with its tensors in `dtype`, some rows at a time: the largest matrix exists no second time."""
-    parts = [
-        nn.functional.linear(hidden, part.to(dtype).to(part.dtype)) for part in head.weight.split(_HEAD_ROWS)
-    ]
-    logits = torch.cat(parts, -1)
-    return logits if head.bias is None else logits + head.bias.to(dtype).to(logits.dtype)
+        """Log-probs of all tokens but the first, [count][length - 1]."""
+        return plain_scores(self.model, sequences, temperature, self._within)
 
 
 def _rounded(tensor: torch.Tensor, layer: Any, dtype: torch.dtype | None) -> torch.dtype:

@@ -21,6 +21,7 @@ from cluster.runtime import own_address
 from config.schema import Config
 from plan.plan import Plan
 from training.batch import Batch
+from training.forward_check import check_forward
 from training.learner_models import make_sharded_models
 from training.process import prepare_process, release_memory
 from training.published_weights import PolicyTensor, pushed_tensors
@@ -113,6 +114,7 @@ class RankHost:
         prepare_process(config, plan.learner.num_threads, device)
         mesh = learner_mesh(device.type, plan.devices.ranks, plan.learner.shard_size)
         models = make_sharded_models(config, plan, mesh, device)
+        check_forward(models.scorer, plan.weight_check.prompts, plan.weight_check.learner)
         self.worker = Worker(config, models, pushed_tensors(config, plan))
         spare_what_stays()
 
@@ -134,19 +136,11 @@ class RankHost:
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         return self.worker.score(sequences, temperature)
 
-    def rounding_error(
-        self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool, draws: int = 1
-    ) -> list[list[float]]:
-        return self.worker.rounding_error(sequences, dtype, float8, draws)
-
     def packs(self) -> bool:
         return self.worker.scorer.packs
 
     def vocab_size(self) -> int:
         return self.worker.vocab_size
-
-    def tied_head(self) -> str | None:
-        return self.worker.tied_head
 
     def describe(self) -> list[Described]:
         """Every tensor of a push, in the order in which `tensors` counts them."""

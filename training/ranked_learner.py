@@ -87,11 +87,6 @@ class RankedLearner(SplitLearner):
     def vocab_size(self) -> int:
         return int(self._same("vocab_size"))
 
-    @property
-    def tied_head(self) -> str | None:
-        name: str | None = self._same("tied_head")
-        return name
-
     def publish(self) -> list[RankTensor]:
         """As `Learner.publish`; a tensor is gathered from its shards when it is asked for."""
         self._stream.forget()
@@ -100,12 +95,6 @@ class RankedLearner(SplitLearner):
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         scores: list[list[float]] = self._same("score", sequences, temperature)
         return scores
-
-    def rounding_error(
-        self, sequences: Sequence[Sequence[int]], dtype: str, float8: bool, draws: int = 1
-    ) -> list[list[float]]:
-        errors: list[list[float]] = self._same("rounding_error", sequences, dtype, float8, draws)
-        return errors
 
     def save(self, folder: Path) -> Callable[[], None]:
         """As `Learner.save`; every rank writes its shards."""

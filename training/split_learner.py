@@ -115,9 +115,7 @@ class SplitLearner(ABC):
                     together[piece.rows] = values.to(together)
         return together
 
-    def step(
-        self, batch: Batch, before_update: Callable[[Tensor], None] = lambda log_ratio: None
-    ) -> StepReport:
+    def step(self, batch: Batch) -> StepReport:
         """As `Learner.step`."""
         policy = self.config.policy
         batch, shares = self._shared_out(batch)
@@ -131,7 +129,6 @@ class SplitLearner(ABC):
             ]
         )
         log_ratio, entropy = _of_batch(batch, shares, parts)
-        before_update(log_ratio)
         update = self._update()
         self.optimizer_steps += 1
         report = {"kl/ref": 0.0, "loss/kl": 0.0, "loss/entropy": 0.0}

@@ -39,6 +39,7 @@ from training.published_weights import PolicyTensor, PolicyWeights
 from training.sharding import Sharded, local, norm
 from training.tensor_files import copied, read_tensors, saved_shapes, write_tensors
 from training.trained_parameters import base_digest, check_same_model, described
+from training.training_mode import set_training_mode
 
 if TYPE_CHECKING:
     from training.grpo_loss import GRPOLoss
@@ -127,7 +128,7 @@ class Worker(PolicyWeights):
         once = config.train.epochs == 1 and config.policy.kl_placement == "loss"
         self.beside = self.reference if self.reference and self.reference.beside and once else None
         self.objective = torch.zeros(())
-        self.model.train()
+        set_training_mode(self.model)
         if next(self.model.parameters()).device.type in BLOCKED:
             # TorchRL's import registers containers, after which PyTorch would compile attention once more.
             _ = self.loss

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from cluster.calls import own_stacks
 from cluster.garbage import spare_what_stays
-from rollout.engines.sampler import Engine, Request, Response
+from rollout.engines.sampler import Engine, Request, Response, SequenceScores
 from rollout.weights.outgoing import Outgoing
 
 CONCURRENCY_GROUPS = {"poll": 1, "watch": 1}
@@ -99,8 +99,8 @@ class EngineHost:
         names: frozenset[str] = self._do(load)
         return names
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        scores: dict[str, list[list[float]]] = self._do(lambda: self._engine.score(sequences))
+    def score(self, sequences: Sequence[Sequence[int]]) -> SequenceScores:
+        scores: dict[str, SequenceScores] = self._do(lambda: self._engine.score(sequences))
         return next(iter(scores.values()))
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:

@@ -11,8 +11,6 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from plan.model_shape import every_layer_sees_all
-
 NAME = "by_groups"
 
 
@@ -49,16 +47,9 @@ def merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
     return torch.lerp(other[0].float(), one[0].float(), share).to(one[0].dtype)
 
 
-def attend_by_groups(model: PreTrainedModel) -> bool:
-    """Makes `model` attend to what runs part by part; whether it can.
-
-    Sliding windows, recurrent layers and attentions of a model's own need keys and values as one tensor.
-    """
-    replaceable = model._supports_attention_backend and model._can_set_attn_implementation()
-    if not replaceable or model._is_stateful or not every_layer_sees_all(model.config.to_dict()):
-        return False
+def attend_by_groups(model: PreTrainedModel) -> None:
+    """Make `model`, whose layers are all plain causal attention, attend to what runs part by part."""
     model.set_attn_implementation(NAME)
-    return True
 
 
 def attend(

@@ -22,7 +22,7 @@ from cluster.calls import Reference, wait_for_any
 from cluster.runtime import Place
 from rollout.engines.host import Report
 from rollout.engines.remote_calls import CallBroken
-from rollout.engines.sampler import Engine, Request, Response
+from rollout.engines.sampler import Engine, Request, Response, SequenceScores
 from rollout.engines.supervisor import HostLost, PoolSettings, Slot, Supervisor
 from rollout.weights.outgoing import Outgoing
 from rollout.weights.transports import Transport
@@ -158,7 +158,7 @@ class RayPool:
         self._sent = members, weights.constants
         return reached
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, list[list[float]]]:
+    def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, SequenceScores]:
         """Every live engine's; one that is lost over it is left out."""
         while True:
             calls = {slot.actor.score.remote(sequences): slot for slot in self.supervisor.wait_for_some()}

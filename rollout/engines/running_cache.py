@@ -170,20 +170,6 @@ class Band:
         )
         return merge(own, (next(by_row), next(by_row))).reshape(rows, heads, 1, -1)
 
-    def whole(self, layer: int, width: int) -> tuple[Tensor, Tensor]:
-        """Prompts and answers of all rows as one tensor each, [rows, heads, width, D], zeros behind."""
-        made = []
-        lengths = torch.from_numpy(self.lengths[self.groups])
-        for prompts, answers in zip(self._prompts[layer], self._answers[layer], strict=True):
-            out = answers.new_zeros(self.rows, answers.shape[1], width, answers.shape[3])
-            groups = torch.from_numpy(self.groups).to(out.device)
-            out[:, :, : prompts.shape[2]] = prompts[groups]
-            columns = (lengths[:, None] + torch.arange(self.filled + 1)).to(out.device)
-            rows = torch.arange(self.rows, device=out.device)[:, None]
-            out[rows, :, columns] = answers[: self.rows, :, : self.filled + 1].transpose(1, 2)
-            made.append(out)
-        return made[0], made[1]
-
     def drop(self, places: Sequence[int]) -> list[int]:
         """Rows that ended leave. Returns which of the rows stands now at each place."""
         ended = set(places)
@@ -213,25 +199,19 @@ def _stacked(states: list[Tensor]) -> Tensor:
 
 
 class RunningCache(Cache):
-    """What the model's attention writes to and reads from in a step that gives every row one token.
+    """What the model's attention writes to and reads from in a step that gives every row one token."""
 
-    whole: the model has an attention of its own: it gets keys and values of all rows with padding, and a mask.
-    """
-
-    def __init__(self, whole: bool) -> None:
+    def __init__(self) -> None:
         super().__init__(layers=[])
         self.bands: list[Band] = []
-        self.whole = whole
         self._layer = 0
 
-    def begin(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Before a step: positions of the new tokens int64 [rows, 1], and the mask bool [rows, 1, 1, width]."""
+    def begin(self, device: torch.device) -> Tensor:
+        """Make room for a step; returns the positions of the new tokens, int64 [rows, 1]."""
         for band in self.bands:
             band.make_room()
-        positions = torch.from_numpy(np.concatenate([band.positions for band in self.bands])).to(device)
-        self._width = int(positions.max()) + 1 if self.whole else 1
-        mask = torch.arange(self._width, device=device) <= positions[:, None]
-        return positions[:, None], mask[:, None, None]
+        positions = np.concatenate([band.positions for band in self.bands])
+        return torch.from_numpy(positions).to(device)[:, None]
 
     def end(self) -> None:
         """After a step."""
@@ -245,10 +225,7 @@ class RunningCache(Cache):
         keys, values = key_states.split(sizes), value_states.split(sizes)
         for band, key, value in zip(self.bands, keys, values, strict=True):
             band.put(layer_idx, key, value)
-        if not self.whole:
-            return key_states, value_states
-        pairs = [band.whole(layer_idx, self._width) for band in self.bands]
-        return torch.cat([pair[0] for pair in pairs]), torch.cat([pair[1] for pair in pairs])
+        return key_states, value_states
 
     def attend(self, query: Tensor, scale: float) -> Tensor:
         """[rows, heads, 1, D] of the layer that was updated last."""

@@ -6,7 +6,7 @@ weights never knows which one it is:
     SteppedEngine   submit(request)            any number of times, at any moment
                     step() -> responses        advance; whole requests come back as they finish, in any order
     WeightTarget    load(weights, version)     between two steps; requests in flight go on under the new version
-                    score, received            what the canary asks
+                    score, received            what the weight check asks
                     sleep, wake                where learner and engines take turns on a GPU
 """
 
@@ -78,6 +78,18 @@ class SteppedEngine(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(slots=True)
+class SequenceScores:
+    """What an engine says of sequences, at temperature 1 and over the full vocabulary.
+
+    log_probs: of every token but the first given its prefix, [count][length - 1]. cached_tokens: how many of them had
+    keys and values in the engine's prefix cache already.
+    """
+
+    log_probs: list[list[float]]
+    cached_tokens: int = 0
+
+
 class WeightTarget(Protocol):
     """What takes the learner's weights: an engine in this process, or all engines of a pool."""
 
@@ -104,9 +116,8 @@ class WeightTarget(Protocol):
         """
         ...
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, list[list[float]]]:
-        """By the engine's name, as `SampledCompletion.engine` has it: log-prob of every token but the first given its
-        prefix, at temperature 1, full vocabulary, [count][length - 1]."""
+    def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, SequenceScores]:
+        """By the engine's name, as `SampledCompletion.engine` has it."""
         ...
 
     def sleep(self) -> None:

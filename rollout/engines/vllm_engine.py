@@ -22,7 +22,7 @@ import torch
 from cluster.garbage import freeze_imports, imported_apart, imports_stay_frozen
 from config.errors import ConfigError, DeadlineError, RunError
 from envs.group import ALONE, FinishReason, SampledCompletion, Sampling
-from rollout.engines.sampler import Request, Response
+from rollout.engines.sampler import Request, Response, SequenceScores
 from rollout.engines.vllm_engine_args import engine_arguments, model_seen_here
 from rollout.engines.vllm_settings import (
     INSTALL,
@@ -280,17 +280,17 @@ class VLLMEngine:
                 for index in sorted(group.unfinished):
                     self._continue(request_id, index)
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, list[list[float]]]:
+    def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, SequenceScores]:
         """The last token of each sequence is scored through the prefix cache, as sampling does it; all others
-        by a forward pass that vLLM makes without reading that cache. Where the cache holds a prefix twice,
-        the older entry is read, so one that outlived a push shows."""
-        others = self._score_pass(sequences, cached=False)
+        by a forward pass that vLLM makes without reading that cache."""
         last = self._score_pass(sequences, cached=True)
-        scores = []
-        for end, rest in zip(last, others, strict=True):
-            # Position 0 of the prompt has no log-prob: vLLM leaves it out of the flat list.
-            scores.append([*_flat(rest.prompt_logprobs), _flat(end.outputs[0].logprobs)[1]])
-        return {ALONE: scores}
+        others = self._score_pass(sequences, cached=False)
+        # Position 0 of the prompt has no log-prob: vLLM leaves it out of the flat list.
+        scores = [
+            [*_flat(rest.prompt_logprobs), _flat(end.outputs[0].logprobs)[1]]
+            for end, rest in zip(last, others, strict=True)
+        ]
+        return {ALONE: SequenceScores(scores, sum(end.num_cached_tokens or 0 for end in last))}
 
     def _score_pass(self, sequences: Sequence[Sequence[int]], cached: bool) -> list["RequestOutput"]:
         from vllm import SamplingParams

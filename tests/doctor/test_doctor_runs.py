@@ -20,6 +20,7 @@ from config.saved_settings import saved_config
 from monitoring.doctor import diagnose
 from monitoring.doctor.doctor import RULES, Doctor
 from monitoring.events import read_events
+from rollout.engines.running_decoder import RunningDecoder
 from rollout.engines.transformers_engine import TransformersEngine
 from rollout.generate import Generation
 from run.overlapped import Overlapped
@@ -112,7 +113,7 @@ REAL: dict[str, tuple[ModuleType, tuple[str, ...], set[str]]] = {
     ),
     "an engine that computes something else": (
         grpo,
-        (*SMALL, steps(3)),
+        (*SMALL, steps(3), "train.on_mismatch=say"),
         {"engine_trainer_kl", "engine_trainer_gap"},
     ),
     "old tokens": (
@@ -218,10 +219,10 @@ def _judged_slowly(patch: pytest.MonkeyPatch) -> None:
 
 
 def _biased(patch: pytest.MonkeyPatch) -> None:
-    """What it draws has other probabilities than it says; what it is asked to score, as the canary does, is right."""
-    extend = TransformersEngine._extend
+    """What it draws has other probabilities than it says; what it is asked to score is right."""
+    extend = RunningDecoder._extend
     patch.setattr(
-        TransformersEngine,
+        RunningDecoder,
         "_extend",
         lambda engine, row, token, log_prob: extend(engine, row, token, log_prob - 0.3),
     )

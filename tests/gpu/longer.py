@@ -34,7 +34,7 @@ from training.forward import ResponseScorer
 from training.local_learner import make_learner
 
 TRANSFORMERS = "inference_model.backend=transformers"
-FP8 = ["inference_model.quantization=fp8", "inference_model.canary_tolerance=5"]
+FP8 = ["inference_model.quantization=fp8"]
 SWAPPED = ["train_model.devices=[1]", "inference_model.devices=[0]", NO_REFERENCE]
 
 EXTRA = (
@@ -58,8 +58,8 @@ EXTRA = (
     gpu("LoRA merged over nccl", ARRIVE, NCCL, 2, overrides=[*APART, *LORA]),
     gpu("engine lost between two pushes", ARRIVE, NCCL, 2, overrides=APART, lose_engine=True),
     gpu("fp8 weights", ARRIVE, ENGINE, overrides=FP8),
-    gpu("canary, 40 M parameters", ARRIVE, ENGINE, overrides=[GRAPHS], width=512, layers=12),
-    gpu("canary, 300 M parameters", ARRIVE, ENGINE, overrides=[GRAPHS], width=1280, layers=16),
+    gpu("weight check, 40 M parameters", ARRIVE, ENGINE, overrides=[GRAPHS], width=512, layers=12),
+    gpu("weight check, 300 M parameters", ARRIVE, ENGINE, overrides=[GRAPHS], width=1280, layers=16),
     gpu("nccl, GPUs in reverse", SCHEDULE, NCCL, 2, overrides=[VLLM], reverse_gpus=True),
     gpu("learner on GPU 1, engine on 0", ARRIVE, NCCL, 2, overrides=SWAPPED),
     gpu("transformers engine on another GPU", SCHEDULE, RUN, 2, vllm=False, overrides=[TRANSFORMERS]),

@@ -69,7 +69,7 @@ def same(arrived: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
 
 @pytest.mark.parametrize("layout", PLACES)
 def test_in_process(layout: str, tied: bool, lora: bool, folder: Path) -> None:
-    """And the canary's question: the engine scores as the learner does."""
+    """And the weight check's question: the engine scores as the learner does."""
     with pretend_gpus(LAYOUTS[layout].gpus):
         model, _ = policy_on(LAYOUTS[layout], tied, lora, folder)
         engine = TransformersEngine(tiny_llama(tied, seed=1).to("cuda:0"), [EOS])  # type: ignore[arg-type]

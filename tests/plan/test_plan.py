@@ -30,6 +30,7 @@ from tests.composed import composed
 
 PROJECT = Path(__file__).resolve().parents[2]
 QWEN = {
+    "model_type": "qwen2",
     "vocab_size": 151936,
     "hidden_size": 2048,
     "intermediate_size": 11008,

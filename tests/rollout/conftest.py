@@ -67,7 +67,7 @@ def scores_of_one(engine: WeightTarget, sequences: Sequence[Sequence[int]]) -> l
     """Of an engine that is alone."""
     (name, found), *others = engine.score(sequences).items()
     assert (name, others) == (ALONE, [])
-    return found
+    return found.log_probs
 
 
 @pytest.fixture(scope="session")

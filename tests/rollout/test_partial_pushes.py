@@ -56,7 +56,7 @@ def push(learner: PolicyWeights, target: WeightTarget, version: int) -> int:
 def assert_same_scores(target: WeightTarget, learner: PolicyWeights) -> None:
     expected = learner.score(SEQUENCES)
     for scores in target.score(SEQUENCES).values():
-        for found, wanted in zip(scores, expected, strict=True):
+        for found, wanted in zip(scores.log_probs, expected, strict=True):
             assert found == pytest.approx(wanted, abs=1e-4)
 
 

@@ -105,7 +105,7 @@ def test_a_killed_vllm_engine_loses_and_doubles_nothing(vllm_pool: RayPool) -> N
         logits = tiny_llama(True, seed=5)(torch.tensor([sequence])).logits[0, :-1]
     theirs = logits.log_softmax(-1).gather(1, torch.tensor(sequence[1:])[:, None])[:, 0]
     for one in scores.values():
-        torch.testing.assert_close(torch.tensor(one[0]), theirs, atol=1e-4, rtol=0)
+        torch.testing.assert_close(torch.tensor(one.log_probs[0]), theirs, atol=1e-4, rtol=0)
 
 
 # --- the pool's mechanics ---------------------------------------------------------------------------------

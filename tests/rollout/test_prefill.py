@@ -11,8 +11,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 from envs.group import Sampling
 from rollout.engines import prefill
+from rollout.engines.library_decoder import LibraryDecoder
 from rollout.engines.partial_attention import attend_partly, merge
 from rollout.engines.running_cache import alike
+from rollout.engines.running_decoder import RunningDecoder
 from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.transformers_engine import TransformersEngine
 from tests.tiny import EOS, VOCABULARY, tiny_llama
@@ -130,7 +132,8 @@ def test_what_is_kept_is_bounded_and_what_is_in_use_stays(
     for first in range(0, 30, 3):
         generate(engine, asked(first, 3))
     assert calls == [len(PREFIX), *[3 * 5] * 10]  # the prefix is used by all, so it is never the oldest
-    kept = engine._prefill
+    assert isinstance(engine.decoder, RunningDecoder)
+    kept = engine.decoder._prefill
     assert sum(map(len, kept._kept)) == kept._positions <= 150
     assert sorted(kept._kept) == kept._sorted
 
@@ -143,19 +146,19 @@ def grouped_queries() -> PreTrainedModel:
 
 
 def windows() -> PreTrainedModel:
-    """Its layers see the last 64 tokens, which is more than the tests have: attention that is not replaced."""
+    """Its layers see the last 8 tokens, which is less than the tests have."""
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 8}
     return MistralForCausalLM(MistralConfig(**sizes, **heads, initializer_range=0.2)).float()
 
 
-@pytest.mark.parametrize(("make", "whole"), [(grouped_queries, False), (windows, True)])
-def test_models_of_other_kinds(make: Callable[[], PreTrainedModel], whole: bool) -> None:
+@pytest.mark.parametrize(("make", "decoder"), [(grouped_queries, RunningDecoder), (windows, LibraryDecoder)])
+def test_models_of_other_kinds(make: Callable[[], PreTrainedModel], decoder: type) -> None:
     """Prompts of all lengths, rows that end at all times, more requests than places, and a push amid them."""
     model = make()
     engine = TransformersEngine(model, [EOS], max_num_seqs=10)
-    assert engine._cache.whole is whole
+    assert isinstance(engine.decoder, decoder)
     requests = [
         Request(
             i, tuple(3 + (i + j) % 30 for j in range(2 + 5 * i % 23)), 1 + i % 4, Sampling(max_tokens=16), i

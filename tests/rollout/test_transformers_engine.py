@@ -8,6 +8,7 @@ import torch
 
 from envs.group import SampledCompletion, Sampling
 from rollout.engines.draw import Filter, draw, uniforms
+from rollout.engines.running_decoder import RunningDecoder
 from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.transformers_engine import TransformersEngine
 from tests.rollout.conftest import scores_of_one
@@ -72,9 +73,11 @@ def test_rows_that_ended_give_their_places_to_others() -> None:
     answered: dict[int, Response] = {}
     while engine.in_flight:
         answered |= {response.request_id: response for response in engine.step()}
-        assert len(engine._rows) <= 12
-        assert not any(row.done for row in engine._rows)
-        assert sum(band.rows for band in engine._cache.bands) == len(engine._rows)
+        decoder = engine.decoder
+        assert isinstance(decoder, RunningDecoder)
+        assert len(decoder._rows) <= 12
+        assert not any(row.done for row in decoder._rows)
+        assert sum(band.rows for band in decoder._cache.bands) == len(decoder._rows)
     for one in asked:
         (alone,) = generate(TransformersEngine(tiny_llama(seed=0), []), [one])
         together = answered[one.request_id].completions
@@ -94,7 +97,8 @@ def test_the_cache_grows_with_its_rows_up_to_what_they_may_reach() -> None:
     longest, capacities = one.sampling.max_tokens, []
     for filled in range(1, longest - 1):
         engine.step()
-        (band,) = engine._cache.bands
+        assert isinstance(engine.decoder, RunningDecoder)
+        (band,) = engine.decoder._cache.bands
         assert band.filled == filled
         assert len(band._prompts[0][0]) == 1
         assert len(band._answers[0][0]) == one.n

@@ -1,5 +1,7 @@
 """Log-probs of a real vLLM engine (CPU build) in half precision: as exact as their logits."""
 
+import copy
+
 import pytest
 import torch
 from transformers import LlamaForCausalLM
@@ -9,7 +11,6 @@ from rollout.engines import vllm_engine_args
 from rollout.engines.sampler import Request, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from tests.rollout.conftest import StartEngine, tiny_llama
-from training.engine_arithmetic import Arithmetic, computing_in, learner_scores
 
 PROMPT = (5, 6, 7)
 
@@ -28,13 +29,16 @@ def head_alone(dtype: torch.dtype) -> LlamaForCausalLM:
 
 
 def sampled_error(engine: VLLMEngine, model: LlamaForCausalLM, dtype: str) -> float:
-    """Mean |difference| of the sampled log-probs from those of float32 logits."""
+    """Mean |difference| of the sampled log-probs from those of float32 logits of rounded hidden states."""
     engine.load(model.state_dict().items(), version=1)
     (response,) = generate(engine, [Request(1, PROMPT, 8, Sampling(max_tokens=24), seed=3)])
-    with computing_in(model, Arithmetic.of(dtype)):
-        expected = learner_scores(model, [[*PROMPT, *one.token_ids] for one in response.completions], 1.0)
+    ids = torch.tensor([[*PROMPT, *one.token_ids] for one in response.completions])
+    half = copy.deepcopy(model).to(getattr(torch, dtype))
+    with torch.no_grad():
+        logits = half.model(ids).last_hidden_state.float() @ half.lm_head.weight.float().T
+    expected = logits[:, :-1].log_softmax(-1).gather(2, ids[:, 1:, None])[:, len(PROMPT) - 1 :, 0]
     drawn = torch.tensor([one.log_probs for one in response.completions])
-    return float((drawn - torch.tensor(expected)[:, len(PROMPT) - 1 :]).abs().mean())
+    return float((drawn - expected).abs().mean())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -15,12 +15,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from config.errors import ConfigError
 from config.models import LoraConfig
+from plan.weight_bounds import BOUNDS
 from tests.tiny import tiny_llama
 from tests.training.test_packing import assert_same, rows, scored
 from training.adapters import add_lora
 from training.compiled import compile_layers
-from training.engine_arithmetic import Arithmetic, learner_scores, rounding_error
 from training.forward import ResponseScorer
+from training.forward_check import check_forward
+from training.scoring import plain_scores
 from training.sharding import shard, whole
 
 OTHERS = (rows(), rows((4, 8, 3), ((2, 5), (9, 31), (6, 6))), rows((17,), ((5, 8, 3, 2),)))
@@ -109,14 +111,11 @@ def test_sharded_layers(checkpointing: bool, one_rank: None, uncompiled_kernels:
     assert code_was_compiled()
 
 
-def test_what_the_canary_asks_is_not_compiled() -> None:
+def test_what_checks_ask_is_not_compiled() -> None:
     sequences = [[5, 7, 9, 11], [4, 6, 8, 3]]
     plain, ours = tiny_llama(), compiled(tiny_llama())
-    for asked in (
-        partial(learner_scores, temperature=1.0),
-        partial(rounding_error, arithmetic=Arithmetic.of("bfloat16")),
-    ):
-        assert asked(ours, sequences) == asked(plain, sequences)
+    assert plain_scores(ours, sequences) == plain_scores(plain, sequences)
+    check_forward(ResponseScorer(ours), (5, 9), BOUNDS["float32"])
     assert not code_was_compiled()
 
 

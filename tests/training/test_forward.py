@@ -5,7 +5,6 @@ from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS, collected, scorer
 from training.batch import collate
-from training.forward import trim
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -66,7 +65,7 @@ def test_under_autocast_the_head_multiplies_halves_and_sums_in_float32(
     half = scorer(model, packs=False)
     half.autocast_dtype = precision
     scores = half(batch.tokens)
-    tokens = trim(batch.tokens)
+    tokens = batch.tokens
     with torch.no_grad(), torch.autocast("cpu", precision):
         hidden = half._whole(model, tokens)
     assert hidden.dtype == torch.float32

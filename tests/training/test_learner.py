@@ -83,28 +83,6 @@ def test_microbatches_of_less_than_a_group_give_it_too(
             assert (split - whole).norm() / whole.norm() < 1e-5
 
 
-def test_what_is_raised_before_an_update_leaves_everything_as_it_was(
-    groups: list[Group], tmp_path: Path
-) -> None:
-    """And the next step is that of a learner to whom nothing happened."""
-    one, other = (make_learner(tmp_path) for _ in range(2))
-    seen: list[torch.Tensor] = []
-
-    def refuse(log_ratio: torch.Tensor) -> None:
-        seen.append(log_ratio)
-        raise LookupError
-
-    before = [each.detach().clone() for each in one.worker.model.parameters()]
-    with pytest.raises(LookupError):
-        one.step(one.credit(groups), refuse)
-    assert all(map(torch.equal, before, one.worker.model.parameters()))
-    assert one.optimizer_steps == 0
-    reports = [learner.step(learner.credit(groups)) for learner in (one, other)]
-    assert torch.equal(seen[0], reports[0].log_ratio)
-    assert reports[0].metrics == reports[1].metrics
-    assert all(map(torch.equal, one.worker.model.parameters(), other.worker.model.parameters()))
-
-
 def test_at_step_zero_the_reference_is_the_policy(groups: list[Group], tmp_path: Path) -> None:
     learner = make_learner(tmp_path, PolicyConfig(kl_coef=0.1))
     report = learner.step(learner.credit(groups))

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
 from config.models import LoraConfig
 from tests.tiny import tiny_llama
@@ -280,8 +280,3 @@ def test_models_that_do_not_see_everything_take_whole_rows() -> None:
     sliding = windowed(use_sliding_window=True, sliding_window=4, max_window_layers=1)
     assert not can_pack(sliding)  # type: ignore[arg-type]
     assert not ResponseScorer(sliding).packs  # type: ignore[arg-type]
-
-    class Own(LlamaForCausalLM):
-        _supports_attention_backend = False
-
-    assert not can_pack(Own(tiny_llama().config))

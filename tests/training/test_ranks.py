@@ -208,7 +208,6 @@ def test_a_base_in_4_bits_in_half_precision(
     sequences = [[3, 4, 5, 6, 7, 8]]
     scores = torch.tensor([learner.score(sequences) for learner in (exact, half)])
     assert (scores[0] - scores[1]).abs().max() < 0.02
-    assert 0 < torch.tensor(half.rounding_error(sequences, "float32", False)).max() < 0.04
     here, there = (steps(learner, groups, 1)[0] for learner in (exact, half))
     assert there["grad_norm"] == pytest.approx(here["grad_norm"], rel=0.05)
 
@@ -216,7 +215,7 @@ def test_a_base_in_4_bits_in_half_precision(
 def test_adapters_in_half_precision_whose_base_scores_first(
     ranks: Ranks, model: str, groups: list[Group], tmp_path: Path
 ) -> None:
-    """No push and no canary before: the first forward pass is the reference's, with the adapters switched off."""
+    """No push and no weight check before: the first forward pass is the reference's, with the adapters switched off."""
     exact = in_one_process(config_of(model, 1, lora=True), tmp_path)
     half = over(ranks, config_of(model, 2, lora=True, mixed_precision="bf16"), tmp_path)
     here, there = (steps(learner, groups, 2) for learner in (exact, half))
@@ -286,7 +285,7 @@ def test_a_checkpoint_goes_from_two_ranks_to_one_process_and_back(
 
     first = two()
     steps(first, groups, 2)
-    first.score([[5, 6, 7]])  # as the canary does: what follows is shards again
+    first.score([[5, 6, 7]])  # as the weight check does: what follows is shards again
     first.save(tmp_path / "two")()
     numbers = first.numbers()
     steps(first, groups, 2)

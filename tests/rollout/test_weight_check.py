@@ -1,0 +1,345 @@
+"""Every known fault of a push, injected into the real vLLM (its CPU build): the weight check finds and names it."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from envs.group import ALONE, Sampling
+from plan.weight_bounds import BOUNDS
+from rollout.engines import vllm_weights
+from rollout.engines.sampler import Request, SequenceScores, generate
+from rollout.engines.vllm_engine import VLLMEngine
+from rollout.weights.push import Weights
+from rollout.weights.weight_check import WeightCheck, WeightMismatch, gap, random_sequences
+from tests.policies import PolicyHere, check_plan
+from tests.rollout.conftest import VOCAB, StartEngine, tiny_llama
+from training.published_weights import named_weights
+
+HEAD = "lm_head.weight"
+Tensors = dict[str, Tensor]
+
+
+class Run:
+    """A learner, an engine, and the check between them."""
+
+    def __init__(self, engine: VLLMEngine, model: LlamaForCausalLM, every: int = 1) -> None:
+        self.engine, self.model = engine, model
+        self.learner = PolicyHere(model, named_weights)
+        self.check = WeightCheck(check_plan(engine.settings.dtype), engine, self.learner, every)
+        self.weights = Weights(self.learner, engine, self.check)
+
+    def push(self, change: Callable[[Tensors], Tensors] = lambda tensors: tensors) -> dict[str, float]:
+        load = self.engine.load
+        try:
+            self.engine.load = lambda weights, version: load(  # type: ignore[method-assign]
+                change({name: tensor.clone() for name, tensor in weights}).items(), version
+            )
+            self.weights.push()
+        finally:
+            self.engine.load = load  # type: ignore[method-assign]
+        return self.weights.check_push()
+
+    def step_and_push(
+        self, change: Callable[[Tensors], Tensors] = lambda tensors: tensors, scale: float = 0.05
+    ) -> dict[str, float]:
+        train_a_little(self.model, self.weights.version, scale)
+        return self.push(change)
+
+
+def train_a_little(model: LlamaForCausalLM, step: int, scale: float) -> None:
+    generator = torch.Generator().manual_seed(step)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 + scale * torch.randn(parameter.shape, generator=generator))
+
+
+@pytest.fixture
+def run(vllm_engine: VLLMEngine, tied: bool) -> Run:
+    return pushed(vllm_engine, tiny_llama(tied))
+
+
+def pushed(engine: VLLMEngine, model: LlamaForCausalLM) -> Run:
+    run = Run(engine, model)
+    run.push()
+    return run
+
+
+def swap_halves(*names: str) -> Callable[[Tensors], Tensors]:
+    def change(weights: Tensors) -> Tensors:
+        return weights | {name: torch.cat(weights[name].chunk(2)[::-1]) for name in names if name in weights}
+
+    return change
+
+
+def rounded(weights: Tensors) -> Tensors:
+    return {name: tensor.to(torch.float8_e4m3fn).float() for name, tensor in weights.items()}
+
+
+def not_a_number(weights: Tensors) -> Tensors:
+    return weights | {"model.norm.weight": torch.full_like(weights["model.norm.weight"], torch.nan)}
+
+
+def hotter(weights: Tensors) -> Tensors:
+    return weights | {"model.norm.weight": weights["model.norm.weight"] / 0.7}
+
+
+def without_head(weights: Tensors) -> Tensors:
+    return {name: tensor for name, tensor in weights.items() if name != HEAD}
+
+
+DAMAGED: dict[str, Callable[[Tensors], Tensors]] = {
+    "query": swap_halves("model.layers.0.self_attn.q_proj.weight"),
+    "mlp": swap_halves("model.layers.1.mlp.down_proj.weight"),
+    "embedding": swap_halves("model.embed_tokens.weight", HEAD),
+    "float8": rounded,
+}
+
+
+@pytest.mark.parametrize("scale", [0.05, 1e-3, 1e-6, 0.0])
+def test_good_pushes_pass(run: Run, scale: float) -> None:
+    for _ in range(3):
+        assert run.step_and_push(scale=scale)["weight_check/largest"] < BOUNDS["float32"].largest / 50
+
+
+@pytest.mark.parametrize("scale", [0.05, 1e-5])
+def test_a_push_that_is_lost(run: Run, monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
+    """The smaller movement hides inside the bounds: that not one bit of the engine's answer changed does not."""
+    monkeypatch.setattr(run.engine, "_reload", lambda weights: None)
+    with pytest.raises(WeightMismatch, match=r"push of policy version 1: .*Cause: old weights"):
+        run.step_and_push(scale=scale)
+
+
+@pytest.mark.parametrize("scale", [0.05, 1e-4])
+def test_a_prefix_cache_that_outlives_a_push(run: Run, monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
+    monkeypatch.setattr(run.engine._llm, "reset_prefix_cache", lambda **how: True)
+    with pytest.raises(WeightMismatch, match="Cause: prefix cache: 384 tokens"):
+        run.step_and_push(scale=scale)
+    monkeypatch.undo()
+    run.engine._llm.reset_prefix_cache(reset_running_requests=True)
+
+
+def test_an_evaluation_may_find_its_own_prefixes_in_the_cache(run: Run) -> None:
+    run.step_and_push()
+    run.check.members = ()
+    assert run.weights.check()["weight_check/largest"] < BOUNDS["float32"].largest
+
+
+def test_another_temperature(run: Run) -> None:
+    with pytest.raises(WeightMismatch, match=r"Cause: another temperature.* 0\.7,"):
+        run.step_and_push(hotter)
+
+
+@pytest.mark.parametrize("change", DAMAGED.values(), ids=DAMAGED)
+def test_damaged_tensors(run: Run, change: Callable[[Tensors], Tensors]) -> None:
+    with pytest.raises(WeightMismatch, match=r"Cause: .*cut, permuted or rounded"):
+        run.step_and_push(change)
+
+
+def test_tensors_that_are_not_finite(run: Run) -> None:
+    with pytest.raises(WeightMismatch, match="Cause: the engine's log-probs are not finite"):
+        run.step_and_push(not_a_number)
+
+
+def test_a_learner_that_diverged(run: Run) -> None:
+    with torch.no_grad():
+        run.model.model.norm.weight.fill_(torch.nan)
+    with pytest.raises(WeightMismatch, match="the learner's own log-probs are not finite"):
+        run.push()
+
+
+def test_an_engine_that_is_wrong_from_the_start(vllm_engine: VLLMEngine, tied: bool) -> None:
+    with pytest.raises(WeightMismatch, match="Cause: wrong from the start"):
+        Run(vllm_engine, tiny_llama(tied)).push(DAMAGED["query"])
+
+
+def test_decoding_that_is_not_the_forward_pass(
+    vllm_engine: VLLMEngine, tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fixed sequences agree; what is decoded says otherwise."""
+    run, take = Run(vllm_engine, tiny_llama(tied)), VLLMEngine._take
+
+    def off_by_a_little(engine: VLLMEngine, group: object, index: int, part: object) -> None:
+        take(engine, group, index, part)  # type: ignore[arg-type]
+        one = group.completions[index]  # type: ignore[attr-defined]
+        one.log_probs = [log_prob - 0.01 for log_prob in one.log_probs]
+
+    monkeypatch.setattr(VLLMEngine, "_take", off_by_a_little)
+    with pytest.raises(
+        WeightMismatch, match=r"what was decoded at the start: .*not this model's forward pass"
+    ):
+        run.push()
+
+
+def test_a_new_engine_without_the_last_push(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
+    run.check.every = 100
+    run.step_and_push()
+    assert run.check.version == 0
+    monkeypatch.setattr(VLLMEngine, "members", (1,))
+    with pytest.raises(WeightMismatch, match="Cause: old weights: an engine was replaced"):
+        run.step_and_push(lambda tensors: {name: 1.02 * tensor for name, tensor in first.items()})
+
+
+def test_fixed_sequences_are_scored_as_often_as_they_are_asked_for(run: Run) -> None:
+    run.check.every = 3
+    compared = [bool(run.step_and_push()) for _ in range(6)]
+    assert compared == [False, False, True] * 2
+    assert run.weights.check() == {}, "these weights of these engines were compared"
+    run.step_and_push()
+    assert run.weights.check(), "before an evaluation they are"
+    run.learner.optimizer_steps += 1
+    run.step_and_push()
+    run.learner.optimizer_steps += 1
+    assert run.weights.check() == {}, "the learner has moved on"
+
+
+def test_a_tied_head_that_is_missing(
+    started_engines: dict[bool, VLLMEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's own reload keeps what it packed of the head; written in place, it follows the embeddings."""
+    engine, model = started_engines[True], tiny_llama(True)
+    engine.load(model.state_dict().items(), version=0)
+    run = pushed(engine, model)
+    run.step_and_push(without_head)
+    monkeypatch.setattr(vllm_weights, "_plain", lambda model, config: False)
+    with pytest.raises(WeightMismatch, match="Cause: "):
+        run.step_and_push(without_head)
+
+
+def test_an_adapter_that_is_never_applied(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new adapter lies in its folder, and the engine goes on with the one it has."""
+    from peft import LoraConfig, get_peft_model
+
+    from rollout.engines.vllm_settings import AdapterShape
+    from training.published_weights import adapter_weights
+
+    policy = get_peft_model(tiny_llama(False), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"]))
+    run = Run(start_engine(adapter=AdapterShape(4, 8.0, ("q_proj",))), policy)  # type: ignore[arg-type]
+    run.learner._pushed = adapter_weights
+
+    def move() -> None:
+        with torch.no_grad():
+            for name, parameter in policy.named_parameters():
+                if "lora_" in name:
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+
+    run.push()
+    move()
+    run.push()
+    monkeypatch.setattr(run.engine._llm, "add_lora", lambda request: True)
+    move()
+    with pytest.raises(WeightMismatch, match="Cause: old weights"):
+        run.push()
+
+
+@pytest.fixture(scope="module")
+def half_engines(start_engine: StartEngine) -> dict[str, VLLMEngine]:
+    return {dtype: start_engine(dtype=dtype) for dtype in ("bfloat16", "float16")}
+
+
+@pytest.fixture(params=["bfloat16", "float16"])
+def half(request: pytest.FixtureRequest, half_engines: dict[str, VLLMEngine]) -> Run:
+    """An engine in half precision under a float32 learner."""
+    return pushed(half_engines[request.param], tiny_llama(False))
+
+
+def test_an_engine_in_half_precision_keeps_far_from_its_bounds(half: Run) -> None:
+    for _ in range(3):
+        found = half.step_and_push()
+        assert found["weight_check/mean"] < half.check.plan.bounds.mean / 5
+        assert found["weight_check/largest"] < half.check.plan.bounds.largest / 5
+
+
+def test_sharper_weights_round_more_and_so_do_their_log_probs(half: Run) -> None:
+    """Training makes a model surer of itself; the bounds are relative to 1 + |log-prob|."""
+    with torch.no_grad():
+        half.model.lm_head.weight.mul_(30)
+    half.push()
+
+
+@pytest.mark.parametrize("scale", [0.05, 0.02, 3e-3])
+def test_half_precision_shows_a_push_that_is_lost(
+    half: Run, monkeypatch: pytest.MonkeyPatch, scale: float
+) -> None:
+    monkeypatch.setattr(half.engine, "_reload", lambda weights: None)
+    with pytest.raises(WeightMismatch, match="Cause: old weights"):
+        half.step_and_push(scale=scale)
+
+
+@pytest.mark.parametrize("scale", [0.05, 1e-4])
+def test_half_precision_shows_a_prefix_cache_that_outlives_a_push(
+    half: Run, monkeypatch: pytest.MonkeyPatch, scale: float
+) -> None:
+    monkeypatch.setattr(half.engine._llm, "reset_prefix_cache", lambda **how: True)
+    with pytest.raises(WeightMismatch, match="Cause: prefix cache"):
+        half.step_and_push(scale=scale)
+    monkeypatch.undo()
+    half.engine._llm.reset_prefix_cache(reset_running_requests=True)
+
+
+@pytest.mark.parametrize(
+    "change", [*DAMAGED.values(), not_a_number, hotter], ids=[*DAMAGED, "not finite", "hotter"]
+)
+def test_half_precision_hides_no_fault(half: Run, change: Callable[[Tensors], Tensors]) -> None:
+    causes = r"Cause: (.*cut, permuted|another temperature|the engine's log-probs|rounding)"
+    with pytest.raises(WeightMismatch, match=causes):
+        half.step_and_push(change)
+
+
+class Scripted:
+    """Engines and a learner that say what they are told."""
+
+    vocab_size, optimizer_steps, ranks = VOCAB, 0, None
+    members: tuple[int, ...] = (1,)
+
+    def __init__(self, *engines: str) -> None:
+        self.engines = engines
+
+    def score(
+        self, sequences: Sequence[Sequence[int]], temperature: float = 1.0
+    ) -> dict[str, SequenceScores]:
+        return {name: SequenceScores([[-1.0] * (len(ids) - 1) for ids in sequences]) for name in self.engines}
+
+
+def sampled_check(*engines: str) -> WeightCheck:
+    check = WeightCheck(check_plan("float32"), Scripted(*engines), Scripted())  # type: ignore[arg-type]
+    check.members, check.version = (1,), 3
+    check._engines_before = {name: torch.zeros(1) for name in engines}
+    return check
+
+
+def test_sampled_tokens_show_which_engine_is_wrong() -> None:
+    check, right = sampled_check("a", "b"), torch.full((64,), -1.0)
+    assert check.compare_sampled(3, {"a": (right, right), "b": (right, right + 1e-5)}) == {}
+    with pytest.raises(
+        WeightMismatch, match=r"64 tokens sampled with policy version 3: b differs .*old weights"
+    ):
+        check.compare_sampled(3, {"a": (right, right), "b": (right, right + 0.01)})
+    check.compare_sampled(3, {"b": (right[:63], right[:63] + 0.01)})
+    check.engines.members = (2,)  # type: ignore[misc]
+    with pytest.raises(WeightMismatch, match="replaced a lost engine"):
+        check.compare_sampled(3, {"b": (right, right + 0.01)})
+
+
+def test_few_sampled_tokens_say_too_little() -> None:
+    check = sampled_check("a", "b")
+    assert not check.lacks({"a": 64, "b": 80})
+    assert check.lacks({"a": 64, "b": 63}) and check.lacks({"a": 64}) and check.lacks({})
+
+
+def test_what_the_engine_samples_is_within_the_bounds_of_sampled_tokens(half: Run) -> None:
+    prompts = random_sequences(VOCAB, [20] * 4)
+    requests = [Request(i, tuple(ids), 4, Sampling(max_tokens=16), seed=i) for i, ids in enumerate(prompts)]
+    pairs = [
+        (torch.tensor(one.log_probs), half.learner.score([[*request.prompt, *one.token_ids]])[0])
+        for request, response in zip(requests, generate(half.engine, requests), strict=True)
+        for one in response.completions
+    ]
+    engine = torch.cat([mine for mine, _ in pairs])
+    learner = torch.cat([torch.tensor(theirs[-len(mine) :]) for mine, theirs in pairs])
+    assert len(engine) >= 64 and float(gap(engine, learner).mean()) < half.check.plan.bounds.sampled / 5
+    half.check._engines_before = {ALONE: torch.zeros(1)}
+    half.check.compare_sampled(0, {ALONE: (engine, learner)})

@@ -1,0 +1,167 @@
+"""Files that are not the model of their config.json are refused before anything starts, by one line with the remedy."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+import grpo
+from config.errors import ConfigError
+from config.models import LoraConfig, ModelConfig
+from run.jobs import run_job
+from run.lockstep import Lockstep
+from tests.architectures import save_tiny
+from tests.scripts import ROOT, configured
+from training.model_files import check_files
+from training.model_loading import load_frozen, load_in_4bit, load_model, load_tokenizer
+from training.model_writer import ModelWriter
+
+CPU = torch.device("cpu")
+QUICKSTART = ROOT / "models" / "quickstart"
+FIRST = "lm_head.weight"
+Tensors = dict[str, Tensor]
+
+
+def model_of(folder: Path, change: Callable[[Tensors], Tensors] = lambda tensors: tensors) -> ModelConfig:
+    """The quickstart's model with other tensors in its file."""
+    shutil.copytree(QUICKSTART, folder)
+    path = folder / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in change(load_file(path)).items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+    return ModelConfig(str(folder))
+
+
+def renamed(prefix: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+def without(name: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {key: tensor for key, tensor in tensors.items() if key != name}
+
+
+WRONG: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
+    "a tensor is missing": (without("model.norm.weight"), r"the files lack 1 tensor: model\.norm\.weight\. "),
+    "an untied head is missing": (without(FIRST), r"the files lack 1 tensor: lm_head\.weight\. "),
+    "a tensor too many": (
+        lambda tensors: tensors | {"model.more.weight": torch.zeros(2)},
+        r"the model has no 1 tensor: model\.more\.weight\. ",
+    ),
+    "another shape": (
+        lambda tensors: tensors | {FIRST: tensors[FIRST][:5]},
+        r"another shape has 1 tensor: lm_head\.weight \(lm_head\.weight is \[5, 192\] in the files and \[263, 192\]",
+    ),
+    "shards of ZeRO-3": (
+        lambda tensors: {name: torch.zeros(0) for name in tensors},
+        r"another shape has 21 tensors: .* and 18 more .*zero_to_fp32\.py",
+    ),
+    "compiled": (renamed("_orig_mod."), r"lack 21 tensors: .*no 21 tensors: .*`model\._orig_mod`"),
+    "peft": (renamed("base_model.model."), r"Names begin with base_model\.model\.: .*merge_and_unload"),
+    "parallel": (renamed("module."), r"Names begin with module\.: .*`model\.module`"),
+}
+
+
+@pytest.mark.parametrize(("change", "text"), WRONG.values(), ids=WRONG)
+def test_everybody_who_loads_refuses_files_that_are_not_the_model(
+    change: Callable[[Tensors], Tensors], text: str, tmp_path: Path
+) -> None:
+    config = model_of(tmp_path / "model", change)
+    tokenizer = load_tokenizer(config.name)
+    for load in (
+        lambda: check_files(config, tokenizer),
+        lambda: load_model(config, CPU),
+        lambda: load_frozen(config, CPU, torch.bfloat16),
+        lambda: ModelWriter(config, LoraConfig(enabled=True)),
+    ):
+        with pytest.raises(ConfigError, match=text) as raised:
+            load()
+        assert str(raised.value).startswith(f"model.name={config.name}: ") and "\n" not in str(raised.value)
+
+
+def test_so_does_a_base_in_4_bits(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes", reason="pip install -e '.[qlora]' in the project's folder")
+    config = model_of(tmp_path / "model", without("model.norm.weight"))
+    with pytest.raises(ConfigError, match="the files lack 1 tensor"):
+        load_in_4bit(config, CPU, torch.float32)
+
+
+def test_a_run_ends_before_it_has_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = model_of(tmp_path / "model", without("model.norm.weight"))
+    for job in ("run=train", "run=eval"):
+        config = configured(job, f"model.name={model.name}", "eval.sets={test:{dataset:arithmetic,limit:2}}")
+        with pytest.raises(ConfigError, match="the files lack 1 tensor"):
+            run_job(config, tmp_path / job, grpo.train, Lockstep)
+    assert "MISSING" not in capsys.readouterr().err, "the library's own table"
+
+
+def test_a_tied_head_may_be_absent(tmp_path: Path) -> None:
+    save_tiny("gemma", tmp_path / "model")
+    config = ModelConfig(str(tmp_path / "model"))
+    assert FIRST not in load_file(tmp_path / "model" / "model.safetensors")
+    check_files(config, load_tokenizer(config.name))
+    load_model(config, CPU)
+
+
+def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
+    config = model_of(tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    for load in (lambda: check_files(config, load_tokenizer(config.name)), lambda: load_model(config, CPU)):
+        with pytest.raises(ConfigError, match=r"the model could not be loaded \(SafetensorError"):
+            load()
+
+
+@pytest.mark.parametrize(
+    "saved", [{"quant_method": "bitsandbytes", "load_in_4bit": True}, {"quant_method": "gptq", "bits": 4}]
+)
+def test_a_base_that_is_saved_quantized_is_one_line(saved: dict[str, object], tmp_path: Path) -> None:
+    config = model_of(tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": saved}))
+    with pytest.raises(ConfigError, match=rf"saved quantized \({saved['quant_method']}\).*quantization=nf4"):
+        check_files(config, load_tokenizer(config.name))
+
+
+def test_a_model_without_sdpa_names_the_attention_that_it_has(tmp_path: Path) -> None:
+    save_tiny("gpt_oss", tmp_path / "model")
+    config = ModelConfig(str(tmp_path / "model"))
+    with pytest.raises(ConfigError, match=r"GptOssForCausalLM has no attention with sdpa: set .*=eager$"):
+        check_files(config, load_tokenizer(config.name))
+    config.attn_implementation = "eager"
+    check_files(config, load_tokenizer(config.name))
+
+
+def more_tokens(folder: Path, *tokens: str, **special: str) -> PreTrainedTokenizerBase:
+    tokenizer = AutoTokenizer.from_pretrained(QUICKSTART)
+    tokenizer.add_tokens(list(tokens))
+    tokenizer.add_special_tokens(special)
+    tokenizer.save_pretrained(folder)
+    return load_tokenizer(str(folder))
+
+
+def test_a_tokenizer_that_ends_with_a_token_beyond_the_embedding_is_refused(tmp_path: Path) -> None:
+    config = model_of(tmp_path / "model")
+    with pytest.raises(
+        ConfigError, match=r"1 tokens beyond the 263 rows .*'<end>' is 263.*resize_token_embeddings"
+    ):
+        check_files(config, more_tokens(tmp_path / "model", eos_token="<end>"))
+
+
+def test_a_token_that_was_added_and_is_in_no_prompt_does_no_harm(tmp_path: Path) -> None:
+    """As in published models whose tokenizer knows images that their text model does not."""
+    config = model_of(tmp_path / "model")
+    check_files(config, more_tokens(tmp_path / "model", "<image>"))
+    small = ("env.num_envs=2", "env.repeats=2", "train.total_dialog_turns=4", f"model.name={config.name}")
+    assert run_job(configured(*small), tmp_path / "run", grpo.train, Lockstep) == "finished"
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1+1=<image>", "answer": "2"}\n')
+    data = ("env.dataset=jsonl", f"env.data_files={rows}")
+    with pytest.raises(
+        ConfigError, match=r"the prompt of row 0 has the token '<image>', and its id 263 lies beyond"
+    ):
+        run_job(configured(*small, *data), tmp_path / "other", grpo.train, Lockstep)

@@ -1,0 +1,85 @@
+"""The files of `model.name`, checked before anything is started from them."""
+
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from config.errors import ConfigError
+from config.models import ModelConfig
+from envs.control_tokens import turn_end
+from plan.model_shape import model_path
+from training.base_files import weight_files
+from training.model_loading import check_report, loading, quiet_library, skeleton
+
+
+def check_files(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a model that cannot be trained or sampled from as its files say. No weight is read.
+
+    Raises:
+        ConfigError: its weights are quantized, its tensors are not those of its config.json, it has no attention of
+            the kind that is asked for, or its tokenizer has ids that its embedding has not.
+    """
+    with loading("the model", config.name), quiet_library():
+        _check_quantization(config.name)
+        bare = skeleton(config)
+        shapes = _shapes(config.name)
+        if shapes:  # other formats are read when the model is loaded
+            loaded: Any = type(bare).from_pretrained(
+                None,
+                config=bare.config,
+                state_dict=shapes,
+                dtype=bare.dtype,
+                attn_implementation=config.attn_implementation,
+                device_map={"": "meta"},
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+            check_report(config.name, loaded[0], loaded[1])
+    _check_ids(config.name, bare, tokenizer)
+
+
+def _check_quantization(name: str) -> None:
+    files = AutoConfig.from_pretrained(model_path(name))
+    saved = getattr(files, "quantization_config", None)
+    if saved is None:
+        return
+    described = saved if isinstance(saved, dict) else saved.to_dict()
+    method = described.get("quant_method") or "quantized"
+    raise ConfigError(
+        f"model.name={name}: its weights are saved quantized ({method}), and neither training nor a push to engines "
+        "has use for such: take the model with whole weights; train_model.lora.enabled=true "
+        "train_model.lora.quantization=nf4 holds it in 4 bits while it trains"
+    )
+
+
+def _shapes(name: str) -> dict[str, torch.Tensor]:
+    """Every tensor of safetensors files by its name, on the meta device; none where there are no such files."""
+    files = weight_files(model_path(name))
+    found: dict[str, torch.Tensor] = {}
+    for file in set(files.values()):
+        with safe_open(file, "pt") as opened:
+            shapes = {tensor: opened.get_slice(tensor).get_shape() for tensor in opened.keys()}  # noqa: SIM118, it is no dict
+        found |= {tensor: torch.empty(shape, device="meta") for tensor, shape in shapes.items()}
+    return found
+
+
+def _check_ids(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Tokens that were added and are never in a prompt may lie beyond the embedding; all others must not."""
+    embedding: Any = model.get_input_embeddings()
+    rows: int = embedding.weight.shape[0]
+    added = tokenizer.added_tokens_encoder
+    ends = {tokenizer.eos_token_id, turn_end(tokenizer)}
+    beyond = {
+        token: number
+        for token, number in tokenizer.get_vocab().items()
+        if number >= rows and (token not in added or number in ends)
+    }
+    if beyond:
+        token, number = max(beyond.items(), key=lambda pair: pair[1])
+        raise ConfigError(
+            f"model.name={name}: its tokenizer has {len(beyond)} tokens beyond the {rows} rows of the model's "
+            f"embedding ({token!r} is {number}): take the tokenizer that the model was trained with, or "
+            "`model.resize_token_embeddings(len(tokenizer))` and save both"
+        )

@@ -1,0 +1,41 @@
+"""Training mode of a policy: adapters drop out and layers recompute; nothing else differs from evaluation.
+
+A config.json may name dropout, router noise or skipped layers. The log-probs of such a forward pass are not those of
+the model that engines sample from, so ratio and KL would measure the noise.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+_NOISE = ("drop", "jitter", "noise")
+
+
+def set_training_mode(policy: nn.Module) -> None:
+    """Put every module in evaluation mode but the adapters' dropout and the layers that recompute activations.
+
+    Such a layer has to be in training mode by itself; what it would do with that of its own is set to 0.
+    """
+    policy.eval()
+    for name, module in policy.named_modules():
+        if ".lora_dropout." in name:
+            module.training = True
+        if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing:
+            module.training = True
+            for field, value in vars(module).items():
+                if isinstance(value, float) and any(word in field for word in _NOISE):
+                    setattr(module, field, 0.0)
+
+
+@contextmanager
+def evaluation_mode(policy: nn.Module) -> Iterator[None]:
+    """Put every module in evaluation mode for the block."""
+    in_training = [module for module in policy.modules() if module.training]
+    policy.eval()
+    try:
+        yield
+    finally:
+        for module in in_training:
+            module.training = True
