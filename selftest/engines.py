@@ -10,7 +10,6 @@ from typing import Any
 import psutil
 import torch
 from torch import nn
-from training.engine_arithmetic import learner_scores
 
 from envs.group import SampledCompletion, Sampling
 from plan.machine import this_machine
@@ -24,6 +23,7 @@ from selftest.check import Bench
 from selftest.tiny import configured, model_folder, moved, subfolder
 from training.local_learner import LocalLearner
 from training.model_loading import load_model, load_tokenizer, saved_eos_token_ids
+from training.scoring import plain_scores
 
 MEAN_GAP = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.3}
 """Largest mean |engine log-prob - learner log-prob| of drawn tokens that an engine's dtype explains."""
@@ -70,7 +70,7 @@ def expected(model: nn.Module, request: Request, completion: SampledCompletion) 
     sampling, count = request.sampling, len(completion.token_ids)
     if sampling.top_p == 1 and not sampling.top_k:
         sequence = [*request.prompt, *completion.token_ids]
-        return torch.tensor(learner_scores(model, [sequence], sampling.temperature)[0][-count:])
+        return torch.tensor(plain_scores(model, [sequence], sampling.temperature)[0][-count:])
     parameter = next(model.parameters())
     ids = torch.tensor([[*request.prompt, *completion.token_ids]], device=parameter.device)
     logits = model(ids).logits[0, -count - 1 : -1].float().cpu() / sampling.temperature

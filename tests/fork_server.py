@@ -210,6 +210,9 @@ def become(command: list[str], cwd: str, environment: dict[str, str], stdout: in
 
     for descriptor, end in ((1, stdout), (2, stderr)):
         os.dup2(end, descriptor)
+    # What they were made for may have been a file, and a pipe cannot be sought in.
+    sys.stdout = open(1, "w", encoding=sys.stdout.encoding, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, sys.stderr.encoding, "backslashreplace", closefd=False)  # noqa: SIM115
     for end in {stdout, stderr}:
         os.close(end)
     os.chdir(cwd)

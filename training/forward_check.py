@@ -18,8 +18,7 @@ from training.training_mode import evaluation_mode
 def check_forward(scorer: ResponseScorer, prompts: Sequence[int], bounds: Bounds) -> None:
     """Rows as a step takes them, packed or padded, must have the log-probs that each has by itself.
 
-    prompts: lengths; two responses of different lengths follow each. One is longer than the model's window, if it has
-    one.
+    prompts: lengths; two responses follow each. One is longer than the model's window, if it has one.
 
     Raises:
         ConfigError: they have not.
@@ -32,28 +31,27 @@ def check_forward(scorer: ResponseScorer, prompts: Sequence[int], bounds: Bounds
     # The distribution that engines sample from has no part in it.
     plain_sampling = replace(scorer, temperature=1.0, top_p=1.0, top_k=0)
     with torch.no_grad(), evaluation_mode(scorer.model), torch.compiler.set_stance("force_eager"):
-        log_probs = plain_sampling(tokens).log_prob.cpu()
-    for row, scores in enumerate(plain_scores(scorer.model, sequences, within=scorer.within)):
-        own = log_probs[row][tokens.response_mask[row]]
-        plain = torch.tensor(scores[-len(own) :])
-        gaps = (own - plain).abs() / (1 + plain.abs())
-        if not (gaps.mean() <= bounds.mean and gaps.max() <= bounds.largest):
-            rows, remedy = ("packed", "train.packing=false") if scorer.packs else ("padded", "another model")
-            raise ConfigError(
-                f"{type(causal_model(scorer.model)).__name__}: {rows} rows have other log-probs than each row by itself"
-                f" (by {float(gaps.max()):.2g} of 1 + |log-prob|): take {remedy}"
-            )
+        log_probs = plain_sampling(tokens).log_prob.cpu()[tokens.response_mask]
+    scores = plain_scores(scorer.model, sequences, within=scorer.within)
+    counts = tokens.response_mask.sum(1).tolist()
+    plain = torch.tensor([one for row, count in zip(scores, counts, strict=True) for one in row[-count:]])
+    gaps = (log_probs - plain).abs() / (1 + plain.abs())
+    if not (gaps.mean() <= bounds.mean and gaps.max() <= bounds.largest):
+        rows, remedy = ("packed", "train.packing=false") if scorer.packs else ("padded", "another model")
+        raise ConfigError(
+            f"{type(causal_model(scorer.model)).__name__}: {rows} rows have other log-probs than each row by itself "
+            f"(by {float(gaps.max()):.2g} of 1 + |log-prob|): take {remedy}"
+        )
 
 
 def _rows(prompts: Sequence[int], vocabulary: int) -> Tokens:
     """Two responses to each prompt, ids by chance."""
     generator = torch.Generator().manual_seed(7)
-    lengths = torch.tensor([[4 + place, 8 - place % 3] for place in range(len(prompts))]).flatten()
-    widths = torch.tensor(list(prompts))
+    widths = torch.tensor(list(prompts)).repeat_interleave(2)
+    mask = torch.arange(8) < 4 + torch.arange(len(widths))[:, None] % 5
     prompt = torch.randint(
         0, vocabulary, (len(prompts), max(prompts)), generator=generator
     ).repeat_interleave(2, 0)
-    response = torch.randint(0, vocabulary, (len(lengths), int(lengths.max())), generator=generator)
-    prompt_mask = (torch.arange(prompt.shape[1]) >= prompt.shape[1] - widths[:, None]).repeat_interleave(2, 0)
-    mask = torch.arange(response.shape[1]) < lengths[:, None]
-    return Tokens(prompt * prompt_mask, prompt_mask, response * mask, mask, mask, batch_size=[len(lengths)])
+    response = torch.randint(0, vocabulary, mask.shape, generator=generator)
+    prompt_mask = torch.arange(prompt.shape[1]) >= prompt.shape[1] - widths[:, None]
+    return Tokens(prompt * prompt_mask, prompt_mask, response * mask, mask, mask, batch_size=[len(widths)])

@@ -19,9 +19,7 @@ def plain_scores(
 ) -> list[list[float]]:
     """Log-probs of all tokens but the first, [count][length - 1].
 
-    Sequences of one length go through the model together. Compiled layers compute as they are written.
-
-    within: where the model's parameters are whole.
+    Sequences of one length go through the model together. within: where the model's parameters are whole.
     """
     causal = causal_model(model)
     scores: dict[int, list[float]] = {}

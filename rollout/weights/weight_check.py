@@ -4,8 +4,7 @@
             a few rows decoded by the engines, scored by the learner        first push
     step ─▶ tokens that the engines sampled since, scored by the learner    first step after a push
 
-Every bound is absolute (`plan/weight_bounds.py`). A difference beyond it is a `WeightMismatch`, with the cause as far
-as it leaves a trace.
+Every bound is absolute (`plan/weight_bounds.py`). Beyond it is a `WeightMismatch`, with the cause that fits.
 """
 
 import math
@@ -51,8 +50,8 @@ class WeightCheck:
 
     def due(self, version: int) -> bool:
         """Whether the push of this version is to be compared by fixed sequences."""
-        last = self.version
-        return last is None or version - last >= self.every or self.engines.members != self.members
+        new = self.version is None or self.engines.members != self.members
+        return new or version - (self.version or 0) >= self.every
 
     def compare(self, version: int) -> dict[str, float]:
         """Fixed sequences on both sides, and at the first time decoding too; metrics of the differences.
@@ -71,17 +70,14 @@ class WeightCheck:
         what = f"the push of policy version {version}"
         if not learner.isfinite().all():
             raise WeightMismatch(
-                f"weight check at {what}: the learner's own log-probs are not finite. Cause: training diverged, or it "
-                "went on from a damaged checkpoint; lower optimizer.lr, keep optimizer.clip_grad_norm, and go on from "
-                "an earlier checkpoint with train.resume=PATH"
+                f"weight check at {what}: the learner's own log-probs are not finite. Cause: training diverged; lower "
+                "optimizer.lr, keep optimizer.clip_grad_norm, and go on from an earlier checkpoint (train.resume=PATH)"
             )
         moved = before is not None and float((learner - before).abs().max()) > self.plan.bounds.moved
         for name, engine in engines.items():
-            stale = scored[name].cached_tokens if pushed else 0
-            stands_still = moved and name in engines_before and torch.equal(engine, engines_before[name])
-            if stale:
+            if pushed and (stale := scored[name].cached_tokens):
                 cause = f"prefix cache: {stale} tokens that the old weights computed are still in it"
-            elif stands_still:
+            elif moved and name in engines_before and torch.equal(engine, engines_before[name]):
                 cause = "old weights: the engine answers with the very log-probs of before the push"
             elif not self._within(engine, learner, self.plan.bounds.mean):
                 cause = self._cause(sequences, engine, learner, first, replaced)
@@ -100,11 +96,8 @@ class WeightCheck:
             for place, prompt in enumerate(prompts)
         ]
         responses = generate(self.engines, requests)
-        pairs = [
-            (one.prompt, each)
-            for one, found in zip(requests, responses, strict=True)
-            for each in found.completions
-        ]
+        found = zip(requests, responses, strict=True)
+        pairs = [(one.prompt, each) for one, response in found for each in response.completions]
         scores = self.learner.score([[*prompt, *one.token_ids] for prompt, one in pairs])
         engine = _flat([one.log_probs for _, one in pairs])
         learner = _flat([row[-len(one.token_ids) :] for row, (_, one) in zip(scores, pairs, strict=True)])
@@ -122,22 +115,17 @@ class WeightCheck:
     def compare_sampled(self, version: int, engines: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
         """Tokens of a batch that the weights of the last push sampled, before a step from these weights.
 
-        engines: by the engine's name, its log-probs and the learner's, [n] each. Returns no metrics: `mismatch/*` has
-        them.
+        engines: by the engine's name, its log-probs and the learner's, [n] each. `mismatch/*` has the metrics.
 
         Raises:
             WeightMismatch: the mean difference of an engine is out of bounds.
         """
         for name, (engine, learner) in engines.items():
-            mean = float(gap(engine, learner).mean()) if len(engine) >= _FEWEST else 0.0
-            if mean <= self.plan.bounds.sampled:
+            if len(engine) < _FEWEST or gap(engine, learner).mean() <= self.plan.bounds.sampled:
                 continue
-            cause = (
-                "old weights: it replaced a lost engine and does not have what was pushed"
-                if self.engines.members != self.members
-                else "old weights, a cache that outlived the push, or another temperature, top_p or top_k than the "
-                f"learner's; fixed sequences agreed at version {self.version}"
-            )
+            cause = f"old weights, a cache that outlived the push, or other sampling; version {self.version} was right"
+            if self.engines.members != self.members:
+                cause = "old weights: it replaced a lost engine and lacks what was pushed"
             what = f"{len(engine)} tokens sampled with policy version {version}"
             raise self._mismatch(what, name, engine, learner, cause)
         return {}
@@ -153,7 +141,7 @@ class WeightCheck:
     def _within(self, engine: Tensor, learner: Tensor, mean: float) -> bool:
         """False where one of the log-probs [n] is not a number."""
         gaps = gap(engine, learner)
-        return float(gaps.mean()) <= mean and float(gaps.max()) <= self.plan.bounds.largest
+        return bool(gaps.mean() <= mean and gaps.max() <= self.plan.bounds.largest)
 
     def _learner(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> Tensor:
         return _flat(self.learner.score(sequences, temperature))
@@ -165,18 +153,13 @@ class WeightCheck:
         if not engine.isfinite().all():
             return "the engine's log-probs are not finite: tensors arrived damaged, or its dtype overflows"
         if replaced:
-            return (
-                "old weights: an engine was replaced since the last check and does not have what was pushed"
-            )
+            return "old weights: an engine was replaced since the last check and lacks what was pushed"
         temperature = self._temperature(sequences, engine)
-        explained = _rms(engine - self._learner(sequences, temperature)) < 0.2 * _rms(engine - learner)
-        if explained and abs(math.log(temperature)) > 0.02:
+        left = (engine - self._learner(sequences, temperature)).norm()
+        if left < 0.2 * (engine - learner).norm() and abs(math.log(temperature)) > 0.02:
             return f"another temperature: the engine answers as at temperature {temperature:.2g}, not 1"
         if first:
-            return (
-                "wrong from the start: engine and learner compute this model differently, or from other files; take "
-                "another inference_model.backend or inference_model.dtype"
-            )
+            return "wrong from the start: take another inference_model.backend or dtype, or look at the model's files"
         if float(gap(engine, learner).mean()) < 2 * self.plan.bounds.mean:
             return "rounding: just beyond the bound; inference_model.dtype=float32 rounds less"
         return "old weights in a part, or tensors that arrived cut, permuted or rounded (compare layout and dtype)"
@@ -186,7 +169,7 @@ class WeightCheck:
         low, high = math.log(0.2), math.log(5.0)
         for _ in range(3):
             grid = [low + (high - low) * step / 8 for step in range(9)]
-            best = min(grid, key=lambda at: _rms(engine - self._learner(sequences, math.exp(at))))
+            best = min(grid, key=lambda at: float((engine - self._learner(sequences, math.exp(at))).norm()))
             low, high = best - (high - low) / 8, best + (high - low) / 8
         return math.exp(best)
 
@@ -205,7 +188,3 @@ def random_sequences(vocab_size: int, lengths: Sequence[int]) -> list[list[int]]
 def _flat(scores: Sequence[Sequence[float]]) -> Tensor:
     """float64 [n]."""
     return torch.tensor([score for row in scores for score in row], dtype=torch.float64)
-
-
-def _rms(values: Tensor) -> float:
-    return float(values.square().mean().sqrt())
