@@ -201,6 +201,15 @@ def steady_positions(config: Mapping[str, Any]) -> int:
     return min(limits, default=0)
 
 
+def unsteady(name: str, longest: int, steady: int) -> str:
+    """Why a model cannot be trained on sequences of up to `longest` tokens, beyond `steady_positions`."""
+    return (
+        f"prompt plus response may reach {longest} tokens, but the rotary embeddings of model.name={name} change with "
+        f"the length beyond {steady} tokens (rope_type dynamic or longrope), so that a token has no log-prob of its "
+        "own: lower env.max_prompt_tokens or inference_model.max_tokens"
+    )
+
+
 def window(config: Mapping[str, Any]) -> int:
     """The shortest stretch that some layer sees, or works through, at a time; 0 where none is named."""
     names = (

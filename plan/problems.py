@@ -12,7 +12,7 @@ from plan.host_memory import host_bytes, host_uses
 from plan.machine import ASSUMED_VLLM, Machine
 from plan.make_plan import make_plan
 from plan.memory import Phase, gib, kv_bytes_per_sequence, usable_bytes
-from plan.model_shape import GIB, ModelShape
+from plan.model_shape import GIB, ModelShape, unsteady
 from plan.plan import Plan, cache_on_device, gpus_used
 
 MOST_GPUS = 64
@@ -165,13 +165,7 @@ def model_limits(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
             f"has {shape.max_positions} positions: lower env.max_prompt_tokens or inference_model.max_tokens",
         )
     if shape.steady and config.max_model_len > shape.steady:
-        yield Problem(
-            "a sequence",
-            f"prompt plus response may reach {config.max_model_len} tokens, but the rotary embeddings of "
-            f"model.name={config.model.name} change with the length beyond {shape.steady} tokens (rope_type dynamic or "
-            "longrope), so that a token has no log-prob of its own: lower env.max_prompt_tokens or "
-            "inference_model.max_tokens",
-        )
+        yield Problem("a sequence", unsteady(config.model.name, config.max_model_len, shape.steady))
     split = config.inference_model.tensor_parallel_size
     if shape.num_heads % split:
         yield Problem(

@@ -20,8 +20,7 @@ from run.engines import build_engine
 from run.generation import make_conversation, make_evaluation
 from run.report import ReportWriter
 from training.checkpoint import Saved
-from training.model_files import check_files
-from training.model_loading import load_tokenizer
+from training.model_files import checked_tokenizer
 
 
 def evaluate(
@@ -44,8 +43,7 @@ def evaluate_alone(
     saved: the checkpoint that these weights are of; its iteration, optimizer step and version name the evaluation.
     begun: called when everything is there.
     """
-    tokenizer = load_tokenizer(config.model.name)
-    check_files(config.model, tokenizer)
+    tokenizer = checked_tokenizer(config.model, config.max_model_len)
     sets = load_sets(config, tokenizer)
     conversation = make_conversation(config, tokenizer)
     iteration, steps, version = (0, 0, 0) if saved is None else saved.place

@@ -23,14 +23,15 @@ def check_forward(scorer: ResponseScorer, prompts: Sequence[int], bounds: Bounds
     Raises:
         ConfigError: they have not.
     """
-    embedding: Any = causal_model(scorer.model).get_input_embeddings()
-    tokens = _rows(prompts, embedding.weight.shape[0])
-    sequences = [
-        [*row.prompt[row.prompt_mask].tolist(), *row.response[row.response_mask].tolist()] for row in tokens
-    ]
+    causal: Any = causal_model(scorer.model)
+    tokens = _rows(prompts, causal.get_input_embeddings().weight.shape[0])
+    pairs = [(row.prompt[row.prompt_mask], row.response[row.response_mask]) for row in tokens]
+    sequences = [[*prompt.tolist(), *response.tolist()] for prompt, response in pairs]
     # The distribution that engines sample from has no part in it.
     plain_sampling = replace(scorer, temperature=1.0, top_p=1.0, top_k=0)
-    with torch.no_grad(), evaluation_mode(scorer.model), torch.compiler.set_stance("force_eager"):
+    # On a GPU attention is compiled, for the steps that follow too; on a CPU nothing is but layers, which is long.
+    stance = "force_eager" if causal.device.type == "cpu" else "default"
+    with torch.no_grad(), evaluation_mode(scorer.model), torch.compiler.set_stance(stance):
         log_probs = plain_sampling(tokens).log_prob.cpu()[tokens.response_mask]
     scores = plain_scores(scorer.model, sequences, within=scorer.within)
     counts = tokens.response_mask.sum(1).tolist()
@@ -39,7 +40,7 @@ def check_forward(scorer: ResponseScorer, prompts: Sequence[int], bounds: Bounds
     if not (gaps.mean() <= bounds.mean and gaps.max() <= bounds.largest):
         rows, remedy = ("packed", "train.packing=false") if scorer.packs else ("padded", "another model")
         raise ConfigError(
-            f"{type(causal_model(scorer.model)).__name__}: {rows} rows have other log-probs than each row by itself "
+            f"{type(causal).__name__}: {rows} rows have other log-probs than each row by itself "
             f"(by {float(gaps.max()):.2g} of 1 + |log-prob|): take {remedy}"
         )
 

@@ -9,17 +9,27 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from config.errors import ConfigError
 from config.models import ModelConfig
 from envs.control_tokens import turn_end
-from plan.model_shape import model_path
+from plan.model_shape import model_path, steady_positions, unsteady
 from training.base_files import weight_files
-from training.model_loading import check_report, loading, quiet_library, skeleton
+from training.model_loading import check_report, load_tokenizer, loading, quiet_library, skeleton
 
 
-def check_files(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+def checked_tokenizer(config: ModelConfig, longest: int) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model, and check all its files. Raises as `load_tokenizer` and `check_files`."""
+    tokenizer = load_tokenizer(config.name)
+    check_files(config, tokenizer, longest)
+    return tokenizer
+
+
+def check_files(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, longest: int = 0) -> None:
     """Refuse a model that cannot be trained or sampled from as its files say. No weight is read.
+
+    longest: tokens of prompt and response together; 0 for none.
 
     Raises:
         ConfigError: its weights are quantized, its tensors are not those of its config.json, it has no attention of
-            the kind that is asked for, or its tokenizer has ids that its embedding has not.
+            the kind that is asked for, its rotary embeddings are not the same for all lengths, or its tokenizer has ids
+            that its embedding has not.
     """
     with loading("the model", config.name), quiet_library():
         _check_quantization(config.name)
@@ -37,6 +47,9 @@ def check_files(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> None
                 ignore_mismatched_sizes=True,
             )
             check_report(config.name, loaded[0], loaded[1])
+    steady = steady_positions(bare.config.get_text_config().to_dict())
+    if steady and longest > steady:
+        raise ConfigError(unsteady(config.name, longest, steady))
     _check_ids(config.name, bare, tokenizer)
 
 

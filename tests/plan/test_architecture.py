@@ -1,0 +1,79 @@
+"""A plan of models that are not plain causal attention: whole rows, who decodes, windows, lengths that are refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from config.errors import ConfigError
+from plan.problems import check
+from tests.plan.test_plan import QWEN, gpu_plan, text_of
+
+
+def other(folder: Path, **fields: object) -> str:
+    (folder / "config.json").write_text(json.dumps(QWEN | fields))
+    return f"model.name={folder}"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "mistral", "sliding_window": 8},
+        {"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full_attention"]},
+        {"model_type": "a_model_of_tomorrow"},
+        {"model_type": "gemma3", "text_config": QWEN | {"model_type": "gemma3_text"}},
+    ],
+)
+def test_a_plan_says_what_takes_whole_rows_and_who_decodes(fields: dict[str, object], tmp_path: Path) -> None:
+    name, own = other(tmp_path, **fields), "inference_model.backend=transformers"
+    plan = gpu_plan(name, own)
+    assert not plan.learner.packs
+    assert "its microbatches are whole rows" in text_of(plan) and "transformers' own generate" in text_of(
+        plan
+    )
+    text = text_of(gpu_plan(name, own, "train.packing=false"))
+    assert "its microbatches are whole rows" not in text and "transformers' own generate" in text
+    assert "transformers' own generate" not in text_of(gpu_plan(name))
+
+
+def test_the_plan_of_a_plain_model_says_nothing_of_it(tmp_path: Path) -> None:
+    plan = gpu_plan(other(tmp_path))
+    assert plan.learner.packs and "whole rows" not in text_of(plan)
+
+
+def test_a_row_of_the_weight_check_reaches_beyond_the_window(tmp_path: Path) -> None:
+    name = other(tmp_path, model_type="mistral", sliding_window=1024)
+    assert gpu_plan(name, "inference_model.max_tokens=2048").weight_check.prompts == (8, 12, 1028)
+    assert gpu_plan(
+        name, "env.max_prompt_tokens=500", "inference_model.max_tokens=500"
+    ).weight_check.prompts == (8, 12)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "factor": 2.0,
+                "original_max_position_embeddings": 1024,
+            }
+        },
+        {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 1024},
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "longrope", "original_max_position_embeddings": 1024}
+            }
+        },
+    ],
+)
+def test_lengths_at_which_rotary_embeddings_change_are_refused(
+    rope: dict[str, object], tmp_path: Path
+) -> None:
+    name = other(tmp_path, model_type="phi3", **rope)
+    lengths = ("env.max_prompt_tokens=512", "inference_model.max_tokens")
+    with pytest.raises(
+        ConfigError, match=r"may reach 1025 tokens, but the rotary embeddings .* beyond 1024 tokens"
+    ):
+        check(gpu_plan(name, lengths[0], f"{lengths[1]}=513"))
+    assert "rotary" not in text_of(gpu_plan(name, lengths[0], f"{lengths[1]}=512"))
