@@ -30,6 +30,7 @@ from run import engines  # noqa: E402
 from run.build import build  # noqa: E402
 from run.lockstep import Lockstep  # noqa: E402
 from run.run import Run  # noqa: E402
+from training import model_files  # noqa: E402
 from training.batch import Batch  # noqa: E402
 
 PROFILED_FROM = 2
@@ -159,6 +160,7 @@ def main() -> None:
     job, turns = Job.read(Path(sys.argv[1])), Turns(int(sys.argv[2]))
     if job.work.forced:  # vLLM refuses an end token that its model cannot draw
         engines.saved_eos_token_ids = lambda name, tokenizer: []  # type: ignore[attr-defined]
+        model_files.check_files = lambda config, tokenizer, longest=0: None
     with tempfile.TemporaryDirectory() as folder:
         working = build(configured(job), Path(folder), InTurns)
         working.turns, working.rounds, working.profiled = turns, job.rounds, job.profile

@@ -131,6 +131,15 @@ def read_shape(path: Path) -> ModelShape:
     return shape_of(json.loads(path.read_text(encoding="utf-8")), str(path))
 
 
+NAMES = {
+    "vocab_size": (),
+    "hidden_size": ("n_embd", "d_model", "emb_dim"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "decoder_layers"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads", "attention_heads", "decoder_attention_heads"),
+}
+"""Sizes that every model has, and what some architectures call them."""
+
+
 def shape_of(raw: dict[str, Any], place: str) -> ModelShape:
     """The sizes that a Hugging Face config.json says. place: where it stands.
 
@@ -138,8 +147,13 @@ def shape_of(raw: dict[str, Any], place: str) -> ModelShape:
         ConfigError: a size that every decoder-only transformer has is missing.
     """
     raw = raw.get("text_config") or raw
-    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
-    absent = [name for name in names if name not in raw]
+    raw = {
+        name: next((raw[one] for one in (name, *others) if one in raw), None)
+        for name, others in NAMES.items()
+    } | raw
+    if raw["num_attention_heads"] is None and {"state_size", "attention_hidden_size"} & raw.keys():
+        raw["num_attention_heads"] = 1  # recurrent layers alone
+    absent = [name for name in NAMES if raw[name] is None]
     if absent:
         raise ConfigError(f"{place}: no {', '.join(absent)}; the sizes of this architecture are not known")
     hidden, heads = raw["hidden_size"], raw["num_attention_heads"]
@@ -176,14 +190,18 @@ PLAIN = frozenset(
 tests/test_architectures.py; a name gets here by an entry in tests/architectures.py."""
 
 
+SWITCHED = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"})
+"""Of these, those in which `use_sliding_window` switches the window; others do not read it."""
+
+
 def plain_attention(config: Mapping[str, Any]) -> bool:
     """Whether every layer is plain causal attention to all tokens before, by a config.json of a known architecture."""
     if config.get("model_type") not in PLAIN:
         return False
-    layers = config.get("layer_types")
-    if layers:
-        return set(layers) == {"full_attention"}
-    return not config.get("sliding_window") or config.get("use_sliding_window") is False
+    switched_off = config["model_type"] in SWITCHED and config.get("use_sliding_window") is False
+    if config.get("sliding_window") and not switched_off:
+        return False
+    return set(config.get("layer_types") or ()) <= {"full_attention"}
 
 
 def steady_positions(config: Mapping[str, Any]) -> int:

@@ -1,7 +1,7 @@
 """Evaluations of a run, logged: beside training, or alone (`run=eval`)."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +16,8 @@ from monitoring.progress import Progress
 from monitoring.trackers import make_tracker
 from plan.plan import Plan
 from rollout.engine_loop import EngineLoop
+from rollout.engines.sampler import Engine
+from rollout.weights.weight_check import WeightCheck
 from run.engines import build_engine
 from run.generation import make_conversation, make_evaluation
 from run.report import ReportWriter
@@ -33,6 +35,28 @@ def evaluate(
         return None
     metrics, tables = found
     return monitor.evaluated(metrics, iteration, version, time.perf_counter() - began), tables
+
+
+class _OwnScores:
+    """An engine's scores in the place of a learner's, where nobody learns."""
+
+    def __init__(self, engine: Engine, vocab_size: int) -> None:
+        self.engine = engine
+        self.vocab_size = vocab_size
+
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+        return next(iter(self.engine.score(sequences).values())).log_probs
+
+
+def check_decoding(engine: Engine, plan: Plan, tokens: int) -> None:
+    """What the engine decodes must have the log-probs that its forward pass gives. tokens: that the tokenizer has.
+
+    Raises:
+        WeightMismatch: it has others.
+    """
+    known = tokens if plan.shape is None else min(tokens, plan.shape.vocab_size)
+    scores: Any = _OwnScores(engine, known)
+    WeightCheck(plan.weight_check, engine, scores).compare_decoding()
 
 
 def evaluate_alone(
@@ -62,6 +86,7 @@ def evaluate_alone(
         ending.callback(ReportWriter(run_dir, monitor.say).finish)
         ending.callback(lambda: monitor.close(outcome))
         evaluation = make_evaluation(config, plan, sets, tokenizer, conversation, loop, monitor)
+        check_decoding(engine, plan, len(tokenizer))
         begun()
         monitor.file.begin()
         monitor.ledger.begin(after=-1)

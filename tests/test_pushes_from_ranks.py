@@ -117,7 +117,7 @@ def test_vllms_own_transfer(open_pool: OpenPool, ranks: Ranks, model: str, tmp_p
         learner = over(ranks, config_of(folder, 2), tmp_path)
         pushed(pool, learner, version)
         (scores,) = pool.score(sequences).values()
-        for found, expected in zip(scores, learner.score(sequences), strict=True):
+        for found, expected in zip(scores.log_probs, learner.score(sequences), strict=True):
             torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), atol=1e-4, rtol=0)
         assert {one.name for one in learner.publish()} == pool.received
     completions = generate(pool, requests(2))

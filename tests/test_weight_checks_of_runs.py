@@ -88,6 +88,13 @@ def test_a_batch_of_earlier_weights_has_fixed_sequences_compared(
     assert compared == [0, 1, 2, 3]
 
 
+def test_dropout_of_an_adapter_is_no_mismatch(compared: list[int], tmp_path: Path) -> None:
+    """The step's forward pass has it, so that fixed sequences say whether a push arrived."""
+    dropout = ("train_model.lora.enabled=true", "train_model.lora.dropout=0.2", "optimizer.lr=1e-2")
+    trained(grpo, configured(*ENOUGH, *dropout, "optimizer.warmup_steps=0"), tmp_path)
+    assert compared == [0, 1, 2, 3]
+
+
 def lose(pushes_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
     load = TransformersEngine.load
     monkeypatch.setattr(

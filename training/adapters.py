@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from torch import nn
 
+from config.errors import ConfigError
 from config.models import LoraConfig
 
 if TYPE_CHECKING:
@@ -28,7 +29,14 @@ def add_lora(model: "PreTrainedModel", lora: LoraConfig) -> nn.Module:
         target_modules=list(linear_names(model)),
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, settings)
+    try:
+        return get_peft_model(model, settings)
+    except ValueError as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(
+            f"train_model.lora.enabled=true: peft has no adapter for a layer of {type(model).__name__} ({first}); "
+            "train all weights"
+        ) from error
 
 
 def linear_names(model: "PreTrainedModel") -> tuple[str, ...]:

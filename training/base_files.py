@@ -38,17 +38,17 @@ def loaded(model: ModelConfig) -> Base:
 
 def weight_files(path: str) -> dict[str, Path]:
     """The safetensors file of every tensor, by its name; empty where there are none."""
-    index = _file(path, "model.safetensors.index.json")
-    if index is not None:
-        weights: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        files = {name: _file(path, name) for name in set(weights.values())}
-        found = {tensor: files[name] for tensor, name in weights.items()}
-        return {tensor: file for tensor, file in found.items() if file is not None}
     single = _file(path, "model.safetensors")
-    if single is None:
+    if single is not None:  # which the library takes, whatever an index says
+        with safe_open(single, "pt") as file:
+            return dict.fromkeys(file.keys(), single)
+    index = _file(path, "model.safetensors.index.json")
+    if index is None:
         return {}
-    with safe_open(single, "pt") as file:
-        return dict.fromkeys(file.keys(), single)
+    weights: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    files = {name: _file(path, name) for name in set(weights.values())}
+    found = {tensor: files[name] for tensor, name in weights.items()}
+    return {tensor: file for tensor, file in found.items() if file is not None}
 
 
 def _file(path: str, name: str) -> Path | None:

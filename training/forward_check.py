@@ -18,10 +18,7 @@ from training.training_mode import evaluation_mode
 def check_forward(scorer: ResponseScorer, prompts: Sequence[int], bounds: Bounds) -> None:
     """Rows as a step takes them, packed or padded, must have the log-probs that each has by itself.
 
-    prompts: lengths; two responses follow each. One is longer than the model's window, if it has one.
-
-    Raises:
-        ConfigError: they have not.
+    prompts: lengths; two responses follow each. One is longer than the model's window, if it has one. Raises ConfigError.
     """
     causal: Any = causal_model(scorer.model)
     tokens = _rows(prompts, causal.get_input_embeddings().weight.shape[0])

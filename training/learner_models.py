@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
+from config.errors import ConfigError
 from config.schema import Config
 from plan.plan import Plan
 from training.adapters import adapted, add_lora
@@ -107,7 +108,10 @@ def _prepared(config: Config, model: PreTrainedModel, trained: bool) -> nn.Modul
         model.requires_grad_(False).eval()
         return model
     if config.train.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+        try:
+            model.gradient_checkpointing_enable()
+        except ValueError as error:
+            raise ConfigError(f"train.gradient_checkpointing=true: {error}; set it to false") from error
     if config.train_model.lora.enabled:
         return add_lora(model, config.train_model.lora)
     return model

@@ -1,5 +1,6 @@
 """The files of `model.name`, checked before anything is started from them."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ def check_files(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, longest
             that its embedding has not.
     """
     with loading("the model", config.name), quiet_library():
-        _check_quantization(config.name)
+        _check_weights(config.name)
         bare = skeleton(config)
         shapes = _shapes(config.name)
         if shapes:  # other formats are read when the model is loaded
@@ -53,9 +54,17 @@ def check_files(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, longest
     _check_ids(config.name, bare, tokenizer)
 
 
-def _check_quantization(name: str) -> None:
-    files = AutoConfig.from_pretrained(model_path(name))
-    saved = getattr(files, "quantization_config", None)
+def _check_weights(name: str) -> None:
+    if Path(model_path(name), "adapter_config.json").is_file():
+        raise ConfigError(
+            f"model.name={name}: it has an adapter beside the weights (adapter_config.json), which the library would "
+            "put on by itself: merge it into them, or take the file away"
+        )
+    files = AutoConfig.from_pretrained(model_path(name), trust_remote_code=False)
+    parts = (files, files.get_text_config())
+    saved = next(
+        (one for part in parts if (one := getattr(part, "quantization_config", None)) is not None), None
+    )
     if saved is None:
         return
     described = saved if isinstance(saved, dict) else saved.to_dict()

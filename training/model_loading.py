@@ -65,7 +65,7 @@ def loading(what: str, name: str) -> Iterator[None]:
             ) from error
         remedy = (
             "Set model.attn_implementation=sdpa, or install that kernel"
-            if "flash" in text.lower()
+            if "FlashAttention" in text or "flash_attn" in text
             else "Give a local folder in Hugging Face format (model.name=path/to/folder), or check the name and the "
             "connection to the hub"
         )
@@ -77,7 +77,7 @@ def loading(what: str, name: str) -> Iterator[None]:
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Raises ConfigError when there is none, or none with a chat template."""
     with loading("its tokenizer", name):
-        tokenizer = AutoTokenizer.from_pretrained(model_path(name))
+        tokenizer = AutoTokenizer.from_pretrained(model_path(name), trust_remote_code=False)
     if not tokenizer.chat_template:
         raise ConfigError(
             f"model.name={name}: its tokenizer has no chat template, so messages cannot be turned into prompts; "
@@ -161,7 +161,7 @@ def load_frozen(config: ModelConfig, device: torch.device, autocast: torch.dtype
 
 def skeleton(config: ModelConfig) -> PreTrainedModel:
     """The model without its weights, from its config.json alone: layers and shapes, on the meta device."""
-    files = AutoConfig.from_pretrained(model_path(config.name))
+    files = AutoConfig.from_pretrained(model_path(config.name), trust_remote_code=False)
     return _on_meta(files, getattr(torch, config.dtype), config.attn_implementation)
 
 
@@ -177,7 +177,8 @@ def bare_model(config: ModelConfig) -> PreTrainedModel:
             f"model.name={config.name}: its config.json is not on this machine, so its layers are not known here; load "
             "the model once, or give a local folder"
         )
-    return _on_meta(AutoConfig.for_model(**raw), getattr(torch, config.dtype), config.attn_implementation)
+    with loading("the model", config.name):
+        return _on_meta(AutoConfig.for_model(**raw), getattr(torch, config.dtype), config.attn_implementation)
 
 
 def _on_meta(config: PreTrainedConfig, dtype: torch.dtype, attn_implementation: str) -> PreTrainedModel:
@@ -209,6 +210,7 @@ def _load(
             dtype=dtype,
             attn_implementation=config.attn_implementation,
             device_map={"": device},
+            trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are in the report, and refused there
             **settings,
@@ -237,7 +239,7 @@ def check_report(name: str, model: PreTrainedModel, report: Mapping[str, Any]) -
     Raises:
         ConfigError: tensors are missing, not the model's, or of another shape; with their names and number.
     """
-    heads = {f"lm_head.{part}" for part in ("weight", "bias")} if model.config.tie_word_embeddings else set()
+    heads = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     missing = sorted(set(report["missing_keys"]) - heads)
     unexpected = sorted(report["unexpected_keys"])
     mismatched = sorted(report["mismatched_keys"])

@@ -6,6 +6,8 @@ the model that engines sample from, so ratio and KL would measure the noise.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
 
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -24,9 +26,16 @@ def set_training_mode(policy: nn.Module) -> None:
             module.training = True
         if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing:
             module.training = True
-            for field, value in vars(module).items():
-                if isinstance(value, float) and any(word in field for word in _NOISE):
-                    setattr(module, field, 0.0)
+            _silence(module)
+            if "config" in vars(module):  # its own copy: what is saved is the model's
+                module.config = deepcopy(module.config)
+                _silence(module.config)
+
+
+def _silence(holder: Any) -> None:
+    for field, value in vars(holder).items():
+        if isinstance(value, float) and any(word in field for word in _NOISE):
+            setattr(holder, field, 0.0)
 
 
 @contextmanager

@@ -24,7 +24,6 @@ _DECODED, _COMPLETIONS = 8, 4
 """Tokens of a completion that is decoded at the start, and completions of each prompt."""
 _FEWEST = 64
 """Sampled tokens of an engine from which on their mean says something."""
-_FIRST_ID = 1 << 40
 
 
 class WeightMismatch(RunError):
@@ -63,16 +62,12 @@ class WeightCheck:
         replaced = not first and self.engines.members != self.members
         before, engines_before = self._learner_before, self._engines_before
         sequences = random_sequences(self.learner.vocab_size, [self.plan.length] * self.plan.count)
-        scored, learner = self.engines.score(sequences), self._learner(sequences)
+        scored, learner = self.engines.score(sequences), _flat(self.learner.score(sequences))
         engines = {name: _flat(one.log_probs) for name, one in scored.items()}
         self.version, self.members = version, self.engines.members
         self._engines_before, self._learner_before = engines, learner
         what = f"the push of policy version {version}"
-        if not learner.isfinite().all():
-            raise WeightMismatch(
-                f"weight check at {what}: the learner's own log-probs are not finite. Cause: training diverged; lower "
-                "optimizer.lr, keep optimizer.clip_grad_norm, and go on from an earlier checkpoint (train.resume=PATH)"
-            )
+        _refuse_divergence(what, learner)
         moved = before is not None and float((learner - before).abs().max()) > self.plan.bounds.moved
         for name, engine in engines.items():
             if pushed and (stale := scored[name].cached_tokens):
@@ -85,14 +80,15 @@ class WeightCheck:
                 continue
             raise self._mismatch(what, name, engine, learner, cause)
         if first:
-            self._compare_decoding()
+            self.compare_decoding()
         gaps = torch.cat([gap(engine, learner) for engine in engines.values()])
         return {"weight_check/mean": float(gaps.mean()), "weight_check/largest": float(gaps.max())}
 
-    def _compare_decoding(self) -> None:
+    def compare_decoding(self) -> None:
+        """Decode a few rows, and score them. Raises WeightMismatch where both differ."""
         prompts = random_sequences(self.learner.vocab_size, self.plan.prompts)
         requests = [
-            Request(_FIRST_ID + place, tuple(prompt), _COMPLETIONS, Sampling(max_tokens=_DECODED), seed=place)
+            Request((1 << 40) + place, tuple(prompt), _COMPLETIONS, Sampling(max_tokens=_DECODED), seed=place)
             for place, prompt in enumerate(prompts)
         ]
         responses = generate(self.engines, requests)
@@ -112,7 +108,7 @@ class WeightCheck:
         """Whether so many sampled tokens, by the engine's name, say too little of some engine."""
         return any(counts.get(name, 0) < _FEWEST for name in self._engines_before)
 
-    def compare_sampled(self, version: int, engines: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
+    def compare_sampled(self, version: int, engines: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Tokens of a batch that the weights of the last push sampled, before a step from these weights.
 
         engines: by the engine's name, its log-probs and the learner's, [n] each. `mismatch/*` has the metrics.
@@ -121,14 +117,14 @@ class WeightCheck:
             WeightMismatch: the mean difference of an engine is out of bounds.
         """
         for name, (engine, learner) in engines.items():
+            what = f"{len(engine)} tokens sampled with policy version {version}"
+            _refuse_divergence(what, learner)
             if len(engine) < _FEWEST or gap(engine, learner).mean() <= self.plan.bounds.sampled:
                 continue
             cause = f"old weights, a cache that outlived the push, or other sampling; version {self.version} was right"
             if self.engines.members != self.members:
                 cause = "old weights: it replaced a lost engine and lacks what was pushed"
-            what = f"{len(engine)} tokens sampled with policy version {version}"
             raise self._mismatch(what, name, engine, learner, cause)
-        return {}
 
     def _mismatch(self, what: str, name: str, engine: Tensor, learner: Tensor, cause: str) -> WeightMismatch:
         gaps, bounds = gap(engine, learner), self.plan.bounds
@@ -143,9 +139,6 @@ class WeightCheck:
         gaps = gap(engine, learner)
         return bool(gaps.mean() <= mean and gaps.max() <= self.plan.bounds.largest)
 
-    def _learner(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> Tensor:
-        return _flat(self.learner.score(sequences, temperature))
-
     def _cause(
         self, sequences: Sequence[Sequence[int]], engine: Tensor, learner: Tensor, first: bool, replaced: bool
     ) -> str:
@@ -155,7 +148,7 @@ class WeightCheck:
         if replaced:
             return "old weights: an engine was replaced since the last check and lacks what was pushed"
         temperature = self._temperature(sequences, engine)
-        left = (engine - self._learner(sequences, temperature)).norm()
+        left = (engine - _flat(self.learner.score(sequences, temperature))).norm()
         if left < 0.2 * (engine - learner).norm() and abs(math.log(temperature)) > 0.02:
             return f"another temperature: the engine answers as at temperature {temperature:.2g}, not 1"
         if first:
@@ -169,9 +162,20 @@ class WeightCheck:
         low, high = math.log(0.2), math.log(5.0)
         for _ in range(3):
             grid = [low + (high - low) * step / 8 for step in range(9)]
-            best = min(grid, key=lambda at: float((engine - self._learner(sequences, math.exp(at))).norm()))
+            best = min(
+                grid,
+                key=lambda at: float((engine - _flat(self.learner.score(sequences, math.exp(at)))).norm()),
+            )
             low, high = best - (high - low) / 8, best + (high - low) / 8
         return math.exp(best)
+
+
+def _refuse_divergence(what: str, learner: Tensor) -> None:
+    if not learner.isfinite().all():
+        raise WeightMismatch(
+            f"weight check at {what}: the learner's own log-probs are not finite. Cause: training diverged; lower "
+            "optimizer.lr, keep optimizer.clip_grad_norm, and go on from an earlier checkpoint (train.resume=PATH)"
+        )
 
 
 def gap(engine: Tensor, learner: Tensor) -> Tensor:

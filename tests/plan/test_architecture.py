@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 
 from config.errors import ConfigError
+from plan.model_shape import shape_of
 from plan.problems import check
+from tests.architectures import ARCHITECTURES
 from tests.plan.test_plan import QWEN, gpu_plan, text_of
 
 
@@ -21,6 +24,8 @@ def other(folder: Path, **fields: object) -> str:
         {"model_type": "mistral", "sliding_window": 8},
         {"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full_attention"]},
         {"model_type": "a_model_of_tomorrow"},
+        {"model_type": "mistral", "sliding_window": 8, "use_sliding_window": False},
+        {"model_type": "phimoe", "sliding_window": 8, "layer_types": ["full_attention"] * 36},
         {"model_type": "gemma3", "text_config": QWEN | {"model_type": "gemma3_text"}},
     ],
 )
@@ -36,9 +41,20 @@ def test_a_plan_says_what_takes_whole_rows_and_who_decodes(fields: dict[str, obj
     assert "transformers' own generate" not in text_of(gpu_plan(name))
 
 
-def test_the_plan_of_a_plain_model_says_nothing_of_it(tmp_path: Path) -> None:
-    plan = gpu_plan(other(tmp_path))
+@pytest.mark.parametrize("fields", [{}, {"sliding_window": 4096, "use_sliding_window": False}])
+def test_the_plan_of_a_plain_model_says_nothing_of_it(fields: dict[str, object], tmp_path: Path) -> None:
+    plan = gpu_plan(other(tmp_path, **fields))
     assert plan.learner.packs and "whole rows" not in text_of(plan)
+
+
+@pytest.mark.parametrize(
+    "name", sorted(ARCHITECTURES.keys() - {"nemotron_h"})
+)  # which counts layers by their kinds
+def test_the_sizes_of_every_architecture_are_known(name: str) -> None:
+    entry = ARCHITECTURES[name]
+    raw = AutoConfig.for_model(entry.kind, **entry.fields).to_dict()
+    shape = shape_of(raw, name)
+    assert (shape.vocab_size, shape.num_heads > 0, shape.num_layers > 0) == (263, True, True)
 
 
 def test_a_row_of_the_weight_check_reaches_beyond_the_window(tmp_path: Path) -> None:

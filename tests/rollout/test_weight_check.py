@@ -313,7 +313,9 @@ def sampled_check(*engines: str) -> WeightCheck:
 
 def test_sampled_tokens_show_which_engine_is_wrong() -> None:
     check, right = sampled_check("a", "b"), torch.full((64,), -1.0)
-    assert check.compare_sampled(3, {"a": (right, right), "b": (right, right + 1e-5)}) == {}
+    check.compare_sampled(3, {"a": (right, right), "b": (right, right + 1e-5)})
+    with pytest.raises(WeightMismatch, match="the learner's own log-probs are not finite"):
+        check.compare_sampled(3, {"a": (right, right * torch.nan)})
     with pytest.raises(
         WeightMismatch, match=r"64 tokens sampled with policy version 3: b differs .*old weights"
     ):

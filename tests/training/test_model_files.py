@@ -14,10 +14,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 import grpo
 from config.errors import ConfigError
 from config.models import LoraConfig, ModelConfig
+from rollout.engines.running_decoder import RunningDecoder
+from rollout.weights.weight_check import WeightMismatch
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from tests.architectures import save_tiny
 from tests.scripts import ROOT, configured
+from training.base_files import streamed
 from training.model_files import check_files
 from training.model_loading import load_frozen, load_in_4bit, load_model, load_tokenizer
 from training.model_writer import ModelWriter
@@ -134,6 +137,50 @@ def test_a_model_without_sdpa_names_the_attention_that_it_has(tmp_path: Path) ->
         check_files(config, load_tokenizer(config.name))
     config.attn_implementation = "eager"
     check_files(config, load_tokenizer(config.name))
+
+
+def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
+    """The library would put it on by itself."""
+    config = model_of(tmp_path / "model")
+    (tmp_path / "model" / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="an adapter beside the weights"):
+        check_files(config, load_tokenizer(config.name))
+
+
+def test_one_file_of_weights_comes_before_an_index_that_was_left_behind(tmp_path: Path) -> None:
+    config = model_of(tmp_path / "model")
+    index = {"metadata": {}, "weight_map": {FIRST: "model-00001-of-00002.safetensors"}}
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+    save_file({FIRST: torch.zeros(263, 192)}, tmp_path / "model" / "model-00001-of-00002.safetensors")
+    check_files(config, load_tokenizer(config.name))
+    read = streamed(config, [FIRST])
+    assert read is not None and torch.equal(
+        read(FIRST), load_model(config, CPU).get_output_embeddings().weight
+    )
+
+
+def test_what_cannot_be_done_with_a_model_is_one_line(tmp_path: Path) -> None:
+    save_tiny("jetmoe", tmp_path / "jetmoe")
+    save_tiny("zamba2", tmp_path / "zamba2")
+    for name, key, text in (
+        ("jetmoe", "train.gradient_checkpointing=true", "train.gradient_checkpointing=true: JetMoe"),
+        ("zamba2", "train_model.lora.enabled=true", "peft has no adapter for a layer of Zamba2ForCausalLM"),
+    ):
+        config = configured(key, f"model.name={tmp_path / name}")
+        with pytest.raises(ConfigError, match=text):
+            run_job(config, tmp_path / f"run of {name}", grpo.train, Lockstep)
+
+
+def test_an_evaluation_refuses_an_engine_that_decodes_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extend = RunningDecoder._extend
+    monkeypatch.setattr(
+        RunningDecoder, "_extend", lambda self, row, token, log_prob: extend(self, row, token, log_prob - 0.1)
+    )
+    config = configured("run=eval", "eval.sets={test:{dataset:arithmetic,limit:2}}")
+    with pytest.raises(WeightMismatch, match="what was decoded at the start"):
+        run_job(config, tmp_path / "run", grpo.train, Lockstep)
 
 
 def more_tokens(folder: Path, *tokens: str, **special: str) -> PreTrainedTokenizerBase:

@@ -24,6 +24,7 @@ NOISY = {
     "phimoe": {"router_jitter_noise": 0.5, "input_jitter_noise": 0.5},
     "mixtral": {"router_jitter_noise": 0.5, "attention_dropout": 0.5},
     "xglm": {"dropout": 0.5, "activation_dropout": 0.5, "layerdrop": 0.5},
+    "falcon": {"hidden_dropout": 0.5, "attention_dropout": 0.5},
     "biogpt": {"hidden_dropout_prob": 0.5, "layerdrop": 0.5},
 }
 IDS = torch.arange(3, 33)[None]
