@@ -16,9 +16,9 @@ from training.training_mode import evaluation_mode
 
 
 def check_forward(scorer: ResponseScorer, prompts: Sequence[int], bounds: Bounds) -> None:
-    """Rows as a step takes them, packed or padded, must have the log-probs that each has by itself.
+    """Refuse a model whose rows, packed or padded as in a step, have other log-probs than each by itself.
 
-    prompts: lengths; two responses follow each. One is longer than the model's window, if it has one. Raises ConfigError.
+    prompts: lengths, one beyond the model's window, if it has one. Raises ConfigError.
     """
     causal: Any = causal_model(scorer.model)
     tokens = _rows(prompts, causal.get_input_embeddings().weight.shape[0])

@@ -34,8 +34,7 @@ class WeightMismatch(RunError):
 class WeightCheck:
     """Compares engines and learner, and keeps what both said last.
 
-    every: pushes between two comparisons by fixed sequences. version: of the push that was compared last; None before
-    the first. members: the engines then.
+    every: pushes between two comparisons. version: of the last one, None before it. members: the engines then.
     """
 
     plan: WeightCheckPlan
@@ -174,7 +173,7 @@ def _refuse_divergence(what: str, learner: Tensor) -> None:
     if not learner.isfinite().all():
         raise WeightMismatch(
             f"weight check at {what}: the learner's own log-probs are not finite. Cause: training diverged; lower "
-            "optimizer.lr, keep optimizer.clip_grad_norm, and go on from an earlier checkpoint (train.resume=PATH)"
+            "optimizer.lr, and go on from an earlier checkpoint with train.resume=PATH"
         )
 
 
