@@ -10,10 +10,7 @@ from training.batch import Batch
 
 
 def sampled_tokens(batch: Batch, groups: Sequence[Group], version: int) -> Mapping[str, Tensor]:
-    """By the engine's name, which tokens in the loss it sampled with the weights of `version`, bool [N, R].
-
-    groups: of the batch, in its order.
-    """
+    """By the engine's name, which tokens in the loss it sampled with the weights of `version`, bool [N, R]."""
     assert batch.mask is not None
     own = batch.mask & (batch.policy_version == version)
     engines = [one.engine for group in groups for one in group.completions]

@@ -130,5 +130,6 @@ def _transformers_engine(config: Config, eos: tuple[int, ...], plan: Plan) -> En
 
 
 def build_weights(config: Config, learner: Learner, engine: Engine, plan: Plan) -> Weights:
-    check = WeightCheck(plan.weight_check, engine, learner, config.train.weight_check_every)
+    train = config.train
+    check = WeightCheck(plan.weight_check, engine, learner, train.weight_check_every, train.wait_timeout_s)
     return Weights(learner, engine, check, plan.engine.sleeps)

@@ -56,7 +56,8 @@ def check_decoding(engine: Engine, plan: Plan, tokens: int) -> None:
     """
     known = tokens if plan.shape is None else min(tokens, plan.shape.vocab_size)
     scores: Any = _OwnScores(engine, known)
-    WeightCheck(plan.weight_check, engine, scores).compare_decoding()
+    timeout = plan.config.train.wait_timeout_s
+    WeightCheck(plan.weight_check, engine, scores, timeout_s=timeout).compare_decoding()
 
 
 def evaluate_alone(

@@ -117,9 +117,20 @@ def test_an_error_in_the_rollout_thread_is_raised_in_the_trainer(tmp_path: Path)
 
 def test_a_silent_engine_is_named_when_the_deadline_passes(tmp_path: Path) -> None:
     working = build(configured(*SMALL, "train.wait_timeout_s=5"), tmp_path, Overlapped)
+    working.run.push_weights()  # the start's check decodes
     working.run.engine.step = lambda timeout: time.sleep(0.05) or []  # an engine that never finishes
     with pytest.raises(
         TimeoutError, match=r"the learner waited .* for the engines: it has 0 of 4 groups, 4 are in"
+    ):
+        grpo_async.train(working)
+    working.run.close("failed")
+
+
+def test_so_is_one_that_is_silent_from_the_start(tmp_path: Path) -> None:
+    working = build(configured(*SMALL, "train.wait_timeout_s=2"), tmp_path, Overlapped)
+    working.run.engine.step = lambda timeout: time.sleep(0.05) or []
+    with pytest.raises(
+        TimeoutError, match="the rollout waited 2 s for the engine to finish any of 2 of 2 requests"
     ):
         grpo_async.train(working)
     working.run.close("failed")

@@ -34,13 +34,15 @@ class WeightMismatch(RunError):
 class WeightCheck:
     """Compares engines and learner, and keeps what both said last.
 
-    every: pushes between two comparisons. version: of the last one, None before it. members: the engines then.
+    every: pushes between two comparisons. timeout_s: that engines may decode without finishing any row.
+    version: of the last comparison, None before it. members: the engines then.
     """
 
     plan: WeightCheckPlan
     engines: Engine
     learner: Learner
     every: int = 1
+    timeout_s: float = 600.0
     version: int | None = None
     members: tuple[int, ...] = ()
     _engines_before: Mapping[str, Tensor] = field(default_factory=dict)
@@ -90,7 +92,7 @@ class WeightCheck:
             Request((1 << 40) + place, tuple(prompt), _COMPLETIONS, Sampling(max_tokens=_DECODED), seed=place)
             for place, prompt in enumerate(prompts)
         ]
-        responses = generate(self.engines, requests)
+        responses = generate(self.engines, requests, self.timeout_s)
         found = zip(requests, responses, strict=True)
         pairs = [(one.prompt, each) for one, response in found for each in response.completions]
         scores = self.learner.score([[*prompt, *one.token_ids] for prompt, one in pairs])
