@@ -27,7 +27,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Place:
-    """Where one actor lives.
+    """The devices of one actor.
 
     devices: GPUs of this machine, named as CUDA_VISIBLE_DEVICES names them (a physical index, or a UUID).
     num_gpus: that Ray shall choose instead, from its cluster. Without either the actor is on a CPU.
@@ -72,8 +72,11 @@ def start_ray(address: str | None, num_cpus: int) -> bool:
 
 
 class _Local(RayParams):
-    """What `ray.init` starts a runtime of one machine with, and does not let choose: no autoscaler, and a free port for
-    the one agent that has a fixed one, for which it would wait for 4 s beside another runtime."""
+    """Parameters of a local runtime that `ray.init` does not offer.
+
+    No autoscaler, and a free port for the one agent that has a fixed one, for which it would wait beside another
+    runtime.
+    """
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**{"dashboard_agent_listen_port": 0, "no_monitor": True, **given})
@@ -100,7 +103,7 @@ def prepare_local() -> None:
 
 
 def _start_local(num_cpus: int, quiet: dict[str, Any]) -> None:
-    """Ray gives its node 30 s, which no setting changes; a machine that was just too busy gets a second chance."""
+    """Start a local runtime, a second time where a busy machine was too slow for Ray's fixed limit."""
     others = set(psutil.Process().children(recursive=True))
     parameter.RayParams = _Unheard  # type: ignore[misc, assignment]
     for last in (False, True):
@@ -139,7 +142,7 @@ def _listen_on_loopback() -> None:
 
 
 def free_resources() -> str:
-    """What Ray could give to another actor now."""
+    """The resources that Ray could give to another actor now."""
     free, all_there = ray.available_resources(), ray.cluster_resources()
     parts = [f"{free.get(name, 0):g} of {all_there.get(name, 0):g} {name}s" for name in ("CPU", "GPU")]
     return f"free in Ray: {', '.join(parts)}"

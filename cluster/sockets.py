@@ -1,4 +1,4 @@
-"""Room for Unix sockets: libraries make theirs below TMPDIR, and the system takes no long path for one."""
+"""Short names for folders of Unix sockets, whose paths the system limits."""
 
 import atexit
 import os
@@ -14,7 +14,7 @@ _SHORT = "/tmp"
 
 
 def make_room_for_sockets() -> None:
-    """Gives a long TMPDIR (a job's on a cluster) a short name, for this process and those that it starts.
+    """Give a long TMPDIR a short name, for this process and those that it starts.
 
     The name is a link in a private folder, gone when this process ends. Files stay where the user wants them.
     Ray does not look whether it can write in TMPDIR, so it is told of the folder that Python has found.

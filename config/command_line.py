@@ -114,7 +114,7 @@ def command_line(job: Job) -> None:
 
 
 def escape_what_a_terminal_lacks() -> None:
-    """Standard output writes a character that its encoding lacks as an escape, of this process and those it starts."""
+    """Write characters that an output's encoding lacks as escapes, here and in child processes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -141,7 +141,7 @@ def _with_list(word: str) -> str:
 
 
 def _outcome(job: Job, composed: DictConfig, run_dir: Path) -> RunOutcome:
-    """How the job ended; the process ends here where it ended with a message."""
+    """Run the job; end the process here where it ends with a message."""
     try:
         return job(to_config(composed), run_dir, partial(save_settings, run_dir, composed, HydraConfig.get()))
     except (ConfigError, OmegaConfBaseException) as error:
@@ -169,7 +169,7 @@ def _outcome(job: Job, composed: DictConfig, run_dir: Path) -> RunOutcome:
 
 
 def _refused(message: str, run_dir: Path) -> int:
-    """As `_ended_with`, and the folder goes if nothing was begun in it."""
+    """End as `_ended_with`, and remove the folder of a run that did not begin."""
     code = _ended_with(message)
     remove_if_unused(run_dir)
     return code
@@ -199,14 +199,14 @@ def _unread(error: Exception) -> bool:
 
 
 def _of_yaml(error: MarkedYAMLError) -> str:
-    """Where a file cannot be read as YAML, and why."""
+    """The place where a file is no YAML, and why."""
     mark = error.problem_mark or error.context_mark
     place = f"{mark.name}, line {mark.line + 1}" if mark else "a YAML file"
     return f"{place}: this is no YAML ({error.problem or error.context})"
 
 
 def _from_the_system(error: BaseException | None) -> str | None:
-    """What kept Hydra from writing the run's folder before the job began."""
+    """The system's error that kept Hydra from writing the run's folder."""
     found = next((link for link in causes(error) if isinstance(link, OSError)), None)
     if found is None:
         return None

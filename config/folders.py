@@ -1,4 +1,4 @@
-"""The folder of a run: a name that no other run has, and a lock in it for as long as the run lives.
+"""The folder of a run: its unique name, and the lock that a live run holds.
 
     outputs/DATE/TIME ──unused_folder──▶ outputs/DATE/TIME or TIME-1, TIME-2 ...     made before Hydra writes to it
     folder ──held──▶ .lock: a lock that ends with its process, and beside it who holds it
@@ -112,7 +112,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def holder(folder: Path) -> Owner | None:
-    """Who works in a folder now; None where nobody does, or where this user may not ask."""
+    """The process that works in a folder now; None where none does, or this user may not ask."""
     if folder.resolve() in _held:
         return Owner.this_process()
     try:

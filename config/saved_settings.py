@@ -1,4 +1,4 @@
-"""The settings of a run that is over, or of one that goes on: from its folder to a checked `Config`."""
+"""The settings of a run, from its folder to a checked `Config`."""
 
 from functools import cache, lru_cache
 from pathlib import Path
@@ -19,7 +19,7 @@ _LANDING = ("outputs/*/*", "multirun/*/*/*")
 
 
 def saved_config(run_dir: Path, changes: list[str] | None = None) -> Config:
-    """The config that the run in a folder had; not to be changed, for who asks again is given the same.
+    """The config of the run in a folder; do not change it, for later calls return the same object.
 
     changes: settings such as `policy.kl_coef=0.1`, on top of it.
 
@@ -32,8 +32,9 @@ def saved_config(run_dir: Path, changes: list[str] | None = None) -> Config:
 
 
 def saved_settings(run_dir: Path) -> DictConfig | None:
-    """What Hydra composed for the run, as it was written, whatever version of this code it is of; not to be changed.
-    None where the folder holds none.
+    """The settings that Hydra composed for the run, as written; None where there are none.
+
+    They may be of another version of this code. Do not change them: later calls return the same object.
 
     Raises:
         ConfigError: the file holds something else.
@@ -65,7 +66,7 @@ def _schema() -> DictConfig:
 
 @lru_cache(maxsize=8)
 def _parsed(settings: str) -> DictConfig | ListConfig:
-    """By libyaml, five times as fast as OmegaConf's own loader; what that reads beyond it, OmegaConf never writes."""
+    """Parse by libyaml: all that OmegaConf writes, and faster than its own loader."""
     return OmegaConf.create(yaml.load(settings, Loader=CSafeLoader))
 
 
@@ -85,7 +86,7 @@ def chosen_runs(given: Any) -> list[Path]:
 
 
 def chosen_run(given: Any) -> Path:
-    """As `chosen_runs`, where one run is wanted."""
+    """Choose one run, as `chosen_runs` does."""
     folders = chosen_runs(given)
     if len(folders) > 1:
         raise ConfigError(f"run_dir={','.join(map(str, folders))}: one run's folder is wanted here")
@@ -104,7 +105,7 @@ def _newest() -> Path:
 
 
 def _runs() -> list[Path]:
-    """Those below the current folder, the newest first."""
+    """Runs below the current folder, the newest first."""
     found = [folder for pattern in _LANDING for folder in Path().glob(pattern) if is_run(folder)]
     return sorted(found, key=lambda folder: folder.stat().st_mtime, reverse=True)
 

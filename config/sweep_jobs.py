@@ -29,7 +29,7 @@ LAST_STEPS = 10
 
 
 def objective(run_dir: Path, metric: str | None) -> float | None:
-    """What a sweeper such as Optuna's maximises.
+    """The objective that a sweeper such as Optuna's maximises.
 
     At the last evaluation the value of `metric`, or else pass@1 of the first of `eval.sets`; without evaluations the
     mean reward of the last `LAST_STEPS` optimizer steps. None where nothing is there, or where it is no number.
@@ -94,8 +94,9 @@ def _settings_written(run_dir: Path) -> int | None:
 
 
 def _note_failure(run_dir: Path, composed: DictConfig, why: str, before: int | None) -> None:
-    """A folder with settings and summary, for the sweep's table, also where the run had not begun; what an earlier run
-    left there is not touched by one that does not begin.
+    """Write settings and summary of a failed run for the sweep's table.
+
+    A run that had not begun leaves what an earlier run wrote there.
 
     before: when the settings in the folder were written, as the job started.
     """

@@ -26,7 +26,7 @@ _OPEN, _CLOSE = "\U000f0000", "\U000f0001"  # of private names and marks; no tok
 
 
 class ControlTokens:
-    """Those of one tokenizer: its special tokens. Added tokens that are not special (`<think>`) are ordinary text.
+    """The special tokens of one tokenizer; other added tokens (`<think>`) are ordinary text.
 
     ids: token ids. texts: id -> how it is spelled. vocabulary: ids of all tokens. A model may have rows for more, and
     so draw an id that no token has: it stands for no text either, and is treated as a control token.
@@ -74,15 +74,14 @@ class ControlTokens:
         return ids
 
     def inside(self, token_ids: Sequence[int], ends: Collection[int]) -> bool:
-        """Whether a turn of the model holds control tokens, or ids of no token, the one of `ends` that ends it
-        apart."""
+        """Whether a turn holds control tokens, or ids of no token, but for one of `ends` at its end."""
         if self._text.issuperset(token_ids):
             return False
         drawn = token_ids[:-1] if token_ids[-1] in ends else token_ids
         return not self._text.issuperset(drawn)
 
     def spelled(self, token_ids: Sequence[int]) -> str:
-        """Their text, control tokens included; ids of no token, which tokenizers leave out or fail at, as numbers."""
+        """Text of tokens, control tokens included; an id of no token is a number."""
         text = ""
         for known, run in groupby(token_ids, key=self.vocabulary.__contains__):
             if known:

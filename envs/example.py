@@ -1,4 +1,4 @@
-"""What tasks, rewards and judges exchange: an example, a completion as a reward sees it, a reward. No torch here.
+"""Records that tasks and rewards exchange: example, completion, reward. No torch here.
 
 Users import these names from `envs.task`.
 """
@@ -46,7 +46,7 @@ class Mixed(list[Example]):
 
 @dataclass(frozen=True)
 class Completion:
-    """What a reward sees of a completion: its text, how many tokens it has, and whether it was cut off.
+    """A completion as a reward sees it: text, number of tokens, whether it was cut off.
 
     control_tokens: the model wrote control tokens where none belong, or ids of no token. No reward sees such a
     completion, whose text is empty here: it is `invalid`.
@@ -60,8 +60,10 @@ class Completion:
 
 @dataclass(frozen=True)
 class Reward:
-    """What a reward function returns. `parts` are unweighted named components (accuracy, format, ...), which are
-    logged beside the score."""
+    """The result of a reward function.
+
+    parts: unweighted named components (accuracy, format, ...), which are logged beside the score.
+    """
 
     score: float
     parts: dict[str, float] = field(default_factory=dict)

@@ -114,8 +114,10 @@ class Conversation:
         return await get_running_loop().run_in_executor(self._threads, self.reply_now, token_ids)
 
     def reply_now(self, token_ids: Sequence[int]) -> list[int]:
-        """As `reply`, of any turn. Nothing where the turn holds control tokens before its end, or ids of no token:
-        such a completion is `invalid`."""
+        """Reply to any turn, as `reply` does.
+
+        Nothing follows a turn with control tokens before its end, or with ids of no token: it is `invalid`.
+        """
         if self.control.inside(token_ids, token_ids[-1:]):
             return []
         (text,) = self.tokenizer.batch_decode([list(token_ids)], skip_special_tokens=True)

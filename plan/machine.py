@@ -162,7 +162,7 @@ _NO_MORE = ("", "-1", "NoDevFiles")
 
 
 def _of_uuids(names: Sequence[str]) -> list[str]:
-    """The UUIDs, of GPUs and of their parts (MIG), that these are or begin, one each, as far as there are such."""
+    """UUIDs of GPUs and of their parts (MIG) that these names are or begin."""
     asked = [name for name in names if name.startswith(("GPU-", "MIG-"))]
     there = [line.rpartition("UUID: ")[2].removesuffix(")") for line in _listed("")]
     if not there:  # no tool tells
@@ -172,7 +172,7 @@ def _of_uuids(names: Sequence[str]) -> list[str]:
 
 
 def _listed(kind: str) -> list[str]:
-    """Lines of the driver's tool that begin so: GPUs, and below each the parts that it has."""
+    """Lines of `nvidia-smi -L` that begin with `kind`; below each GPU stand its parts (MIG)."""
     return [line for line in _nvidia_smi("--list-gpus") if line.startswith(kind)]
 
 

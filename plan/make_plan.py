@@ -74,7 +74,9 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
         weight_check=_weight_check(config, engine, learner, shape),
         notes=(*devices.notes, *_idle_ranks(config)),
     )
-    return _note_quantized(_note_whole_rows(_note_unused(_bound_cache(_share_gpu(_place_reference(plan))))))
+    for decide in (_place_reference, _share_gpu, _bound_cache, *NOTES):
+        plan = decide(plan)
+    return plan
 
 
 def _speaks_natively(config: Config, engine: EnginePlan) -> bool:
@@ -95,18 +97,23 @@ def _idle_ranks(config: Config) -> tuple[str, ...]:
 
 
 def _note_whole_rows(plan: Plan) -> Plan:
-    if plan.shape is None or plan.shape.plain:
+    if not plan.config.train.packing or plan.learner.packs:
         return plan
-    notes = [
+    note = (
         f"{plan.config.model.name} is not known to be plain causal attention in every layer: train.packing has no "
         "effect, its microbatches are whole rows, padded to the longest"
-    ]
-    if plan.engine.backend == "transformers":
-        notes.append(
-            "engines decode it by transformers' own generate, prompts of one length at a time: "
-            "inference_model.backend=vllm is faster, where vLLM has the model"
-        )
-    return replace(plan, notes=(*plan.notes, *(notes if plan.config.train.packing else notes[1:])))
+    )
+    return replace(plan, notes=(*plan.notes, note))
+
+
+def _note_generate(plan: Plan) -> Plan:
+    if plan.shape is None or plan.shape.plain or plan.engine.backend != "transformers":
+        return plan
+    note = (
+        f"engines decode {plan.config.model.name} by transformers' own generate, prompts of one length at a time: "
+        "inference_model.backend=vllm is faster, where vLLM has the model"
+    )
+    return replace(plan, notes=(*plan.notes, note))
 
 
 def _note_quantized(plan: Plan) -> Plan:
@@ -133,6 +140,9 @@ def _note_unused(plan: Plan) -> Plan:
         "generates on them too"
     )
     return replace(plan, notes=(*plan.notes, note))
+
+
+NOTES = (_note_unused, _note_whole_rows, _note_generate, _note_quantized)
 
 
 def _allocate(config: Config, overlapped: bool, machine: Machine) -> DevicePlan:

@@ -18,7 +18,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 class ModelShape:
     """What memory and batch arithmetic need to know of a decoder-only transformer.
 
-    plain: of every layer (`plain_attention`). steady: `steady_positions`. window: `window`.
+    plain: of every layer (`plain_attention`). rope_limit: `rope_limit`. window: `attention_window`.
     """
 
     vocab_size: int
@@ -33,7 +33,7 @@ class ModelShape:
     gated_mlp: bool = True
     num_experts: int = 1
     plain: bool = True
-    steady: int = 0
+    rope_limit: int = 0
     window: int = 0
 
     @property
@@ -170,8 +170,8 @@ def shape_of(raw: dict[str, Any], place: str) -> ModelShape:
         gated_mlp=raw.get("hidden_act", "silu") in ("silu", "swish"),
         num_experts=raw.get("num_experts") or raw.get("num_local_experts") or 1,
         plain=plain_attention(raw),
-        steady=steady_positions(raw),
-        window=window(raw),
+        rope_limit=rope_limit(raw),
+        window=attention_window(raw),
     )
 
 
@@ -190,22 +190,22 @@ PLAIN = frozenset(
 tests/test_architectures.py; a name gets here by an entry in tests/architectures.py."""
 
 
-SWITCHED = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"})
-"""Of these, those in which `use_sliding_window` switches the window; others do not read it."""
+WINDOW_SWITCH = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"})
+"""`model_type` of those that read `use_sliding_window`; the others' window is on where it has a size."""
 
 
 def plain_attention(config: Mapping[str, Any]) -> bool:
-    """Whether every layer is plain causal attention to all tokens before, by a config.json of a known architecture."""
+    """Whether every layer is causal attention to all tokens before, by a config.json."""
     if config.get("model_type") not in PLAIN:
         return False
-    switched_off = config["model_type"] in SWITCHED and config.get("use_sliding_window") is False
+    switched_off = config["model_type"] in WINDOW_SWITCH and config.get("use_sliding_window") is False
     if config.get("sliding_window") and not switched_off:
         return False
     return set(config.get("layer_types") or ()) <= {"full_attention"}
 
 
-def steady_positions(config: Mapping[str, Any]) -> int:
-    """Positions up to which rotary embeddings do not depend on how long a sequence is; 0: they never do."""
+def rope_limit(config: Mapping[str, Any]) -> int:
+    """Length up to which rotary embeddings do not depend on a sequence's length; 0: any."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kinds = [one for one in rope.values() if isinstance(one, Mapping)] or [rope]
     changing = [
@@ -219,24 +219,19 @@ def steady_positions(config: Mapping[str, Any]) -> int:
     return min(limits, default=0)
 
 
-def unsteady(name: str, longest: int, steady: int) -> str:
-    """Why a model cannot be trained on sequences of up to `longest` tokens, beyond `steady_positions`."""
+def beyond_rope_limit(name: str, longest: int, limit: int) -> str:
+    """The message on sequences of up to `longest` tokens, beyond a `rope_limit`."""
     return (
         f"prompt plus response may reach {longest} tokens, but the rotary embeddings of model.name={name} change with "
-        f"the length beyond {steady} tokens (rope_type dynamic or longrope), so that a token has no log-prob of its "
+        f"the length beyond {limit} tokens (rope_type dynamic or longrope), so that a token has no log-prob of its "
         "own: lower env.max_prompt_tokens or inference_model.max_tokens"
     )
 
 
-def window(config: Mapping[str, Any]) -> int:
-    """The shortest stretch that some layer sees, or works through, at a time; 0 where none is named."""
-    names = (
-        "sliding_window",
-        "attention_chunk_size",
-        "attention_window_size",
-        "window_size",
-        "local_attention",
-    )
+def attention_window(config: Mapping[str, Any]) -> int:
+    """The shortest window or chunk that a layer works with; 0 where none is named."""
+    windows = ("sliding_window", "attention_window_size", "window_size", "local_attention")
+    names = (*windows, "attention_chunk_size", "chunk_size", "mamba_chunk_size")
     sizes = [config.get(name) for name in names]
     return min((size for size in sizes if isinstance(size, int) and size > 0), default=0)
 

@@ -59,7 +59,7 @@ class EnginePlan:
 
 @dataclass(frozen=True)
 class WeightCheckPlan:
-    """What engines and learner score to be compared, and how far apart they may be.
+    """The sequences that engines and learner score, and the bounds on their difference.
 
     dtype: the coarsest arithmetic of both sides, whose `bounds` hold. learner: bounds within the learner alone.
     count, length: of the fixed sequences, longer than a block of the engine's prefix cache (128 tokens on a CPU), if it

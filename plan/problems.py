@@ -12,7 +12,7 @@ from plan.host_memory import host_bytes, host_uses
 from plan.machine import ASSUMED_VLLM, Machine
 from plan.make_plan import make_plan
 from plan.memory import Phase, gib, kv_bytes_per_sequence, usable_bytes
-from plan.model_shape import GIB, ModelShape, unsteady
+from plan.model_shape import GIB, ModelShape, beyond_rope_limit
 from plan.plan import Plan, cache_on_device, gpus_used
 
 MOST_GPUS = 64
@@ -164,8 +164,9 @@ def model_limits(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
             f"prompt plus response may reach {config.max_model_len} tokens, but model.name={config.model.name} "
             f"has {shape.max_positions} positions: lower env.max_prompt_tokens or inference_model.max_tokens",
         )
-    if shape.steady and config.max_model_len > shape.steady:
-        yield Problem("a sequence", unsteady(config.model.name, config.max_model_len, shape.steady))
+    if shape.rope_limit and config.max_model_len > shape.rope_limit:
+        text = beyond_rope_limit(config.model.name, config.max_model_len, shape.rope_limit)
+        yield Problem("a sequence", text)
     split = config.inference_model.tensor_parallel_size
     if shape.num_heads % split:
         yield Problem(

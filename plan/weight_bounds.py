@@ -1,4 +1,4 @@
-"""Absolute bounds, by dtype, on how far log-probs of an engine and of the learner may lie apart. No torch here."""
+"""Absolute bounds, by dtype, on the difference between log-probs of engine and learner."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

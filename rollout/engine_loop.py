@@ -244,13 +244,8 @@ class EngineLoop:
         Raises:
             DeadlineError: the thread did not come to it in time.
         """
-        return self.begin(function)()
-
-    def begin(self, function: Callable[[], Result]) -> Callable[[], Result]:
-        """As `call`, but its caller goes on where a thread drives the loop; what is returned waits as `call` does."""
         if self._thread is None:
-            result = self._obey(function)
-            return lambda: result
+            return self._obey(function)
         future: Future[Result] = Future()
 
         def obey() -> None:
@@ -261,7 +256,7 @@ class EngineLoop:
 
         self._check()
         self._loop.call_soon_threadsafe(obey)
-        return lambda: self._wait_for(future)
+        return self._wait_for(future)
 
     def _wait_for(self, future: "Future[Result]") -> Result:
         deadline = time.monotonic() + self.wait_timeout

@@ -66,7 +66,7 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], built: E
     from rollout.engine_loop import EngineLoop
     from run.engines import adapter_shape, build_engine, build_weights
     from run.generation import make_conversation, make_evaluation, make_generation, make_prompts
-    from training.model_files import checked_tokenizer
+    from training.model_files import load_checked_tokenizer
 
     spare_what_stays()
     saved, told = starting_point(config, run_dir, schedule)
@@ -74,7 +74,7 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], built: E
     prepare(config, plan)
     live.begin("reading data")
     task = make_task(config.env)
-    tokenizer = checked_tokenizer(config.model, config.max_model_len)
+    tokenizer = load_checked_tokenizer(config.model, config.max_model_len)
     prompts = make_prompts(config, task, tokenizer)
     eval_sets = load_sets(config, tokenizer)
     conversation = make_conversation(config, tokenizer)

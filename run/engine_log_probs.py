@@ -1,4 +1,4 @@
-"""Tokens of a batch by the engine that sampled them, for a comparison with the learner."""
+"""Tokens of a batch by the engine that sampled them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ from training.batch import Batch
 
 
 def sampled_tokens(batch: Batch, groups: Sequence[Group], version: int) -> Mapping[str, Tensor]:
-    """By the engine's name, which tokens in the loss it sampled with the weights of `version`, bool [N, R]."""
+    """Masks [N, R] of the tokens in the loss that `version` sampled, by the engine's name."""
     assert batch.mask is not None
     own = batch.mask & (batch.policy_version == version)
     engines = [one.engine for group in groups for one in group.completions]

@@ -22,7 +22,7 @@ from run.engines import build_engine
 from run.generation import make_conversation, make_evaluation
 from run.report import ReportWriter
 from training.checkpoint import Saved
-from training.model_files import checked_tokenizer
+from training.model_files import load_checked_tokenizer
 
 
 def evaluate(
@@ -49,7 +49,7 @@ class _OwnScores:
 
 
 def check_decoding(engine: Engine, plan: Plan, tokens: int) -> None:
-    """What the engine decodes must have the log-probs that its forward pass gives. tokens: that the tokenizer has.
+    """Compare what the engine decodes with its own scores. tokens: that the tokenizer has.
 
     Raises:
         WeightMismatch: it has others.
@@ -68,7 +68,7 @@ def evaluate_alone(
     saved: the checkpoint that these weights are of; its iteration, optimizer step and version name the evaluation.
     begun: called when everything is there.
     """
-    tokenizer = checked_tokenizer(config.model, config.max_model_len)
+    tokenizer = load_checked_tokenizer(config.model, config.max_model_len)
     sets = load_sets(config, tokenizer)
     conversation = make_conversation(config, tokenizer)
     iteration, steps, version = (0, 0, 0) if saved is None else saved.place

@@ -8,7 +8,7 @@
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from run.stop import Stop
 
 if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line should not wait for
     import torch
+    from torch import Tensor
 
     from envs.group import Group
     from envs.judging.service import RewardService
@@ -120,30 +121,36 @@ class Run:
         return minibatches(batch, repeats, self.config.optim_batch_groups, epochs, self.generator)
 
     def learn(self, batch: "Batch") -> None:
-        """One optimizer step, and its row of metrics. The first one after a push sees whether engines have the weights:
-        by what they sampled, or, where that is too little, by fixed sequences before it."""
-        from run.engine_log_probs import sampled_tokens
-
+        """One optimizer step, and its row of metrics; the first after a push compares engines and learner."""
         groups = [self.groups[group_id] for group_id in batch.group_ids]
-        weights, check = self.weights, self.weights.weight_check
-        current = weights.current
-        # The step's own forward pass drops adapter inputs out, so it does not say what the weights give.
-        compares = current and not self.config.train_model.lora.dropout
-        sampled = sampled_tokens(batch, groups, weights.version) if compares else {}
-        if current and check.lacks({name: int(tokens.sum()) for name, tokens in sampled.items()}):
-            self._checked(lambda: self.loop.call(weights.check))
+        sampled = self._sampled_since_push(batch, groups)
         with self.monitor.timed("optimize"):
             report = self.learner.step(batch)
         self.monitor.note(self.prompts.source.metrics())
-        row = self.monitor.optimized(batch, groups, report.metrics | self.rewards.metrics(), weights.version)
+        row = self.monitor.optimized(
+            batch, groups, report.metrics | self.rewards.metrics(), self.weights.version
+        )
         self.monitor.learned(batch, groups, report.log_ratio, report.entropy, self.trained_at)
         self._look_at(row)
         if report.skipped:
             self.monitor.event("skipped")
             self.monitor.say(f"optimizer step {self.monitor.optimizer_step}: not finite, skipped")
-        learner = batch.sample_log_prob + report.log_ratio.to(batch.sample_log_prob)
-        pairs = {name: (batch.sample_log_prob[tokens], learner[tokens]) for name, tokens in sampled.items()}
-        self._checked(lambda: check.compare_sampled(weights.version, pairs))
+        engine, ratio = batch.sample_log_prob, report.log_ratio.to(batch.sample_log_prob)
+        pairs = {name: (engine[tokens], (engine + ratio)[tokens]) for name, tokens in sampled.items()}
+        self._checked(lambda: self.weights.weight_check.compare_sampled(self.weights.version, pairs))
+
+    def _sampled_since_push(self, batch: "Batch", groups: "Sequence[Group]") -> "Mapping[str, Tensor]":
+        """Tokens that a step can compare engines by; where they are too few, fixed sequences are compared now."""
+        from run.engine_log_probs import sampled_tokens
+
+        if not self.weights.current:
+            return {}
+        # With dropout the step's own forward pass does not say what the weights give.
+        dropout = self.config.train_model.lora.dropout
+        sampled = {} if dropout else sampled_tokens(batch, groups, self.weights.version)
+        if self.weights.weight_check.lacks({name: int(tokens.sum()) for name, tokens in sampled.items()}):
+            self._checked(lambda: self.loop.call(self.weights.check))
+        return sampled
 
     def _checked(self, check: "Callable[[], dict[str, float] | None]") -> None:
         """Do a weight check, note its metrics, and do with a mismatch what `train.on_mismatch` says.
@@ -177,8 +184,7 @@ class Run:
             self.monitor.event("pushed", version=self.weights.version)
 
     def _push(self) -> dict[str, float]:
-        """What is generated from now on has the new weights and the temperature of this part of the run; metrics of the
-        weight check."""
+        """Send the weights and set the temperature of this part of the run; metrics of the weight check."""
         steps = self.config.total_optimizer_steps - self.config.optimizer_steps_per_iteration
         progress = self.learner.optimizer_steps / max(steps, 1)
         temperature = self.config.inference_model.temperature_at(progress)

@@ -92,7 +92,7 @@ def weights_arrive(
     lose_engine: bool = False,
     pushes: int = 3,
 ) -> str:
-    """Pushes of changed weights, each compared by fixed sequences; what is drawn in between is the learner's.
+    """Push changed weights, and compare fixed sequences and sampled tokens after each.
 
     width: of a larger random model. lose_engine: the first engine is killed before the last push.
     """

@@ -49,7 +49,6 @@ class Noting:
     """Learner, engine and weight check in one."""
 
     policy_version = 0
-    received = frozenset({"weight"})
     members = (1,)
     ranks = None
     optimizer_steps = 0

@@ -119,7 +119,6 @@ def test_vllms_own_transfer(open_pool: OpenPool, ranks: Ranks, model: str, tmp_p
         (scores,) = pool.score(sequences).values()
         for found, expected in zip(scores.log_probs, learner.score(sequences), strict=True):
             torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), atol=1e-4, rtol=0)
-        assert {one.name for one in learner.publish()} == pool.received
     completions = generate(pool, requests(2))
     assert all(set(one.policy_versions) == {2} for one in completions[0].completions)
 

@@ -37,7 +37,7 @@ HARMLESS = frozenset({"position_ids", "cache_position", "use_cache"})
 
 
 def can_pack(model: PreTrainedModel) -> bool:
-    """Whether a packed sequence means what its rows do; a model of another architecture takes whole rows."""
+    """Whether the model can take packed sequences; another takes whole rows."""
     return plain_attention(model.config.to_dict())
 
 
@@ -113,7 +113,6 @@ def attend(
             f"{type(module).__name__} attends with {', '.join(unknown)}, which a packed sequence does not have: set "
             "train.packing=false"
         )
-    segments.layers += 1
     return _attend_by_segments(query, key, value, segments, scaling, dropout), None
 
 
@@ -122,6 +121,7 @@ def _attend_by_segments(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None, dropout: float
 ) -> Tensor:
     """[1, L, heads, D]. A compiled layer is cut here: what is called depends on where the segments lie."""
+    segments.layers += 1
     if query.device.type in BLOCKED and dropout == 0.0:
         return _attend_in_blocks(query, key, value, segments, scaling)
     return segments.calls(query.device).attend(query, key, value, scaling, dropout)

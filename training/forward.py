@@ -89,7 +89,8 @@ class ResponseScorer:
         """Positions that the model computes for [N] rows, padding included."""
         if self.packs:
             return packed_positions(tokens)
-        return whole_rows(tokens)[0].numel()
+        lengths = tokens.prompt_mask.sum(1) + tokens.response_mask.sum(1)
+        return len(tokens) * int(lengths.max())
 
     def _at_the_head(
         self, causal: PreTrainedModel, hidden: torch.Tensor, targets: torch.Tensor
@@ -137,8 +138,10 @@ class ResponseScorer:
         return hidden.index_select(0, packed.where.to(hidden.device))
 
     def _whole(self, causal: PreTrainedModel, tokens: Tokens) -> torch.Tensor:
-        """The same from whole rows, padded behind: no token of a causal model sees what follows it, so that neither a
-        mask nor positions are needed."""
+        """The same from whole rows, padded behind.
+
+        No token of a causal model sees what follows it, so that neither a mask nor positions are needed.
+        """
         tokens = tokens.to(causal.device)
         ids, prompt_lengths = whole_rows(tokens)
         hidden: torch.Tensor = causal.base_model(ids, use_cache=False).last_hidden_state
@@ -148,7 +151,7 @@ class ResponseScorer:
 
 
 def whole_rows(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each prompt with its response behind it, int64 [N, longest], zeros behind that; and the prompts' lengths [N]."""
+    """Rows of a prompt and its response, int64 [N, longest], zeros behind; and the prompts' lengths [N]."""
     mask = torch.cat([tokens.prompt_mask, tokens.response_mask], dim=1)
     ids = torch.cat([tokens.prompt, tokens.response], dim=1)
     order = (~mask).to(torch.int8).argsort(dim=1, stable=True)

@@ -1,4 +1,4 @@
-"""The learner's forward pass against the model's plain one, on a few rows, before anything is trained."""
+"""A check at the start: the learner's forward pass against the model's plain one."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from training.training_mode import evaluation_mode
 
 
 def check_forward(scorer: ResponseScorer, prompts: Sequence[int], bounds: Bounds) -> None:
-    """Refuse a model whose rows, packed or padded as in a step, have other log-probs than each by itself.
+    """Refuse a model whose packed or padded rows differ from each row by itself.
 
     prompts: lengths, one beyond the model's window, if it has one. Raises ConfigError.
     """

@@ -10,12 +10,12 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from config.errors import ConfigError
 from config.models import ModelConfig
 from envs.control_tokens import turn_end
-from plan.model_shape import model_path, steady_positions, unsteady
+from plan.model_shape import beyond_rope_limit, model_path, rope_limit
 from training.base_files import weight_files
 from training.model_loading import check_report, load_tokenizer, loading, quiet_library, skeleton
 
 
-def checked_tokenizer(config: ModelConfig, longest: int) -> PreTrainedTokenizerBase:
+def load_checked_tokenizer(config: ModelConfig, longest: int) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model, and check all its files. Raises as `load_tokenizer` and `check_files`."""
     tokenizer = load_tokenizer(config.name)
     check_files(config, tokenizer, longest)
@@ -48,9 +48,9 @@ def check_files(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, longest
                 ignore_mismatched_sizes=True,
             )
             check_report(config.name, loaded[0], loaded[1])
-    steady = steady_positions(bare.config.get_text_config().to_dict())
-    if steady and longest > steady:
-        raise ConfigError(unsteady(config.name, longest, steady))
+    limit = rope_limit(bare.config.get_text_config().to_dict())
+    if limit and longest > limit:
+        raise ConfigError(beyond_rope_limit(config.name, longest, limit))
     _check_ids(config.name, bare, tokenizer)
 
 
@@ -77,7 +77,7 @@ def _check_weights(name: str) -> None:
 
 
 def _shapes(name: str) -> dict[str, torch.Tensor]:
-    """Every tensor of safetensors files by its name, on the meta device; none where there are no such files."""
+    """Tensors of the safetensors files by name, on the meta device; none without such files."""
     files = weight_files(model_path(name))
     found: dict[str, torch.Tensor] = {}
     for file in set(files.values()):
@@ -88,7 +88,7 @@ def _shapes(name: str) -> dict[str, torch.Tensor]:
 
 
 def _check_ids(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Tokens that were added and are never in a prompt may lie beyond the embedding; all others must not."""
+    """Refuse tokens beyond the embedding, but added ones, which may be in no prompt."""
     embedding: Any = model.get_input_embeddings()
     rows: int = embedding.weight.shape[0]
     added = tokenizer.added_tokens_encoder

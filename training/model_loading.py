@@ -222,7 +222,7 @@ def _load(
 
 @contextmanager
 def quiet_library() -> Iterator[None]:
-    """Keep the library's table of missing tensors off the terminal: `check_report` says it in one line."""
+    """Keep the library's table of tensors off the terminal, which `check_report` replaces."""
     level = library_log.get_verbosity()
     library_log.set_verbosity_error()
     try:
@@ -239,8 +239,7 @@ def check_report(name: str, model: PreTrainedModel, report: Mapping[str, Any]) -
     Raises:
         ConfigError: tensors are missing, not the model's, or of another shape; with their names and number.
     """
-    heads = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
-    missing = sorted(set(report["missing_keys"]) - heads)
+    missing = sorted(report["missing_keys"])  # a tied head is not among them
     unexpected = sorted(report["unexpected_keys"])
     mismatched = sorted(report["mismatched_keys"])
     found = []

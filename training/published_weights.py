@@ -106,7 +106,7 @@ def made(tensors: Iterable[PolicyTensor]) -> dict[str, torch.Tensor]:
 
 
 class PolicyWeights:
-    """The policy as engines and the weight check see it: the tensors of a push, and the scores that these should give.
+    """The policy as engines and the weight check see it: tensors of a push, and scores.
 
     Args:
         model: the policy, possibly wrapped by peft.

@@ -1,4 +1,4 @@
-"""Training mode of a policy: adapters drop out and layers recompute; nothing else differs from evaluation.
+"""Training mode of a policy: adapters' dropout and recomputed layers, nothing else.
 
 A config.json may name dropout, router noise or skipped layers. The log-probs of such a forward pass are not those of
 the model that engines sample from, so ratio and KL would measure the noise.
@@ -16,7 +16,7 @@ _NOISE = ("drop", "jitter", "noise")
 
 
 def set_training_mode(policy: nn.Module) -> None:
-    """Put every module in evaluation mode but the adapters' dropout and the layers that recompute activations.
+    """Put all modules in evaluation mode but adapters' dropout and layers that recompute.
 
     Such a layer has to be in training mode by itself; what it would do with that of its own is set to 0.
     """

@@ -89,15 +89,9 @@ class EngineHost:
             responses, self._responses = self._responses, []
             return Report(responses, self._steps)
 
-    def load(self, handle: WeightHandle, version: int) -> frozenset[str]:
-        """Load published weights between two steps; returns the names that the engine now has of them."""
-
-        def load() -> frozenset[str]:
-            self._engine.load(handle.open(), version)
-            return self._engine.received
-
-        names: frozenset[str] = self._do(load)
-        return names
+    def load(self, handle: WeightHandle, version: int) -> None:
+        """Load published weights between two steps."""
+        self._do(lambda: self._engine.load(handle.open(), version))
 
     def score(self, sequences: Sequence[Sequence[int]]) -> SequenceScores:
         scores: dict[str, SequenceScores] = self._do(lambda: self._engine.score(sequences))

@@ -62,20 +62,19 @@ class LibraryDecoder:
         self._waiting.append(request)
 
     def step(self, version: int) -> list[Response]:
-        """The groups of waiting requests with prompts as long as that of the first, as many as there is room for."""
-        if not self._waiting:
-            return []
-        length = len(self._waiting[0].prompt)
+        """Groups whose prompts are as long as that of the first, as many as there is room for."""
         together: list[Request] = []
+        waiting: list[Request] = []
         rows = 0
         for request in self._waiting:
-            fits = not together or rows + request.n <= self.max_num_seqs
-            if len(request.prompt) == length and fits:
+            alike = not together or len(request.prompt) == len(together[0].prompt)
+            if alike and (not together or rows + request.n <= self.max_num_seqs):
                 together.append(request)
                 rows += request.n
-        chosen = {id(request) for request in together}
-        self._waiting = [request for request in self._waiting if id(request) not in chosen]
-        return self._generate(together, version)
+            else:
+                waiting.append(request)
+        self._waiting = waiting
+        return self._generate(together, version) if together else []
 
     def advance(self, version: int) -> list[Response]:
         return []
@@ -105,7 +104,7 @@ class LibraryDecoder:
 
 
 class _Sampling(LogitsProcessor):
-    """Samples every row's token as all engines do, and leaves `generate` no other choice than that."""
+    """Sample every row's token as all engines do, and leave `generate` no other choice."""
 
     def __init__(
         self, requests: list[Request], eos_token_ids: Collection[int], version: int, device: torch.device

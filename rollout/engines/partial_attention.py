@@ -48,7 +48,7 @@ def merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def attend_by_groups(model: PreTrainedModel) -> None:
-    """Make `model`, whose layers are all plain causal attention, attend to what runs part by part."""
+    """Make `model`, of plain causal attention, attend to running rows part by part."""
     model.set_attn_implementation(NAME)
 
 

@@ -124,18 +124,13 @@ class RayPool:
     def members(self) -> tuple[int, ...]:
         return self.supervisor.members
 
-    @property
-    def received(self) -> frozenset[str]:
-        live = [slot.received for slot in self.supervisor.live]
-        return frozenset.intersection(*live) if live else frozenset()
-
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """The host copy is written when engines that a direct transfer reached serve again, and is there when this
         returns: before the learner changes its weights, which it is made from."""
         outgoing = Outgoing.of(weights)
         self.supervisor.wait_for_loads()  # a new engine still reads the copy that is overwritten here
         served = self._send(outgoing, version)
-        self.supervisor.publish(self._transport.copy.write(outgoing), version, outgoing.names, served)
+        self.supervisor.publish(self._transport.copy.write(outgoing), version, served)
 
     def _send(self, weights: Outgoing, version: int) -> list[Slot]:
         """Straight to the live engines, where there is such a way; those that have the weights now.

@@ -91,7 +91,7 @@ class RunningDecoder:
         return self._collect()
 
     def renew(self) -> None:
-        """New weights make every cached key stale: running sequences go through the model again in the next step."""
+        """Drop all keys and values; running sequences go through the model again in the next step."""
         self._stopped += self._rows
         self._rows = []
         self._cache.bands.clear()
@@ -201,7 +201,7 @@ class RunningDecoder:
             self._continue(list(together), age)
 
     def _continue(self, rows: list[_Row], age: int) -> None:
-        """One band of rows that have drawn `age` tokens each; the prompt of a group is that of its first row."""
+        """Continue rows of `age` tokens each as one band; a group's prompt is that of its first row."""
         computed = self._prefill.sequences([row.sequence for row in rows])
         places: dict[int, int] = {}
         prompts: list[Computed] = []

@@ -6,7 +6,7 @@ weights never knows which one it is:
     SteppedEngine   submit(request)            any number of times, at any moment
                     step() -> responses        advance; whole requests come back as they finish, in any order
     WeightTarget    load(weights, version)     between two steps; requests in flight go on under the new version
-                    score, received            what the weight check asks
+                    score                      what the weight check asks
                     sleep, wake                where learner and engines take turns on a GPU
 """
 
@@ -80,7 +80,7 @@ class SteppedEngine(Protocol):
 
 @dataclass(slots=True)
 class SequenceScores:
-    """What an engine says of sequences, at temperature 1 and over the full vocabulary.
+    """Scores of sequences at temperature 1 over the full vocabulary.
 
     log_probs: of every token but the first given its prefix, [count][length - 1]. cached_tokens: how many of them had
     keys and values in the engine's prefix cache already.
@@ -103,11 +103,6 @@ class WeightTarget(Protocol):
         """Process ids of the live engines; they change whenever one is replaced."""
         ...
 
-    @property
-    def received(self) -> frozenset[str]:
-        """Names of the last push whose tensors every live engine has: from it or, if they never change, from before."""
-        ...
-
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Replace all weights by (Hugging Face name, tensor) pairs, tied heads included, or the adapter by its own.
 
@@ -117,7 +112,7 @@ class WeightTarget(Protocol):
         ...
 
     def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, SequenceScores]:
-        """By the engine's name, as `SampledCompletion.engine` has it."""
+        """Score sequences with every engine; by its name, as in `SampledCompletion.engine`."""
         ...
 
     def sleep(self) -> None:

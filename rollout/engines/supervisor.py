@@ -76,7 +76,6 @@ class Slot:
     lost_in_a_row: int = 0
     replaces_lost: bool = False
     overdue: bool = False
-    received: frozenset[str] = frozenset()
 
     @cached_property
     def name(self) -> str:
@@ -221,26 +220,21 @@ class Supervisor:
         actor = start_actor(EngineHost, place, self.settings.num_cpus_per_engine, CONCURRENCY_GROUPS)
         return Slot(next(self._numbers), place, actor, actor.start.remote(self._factory))
 
-    def publish(
-        self, handle: WeightHandle, version: int, names: frozenset[str], served: Collection[Slot] = ()
-    ) -> None:
+    def publish(self, handle: WeightHandle, version: int, served: Collection[Slot] = ()) -> None:
         """From now on every engine has these weights before it serves; returns when all live ones do.
 
-        names: of the tensors in it. served: engines that have them already.
+        served: engines that have them already.
         """
         self._last_push, self.version = handle, version
         for slot in self.live:
-            if slot in served:
-                slot.received = names
-            else:
+            if slot not in served:
                 self._begin_load(slot)
         self._await_state("loading", self.settings.start_timeout_s + self.settings.request_timeout_s)
 
     def arrived(self, slot: Slot, value: Any) -> None:
-        """A start (value: process id) or a load (value: the names that came) is done."""
+        """A start (value: process id) or a load is done."""
         slot.pending = None
         if slot.state == "loading":
-            slot.received = value
             self._serve(slot)
             return
         slot.pid = value

@@ -51,7 +51,7 @@ class Decoder(Protocol):
         ...
 
     def renew(self) -> None:
-        """The weights changed: what was computed by the old ones is computed again before the next token."""
+        """Compute by the new weights, before the next token, all that old ones computed."""
         ...
 
     def clear(self) -> None: ...
@@ -78,7 +78,6 @@ class TransformersEngine:
         self.model = model.eval()
         self.update = update
         self.policy_version = 0
-        self.received: frozenset[str] = frozenset()
         kind = RunningDecoder if plain_attention(model.config.to_dict()) else LibraryDecoder
         self.decoder: Decoder = kind(self.model, frozenset(eos_token_ids), max_num_seqs)
         self._finished: list[Response] = []
@@ -121,7 +120,7 @@ class TransformersEngine:
                 f"the push left {len(missing)} tensors unchanged: {', '.join(sorted(missing)[:3])}"
             )
         self._constants = outgoing.constants
-        self.policy_version, self.received = version, outgoing.names
+        self.policy_version = version
         self.decoder.renew()
 
     def score(self, sequences: Sequence[Sequence[int]]) -> dict[str, SequenceScores]:

@@ -70,7 +70,6 @@ class VLLMEngine:
         set_environment()
         self.settings = settings
         self.policy_version = 0
-        self.received: frozenset[str] = frozenset()
         self._constants: dict[str, Hashable] = {}
         self._groups: dict[int, _Group] = {}
         self._finished: list[Response] = []
@@ -257,7 +256,7 @@ class VLLMEngine:
             self._llm.collective_rpc("receive", args=(lacking,))
         else:  # the workers are processes of their own: live tensors cannot reach them
             self._llm.collective_rpc("receive_mapped", args=(self._shared.write(weights), lacking.names))
-        self._constants, self.received = weights.constants, weights.names
+        self._constants = weights.constants
 
     def _load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         from vllm.lora.request import LoRARequest
@@ -266,7 +265,7 @@ class VLLMEngine:
         if self._adapter_folder is None:
             self._adapter_folder = tempfile.TemporaryDirectory(prefix="grpo_adapter_")
         folder = self._adapter_folder.name
-        self.received = self.settings.adapter.write(Path(folder), weights)
+        self.settings.adapter.write(Path(folder), weights)
         self._llm.add_lora(LoRARequest("policy", 1, folder, load_inplace=True))
         # Requests name the adapter without the flag, which would load it again at every step.
         self._adapter = LoRARequest("policy", 1, folder)
@@ -325,9 +324,7 @@ class VLLMEngine:
         """
         if call == "start_weight_update":
             self._settle()
-            self.received, self._constants, self._transferring = frozenset(), {}, True
-        if call == "update_weights":
-            self.received |= frozenset(arguments["update_info"]["names"])
+            self._constants, self._transferring = {}, True
         version = arguments.pop("version", None)
         self._llm.collective_rpc(call, kwargs=arguments)
         if version is not None:

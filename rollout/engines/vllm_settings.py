@@ -35,8 +35,8 @@ class AdapterShape:
     alpha: float
     target_modules: tuple[str, ...]
 
-    def write(self, folder: Path, weights: Iterable[tuple[str, torch.Tensor]]) -> frozenset[str]:
-        """Write the adapter in peft's format, for vLLM's workers to load; returns the names written."""
+    def write(self, folder: Path, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Write the adapter in peft's format, for vLLM's workers to load."""
         tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in weights}
         save_file(tensors, folder / "adapter_model.safetensors")
         config = {
@@ -50,7 +50,6 @@ class AdapterShape:
             "use_rslora": False,
         }
         (folder / "adapter_config.json").write_text(json.dumps(config))
-        return frozenset(tensors)
 
 
 @dataclass(frozen=True)

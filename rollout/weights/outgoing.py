@@ -46,7 +46,7 @@ class PublishedTensor(Protocol):
 
 
 class Learner(Protocol):
-    """The learner as engines and the weight check see it; `training.learner.Learner` says what each of these gives."""
+    """The learner as engines and the weight check see it: a part of `training.learner.Learner`."""
 
     @property
     def vocab_size(self) -> int: ...

@@ -1,4 +1,4 @@
-"""The way of weights from the learner to the engines: versions, their check, and who sleeps when.
+"""Pushes of weights from the learner to the engines: versions, checks, sleep.
 
 wake ─▶ learner.publish() ─▶ target.load() ─▶ weight check, when due ─▶ generation ─▶ rest_engines ─▶ update
 (where learner and engines take turns on a GPU)                                          (the same)
@@ -47,7 +47,7 @@ class Weights:
         return self.check() if self.weight_check.due(self.version) else {}
 
     def check(self) -> dict[str, float]:
-        """Compare engines and learner, unless these engines were compared since the push; metrics where it was done.
+        """Compare engines and learner, unless they were compared since the push; returns metrics.
 
         Raises:
             WeightMismatch: an engine does not have the learner's weights; the message names the cause.

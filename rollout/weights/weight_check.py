@@ -54,7 +54,7 @@ class WeightCheck:
         return new or version - (self.version or 0) >= self.every
 
     def compare(self, version: int) -> dict[str, float]:
-        """Fixed sequences on both sides, and at the first time decoding too; metrics of the differences.
+        """Compare fixed sequences, the first time also decoding; returns metrics of the differences.
 
         Raises:
             WeightMismatch: an engine is out of bounds. The next comparison is with what was found now.
@@ -110,7 +110,7 @@ class WeightCheck:
         return any(counts.get(name, 0) < _FEWEST for name in self._engines_before)
 
     def compare_sampled(self, version: int, engines: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """Tokens of a batch that the weights of the last push sampled, before a step from these weights.
+        """Compare tokens of a batch that were sampled since the last push.
 
         engines: by the engine's name, its log-probs and the learner's, [n] each. `mismatch/*` has the metrics.
 
@@ -159,7 +159,7 @@ class WeightCheck:
         return "old weights in a part, or tensors that arrived cut, permuted or rounded (compare layout and dtype)"
 
     def _temperature(self, sequences: Sequence[Sequence[int]], engine: Tensor) -> float:
-        """Between 0.2 and 5, at which the learner is nearest to the engine: a grid that is refined twice."""
+        """The temperature, from 0.2 to 5, at which the learner is nearest to the engine."""
         low, high = math.log(0.2), math.log(5.0)
         for _ in range(3):
             grid = [low + (high - low) * step / 8 for step in range(9)]

@@ -190,26 +190,6 @@ def test_a_thread_drives_it_and_ends() -> None:
         assert tokens(loop.run(loop.generate(request(1)))) == tokens(found)
 
 
-def test_whoever_begins_a_call_goes_on_until_it_wants_the_result() -> None:
-    here, there = threading.Event(), threading.Event()
-
-    def work() -> str:
-        there.set()
-        assert here.wait(30)
-        return threading.current_thread().name
-
-    with looped(TransformersEngine(tiny_llama(), [EOS])) as loop:
-        with loop.thread():
-            result = loop.begin(work)
-            assert there.wait(30)
-            here.set()
-            assert result() == "rollouts"
-            failing = loop.begin(lambda: {}["nothing"])
-            with pytest.raises(KeyError):
-                failing()
-        assert loop.begin(work)() != "rollouts"
-
-
 async def late() -> None:
     raise DeadlineError("the coroutine's own")
 

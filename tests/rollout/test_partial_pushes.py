@@ -49,7 +49,6 @@ def push(learner: PolicyWeights, target: WeightTarget, version: int) -> int:
     """Returns bytes moved."""
     outgoing = Outgoing(learner.publish())
     target.load(outgoing, version)
-    assert target.received == outgoing.names
     return outgoing.moved.bytes
 
 

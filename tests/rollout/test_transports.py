@@ -182,7 +182,6 @@ def test_the_native_api_with_requests_in_flight(
         model = tiny_llama(True, seed=version)
         transfer.push(Outgoing(named_weights(model)), version, OneEngine(engine))
         assert engine.policy_version == version
-        assert engine.received == set(model.state_dict())
         torch.testing.assert_close(
             torch.tensor(scores_of_one(engine, [sequence])[0]), scores_of(model, sequence), atol=1e-4, rtol=0
         )

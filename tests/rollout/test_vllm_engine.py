@@ -114,7 +114,6 @@ def test_every_weight_arrives(vllm_engine: VLLMEngine, tied: bool) -> None:
     assert far(other, vllm_engine, sequences) < 1e-4
     assert far(tiny_llama(tied), vllm_engine, sequences) > 0.1
     assert scores_of_one(vllm_engine, sequences) != before
-    assert vllm_engine.received == set(other.state_dict())
 
 
 @pytest.fixture(scope="module", params=["keep", "wait", "abort"])

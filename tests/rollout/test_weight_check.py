@@ -326,6 +326,16 @@ def test_sampled_tokens_show_which_engine_is_wrong() -> None:
         check.compare_sampled(3, {"b": (right, right + 0.01)})
 
 
+@pytest.mark.parametrize(("times", "cause"), [(1.5, "rounding"), (3.0, "old weights in a part")])
+def test_a_little_beyond_the_bound_is_rounding(times: float, cause: str) -> None:
+    """Not a temperature: the differences have no direction."""
+    bound, learner = BOUNDS["bfloat16"].mean, torch.full((477,), -1.0, dtype=torch.float64)
+    signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(239)[:477]
+    check = WeightCheck(check_plan("bfloat16"), Scripted("a"), PolicyHere(tiny_llama(False), named_weights))
+    found = check._cause([[3, 4]], learner + 2 * times * bound * signs, learner, first=False, replaced=False)
+    assert found.startswith(cause)
+
+
 def test_few_sampled_tokens_say_too_little() -> None:
     check = sampled_check("a", "b")
     assert not check.lacks({"a": 64, "b": 80})

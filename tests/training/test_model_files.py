@@ -9,17 +9,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 import grpo
-from config.errors import ConfigError
+from config.errors import ConfigError, RunError
 from config.models import LoraConfig, ModelConfig
 from rollout.engines.running_decoder import RunningDecoder
 from rollout.weights.weight_check import WeightMismatch
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from tests.architectures import save_tiny
-from tests.scripts import ROOT, configured
+from tests.scripts import ROOT, configured, rows
 from training.base_files import streamed
 from training.model_files import check_files
 from training.model_loading import load_frozen, load_in_4bit, load_model, load_tokenizer
@@ -28,6 +28,15 @@ from training.model_writer import ModelWriter
 CPU = torch.device("cpu")
 QUICKSTART = ROOT / "models" / "quickstart"
 FIRST = "lm_head.weight"
+TINY = {
+    "vocab_size": 263,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "max_position_embeddings": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 Tensors = dict[str, Tensor]
 
 
@@ -183,6 +192,45 @@ def test_an_evaluation_refuses_an_engine_that_decodes_something_else(
         run_job(config, tmp_path / "run", grpo.train, Lockstep)
 
 
+def multimodal(folder: Path) -> None:
+    """Text weights under a config.json with `text_config`, and a tower for images."""
+    text = TINY | {
+        "model_type": "gemma3_text",
+        "head_dim": 16,
+        "sliding_window": 8,
+        "query_pre_attn_scalar": 16,
+    }
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = AutoConfig.for_model(
+        "gemma3",
+        text_config=text,
+        vision_config=vision | {"image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+        image_token_index=262,
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(QUICKSTART / file, folder)
+
+
+def test_the_text_of_a_multimodal_model_trains_and_is_exported(tmp_path: Path) -> None:
+    multimodal(tmp_path / "model")
+    small = (
+        "env.num_envs=4",
+        "env.repeats=4",
+        "train.total_dialog_turns=32",
+        "inference_model.max_tokens=24",
+    )
+    config = configured(*small, f"model.name={tmp_path / 'model'}", "optimizer.warmup_steps=0")
+    with pytest.raises(RunError, match="nothing was learned"):  # by a model that writes at random
+        run_job(config, tmp_path / "run", grpo.train, Lockstep)
+    assert all(row["mismatch/max"] < 1e-4 for row in rows(tmp_path / "run"))
+    exported = ModelConfig(str(tmp_path / "run" / "model"))
+    check_files(exported, load_tokenizer(exported.name))
+    assert load_model(exported, CPU).config.text_config.vocab_size == 263
+
+
 def more_tokens(folder: Path, *tokens: str, **special: str) -> PreTrainedTokenizerBase:
     tokenizer = AutoTokenizer.from_pretrained(QUICKSTART)
     tokenizer.add_tokens(list(tokens))
@@ -205,9 +253,9 @@ def test_a_token_that_was_added_and_is_in_no_prompt_does_no_harm(tmp_path: Path)
     check_files(config, more_tokens(tmp_path / "model", "<image>"))
     small = ("env.num_envs=2", "env.repeats=2", "train.total_dialog_turns=4", f"model.name={config.name}")
     assert run_job(configured(*small), tmp_path / "run", grpo.train, Lockstep) == "finished"
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "1+1=<image>", "answer": "2"}\n')
-    data = ("env.dataset=jsonl", f"env.data_files={rows}")
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "1+1=<image>", "answer": "2"}\n')
+    data = ("env.dataset=jsonl", f"env.data_files={file}")
     with pytest.raises(
         ConfigError, match=r"the prompt of row 0 has the token '<image>', and its id 263 lies beyond"
     ):

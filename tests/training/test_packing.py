@@ -8,11 +8,12 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
+from config.errors import RunError
 from config.models import LoraConfig
 from tests.tiny import tiny_llama
 from training import attention
 from training.adapters import add_lora
-from training.attention import NAME, can_pack
+from training.attention import NAME, attend, can_pack
 from training.batch import Tokens
 from training.forward import ResponseScorer, Scores
 from training.packing import pack, packed_positions, real_tokens
@@ -273,6 +274,25 @@ def test_without_segments_the_attention_is_the_models_own() -> None:
 
 def windowed(**more: object) -> object:
     return AutoModelForCausalLM.from_config(Qwen2Config(**SIZES, **more))
+
+
+@pytest.mark.parametrize("keyword", ["softcap", "s_aux", "sliding_window", "something_new"])
+def test_an_attention_with_a_keyword_that_is_not_known_packs_nothing(keyword: str) -> None:
+    model, segments = tiny_llama(), pack(rows()).segments
+    heads = torch.zeros(1, 2, segments.total, 8)
+    attend(model, heads, heads, heads, None, segments=segments, position_ids=None, **{keyword: None})
+    with pytest.raises(RunError, match=f"LlamaForCausalLM attends with {keyword}, .*train.packing=false"):
+        attend(model, heads, heads, heads, None, segments=segments, **{keyword: 8})
+
+
+def test_a_layer_that_does_not_see_the_segments_is_an_error() -> None:
+    model = tiny_llama()
+    scores = ResponseScorer(model)
+    layer = model.model.layers[1]
+    forward = layer.forward
+    layer.forward = lambda *given, segments=None, **named: forward(*given, **named)
+    with pytest.raises(RunError, match="1 of 2 layers of LlamaForCausalLM attended by the segments"):
+        scores(rows())
 
 
 def test_models_that_do_not_see_everything_take_whole_rows() -> None:
