@@ -23,7 +23,7 @@ BOUNDS = {
     "float32": Bounds(mean=1e-4, largest=5e-3, sampled=5e-4, moved=1e-5),
     "tf32": Bounds(mean=1e-3, largest=5e-2, sampled=3e-3, moved=1e-4),
     "float16": Bounds(mean=2e-3, largest=1e-1, sampled=6e-3, moved=1e-3),
-    "bfloat16": Bounds(mean=8e-3, largest=5e-1, sampled=3e-2, moved=5e-3),
+    "bfloat16": Bounds(mean=6e-3, largest=5e-1, sampled=3e-2, moved=5e-3),
     "fp8": Bounds(mean=5e-2, largest=1.0, sampled=1.5e-1, moved=5e-2),
 }
 """The coarser arithmetic of the two sides counts. Figures of good and of faulty pushes: docs/benchmarks.md."""
