@@ -55,9 +55,8 @@ def check_decoding(engine: Engine, plan: Plan, tokens: int) -> None:
         WeightMismatch: it has others.
     """
     known = tokens if plan.shape is None else min(tokens, plan.shape.vocab_size)
-    scores: Any = _OwnScores(engine, known)
     timeout = plan.config.train.wait_timeout_s
-    WeightCheck(plan.weight_check, engine, scores, timeout_s=timeout).compare_decoding()
+    WeightCheck(plan.weight_check, engine, _OwnScores(engine, known), timeout_s=timeout).compare_decoding()
 
 
 def evaluate_alone(

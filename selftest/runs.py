@@ -36,7 +36,7 @@ def schedule(
         assert not strange, f"not finite: {', '.join(strange)}"
         assert row["grad_norm"] > 0, "the gradient is zero"
     assert rows[-1]["policy_version"] > rows[0]["policy_version"], "no new version was pushed"
-    check = max(row.get("weight_check/largest", 0.0) for row in rows)
+    check = max(row["weight_check/largest"] for row in rows if "weight_check/largest" in row)
     mismatch = rows[-1]["mismatch/p99"]
     return f"{len(rows)} steps, weight check {check:.1g}, mismatch p99 {mismatch:.1g}"
 

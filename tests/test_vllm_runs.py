@@ -47,8 +47,8 @@ def test_three_iterations_overlapped_in_one_process(tmp_path: Path) -> None:
 
 def check(metrics: list[dict[str, Any]]) -> None:
     assert [row["policy_version"] for row in metrics] == [0.0, 1.0, 2.0]
+    assert 0 < max(row["weight_check/largest"] for row in metrics if "weight_check/largest" in row) < 1e-3
     for row in metrics:
-        assert row.get("weight_check/largest", 0.0) < 1e-3
         assert row["grad_norm"] > 0
         assert row["length/response_mean"] > 1
 

@@ -1,11 +1,11 @@
 """From logits to tokens: temperature, top-k, top-p, and draws that depend on nothing but their own seed."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
 
-from envs.group import Sampling
+from envs.group import SampledCompletion, Sampling
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _BLOCK = 256
@@ -31,6 +31,24 @@ def row_seeds(seeds: Sequence[int], counts: Sequence[int]) -> list[int]:
     places = np.concatenate([np.arange(count, dtype=np.uint64) for count in counts])
     drawn: list[int] = (uniforms(of_requests.repeat(counts), places) * 2.0**53).astype(np.uint64).tolist()
     return drawn
+
+
+def append_token(
+    completion: SampledCompletion,
+    token: int,
+    log_prob: float,
+    version: int,
+    ends: Collection[int],
+    limit: int,
+) -> None:
+    """Append a sampled token; one of `ends`, or the `limit`-th token, finishes the completion."""
+    completion.token_ids.append(token)
+    completion.log_probs.append(log_prob)
+    completion.policy_versions.append(version)
+    if token in ends:
+        completion.finish_reason = "stop"
+    elif len(completion.token_ids) >= limit:
+        completion.finish_reason = "length"
 
 
 class Filter:

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, Sto
 
 from config.errors import ConfigError
 from envs.group import SampledCompletion
-from rollout.engines.draw import Filter, draw, row_seeds
+from rollout.engines.draw import Filter, append_token, draw, row_seeds
 from rollout.engines.sampler import Request, Response
 
 
@@ -115,7 +115,7 @@ class _Sampling(LogitsProcessor):
         self._seeds = np.array(row_seeds([request.seed for request in requests], counts), dtype=np.uint64)
         self._ends = eos_token_ids
         self._version = version
-        self._drawn = 0
+        self._count = 0
         self.completions = [SampledCompletion([], [], [], "abort") for _ in self._limits]
 
     @property
@@ -123,20 +123,13 @@ class _Sampling(LogitsProcessor):
         return all(one.finish_reason != "abort" for one in self.completions)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        counters = np.full(len(self._seeds), self._drawn, dtype=np.uint64)
+        counters = np.full(len(self._seeds), self._count, dtype=np.uint64)
         tokens, log_probs = draw(self._filter.log_probs(scores), self._seeds, counters)
-        self._drawn += 1
+        self._count += 1
         rows = zip(self.completions, self._limits, tokens.tolist(), log_probs.tolist(), strict=True)
         for one, limit, token, log_prob in rows:
-            if one.finish_reason != "abort":
-                continue
-            one.token_ids.append(token)
-            one.log_probs.append(log_prob)
-            one.policy_versions.append(self._version)
-            if token in self._ends:
-                one.finish_reason = "stop"
-            elif self._drawn == limit:
-                one.finish_reason = "length"
+            if one.finish_reason == "abort":
+                append_token(one, token, log_prob, self._version, self._ends, limit)
         return torch.full_like(scores, -torch.inf).scatter(1, tokens[:, None], 0.0)
 
 

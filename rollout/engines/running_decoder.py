@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from envs.group import SampledCompletion
-from rollout.engines.draw import Filter, draw, row_seeds
+from rollout.engines.draw import Filter, append_token, draw, row_seeds
 from rollout.engines.partial_attention import NAME, attend_by_groups
 from rollout.engines.prefill import Prefill
 from rollout.engines.running_cache import Band, Computed, RunningCache, alike
@@ -36,7 +36,10 @@ class _Row:
     request: Request
     seed: int
     completion: SampledCompletion = field(default_factory=lambda: SampledCompletion([], [], [], "abort"))
-    done: bool = False
+
+    @property
+    def done(self) -> bool:
+        return self.completion.finish_reason != "abort"
 
     @property
     def sequence(self) -> tuple[int, ...]:
@@ -167,14 +170,8 @@ class RunningDecoder:
             self._extend(row, token, log_prob)
 
     def _extend(self, row: _Row, token: int, log_prob: float) -> None:
-        completion = row.completion
-        completion.token_ids.append(token)
-        completion.log_probs.append(log_prob)
-        completion.policy_versions.append(self._version)
-        if token in self.eos_token_ids:
-            completion.finish_reason, row.done = "stop", True
-        elif len(completion.token_ids) >= row.request.sampling.max_tokens:
-            completion.finish_reason, row.done = "length", True
+        limit = row.request.sampling.max_tokens
+        append_token(row.completion, token, log_prob, self._version, self.eos_token_ids, limit)
 
     def _drop_ended(self) -> None:
         """Rows that ended leave the batch."""

@@ -18,7 +18,7 @@ from config.errors import RunError
 from envs.group import Sampling
 from plan.plan import WeightCheckPlan
 from rollout.engines.sampler import Engine, Request, generate
-from rollout.weights.outgoing import Learner
+from rollout.weights.outgoing import Scorer
 
 _DECODED, _COMPLETIONS = 8, 4
 """Tokens of a completion that is decoded at the start, and completions of each prompt."""
@@ -40,7 +40,7 @@ class WeightCheck:
 
     plan: WeightCheckPlan
     engines: Engine
-    learner: Learner
+    learner: Scorer
     every: int = 1
     timeout_s: float = 600.0
     version: int | None = None
