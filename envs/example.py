@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Outcome = Literal["scored", "invalid", "error"]
-Message = dict[str, str]
+Message = dict[str, Any]
+"""A role and a content, both text; perhaps `name`, `tool_calls`, `tool_call_id`, as chat templates read them."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Example:
     row: the example's index in its source, for reports and the ledger.
     source: in a mixture, the name of the member that the example comes from.
     row_data: the columns of the row that the example was made of, by name, for rewards that need more than `answer`.
+    prefill: the beginning of the answer; it is part of the prompt.
+    tools: schemas of functions, for the chat template.
     """
 
     messages: tuple[Message, ...]
@@ -27,6 +30,8 @@ class Example:
     row: int
     source: str = ""
     row_data: Mapping[str, Any] = field(default_factory=dict)
+    prefill: str = ""
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 class Mixed(list[Example]):
@@ -50,12 +55,19 @@ class Completion:
 
     control_tokens: the model wrote control tokens where none belong, or ids of no token. No reward sees such a
     completion, whose text is empty here: it is `invalid`.
+    prefill: the beginning of the answer that the prompt holds: a `<think>` of the chat template, `Example.prefill`.
     """
 
     text: str
     num_tokens: int = 0
     truncated: bool = False
     control_tokens: bool = False
+    prefill: str = ""
+
+    @property
+    def full_text(self) -> str:
+        """The whole answer: what the prompt holds of it, and what the model wrote."""
+        return self.prefill + self.text
 
 
 @dataclass(frozen=True)

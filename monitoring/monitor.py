@@ -295,7 +295,7 @@ def question(example: Example) -> str:
     """What the user asked; a whole chat with its roles. The system prompt is the same for all and left out."""
     asked = [message for message in example.messages if message["role"] != "system"]
     if len(asked) == 1:
-        return asked[0]["content"]
+        return str(asked[0]["content"])
     return "\n".join(f"{message['role']}: {message['content']}" for message in asked)
 
 

@@ -21,7 +21,7 @@ IDLE = -1
 PORTION_SECONDS = 0.02
 RETIRE_AFTER = 50_000
 """Verifications after which a worker makes room for a fresh one: a leak in a verifier never reaches the limit."""
-Batch = tuple[list[int], list[tuple[str, int, bool]], list[int], list[tuple[Any, ...]]]
+Batch = tuple[list[int], list[tuple[Any, ...]], list[int], list[tuple[Any, ...]]]
 """Indices, fields of each completion, the place of each one's example, fields of each example."""
 Portion = tuple[list[int], list[tuple[Any, ...]], bool]
 """Indices, fields of each `Result`, whether the batch is done. Plain tuples pickle faster than objects."""
@@ -34,10 +34,10 @@ def pack(items: Sequence[tuple[int, Completion, Example]]) -> Batch:
     for _, _, example in items:
         if id(example) not in places:
             places[id(example)] = len(examples)
-            examples.append((example.messages, example.answer, example.row, example.source, example.row_data))
+            examples.append(tuple(vars(example).values()))
     return (
         [index for index, _, _ in items],
-        [(each.text, each.num_tokens, each.truncated) for _, each, _ in items],
+        [tuple(vars(each).values()) for _, each, _ in items],
         [places[id(example)] for _, _, example in items],
         examples,
     )
