@@ -79,7 +79,7 @@ class Timed(Lockstep):
 
 def make_bare(config: Config, model: PreTrainedModel) -> Bare:
     own, reference = (copy.deepcopy(model) for _ in range(2))
-    tokenizer = load_tokenizer(config.model.name)
+    tokenizer = load_tokenizer(config.model)
     return Bare(
         own.train(),
         reference.eval(),

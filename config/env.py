@@ -65,7 +65,10 @@ class EnvConfig:
     max_prompt_tokens: int = 512
     """A longer prompt is left out and counted, never cut."""
     system_prompt: str | None = None
-    """Replaces the system prompt of the task or its reward; an empty string removes it."""
+    """Replaces the system prompt of the task, its reward or the row's conversation; an empty string removes it."""
+    prefill: str | None = None
+    """The beginning of every answer, such as `<think>`: a part of the prompt that is judged with the completion. A
+    row's column `prefill` takes its place."""
     options: dict[str, Any] = field(default_factory=dict)
     """The task's own options (a generator's ranges, for example)."""
     reward: Any = None

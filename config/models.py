@@ -20,6 +20,9 @@ class ModelConfig:
     attn_implementation: str = "sdpa"
     """Attention kernel of the trained and reference models on whole rows (without `train.packing`): `sdpa`, `eager`,
     `flash_attention_2`."""
+    chat_template: str | None = None
+    """A file of Jinja in the place of the tokenizer's chat template, or `none`: a prompt is then the text of its
+    messages as it stands, control tokens included. Unset: the tokenizer's own."""
 
     def __post_init__(self) -> None:
         one_of("model.dtype", self.dtype, ("float32", "bfloat16"))

@@ -1,37 +1,53 @@
 """Between text and token ids: a chat becomes a prompt, and what was sampled becomes what a reward judges."""
 
+import re
 from collections.abc import Collection, Sequence
 from itertools import groupby
 
 from transformers import PreTrainedTokenizerBase
 
 from config.errors import ConfigError
+from envs.chat_template import render_prompt
 from envs.control_tokens import control_tokens
 from envs.group import SampledCompletion
 from envs.task import Completion, Example
 
+_OPENED_THOUGHT = re.compile(r"<think>\s*\Z")
 
-def encode_prompts(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[list[int]]:
-    """Token ids of each chat, ending where the assistant's answer begins. What messages spell stays text: control
-    tokens are those of the template alone.
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, example: Example) -> list[int]:
+    """Token ids of a prompt, ending where the model goes on.
+
+    Control tokens are those of the chat template alone: what messages spell stays text. Without a template
+    (`model.chat_template=none`) the text is the user's own template, and its control tokens are control tokens.
 
     Raises:
-        ConfigError: the tokenizer has no chat template.
+        ConfigError: as `render_prompt`.
     """
+    text = render_prompt(tokenizer, example)
     if not tokenizer.chat_template:
-        raise ConfigError(
-            f"model.name={tokenizer.name_or_path}: its tokenizer has no chat template, so messages cannot be "
-            "turned into a prompt; take an instruct or chat model, or add chat_template.jinja to its folder"
-        )
-    chats = [list(example.messages) for example in examples]
-    ids = list(
-        tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=True, return_dict=False)
-    )
+        return _encode_plain(tokenizer, text)
     control = control_tokens(tokenizer)
-    for row, chat in enumerate(chats):
-        if control.spelled_in(chat):
-            ids[row] = control.encode(control.render(chat))
+    if control.spelled_in(example.messages, example.tools, example.prefill):
+        return control.encode(control.render(example.messages, example.tools) + example.prefill)
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
     return ids
+
+
+def _encode_plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """As the tokenizer encodes a document, with one token for its beginning and none for its end."""
+    ids: list[int] = tokenizer.encode(text)
+    if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
+        ids = ids[1:]
+    return (
+        ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] and not text.endswith(tokenizer.eos_token) else ids
+    )
+
+
+def answer_prefill(prompt_text: str, prefill: str = "") -> str:
+    """The beginning of the answer that a prompt holds: an opened thought, and the example's own prefill."""
+    opened = _OPENED_THOUGHT.search(prompt_text[: len(prompt_text) - len(prefill)])
+    return (opened[0] if opened else "") + prefill
 
 
 class Encoder:
@@ -54,9 +70,9 @@ class Encoder:
         """The prompt.
 
         Raises:
-            ConfigError: the tokenizer has no chat template, or the model no embedding of a token.
+            ConfigError: the chat template refuses the messages, or the model has no embedding of a token.
         """
-        (ids,) = encode_prompts(self.tokenizer, [example])
+        ids = encode_prompt(self.tokenizer, example)
         if self.embeddings is not None and max(ids) >= self.embeddings:
             beyond = max(ids)
             raise ConfigError(
@@ -71,23 +87,30 @@ class Encoder:
         (text,) = self.tokenizer.batch_decode([list(prompt)])
         return text
 
-    def decode(self, completions: Sequence[SampledCompletion]) -> None:
+    def decode(self, completions: Sequence[SampledCompletion], prefill: str = "") -> None:
         """Fills `text` and `shown` of completions in which every token is there.
 
         The reward sees the text of the last turn, and the number of tokens that the model drew in all of them.
+
+        prefill: the beginning of the first turn that the prompt holds.
         """
         turns = [_turns(one) for one in completions]
         marked = [any(self.control.inside(turn, self.ends) for turn in of_one) for of_one in turns]
         # Decoding fails at ids of no token with some tokenizers, and what is marked no reward sees.
         last = self._texts([[] if bad else of_one[-1] for of_one, bad in zip(turns, marked, strict=True)])
-        for one, bad, shown in zip(completions, marked, last, strict=True):
-            one.shown = Completion(shown, one.num_drawn, one.finish_reason == "length", bad)
+        for one, of_one, bad, shown in zip(completions, turns, marked, last, strict=True):
+            start = prefill if len(of_one) == 1 else self._reply_prefill(one, of_one[-1])
+            one.shown = Completion(shown, one.num_drawn, one.finish_reason == "length", bad, start)
             if bad:
                 one.text = self.control.spelled(one.token_ids)
             elif not one.sampled:
                 one.text = shown
             else:
                 (one.text,) = self._texts([one.token_ids])
+
+    def _reply_prefill(self, one: SampledCompletion, last_turn: Sequence[int]) -> str:
+        """The beginning of the last turn that the chat template wrote after the environment's reply."""
+        return answer_prefill(self.prompt_text(one.token_ids[: len(one.token_ids) - len(last_turn)]))
 
     def _texts(self, rows: list[list[int]]) -> list[str]:
         texts: list[str] = self.tokenizer.batch_decode(rows, skip_special_tokens=True)

@@ -9,7 +9,7 @@ only by their private names encodes the whole. All other chats are encoded by th
 import json
 import re
 import secrets
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import Any
@@ -19,7 +19,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from config.errors import ConfigError
-from envs.task import Message
+from envs.chat_template import map_texts, render_chat, texts_in
+from envs.example import Message
 
 _ANSWER = "the-answer-goes-here"
 _OPEN, _CLOSE = "\U000f0000", "\U000f0001"  # of private names and marks; no tokenizer splits or changes them
@@ -45,11 +46,16 @@ class ControlTokens:
         longest_first = sorted(self.texts.values(), key=len, reverse=True)
         self._spelled = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
-    def spelled_in(self, messages: Iterable[Message]) -> bool:
-        """Whether a message spells a control token, or may come to spell one when the tokenizer normalizes it."""
-        return self._normalized or any(self._spelled.search(message["content"]) for message in messages)
+    def spelled_in(self, *values: Any) -> bool:
+        """Whether a text in messages or tools spells a control token, or may come to by normalizing."""
+        return self._normalized or self.first_spelled(values) is not None
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def first_spelled(self, values: Any) -> str | None:
+        """The first control token that a text in messages or tools spells as it stands."""
+        found = (self._spelled.search(text) for text in texts_in(values))
+        return next((match[0] for match in found if match), None)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> str:
         """The chat up to where the next answer begins, with private names for the template's control tokens."""
         marks: dict[str, str] = {}
 
@@ -57,9 +63,9 @@ class ControlTokens:
             marks[self._private(f"mark {len(marks)}")] = found[0]
             return list(marks)[-1]
 
-        marked = [{**message, "content": self._spelled.sub(mark, message["content"])} for message in messages]
-        text = self.tokenizer.apply_chat_template(marked, add_generation_prompt=True, tokenize=False)
-        named = self._spelled.sub(lambda found: self._private(found[0]), str(text))
+        marked = map_texts([messages, tools], lambda text: self._spelled.sub(mark, text))
+        text = render_chat(self.tokenizer, *marked)
+        named = self._spelled.sub(lambda found: self._private(found[0]), text)
         if not marks:
             return named
         return re.sub("|".join(map(re.escape, marks)), lambda found: marks[found[0]], named)
@@ -140,6 +146,8 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
     The tokenizer's own end token may be another one: that of a base model ends a document.
     """
+    if not tokenizer.chat_template:
+        return None
     chat = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _ANSWER}]
     try:
         text = str(tokenizer.apply_chat_template(chat, tokenize=False))

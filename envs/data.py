@@ -2,6 +2,7 @@
 
 import codecs
 import json
+import logging
 import math
 import zlib
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,10 @@ from typing import Any
 from config.env import EnvConfig
 from config.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
 PROMPT_COLUMNS = ("messages", "prompt", "question", "problem")
+MEDIA_COLUMNS = ("image", "images", "video", "videos", "audio", "audios")
 DEEPEST = 100
 """Levels of lists and objects in a column; what reads or sends rows may go through them one call a level."""
 LONGEST_SHOWN = 200
@@ -51,6 +55,32 @@ class Row:
             )
         return value
 
+    def at(self, path: str) -> Any:
+        """The value of a column, or inside one: `reward_model.ground_truth`."""
+        column, *inside = [path] if path in self.values else path.split(".")
+        value = self[column]
+        for depth, name in enumerate(inside, start=1):
+            if isinstance(value, str) and value.lstrip().startswith("{"):
+                value = parse_json(value, f"{self.place}: column {column!r}", "mend or remove the row")
+            if not isinstance(value, dict) or name not in value:
+                known = (
+                    f"it has {', '.join(map(str, value))}"
+                    if isinstance(value, dict)
+                    else f"it is {shown(value)}"
+                )
+                raise ConfigError(
+                    f"{self.place}: no {path!r}: {'.'.join([column, *inside][:depth])!r} has no {name!r}, {known}"
+                )
+            value = value[name]
+        return value
+
+    def has(self, path: str) -> bool:
+        """Whether the row has a value there that is not null."""
+        value: Any = self.values
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        return value is not None
+
     def first_of(self, columns: Sequence[str]) -> str:
         """The first of these columns that the row has; the first of them all where it has none."""
         return next((name for name in columns if name in self.values), columns[0])
@@ -63,6 +93,22 @@ class Row:
                 f"{self.place}: column {column!r} must be a non-empty string, it is {shown(value)}"
             )
         return value
+
+
+def usable_columns(values: dict[str, Any]) -> dict[str, Any]:
+    """The columns of a row but those that no text model can use: images, sounds, films."""
+    return {name: value for name, value in values.items() if not is_medium(name, value)}
+
+
+def is_medium(column: str, value: Any) -> bool:
+    """Whether a column holds images, sounds or films: by its name, or as bytes."""
+    return bool(value) and (column in MEDIA_COLUMNS or _holds_bytes(value))
+
+
+def _holds_bytes(value: Any) -> bool:
+    if isinstance(value, list):
+        return bool(value) and _holds_bytes(value[0])
+    return isinstance(value, bytes) or (isinstance(value, dict) and isinstance(value.get("bytes"), bytes))
 
 
 def _unusable(value: Any) -> str | None:
@@ -110,7 +156,9 @@ def data_files(env: EnvConfig) -> list[Path]:
 
 
 def load_rows(env: EnvConfig, hub_name: str | None, hub_config: str | None, split: str) -> list[Row]:
-    """Rows of `env.data_files`, or of the hub dataset `hub_name`; with `env.holdout` those of one side of it."""
+    """Rows of `env.data_files`, or of the hub dataset `hub_name`; with `env.holdout` those of one side of it.
+
+    Columns that no text model can use are named once."""
     paths = data_files(env)
     if paths:
         located = [row for path in paths for row in _rows_of(path)]
@@ -121,6 +169,18 @@ def load_rows(env: EnvConfig, hub_name: str | None, hub_config: str | None, spli
         )
     else:
         rows = _hub_rows(env, hub_name, hub_config, "train" if env.holdout else split)
+    media = {
+        name: row.place
+        for row in reversed(rows)
+        for name, value in row.values.items()
+        if is_medium(name, value)
+    }
+    for name, place in media.items():
+        log.warning(
+            "%s: column %r holds images, sound or bytes, which no model here reads: it is not used",
+            place,
+            name,
+        )
     if not env.holdout:
         return rows
     return [row for row in rows if held_out(row, env.holdout) == (env.split == "test")]

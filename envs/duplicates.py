@@ -1,5 +1,6 @@
 """Duplicate rows, which ask the same: found, reported, and kept or dropped as `env.duplicates` says."""
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ from envs.task import Example, Task, checked_examples
 from envs.verifiers.equivalence import same_answer
 
 log = logging.getLogger(__name__)
-Asked = tuple[tuple[str, str], ...]
-"""Role and text of each message, where white space counts for nothing."""
+Asked = tuple[str, ...]
+"""Role and text of each message, where white space counts for nothing, and what else makes the prompt."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,14 @@ def distinct_examples(task: Task, split: str) -> Sequence[Example]:
 
 
 def _asked(example: Example) -> Asked:
-    return tuple((message["role"], " ".join(message["content"].split())) for message in example.messages)
+    texts = [
+        text
+        for message in example.messages
+        for text in (message["role"], " ".join(message["content"].split()))
+    ]
+    other = [message for message in example.messages if len(message) > 2]
+    more = [*other, *example.tools, *filter(None, [example.prefill])]
+    return (*texts, json.dumps(more, sort_keys=True, default=str)) if more else tuple(texts)
 
 
 def _same(first: Any, second: Any) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+SYSTEM_ROLES = ("system", "developer")
+"""Roles of a message that precedes a conversation and instructs the model."""
 Outcome = Literal["scored", "invalid", "error"]
 Message = dict[str, Any]
 """A role and a content, both text; perhaps `name`, `tool_calls`, `tool_call_id`, as chat templates read them."""

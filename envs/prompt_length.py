@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
-from envs.chat import encode_prompts
+from envs.chat import encode_prompt
+from envs.chat_template import render_prompt
 from envs.task import Example
 
 _PREFIX_TOKENS = 8
@@ -23,9 +24,7 @@ class PromptLimit:
     def __call__(self, example: Example) -> bool:
         """Most are seen to fit by their length in bytes alone, without being tokenized a second time: a token covers
         a byte or more, the prefix a tokenizer adds apart."""
-        chat = list(example.messages)
-        text = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-        if len(str(text).encode()) + _PREFIX_TOKENS <= self.limit:
+        if len(render_prompt(self.tokenizer, example).encode()) + _PREFIX_TOKENS <= self.limit:
             return True
         return self._tokens(example)[0] <= self.limit
 
@@ -38,11 +37,11 @@ class PromptLimit:
         cut = _CHARACTERS_PER_TOKEN * max(self.limit, 8)
         while cut < longest:
             messages = tuple(message | {"content": message["content"][:cut]} for message in example.messages)
-            count = len(encode_prompts(self.tokenizer, [replace(example, messages=messages)])[0])
+            count = len(encode_prompt(self.tokenizer, replace(example, messages=messages)))
             if count > 2 * self.limit:
                 return count, False
             cut *= _CHARACTERS_PER_TOKEN
-        return len(encode_prompts(self.tokenizer, [example])[0]), True
+        return len(encode_prompt(self.tokenizer, example)), True
 
     def told(self, examples: Sequence[Example]) -> str:
         """The length of the first prompt, for a message that says that all are too long."""

@@ -8,13 +8,14 @@ A task is a class with `examples(split)` and `reward(completion, example)`: one 
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.data import Row, is_message, is_text
-from envs.example import Completion, Example, Message, Outcome, Reward
+from envs.data import Row, is_message, is_text, usable_columns
+from envs.example import SYSTEM_ROLES, Completion, Example, Message, Outcome, Reward
 from envs.rewards import asked_form, judge_names
 from envs.user_code import described, is_own, load_own
 
@@ -77,6 +78,27 @@ class Task(ABC):
         head = ({"role": "system", "content": system},) if system else ()
         return (*head, {"role": "user", "content": user})
 
+    def conversation(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """A row's chat with `env.system_prompt` in the place of its system message.
+
+        Where that is unset, the system message ends with the form that `env.reward` asks for.
+        """
+        has_system = messages[0]["role"] in SYSTEM_ROLES
+        head, rest = messages[:has_system], messages[has_system:]
+        system = self.env.system_prompt
+        if system is None:
+            form = asked_form(self.env)
+            if not form or any(form in message["content"] for message in messages):
+                return tuple(messages)
+            system = "\n\n".join([*(message["content"] for message in head), form])
+        role = head[0]["role"] if head else "system"
+        return (*([{"role": role, "content": system}] if system else []), *rest)
+
+    @property
+    def judged_by_user(self) -> bool:
+        """Whether rewards of the user's alone judge, so that a reference answer may be any value or none."""
+        return bool(self.env.reward) and all(is_own(name) for name in judge_names(self.env))
+
     def row_data(self, row: Row) -> Mapping[str, Any]:
         """For `Example.row_data`: the row's columns where a function or class of the user's judges or prompts, else
         what `kept` keeps.
@@ -84,7 +106,7 @@ class Task(ABC):
         The judges of this project read none, so that big columns are then neither kept nor sent to workers.
         """
         names = [self.env.dataset, *judge_names(self.env)]
-        return row.values if any(is_own(name) for name in names) else self.kept(row.values)
+        return usable_columns(row.values) if any(is_own(name) for name in names) else self.kept(row.values)
 
     def kept(self, columns: Mapping[str, Any]) -> Mapping[str, Any]:
         """Of these columns the one that `env.curriculum.column` names; all where it is not among them, for a message
@@ -175,7 +197,10 @@ def checked_examples(task: Task, split: str) -> Sequence[Example]:
             )
         if trouble:
             raise ConfigError(f"env.dataset={task.env.dataset}: example {place} {trouble}")
-    return examples
+    prefill = task.env.prefill
+    if not prefill or task.members:
+        return examples
+    return [example if example.prefill else replace(example, prefill=prefill) for example in examples]
 
 
 def _is_clean(example: Example) -> bool:

@@ -12,12 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from config.env import EnvConfig
 from config.errors import ConfigError
+from envs.chat_template import render_chat
 from envs.control_tokens import control_tokens
-from envs.example import Example, Mixed
+from envs.example import SYSTEM_ROLES, Example, Mixed
 from envs.tools.tool import instructions, make_tools
 
 _MARK = "the-turn-goes-here"
@@ -70,7 +72,7 @@ def with_instructions(examples: Sequence[Example], env: EnvConfig) -> Sequence[E
 
 def _told(example: Example, said: str) -> Example:
     head, *rest = example.messages
-    if head["role"] == "system":
+    if head["role"] in SYSTEM_ROLES:
         return replace(example, messages=({**head, "content": f"{head['content']}\n\n{said}"}, *rest))
     return replace(example, messages=({"role": "system", "content": said}, head, *rest))
 
@@ -134,12 +136,16 @@ class Conversation:
             {"role": "assistant", "content": _MARK},
             {"role": "user", "content": message},
         ]
-        text = str(self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
+        try:
+            text = render_chat(self.tokenizer, chat)
+        except (TemplateError, ValueError):
+            text = ""
         _, found, rest = text.partition(_MARK)
         if not found or message.strip() not in rest:
             raise ConfigError(
                 f"model.name={self.tokenizer.name_or_path}: its chat template does not render a user message after an "
-                "assistant's, so env.max_steps > 1 cannot work with it; take another model, or env.max_steps=1"
+                "assistant's, so env.max_steps > 1 cannot work with it; take another template "
+                "(model.chat_template=FILE), or env.max_steps=1"
             )
         if self.control.spelled_in(chat):
             return self.control.encode(self.control.render(chat).partition(_MARK)[2])

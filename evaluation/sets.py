@@ -1,5 +1,6 @@
 """The sets of an evaluation, `eval.sets`: distinct prompts, the same in every run."""
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from config.errors import ConfigError
 from config.evaluation import EvalSetConfig
 from config.schema import Config
 from envs.duplicates import distinct_examples
+from envs.prompt_checks import check_prompts
 from envs.prompt_length import PromptLimit
 from envs.task import Example, Task, make_task
 from envs.turns import with_instructions
@@ -36,14 +38,15 @@ def choose_problems(
     order = list(range(len(examples)))
     if limit is not None:
         random.Random(0).shuffle(order)
-    seen: set[tuple[tuple[str, str], ...]] = set()
+    seen: set[str] = set()
     chosen: list[int] = []
     repeated = too_long = 0
     for index in order:
         if len(chosen) == limit:
             break
         example = examples[index]
-        prompt = tuple((message["role"], message["content"].strip()) for message in example.messages)
+        messages = [message | {"content": message["content"].strip()} for message in example.messages]
+        prompt = json.dumps([messages, example.tools, example.prefill], sort_keys=True, default=str)
         if prompt in seen:
             repeated += 1
         elif not fits(example):
@@ -78,6 +81,7 @@ def _load_set(
     try:
         task = make_task(env)
         examples = with_instructions(distinct_examples(task, env.split), env)
+        check_prompts(tokenizer, examples, place)
     except ConfigError as error:  # it speaks of `env`, which is that of this set
         raise ConfigError(f"{place}: {error}") from error
     if not examples:

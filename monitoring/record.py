@@ -8,6 +8,7 @@ there is -1, 0 or an empty list, never null.
 """
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -82,6 +83,7 @@ def token_values(
 def prompt_id(messages: Sequence[Message]) -> str:
     """16 hexadecimal digits that two prompts share where their messages are equal."""
     texts = [message[key].encode() for message in messages for key in ("role", "content")]
+    texts += [json.dumps(message, sort_keys=True).encode() for message in messages if len(message) > 2]
     framed = b"".join([len(text).to_bytes(4, "little") + text for text in texts])
     return hashlib.blake2b(framed, digest_size=8).hexdigest()
 

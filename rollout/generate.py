@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from envs.chat import Encoder
+from envs.chat import Encoder, answer_prefill
 from envs.coroutines import together
 from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
 from envs.task import Completion, Example
@@ -90,8 +90,8 @@ class Generation:
         self, request: Request, example: Example, candidates: list[SampledCompletion], begun: float
     ) -> Group:
         """The group of what a request drew. begun: when its prompt was encoded, in seconds of `time.time()`."""
-        drawn = time.time()
-        self.encoder.decode(candidates)
+        drawn, prompt_text = time.time(), self.encoder.prompt_text(request.prompt)
+        self.encoder.decode(candidates, answer_prefill(prompt_text, example.prefill))
         shown = [one.shown for one in candidates if one.shown is not None]
         verdicts = await self.judge(shown, [example] * len(shown))
         for one, verdict in zip(candidates, verdicts, strict=True):
@@ -101,7 +101,7 @@ class Generation:
             request.request_id,
             example,
             request.prompt,
-            self.encoder.prompt_text(request.prompt),
+            prompt_text,
             request.sampling,
             [one for one, chosen in pairs if chosen],
             Times(begun, drawn, time.time()),

@@ -7,6 +7,7 @@ from envs.chat import Encoder
 from envs.duplicates import distinct_examples
 from envs.group import Sampling
 from envs.judging.service import RewardService
+from envs.prompt_checks import check_prompts
 from envs.prompt_length import PromptLimit
 from envs.prompts import PromptQueue, PromptSource
 from envs.task import Task
@@ -24,9 +25,11 @@ from training.model_loading import saved_eos_token_ids
 def make_prompts(config: Config, task: Task, tokenizer: PreTrainedTokenizerBase) -> PromptQueue:
     """The prompts of training. Raises ConfigError for data that cannot be read."""
     limit = PromptLimit(tokenizer, config.env.max_prompt_tokens)
+    examples = with_instructions(distinct_examples(task, config.env.split), config.env)
+    check_prompts(tokenizer, examples, task.name)
     return PromptQueue(
         PromptSource(
-            with_instructions(distinct_examples(task, config.env.split), config.env),
+            examples,
             seed=config.train.seed,
             keep=limit,
             difficulty=config.env.difficulty,

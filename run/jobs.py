@@ -213,10 +213,10 @@ def rehearse_step(config: Config, run_dir: Path, schedule: type[ScheduleType]) -
 
 
 def grade_samples(config: Config, run_dir: Path) -> RunOutcome:
-    """`run=rewards`: judges saved completions; no model."""
+    """`run=rewards`: judges saved completions; of the model only its chat template is read."""
     from run.rewards import run_rewards
 
-    code = run_rewards(config.env)
+    code = run_rewards(config.env, model=config.model)
     remove_if_unused(run_dir)
     if code:
         sys.exit(code)

@@ -8,23 +8,29 @@ import json
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
 from config.env import EnvConfig
 from config.errors import ConfigError
+from config.models import ModelConfig
 from envs.data import local_rows, shown
 from envs.group import Verdict
 from envs.judging.service import RewardService
 from envs.task import Completion, Example, checked_examples, make_task
+from plan.model_shape import find_file
 
 PORTION = 512
 
 
-def run_rewards(env: EnvConfig, out: TextIO = sys.stdout, report: TextIO = sys.stderr) -> int:
+def run_rewards(
+    env: EnvConfig, out: TextIO = sys.stdout, report: TextIO = sys.stderr, model: ModelConfig | None = None
+) -> int:
     """Exit code: 0, or 1 where more verifications failed than `env.max_error_rate` allows.
+
+    model: its chat template says what prompts hold of the answer; None: nothing but `Example.prefill`.
 
     Raises:
         ConfigError: no samples, a malformed line, a row that is not in the data.
@@ -41,6 +47,8 @@ def run_rewards(env: EnvConfig, out: TextIO = sys.stdout, report: TextIO = sys.s
     samples = [_sample(value, place, examples) for value, place in local_rows(path)]
     if not samples:
         raise ConfigError(f"env.samples={env.samples}: the file has no lines")
+    prefill = _prefill_reader(model, report)
+    samples = [(replace(completion, prefill=prefill(example)), example) for completion, example in samples]
     service = RewardService(task, replace(env, max_error_rate=1.0))
     try:
         graded: list[Verdict] = []
@@ -57,6 +65,24 @@ def run_rewards(env: EnvConfig, out: TextIO = sys.stdout, report: TextIO = sys.s
         return int(errors / len(graded) > env.max_error_rate)
     finally:
         service.close()
+
+
+def _prefill_reader(model: ModelConfig | None, report: TextIO) -> Callable[[Example], str]:
+    """Says what the prompt of an example holds of its answer."""
+    if model is None:
+        return lambda example: example.prefill
+    from envs.chat import answer_prefill
+    from envs.chat_template import render_prompt
+    from training.model_loading import load_tokenizer
+
+    try:
+        if find_file(model.name) is None:
+            raise ConfigError(f"model.name={model.name} is not on this machine")
+        tokenizer = load_tokenizer(model)
+    except ConfigError as error:
+        print(f"{error}: a thought that its chat template opens is not known to the reward", file=report)
+        return lambda example: example.prefill
+    return lambda example: answer_prefill(render_prompt(tokenizer, example), example.prefill)
 
 
 def _line(example: Example, verdict: Verdict) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def in_flight(bench: Bench) -> str:
     plan = make_plan(config, False, this_machine(bench.folder), bench.folder)
     plan = replace(plan, engine=replace(plan.engine, async_scheduling=False))  # as beside a learner that runs
     model = load_model(config.model, torch.device(plan.devices.train_device))
-    ends = saved_eos_token_ids(config.model.name, load_tokenizer(config.model.name))
+    ends = saved_eos_token_ids(config.model.name, load_tokenizer(config.model))
     engine = VLLMEngine(vllm_settings(config, tuple(ends), plan))
     try:
         for version, update in enumerate(("keep", "wait", "abort")):

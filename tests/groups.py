@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from transformers import PreTrainedModel
 
+from envs.chat import encode_prompt
 from envs.group import OUTCOMES, FinishReason, Group, SampledCompletion, Sampling, Times, Verdict
 from envs.task import Completion, Example, Outcome
 from rollout.engines.sampler import Request
@@ -112,7 +113,7 @@ def drawn_groups(
     judge: of the group's id, the completion's place in the group, and its text.
     """
     tokenizer, engine = LetterTokenizer(), TransformersEngine(model, [EOS])
-    prompts = tokenizer.apply_chat_template([list(example.messages) for example in examples])
+    prompts = [encode_prompt(tokenizer, example) for example in examples]  # type: ignore[arg-type]
     sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
     for group_id, prompt in enumerate(prompts):
         engine.submit(Request(group_id, tuple(prompt), repeats, sampling, seed=group_id))

@@ -72,7 +72,7 @@ def row(length: int, seed: int) -> list[int]:
 
 def started(config: ModelConfig) -> tuple[PreTrainedModel, TransformersEngine]:
     """Model and engine as a run starts them, all checks of the start behind them."""
-    check_files(config, load_tokenizer(config.name), longest=PROMPTS[-1] + 24)
+    check_files(config, load_tokenizer(config), longest=PROMPTS[-1] + 24)
     model = load_model(config, CPU)
     check_forward(ResponseScorer(model), PROMPTS, BOUNDS["float32"])
     engine = TransformersEngine(load_model(config, CPU), (EOS,))

@@ -9,6 +9,7 @@ import pytest
 
 import grpo
 from config.errors import ConfigError
+from config.models import ModelConfig
 from plan.machine import installed_vllm
 from run.jobs import run_job
 from run.lockstep import Lockstep
@@ -172,7 +173,7 @@ def test_training_goes_on_from_the_weights_of_a_checkpoint(trained: tuple[Path, 
     assert rows(tmp_path / "run")[1]["optimizer_step"] == 1
     assert rows(tmp_path / "run")[1]["kl/ref"] == pytest.approx(0, abs=1e-5)  # the reference began there too
     model = source / "models/checkpoint_000002"
-    assert load_tokenizer(str(model)).chat_template
+    assert load_tokenizer(ModelConfig(name=str(model))).chat_template
     shutil.rmtree(checkpoint)
     more = ("train.total_dialog_turns=80", "train.resume=auto")
     run_job(configured(*given, *more), tmp_path / "run", grpo.train, Lockstep)

@@ -200,7 +200,7 @@ def test_a_set_that_cannot_be_read_is_named_before_anything_is_loaded(
 
 def test_prompts_over_the_limit_are_named() -> None:
     config = configured("eval.sets={a:{dataset:arithmetic}}", "env.max_prompt_tokens=7")
-    tokenizer = load_tokenizer(config.model.name)
+    tokenizer = load_tokenizer(config.model)
     sets = load_sets(config, tokenizer)
     assert 0 < len(sets[0].problems.examples) < 250
     assert sets[0].problems.too_long == 250 - len(sets[0].problems.examples)

@@ -76,8 +76,11 @@ class LetterTokenizer:
     all_special_ids = (EOS,)
     added_tokens_decoder = MappingProxyType({EOS: AddedToken("<eos>", special=True)})
 
-    def apply_chat_template(self, chats: list[list[dict[str, str]]], **kwargs: object) -> list[list[int]]:
-        return [[5 + ord(letter) % 30 for turn in chat for letter in turn["content"]] for chat in chats]
+    def apply_chat_template(self, chat: list[dict[str, str]], **kwargs: object) -> str:
+        return "".join(turn["content"] for turn in chat)
+
+    def encode(self, text: str, **kwargs: object) -> list[int]:
+        return [5 + ord(letter) % 30 for letter in text]
 
     def get_vocab(self) -> dict[str, int]:
         return {chr(65 + token): token for token in range(1000)}

@@ -17,7 +17,7 @@ from training.model_loading import check_report, load_tokenizer, loading, quiet_
 
 def load_checked_tokenizer(config: ModelConfig, longest: int) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model, and check all its files. Raises as `load_tokenizer` and `check_files`."""
-    tokenizer = load_tokenizer(config.name)
+    tokenizer = load_tokenizer(config)
     check_files(config, tokenizer, longest)
     return tokenizer
 

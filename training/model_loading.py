@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import (
@@ -43,6 +45,8 @@ _PREFIXES = {
 }
 """What tools put before the names of tensors, and what to save instead."""
 _SHOWN = 3
+NO_TEMPLATE = "none"
+"""Value of `model.chat_template` for prompts without one."""
 
 
 @contextmanager
@@ -74,16 +78,50 @@ def loading(what: str, name: str) -> Iterator[None]:
         ) from error
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Raises ConfigError when there is none, or none with a chat template."""
-    with loading("its tokenizer", name):
-        tokenizer = AutoTokenizer.from_pretrained(model_path(name), trust_remote_code=False)
-    if not tokenizer.chat_template:
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model with the chat template that prompts are made by; without one for `none`.
+
+    Raises:
+        ConfigError: there is no tokenizer, no such file, or no chat template.
+    """
+    tokenizer = load_saved_tokenizer(config)
+    if config.chat_template == NO_TEMPLATE:
+        tokenizer.chat_template = None
+    elif not tokenizer.chat_template:
         raise ConfigError(
-            f"model.name={name}: its tokenizer has no chat template, so messages cannot be turned into prompts; "
-            "take an instruct or chat model, or add chat_template.jinja to a local copy of it"
+            f"model.name={config.name}: its tokenizer has no chat template, so messages cannot be turned into prompts; "
+            f"give one (model.chat_template=FILE), take prompts as they are (model.chat_template={NO_TEMPLATE}), or "
+            "take an instruct or chat model"
         )
     return tokenizer
+
+
+def load_saved_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer as an export saves it: with the template of a file, else its own.
+
+    Raises ConfigError as `load_tokenizer`.
+    """
+    with loading("its tokenizer", config.name):
+        tokenizer = AutoTokenizer.from_pretrained(model_path(config.name), trust_remote_code=False)
+    if config.chat_template not in (None, NO_TEMPLATE):
+        _set_template(tokenizer, str(config.chat_template))
+    return tokenizer
+
+
+def _set_template(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Raises ConfigError where there is no such file, or it is no Jinja."""
+    place, path = f"model.chat_template={name}", Path(name).expanduser()
+    if not path.is_file():
+        raise ConfigError(
+            f"{place}: no such file (looked from {Path.cwd()}); give a file of Jinja, or {NO_TEMPLATE}"
+        )
+    try:
+        tokenizer.chat_template = path.read_text(encoding="utf-8")
+        rendered = tokenizer.apply_chat_template([{"role": "user", "content": "question"}], tokenize=False)
+    except (TemplateError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{place}: it cannot render a message ({error}); mend the file") from error
+    if "question" not in str(rendered):
+        raise ConfigError(f"{place}: it leaves the message of the user out; mend the file")
 
 
 def saved_eos_token_ids(name: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -24,7 +24,7 @@ from training import base_files
 from training.adapters import add_lora, linear_names
 from training.base_files import Base
 from training.model_files import check_files
-from training.model_loading import end_tokens, load_tokenizer, skeleton
+from training.model_loading import end_tokens, load_saved_tokenizer, skeleton
 from training.published_weights import PolicyTensor, named_weights
 from training.quantization import packed_in_4_bits, through_4_bits
 from training.tensor_files import SavedTensors, saved_shapes
@@ -54,7 +54,7 @@ class ModelWriter:
     def __init__(self, model: ModelConfig, lora: LoraConfig) -> None:
         self.model = model
         self.lora = lora
-        self.tokenizer = load_tokenizer(model.name)
+        self.tokenizer = load_saved_tokenizer(model)
         if lora.enabled:  # what a checkpoint does not hold comes from these files
             check_files(model, self.tokenizer)
         self.plain = skeleton(model)

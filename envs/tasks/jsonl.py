@@ -1,34 +1,45 @@
-"""Rows of any local file: one a line with a prompt or messages, and an answer or test cases.
+"""Rows of any local file: one a line with a prompt or messages, and perhaps an answer or test cases.
 
 {"prompt": "...", "answer": "..."}
 {"messages": {"role": "user", "content": "..."} or a list of them, "gt_answer": "..."}
 {"messages": ..., "test_cases": {"inputs": [...], "outputs": [...]}}
+{"prompt": [{"role": "user", "content": "..."}], "reward_model": {"ground_truth": "..."}, "data_source": "..."}
 """
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
+from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.data import Row, is_message, load_rows, shown
+from envs.conversations import read_messages, read_tools
+from envs.data import Row, load_rows, shown
 from envs.task import Completion, Example, Message, Reward, Task, register
 from envs.tasks.code import tests_of
 from envs.verifiers import code, equivalence
 from envs.verifiers.rules import RULES
 
-ANSWER_COLUMNS = ("answer", "gt_answer")
-ROLES = ("system", "developer", "user", "assistant", "tool")
-ASKING = ("user", "tool")
-"""Roles of a message that the model replies to."""
+PROMPT_COLUMNS = ("messages", "prompt")
+ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "gt_answer")
 
 
 @register("jsonl")
 class JSONLines(Task):
     """Runs test cases; compares the final answer, however it is marked, with the gold as text, else as mathematics.
 
-    `env.reward` puts any other judge in its place.
+    `env.reward` puts any other judge in its place. Options: `prompt` and `answer`, the columns of both or a path in one
+    (`extra_info.answer`), and those of `CodeOptions`.
     """
+
+    def __init__(self, env: EnvConfig) -> None:
+        super().__init__(env)
+        for key in ("prompt", "answer"):
+            if not isinstance(env.options.get(key, ""), str):
+                raise ConfigError(
+                    f"env.options.{key}={env.options[key]!r}: the name of a column, or a path in one (a.b.c)"
+                )
 
     def examples(self, split: str) -> Sequence[Example]:
         examples = [self._example(row) for row in load_rows(self.env, None, None, split)]
@@ -38,37 +49,49 @@ class JSONLines(Task):
         return examples
 
     def _example(self, row: Row) -> Example:
-        if "test_cases" in row.values:
-            return Example(self._messages(row), tests_of(row), row.index, row_data=self.row_data(row))
-        column = row.first_of(ANSWER_COLUMNS)
-        answer = row[column]
+        has_tests = (
+            "test_cases" in row.values and not self.judged_by_user and "answer" not in self.env.options
+        )
+        return Example(
+            self._messages(row),
+            tests_of(row) if has_tests else self._answer(row),
+            row.index,
+            row_data=self.row_data(row),
+            prefill=row.text("prefill") if row.has("prefill") else "",
+            tools=read_tools(row),
+        )
+
+    def _answer(self, row: Row) -> Any:
+        """The reference answer: text, or any value where a reward of the user's judges."""
+        chosen = self.env.options.get("answer")
+        known = (*ANSWER_COLUMNS, "test_cases")
+        path = chosen or next((path for path in known if row.has(path)), "answer")
+        if self.judged_by_user:
+            return json.loads(json.dumps(row.at(path), default=str)) if chosen or row.has(path) else None
+        answer = row.at(path)
         if isinstance(answer, bool) or not isinstance(answer, str | int | float | Decimal):
             raise ConfigError(
-                f"{row.place}: column {column!r} must be text or a number, it is {shown(answer)}"
+                f"{row.place}: column {path!r} must be text or a number, it is {shown(answer)}; other values are for a "
+                "reward of your own (env.reward=module:function)"
             )
         gold = str(answer).strip()
         if not gold:
-            raise ConfigError(f"{row.place}: column {column!r} is empty; give an answer, or remove the row")
-        return Example(self._messages(row), gold, row.index, row_data=self.row_data(row))
+            raise ConfigError(f"{row.place}: column {path!r} is empty; give an answer, or remove the row")
+        return gold
 
     def _messages(self, row: Row) -> tuple[Message, ...]:
-        if "messages" not in row.values:
-            return self.messages(row.text("prompt"))
-        given: Any = row["messages"]
-        listed = [given] if isinstance(given, dict) else given
-        if not isinstance(listed, list) or not listed or not all(is_message(entry) for entry in listed):
-            raise ConfigError(
-                f'{row.place}: "messages" must be {{"role": ..., "content": ...}} or a list of them, it is '
-                f"{shown(given)}"
-            )
-        _check_roles([entry["role"] for entry in listed], row.place)
-        if not listed[-1]["content"].strip():
-            raise ConfigError(
-                f'{row.place}: the last of "messages" is empty; give a question, or remove the row'
-            )
-        if listed[0]["role"] == "user" and len(listed) == 1:
-            return self.messages(listed[0]["content"])
-        return tuple({"role": entry["role"], "content": entry["content"]} for entry in listed)
+        column = self.env.options.get("prompt") or next(filter(row.has, PROMPT_COLUMNS), "prompt")
+        given = row.at(column)
+        if column != "messages" and not isinstance(given, list | dict):
+            if not isinstance(given, str) or not given.strip():
+                raise ConfigError(
+                    f"{row.place}: column {column!r} must be a non-empty string, it is {shown(given)}"
+                )
+            return self.messages(given)
+        messages = read_messages(given, row.place, column)
+        if len(messages) == 1 and messages[0].keys() == {"role", "content"} and messages[0]["role"] == "user":
+            return self.messages(messages[0]["content"])
+        return self.conversation(messages)
 
     def reward(self, completion: Completion, example: Example) -> Reward:
         if isinstance(example.answer, str) and completion.text.strip() == example.answer:
@@ -81,14 +104,3 @@ class JSONLines(Task):
         equivalence.warm_up()
         with suppress(ConfigError):  # only rows with tests need a sandbox; their verdicts say why not
             code.warm_up(self.env)
-
-
-def _check_roles(roles: list[str], place: str) -> None:
-    unknown = [role for role in roles if role not in ROLES]
-    if unknown:
-        raise ConfigError(f'{place}: "messages" has the role {shown(unknown[0])}; known: {", ".join(ROLES)}')
-    if roles[-1] not in ASKING:
-        raise ConfigError(
-            f'{place}: the last of "messages" is of the {roles[-1]}, but the model is to answer it; end with one of '
-            f"the user, and put the answer that is wanted into the column {ANSWER_COLUMNS[0]!r}"
-        )

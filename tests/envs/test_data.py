@@ -84,7 +84,7 @@ def test_a_broken_file_is_named_with_its_line(content: bytes, expected: str, tmp
         ({"answer": None}, r"column 'answer' must be text or a number, it is None"),
         ({"answer": {"x": 1}}, r"column 'answer' must be text or a number"),
         ({"prompt": 3}, r"column 'prompt' must be a non-empty string, it is 3"),
-        ({"prompt": ["a" * 100_000]}, r"column 'prompt' must be a non-empty string, it is \['aaa"),
+        ({"prompt": ["a" * 100_000]}, r'"prompt" must be \{"role".* or a list of them, it has .aaa'),
         ({"messages": "hello"}, r'"messages" must be'),
         ({"messages": []}, r'"messages" must be'),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, r'"messages" must be'),

@@ -14,11 +14,9 @@ class _Counting(LetterTokenizer):
 
     calls = 0
 
-    def apply_chat_template(self, chats: object, tokenize: bool = True, **kwargs: object) -> object:
-        if not tokenize:
-            return "".join(turn["content"] for turn in chats)  # type: ignore[attr-defined]
+    def encode(self, text: str, **kwargs: object) -> list[int]:
         self.calls += 1
-        return super().apply_chat_template(chats)  # type: ignore[arg-type]
+        return super().encode(text)
 
 
 @pytest.mark.parametrize(("limit", "fits", "tokenized"), [(100, True, 0), (7, True, 1), (5, False, 1)])
@@ -36,11 +34,9 @@ class _PerCharacter(LetterTokenizer):
 
     characters = 0
 
-    def apply_chat_template(self, chats: list[list[dict[str, str]]], **kwargs: object) -> list[list[int]]:
-        if kwargs.get("tokenize") is False:
-            return "".join(turn["content"] for turn in chats)  # type: ignore[arg-type, call-overload, return-value]
-        self.characters += sum(len(turn["content"]) for chat in chats for turn in chat)
-        return super().apply_chat_template(chats)
+    def encode(self, text: str, **kwargs: object) -> list[int]:
+        self.characters += len(text)
+        return super().encode(text)
 
 
 def test_a_prompt_of_megabytes_is_refused_by_its_beginning() -> None:
@@ -57,10 +53,8 @@ def test_a_prompt_of_megabytes_is_refused_by_its_beginning() -> None:
 class _Runs(LetterTokenizer):
     """One token for a run of equal letters, however long: the beginning says nothing of the rest."""
 
-    def apply_chat_template(self, chats: list[list[dict[str, str]]], **kwargs: object) -> list[list[int]]:
-        if kwargs.get("tokenize") is False:
-            return "".join(turn["content"] for turn in chats)  # type: ignore[arg-type, call-overload, return-value]
-        return [[1 for turn in chat for _ in itertools.groupby(turn["content"])] for chat in chats]
+    def encode(self, text: str, **kwargs: object) -> list[int]:
+        return [1 for _ in itertools.groupby(text)]
 
 
 def test_a_prompt_whose_beginning_is_short_in_tokens_is_measured_whole() -> None:

@@ -145,7 +145,9 @@ def test_jsonl_formats(tmp_path: Path) -> None:
     examples = judge.examples("train")
     assert [m["content"] for m in examples[0].messages] == ["Add.", "2+2?"]
     assert examples[1].messages == examples[0].messages
-    assert [m["content"] for m in examples[2].messages] == ["Be brief.", "2+2?"]
+    assert examples[2].messages == examples[0].messages
+    kept = task("jsonl", data_files=path).examples("train")
+    assert [m["content"] for m in kept[2].messages] == ["Be brief.", "2+2?"]
     assert [score(judge, "#### 4.0", row) for row in range(3)] == [1.0, 1.0, 0.0]
     assert score(judge, "blue", 2) == 1.0
 

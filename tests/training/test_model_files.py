@@ -83,7 +83,7 @@ def test_everybody_who_loads_refuses_files_that_are_not_the_model(
     change: Callable[[Tensors], Tensors], text: str, tmp_path: Path
 ) -> None:
     config = model_of(tmp_path / "model", change)
-    tokenizer = load_tokenizer(config.name)
+    tokenizer = load_tokenizer(config)
     for load in (
         lambda: check_files(config, tokenizer),
         lambda: load_model(config, CPU),
@@ -115,7 +115,7 @@ def test_a_tied_head_may_be_absent(tmp_path: Path) -> None:
     save_tiny("gemma", tmp_path / "model")
     config = ModelConfig(str(tmp_path / "model"))
     assert FIRST not in load_file(tmp_path / "model" / "model.safetensors")
-    check_files(config, load_tokenizer(config.name))
+    check_files(config, load_tokenizer(config))
     load_model(config, CPU)
 
 
@@ -123,7 +123,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     config = model_of(tmp_path / "model")
     path = tmp_path / "model" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    for load in (lambda: check_files(config, load_tokenizer(config.name)), lambda: load_model(config, CPU)):
+    for load in (lambda: check_files(config, load_tokenizer(config)), lambda: load_model(config, CPU)):
         with pytest.raises(ConfigError, match=r"the model could not be loaded \(SafetensorError"):
             load()
 
@@ -136,16 +136,16 @@ def test_a_base_that_is_saved_quantized_is_one_line(saved: dict[str, object], tm
     path = tmp_path / "model" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": saved}))
     with pytest.raises(ConfigError, match=rf"saved quantized \({saved['quant_method']}\).*quantization=nf4"):
-        check_files(config, load_tokenizer(config.name))
+        check_files(config, load_tokenizer(config))
 
 
 def test_a_model_without_sdpa_names_the_attention_that_it_has(tmp_path: Path) -> None:
     save_tiny("gpt_oss", tmp_path / "model")
     config = ModelConfig(str(tmp_path / "model"))
     with pytest.raises(ConfigError, match=r"GptOssForCausalLM has no attention with sdpa: set .*=eager$"):
-        check_files(config, load_tokenizer(config.name))
+        check_files(config, load_tokenizer(config))
     config.attn_implementation = "eager"
-    check_files(config, load_tokenizer(config.name))
+    check_files(config, load_tokenizer(config))
 
 
 def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
     config = model_of(tmp_path / "model")
     (tmp_path / "model" / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match="an adapter beside the weights"):
-        check_files(config, load_tokenizer(config.name))
+        check_files(config, load_tokenizer(config))
 
 
 def test_one_file_of_weights_comes_before_an_index_that_was_left_behind(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_one_file_of_weights_comes_before_an_index_that_was_left_behind(tmp_path
     index = {"metadata": {}, "weight_map": {FIRST: "model-00001-of-00002.safetensors"}}
     (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
     save_file({FIRST: torch.zeros(263, 192)}, tmp_path / "model" / "model-00001-of-00002.safetensors")
-    check_files(config, load_tokenizer(config.name))
+    check_files(config, load_tokenizer(config))
     read = streamed(config, [FIRST])
     assert read is not None and torch.equal(
         read(FIRST), load_model(config, CPU).get_output_embeddings().weight
@@ -227,7 +227,7 @@ def test_the_text_of_a_multimodal_model_trains_and_is_exported(tmp_path: Path) -
         run_job(config, tmp_path / "run", grpo.train, Lockstep)
     assert all(row["mismatch/max"] < 1e-4 for row in rows(tmp_path / "run"))
     exported = ModelConfig(str(tmp_path / "run" / "model"))
-    check_files(exported, load_tokenizer(exported.name))
+    check_files(exported, load_tokenizer(exported))
     assert load_model(exported, CPU).config.text_config.vocab_size == 263
 
 
@@ -236,7 +236,7 @@ def more_tokens(folder: Path, *tokens: str, **special: str) -> PreTrainedTokeniz
     tokenizer.add_tokens(list(tokens))
     tokenizer.add_special_tokens(special)
     tokenizer.save_pretrained(folder)
-    return load_tokenizer(str(folder))
+    return load_tokenizer(ModelConfig(name=str(folder)))
 
 
 def test_a_tokenizer_that_ends_with_a_token_beyond_the_embedding_is_refused(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_a_relative_name_is_found_from_anywhere(tmp_path: Path, monkeypatch: pyt
 def test_an_unknown_model_names_the_local_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ConfigError, match=r"model\.name=nobody/nothing: its tokenizer .*local folder"):
-        load_tokenizer("nobody/nothing")
+        load_tokenizer(ModelConfig(name="nobody/nothing"))
     with pytest.raises(ConfigError, match=r"model\.name=nobody/nothing: the model .*local folder"):
         load_model(ModelConfig(name="nobody/nothing"), CPU)
 
@@ -41,13 +41,13 @@ def test_an_unknown_model_names_the_local_way(monkeypatch: pytest.MonkeyPatch) -
 def test_a_tokenizer_without_chat_template_is_refused(tmp_path: Path) -> None:
     shutil.copytree(model_path(QUICKSTART), tmp_path / "plain")
     (tmp_path / "plain" / "chat_template.jinja").unlink()
-    with pytest.raises(ConfigError, match=r"no chat template.*chat_template\.jinja"):
-        load_tokenizer(str(tmp_path / "plain"))
+    with pytest.raises(ConfigError, match=r"no chat template.*model\.chat_template=FILE"):
+        load_tokenizer(ModelConfig(name=str(tmp_path / "plain")))
 
 
 def test_every_end_token_counts() -> None:
     model = load_model(ModelConfig(name=QUICKSTART), CPU)
-    tokenizer = load_tokenizer(QUICKSTART)
+    tokenizer = load_tokenizer(ModelConfig(name=QUICKSTART))
     assert end_tokens(model.generation_config, tokenizer) == [2]
     assert model.generation_config is not None
     model.generation_config.eos_token_id = [2, 5]
@@ -62,16 +62,20 @@ def test_the_chat_templates_own_end_of_an_answer_ends_a_completion(tmp_path: Pat
         "{% for m in messages %}{{ '<user>' if m.role == 'user' else '<assistant>' }}{{ m.content }}\n<pad>\n"
         "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
     )
-    tokenizer = load_tokenizer(str(tmp_path / "base"))
+    tokenizer = load_tokenizer(ModelConfig(name=str(tmp_path / "base")))
     assert saved_eos_token_ids(str(tmp_path / "base"), tokenizer) == [tokenizer.pad_token_id, 2]
     template.write_text("{{ messages[-1].content }}!")
-    assert saved_eos_token_ids(str(tmp_path / "base"), load_tokenizer(str(tmp_path / "base"))) == [2]
+    assert saved_eos_token_ids(
+        str(tmp_path / "base"), load_tokenizer(ModelConfig(name=str(tmp_path / "base")))
+    ) == [2]
     template.write_text("{% if messages[-1].role != 'user' %}{{ raise_exception('no answers') }}{% endif %}")
-    assert saved_eos_token_ids(str(tmp_path / "base"), load_tokenizer(str(tmp_path / "base"))) == [2]
+    assert saved_eos_token_ids(
+        str(tmp_path / "base"), load_tokenizer(ModelConfig(name=str(tmp_path / "base")))
+    ) == [2]
 
 
 def test_end_tokens_are_known_without_the_weights(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(QUICKSTART)
+    tokenizer = load_tokenizer(ModelConfig(name=QUICKSTART))
     assert saved_eos_token_ids(QUICKSTART, tokenizer) == [2]
     shutil.copytree(model_path(QUICKSTART), tmp_path / "model")
     config = tmp_path / "model" / "generation_config.json"

@@ -1,0 +1,116 @@
+"""Renders chats as prompt text by the tokenizer's chat template, or as they are where it has none.
+
+`model.chat_template=none` takes the template away: a prompt then is the text of its messages and nothing else.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from config.errors import ConfigError
+from envs.example import SYSTEM_ROLES, Example, Message
+
+
+def render_prompt(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
+    """The prompt as text, ending where the model goes on.
+
+    Raises:
+        ConfigError: the template refuses the roles of the messages, or what they hold.
+    """
+    try:
+        return render_chat(tokenizer, example.messages, example.tools) + example.prefill
+    except (TemplateError, TypeError, ValueError) as error:
+        place = f"{example.source} row {example.row}".strip()
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(
+            f"{place}: model.name={tokenizer.name_or_path} has a chat template that refuses its messages "
+            f"({', '.join(message['role'] for message in example.messages)}): {reason}; {_remedy(example)}, or take "
+            "another template: model.chat_template=FILE"
+        ) from error
+
+
+def _remedy(example: Example) -> str:
+    roles = [message["role"] for message in example.messages]
+    if roles[0] in SYSTEM_ROLES:
+        return "env.system_prompt='' leaves the system message out"
+    if any(first == second for first, second in pairwise(roles)):
+        return "join messages of one role that follow each other"
+    return "mend or remove the row"
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()
+) -> str:
+    """A chat up to the model's answer.
+
+    Raises:
+        TemplateError, TypeError, ValueError: the template refuses it.
+    """
+    if not tokenizer.chat_template:
+        return _plain_text(messages)
+    try:
+        return _apply_template(tokenizer, messages, tools)
+    except TypeError:  # some templates join the arguments of a call to a text, most write an object as JSON
+        return _apply_template(tokenizer, [_with_json_arguments(message) for message in messages], tools)
+
+
+def _apply_template(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
+) -> str:
+    return str(
+        tokenizer.apply_chat_template(
+            list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+        )
+    )
+
+
+def _plain_text(messages: Sequence[Message]) -> str:
+    """The texts of a system and a user message with a blank line between them."""
+    roles = [message["role"] for message in messages]
+    if [role for role in roles if role not in SYSTEM_ROLES] != ["user"]:
+        raise ValueError("without a template (model.chat_template=none) a prompt is one message of the user")
+    return "\n\n".join(message["content"] for message in messages)
+
+
+def _with_json_arguments(message: Message) -> Message:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return message | {"tool_calls": [_call_with_json_arguments(call) for call in calls]}
+
+
+def _call_with_json_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function", call)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        return call
+    written = function | {"arguments": json.dumps(arguments, ensure_ascii=False)}
+    return call | {"function": written} if "function" in call else written
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Every text inside a value of JSON, the keys of objects included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inside in value.items():
+            yield from texts_in(key)
+            yield from texts_in(inside)
+    elif isinstance(value, list | tuple):
+        for inside in value:
+            yield from texts_in(inside)
+
+
+def map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A copy of a value of JSON in which every text but the keys of objects is changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: map_texts(inside, change) for key, inside in value.items()}
+    if isinstance(value, list | tuple):
+        return [map_texts(inside, change) for inside in value]
+    return value

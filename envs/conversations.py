@@ -1,0 +1,124 @@
+"""Reads a row's conversation and its tools, as chat templates take them."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from config.errors import ConfigError
+from envs.data import Row, parse_json, shown
+from envs.example import SYSTEM_ROLES, Message
+
+ROLES = (*SYSTEM_ROLES, "user", "assistant", "tool")
+ASKING = ("user", "tool")
+"""Roles of a message that the model replies to."""
+_REMEDY = "mend or remove the row"
+
+
+def read_messages(given: Any, place: str, column: str) -> list[Message]:
+    """Messages of a column: text in `role` and `content`, and what else they hold (`name`, `tool_calls`, ...).
+
+    place: the row, for messages.
+
+    Raises:
+        ConfigError: what is no conversation that ends with a message to reply to.
+    """
+    if isinstance(given, str) and given.lstrip().startswith(("[", "{")):
+        given = parse_json(given, f"{place}: column {column!r}", _REMEDY)
+    listed = [given] if isinstance(given, dict) else given
+    if not isinstance(listed, list) or not listed:
+        raise ConfigError(
+            f'{place}: "{column}" must be {{"role": ..., "content": ...}} or a list of them, it is {shown(given)}'
+        )
+    messages = [_read_message(entry, place, column) for entry in listed]
+    _check_roles([message["role"] for message in messages], place, column)
+    if not messages[-1]["content"].strip():
+        raise ConfigError(f'{place}: the last of "{column}" is empty; give a question, or remove the row')
+    return messages
+
+
+def _read_message(entry: Any, place: str, column: str) -> Message:
+    if not isinstance(entry, dict) or not isinstance(entry.get("role"), str):
+        raise ConfigError(
+            f'{place}: "{column}" must be {{"role": ..., "content": ...}} or a list of them, it has {shown(entry)}'
+        )
+    # Parquet gives every message the fields of all of them.
+    message = {name: value for name, value in entry.items() if value is not None}
+    message["content"] = _text_of(
+        message.get("content", "" if message.get("tool_calls") else None), place, column
+    )
+    if "tool_calls" in message:
+        message["tool_calls"] = _read_calls(message["tool_calls"], place)
+    return message
+
+
+def _text_of(content: Any, place: str, column: str) -> str:
+    """The text of a message's content; a list of texts is joined."""
+    if isinstance(content, list) and content and all(isinstance(part, dict) for part in content):
+        other = sorted({str(part.get("type")) for part in content} - {"text"})
+        if other:
+            raise ConfigError(
+                f'{place}: "{column}" holds a part of the type {other[0]!r}, which no model here reads; {_REMEDY}'
+            )
+        texts = [part.get("text") for part in content]
+        content = "\n".join(texts) if all(isinstance(text, str) for text in texts) else content
+    if not isinstance(content, str):
+        raise ConfigError(
+            f'{place}: "{column}" must be messages whose content is text, it is {shown(content)}; {_REMEDY}'
+        )
+    return content
+
+
+def _read_calls(calls: Any, place: str) -> list[dict[str, Any]]:
+    """Calls of tools, their arguments as objects, as templates write them."""
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise ConfigError(f'{place}: "tool_calls" must be a list of objects, it is {shown(calls)}; {_REMEDY}')
+    return [_read_call(without_nulls(call)) for call in calls]
+
+
+def _read_call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function", call)
+    if isinstance(function, dict) and isinstance(arguments := function.get("arguments"), str):
+        try:
+            read = json.loads(arguments)
+        except ValueError:
+            return call
+        function["arguments"] = read if isinstance(read, dict) else arguments
+    return call
+
+
+def _check_roles(roles: list[str], place: str, column: str) -> None:
+    unknown = [role for role in roles if role not in ROLES]
+    if unknown:
+        raise ConfigError(f'{place}: "{column}" has the role {shown(unknown[0])}; known: {", ".join(ROLES)}')
+    if roles[-1] not in ASKING:
+        raise ConfigError(
+            f'{place}: the last of "{column}" is of the {roles[-1]}, but the model is to answer it; end with one of '
+            'the user, and put the answer that is wanted into the column "answer", or its beginning into "prefill"'
+        )
+
+
+def read_tools(row: Row) -> tuple[dict[str, Any], ...]:
+    """The schemas of the column `tools`: a list of objects, or JSON of one.
+
+    Raises:
+        ConfigError: it holds something else.
+    """
+    if not row.has("tools"):
+        return ()
+    given = row["tools"]
+    if isinstance(given, str):
+        given = parse_json(given, f"{row.place}: column 'tools'", _REMEDY) if given.strip() else []
+    if not isinstance(given, list) or not all(isinstance(tool, Mapping) for tool in given):
+        raise ConfigError(
+            f"{row.place}: column 'tools' must be a list of schemas, it is {shown(given)}; {_REMEDY}"
+        )
+    return tuple(without_nulls(tool) for tool in given)
+
+
+def without_nulls(value: Any) -> Any:
+    """A value of JSON without the fields that are null, which parquet adds to objects of different fields."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(inside) for key, inside in value.items() if inside is not None}
+    if isinstance(value, list):
+        return [without_nulls(inside) for inside in value]
+    return value

@@ -1,0 +1,47 @@
+"""Checks of prompts by the model's tokenizer before a run begins: templates that refuse, control tokens in texts."""
+
+import logging
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from envs.chat_template import render_prompt
+from envs.control_tokens import control_tokens
+from envs.example import Example
+
+log = logging.getLogger(__name__)
+
+
+def check_prompts(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], name: str) -> None:
+    """Render one prompt of each sequence of roles, and warn of prompts that spell control tokens.
+
+    name: the data set, for messages.
+
+    Raises:
+        ConfigError: the chat template refuses the messages of a row.
+    """
+    shapes: dict[tuple[str, ...], Example] = {}
+    for example in examples:
+        roles = (",".join([message["role"], *sorted(message)]) for message in example.messages)
+        shapes.setdefault((*roles, str(bool(example.tools))), example)
+    for example in shapes.values():
+        render_prompt(tokenizer, example)
+    if not tokenizer.chat_template:
+        return
+    control = control_tokens(tokenizer)
+    spelled = [
+        (example, token)
+        for example in examples
+        if (token := control.first_spelled([example.messages, example.tools, example.prefill])) is not None
+    ]
+    if spelled:
+        example, token = spelled[0]
+        log.warning(
+            "%s: %d of %d prompts spell control tokens of this model (row %d: %r), which are encoded as text; if "
+            "these are chats that are rendered already, model.chat_template=none takes them as they are",
+            name,
+            len(spelled),
+            len(examples),
+            example.row,
+            token,
+        )
