@@ -4,10 +4,9 @@ The published file repeats every problem about a hundred times and gives some of
 `env.duplicates` says what becomes of them, and they are reported either way.
 """
 
-from config.errors import ConfigError
 from envs.data import Row
 from envs.task import register
-from envs.tasks.math_rows import MathTask, text_or_none
+from envs.tasks.math_rows import MathTask
 
 _HEAD = "Solve the following math problem step by step."
 _TAIL = 'Remember to put your answer on its own line after "Answer:".'
@@ -31,13 +30,3 @@ class DapoMath(MathTask):
             return text
         _, _, body = text.partition("\n\n")
         return body.removesuffix(_TAIL).strip()
-
-    def gold(self, row: Row) -> str | None:
-        if "reward_model" not in row.values:
-            return text_or_none(row["answer"])
-        graded = row["reward_model"]
-        if not isinstance(graded, dict) or "ground_truth" not in graded:
-            raise ConfigError(
-                f"{row.place}: column 'reward_model' must have a 'ground_truth', it is {graded!r}"
-            )
-        return text_or_none(graded["ground_truth"])

@@ -63,8 +63,9 @@ class MathTask(Task):
         return value.strip()
 
     def gold(self, row: Row) -> str | None:
-        """The gold; None for a row that has none."""
-        return text_or_none(row["answer"])
+        """The gold, also in verl's column; None for a row that has none."""
+        path = "reward_model.ground_truth"
+        return text_or_none(row.at(path) if "reward_model" in row.values else row["answer"])
 
     def reward(self, completion: Completion, example: Example) -> Reward:
         return RULES[self.rule].reward(completion, example, self.env)

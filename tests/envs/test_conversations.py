@@ -1,0 +1,192 @@
+"""Rows in the form of other trainers, read as they are: conversations, nested answers, tools, system prompts."""
+
+import json
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from config.env import EnvConfig
+from config.errors import ConfigError
+from envs.task import Example, make_task
+from tests.logged import Logged
+
+ASKED = {"role": "user", "content": "1+1="}
+CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "add", "arguments": '{"a": 1, "b": 1}'},
+}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+VERL = {
+    "data_source": "openai/gsm8k",
+    "prompt": [ASKED],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "2"},
+    "extra_info": {"index": 0, "answer": "1+1=2", "split": "train"},
+}
+OWN_REWARD = "tests.envs.several_rewards:brief"
+
+
+def read(folder: Path, *rows: dict[str, Any], parquet: bool = False, **settings: Any) -> list[Example]:
+    path = folder / "rows"
+    if parquet:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return list(make_task(EnvConfig(dataset="jsonl", data_files=str(path), **settings)).examples("train"))
+
+
+def roles(example: Example) -> list[str]:
+    return [message["role"] for message in example.messages]
+
+
+@pytest.mark.parametrize("parquet", [False, True])
+def test_a_row_of_verl_is_read_as_it_is(parquet: bool, tmp_path: Path) -> None:
+    (example,) = read(tmp_path, VERL, parquet=parquet)
+    assert example.messages == (ASKED,)
+    assert example.answer == "2"
+    (nested,) = read(tmp_path, VERL, parquet=parquet, options={"answer": "extra_info.answer"})
+    assert nested.answer == "1+1=2"
+
+
+def test_the_columns_of_prompt_and_answer_can_be_named(tmp_path: Path) -> None:
+    row = {"conversation": [ASKED], "meta": json.dumps({"a": {"b": 3}})}
+    (example,) = read(tmp_path, row, options={"prompt": "conversation", "answer": "meta.a.b"})
+    assert example.messages == (ASKED,)
+    assert example.answer == "3"
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (
+            "reward_model.gold",
+            r"rows:1: no 'reward_model\.gold': 'reward_model' has no 'gold', it has style, ground",
+        ),
+        ("reward_model.style.x", r"'reward_model\.style' has no 'x', it is 'rule'"),
+        ("solution", r"rows:1: no column 'solution'; it has ability"),
+    ],
+)
+def test_an_answer_that_is_not_there_is_named_with_what_there_is(
+    path: str, expected: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        read(tmp_path, VERL, options={"answer": path})
+
+
+@pytest.mark.parametrize("answer", [{"a": [1, 2]}, [1, {"b": None}], True, 3.5, None])
+def test_a_reward_of_the_user_gets_any_answer_or_none(answer: Any, tmp_path: Path) -> None:
+    row = {"prompt": [ASKED], "reward_model": {"ground_truth": answer}}
+    (example,) = read(tmp_path, row, reward=OWN_REWARD)
+    assert example.answer == answer
+    (without,) = read(tmp_path, {"prompt": "1+1="}, reward=OWN_REWARD)
+    assert without.answer is None
+    with pytest.raises(ConfigError, match="no column 'nowhere'"):
+        read(tmp_path, row, reward=OWN_REWARD, options={"answer": "nowhere"})
+    if answer != 3.5:
+        with pytest.raises(ConfigError, match=r"rows:1: (column 'reward_model|no column 'answer')"):
+            read(tmp_path, row)
+        with pytest.raises(ConfigError, match=r"rows:1: (column 'reward_model|no column 'answer')"):
+            read(tmp_path, row, reward=[OWN_REWARD, "exact"])
+
+
+def test_an_answer_of_parquet_is_a_value_of_json(tmp_path: Path) -> None:
+    row = {"prompt": [ASKED], "answer": {"day": date(2024, 5, 17)}}
+    (example,) = read(tmp_path, row, parquet=True, reward=OWN_REWARD)
+    assert example.answer == {"day": "2024-05-17"}
+
+
+def test_calls_and_results_of_tools_are_kept(tmp_path: Path) -> None:
+    chat = [
+        ASKED,
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "name": "add", "tool_call_id": "call_1", "content": "2"},
+    ]
+    for parquet in (False, True):
+        (example,) = read(tmp_path, {"prompt": chat, "tools": [TOOL], "answer": "2"}, parquet=parquet)
+        _, called, result = example.messages
+        assert called["content"] == ""
+        assert called["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1, "b": 1}}
+        assert result == chat[2]
+        assert example.messages[0] == ASKED  # parquet's nulls are gone
+        assert example.tools[0]["function"]["name"] == "add"
+    (as_text,) = read(tmp_path, {"prompt": chat, "tools": json.dumps([TOOL]), "answer": "2"})
+    assert as_text.tools == (TOOL,)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, r"a part of the type 'image'"),
+        ({"prompt": [{"role": "user", "content": 3}]}, r"messages whose content is text, it is 3"),
+        ({"prompt": [{"content": "a"}]}, r'"prompt" must be \{"role"'),
+        ({"prompt": [ASKED, {"role": "assistant", "content": "a"}]}, r'its beginning into "prefill"'),
+        (
+            {"prompt": [{"role": "assistant", "content": "", "tool_calls": "add"}, ASKED]},
+            r'"tool_calls" must be',
+        ),
+        ({"prompt": [ASKED], "tools": "[1]"}, r"column 'tools' must be a list of schemas, it is \[1\]"),
+        ({"prompt": [ASKED], "tools": "[1"}, r"column 'tools': not valid JSON"),
+        ({"prompt": [ASKED], "prefill": 3}, r"column 'prefill' must be a non-empty string"),
+    ],
+)
+def test_what_is_no_conversation_is_refused_with_its_row(
+    row: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=rf"rows:1: .*{expected}"):
+        read(tmp_path, row | {"answer": "2"})
+
+
+def test_texts_in_parts_are_joined(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "1+1"}, {"type": "text", "text": "=?"}]
+    (example,) = read(tmp_path, {"prompt": [{"role": "user", "content": parts}], "answer": "2"})
+    assert example.messages[-1]["content"] == "1+1\n=?"
+
+
+LONG = [{"role": "system", "content": "Be brief."}, ASKED, {"role": "assistant", "content": "2"}, ASKED]
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_the_system_prompt_of_the_config_replaces_adds_or_removes(start: int, tmp_path: Path) -> None:
+    row = {"messages": LONG[start:], "answer": "2"}
+    (kept,) = read(tmp_path, row)
+    assert kept.messages == tuple(LONG[start:])
+    (other,) = read(tmp_path, row, system_prompt="Think.")
+    assert other.messages == ({"role": "system", "content": "Think."}, *LONG[1:])
+    (without,) = read(tmp_path, row, system_prompt="")
+    assert without.messages == tuple(LONG[1:])
+
+
+def test_a_conversation_asks_for_the_form_that_the_reward_reads(tmp_path: Path) -> None:
+    (added,) = read(tmp_path, {"messages": LONG[1:], "answer": "2"}, reward="boxed")
+    assert roles(added)[0] == "system"
+    assert "\\boxed{}" in added.messages[0]["content"]
+    (joined,) = read(tmp_path, {"messages": LONG, "answer": "2"}, reward="boxed")
+    assert joined.messages[0]["content"] == f"Be brief.\n\n{added.messages[0]['content']}"
+    asks = [{**ASKED, "content": added.messages[0]["content"]}, *LONG[2:]]
+    (already,) = read(tmp_path, {"messages": asks, "answer": "2"}, reward="boxed")
+    assert already.messages == tuple(asks)
+
+
+def test_columns_of_images_are_named_once_and_not_kept(tmp_path: Path, logged: Logged) -> None:
+    rows = [VERL | {"images": [{"bytes": b"\x89PNG"}], "raw": b"abc"}] * 3
+    examples = read(tmp_path, *rows, parquet=True, reward=OWN_REWARD)
+    assert [message.split(": ")[1].split(" holds")[0] for message in logged.messages] == [
+        "column 'images'",
+        "column 'raw'",
+    ]
+    assert sorted(examples[0].row_data) == sorted(VERL)
+
+
+def test_a_prefill_of_the_row_goes_before_that_of_the_config(tmp_path: Path) -> None:
+    from envs.task import checked_examples
+
+    path = tmp_path / "rows"
+    rows = [{"prompt": "a", "answer": "2"}, {"prompt": "b", "answer": "2", "prefill": "So"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = make_task(EnvConfig(dataset="jsonl", data_files=str(path), prefill="<think>\n"))
+    assert [example.prefill for example in checked_examples(task, "train")] == ["<think>\n", "So"]
