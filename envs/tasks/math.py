@@ -16,6 +16,6 @@ class Math(MathTask):
     hub = ("DigitalLearningGmbH/MATH-lighteval", "default")
 
     def gold(self, row: Row) -> str | None:
-        if "answer" in row.values:
-            return text_or_none(row["answer"])
+        if "answer" in row.values or "reward_model" in row.values:
+            return super().gold(row)
         return boxed(row.text("solution")) or None
