@@ -33,7 +33,7 @@ def test_the_rows_of_the_text_are_read(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(block("json", '"gt_answer"'), encoding="utf-8")
     task = make_task(EnvConfig(dataset="jsonl", data_files=str(tmp_path / "rows.jsonl")))
     examples = task.examples("train")
-    assert len(examples) == 3
+    assert len(examples) == 4
     for example in examples:
         assert task.reward(Completion("#### 4"), example).score == 1.0
         assert task.reward(Completion("#### 5"), example).score == 0.0

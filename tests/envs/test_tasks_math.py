@@ -159,7 +159,9 @@ def test_bad_math_rows_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"env.split='dev': math has train, test"):
         task("math").examples("dev")
     file.write_text('{"prompt": "x", "reward_model": {"style": "rule"}}\n')
-    with pytest.raises(ConfigError, match=r"rows.jsonl:1: no 'reward_model.ground_truth': 'reward_model' has no 'gr"):
+    with pytest.raises(
+        ConfigError, match=r"rows.jsonl:1: no 'reward_model.ground_truth': 'reward_model' has no 'gr"
+    ):
         task("dapo_math", file).examples("train")
 
 
