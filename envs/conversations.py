@@ -2,16 +2,27 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from config.errors import ConfigError
-from envs.data import Row, parse_json, shown
+from envs.data import Row, is_message, parse_json, shown
 from envs.example import SYSTEM_ROLES, Message
 
 ROLES = (*SYSTEM_ROLES, "user", "assistant", "tool")
 ASKING = ("user", "tool")
 """Roles of a message that the model replies to."""
 _REMEDY = "mend or remove the row"
+
+
+def conversation_in(value: Any) -> Any:
+    """The messages that a text is the JSON of; any other value as it is."""
+    if isinstance(value, str) and value.lstrip().startswith("[{"):
+        with suppress(ValueError, RecursionError):
+            read = json.loads(value)
+            if all(is_message(entry) for entry in read):
+                return read
+    return value
 
 
 def read_messages(given: Any, place: str, column: str) -> list[Message]:
@@ -22,8 +33,6 @@ def read_messages(given: Any, place: str, column: str) -> list[Message]:
     Raises:
         ConfigError: what is no conversation that ends with a message to reply to.
     """
-    if isinstance(given, str) and given.lstrip().startswith(("[", "{")):
-        given = parse_json(given, f"{place}: column {column!r}", _REMEDY)
     listed = [given] if isinstance(given, dict) else given
     if not isinstance(listed, list) or not listed:
         raise ConfigError(

@@ -6,6 +6,7 @@ import logging
 import math
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,28 +57,31 @@ class Row:
         return value
 
     def at(self, path: str) -> Any:
-        """The value of a column, or inside one: `reward_model.ground_truth`."""
+        """The value of a column, or inside one: `reward_model.ground_truth`.
+
+        Raises:
+            ConfigError: it is not there.
+        """
         column, *inside = [path] if path in self.values else path.split(".")
         value = self[column]
         for depth, name in enumerate(inside, start=1):
-            if isinstance(value, str) and value.lstrip().startswith("{"):
-                value = parse_json(value, f"{self.place}: column {column!r}", "mend or remove the row")
+            value = _opened(value)
             if not isinstance(value, dict) or name not in value:
-                known = (
-                    f"it has {', '.join(map(str, value))}"
-                    if isinstance(value, dict)
-                    else f"it is {shown(value)}"
+                there = (
+                    f"has {', '.join(map(str, value))}" if isinstance(value, dict) else f"is {shown(value)}"
                 )
-                raise ConfigError(
-                    f"{self.place}: no {path!r}: {'.'.join([column, *inside][:depth])!r} has no {name!r}, {known}"
-                )
+                outer = ".".join([column, *inside][:depth])
+                raise ConfigError(f"{self.place}: no {path!r}: {outer!r} has no {name!r}, it {there}")
             value = value[name]
         return value
 
     def has(self, path: str) -> bool:
         """Whether the row has a value there that is not null."""
+        if path in self.values:
+            return self.values[path] is not None
         value: Any = self.values
         for name in path.split("."):
+            value = _opened(value)
             value = value.get(name) if isinstance(value, dict) else None
         return value is not None
 
@@ -93,6 +97,14 @@ class Row:
                 f"{self.place}: column {column!r} must be a non-empty string, it is {shown(value)}"
             )
         return value
+
+
+def _opened(value: Any) -> Any:
+    """An object that a column holds as JSON; any other value as it is."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        with suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return value
 
 
 def usable_columns(values: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.conversations import read_messages, read_tools
+from envs.conversations import conversation_in, read_messages, read_tools
 from envs.data import Row, load_rows, shown
 from envs.task import Completion, Example, Message, Reward, Task, register
 from envs.tasks.code import tests_of
@@ -81,7 +81,7 @@ class JSONLines(Task):
 
     def _messages(self, row: Row) -> tuple[Message, ...]:
         column = self.env.options.get("prompt") or next(filter(row.has, PROMPT_COLUMNS), "prompt")
-        given = row.at(column)
+        given = conversation_in(row.at(column))
         if column != "messages" and not isinstance(given, list | dict):
             if not isinstance(given, str) or not given.strip():
                 raise ConfigError(

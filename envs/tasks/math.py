@@ -2,7 +2,7 @@
 
 from envs.data import Row
 from envs.task import register
-from envs.tasks.math_rows import MathTask, text_or_none
+from envs.tasks.math_rows import MathTask
 from envs.verifiers.extract import boxed
 
 

@@ -53,6 +53,15 @@ def test_a_row_of_verl_is_read_as_it_is(parquet: bool, tmp_path: Path) -> None:
     assert nested.answer == "1+1=2"
 
 
+def test_objects_that_a_column_holds_as_json_are_opened(tmp_path: Path) -> None:
+    row = {"prompt": json.dumps([ASKED]), "reward_model": json.dumps({"ground_truth": "2"})}
+    (example,) = read(tmp_path, row)
+    assert example.messages == (ASKED,)
+    assert example.answer == "2"
+    (text,) = read(tmp_path, {"prompt": '[{"a": 1}] has how many keys?', "answer": "1"})
+    assert text.messages[-1]["content"].startswith("[{")
+
+
 def test_the_columns_of_prompt_and_answer_can_be_named(tmp_path: Path) -> None:
     row = {"conversation": [ASKED], "meta": json.dumps({"a": {"b": 3}})}
     (example,) = read(tmp_path, row, options={"prompt": "conversation", "answer": "meta.a.b"})
