@@ -15,6 +15,7 @@ from envs.data import Row, is_message, load_rows, shown
 from envs.task import Completion, Example, Message, Reward, Task, register
 from envs.tasks.code import tests_of
 from envs.verifiers import code, equivalence
+from envs.verifiers.extract import after_thinking
 from envs.verifiers.rules import RULES
 
 ANSWER_COLUMNS = ("answer", "gt_answer")
@@ -71,10 +72,10 @@ class JSONLines(Task):
         return tuple({"role": entry["role"], "content": entry["content"]} for entry in listed)
 
     def reward(self, completion: Completion, example: Example) -> Reward:
-        if isinstance(example.answer, str) and completion.text.strip() == example.answer:
-            return Reward(1.0, {"accuracy": 1.0})
         if not isinstance(example.answer, str):
             return code.code_reward(completion, example, self.env)
+        if (after_thinking(completion.full_text) or "").strip() == example.answer:
+            return Reward(1.0, {"accuracy": 1.0})
         return RULES["math"].reward(completion, example, self.env)
 
     def warm_up(self) -> None:

@@ -117,6 +117,6 @@ def warm_up() -> None:
 @reward("math_verify", system_prompt=BOXED_PROMPT, warm_up=warm_up)
 def math_verify(completion: Completion, example: Example, env: EnvConfig) -> Reward:
     """1 where the library takes the final answer, read as the reward `math` reads it, for the gold, worked out."""
-    given = said(completion.text)
+    given = said(completion.full_text)
     right = given is not None and same_by_math_verify(given, str(example.answer))
     return Reward(float(right), {"accuracy": float(right), "format": float(given is not None)})
