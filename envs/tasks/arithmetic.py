@@ -13,9 +13,9 @@ OPTIONS = {"max_operand": 99}
 
 @register("arithmetic")
 class Arithmetic(Task):
-    """1.0 where the completion of `A+B=` is the sum and nothing else, thoughts aside. Options: `max_operand` (largest operand).
+    """1.0 where the completion of `A+B=`, thoughts aside, is the sum and nothing else.
 
-    Columns for a curriculum: `operand`, the larger one, and `sum`.
+    Options: `max_operand` (largest operand). Columns for a curriculum: `operand`, the larger one, and `sum`.
     """
 
     in_process = True

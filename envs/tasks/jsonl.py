@@ -16,6 +16,7 @@ from envs.task import Completion, Example, Message, Reward, Task, register
 from envs.tasks.code import tests_of
 from envs.verifiers import code, equivalence
 from envs.verifiers.extract import after_thinking
+from envs.verifiers.reference_answers import check_references, reference_answer
 from envs.verifiers.rules import RULES
 
 ANSWER_COLUMNS = ("answer", "gt_answer")
@@ -32,7 +33,9 @@ class JSONLines(Task):
     """
 
     def examples(self, split: str) -> Sequence[Example]:
-        examples = [self._example(row) for row in load_rows(self.env, None, None, split)]
+        rows = load_rows(self.env, None, None, split)
+        examples = [self._example(row) for row in rows]
+        check_references([row.place for row in rows], examples, self.env)
         tests = [example.answer for example in examples if not isinstance(example.answer, str)]
         if tests and self.env.reward is None:
             code.check_programs(self.env, tests)
@@ -42,7 +45,7 @@ class JSONLines(Task):
         if "test_cases" in row.values:
             return Example(self._messages(row), tests_of(row), row.index, row_data=self.row_data(row))
         column = row.first_of(ANSWER_COLUMNS)
-        answer = row[column]
+        answer = reference_answer(row[column], self.env)
         if isinstance(answer, bool) or not isinstance(answer, str | int | float | Decimal):
             raise ConfigError(
                 f"{row.place}: column {column!r} must be text or a number, it is {shown(answer)}"
