@@ -76,6 +76,8 @@ def same_answer(given: str, gold: str) -> bool:
         gold = boxed_together(gold) or gold
     if len(given) > MAX_GIVEN_CHARACTERS:
         return False
+    if given == gold:
+        return canonical(gold) != ""
     if (has_sign(given) or has_sign(gold)) and _of_different_quantities(given, gold):
         return False
     written = gold
