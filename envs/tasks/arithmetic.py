@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.task import Completion, Example, Reward, Task, register
+from envs.verifiers.extract import after_thinking
 
 OPTIONS = {"max_operand": 99}
 
 
 @register("arithmetic")
 class Arithmetic(Task):
-    """1.0 where the completion of `A+B=` is the sum and nothing else. Options: `max_operand` (largest operand).
+    """1.0 where the completion of `A+B=`, thoughts aside, is the sum and nothing else.
 
-    Columns for a curriculum: `operand`, the larger one, and `sum`.
+    Options: `max_operand` (largest operand). Columns for a curriculum: `operand`, the larger one, and `sum`.
     """
 
     in_process = True
@@ -41,5 +42,6 @@ class Arithmetic(Task):
         return Example(self.messages(f"{a}+{b}="), str(a + b), row, row_data=self.kept(columns))
 
     def reward(self, completion: Completion, example: Example) -> Reward:
-        correct = float(completion.text.strip() == example.answer)
+        spoken = after_thinking(completion.full_text)
+        correct = float(spoken is not None and spoken.strip() == example.answer)
         return Reward(correct, {"accuracy": correct})

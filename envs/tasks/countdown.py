@@ -11,6 +11,7 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.task import Completion, Example, Reward, Task, register
 from envs.verifiers.expressions import makes, parse
+from envs.verifiers.extract import after_thinking
 
 OPTIONS = {"num_rows": 10_000, "min_numbers": 3, "max_numbers": 4, "max_number": 99, "max_target": 999}
 FORMAT_SCORE = 0.1
@@ -70,7 +71,7 @@ class Countdown(Task):
                 return numbers, int(value)
 
     def reward(self, completion: Completion, example: Example) -> Reward:
-        found = _ANSWER.findall(completion.text)
+        found = _ANSWER.findall(after_thinking(completion.full_text) or "")
         if not found:
             return Reward(0.0, {"accuracy": 0.0, "format": 0.0})
         accuracy = float(reaches(found[-1], example.answer["numbers"], example.answer["target"]))

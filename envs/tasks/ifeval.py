@@ -9,6 +9,7 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.data import Row, load_rows, shown
 from envs.task import Completion, Example, Reward, Task, register
+from envs.verifiers.extract import after_thinking
 from envs.verifiers.ifeval import Instruction, instructions, judge, load_models
 
 OPTIONS: dict[str, tuple[str, ...]] = {"verdict": ("strict", "loose"), "credit": ("share", "all")}
@@ -61,7 +62,7 @@ class IFEval(Task):
         return Example(self.messages(row.text("prompt")), answer, row.index, row_data=self.row_data(row))
 
     def reward(self, completion: Completion, example: Example) -> Reward:
-        followed = judge(completion.text, _instructions(example.answer))
+        followed = judge(_shown(completion), _instructions(example.answer))
         chosen = followed.strict if self.verdict == "strict" else followed.loose
         parts = {
             "accuracy": float(all(chosen)),
@@ -77,6 +78,15 @@ class IFBench(IFEval):
     """As `ifeval`, with IFBench's rows."""
 
     hub = "allenai/IFBench_test"
+
+
+def _shown(completion: Completion) -> str:
+    """The answer without its thoughts, as a reader sees it; nothing while a thought is unfinished."""
+    text = completion.full_text
+    spoken = after_thinking(text)
+    if spoken is None:
+        return ""
+    return text if spoken == text else spoken.lstrip()
 
 
 def _read(value: Any) -> Any:

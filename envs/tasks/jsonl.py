@@ -19,6 +19,8 @@ from envs.data import Row, load_rows, shown
 from envs.task import Completion, Example, Message, Reward, Task, register
 from envs.tasks.code import tests_of
 from envs.verifiers import code, equivalence
+from envs.verifiers.extract import after_thinking
+from envs.verifiers.reference_answers import check_references, reference_answer
 from envs.verifiers.rules import RULES
 
 PROMPT_COLUMNS = ("messages", "prompt")
@@ -42,7 +44,9 @@ class JSONLines(Task):
                 )
 
     def examples(self, split: str) -> Sequence[Example]:
-        examples = [self._example(row) for row in load_rows(self.env, None, None, split)]
+        rows = load_rows(self.env, None, None, split)
+        examples = [self._example(row) for row in rows]
+        check_references([row.place for row in rows], examples, self.env)
         tests = [example.answer for example in examples if not isinstance(example.answer, str)]
         if tests and self.env.reward is None:
             code.check_programs(self.env, tests)
@@ -68,7 +72,7 @@ class JSONLines(Task):
         path = chosen or next((path for path in known if row.has(path)), "answer")
         if self.judged_by_user:
             return json.loads(json.dumps(row.at(path), default=str)) if chosen or row.has(path) else None
-        answer = row.at(path)
+        answer = reference_answer(row.at(path), self.env)
         if isinstance(answer, bool) or not isinstance(answer, str | int | float | Decimal):
             raise ConfigError(
                 f"{row.place}: column {path!r} must be text or a number, it is {shown(answer)}; other values are for a "
@@ -94,10 +98,10 @@ class JSONLines(Task):
         return self.conversation(messages)
 
     def reward(self, completion: Completion, example: Example) -> Reward:
-        if isinstance(example.answer, str) and completion.text.strip() == example.answer:
-            return Reward(1.0, {"accuracy": 1.0})
         if not isinstance(example.answer, str):
             return code.code_reward(completion, example, self.env)
+        if (after_thinking(completion.full_text) or "").strip() == example.answer:
+            return Reward(1.0, {"accuracy": 1.0})
         return RULES["math"].reward(completion, example, self.env)
 
     def warm_up(self) -> None:

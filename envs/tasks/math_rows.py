@@ -9,6 +9,7 @@ from config.errors import ConfigError
 from envs.data import Row, is_message, load_rows, shown
 from envs.task import Completion, Example, Reward, Task
 from envs.verifiers.equivalence import warm_up
+from envs.verifiers.reference_answers import check_references, reference_answer
 from envs.verifiers.rules import RULES
 
 log = logging.getLogger(__name__)
@@ -35,16 +36,18 @@ class MathTask(Task):
         if split not in self.hub_splits and not (self.env.holdout or self.env.data_files):
             raise ConfigError(f"env.split={split!r}: {self.name} has {', '.join(self.hub_splits)}")
         rows = load_rows(self.env, *self.hub, self.hub_splits.get(split, split))
-        made, without = [], []
+        made, places, without = [], [], []
         for row in rows:
-            gold = self.gold(row)
+            gold = reference_answer(self.gold(row), self.env, self.rule)
             if gold is None:
                 without.append(row.place)
             else:
                 messages = self.messages(self.problem(row))
                 made.append(Example(messages, gold, row.index, row_data=self.row_data(row)))
+                places.append(row.place)
         if without:
             log.warning("%d rows have no answer and are left out: %s", len(without), ", ".join(without[:5]))
+        check_references(places, made, self.env, self.rule)
         return made
 
     def problem(self, row: Row) -> str:
@@ -75,7 +78,9 @@ class MathTask(Task):
 
 
 def text_or_none(value: Any) -> str | None:
-    """A text or number as stripped text; None for an empty or missing one."""
+    """A text or number, also as the only element of a list, as stripped text; None for an empty or missing one."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
     if value is None or isinstance(value, list | dict | bool):
         return None
     return str(value).strip() or None

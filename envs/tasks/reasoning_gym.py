@@ -9,7 +9,7 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.task import Completion, Example, Reward, Task, register
 from envs.tasks.puzzle_rules import deserves_full_marks, may_be_scored
-from envs.verifiers.extract import tagged
+from envs.verifiers.extract import after_thinking, tagged
 from envs.verifiers.rules import RULES
 
 OWN_OPTIONS = ("name", "num_rows", "seed")
@@ -73,7 +73,7 @@ class ReasoningGym(Task):
         return Example(self.messages(entry["question"].strip()), entry, index, row_data=self.kept(columns))
 
     def reward(self, completion: Completion, example: Example) -> Reward:
-        given = tagged(completion.text)
+        given = tagged(after_thinking(completion.full_text) or "")
         if not given:
             return Reward(0.0, {"accuracy": 0.0, "format": 0.0})
         generator = self.generator

@@ -295,7 +295,7 @@ def code_reward(completion: Completion, example: Example, env: EnvConfig) -> Rew
     """
     options = CodeOptions.of(env)
     tests = Tests.parse(example.answer)
-    spoken = after_thinking(completion.text)
+    spoken = after_thinking(completion.full_text)
     language = language_of(tests, options)
     code = extract_code(spoken, language) if spoken is not None else None
     if code is None:

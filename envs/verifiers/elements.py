@@ -4,6 +4,7 @@
 (1,2)   [1,2)   (1;2)                a point or an interval: ordered
 x=1, y=2        (x,y)=(1,2)          a record: by name; against one without names, in its order
 x=1, x=2        x=1 or 2             values of one name: a list
+a:b=2:3         \\frac{AB}{CD}=2      a ratio or a fraction of names is a name too
 p=5,q=2;p=7,q=2                      records: a list of points
 """
 
@@ -24,8 +25,13 @@ _MARKED = (
 )
 _LETTER = r"(?:[a-zA-Z]|\\(?!frac|sqrt|in|cdot|times|pi(?![a-zA-Z]))[a-z]+)(?:_(?:\w|\{\w+\}))?'*"
 _CALL = rf"{_LETTER}(?:\^\{{-1\}})?\([^()=<>]{{1,20}}\)"
+_PART = rf"(?:\|?(?:{_MARKED}|{_CALL}|{_LETTER}|[A-Z]{{2,4}})\|?|\[[A-Z]{{3,4}}\])"
+_FRACTION = re.compile(
+    rf"\\frac\{{(?P<top>{_PART})\}}\{{(?P<bottom>{_PART})\}}|(?P<left>{_PART})/(?P<right>{_PART})"
+)
 _NAME = re.compile(
-    rf"(?P<name>\|?(?:{_MARKED}|{_CALL}|{_LETTER}|m?[A-Z]{{2,4}}|[A-Z]?[a-z]{{4,}}(?: [a-z]+){{0,3}})\|?)"
+    rf"(?P<name>{_PART}(?::{_PART})+|{_PART}/{_PART}|\\frac\{{{_PART}\}}\{{{_PART}\}}"
+    rf"|\|?(?:{_MARKED}|{_CALL}|{_LETTER}|m?[A-Z]{{2,4}}|[A-Z]?[a-z]{{4,}}(?: [a-z]+){{0,3}})\|?)"
     r"(?:=|\\in(?![a-z]))(?P<value>.+)",
     re.DOTALL,
 )
@@ -48,6 +54,16 @@ class Named:
             return ",".join(chunk[0] for chunk in chunks)
         return ",".join(f"({','.join(chunk)})" for chunk in chunks)
 
+    def elements(self) -> list[str]:
+        """The values of the only name; none where there are several names."""
+        return [chunk[0] for chunk in self.values] if len(self.names) == 1 else []
+
+    def once(self, others: list[str]) -> "Named":
+        """As the function `once`, for the values of the only name."""
+        if len(self.names) > 1:
+            return self
+        return Named(self.names, tuple((value,) for value in once(self.elements(), others)))
+
 
 def without_names(left: str, right: str) -> tuple[str, str]:
     """Both without the names of their values, in one order, where their names allow it; else as they are.
@@ -60,12 +76,23 @@ def without_names(left: str, right: str) -> tuple[str, str]:
     if first and second:
         if set(first.names) != set(second.names):
             return left, right
-        return first.text(second.names), second.text(second.names)
+        names = second.names
+        return first.once(second.elements()).text(names), second.once(first.elements()).text(names)
     if first and "=" not in right:
-        return first.text(first.names), _as_point(right, first)
+        return first.once(_elements(right)).text(first.names), _as_point(right, first)
     if second and "=" not in left:
-        return _as_point(left, second), second.text(second.names)
+        return _as_point(left, second), second.once(_elements(left)).text(second.names)
     return left, right
+
+
+def once(elements: list[str], others: list[str]) -> list[str]:
+    """Each element once, where some are written twice and none of the others is."""
+    return elements if len(set(others)) < len(others) else list(dict.fromkeys(elements))
+
+
+def _elements(text: str) -> list[str]:
+    found = items(text)
+    return found[1] if found else [text]
 
 
 def value_of_term(text: str) -> str:
@@ -100,9 +127,9 @@ def _named(text: str) -> Named | None:
     first = found[0]
     if first is None:
         return None
-    if len(parts) > 1 and not any(found[1:]):
+    if len(parts) > 1 and not any(found[1:]) and _names_value(first["name"], first["value"]):
         return Named((_plain(first["name"]),), tuple((part,) for part in [first["value"], *parts[1:]]))
-    if None in found:
+    if None in found or not all(_names_value(each["name"], each["value"]) for each in found if each):
         return None
     names = [_plain(each["name"]) for each in found if each]
     values = [each["value"] for each in found if each]
@@ -133,7 +160,17 @@ def _joined(records: list[Named | None]) -> Named | None:
     return Named(alike[0].names, tuple(chunk for each in alike for chunk in each.values))
 
 
+def _names_value(name: str, value: str) -> bool:
+    """Whether a ratio is said to be one of as many numbers, and a fraction is one of two things."""
+    if fraction := _FRACTION.fullmatch(name):
+        top, bottom = (part for part in fraction.groups() if part)
+        return top != bottom
+    return ":" not in name or name.count(":") == value.rpartition("=")[2].count(":")
+
+
 def _plain(name: str) -> str:
+    if fraction := _FRACTION.fullmatch(name):
+        return "/".join(_plain(part) for part in fraction.groups() if part)
     return _MARKED_NAME.sub("", name).strip("|{} ").replace("{", "").replace("}", "")
 
 

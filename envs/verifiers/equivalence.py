@@ -7,6 +7,8 @@ In order, and each step decides what it can:
 3. lists, tuples, intervals, unions, matrices, equations and inequalities: element by element;
 4. formulas within the limits of `bounds`: parsed and compared in value at fixed points.
 
+A gold that is text though it looks like arithmetic (`2024-05-17`, `10-20`, `H2O`; `text_golds`) is compared as written.
+
 Where the gold, or an element of it, is a number, the given one must be worked out: 8+3, 22/2, \sqrt{121} and 11^1 are
 not 11. Else a model is paid for repeating the question. In detail:
 
@@ -27,13 +29,14 @@ from fractions import Fraction
 
 from envs.verifiers.bounds import is_bounded
 from envs.verifiers.characters import currencies, in_latex
-from envs.verifiers.elements import both_signs, items, value_of_term, with_both_signs, without_names
+from envs.verifiers.elements import both_signs, items, once, value_of_term, with_both_signs, without_names
 from envs.verifiers.extract import NOT_VARIABLES, boxed_together, chain_end, from_prose
 from envs.verifiers.formulas import equal_in_value, ratio
 from envs.verifiers.intervals import INFINITY, Interval, Reals, read_reals, relation_signs
 from envs.verifiers.latex import canonical, split_top
 from envs.verifiers.numbers import is_worked_out, parse_number, plain, same_number
 from envs.verifiers.phrases import same_phrase
+from envs.verifiers.text_golds import is_text, listed, spelled
 from envs.verifiers.units import has_sign, quantities, split_unit
 from envs.verifiers.words import number_in_words
 from envs.verifiers.worked_out import worked_out
@@ -73,8 +76,11 @@ def same_answer(given: str, gold: str) -> bool:
         gold = boxed_together(gold) or gold
     if len(given) > MAX_GIVEN_CHARACTERS:
         return False
+    if given == gold:
+        return canonical(gold) != ""
     if (has_sign(given) or has_sign(gold)) and _of_different_quantities(given, gold):
         return False
+    written = gold
     if not (given.isascii() and gold.isascii()):
         money = currencies(given), currencies(gold)
         if all(money) and money[0] != money[1]:
@@ -93,7 +99,12 @@ def same_answer(given: str, gold: str) -> bool:
         return False
     if "\\approx" in right and "\\approx" not in left:
         return any(_same(left, side) for side in right.split("\\approx"))
-    return _same(left, right) or same_phrase(given, left, right) or _same_prose(given, left, right)
+    if is_text(written):
+        return any(_same_text(text, right) for text in (left, *_claims(given, left)))
+    if elements := listed(written):
+        return _same_listed(left, elements)
+    bare = without_names(left, right)
+    return _same(left, right) or same_phrase(given, *bare) or _same_prose(given, left, right)
 
 
 def _of_different_quantities(given: str, gold: str) -> bool:
@@ -104,10 +115,35 @@ def _of_different_quantities(given: str, gold: str) -> bool:
     return bool(first and second) and first.isdisjoint(second)
 
 
+def _same_text(left: str, right: str) -> bool:
+    """Whether two canonical texts are written alike, apart from a name or a unit that only one of them has."""
+    left, right, compatible = _bare(left, right)
+    return compatible and spelled(left) == spelled(right)
+
+
+def _same_listed(left: str, elements: Sequence[str]) -> bool:
+    """Whether a canonical text is a bare list or a set of these elements, of which some are text, in any order."""
+    brackets, rest = items(left) or ("", [left])
+    if brackets not in ("", "{}") or len(rest) != len(elements):
+        return False
+    for element in elements:
+        same, right = _same_text if is_text(element) else _same, canonical(element)
+        match = next((other for other in rest if same(other.strip(), right)), None)
+        if match is None:
+            return False
+        rest.remove(match)
+    return True
+
+
 def _same_prose(given: str, left: str, right: str) -> bool:
     """Whether the sentence that a final answer is claims the gold."""
+    return any(_same(claim, right) for claim in _claims(given, left))
+
+
+def _claims(given: str, left: str) -> list[str]:
+    """The canonical claims of the sentence that a final answer is; none where it is no sentence."""
     claims = {from_prose(sentence) for sentence in (given, left)} - {given, left}
-    return any(claim not in ("", left) and _same(claim, right) for claim in map(canonical, claims))
+    return [claim for claim in map(canonical, claims) if claim not in ("", left)]
 
 
 def _same(left: str, right: str) -> bool:
@@ -298,7 +334,10 @@ def _solved(sides: Sequence[str]) -> bool:
 
 
 def _same_list(left: str, right: str) -> bool | None:
-    """Tuples and intervals in order with the same brackets, sets and bare lists in any order."""
+    """Tuples and intervals in order with the same brackets, sets and bare lists in any order.
+
+    An element that one set has twice counts once where the other has each once.
+    """
     first, second = items(left), items(right)
     if first is None and second is None:
         return None
@@ -306,6 +345,8 @@ def _same_list(left: str, right: str) -> bool | None:
         return False
     (left_brackets, left_parts), (right_brackets, right_parts) = first, second
     if left_brackets in ("", "{}") and right_brackets in ("", "{}"):
+        left_parts = once(left_parts, right_parts) if left_brackets else left_parts
+        right_parts = once(right_parts, left_parts) if right_brackets else right_parts
         if len(left_parts) != len(right_parts):
             left_parts, right_parts = with_both_signs(left_parts), with_both_signs(right_parts)
         return _same_in_any_order(left_parts, right_parts)

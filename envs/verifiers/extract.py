@@ -7,6 +7,7 @@ text of the final answer or None; one that was begun and not finished is None, n
 import re
 
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
+_EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _ANSWER_LINE = re.compile(r"answer(?:\s+is)?[*_]*\s*:[*_]*\s*([^\n]+)", re.IGNORECASE)
 _FORMULA = re.compile(
@@ -91,6 +92,12 @@ def after_thinking(text: str) -> str | None:
     if text.find(_THINK_OPEN, max(closed, 0)) >= 0:
         return None
     return text if closed < 0 else text[closed + len(_THINK_CLOSE) :]
+
+
+def without_empty_thought(text: str) -> str:
+    """The text without a thought at its beginning that holds nothing, as prompts for models that may think have it."""
+    found = _EMPTY_THOUGHT.match(text)
+    return text[found.end() :] if found else text
 
 
 def marked(text: str) -> str | None:

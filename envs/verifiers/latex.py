@@ -74,7 +74,7 @@ _STEPS: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
         ("\\infty", r"(?<![\w)}])\+\s*\\infty", r"\\infty"),
         ("\\{", r"\\\{\s*\\\}", r"\\emptyset"),
         ("choose", r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}", r"\\binom{\1}{\2}"),
-        (")_", r"\((\w+)\)(?=_)", r"\1"),
+        (")_", r"(?<![a-zA-Z])\((\w+)\)(?=_)", r"\1"),
         ("_{(", r"_\{\((\d+)\)\}", r"_{\1}"),
     )
 )
@@ -92,7 +92,8 @@ _ROW_NAMES = r"\{(?:cases|aligned|array|gathered|align\*?|split)\}"
 _ROWS = re.compile(rf"(?:\\\{{)?\s*\\begin{_ROW_NAMES}(?:\{{[lcr| ]*\}})?(.*?)\\end{_ROW_NAMES}", re.DOTALL)
 _ROW_END = re.compile(r"\\\\(?:\[[^\]]*\])?")
 _LONGEST_ENVIRONMENT = 2000
-_FRACTION_ARGUMENTS = re.compile(r"\\frac\s*(\d|[a-zA-Z]|\{)\s*(\d|[a-zA-Z]|\{)?")
+_ARGUMENT = re.compile(r"\s*(\d|[a-zA-Z]|\{|\\[a-zA-Z]+)")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BARE_ROOT = re.compile(r"\\sqrt\s*(\d|[a-zA-Z])")
 _SHORT_GROUP = re.compile(r"([\^_])\s*\{\s*([a-zA-Z0-9])\s*\}")
 _LOOSE_SPACE = re.compile(r"\s+(?![a-zA-Z0-9])|(?<![a-zA-Z0-9])\s+")
@@ -161,20 +162,38 @@ def _spaced_words(found: re.Match[str]) -> str:
 
 
 def _braced_fractions(text: str) -> str:
-    """`\\frac12` and `\\frac1{12}` with both arguments in braces."""
-    if "\\frac" not in text:
+    """`\\frac12`, `\\frac1{12}` and `\\frac\\pi3` with both arguments in braces."""
+    if len(text) > _LONGEST_ENVIRONMENT:
         return text
-    pieces, position = [], 0
-    for found in _FRACTION_ARGUMENTS.finditer(text):
-        top, bottom = found[1], found[2]
-        if top == "{" or not bottom:
-            continue
-        pieces.append(text[position : found.start()] + f"\\frac{{{top}}}")
-        position = found.start(2) if bottom == "{" else found.end(2)
-        if bottom != "{":
-            pieces.append(f"{{{bottom}}}")
-    text = "".join(pieces) + text[position:]
-    return re.sub(r"\\frac(\{[^{}]*\})\s*(\d|[a-zA-Z])", r"\\frac\1{\2}", text)
+    start = text.rfind("\\frac")
+    while start >= 0:  # the last first, so that those inside an argument are done
+        top = _argument(text, start + len("\\frac"))
+        bottom = _argument(text, top[1]) if top else None
+        if top and bottom:
+            text = f"{text[:start]}\\frac{{{top[0]}}}{{{bottom[0]}}}{text[bottom[1] :]}"
+        start = text.rfind("\\frac", 0, start)
+    return text
+
+
+def _argument(text: str, start: int) -> tuple[str, int] | None:
+    """An argument of a command without its braces, and its end: a group, a digit, a letter, or a command."""
+    found = _ARGUMENT.match(text, start)
+    if found is None:
+        return None
+    if found[1] == "{":
+        depth = 1
+        for token in _BRACE.finditer(text, found.end()):
+            depth += {"{": 1, "}": -1}.get(token.group(), 0)
+            if depth == 0:
+                return text[found.end() : token.start()], token.end()
+        return None
+    end = found.end()
+    for _ in range({"\\frac": 2, "\\sqrt": 1}.get(found[1], 0)):
+        inner = _argument(text, end)
+        if inner is None:
+            return None
+        end = inner[1]
+    return text[found.start(1) : end], end
 
 
 def without_brackets(text: str) -> str:

@@ -19,6 +19,7 @@ from envs.verifiers.extract import boxed_together, chain_end, from_prose
 from envs.verifiers.latex import canonical, without_brackets
 from envs.verifiers.numbers import parse_number
 from envs.verifiers.rules import BOXED_PROMPT, said
+from envs.verifiers.text_golds import is_text, listed
 from envs.verifiers.units import split_unit
 from envs.verifiers.worked_out import read
 
@@ -40,8 +41,8 @@ def same_by_math_verify(given: str, gold: str) -> bool:
     if max(len(given), len(gold)) > MAX_FORMULA_CHARACTERS:
         return False
     left, right = without_names(canonical(from_prose(given)), canonical(gold))
-    if not left or _number(right):
-        return same_answer(given, gold)  # a number has one value, which needs no library
+    if not left or _number(right) or is_text(gold) or listed(gold):
+        return same_answer(given, gold)  # a number has one value, which needs no library, and a text none
     left = chain_end(left) if "=" not in right else left
     if _NEVER.search(left + right) or not _of_one_kind(left, right) or not nothing_left_to_do(left, right):
         return False
@@ -116,6 +117,6 @@ def warm_up() -> None:
 @reward("math_verify", system_prompt=BOXED_PROMPT, warm_up=warm_up)
 def math_verify(completion: Completion, example: Example, env: EnvConfig) -> Reward:
     """1 where the library takes the final answer, read as the reward `math` reads it, for the gold, worked out."""
-    given = said(completion.text)
+    given = said(completion.full_text)
     right = given is not None and same_by_math_verify(given, str(example.answer))
     return Reward(float(right), {"accuracy": float(right), "format": float(given is not None)})

@@ -22,7 +22,10 @@ SHORT_ANSWER = 200
 
 @dataclass(frozen=True)
 class Rule:
-    """judge: (text, gold, env) -> parts, each from 0 to 1. in_process: it can neither hang nor crash."""
+    """judge: (text, gold, env) -> parts, each from 0 to 1. in_process: it can neither hang nor crash.
+
+    The text is the whole answer, with what the prompt holds of it.
+    """
 
     system_prompt: str | None
     weights: Mapping[str, float]
@@ -31,7 +34,7 @@ class Rule:
 
     def reward(self, completion: Completion, example: Example, env: EnvConfig) -> Reward:
         """The weighted sum of the parts that the judge gives a completion against the gold of its example."""
-        parts = self.judge(completion.text, example.answer, env)
+        parts = self.judge(completion.full_text, example.answer, env)
         return Reward(sum(weight * parts[name] for name, weight in self.weights.items()), parts)
 
 
@@ -42,6 +45,7 @@ def _parts(given: str | None, gold: Any, formatted: bool) -> Parts:
 
 def said(text: str) -> str | None:
     """The final answer however it is marked; a short text without any mark is itself the final answer."""
+    text = extract.without_empty_thought(text)
     given = extract.final_answer(text)
     if (
         given is None
@@ -94,8 +98,11 @@ def dapo(text: str, gold: Any, env: EnvConfig) -> Parts:
 
 
 def exact(text: str, gold: Any, env: EnvConfig) -> Parts:
-    """The final answer, or else the whole text, as text or as a plain number."""
-    given = (extract.final_answer(text) or text).strip()
+    """The final answer, or else all that follows the thoughts, as text or as a plain number."""
+    spoken = extract.after_thinking(text)
+    if spoken is None:
+        return {"accuracy": 0.0}
+    given = (extract.final_answer(text) or spoken).strip()
     golden = str(gold).strip()
     same = given == golden or (parse_number(golden) is not None and same_number(given, golden))
     return {"accuracy": float(same)}

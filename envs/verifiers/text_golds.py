@@ -1,0 +1,88 @@
+r"""Golds that are text though they look like arithmetic: `2024-05-17`, `10-20`, `555-1234`, `v2.0.1`, `H2O`, `e4`.
+
+They are compared as written. Nobody writes a reference answer that is a difference of plain numbers still to be worked
+out, so `3-2` is a score; `$3-2$`, `3 - 2` and a minus sign (U+2212) are formulas, and `1/2` is a number. Pure text.
+"""
+
+import re
+from functools import lru_cache
+
+from envs.verifiers.latex import split_top
+from envs.verifiers.numbers import is_unit, parse_number
+
+MAX_CHARACTERS = 200
+"""A longer gold is no text of these kinds."""
+_ELEMENTS = (
+    "He Li Be Ne Na Mg Al Si Cl Ar Ca Sc Ti Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr Rb Sr Zr Nb Mo Tc Ru Rh Pd Ag Cd "
+    "In Sn Sb Te Xe Cs Ba La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm Yb Lu Hf Ta Re Os Ir Pt Au Hg Tl Pb Bi Po At Rn Fr "
+    "Ra Ac Th Pa Np Pu Am Cm Bk Cf Es Fm Md No Lr H B C N O F P S K V Y I W U"
+)
+_ELEMENT = f"(?:{'|'.join(_ELEMENTS.split())})"
+_COUNT = r"(?:_?\d+|_\{\d+\})?"
+_MONEY = r"(?:\\?\$|[€£¥₹])?"
+_NUMBER = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?"
+_DASH = r"(?:-{1,2}|\s*[‐‑‒–—]\s*)"
+_RANGE = re.compile(
+    rf"{_MONEY}{_NUMBER}(?:\\?%)?{_DASH}{_MONEY}{_NUMBER}(?:\s?(?:\\?%|[€£¥₹])|\s+(?P<unit>[A-Za-z][A-Za-z .]+))?",
+    re.ASCII,
+)
+"""A range, a score, a month, a local telephone number."""
+_TELEPHONE = r"\+\d+(?:[- .]\d+)+|(?:\+?\d{1,3}[- .]?)?\(\d{2,4}\) ?\d{2,}(?:[- .]\d{2,})+"
+_GROUPS = r"\d+(?:(?:-\d+){2,}|(?:/\d+){2,}|(?:\.\d+){2,})|(?:\d+-){3}X|\d{9}X"
+"""A date, a number of several groups, an address, an ISBN."""
+_VERSION = r"[vV]\.?\d+(?:\.\d+)+|[vV]?\d+(?:\.\d+)+-?[a-z]{1,5}\.?\d+"
+_PLACE = r"""\d[\d.]*\s?°[\d.°'"′″ ]*[NSEW](?:[, ]+\d[\d.]*\s?°[\d.°'"′″ ]*[NSEW])?"""
+_MOVE = r"(?:[KQRBN]?[a-h]?[1-8]?x?[a-h][1-8](?:=[QRBN])?|O-O(?:-O)?)[+#]?"
+_MIXED = r"[A-Za-z0-9]*[A-Za-z]\d[A-Za-z0-9]*"
+"""Letters with digits behind them: a code, a cell, a formula of chemistry."""
+_OTHER = re.compile(f"{_TELEPHONE}|{_GROUPS}|{_VERSION}|{_PLACE}|{_MOVE}|{_MIXED}", re.ASCII)
+_CHEMISTRY = re.compile(
+    rf"\d*(?:{_ELEMENT}{_COUNT}|[(\[](?:{_ELEMENT}{_COUNT}|\((?:{_ELEMENT}{_COUNT})+\){_COUNT})+[)\]]{_COUNT})+"
+    r"(?:\^?\{?\d*[-+]\}?)?",
+    re.ASCII,
+)
+_COUNTS = re.compile(r"[A-Za-z)\]](?:_\{?)?(\d+)", re.ASCII)
+_OF_CHEMISTRY = re.compile(r"[HCNO]|[A-Z][a-z]")
+_SUBSCRIPT = re.compile(r"_\{?(\d+)\}?", re.ASCII)
+_TELLING = re.compile(r"[\d%][-‐‑‒–—./°) ]|[A-Za-z)\]_{]\d|O-O|\dX", re.ASCII)
+_FORMULA = re.compile(r"\d+(?:\.\d+)?[eE]\d+|.*(?:sqrt|sin|cos|tan|sec|csc|cot|log|ln|exp|pi).*", re.ASCII)
+_FONT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|ce)\s*\{((?:[^{}]|\{\d*[-+]?\})*)\}")
+_COMPASS = re.compile(r"(?<=\d) (?=[NSEW](?![A-Za-z]))")
+_CHARGE = re.compile(r"\^\{?(\d*[-+])\}?$", re.ASCII)
+
+
+@lru_cache(maxsize=4096)
+def is_text(gold: str) -> bool:
+    """Whether a gold, as it is in the data, is compared as written."""
+    written = _FONT.sub(r"\1", gold).strip()
+    if len(written) > MAX_CHARACTERS or not _TELLING.search(written) or parse_number(written) is not None:
+        return False
+    if found := _RANGE.fullmatch(written):
+        return found["unit"] is None or is_unit(found["unit"].strip())
+    written = written.strip("$ ")
+    return (_OTHER.fullmatch(written) is not None and not _FORMULA.fullmatch(written)) or _is_chemistry(
+        written
+    )
+
+
+def _is_chemistry(text: str) -> bool:
+    """Whether a text is a formula such as `Ca(OH)2` or `H_2O`; `P_1V_1` and `H_1` are products of variables."""
+    counts = _COUNTS.findall(text)
+    if not counts or _CHEMISTRY.fullmatch(text) is None:
+        return False
+    return "_" not in text or (_OF_CHEMISTRY.search(text) is not None and min(map(int, counts)) > 1)
+
+
+@lru_cache(maxsize=4096)
+def listed(gold: str) -> tuple[str, ...]:
+    """The elements of a bare list with at least one text in it; empty for any other gold."""
+    if len(gold) > MAX_CHARACTERS or not _TELLING.search(gold):
+        return ()
+    pieces = [piece.strip() for piece in split_top(gold, (",", ";", " and ", " or ")) if piece.strip()]
+    return tuple(pieces) if len(pieces) > 1 and any(map(is_text, pieces)) else ()
+
+
+def spelled(text: str) -> str:
+    r"""One spelling of a text: `\ce{H_{2}O}` is `H2O`, `10--20` is `10-20`."""
+    text = _SUBSCRIPT.sub(r"\1", _FONT.sub(r"\1", text))
+    return _COMPASS.sub("", _CHARGE.sub(r"\1", text)).replace("--", "-")
