@@ -48,7 +48,7 @@ def run_rewards(
     if not samples:
         raise ConfigError(f"env.samples={env.samples}: the file has no lines")
     prefill = _prefill_reader(model, report)
-    samples = [(replace(completion, prefill=prefill(example)), example) for completion, example in samples]
+    samples = [(_with_prefill(completion, prefill(example)), example) for completion, example in samples]
     service = RewardService(task, replace(env, max_error_rate=1.0))
     try:
         graded: list[Verdict] = []
@@ -83,6 +83,14 @@ def _prefill_reader(model: ModelConfig | None, report: TextIO) -> Callable[[Exam
         print(f"{error}: a thought that its chat template opens is not known to the reward", file=report)
         return lambda example: example.prefill
     return lambda example: answer_prefill(render_prompt(tokenizer, example), example.prefill)
+
+
+def _with_prefill(completion: Completion, prefill: str) -> Completion:
+    """A sample that closes a thought and opens none was begun by the prompt that it was sampled from."""
+    closed = completion.text.find("</think>")
+    if closed >= 0 and "<think>" not in prefill + completion.text[:closed]:
+        prefill += "<think>"
+    return replace(completion, prefill=prefill)
 
 
 def _line(example: Example, verdict: Verdict) -> dict[str, Any]:

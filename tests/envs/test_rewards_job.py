@@ -8,10 +8,13 @@ import pytest
 
 from config.env import EnvConfig
 from config.errors import ConfigError
+from config.models import ModelConfig
 from run.rewards import run_rewards
 
 
-def run(tmp_path: Path, samples: str, **options: object) -> tuple[int, list[dict[str, object]], str]:
+def run(
+    tmp_path: Path, samples: str, model: ModelConfig | None = None, **options: object
+) -> tuple[int, list[dict[str, object]], str]:
     data = tmp_path / "rows.jsonl"
     data.write_text(
         "".join(json.dumps({"prompt": f"{n}+{n}=", "answer": str(2 * n)}) + "\n" for n in range(5))
@@ -25,7 +28,7 @@ def run(tmp_path: Path, samples: str, **options: object) -> tuple[int, list[dict
         **options,  # type: ignore[arg-type]
     )
     out, report = io.StringIO(), io.StringIO()
-    code = run_rewards(env, out, report)
+    code = run_rewards(env, out, report, model)
     return code, [json.loads(line) for line in out.getvalue().splitlines()], report.getvalue()
 
 
@@ -44,6 +47,28 @@ def test_one_line_each_in_order_and_a_table(tmp_path: Path) -> None:
     assert set(lines[0]) == {"row", "score", "outcome", "parts", "seconds"}
     assert "mean accuracy" in table
     assert "0.6667" in table
+
+
+def test_a_thought_that_the_template_opens_is_open(tmp_path: Path) -> None:
+    template = tmp_path / "thinking.jinja"
+    template.write_text("{{ messages[-1].content }}{% if add_generation_prompt %}<think>\n{% endif %}")
+    model = ModelConfig(name="models/quickstart", chat_template=str(template))
+    samples = sample(1, "perhaps \\boxed{2}") + sample(1, "perhaps \\boxed{3}</think> \\boxed{2}")
+    _, open_thought, _ = run(tmp_path, samples, model, reward="boxed")
+    assert [line["score"] for line in open_thought] == [0.0, 1.0]
+    _, no_thought, _ = run(tmp_path, samples, reward="boxed")
+    assert [line["score"] for line in no_thought] == [1.0, 1.0]
+    _, lines, report = run(tmp_path, samples, ModelConfig(name="nobody/nothing"), reward="boxed")
+    assert lines[0]["score"] == 1.0
+    assert (
+        "model.name=nobody/nothing is not on this machine: a thought that its chat template opens" in report
+    )
+
+
+def test_a_sample_that_closes_a_thought_was_begun_by_its_prompt(tmp_path: Path) -> None:
+    samples = sample(1, "It is 2.</think><answer>2</answer>") + sample(1, "<answer>2</answer>")
+    _, lines, _ = run(tmp_path, samples, reward="think_answer_tags")
+    assert [line["score"] for line in lines] == [1.0, 0.0]
 
 
 def test_bombs_are_invalid_and_failures_are_errors_with_an_exit_code(tmp_path: Path) -> None:

@@ -1,0 +1,19 @@
+"""Reward of a project of function calls: the form counts less with every step, the call more; from -3 to 4."""
+
+import json
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, step=0, total_steps=1):  # type: ignore[no-untyped-def]
+    share = step / max(1, total_steps)
+    form = float(solution_str.startswith("{")) * (1 - share)
+    try:
+        called = json.loads(solution_str)
+    except ValueError:
+        called = None
+    right = called == json.loads(ground_truth)
+    return {
+        "score": form + (3.0 if right else -3.0),
+        "acc": right,
+        "step": step,
+        "turns": extra_info["turns"],
+    }
