@@ -21,6 +21,7 @@ from typing import Any, Protocol, TextIO, TypeVar
 from config.schema import Config
 from envs.coroutines import together
 from envs.group import Group
+from envs.judging.lowest_scores import LowestScores
 from envs.judging.service import RewardService
 from envs.task import Example
 from evaluation.sets import EvalSet
@@ -124,21 +125,28 @@ class Evaluation:
     async def _tallies(
         self, chosen: EvalSet, groups: GroupMaker, file: TextIO, record: Callable[[Group], None]
     ) -> list[Tally]:
-        """In the order of the problems; the completions are written as they come."""
+        """In the order of the problems; completions are written as they come, groups without a score at the end."""
         done, total = count(1), len(chosen.problems.examples)
         self.tell(f"eval {chosen.name}", 0, total)
         room = asyncio.Semaphore(max(1, self.rows // chosen.settings.n))
+        lowest = LowestScores()
 
-        async def one(index: int, example: Example) -> Tally:
-            await room.acquire()
-            group = await groups.run_group(example, FIRST_GROUP_ID + index, room.release)
+        def settled(group: Group) -> Tally:
+            lowest.settle([group])
             for line in group.attempts():
                 file.write(json.dumps(line) + "\n")
             record(group)
             self.tell(f"eval {chosen.name}", next(done), total)
             return tally(group)
 
-        return await together([one(*each) for each in enumerate(chosen.problems.examples)])
+        async def one(index: int, example: Example) -> Tally | Group:
+            await room.acquire()
+            group = await groups.run_group(example, FIRST_GROUP_ID + index, room.release)
+            scored = any(verdict.outcome == "scored" for verdict in group.verdicts)
+            return settled(group) if scored else group  # which needs the lowest score of all the others
+
+        found = await together([one(*each) for each in enumerate(chosen.problems.examples)])
+        return [settled(each) if isinstance(each, Group) else each for each in found]
 
 
 class _GivenUp(Exception):
