@@ -61,6 +61,7 @@ class Evaluation:
     tell: told of a stage, how much of it is done, and of how much.
     say: told what a person should know.
     record: of a set and an iteration; what its block is given takes every group.
+    step: optimizer steps that are done, for rewards that ask.
     """
 
     config: Config
@@ -72,6 +73,7 @@ class Evaluation:
     say: Callable[[str], None]
     run_dir: Path
     record: Record
+    step: Callable[[], int] = lambda: 0
 
     def __post_init__(self) -> None:
         for chosen in self.sets:
@@ -106,7 +108,7 @@ class Evaluation:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".partial")
         began = time.perf_counter()
-        rewards = RewardService(chosen.task, chosen.env)
+        rewards = RewardService(chosen.task, chosen.env, self.step, self.config.total_optimizer_steps)
         groups = self.make_groups(chosen, rewards, set_seed(self.config.train.seed, chosen.name))
         try:
             with (

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from envs.chat import Encoder
 from envs.coroutines import together
+from envs.example import CompletionInRun
 from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
 from envs.judging.lowest_scores import LowestScores
 from envs.task import Completion, Example
@@ -95,7 +96,11 @@ class Generation:
         """The group of what a request drew. begun: when its prompt was encoded, in seconds of `time.time()`."""
         drawn = time.time()
         self.encoder.decode(candidates)
-        shown = [one.shown for one in candidates if one.shown is not None]
+        shown = [
+            CompletionInRun(**vars(one.shown), token_ids=tuple(one.token_ids))
+            for one in candidates
+            if one.shown is not None
+        ]
         verdicts = await self.judge(shown, [example] * len(shown))
         for one, verdict in zip(candidates, verdicts, strict=True):
             one.verdict = verdict

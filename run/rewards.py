@@ -62,9 +62,7 @@ def run_rewards(env: EnvConfig, out: TextIO = sys.stdout, report: TextIO = sys.s
         service.close()
 
 
-def _settled(
-    lowest: LowestScores, examples: Sequence[Example], verdicts: Sequence[Verdict]
-) -> list[Verdict]:
+def _settled(lowest: LowestScores, examples: Sequence[Example], verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Verdicts of a portion, in which the completions of one row are a group."""
     groups: dict[tuple[str, int], list[Verdict]] = {}
     for example, verdict in zip(examples, verdicts, strict=True):

@@ -1,7 +1,7 @@
 """Scores of invalid completions: never above the lowest score that a judge gives. No torch here.
 
-    the minimum that the reward declares (0 unless said otherwise); the lowest score of the group, where that is less;
-    in a group without a score the lowest of the run
+the minimum that the reward declares (0 unless said otherwise); the lowest score of the group, where that is less;
+in a group without a score the lowest of the run
 """
 
 from collections.abc import Iterable, Sequence
