@@ -226,7 +226,7 @@ class _Verification:
         return self.signature.lists and asked in self.example.row_data
 
     def _is_known(self, name: str) -> bool:
-        """Whether there is a value by that name, which is no column of this data set alone."""
+        """Whether there is a value by that name in every row, or verl would give the column."""
         return name in GIVEN[self.signature.lists] or (name in VERL and name in self.example.row_data)
 
     def _rest(self) -> list[str]:

@@ -10,8 +10,9 @@ import pytest
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.example import CompletionInRun
-from envs.group import Verdict
-from envs.judging.judge import least_score
+from envs.judging.judge import least_score, make_judge
+from envs.judging.outcome import Result
+from envs.judging.outcome import judged as judged_here
 from envs.judging.service import RewardService
 from envs.rewards import find_reward
 from envs.task import Completion, Example, checked_examples, make_task
@@ -30,15 +31,10 @@ def env_of(tmp_path: Path, reward: Any, row: dict[str, Any] | None = None, **mor
     )
 
 
-def judged(env: EnvConfig, completion: Completion, step: int = 0, total: int = 1) -> tuple[Verdict, str]:
-    """The verdict on a completion to the first row, by a worker, and what its error says."""
+def judged(env: EnvConfig, completion: Completion) -> Result:
+    """What comes of a completion to the first row, judged here."""
     task = make_task(env)
-    service = RewardService(task, env, lambda: step, total)
-    try:
-        (verdict,) = service.score([completion], checked_examples(task, "train")[:1])
-        return verdict, service.last_error
-    finally:
-        service.close()
+    return judged_here(make_judge(task), completion, checked_examples(task, "train")[0])
 
 
 @pytest.mark.parametrize(
@@ -69,26 +65,27 @@ def judged(env: EnvConfig, completion: Completion, step: int = 0, total: int = 1
 def test_what_parameters_ask_for_is_given(
     name: str, score: float, parts: dict[str, float], tmp_path: Path
 ) -> None:
-    verdict, error = judged(env_of(tmp_path, name), CompletionInRun("2", token_ids=(4, 5)), step=5, total=20)
-    assert (verdict.outcome, error) == ("scored", "")
+    verdict = judged(env_of(tmp_path, name), CompletionInRun("2", token_ids=(4, 5), step=5, total_steps=20))
+    assert (verdict.outcome, verdict.message) == ("scored", "")
     assert (verdict.score, verdict.parts) == (pytest.approx(score), parts)
 
 
 def test_kwargs_of_verl_are_what_it_would_give(tmp_path: Path) -> None:
     bare = {"prompt": "1+1=", "answer": "2"}
-    verdict, _ = judged(env_of(tmp_path, "verl_rest", bare), Completion("2"))
+    verdict = judged(env_of(tmp_path, "verl_rest", bare), Completion("2"))
     assert verdict.score == 1.0
 
 
 def test_the_ground_truth_of_a_row_of_verl(tmp_path: Path) -> None:
     row = ROW | {"reward_model": {"style": "rule", "ground_truth": "two"}}
-    verdict, _ = judged(env_of(tmp_path, "verl_subset", row), Completion("two"))
+    verdict = judged(env_of(tmp_path, "verl_subset", row), Completion("two"))
     assert verdict.score == 1.0
 
 
 def test_lists_of_plain_rows_and_of_conversations(tmp_path: Path) -> None:
     def shown(row: dict[str, Any]) -> dict[str, Any]:
-        _, error = judged(env_of(tmp_path, "trl_shows", row), CompletionInRun("2", token_ids=(9,)), 3, 8)
+        completion = CompletionInRun("2", token_ids=(9,), step=3, total_steps=8)
+        error = judged(env_of(tmp_path, "trl_shows", row), completion).message
         found: dict[str, Any] = json.loads(re.findall(r"ValueError: (.*) \(users_rewards", error)[0])
         return found
 
@@ -103,19 +100,18 @@ def test_lists_of_plain_rows_and_of_conversations(tmp_path: Path) -> None:
 
 def test_several_forms_in_one_list(tmp_path: Path) -> None:
     env = env_of(tmp_path, ["compute_score", "trl_sometimes", "openrlhf", "judge"])
-    verdict, _ = judged(env, Completion("2"))
+    verdict = judged(env, Completion("2"))
     names = ("compute_score", "trl_sometimes", "openrlhf", "judge")
     assert verdict.parts == dict(zip(names, (2.0, 0.5, 3.0, 1.0), strict=True)) | {"accuracy": 1.0}
     assert verdict.score == 6.5
 
 
 def test_none_counts_nothing_beside_others_and_is_an_error_alone(tmp_path: Path) -> None:
-    verdict, _ = judged(env_of(tmp_path, ["trl_sometimes", "judge"]), Completion("pass"))
+    verdict = judged(env_of(tmp_path, ["trl_sometimes", "judge"]), Completion("pass"))
     assert (verdict.score, verdict.parts) == (0.0, {"judge": 0.0, "accuracy": 0.0})
-    verdict, error = judged(env_of(tmp_path, "trl_sometimes"), Completion("pass"))
-    assert (
-        verdict.outcome == "error" and "returned None: neither it nor another reward judges this row" in error
-    )
+    verdict = judged(env_of(tmp_path, "trl_sometimes"), Completion("pass"))
+    assert verdict.outcome == "error"
+    assert "returned None: neither it nor another reward judges this row" in verdict.message
 
 
 @pytest.mark.parametrize(
@@ -127,8 +123,8 @@ def test_none_counts_nothing_beside_others_and_is_an_error_alone(tmp_path: Path)
     ],
 )
 def test_what_is_no_reward_is_an_error(name: str, message: str, tmp_path: Path) -> None:
-    verdict, error = judged(env_of(tmp_path, name), Completion("2"))
-    assert verdict.outcome == "error" and re.search(message, error), error
+    verdict = judged(env_of(tmp_path, name), Completion("2"))
+    assert verdict.outcome == "error" and re.search(message, verdict.message), verdict.message
 
 
 @pytest.mark.parametrize(
