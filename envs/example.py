@@ -73,6 +73,26 @@ class Completion:
 
 
 @dataclass(frozen=True)
+class CompletionInRun(Completion):
+    """A completion with its tokens and the progress of the run, for rewards that ask for them by name.
+
+    token_ids: empty where no reward asks for them, or a file gives the completion (`run=rewards`).
+    step, total_steps: optimizer steps done, and of the whole run; 0 of 1 in `run=rewards`.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    step: int = 0
+    total_steps: int = 1
+
+
+def in_run(completion: Completion) -> CompletionInRun:
+    """The completion as one of a run."""
+    if isinstance(completion, CompletionInRun):
+        return completion
+    return CompletionInRun(**vars(completion))
+
+
+@dataclass(frozen=True)
 class Reward:
     """The result of a reward function.
 

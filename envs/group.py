@@ -1,7 +1,8 @@
 """The record of one prompt with its completions: what crosses from rollout to learner, evaluation and monitoring.
 
-Plain Python, no torch. `rollout.generate.run_group` makes a group and judges it; nobody changes it afterwards, and
-nothing of it is thrown away. Tensors are made of it once, by `training.batch`.
+Plain Python, no torch. `rollout.generate.run_group` makes a group and judges it, `LowestScores.settle` lowers scores of
+invalid completions; nobody changes it afterwards, and nothing of it is thrown away. Tensors are made of it once, by
+`training.batch`.
 """
 
 from collections.abc import Iterator
@@ -32,8 +33,8 @@ class Sampling:
 class Verdict:
     """What the reward service says of one completion.
 
-    seconds: that judging took. success: the `accuracy` part (0 to 1), or 1 for a score of at least 1 where there is
-    none.
+    seconds: that judging took. success: the `accuracy` part (0 to 1); where there is none 1 for a score of at least 1
+    that a judge gave.
     """
 
     score: float
@@ -43,7 +44,8 @@ class Verdict:
     success: float = field(init=False)
 
     def __post_init__(self) -> None:
-        success = self.parts["accuracy"] if "accuracy" in self.parts else float(self.score >= 1)
+        right = self.score >= 1 and self.outcome == "scored"
+        success = self.parts["accuracy"] if "accuracy" in self.parts else float(right)
         object.__setattr__(self, "success", success)
 
     @property
@@ -138,9 +140,14 @@ class Group:
         return self.completions + self.left_out
 
     @property
+    def candidate_verdicts(self) -> list[Verdict]:
+        """Those on its candidates, in their order."""
+        return [one.verdict for one in self.candidates if one.verdict is not None]
+
+    @property
     def success_rate(self) -> float:
         """Mean success of its candidates, 0 to 1; those that could not be judged do not count."""
-        verdicts = [one.verdict for one in self.candidates if one.verdict is not None and one.verdict.judged]
+        verdicts = [verdict for verdict in self.candidate_verdicts if verdict.judged]
         return sum([verdict.success for verdict in verdicts]) / max(1, len(verdicts))
 
     def attempts(self) -> Iterator[dict[str, Any]]:

@@ -5,21 +5,19 @@ it in the place of the task's own, and its system prompt in the place of the tas
 judge of a task from them.
 """
 
-import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, SupportsFloat
+from typing import Any
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.example import Completion, Example, Reward
+from envs.example import Example
+from envs.reward_forms import RewardFunction, Signature, adapted, declared_minimum, signature_of
 from envs.user_code import is_own, load_own
-
-RewardFunction = Callable[[Completion, Example, EnvConfig], Reward]
 
 
 @dataclass(frozen=True)
@@ -30,6 +28,7 @@ class NamedReward:
     min_score: the least that it gives, for completions it could not get through; None: the task's.
     in_process: true only where judging cannot hang, crash or take long.
     warm_up: imports what the first verification would, once, before worker processes are forked.
+    signature: of a function of the user's, what it asks for.
     """
 
     name: str
@@ -38,6 +37,7 @@ class NamedReward:
     min_score: float | None = None
     in_process: bool = False
     warm_up: Callable[[], None] | None = None
+    signature: Signature | None = None
 
 
 _REGISTRY: dict[str, NamedReward] = {}
@@ -100,7 +100,7 @@ def find_reward(name: str, key: str = "env.reward") -> NamedReward:
         ConfigError: an unknown name, a module or function that is not there, a wrong signature.
     """
     if is_own(name):
-        return NamedReward(name, _own_function(name, key))
+        return _own_reward(name, key)
     known = known_rewards()
     if name not in _REGISTRY:
         raise ConfigError(
@@ -110,56 +110,46 @@ def find_reward(name: str, key: str = "env.reward") -> NamedReward:
     return _REGISTRY[name]
 
 
+def check_columns(env: EnvConfig, example: Example) -> None:
+    """Raises ConfigError where a reward of the user's asks for a column that the row of an example lacks."""
+    for named in judges(env):
+        if named.signature is not None:
+            named.signature.check(example, env.dataset)
+
+
+def reads_token_ids(env: EnvConfig) -> bool:
+    """Whether a reward asks for the tokens of completions."""
+    return any(each.signature is not None and each.signature.reads_token_ids for each in judges(env))
+
+
+def judges(env: EnvConfig) -> list[NamedReward]:
+    """The rewards of `judge_names`. Raises ConfigError as `find_reward`."""
+    second = find_second_opinion(env)
+    return find_rewards(env) if second is None else [*find_rewards(env), second]
+
+
 def asked_form(env: EnvConfig) -> str | None:
     """The system prompt of the reward; of several, that of the first that has one."""
     return next((each.system_prompt for each in find_rewards(env) if each.system_prompt is not None), None)
 
 
-def _own_function(path: str, key: str) -> RewardFunction:
-    found = load_own(key, path)
+def _own_reward(path: str, key: str) -> NamedReward:
+    found, place = load_own(key, path), f"{key}={path}"
     if _is_of_torchrl(found):
         from envs.torchrl_rewards import ParserReward
 
-        return _adapted(path, ParserReward(path, found), takes_env=False)
-    if not callable(found):
-        raise ConfigError(f"{key}={path}: {found!r} is no function")
-    try:
-        parameters = inspect.signature(found).parameters.values()
-    except ValueError as error:  # some that are written in C have none
-        raise ConfigError(f"{key}={path}: {found!r} does not say what it takes; wrap it in a def") from error
-    required = [
-        parameter
-        for parameter in parameters
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    if len(required) not in (2, 3):
+        found = ParserReward(path, found)
+    if inspect.isclass(found):
         raise ConfigError(
-            f"{key}={path}: takes {len(required)} arguments; a reward takes (completion, example) or "
-            "(completion, example, env)"
+            f"{place}: {found!r} is a class; make one in its module (judge = {found.__name__}()) and name that"
         )
-    return _adapted(path, found, len(required) == 3)
+    if not callable(found):
+        raise ConfigError(f"{place}: {found!r} is no function")
+    signature, least = signature_of(place, found), declared_minimum(place, found)
+    return NamedReward(path, adapted(signature, found), min_score=least, signature=signature)
 
 
 def _is_of_torchrl(found: Any) -> bool:
     """Whether it is, or derives from, a class of TorchRL."""
     ancestry = (found if inspect.isclass(found) else type(found)).__mro__
     return any(cls.__module__.startswith("torchrl.") for cls in ancestry)
-
-
-def _adapted(path: str, function: Callable[..., Any], takes_env: bool) -> RewardFunction:
-    def call(completion: Completion, example: Example, env: EnvConfig) -> Reward:
-        result = function(completion, example, env) if takes_env else function(completion, example)
-        if inspect.isawaitable(result):
-            result = asyncio.run(_awaited(result))
-        if isinstance(result, Reward):
-            return result
-        if isinstance(result, SupportsFloat) and not isinstance(result, str):
-            return Reward(float(result))
-        raise TypeError(f"env.reward={path} returned {result!r}; a number or a Reward is needed")
-
-    return call
-
-
-async def _awaited(result: Awaitable[Any]) -> Any:
-    return await result

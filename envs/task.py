@@ -16,7 +16,7 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.data import Row, is_message, is_text, usable_columns
 from envs.example import SYSTEM_ROLES, Completion, Example, Message, Outcome, Reward
-from envs.rewards import asked_form, judge_names
+from envs.rewards import asked_form, check_columns, judge_names
 from envs.user_code import described, is_own, load_own
 
 __all__ = [
@@ -172,7 +172,8 @@ def checked_examples(task: Task, split: str) -> Sequence[Example]:
     """The task's examples of a split, each of them looked at.
 
     Raises:
-        ConfigError: what is wrong with an example of a task of the user's; half a character in a prompt.
+        ConfigError: what is wrong with an example of a task of the user's; half a character in a prompt; a reward asks
+            for a column that the first row lacks.
     """
     own = is_own(task.env.dataset)
     try:
@@ -197,6 +198,8 @@ def checked_examples(task: Task, split: str) -> Sequence[Example]:
             )
         if trouble:
             raise ConfigError(f"env.dataset={task.env.dataset}: example {place} {trouble}")
+    if examples:
+        check_columns(task.env, examples[0])
     prefill = task.env.prefill
     if not prefill or task.members:
         return examples

@@ -21,6 +21,7 @@ from typing import Any, Protocol, TextIO, TypeVar
 from config.schema import Config
 from envs.coroutines import together
 from envs.group import Group
+from envs.judging.lowest_scores import LowestScores
 from envs.judging.service import RewardService
 from envs.task import Example
 from evaluation.sets import EvalSet
@@ -60,6 +61,7 @@ class Evaluation:
     tell: told of a stage, how much of it is done, and of how much.
     say: told what a person should know.
     record: of a set and an iteration; what its block is given takes every group.
+    step: optimizer steps that are done, for rewards that ask.
     """
 
     config: Config
@@ -71,6 +73,7 @@ class Evaluation:
     say: Callable[[str], None]
     run_dir: Path
     record: Record
+    step: Callable[[], int] = lambda: 0
 
     def __post_init__(self) -> None:
         for chosen in self.sets:
@@ -105,7 +108,7 @@ class Evaluation:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".partial")
         began = time.perf_counter()
-        rewards = RewardService(chosen.task, chosen.env)
+        rewards = RewardService(chosen.task, chosen.env, self.step, self.config.total_optimizer_steps)
         groups = self.make_groups(chosen, rewards, set_seed(self.config.train.seed, chosen.name))
         try:
             with (
@@ -124,21 +127,28 @@ class Evaluation:
     async def _tallies(
         self, chosen: EvalSet, groups: GroupMaker, file: TextIO, record: Callable[[Group], None]
     ) -> list[Tally]:
-        """In the order of the problems; the completions are written as they come."""
+        """In the order of the problems; completions are written as they come, groups without a score at the end."""
         done, total = count(1), len(chosen.problems.examples)
         self.tell(f"eval {chosen.name}", 0, total)
         room = asyncio.Semaphore(max(1, self.rows // chosen.settings.n))
+        lowest = LowestScores()
 
-        async def one(index: int, example: Example) -> Tally:
-            await room.acquire()
-            group = await groups.run_group(example, FIRST_GROUP_ID + index, room.release)
+        def settled(group: Group) -> Tally:
+            lowest.settle([group])
             for line in group.attempts():
                 file.write(json.dumps(line) + "\n")
             record(group)
             self.tell(f"eval {chosen.name}", next(done), total)
             return tally(group)
 
-        return await together([one(*each) for each in enumerate(chosen.problems.examples)])
+        async def one(index: int, example: Example) -> Tally | Group:
+            await room.acquire()
+            group = await groups.run_group(example, FIRST_GROUP_ID + index, room.release)
+            scored = any(verdict.outcome == "scored" for verdict in group.verdicts)
+            return settled(group) if scored else group  # which needs the lowest score of all the others
+
+        found = await together([one(*each) for each in enumerate(chosen.problems.examples)])
+        return [settled(each) if isinstance(each, Group) else each for each in found]
 
 
 class _GivenUp(Exception):

@@ -85,6 +85,10 @@ def reward_metrics(generated: Sequence[Group]) -> dict[str, float]:
         "groups/generated": float(len(generated)),
         "groups/success": _mean([verdict.success for verdict in judged]),
     }
+    scored = [verdict.score for verdict in verdicts if verdict.outcome == "scored"]
+    invalid = [verdict.score for verdict in verdicts if verdict.outcome == "invalid"]
+    if scored and invalid:
+        metrics["reward/invalid_gap"] = _mean(scored) - _mean(invalid)
     names = sorted(set[str]().union(*[verdict.parts for verdict in verdicts]))
     parts = [verdict.parts for verdict in judged]
     return metrics | {f"reward/{name}": _mean([each.get(name, 0.0) for each in parts]) for name in names}

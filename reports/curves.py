@@ -111,8 +111,8 @@ SECTIONS = (
     ),
 )
 _NO_PARTS = {
-    "mean", "std", "zero_variance_groups", "errors", "invalid", "control_tokens", "errors_total", "invalid_total",
-    "workers_replaced", "length",
+    "mean", "std", "zero_variance_groups", "errors", "invalid", "invalid_gap", "control_tokens", "errors_total",
+    "invalid_total", "workers_replaced", "length",
 }  # fmt: skip
 
 

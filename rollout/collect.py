@@ -50,7 +50,7 @@ class Collector:
         return groups
 
     def _round(self, count: int) -> list[Group]:
-        """Success is observed in the order of the groups, whichever was judged first."""
+        """Scores are settled and success is observed in the order of the groups, whichever was judged first."""
         drawn = 0
 
         def tell() -> None:
@@ -64,6 +64,7 @@ class Collector:
         groups = self.loop.run(
             together([self.generation.run_group(example, group_id, tell) for group_id, example in begun])
         )
+        self.generation.lowest.settle(groups)
         for group in groups:
             self.prompts.observe(group.example, group.success_rate)
         return groups

@@ -11,11 +11,13 @@ stream of token ids that is only ever extended.
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from envs.chat import Encoder, answer_prefill
 from envs.coroutines import together
+from envs.example import CompletionInRun
 from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
+from envs.judging.lowest_scores import LowestScores
 from envs.task import Completion, Example
 from envs.turns import Conversation
 from rollout.balanced_candidates import choose_balanced
@@ -35,6 +37,7 @@ class Generation:
         candidates: completions that are generated for a prompt.
         repeats: completions of a group; where that is less, a balanced choice of the candidates.
         seed: with the group id it fixes every draw and the choice.
+        lowest: scores of its groups; whoever takes groups has their invalid completions settled by it.
     """
 
     sampler: Sampler
@@ -45,6 +48,7 @@ class Generation:
     candidates: int
     repeats: int
     seed: int
+    lowest: LowestScores = field(default_factory=LowestScores)
 
     async def run_group(
         self, example: Example, group_id: int, drawn: Callable[[], None] = lambda: None
@@ -92,7 +96,11 @@ class Generation:
         """The group of what a request drew. begun: when its prompt was encoded, in seconds of `time.time()`."""
         drawn, prompt_text = time.time(), self.encoder.prompt_text(request.prompt)
         self.encoder.decode(candidates, answer_prefill(prompt_text, example.prefill))
-        shown = [one.shown for one in candidates if one.shown is not None]
+        shown = [
+            CompletionInRun(**vars(one.shown), token_ids=tuple(one.token_ids))
+            for one in candidates
+            if one.shown is not None
+        ]
         verdicts = await self.judge(shown, [example] * len(shown))
         for one, verdict in zip(candidates, verdicts, strict=True):
             one.verdict = verdict

@@ -146,6 +146,7 @@ class Stream:
             refused: Group | None = None
             for left in range(self.attempts, -1, -1):
                 group = await self.generation.run_group(example, group_id, drawn)
+                self.generation.lowest.settle([group])
                 self.prompts.observe(group.example, group.success_rate)
                 group.in_place_of = refused
                 if not left or self.wants(group):

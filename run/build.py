@@ -86,7 +86,7 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], built: E
     live.begin("loading the model")
     learner = _learner(config, plan, run_dir, live)
     built.callback(learner.close)
-    rewards = RewardService(task, config.env)
+    rewards = RewardService(task, config.env, lambda: learner.optimizer_steps, config.total_optimizer_steps)
     built.callback(rewards.close)
     loop = EngineLoop(engine, config.inference_model.request_timeout_s, config.train.wait_timeout_s)
     built.callback(loop.close)

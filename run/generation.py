@@ -102,4 +102,5 @@ def make_evaluation(
         monitor.say,
         monitor.run_dir,
         monitor.ledger.evaluation,
+        lambda: monitor.optimizer_step,
     )

@@ -18,6 +18,7 @@ from config.errors import ConfigError
 from config.models import ModelConfig
 from envs.data import local_rows, shown
 from envs.group import Verdict
+from envs.judging.lowest_scores import LowestScores, lowered
 from envs.judging.service import RewardService
 from envs.task import Completion, Example, checked_examples, make_task
 from plan.model_shape import find_file
@@ -52,9 +53,11 @@ def run_rewards(
     service = RewardService(task, replace(env, max_error_rate=1.0))
     try:
         graded: list[Verdict] = []
+        lowest = LowestScores()
         for start in range(0, len(samples), PORTION):
             portion = samples[start : start + PORTION]
-            verdicts = service.score(*zip(*portion, strict=True))
+            completions, of_portion = zip(*portion, strict=True)
+            verdicts = _settled(lowest, of_portion, service.score(completions, of_portion))
             for (_, example), verdict in zip(portion, verdicts, strict=True):
                 print(json.dumps(_line(example, verdict)), file=out, flush=True)
             graded += verdicts
@@ -91,6 +94,20 @@ def _with_prefill(completion: Completion, prefill: str) -> Completion:
     if closed >= 0 and "<think>" not in prefill + completion.text[:closed]:
         prefill += "<think>"
     return replace(completion, prefill=prefill)
+
+
+def _settled(lowest: LowestScores, examples: Sequence[Example], verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Verdicts of a portion, in which the completions of one row are a group."""
+    groups: dict[tuple[str, int], list[Verdict]] = {}
+    for example, verdict in zip(examples, verdicts, strict=True):
+        groups.setdefault((example.source, example.row), []).append(verdict)
+    for (source, _), group in groups.items():
+        lowest.take(source, group)
+    floors = {key: lowest.lowest(key[0], group) for key, group in groups.items()}
+    return [
+        lowered(verdict, floors[example.source, example.row])
+        for example, verdict in zip(examples, verdicts, strict=True)
+    ]
 
 
 def _line(example: Example, verdict: Verdict) -> dict[str, Any]:

@@ -274,6 +274,7 @@ class Run:
         return {
             "prompts": self.prompts.state_dict(self.outstanding()),
             "next_group_id": self.prompts.next_group_id,
+            "lowest_scores": dict(self.generation.lowest.seen),
         }
 
     def begin(self, saved: "Saved | None", told: list[str]) -> None:
@@ -310,6 +311,7 @@ class Run:
         self.first_iteration = state["iteration"]
         self.evaluated = state["evaluated"]
         self.prompts.next_group_id = state["next_group_id"]
+        self.generation.lowest.seen = dict(state.get("lowest_scores", {}))  # older checkpoints have none
         self.weights.version = state["policy_version"] - 1
         self.generator.set_state(state["generator"])
         self.monitor.repetition.load(state["newest_prompts"])

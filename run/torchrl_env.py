@@ -96,6 +96,7 @@ class GroupEnv(EnvBase):
         self.groups = self.loop.run(
             together([self._judged(group) for group in tensordict.split(self.generation.repeats)])
         )
+        self.generation.lowest.settle(self.groups)
         for group in self.groups:
             self.prompts.observe(group.example, group.success_rate)
         judged = verdict_tensors([verdict for group in self.groups for verdict in group.verdicts])

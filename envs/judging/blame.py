@@ -10,9 +10,9 @@ suspects, and until the last of them is judged, one worker judges alone.
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from envs.example import Completion, Example
+from envs.example import Completion, Example, in_run
 from envs.group import Verdict
 from envs.judging.outcome import CRASHED, Result, crashed
 from envs.judging.pool import LostWorker
@@ -47,7 +47,9 @@ class Verification:
     @property
     def judged_next(self) -> Completion:
         """What a worker is given: after a kill the empty completion, which shows whether the example is at fault."""
-        return self.completion if self.killed_after is None else EMPTY
+        if self.killed_after is None:
+            return self.completion
+        return replace(in_run(self.completion), **vars(EMPTY), token_ids=())
 
 
 class Blame:

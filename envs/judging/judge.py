@@ -10,7 +10,8 @@ from config.errors import ConfigError
 from envs.example import Completion, Example, Reward
 from envs.judging.outcome import Judge, checked, number
 from envs.judging.second_opinion import with_second_opinion
-from envs.rewards import NamedReward, find_rewards, find_second_opinion
+from envs.reward_forms import NotApplicable
+from envs.rewards import NamedReward, find_rewards, find_second_opinion, judges
 from envs.task import Task
 
 
@@ -45,8 +46,8 @@ def warm_up(task: Task) -> None:
     """Imports what the judges of a task would import with their first completion, once for all worker processes."""
     for each in (task, *task.members.values()):
         each.warm_up()
-        for named in (*find_rewards(each.env), find_second_opinion(each.env)):
-            if named is not None and named.warm_up is not None:
+        for named in judges(each.env):
+            if named.warm_up is not None:
                 named.warm_up()
 
 
@@ -85,22 +86,29 @@ def _combined(named: list[NamedReward], env: EnvConfig) -> Judge:
     """One verdict of several: their scores as parts, the weighted sum, and the worst of their outcomes.
 
     `accuracy` is that of the reward of this name, else of the first: its own part of that name, or whether its score
-    is at least 1.
+    is at least 1. A reward that says nothing of the row has no part and counts nothing.
     """
     names, weights = part_names([each.name for each in named]), _weights(env, named)
-    judges_accuracy = names.index("accuracy") if "accuracy" in names else 0
 
     def judge(completion: Completion, example: Example) -> Reward:
         scores: dict[str, float] = {}
+        accuracies: dict[str, float] = {}
         outcomes: list[str] = []
-        accuracy = 0.0
-        for place, (name, each) in enumerate(zip(names, named, strict=True)):
-            verdict = each.function(completion, example, env)
+        score = 0.0
+        silent: list[NotApplicable] = []
+        for name, weight, each in zip(names, weights, named, strict=True):
+            try:
+                verdict = each.function(completion, example, env)
+            except NotApplicable as error:
+                silent.append(error)
+                continue
             scores[name], parts = checked(verdict, f"reward {name}")
+            accuracies[name] = parts.get("accuracy", float(scores[name] >= 1.0))
             outcomes.append(verdict.outcome)
-            if place == judges_accuracy:
-                accuracy = parts.get("accuracy", float(scores[name] >= 1.0))
-        score = sum(weight * each for weight, each in zip(weights, scores.values(), strict=True))
+            score += weight * scores[name]
+        if not scores:
+            raise silent[0]
+        accuracy = accuracies.get("accuracy", next(iter(accuracies.values())))
         return Reward(
             score, scores | {"accuracy": accuracy}, "invalid" if "invalid" in outcomes else "scored"
         )

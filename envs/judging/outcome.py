@@ -21,7 +21,7 @@ CRASHED: Literal["crashed"] = "crashed"
 OUT_OF_MEMORY = "MemoryError"
 RESERVED_PARTS = frozenset(
     (
-        *("mean", "std", "zero_variance_groups", "errors", "invalid", "length"),
+        *("mean", "std", "zero_variance_groups", "errors", "invalid", "invalid_gap", "length"),
         *("errors_total", "invalid_total", "workers_replaced", "control_tokens"),
     )
 )

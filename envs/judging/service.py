@@ -14,12 +14,13 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from multiprocessing.connection import wait
 
 from config.env import EnvConfig
 from config.errors import ConfigError, DeadlineError
-from envs.example import Completion, Example
+from envs.example import Completion, Example, in_run
 from envs.group import Verdict
 from envs.judging.blame import Blame, Ticket, Verification
 from envs.judging.judge import judges_in_process, least_score, make_judge
@@ -27,6 +28,7 @@ from envs.judging.outcome import Result, crashed, judged
 from envs.judging.pool import DIED, ForkServerDied, LostWorker, Pool, Worker
 from envs.judging.tally import Tally
 from envs.judging.worker import IDLE
+from envs.rewards import reads_token_ids
 from envs.task import Task
 
 LARGEST_BATCH = 128
@@ -41,11 +43,18 @@ class RewardService:
     """Judges batches of completions with the task's reward, or the one that `env.reward` names.
 
     Thread-safe: any thread may submit and wait.
+
+    step: optimizer steps that are done. total_steps: of the whole run. Rewards are told of both if they ask.
     """
 
-    def __init__(self, task: Task, env: EnvConfig) -> None:
+    def __init__(
+        self, task: Task, env: EnvConfig, step: Callable[[], int] = lambda: 0, total_steps: int = 1
+    ) -> None:
         self.env = env
         self.task = task
+        self.step = step
+        self.total_steps = total_steps
+        self._reads_token_ids = any(reads_token_ids(each.env) for each in (task, *task.members.values()))
         self.judge = make_judge(task)
         self.num_workers = env.reward_workers or max(1, (os.cpu_count() or 2) - 1)
         self._lock = threading.RLock()
@@ -66,8 +75,9 @@ class RewardService:
     def submit(self, completions: Sequence[Completion], examples: Sequence[Example]) -> Ticket:
         """Queue a batch, and begin it where a worker is free; `poll` says when it is done. Raises as `poll`."""
         ticket = Ticket([None] * len(completions), len(completions))
+        told = [self._told(completion) for completion in completions]
         with self._lock:
-            for position, (completion, example) in enumerate(zip(completions, examples, strict=True)):
+            for position, (completion, example) in enumerate(zip(told, examples, strict=True)):
                 if completion.control_tokens:
                     result = Result(self._least_score(example), {"control_tokens": 1.0}, "invalid", 0.0)
                 elif self._pool is None:
@@ -120,6 +130,12 @@ class RewardService:
         with self._lock:
             if self._pool is not None:
                 self._pool.close()
+
+    def _told(self, completion: Completion) -> Completion:
+        """The completion with the progress of the run, and its tokens where a reward asks for them."""
+        known = in_run(completion)
+        tokens = known.token_ids if self._reads_token_ids else ()
+        return replace(known, token_ids=tokens, step=self.step(), total_steps=self.total_steps)
 
     def _enqueue(self, item: Verification, first: bool = False) -> None:
         self._items[self._next] = item

@@ -6,6 +6,7 @@ from monitoring.doctor.history import ENDS, RISE, Change, History, mean
 from monitoring.doctor.rule import Rule, Seen
 
 LENGTH, REWARD, SUCCESS = "length/response_mean", "reward/mean", "groups/success"
+INVALID, INVALID_GAP = "reward/invalid", "reward/invalid_gap"
 TRUNCATED, KL, REPEATS = "length/truncated", "kl/ref", "groups/repeats_question"
 IDLE_LEARNER, IDLE_ENGINES = "idle/learner", "idle/engines"
 MOSTLY = 0.7
@@ -16,6 +17,7 @@ NO_PARTS = {
     "reward/zero_variance_groups",
     "reward/errors",
     "reward/invalid",
+    "reward/invalid_gap",
     "reward/control_tokens",
     "reward/errors_total",
     "reward/invalid_total",
@@ -80,6 +82,23 @@ def _parts(logged: tuple[str, ...]) -> list[str]:
         for name in logged
         if name.startswith("reward/") and name.count("/") == 1 and name not in NO_PARTS
     ]
+
+
+def invalid_growth(history: History) -> Seen | None:
+    invalid, success = history.change(INVALID), history.change(SUCCESS)
+    if invalid is None or success is None or success.rose:
+        return None
+    if invalid.now < invalid.before + 0.1 or invalid.now < 2 * invalid.before:
+        return None
+    return Seen(f"{INVALID} went {invalid} while the share of right answers went {success}{_at(history)}")
+
+
+def invalid_unpunished(history: History) -> Seen | None:
+    newest = history.rows[-1]
+    gap = newest.get(INVALID_GAP)
+    if gap is None or gap > 1e-6 or newest[REWARD] >= 0:
+        return None
+    return Seen(f"{REWARD} is {newest[REWARD]:.3g}, and {INVALID_GAP} {gap:.3g}{_at(history)}")
 
 
 def repeats_question(history: History) -> Seen | None:
@@ -174,6 +193,24 @@ TRENDS = (
         "The policy is paid for form without substance: that part is easier to get than a right answer",
         "a smaller weight of that part in `env.reward_weights`, or pay for it only where the answer is right",
         part_hacked,
+    ),
+    Rule(
+        "invalid_growth",
+        "warning",
+        (INVALID, SUCCESS),
+        "a tenth more of the answers are invalid than before, and twice as many; the share of right ones did not rise",
+        "Answers that no judge gets through score no less than wrong ones, or the policy forgets how to end a turn",
+        "say the least score of `env.reward` (FUNCTION.min_score = -1.0), lower `optimizer.lr`, raise `policy.kl_coef`",
+        invalid_growth,
+    ),
+    Rule(
+        "invalid_unpunished",
+        "warning",
+        (REWARD, INVALID_GAP),
+        "rewards are below zero, and invalid answers score as much as the mean of the others",
+        "The reward does not say its least score, so that invalid answers get the lowest that was seen",
+        "say it, below that of a wrong answer: FUNCTION.min_score = -4.0 in the module of `env.reward`",
+        invalid_unpunished,
     ),
     Rule(
         "repeats_question",

@@ -66,6 +66,7 @@ def test_a_batch_by_hand() -> None:
             "reward/zero_variance_groups": 2 / 3,
             "reward/errors": 4 / 9,
             "reward/invalid": 1 / 9,
+            "reward/invalid_gap": 1 / 4,
             "reward/format": 1.5 / 5,
             "groups/generated": 3.0,
             "groups/success": 1 / 5,

@@ -1,0 +1,48 @@
+"""Scores of invalid completions: never above the lowest score that a judge gives. No torch here.
+
+the minimum that the reward declares (0 unless said otherwise); the lowest score of the group, where that is less;
+in a group without a score the lowest of the run
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from envs.group import Group, Verdict
+
+
+class LowestScores:
+    """The lowest score of a run so far, for each data set of a mixture."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, float] = {}
+
+    def settle(self, groups: Sequence[Group]) -> None:
+        """Takes the scores of these groups in, then lowers those of their invalid completions."""
+        for group in groups:
+            self.take(group.example.source, group.candidate_verdicts)
+        for group in groups:
+            lowest = self.lowest(group.example.source, group.candidate_verdicts)
+            for one in group.candidates:
+                if one.verdict is not None:
+                    one.verdict = lowered(one.verdict, lowest)
+
+    def take(self, source: str, verdicts: Iterable[Verdict]) -> None:
+        """Remembers the lowest of these scores. source: of their examples."""
+        scores = _scores(verdicts)
+        if scores:
+            self.seen[source] = min(self.seen.get(source, scores[0]), *scores)
+
+    def lowest(self, source: str, verdicts: Iterable[Verdict]) -> float | None:
+        """The lowest score of a group, else of the run; None before there is one."""
+        return min(_scores(verdicts), default=self.seen.get(source))
+
+
+def lowered(verdict: Verdict, lowest: float | None) -> Verdict:
+    """The verdict; an invalid one scores at most `lowest`."""
+    if verdict.outcome != "invalid" or lowest is None or verdict.score <= lowest:
+        return verdict
+    return replace(verdict, score=lowest)
+
+
+def _scores(verdicts: Iterable[Verdict]) -> list[float]:
+    return [verdict.score for verdict in verdicts if verdict.outcome == "scored"]

@@ -1,0 +1,344 @@
+"""Signatures of a user's reward: it is given what its parameters ask for by name. No torch here.
+
+    completion, example, env, step, total_steps, COLUMN      ours         of one completion
+    data_source, solution_str, ground_truth, extra_info      verl's       of one completion
+    prompts, completions, completion_ids, COLUMN             TRL's        in lists of one
+    queries, prompts, labels                                 OpenRLHF's   in lists of one
+
+A COLUMN is one of the row; `answer` is the gold where the row has none of that name.
+"""
+
+import asyncio
+import functools
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, SupportsFloat
+
+from config.env import EnvConfig
+from config.errors import ConfigError
+from envs.example import Completion, CompletionInRun, Example, Reward, in_run
+
+FORMS = (
+    "accepted are (completion, example), (completion, example, env), verl's (data_source, solution_str, ground_truth, "
+    "extra_info), TRL's (prompts, completions, **columns) and OpenRLHF's (queries, prompts, labels): docs/rewards.md"
+)
+OURS = ("completion", "example", "env")
+VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
+TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+OF_ONE = (*OURS, "solution_str")
+"""Names that only functions of one completion have."""
+OF_LISTS = ("prompts", "completions", "completion_ids", "queries", "labels")
+"""Names that make a function one of lists."""
+GIVEN = {
+    False: {*OF_ONE, "answer", "ground_truth", "extra_info", "step", "global_step", "total_steps"},
+    True: {*OF_LISTS, *TRL, "answer", "ground_truth", "extra_info"},
+}
+"""Names that mean something whatever the row holds, by whether the function is one of lists."""
+NO_COLUMNS = ("prompt", "completion", "completion_ids")
+"""Columns that TRL keeps from `**columns`."""
+RewardFunction = Callable[[Completion, Example, EnvConfig], Reward]
+
+
+class NotApplicable(Exception):
+    """A reward has returned None: it says nothing of this row."""
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """TRL's `trainer_state` as far as a verification knows it: optimizer steps done, and of the whole run."""
+
+    global_step: int
+    max_steps: int
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Names of what a function asks for.
+
+    place: the setting that names the function, for messages.
+    positional: asked for by position alone, in order. named: the others, by their parameters.
+    optional: parameters that have a value of their own. bound: those that functools.partial has given one.
+    lists: it takes lists. rest: it takes `**kwargs`.
+    """
+
+    place: str
+    positional: tuple[str, ...]
+    named: Mapping[str, str]
+    optional: frozenset[str]
+    bound: frozenset[str]
+    lists: bool
+    rest: bool
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        return (*self.positional, *self.named.values())
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns that every row must have."""
+        required = [asked for name, asked in self.named.items() if name not in self.optional]
+        return [name for name in (*self.positional, *required) if name not in GIVEN[self.lists]]
+
+    @property
+    def reads_token_ids(self) -> bool:
+        return self.lists and (self.rest or "completion_ids" in self.asked)
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether prompts are texts even where the row holds messages, as OpenRLHF's are."""
+        return "queries" in self.asked or ("labels" in self.asked and "completions" not in self.asked)
+
+    def check(self, example: Example, dataset: str) -> None:
+        """Raises ConfigError where a function asks for a column that the row of an example lacks."""
+        missing = _missing(self.columns, example)
+        if missing:
+            raise ConfigError(
+                f"{self.place}: it asks for {missing}, and the rows of env.dataset={dataset} have no such column; they "
+                f"have {_columns(example)}; {FORMS}"
+            )
+
+
+def signature_of(place: str, function: Callable[..., Any]) -> Signature:
+    """Reads the parameters of a function.
+
+    Raises:
+        ConfigError: they do not say what it takes.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError as error:  # some that are written in C have none
+        raise ConfigError(f"{place}: {function!r} does not say what it takes; wrap it in a def") from error
+    kinds = {parameter.kind for parameter in parameters}
+    many, rest = inspect.Parameter.VAR_POSITIONAL in kinds, inspect.Parameter.VAR_KEYWORD in kinds
+    positional, named, bound = list[str](), dict[str, str](), _bound(function)
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.name in bound:
+            continue
+        required = parameter.default is parameter.empty
+        asked = _asked(parameter.name, len(positional) + len(named), required)
+        if parameter.kind is not parameter.POSITIONAL_ONLY:
+            named[parameter.name] = asked
+        elif required:
+            positional.append(asked)
+    if many and not (positional or named or rest):
+        positional = list(OURS)
+    optional = frozenset(each.name for each in parameters if each.default is not each.empty)
+    lists = any(asked in OF_LISTS for asked in (*positional, *named.values()))
+    found = Signature(place, tuple(positional), named, optional, frozenset(bound), lists, rest)
+    _check_names(found, f"({', '.join(map(str, parameters))})")
+    return found
+
+
+def _bound(function: Any) -> set[str]:
+    """Names of the parameters that functools.partial has given values to, through decorators."""
+    names: set[str] = set()
+    while function is not None:
+        if isinstance(function, functools.partial):
+            names.update(function.keywords)
+            names.update(list(inspect.signature(function.func).parameters)[: len(function.args)])
+            function = function.func
+        else:
+            function = getattr(function, "__wrapped__", None)
+    return names
+
+
+def _asked(name: str, place: int, required: bool) -> str:
+    """What a parameter asks for: its name; of one that begins with "_" the rest of it, or what stands there."""
+    bare = name.lstrip("_")
+    if name == bare or bare in GIVEN[False] | GIVEN[True]:
+        return bare
+    return OURS[place] if required and place < len(OURS) else name
+
+
+def _check_names(signature: Signature, parameters: str) -> None:
+    of_one = [name for name in signature.asked if name in OF_ONE]
+    if signature.lists and of_one:
+        of_lists = next(name for name in signature.asked if name in OF_LISTS)
+        raise ConfigError(
+            f"{signature.place}: it asks for {of_lists}, a list, and for {of_one[0]}, which is of one completion; take "
+            f"the names of one form; {FORMS}"
+        )
+    if not signature.asked and signature.rest:
+        raise ConfigError(
+            f"{signature.place}: {parameters} does not say what it takes; name its parameters, or put functools.wraps "
+            f"into its decorator; {FORMS}"
+        )
+    if not signature.lists and not {"completion", "solution_str"} & {*of_one}:
+        raise ConfigError(
+            f"{signature.place}: {parameters} asks for no completion by a known name; rename its parameters; {FORMS}"
+        )
+
+
+def adapted(signature: Signature, function: Callable[..., Any]) -> RewardFunction:
+    """The function as one of (completion, example, env)."""
+    columns, place = signature.columns, signature.place
+
+    def call(completion: Completion, example: Example, env: EnvConfig) -> Reward:
+        missing = _missing(columns, example)
+        if missing:
+            raise LookupError(
+                f"{place} asks for {missing}, and this row has no such column; it has {_columns(example)}"
+            )
+        verification = _Verification(signature, in_run(completion), example, env, {})
+        result = function(*map(verification.value, signature.positional), **verification.keywords())
+        if inspect.isawaitable(result):
+            result = asyncio.run(_awaited(result))
+        reward, logged = _reward(place, result, signature.lists), verification.logged
+        return Reward(reward.score, {**reward.parts, **logged}, reward.outcome) if logged else reward
+
+    return call
+
+
+async def _awaited(result: Awaitable[Any]) -> Any:
+    return await result
+
+
+def _missing(columns: list[str], example: Example) -> str:
+    return ", ".join(name for name in columns if name not in example.row_data)
+
+
+def _columns(example: Example) -> str:
+    return ", ".join({**example.row_data, "answer": None})
+
+
+@dataclass(frozen=True)
+class _Verification:
+    """Values for the names of one call. logged: parts that the function gives to `log_metric`."""
+
+    signature: Signature
+    completion: CompletionInRun
+    example: Example
+    env: EnvConfig
+    logged: dict[str, float]
+
+    def keywords(self) -> dict[str, Any]:
+        asked = {name: what for name, what in self.signature.named.items() if self._has(name, what)}
+        taken = {*self.signature.named, *self.signature.bound}
+        if self.signature.rest:
+            asked |= {name: name for name in self._rest() if name not in taken}
+        return {name: self.value(what) for name, what in asked.items()}
+
+    def _has(self, name: str, asked: str) -> bool:
+        if self._is_known(asked) or name not in self.signature.optional:
+            return True
+        return self.signature.lists and asked in self.example.row_data
+
+    def _is_known(self, name: str) -> bool:
+        """Whether there is a value by that name in every row, or verl would give the column."""
+        return name in GIVEN[self.signature.lists] or (name in VERL and name in self.example.row_data)
+
+    def _rest(self) -> list[str]:
+        """Names for `**kwargs`: all that verl or TRL would give."""
+        if not self.signature.lists:
+            return list(filter(self._is_known, VERL))
+        return [*TRL, *(name for name in {**self.example.row_data, "answer": None} if name not in NO_COLUMNS)]
+
+    def value(self, name: str) -> Any:
+        progress = {"step": self.completion.step, "total_steps": self.completion.total_steps}
+        if not self.signature.lists:
+            ours = {"completion": self.completion, "example": self.example, "env": self.env, **progress}
+            ours |= {"solution_str": self.completion.text, "global_step": self.completion.step}
+            return ours[name] if name in ours else self._column(name)
+        if name == "trainer_state":
+            return TrainerState(*progress.values())
+        if name == "log_metric":
+            return self._log_metric
+        return _log_nothing if name == "log_extra" else [self._in_list(name)]
+
+    def _in_list(self, name: str) -> Any:
+        chat = not self.signature.reads_texts and _is_chat(self.example)
+        text = self.completion.text
+        if name == "completions":
+            return [{"role": "assistant", "content": text}] if chat else text
+        if name == "prompts":
+            return list(self.example.messages) if chat else _prompt(self.example)
+        if name == "queries":
+            return _prompt(self.example) + self.completion.full_text
+        return list(self.completion.token_ids) if name == "completion_ids" else self._column(name)
+
+    def _column(self, name: str) -> Any:
+        row, answer = self.example.row_data, self.example.answer
+        if name == "ground_truth":
+            graded = row.get("reward_model")
+            of_verl = graded if isinstance(graded, Mapping) else {}
+            return of_verl.get(name, row.get(name, answer))
+        return row.get(name, answer if name in ("answer", "labels") else None)
+
+    def _log_metric(self, name: str, value: float) -> None:
+        self.logged[name] = value
+
+
+def _log_nothing(column: str, values: Any) -> None:
+    """TRL's `log_extra`: its table of completions is the ledger here."""
+
+
+def _is_chat(example: Example) -> bool:
+    """Whether the row is conversational: its prompt is messages."""
+    return any(isinstance(example.row_data.get(name), list | dict) for name in ("prompt", "messages"))
+
+
+def _prompt(example: Example) -> str:
+    """The prompt as one text; of a plain text without the system prompt."""
+    contents = [str(message["content"]) for message in example.messages]
+    return "\n".join(contents if _is_chat(example) else contents[-1:])
+
+
+def _reward(place: str, result: Any, lists: bool) -> Reward:
+    """The reward that a function returned: a number, a `Reward`, a mapping; of lists also a list or tensor of one.
+
+    Raises:
+        NotApplicable: None, of a function of lists.
+        TypeError: anything else.
+    """
+    found = _only(result) if lists else result
+    if isinstance(found, Reward):
+        return found
+    if isinstance(found, Mapping) and ("score" in found or "rewards" in found):
+        return _of_mapping(place, found)
+    if lists and found is None:
+        raise NotApplicable(f"{place} returned None: neither it nor another reward judges this row")
+    if _is_number(found):
+        return Reward(float(found))
+    raise TypeError(
+        f'{place} returned {result!r}; a number or a Reward is needed, or a mapping with "score" or "rewards"'
+    )
+
+
+def _of_mapping(place: str, found: Mapping[str, Any]) -> Reward:
+    """Reads verl's {"score", ...} or OpenRLHF's {"rewards", "scores", "extra_logs"}: other numbers are parts."""
+    values = {name: _only(value) for name, value in found.items()}
+    logs = values.pop("extra_logs", None)
+    values |= {name: _only(value) for name, value in logs.items()} if isinstance(logs, Mapping) else {}
+    score = values.pop("score" if "score" in values else "rewards")
+    if not _is_number(score):
+        raise TypeError(f"{place} returned {dict(found)!r}, whose score is no number")
+    for other in ("acc", "scores"):
+        if other in values:
+            values.setdefault("accuracy", values.pop(other))
+    return Reward(float(score), {name: float(each) for name, each in values.items() if _is_number(each)})
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, SupportsFloat) and not isinstance(value, str)
+
+
+def _only(value: Any) -> Any:
+    """The one element of a list, an array or a tensor; anything else as it is."""
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    return plain[0] if isinstance(plain, list | tuple) and len(plain) == 1 else plain
+
+
+def declared_minimum(place: str, function: Any) -> float | None:
+    """The `min_score` of a function or callable object, also inside functools.partial; None where it has none.
+
+    Raises:
+        ConfigError: it is no finite number.
+    """
+    least = getattr(function, "min_score", None)
+    if least is None and isinstance(function, functools.partial):
+        return declared_minimum(place, function.func)
+    if least is not None and not (_is_number(least) and math.isfinite(least)):
+        raise ConfigError(f"{place}: its min_score is {least!r}; set the least score that it gives, a number")
+    return None if least is None else float(least)
