@@ -18,6 +18,7 @@ from config.schema import Config
 from run.overlapped import ScheduleType
 
 if TYPE_CHECKING:  # torch costs seconds
+    from envs.prompts import PromptQueue
     from training.checkpoint import Saved
 
 DATE, TIME, JOB = r"\d{4}-\d\d-\d\d", r"\d\d-\d\d-\d\d(-\d+)?", r"\d+"
@@ -230,6 +231,14 @@ def changed_settings(saved: "Saved", config: Config, schedule: type[ScheduleType
             "earlier checkpoint"
         )
     return [f"{change} applied" for change in found]
+
+
+def check_data(saved: "Saved", prompts: "PromptQueue") -> None:
+    """Raises ConfigError where `prompts` are made of other data than those of the checkpoint."""
+    try:
+        prompts.source.changes(saved.state["prompts"]["source"])
+    except ConfigError as error:
+        raise ConfigError(f"train.resume={saved.path}: {error}") from error
 
 
 def _counts(before: dict[str, Any], config: Config, schedule: type[ScheduleType]) -> list[Change]:
