@@ -1,6 +1,7 @@
 """Whether the data of a run are those that its checkpoint was written with: a digest of every row, compared."""
 
 import json
+from base64 import b85encode
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,13 +11,13 @@ from typing import Any
 from config.errors import ConfigError
 from envs.example import Example
 
-SIZE = 4
-"""Bytes of a row's digest."""
+SIZE = 5
+"""Characters of a row's digest, which stand for 4 bytes."""
 _LISTED = 10
 """Rows that a message names."""
 
 
-def row_digests(examples: Sequence[Example]) -> bytes:
+def row_digests(examples: Sequence[Example]) -> str:
     """A digest of each row in order: of its number, prompt, answer and tools.
 
     The commonest system prompt is that of the task or of its reward, not of a row: it may be another when a run goes
@@ -24,7 +25,7 @@ def row_digests(examples: Sequence[Example]) -> bytes:
     """
     shared = Counter(map(_system_prompt, examples)).most_common(1)
     common = shared[0][0] if shared else None
-    return b"".join(_digest(example, common) for example in examples)
+    return "".join(_digest(example, common) for example in examples)
 
 
 def _system_prompt(example: Example) -> str | None:
@@ -32,11 +33,12 @@ def _system_prompt(example: Example) -> str | None:
     return first["content"] if first["role"] == "system" else None
 
 
-def _digest(example: Example, common: str | None) -> bytes:
+def _digest(example: Example, common: str | None) -> str:
     is_shared = common is not None and _system_prompt(example) == common
     messages = example.messages[1:] if is_shared else example.messages
     parts = (example.row, messages, example.answer, example.prefill, example.tools)
-    return blake2b("\n".join(map(_canonical, parts)).encode("utf-8", "replace"), digest_size=SIZE).digest()
+    text = "\n".join(map(_canonical, parts))
+    return b85encode(blake2b(text.encode(), digest_size=4).digest()).decode()
 
 
 def _canonical(value: Any) -> str:
@@ -67,7 +69,7 @@ class DataChange:
     lines: tuple[str, ...]
 
 
-def compare(setting: str, before: bytes, now: bytes, rows: Sequence[int]) -> DataChange:
+def compare(setting: str, before: str, now: str, rows: Sequence[int]) -> DataChange:
     """The rows of a checkpoint beside those of now, place by place.
 
     Args:

@@ -75,9 +75,7 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], built: E
     live.begin("reading data")
     task = make_task(config.env)
     tokenizer = load_checked_tokenizer(config.model, config.max_model_len)
-    prompts = make_prompts(config, task, tokenizer)
-    if saved is not None:
-        check_data(saved, prompts)
+    prompts = check_data(saved, make_prompts(config, task, tokenizer))
     eval_sets = load_sets(config, tokenizer)
     conversation = make_conversation(config, tokenizer)
     if conversation is not None:

@@ -233,12 +233,18 @@ def changed_settings(saved: "Saved", config: Config, schedule: type[ScheduleType
     return [f"{change} applied" for change in found]
 
 
-def check_data(saved: "Saved", prompts: "PromptQueue") -> None:
-    """Raises ConfigError where `prompts` are made of other data than those of the checkpoint."""
-    try:
-        prompts.source.changes(saved.state["prompts"]["source"])
-    except ConfigError as error:
-        raise ConfigError(f"train.resume={saved.path}: {error}") from error
+def check_data(saved: "Saved | None", prompts: "PromptQueue") -> "PromptQueue":
+    """The prompts themselves.
+
+    Raises:
+        ConfigError: they are made of other data than those of the checkpoint.
+    """
+    if saved is not None:
+        try:
+            prompts.source.changes(saved.state["prompts"]["source"])
+        except ConfigError as error:
+            raise ConfigError(f"train.resume={saved.path}: {error}") from error
+    return prompts
 
 
 def _counts(before: dict[str, Any], config: Config, schedule: type[ScheduleType]) -> list[Change]:

@@ -121,7 +121,7 @@ class Member:
                 found[f"curriculum/replay{suffix}"] = self.replays.mean
         return found
 
-    def change(self, before: bytes) -> DataChange:
+    def change(self, before: str) -> DataChange:
         """Its rows beside those of a checkpoint. before: their digests.
 
         Raises:

@@ -32,7 +32,7 @@ def mended(examples: Sequence[Example], *rows: int) -> list[Example]:
     return [replace(one, answer="mended") if one.row in rows else one for one in examples]
 
 
-def rows_of(digests: bytes) -> list[bytes]:
+def rows_of(digests: str) -> list[str]:
     return [digests[at : at + SIZE] for at in range(0, len(digests), SIZE)]
 
 
@@ -83,7 +83,7 @@ def test_any_answer_has_the_same_digest_in_every_process() -> None:
         assert row_digests([one]) == row_digests([other])
 
 
-def test_nothing_changed_is_no_change_and_lies_in_a_checkpoint_as_bytes() -> None:
+def test_nothing_changed_is_no_change_and_lies_in_a_checkpoint_as_text() -> None:
     digests = row_digests(numbered_examples(5))
     file = io.BytesIO()
     torch.save({"digests": digests}, file)
