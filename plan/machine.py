@@ -25,12 +25,12 @@ _DRIVER = Path("/proc/driver/nvidia/gpus")
 class Machine:
     """What there is.
 
-    num_gpus: NVIDIA GPUs of one node, of those that a process sees. gpu_ids: their names as CUDA_VISIBLE_DEVICES
-    gives them to a process (indices or UUIDs), one each. gpu_memory_gib: of the smallest of them; None where the
-    driver's tool does not say. nodes: machines of this kind that one Ray cluster joins. host_memory_gib, disk_gib:
-    memory of one node, and free space where the run writes; None where nobody says. vllm: version of the installed vLLM, None without one.
-    bitsandbytes: likewise. imagined: it is not the machine that the plan is made on. missing_to_compile: what
-    torch.compile would need here and does not find. missing_for_kernels: likewise Triton, for kernels of a GPU.
+    num_gpus: NVIDIA GPUs of one node, of those that a process sees. gpu_ids: their names as CUDA_VISIBLE_DEVICES gives
+    them to a process (indices or UUIDs), one each. gpu_memory_gib: of the smallest of them; None where the driver's
+    tool does not say. nodes: machines of this kind that one Ray cluster joins. host_memory_gib, disk_gib: memory of
+    one node, and free space where the run writes; None where nobody says. vllm: version of the installed vLLM, None
+    without one. bitsandbytes: likewise. imagined: it is not the machine that the plan is made on. missing_to_compile:
+    what torch.compile would need here and does not find. missing_for_kernels: likewise Triton, for kernels of a GPU.
     """
 
     num_gpus: int

@@ -17,6 +17,8 @@ class Arithmetic(Task):
     Columns for a curriculum: `operand`, the larger one, and `sum`.
     """
 
+    reads_files = False
+    reads_hub = False
     in_process = True
 
     def __init__(self, env: EnvConfig) -> None:

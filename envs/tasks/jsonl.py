@@ -30,6 +30,8 @@ class JSONLines(Task):
     `env.reward` puts any other judge in its place.
     """
 
+    reads_hub = False
+
     def examples(self, split: str) -> Sequence[Example]:
         examples = [self._example(row) for row in load_rows(self.env, None, None, split)]
         tests = [example.answer for example in examples if not isinstance(example.answer, str)]
