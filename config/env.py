@@ -42,6 +42,8 @@ class EnvConfig:
     `env.mixture`."""
     data_files: Any = None
     """Local JSONL or parquet file, a list of them, or {split: file}, read instead of the hub."""
+    data_revision: str | None = None
+    """Commit, tag or branch of the hub's data set. Unset: its newest."""
     split: str = "train"
     """Which part of the data set the prompts come from."""
     holdout: float = 0.0

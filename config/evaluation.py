@@ -21,6 +21,8 @@ class EvalSetConfig:
     """Registered task name, as in `env.dataset`."""
     data_files: Any = None
     """Local files, as in `env.data_files`. Unset: those of `env` where the data set is the same, else the hub."""
+    data_revision: str | None = None
+    """As `env.data_revision`. Unset: that of `env` where the data set is the same."""
     split: str = "test"
     """Which part of the data set."""
     n: int = 1
@@ -75,7 +77,12 @@ class EvalSetConfig:
         if self.dataset != training.dataset:
             base = replace(training, data_files=None, holdout=0.0, duplicates="keep", mixture={}, options={})
             base = replace(
-                base, reward=None, reward_weights=None, reward_second_opinion=None, system_prompt=None
+                base,
+                data_revision=None,
+                reward=None,
+                reward_weights=None,
+                reward_second_opinion=None,
+                system_prompt=None,
             )
         files = base.data_files if self.data_files is None else self.data_files
         shared = base is training and files is not None and _places(files) == _places(training.data_files)
@@ -90,6 +97,7 @@ class EvalSetConfig:
             base,
             dataset=self.dataset,
             data_files=files,
+            data_revision=self.data_revision or (base.data_revision if files is None else None),
             holdout=training.holdout if shared else 0.0,
             split=self.split,
             repeats=self.n,

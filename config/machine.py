@@ -8,18 +8,19 @@ from config.values import at_least, check_fields, is_size
 
 @dataclass
 class MachineConfig:
-    """The machine that `run=plan` and `run=rehearse` are for. Unset fields: what this machine has."""
+    """The machine that `run=plan` and `run=rehearse` are for. With `gpus` it is another one than this, of which nothing
+    is known but what is set here; without it, unset fields are what this machine has."""
 
     gpus: int | None = None
     """NVIDIA GPUs of one node."""
     gpu_memory_gib: float | None = None
-    """Memory of one of them in GiB, as the card's name says: 80 for an H100 80GB."""
+    """Memory of one of them in GiB, as the card's name says. Unset: 80, an H100's, with `gpus`."""
     nodes: int = 1
     """Machines of this kind, joined by one Ray cluster."""
     host_memory_gib: float | None = None
-    """Memory of one node in GiB."""
+    """Memory of one node in GiB. With `gpus` and unset it is not known, and not checked."""
     disk_gib: float | None = None
-    """Free disk space where the run writes, in GiB."""
+    """Free disk space where the run writes, in GiB. With `gpus` and unset it is not known, and not checked."""
     gpu_tflops: float = 989.0
     """run=rehearse: half-precision arithmetic of a GPU, 10^12 operations a second. An H100 SXM's, as are the rest."""
     gpu_bandwidth_gib_s: float = 3120.0

@@ -362,11 +362,12 @@ def shown(value: Any) -> str:
 def _hub_rows(env: EnvConfig, name: str, config: str | None, split: str) -> list[Row]:
     from datasets import load_dataset
 
+    revision = "" if env.data_revision is None else f", env.data_revision={env.data_revision}"
     try:
-        rows: Sequence[dict[str, Any]] = load_dataset(name, config, split=split)
+        rows: Sequence[dict[str, Any]] = load_dataset(name, config, split=split, revision=env.data_revision)
     except Exception as error:  # the hub client raises a dozen unrelated types for "cannot be reached"
         raise ConfigError(
-            f"env.dataset={env.dataset}: {name} (split {split}) could not be read from the hub "
+            f"env.dataset={env.dataset}: {name} (split {split}{revision}) could not be read from the hub "
             f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}). "
             "A local copy serves as well: env.data_files=path/to/rows.jsonl (or .parquet)"
         ) from error

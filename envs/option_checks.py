@@ -1,21 +1,56 @@
-"""Checks of tasks, rewards and tools before any data is read: names, options, files, the parts that weights name."""
+"""Checks of tasks, rewards, tools and rows before anything is loaded: names, options, files, what the rows hold."""
+
+from collections.abc import Iterator, Sequence
 
 from config.env import EnvConfig
 from config.errors import ConfigError
 from config.schema import Config
 from envs.data import data_files
+from envs.duplicates import distinct_examples
+from envs.example import Example
+from envs.prompts import PromptSource
 from envs.rewards import find_rewards, find_second_opinion
-from envs.task import make_task
+from envs.task import Task, make_task
 from envs.tools.tool import find_tools
+from envs.user_code import is_own
 
 
 def option_problems(config: Config) -> list[str]:
-    """What is wrong with `env` and with each of `eval.sets`, one message each; no data is read."""
-    sections = [("", config.env)]
-    sections += [
-        (f"eval.sets.{name}: ", chosen.env(name, config.env)) for name, chosen in config.eval.sets.items()
-    ]
-    return [f"{place}{error}" for place, env in sections for error in _problems(env)]
+    """What is wrong with `env` and with each of `eval.sets`, one message each. Rows of local files, of generators and
+    of a user's own tasks are read, none of the hub."""
+    found = [f"{place}{error}" for place, env in _sections(config) for error in _problems(env)]
+    return found or [*_row_problems(config)]
+
+
+def hub_notes(config: Config) -> list[str]:
+    """A sentence for each data set of the hub, whose rows `option_problems` does not read."""
+    found = []
+    for place, env in _sections(config):
+        task = make_task(env)
+        for name, one in {"": task, **task.members}.items():
+            if reads_hub(one):
+                member = f"env.mixture.{name}: " if name else ""
+                found.append(
+                    f"{place}{member}env.dataset={one.env.dataset} is read from the hub: its rows were not looked at"
+                )
+    return found
+
+
+def reads_hub(task: Task) -> bool:
+    """Whether the rows of this task of ours come from the hub."""
+    return task.reads_hub and task.env.data_files is None and not is_own(task.env.dataset)
+
+
+def check_any_rows(place: str, examples: Sequence[Example]) -> None:
+    """Raises ConfigError where an evaluation set, `eval.sets.NAME`, has none."""
+    if not examples:
+        raise ConfigError(f"{place}: the data set has no rows; check {place}.data_files and {place}.split")
+
+
+def _sections(config: Config) -> list[tuple[str, EnvConfig]]:
+    """What a message begins with, and the section: of training and of each evaluation set."""
+    keys = {f"eval.sets.{name}": chosen for name, chosen in config.eval.sets.items()}
+    return [("", config.env), *((f"{key}: ", chosen.env(key, config.env)) for key, chosen in keys.items())]
 
 
 def _problems(env: EnvConfig) -> list[str]:
@@ -26,6 +61,26 @@ def _problems(env: EnvConfig) -> list[str]:
         except ConfigError as error:
             found.append(str(error))
     return found
+
+
+def _row_problems(config: Config) -> Iterator[str]:
+    """What a run would say of the rows, short of their length in tokens."""
+    for place, env in _sections(config):
+        try:
+            task = make_task(env)
+            of_hub = [one for one in (task, *task.members.values()) if reads_hub(one)]
+            if of_hub:
+                for one in task.members.values():
+                    _ = one in of_hub or distinct_examples(one, env.split)
+                continue
+            examples = distinct_examples(task, env.split)
+            if place:
+                check_any_rows(place.removesuffix(": "), examples)
+            else:
+                PromptSource(examples, 0, lambda _: True, env.difficulty, curriculum=env.curriculum)
+        except ConfigError as error:
+            text = str(error)
+            yield text if place and text.startswith(place) else f"{place}{text}"
 
 
 def _task(env: EnvConfig) -> None:

@@ -17,6 +17,7 @@ from config.errors import ConfigError
 from envs.curriculum.member import Member
 from envs.curriculum.rows import Rows
 from envs.curriculum.sources import FixedWeights, Sources, WeightsBySuccess
+from envs.data_digest import DataChange
 from envs.example import Example, Mixed
 
 
@@ -31,6 +32,7 @@ class PromptSource:
         difficulty: which success rates are worth training on; see `observe`.
         told: what a message says of prompts that `keep` all refused: how long they are.
         curriculum: which prompts are asked when.
+        setting: what names the data, for messages; in a mixture it is the member.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class PromptSource:
         difficulty: DifficultyConfig | None = None,
         told: Callable[[Sequence[Example]], str] | None = None,
         curriculum: CurriculumConfig | None = None,
+        setting: str = "env.data_files",
     ) -> None:
         if not len(examples):
             raise ConfigError("the dataset has no rows: check env.data_files, env.split and env.holdout")
@@ -54,7 +57,15 @@ class PromptSource:
             )
         config, passing = curriculum or CurriculumConfig(), difficulty or DifficultyConfig()
         self.members = {
-            name: Member(self.rows, name, of_member, seed, passing, _of_member(config, name))
+            name: Member(
+                self.rows,
+                name,
+                f"env.mixture.{name}" if name else setting,
+                of_member,
+                seed,
+                passing,
+                _of_member(config, name),
+            )
             for name, of_member in bounds.items()
         }
         weights = examples.weights if isinstance(examples, Mixed) else {"": 1.0}
@@ -81,6 +92,11 @@ class PromptSource:
         """Remember a group's success rate, 0 to 1: `env.difficulty` and `env.curriculum` decide by it."""
         self.members[example.source].observe(example.row, success)
 
+    def find(self, source: str, row: int) -> Example | None:
+        """The example of a row, as the data have it now; None where it is gone or left out."""
+        place = self.members[source].places.get(row)
+        return self.examples[place] if place is not None and self.rows.accepts(place) else None
+
     def metrics(self) -> dict[str, float]:
         """What was left out, and how the curriculum stands. From any thread."""
         found = {"prompts/left_out": float(self.left_out)} | self.sources.metrics()
@@ -93,28 +109,44 @@ class PromptSource:
         return {
             "orders": {name: member.order.state() for name, member in members},
             "drawn": {name: member.drawn for name, member in members},
-            "left_out": sorted(self.rows.left_out),
-            "rates": {name: dict(member.rates) for name, member in members},
-            "curriculum": {name: member.state() for name, member in members},
+            "members": {name: member.state() for name, member in members},
             "sources": self.sources.state(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises ConfigError where the state is of another mixture."""
+    def changes(self, state: dict[str, Any]) -> dict[str, DataChange]:
+        """The rows of each member beside those that a state is of.
+
+        Raises:
+            ConfigError: it is of another mixture, or of other data.
+        """
+        if "members" not in state:
+            raise ConfigError(
+                "it holds no digest of the data: another version of this code wrote it; go on with that version, or "
+                "begin another run from its weights: model.name=CHECKPOINT without train.resume"
+            )
         if set(state["orders"]) != set(self.members):
             raise ConfigError(
                 f"env.mixture: the checkpoint was made with {', '.join(state['orders']) or 'one data set'}; "
                 "resume with the same members"
             )
+        return {
+            name: member.change(state["members"][name]["digests"]) for name, member in self.members.items()
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[str]:
+        """Go on from a state; a line for each data set with rows that changed since, or that are new.
+
+        Raises:
+            ConfigError: as `changes`.
+        """
+        changes = self.changes(state)
         self.rows.left_out.clear()
-        self.rows.left_out.update(state["left_out"])
         for name, member in self.members.items():
             member.order.go_to(*state["orders"][name])
             member.drawn = state["drawn"][name]
-            member.rates.clear()
-            member.rates.update(state["rates"][name])
-            member.load(state["curriculum"][name])
+            member.load(state["members"][name], changes[name])
         self.sources.load(state["sources"])
+        return [line for change in changes.values() for line in change.lines]
 
 
 def _of_member(config: CurriculumConfig, name: str) -> CurriculumConfig:
@@ -157,16 +189,10 @@ class PromptQueue:
             ],
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.source.load_state_dict(state["source"])
-        returned = [
-            Example(**(fields | {"messages": tuple(fields["messages"])})) for fields in state["returned"]
-        ]
-        wanted = {(example.source, example.row) for example in returned}
-        rows: dict[tuple[str, int], Mapping[str, Any]] = {}
-        for example in self.source.examples if wanted else ():
-            if (example.source, example.row) in wanted:
-                rows[example.source, example.row] = example.row_data
-        self.returned = deque(
-            replace(example, row_data=rows.get((example.source, example.row), {})) for example in returned
-        )
+    def load_state_dict(self, state: dict[str, Any]) -> list[str]:
+        """As that of the source. An example that was to be drawn again is drawn as the data have it now."""
+        lines = self.source.load_state_dict(state["source"])
+        waiting = [(fields["source"], fields["row"]) for fields in state["returned"]]
+        found = [self.source.find(source, row) for source, row in waiting]
+        self.returned = deque(example for example in found if example is not None)
+        return lines

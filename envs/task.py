@@ -42,6 +42,10 @@ class Task(ABC):
     """True only where judging cannot hang, crash or take long: then no worker process is used."""
     min_score: float = 0.0
     """Score of a completion that the reward could not get through (it hung, crashed, took all memory)."""
+    reads_files: bool = True
+    """Whether `examples` reads `env.data_files`, where they are given."""
+    reads_hub: bool = True
+    """Whether it reads a data set of the hub, where they are not."""
     duplicates: str | None = None
     """Replaces `env.duplicates` where a task must not keep them."""
     weights: Mapping[str, float] = MappingProxyType({"accuracy": 1.0})
@@ -151,7 +155,26 @@ def make_task(env: EnvConfig) -> Task:
             f"env.dataset={env.dataset!r} is not a known task; known: {', '.join(known)}; a class of your own is "
             "named module:Class"
         )
+    _check_source(env, _REGISTRY[env.dataset])
     return _REGISTRY[env.dataset](env)
+
+
+def _check_source(env: EnvConfig, task: type[Task]) -> None:
+    """Raises ConfigError for files or a revision that this task of ours does not read."""
+    files, revision = f"env.data_files={env.data_files}", f"env.data_revision={env.data_revision}"
+    if env.data_files is not None and not task.reads_files:
+        raise ConfigError(
+            f"{files}: env.dataset={env.dataset} reads no file; take env.dataset=jsonl for rows of your own, or leave "
+            "data_files out"
+        )
+    if env.data_revision is not None and not task.reads_hub:
+        raise ConfigError(
+            f"{revision}: env.dataset={env.dataset} reads nothing from the hub; leave data_revision out"
+        )
+    if env.data_revision is not None and env.data_files is not None:
+        raise ConfigError(
+            f"{revision} with {files}: local files have no revision of the hub; leave one of the two out"
+        )
 
 
 def _own_task(env: EnvConfig) -> Task:

@@ -12,6 +12,7 @@ from config.errors import ConfigError
 from config.evaluation import EvalSetConfig
 from config.schema import Config
 from envs.duplicates import distinct_examples
+from envs.option_checks import check_any_rows
 from envs.prompt_checks import check_prompts
 from envs.prompt_length import PromptLimit
 from envs.task import Example, Task, make_task
@@ -84,8 +85,7 @@ def _load_set(
         check_prompts(tokenizer, examples, place)
     except ConfigError as error:  # it speaks of `env`, which is that of this set
         raise ConfigError(f"{place}: {error}") from error
-    if not examples:
-        raise ConfigError(f"{place}: the data set has no rows; check {place}.data_files and {place}.split")
+    check_any_rows(place, examples)
     problems = choose_problems(examples, settings.limit, limit)
     if not problems.examples:
         raise ConfigError(

@@ -167,9 +167,11 @@ def plan_devices(
 def _check_nodes(config: Config, cluster: bool) -> None:
     model = config.train_model
     if model.num_nodes > 1 and not cluster:
+        nodes = f"plan.nodes={model.num_nodes}"
+        remedy = "give its address, such as ray.address=auto" if config.plan.gpus is None else f"set {nodes}"
         raise ConfigError(
-            f"train_model.num_nodes={model.num_nodes}: several nodes are a Ray cluster; give its address, such as "
-            "ray.address=auto, or leave num_nodes at 1"
+            f"train_model.num_nodes={model.num_nodes}: several nodes are a Ray cluster; {remedy}, or leave num_nodes "
+            "at 1"
         )
     if cluster and model.ranks > 1 and model.devices is not None:
         raise ConfigError(

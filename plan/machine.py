@@ -25,18 +25,18 @@ _DRIVER = Path("/proc/driver/nvidia/gpus")
 class Machine:
     """What there is.
 
-    num_gpus: NVIDIA GPUs of one node, of those that a process sees. gpu_ids: their names as CUDA_VISIBLE_DEVICES
-    gives them to a process (indices or UUIDs), one each. gpu_memory_gib: of the smallest of them; None where the
-    driver's tool does not say. nodes: machines of this kind that one Ray cluster joins. host_memory_gib, disk_gib:
-    memory of one node, and free space where the run writes. vllm: version of the installed vLLM, None without one.
-    bitsandbytes: likewise. imagined: it is not the machine that the plan is made on. missing_to_compile: what
-    torch.compile would need here and does not find. missing_for_kernels: likewise Triton, for kernels of a GPU.
+    num_gpus: NVIDIA GPUs of one node, of those that a process sees. gpu_ids: their names as CUDA_VISIBLE_DEVICES gives
+    them to a process (indices or UUIDs), one each. gpu_memory_gib: of the smallest of them; None where the driver's
+    tool does not say. nodes: machines of this kind that one Ray cluster joins. host_memory_gib, disk_gib: memory of
+    one node, and free space where the run writes; None where nobody says. vllm: version of the installed vLLM, None
+    without one. bitsandbytes: likewise. imagined: it is not the machine that the plan is made on. missing_to_compile:
+    what torch.compile would need here and does not find. missing_for_kernels: likewise Triton, for kernels of a GPU.
     """
 
     num_gpus: int
     gpu_memory_gib: float | None
-    host_memory_gib: float
-    disk_gib: float
+    host_memory_gib: float | None
+    disk_gib: float | None
     vllm: str | None
     gpu_ids: tuple[str, ...] = ()
     nodes: int = 1
@@ -67,28 +67,27 @@ def this_machine(folder: Path) -> Machine:
 
 
 def imagined_machine(wanted: MachineConfig, here: Machine) -> Machine:
-    """`here` with what `plan.*` says instead. A machine with other GPUs is taken to have the tested vLLM on it.
+    """The machine that `plan.*` describes: another one where it gives `plan.gpus`, of which only that is known; else
+    `here` with what it says instead. A machine with other GPUs is taken to have the tested vLLM on it.
 
     Raises:
-        ConfigError: GPUs whose memory is neither said nor known, or memory of none.
+        ConfigError: memory of GPUs, and no GPU.
     """
     if not wanted.given:
         return here
+    another = wanted.gpus is not None
     gpus = here.num_gpus if wanted.gpus is None else wanted.gpus
-    memory = here.gpu_memory_gib if wanted.gpu_memory_gib is None else wanted.gpu_memory_gib
+    memory = wanted.gpu_memory_gib or (H100_GIB if another else here.gpu_memory_gib)
     if wanted.gpu_memory_gib is not None and not gpus:
         raise ConfigError(
             f"plan.gpu_memory_gib={wanted.gpu_memory_gib:g}: there is no GPU that has it; say how many there are, such "
             "as plan.gpus=8"
         )
-    if gpus and memory is None:
-        raise ConfigError(f"plan.gpus={gpus}: say how large they are as well, such as plan.gpu_memory_gib=80")
-    host = here.host_memory_gib if wanted.host_memory_gib is None else wanted.host_memory_gib
     return Machine(
         num_gpus=gpus,
         gpu_memory_gib=memory if gpus else None,
-        host_memory_gib=host,
-        disk_gib=here.disk_gib if wanted.disk_gib is None else wanted.disk_gib,
+        host_memory_gib=wanted.host_memory_gib or (None if another else here.host_memory_gib),
+        disk_gib=wanted.disk_gib or (None if another else here.disk_gib),
         vllm=here.vllm or (ASSUMED_VLLM if gpus else None),
         gpu_ids=tuple(map(str, range(gpus))),
         nodes=wanted.nodes,
@@ -98,6 +97,8 @@ def imagined_machine(wanted: MachineConfig, here: Machine) -> Machine:
 
 
 ASSUMED_VLLM, ASSUMED_BITSANDBYTES = "0.32", "0.50"
+H100_GIB = 80.0
+"""GPUs that `plan.gpus` counts and whose memory nothing says, as the speeds of the `plan` section are an H100's."""
 
 
 def installed_vllm() -> str | None:

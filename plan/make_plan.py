@@ -147,7 +147,10 @@ NOTES = (_note_unused, _note_whole_rows, _note_generate, _note_quantized)
 
 def _allocate(config: Config, overlapped: bool, machine: Machine) -> DevicePlan:
     gpus = 0 if config.device == "cpu" else machine.num_gpus
-    on_cluster = config.ray.address is not None or machine.nodes > 1
+    joins = (
+        config.ray.address is not None and config.plan.gpus is None
+    )  # another machine has no cluster of this one
+    on_cluster = joins or machine.nodes > 1
     if config.device == "cuda" and on_cluster and config.train_model.ranks > 1:
         gpus = max(gpus, 1)  # those of the cluster's nodes: the driver's own needs none
     if config.device == "cuda" and gpus == 0:

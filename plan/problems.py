@@ -178,7 +178,7 @@ def model_limits(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
 
 def _memory(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
     machine, host = plan.machine, host_bytes(plan, shape)
-    if host > machine.host_memory_gib * GIB:
+    if machine.host_memory_gib is not None and host > machine.host_memory_gib * GIB:
         largest = f"; {_largest(plan.phases)}" if plan.devices.on_cpu else ""
         uses = ", ".join(f"{use.what} {gib(use.bytes)}" for use in host_uses(plan, shape))
         where = "this machine's memory" if not machine.imagined else "the node's memory"
@@ -228,7 +228,7 @@ def _disk(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
     needed = one * checkpoints_kept(plan.config) - there
     exports = plan.config.train.export
     beside, off = (" with the models beside them", "set train.export=false, ") if exports else ("", "")
-    if needed > plan.machine.disk_gib * GIB:
+    if plan.machine.disk_gib is not None and needed > plan.machine.disk_gib * GIB:
         yield Problem(
             "checkpoints",
             f"checkpoints would take {gib(needed)} more{beside} and {plan.folder} has {plan.machine.disk_gib:.2f} GiB "

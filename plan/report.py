@@ -70,8 +70,10 @@ def _machine_lines(plan: Plan) -> list[str]:
     size = "" if machine.gpu_memory_gib is None else f" of {machine.gpu_memory_gib:g} GiB"
     gpus = f"{machine.num_gpus} GPU(s){size}" if machine.num_gpus else "no GPU"
     nodes = f"{machine.nodes} nodes, each with " if machine.nodes > 1 else ""
-    host = f"{machine.host_memory_gib:.0f} GiB of memory, {machine.disk_gib:.0f} GiB of free disk"
-    return [line("planned for" if machine.imagined else "this machine", f"{nodes}{gpus}, {host}")]
+    host, disk = machine.host_memory_gib, machine.disk_gib
+    memory = "host memory not known (plan.host_memory_gib)" if host is None else f"{host:.0f} GiB of memory"
+    free = "free disk not known (plan.disk_gib)" if disk is None else f"{disk:.0f} GiB of free disk"
+    return [line("planned for" if machine.imagined else "this machine", f"{nodes}{gpus}, {memory}, {free}")]
 
 
 def _device_lines(plan: Plan) -> list[str]:
@@ -145,8 +147,14 @@ def _memory_lines(plan: Plan) -> list[str]:
     for phase in plan.phases:
         lines.append(line(phase.name, f"{where}: {gib(phase.bytes)}"))
         lines += map(_use, phase.uses)
-    lines.append(line("host memory", f"{gib(host_bytes(plan, shape))} of {machine.host_memory_gib:.2f} GiB"))
+    there = _known(machine.host_memory_gib, "", "[plan.host_memory_gib]")
+    lines.append(line("host memory", f"{gib(host_bytes(plan, shape))} of {there}"))
     return [*lines, *map(_use, host_uses(plan, shape))]
+
+
+def _known(size: float | None, what: str, knob: str) -> str:
+    """A size in GiB, or that nobody knows it and which setting tells it."""
+    return f"an unknown size  {knob}" if size is None else f"{size:.2f} GiB{what}"
 
 
 def _use(use: Use) -> str:
@@ -184,7 +192,7 @@ def _checkpoint_lines(plan: Plan) -> list[str]:
         return []
     one, count = checkpoint_bytes(plan.config, plan.shape), checkpoints_kept(plan.config)
     model = model_bytes(plan.config, plan.shape)
-    free = f"{plan.machine.disk_gib:.2f} GiB free"
+    free = _known(plan.machine.disk_gib, " free", "[plan.disk_gib]")
     knobs = "[train.keep_checkpoints, train.checkpoint_frequency]"
     lines = [
         line(

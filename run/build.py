@@ -17,7 +17,7 @@ from config.schema import Config
 from run.checkpoint_model import model_maker
 from run.checkpoint_writer import CheckpointWriter
 from run.overlapped import ScheduleType
-from run.resume import starting_point
+from run.resume import check_data, starting_point
 from run.run import Run
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], built: E
     live.begin("reading data")
     task = make_task(config.env)
     tokenizer = load_checked_tokenizer(config.model, config.max_model_len)
-    prompts = make_prompts(config, task, tokenizer)
+    prompts = check_data(saved, make_prompts(config, task, tokenizer))
     eval_sets = load_sets(config, tokenizer)
     conversation = make_conversation(config, tokenizer)
     if conversation is not None:

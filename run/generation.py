@@ -2,6 +2,7 @@
 
 from transformers import PreTrainedTokenizerBase
 
+from config.env import EnvConfig
 from config.schema import Config
 from envs.chat import Encoder
 from envs.duplicates import distinct_examples
@@ -35,8 +36,16 @@ def make_prompts(config: Config, task: Task, tokenizer: PreTrainedTokenizerBase)
             difficulty=config.env.difficulty,
             told=limit.told,
             curriculum=config.env.curriculum,
+            setting=data_setting(config.env),
         )
     )
+
+
+def data_setting(env: EnvConfig) -> str:
+    """The setting that names the data of training, with its value."""
+    if env.data_files is None:
+        return f"env.dataset={env.dataset}"
+    return f"env.data_files={env.data_files}"
 
 
 def make_conversation(config: Config, tokenizer: PreTrainedTokenizerBase) -> Conversation | None:

@@ -171,7 +171,7 @@ def evaluate(
 def print_plan(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> RunOutcome:
     """`run=plan`, for this machine or the one that `plan.*` describes: touches no device, leaves no folder. A plan that
     cannot work is printed whole all the same, and ends with 2."""
-    from envs.option_checks import option_problems
+    from envs.option_checks import hub_notes, option_problems
     from plan.machine import imagined_machine, this_machine
     from plan.problems import Problem, planned
     from plan.report import advice, report
@@ -179,7 +179,10 @@ def print_plan(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> R
     config, _ = with_model(config)
     machine = imagined_machine(config.plan, this_machine(run_dir))
     plan, found = planned(config, schedule.overlapped, machine, run_dir)
-    found += [Problem("", text) for text in option_problems(config)]
+    of_data = option_problems(config)
+    if not of_data:
+        plan = replace(plan, notes=(*plan.notes, *hub_notes(config)))
+    found += [Problem("", text) for text in of_data]
     print(report(plan, found), flush=True)
     remove_if_unused(run_dir)
     if found:

@@ -18,6 +18,7 @@ from config.schema import Config
 from run.overlapped import ScheduleType
 
 if TYPE_CHECKING:  # torch costs seconds
+    from envs.prompts import PromptQueue
     from training.checkpoint import Saved
 
 DATE, TIME, JOB = r"\d{4}-\d\d-\d\d", r"\d\d-\d\d-\d\d(-\d+)?", r"\d+"
@@ -230,6 +231,20 @@ def changed_settings(saved: "Saved", config: Config, schedule: type[ScheduleType
             "earlier checkpoint"
         )
     return [f"{change} applied" for change in found]
+
+
+def check_data(saved: "Saved | None", prompts: "PromptQueue") -> "PromptQueue":
+    """The prompts themselves.
+
+    Raises:
+        ConfigError: they are made of other data than those of the checkpoint.
+    """
+    if saved is not None:
+        try:
+            prompts.source.changes(saved.state["prompts"]["source"])
+        except ConfigError as error:
+            raise ConfigError(f"train.resume={saved.path}: {error}") from error
+    return prompts
 
 
 def _counts(before: dict[str, Any], config: Config, schedule: type[ScheduleType]) -> list[Change]:

@@ -305,7 +305,7 @@ class Run:
         state = saved.state
         try:
             self.learner.load(saved.learner, state["learner"])
-            self.prompts.load_state_dict(state["prompts"])
+            changed = self.prompts.load_state_dict(state["prompts"])
         except ConfigError as error:
             raise ConfigError(f"train.resume={saved.path}: {error}") from error
         self.first_iteration = state["iteration"]
@@ -319,7 +319,7 @@ class Run:
         told = self.monitor.file.continue_from(saved.run_dir, self.learner.optimizer_steps)
         self.monitor.resumed()
         self.doctor.remember(self.monitor.file.rows())
-        return [*told, f"resumed from {saved.path} at iteration {self.first_iteration}"]
+        return [*told, *changed, f"resumed from {saved.path} at iteration {self.first_iteration}"]
 
     def check(self) -> None:
         """The end of a run that nobody has interrupted.

@@ -71,13 +71,24 @@ class Levels:
         return {
             "newest": self.newest,
             "last": self.last,
+            "labels": list(self.labels),
             "success": [window.state() for window in self.success],
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        self.newest, self.last = state["newest"], state["last"]
-        for window, saved in zip(self.success, state["success"], strict=True):
-            window.load(saved)
+        """Where the levels are others by now, those with the labels of old ones go on as these."""
+        before = state["labels"]
+        if before == list(self.labels):
+            self.newest, self.last = state["newest"], state["last"]
+            of_now = list(range(len(before)))
+        else:
+            reached = before[: state["newest"] + 1]
+            numbers = [number for number, label in enumerate(self.labels) if label in reached]
+            self.newest, self.last = max(numbers, default=0), len(self.labels) - 1
+            of_now = [self.labels.index(label) if label in self.labels else -1 for label in before]
+        for number, saved in zip(of_now, state["success"], strict=True):
+            if number >= 0:
+                self.success[number].load(saved)
 
 
 def make_levels(examples: Sequence[Example], column: str | None, config: CurriculumConfig) -> Levels:

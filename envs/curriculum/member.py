@@ -1,7 +1,7 @@
 """The prompts of one data set: which is asked next, and what became of those that were."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -14,6 +14,7 @@ from envs.curriculum.record import Asked
 from envs.curriculum.rows import Rows
 from envs.curriculum.weighted_draws import Chances
 from envs.curriculum.window import Window
+from envs.data_digest import DataChange, compare, row_digests
 from envs.example import Example
 
 _NO_CHANCE = random.Random(0)
@@ -25,13 +26,15 @@ class Member:
     What is drawn follows from the seed, the number of draws before, and the successes in the order in which they were
     observed. So the state is that of the draws: nothing is drawn ahead.
 
-    drawn: how often it was drawn from. success, replays: of its newest groups; of those asked again.
+    setting: what names its data, for messages. drawn: how often it was drawn from. success, replays: of its newest
+    groups; of those asked again. digests: of its rows, as `row_digests`.
     """
 
     def __init__(
         self,
         rows: Rows,
         name: str,
+        setting: str,
         bounds: tuple[int, int],
         seed: int,
         difficulty: DifficultyConfig,
@@ -39,9 +42,11 @@ class Member:
     ) -> None:
         start, end = bounds
         self.rows, self.config, self.drawn, self.start, self.end = rows, config, 0, start, end
+        self.setting = setting
         self.salt = f"{seed}/{name}/" if name else f"{seed}/"
         self.order = EpochOrder(start, end, self.salt)
         examples: Sequence[Example] = [rows.examples[row] for row in range(start, end)]
+        self.digests = row_digests(examples)
         self.places = {example.row: start + place for place, example in enumerate(examples)}
         self.levels = make_levels(examples, config.column, config)
         self._by_chance = bool(config.replay or config.priority)
@@ -116,20 +121,46 @@ class Member:
                 found[f"curriculum/replay{suffix}"] = self.replays.mean
         return found
 
+    def change(self, before: str) -> DataChange:
+        """Its rows beside those of a checkpoint. before: their digests.
+
+        Raises:
+            ConfigError: it is other data.
+        """
+        numbers = [example.row for example in self.rows.examples[self.start : self.end]]
+        return compare(self.setting, before, self.digests, numbers)
+
     def state(self) -> dict[str, Any]:
+        """Rows are counted from the first of this data set."""
+        start = self.start
         return {
-            "asked": {row: astuple(known) for row, known in self.asked.items()},
+            "digests": self.digests,
+            "left_out": sorted(row - start for row in self.rows.left_out if start <= row < self.end),
+            "rates": {row - start: known for row, known in self.rates.items()},
+            "asked": {row - start: astuple(known) for row, known in self.asked.items()},
             "levels": self.levels.state(),
             "success": self.success.state(),
             "replays": self.replays.state(),
         }
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state: dict[str, Any], change: DataChange) -> None:
+        """Go on from the state of a checkpoint; what it knows of rows that changed since is forgotten."""
+
+        def kept(of_rows: Mapping[int, Any]) -> dict[int, Any]:
+            return {
+                self.start + place: known for place, known in of_rows.items() if place not in change.changed
+            }
+
+        self.rows.left_out.update(kept(dict.fromkeys(state["left_out"])))
+        self.rates.clear()
+        self.rates.update(kept(state["rates"]))
         self.asked.clear()
-        self.asked.update({row: Asked(*known) for row, known in state["asked"].items()})
+        self.asked.update({row: Asked(*known) for row, known in kept(state["asked"]).items()})
         self.levels.load(state["levels"])
         self.success.load(state["success"])
         self.replays.load(state["replays"])
+        if change.lines:
+            self.levels.settle(self._can_be_asked)
         self.num_solved = sum([known.solved for known in self.asked.values()])
         self.chooser.refresh()
         for row in self.asked:

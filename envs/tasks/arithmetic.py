@@ -18,6 +18,8 @@ class Arithmetic(Task):
     Options: `max_operand` (largest operand). Columns for a curriculum: `operand`, the larger one, and `sum`.
     """
 
+    reads_files = False
+    reads_hub = False
     in_process = True
 
     def __init__(self, env: EnvConfig) -> None:

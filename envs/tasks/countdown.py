@@ -26,6 +26,8 @@ class Countdown(Task):
     Columns for a curriculum: `numbers`, how many there are, and `target`.
     """
 
+    reads_files = False
+    reads_hub = False
     in_process = True
     system_prompt = (
         "Combine all the given numbers, each exactly once, with + - * / and brackets to reach the target. "

@@ -35,6 +35,8 @@ class JSONLines(Task):
     (`extra_info.answer`), and those of `CodeOptions`.
     """
 
+    reads_hub = False
+
     def __init__(self, env: EnvConfig) -> None:
         super().__init__(env)
         for key in ("prompt", "answer"):

@@ -20,6 +20,7 @@ from envs.task import Completion, Example, Reward, Task, make_task, register
 OWN_FIELDS = (
     "dataset",
     "data_files",
+    "data_revision",
     "holdout",
     "duplicates",
     "system_prompt",
@@ -34,6 +35,9 @@ OWN_FIELDS = (
 @register("mixture")
 class Mixture(Task):
     """`env.mixture` maps NAME to WEIGHT, or to {weight, dataset (unset: NAME), data_files, options, reward, ...}."""
+
+    reads_files = False
+    reads_hub = False
 
     def __init__(self, env: EnvConfig) -> None:
         super().__init__(env)
@@ -54,7 +58,10 @@ class Mixture(Task):
         for name, given in env.mixture.items():
             weight, member = _member(name, given, env)
             self.mixing[name] = weight
-            self.members[name] = make_task(member)
+            try:
+                self.members[name] = make_task(member)
+            except ConfigError as error:  # it speaks of `env`, which is that of this member
+                raise ConfigError(f"env.mixture.{name}: {error}") from error
         self.judges: dict[str, Judge] = {name: make_judge(task) for name, task in self.members.items()}
 
     def examples(self, split: str) -> Sequence[Example]:

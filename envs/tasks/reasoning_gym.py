@@ -31,6 +31,9 @@ class ReasoningGym(Task):
     Columns for a curriculum: the numbers and texts of the generator's metadata, as `num_terms` of `chain_sum`.
     """
 
+    reads_files = False
+    reads_hub = False
+
     def __init__(self, env: EnvConfig) -> None:
         super().__init__(env)
         self.system_prompt = RULES["think_answer_tags"].system_prompt

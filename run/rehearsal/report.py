@@ -26,10 +26,11 @@ _SAID = 1 << 20
 
 
 def room(plan: Plan) -> float | None:
-    """Bytes that a rank may take; None where a GPU's memory is not known."""
+    """Bytes that a rank may take; None where the memory that it has is not known."""
     machine = plan.machine
     if plan.devices.on_cpu:
-        return machine.host_memory_gib * GIB / plan.devices.ranks_per_node
+        host = machine.host_memory_gib
+        return None if host is None else host * GIB / plan.devices.ranks_per_node
     return None if machine.gpu_memory_gib is None else usable_bytes(machine.gpu_memory_gib)
 
 

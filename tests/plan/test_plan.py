@@ -276,8 +276,11 @@ def test_a_machine_that_one_is_not_on(qwen: str) -> None:
     assert (plan.transport, plan.devices.on_cluster) == ("nccl", True)
     assert "61 of 64 GPU(s) are unused: inference_model.num_devices=62 generates on them too" in plan.notes
     assert imagined_machine(MachineConfig(), here) is here
-    with pytest.raises(ConfigError, match="say how large they are"):
-        imagined_machine(MachineConfig(gpus=2), here)
+    assert (there.host_memory_gib, there.disk_gib) == (None, None)
+    two = imagined_machine(MachineConfig(gpus=2, disk_gib=9.0), here)
+    assert (two.gpu_memory_gib, two.host_memory_gib, two.disk_gib) == (80.0, None, 9.0)
+    here_with = imagined_machine(MachineConfig(disk_gib=9.0), here)
+    assert (here_with.host_memory_gib, here_with.disk_gib) == (here.host_memory_gib, 9.0)
     with pytest.raises(ConfigError, match="gpu_memory_gib=80: there is no GPU that has it"):
         imagined_machine(MachineConfig(gpu_memory_gib=80.0), here)
     with pytest.raises(ConfigError, match="disk_gib=inf: must be a number above 0"):

@@ -1,0 +1,70 @@
+"""Runs that are resumed over data that changed since."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import grpo
+import grpo_async
+from config.errors import ConfigError
+from run.jobs import run_job
+from tests.scripts import SCHEDULE_OF, configured, finish, rows, start
+
+SMALL = ("env.num_envs=4", "env.repeats=2", "train.checkpoint_frequency=2", "env.dataset=jsonl")
+SCRIPTS = {"grpo.py": grpo, "grpo_async.py": grpo_async}
+
+
+def write(path: Path, numbers: range, *mended: int) -> None:
+    lines = [{"prompt": f"{n}+{n}=", "answer": str(2 * n + (n in mended))} for n in numbers]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def train(script: str, file: Path, folder: Path, turns: int, *overrides: str) -> None:
+    module = SCRIPTS[script]
+    config = configured(*SMALL, f"env.data_files={file}", f"train.total_dialog_turns={turns}", *overrides)
+    run_job(config, folder, module.train, SCHEDULE_OF[module])
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_mended_and_appended_rows_are_taken_and_said_and_the_run_resumes_again(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, folder = tmp_path / "rows.jsonl", tmp_path / "run"
+    write(file, range(10, 26))
+    train(script, file, folder, 16)
+    write(file, range(10, 31), 14, 17)
+    capsys.readouterr()
+    train(script, file, folder, 32, "train.resume=auto")
+    said = capsys.readouterr().err
+    assert f"env.data_files={file}: 2 of 16 rows changed since the checkpoint (rows 4, 7)" in said
+    assert "5 rows appended to 16" in said
+    train(script, file, folder, 48, "train.resume=auto")
+    assert "changed since" not in capsys.readouterr().err
+    assert len(rows(folder)) >= 6
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_other_data_are_refused_before_anything_is_loaded(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, folder = tmp_path / "rows.jsonl", tmp_path / "run"
+    write(file, range(10, 26))
+    train(script, file, folder, 16)
+    write(file, range(30, 46))
+    monkeypatch.setattr("run.engines.build_engine", None)
+    with pytest.raises(ConfigError, match=rf"train\.resume=.*env\.data_files={file}: not the data of the"):
+        train(script, file, folder, 32, "train.resume=auto")
+
+
+def test_fewer_rows_end_in_one_line(tmp_path: Path) -> None:
+    file, folder = tmp_path / "rows.jsonl", tmp_path / "run"
+    given = (*SMALL, f"env.data_files={file}", "train.resume=auto")
+    write(file, range(10, 26))
+    train("grpo.py", file, folder, 16)
+    write(file, range(10, 16))
+    process = start("grpo.py", folder, *given, "train.total_dialog_turns=32")
+    output = finish(process)
+    assert process.returncode == 2 and "Traceback" not in output
+    last = output.strip().splitlines()[-1]
+    assert "it had 16 rows, there are 6 now; the first that differs is row 6, which is gone" in last
