@@ -126,7 +126,7 @@ def parquet(path: Path, **columns: Any) -> Path:
         ([b"1", b"\xff\xfe"], r"\[0\]: column 'answer' holds bytes, which are no text"),
         (numpy.array([1.0, numpy.nan]), r"\[1\]: column 'answer' holds a number that is not finite"),
         ([True, False], r"\[0\]: column 'answer' must be text or a number"),
-        ([["1"], ["2"]], r"\[0\]: column 'answer' must be text or a number"),
+        ([["1", "3"], ["2"]], r"\[0\]: column 'answer' must be text or a number"),
     ],
 )
 def test_what_parquet_can_hold_and_no_answer_can_be(column: Any, expected: str, tmp_path: Path) -> None:

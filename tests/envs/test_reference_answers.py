@@ -178,9 +178,7 @@ def test_a_rule_that_reads_numbers_says_so(tmp_path: Path, logged: Logged) -> No
 
 def test_no_answer_that_can_be_equalled_is_an_error(tmp_path: Path) -> None:
     path = written(tmp_path / "rows.jsonl", '["2","3"]', '["a","b"]')
-    with pytest.raises(
-        ConfigError, match=r"^2 of 2 reference answers .*rows\.jsonl:1: "
-    ):
+    with pytest.raises(ConfigError, match=r"^2 of 2 reference answers .*rows\.jsonl:1: "):
         make_task(EnvConfig(dataset="jsonl", data_files=path)).examples("train")
 
 
