@@ -26,6 +26,11 @@ KINDS: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
             ("\\frac{S_1}{S_2}=\\sqrt{2}", "\\sqrt{2}"),
             ("\\frac{[ABC]}{[DEF]}=4", "4"),
             ("P(A)=\\frac12", "\\frac12"),
+            ("\\frac{a}{b}=\\frac{4}{6}=\\frac{2}{3}", "\\frac{2}{3}"),
+            ("\\frac{\\text{boys}}{\\text{girls}}=\\frac{2}{3}", "\\frac{2}{3}"),
+            ("\\text{boys}:\\text{girls}=2:3", "2:3"),
+            ("\\frac{S_{\\triangle ABC}}{S_{\\triangle DEF}}=4", "4"),
+            ("S_{\\triangle ABC}=4", "4"),
             ("\\frac{x}{y}=3, \\frac{y}{z}=2", "\\frac{y}{z}=2, \\frac{x}{y}=3"),
         ],
         [
@@ -47,6 +52,9 @@ KINDS: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
             ("\\frac{AB}{CD}=4/2", "2"),
             ("\\frac{a}{b}", "\\frac{a}{b}=\\frac{2}{3}"),
             ("P(A)=\\frac24", "\\frac12"),
+            ("\\frac{a}{b}=\\frac{4}{6}=\\frac{3}{4}", "\\frac{3}{4}"),
+            ("\\text{girls}:\\text{boys}=2:3", "\\text{boys}:\\text{girls}=2:3"),
+            ("S_{\\triangle ABC}=4", "S_{\\triangle DEF}=4"),
         ],
     ),
     "elements written twice": (
