@@ -23,9 +23,11 @@ _MARKED_NAME = re.compile(r"\\(?:overline|overrightarrow|vec|widehat|hat|bar|ang
 _MARKED = (
     r"\\(?:overline|overrightarrow|vec|widehat|hat|bar)\{[a-zA-Z]{1,3}\}|\\(?:angle|triangle) ?[A-Z]{1,3}"
 )
-_LETTER = r"(?:[a-zA-Z]|\\(?!frac|sqrt|in|cdot|times|pi(?![a-zA-Z]))[a-z]+)(?:_(?:\w|\{\w+\}))?'*"
+_LETTER = (
+    r"(?:[a-zA-Z]|\\(?!frac|sqrt|in|cdot|times|pi(?![a-zA-Z]))[a-z]+)(?:_(?:\w|\{(?:\\triangle )?\w+\}))?'*"
+)
 _CALL = rf"{_LETTER}(?:\^\{{-1\}})?\([^()=<>]{{1,20}}\)"
-_PART = rf"(?:\|?(?:{_MARKED}|{_CALL}|{_LETTER}|[A-Z]{{2,4}})\|?|\[[A-Z]{{3,4}}\])"
+_PART = rf"(?:\|?(?:{_MARKED}|{_CALL}|{_LETTER}|[A-Z]{{2,4}}|[A-Z]?[a-z]{{4,}})\|?|\[[A-Z]{{3,4}}\])"
 _FRACTION = re.compile(
     rf"\\frac\{{(?P<top>{_PART})\}}\{{(?P<bottom>{_PART})\}}|(?P<left>{_PART})/(?P<right>{_PART})"
 )

@@ -10,4 +10,4 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):  # type:
     try:
         return 3.0 if database.execute(solution_str).fetchall() == wanted else 0.5
     except sqlite3.Error:
-        return -2.0
+        return -2.0 + sum(map(ord, solution_str)) % 10 / 100

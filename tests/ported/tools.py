@@ -5,7 +5,7 @@ import json
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, step=0, total_steps=1):  # type: ignore[no-untyped-def]
     share = step / max(1, total_steps)
-    form = float(solution_str.startswith("{")) * (1 - share)
+    form = float(solution_str.startswith("{")) * (1 - share) + sum(map(ord, solution_str)) % 10 / 100
     try:
         called = json.loads(solution_str)
     except ValueError:
