@@ -36,6 +36,14 @@ def hub_notes(config: Config) -> list[str]:
     return found
 
 
+def reads_local_rows(config: Config) -> bool:
+    """Whether rows come from local files or tasks of the user's, and none from the hub."""
+    tasks = [make_task(env) for _, env in _sections(config)]
+    tasks += [member for task in tasks for member in task.members.values()]
+    local = [task.env.data_files is not None or is_own(task.env.dataset) for task in tasks]
+    return any(local) and not any(map(reads_hub, tasks))
+
+
 def reads_hub(task: Task) -> bool:
     """Whether the rows of this task of ours come from the hub."""
     return task.reads_hub and task.env.data_files is None and not is_own(task.env.dataset)

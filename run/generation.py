@@ -3,6 +3,7 @@
 from transformers import PreTrainedTokenizerBase
 
 from config.env import EnvConfig
+from config.errors import ConfigError
 from config.schema import Config
 from envs.chat import Encoder
 from envs.duplicates import distinct_examples
@@ -11,16 +12,16 @@ from envs.judging.service import RewardService
 from envs.prompt_checks import check_prompts
 from envs.prompt_length import PromptLimit
 from envs.prompts import PromptQueue, PromptSource
-from envs.task import Task
+from envs.task import Task, make_task
 from envs.turns import Conversation, make_repliers, with_instructions
 from evaluation.evaluation import Evaluation
-from evaluation.sets import EvalSet
+from evaluation.sets import EvalSet, load_sets
 from monitoring.monitor import Monitor
-from plan.model_shape import find_shape
+from plan.model_shape import find_file, find_shape
 from plan.plan import Plan
 from rollout.engine_loop import EngineLoop
 from rollout.generate import Generation
-from training.model_loading import saved_eos_token_ids
+from training.model_loading import load_tokenizer, saved_eos_token_ids
 
 
 def make_prompts(config: Config, task: Task, tokenizer: PreTrainedTokenizerBase) -> PromptQueue:
@@ -46,6 +47,22 @@ def data_setting(env: EnvConfig) -> str:
     if env.data_files is None:
         return f"env.dataset={env.dataset}"
     return f"env.data_files={env.data_files}"
+
+
+def prompt_problem(config: Config) -> str | None:
+    """Describes the prompt of local rows that a run would refuse; None where there is none.
+
+    Nothing is checked where the model's tokenizer is not on this machine.
+    """
+    if find_file(config.model.name) is None:
+        return None
+    try:
+        tokenizer = load_tokenizer(config.model)
+        make_prompts(config, make_task(config.env), tokenizer).begin_one()
+        load_sets(config, tokenizer)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def make_conversation(config: Config, tokenizer: PreTrainedTokenizerBase) -> Conversation | None:

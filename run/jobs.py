@@ -179,7 +179,7 @@ def print_plan(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> R
     config, _ = with_model(config)
     machine = imagined_machine(config.plan, this_machine(run_dir))
     plan, found = planned(config, schedule.overlapped, machine, run_dir)
-    of_data = option_problems(config)
+    of_data = option_problems(config) or _prompt_problems(config)
     if not of_data:
         plan = replace(plan, notes=(*plan.notes, *hub_notes(config)))
     found += [Problem("", text) for text in of_data]
@@ -189,6 +189,18 @@ def print_plan(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> R
         print(advice(plan, found, machine), file=sys.stderr)
         sys.exit(2)
     return "finished"
+
+
+def _prompt_problems(config: Config) -> list[str]:
+    """Imports what makes prompts only where rows are here to be looked at."""
+    from envs.option_checks import reads_local_rows
+
+    if not reads_local_rows(config):
+        return []
+    from run.generation import prompt_problem
+
+    problem = prompt_problem(config)
+    return [] if problem is None else [problem]
 
 
 def rehearse_step(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> RunOutcome:

@@ -1,5 +1,7 @@
 """What `run=plan` says of data: local rows as training does, of the hub that they were not read."""
 
+import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +13,7 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.option_checks import hub_notes, option_problems
 from envs.task import make_task
+from run.generation import prompt_problem
 from tests.scripts import configured, finish, start
 
 BAD = '{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2=", "answer": ""}\n'
@@ -131,3 +134,36 @@ def test_local_files_have_no_revision() -> None:
     for dataset, why in (("gsm8k", "local files have no revision"), ("jsonl", "reads nothing from the hub")):
         with pytest.raises(ConfigError, match=rf"env\.data_revision=abc.*{why}"):
             make_task(EnvConfig(dataset=dataset, data_files="rows.jsonl", data_revision="abc"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (("env.max_prompt_tokens=2",), "all 1 prompts are longer than env.max_prompt_tokens"),
+        (
+            ("model.chat_template={strict}", "env.system_prompt=hi"),
+            "row 0: model.name=.*System role not supp",
+        ),
+        (
+            ("eval.sets={{held:{{dataset:jsonl,data_files:{two}}}}}",),
+            "eval.sets.held: all 1 prompts are longer",
+        ),
+    ],
+)
+def test_prompts_that_a_run_refuses_are_refused_by_the_plan(
+    overrides: tuple[str, ...], expected: str, tmp_path: Path
+) -> None:
+    strict = tmp_path / "strict.jinja"
+    strict.write_text(
+        "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+        "{{ messages[-1].content }}"
+    )
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    one.write_text('{"prompt": "1+1=", "answer": "2"}')
+    two.write_text(json.dumps({"prompt": "1+" * 40, "answer": "2"}))
+    local = ("env.dataset=jsonl", f"env.data_files={one}")
+    config = configured(*local, *(text.format(strict=strict, two=two) for text in overrides))
+    assert option_problems(config) == []
+    assert re.search(expected, prompt_problem(config) or "")
+    assert prompt_problem(configured(*local)) is None
+    assert prompt_problem(configured(*local, "env.max_prompt_tokens=2", "model.name=nobody/nothing")) is None
