@@ -20,7 +20,7 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from cluster.calls import Reference, wait_for_all, wait_for_any
+from cluster.calls import RAISED, Reference, cause_of, raised_in_construction, wait_for_all, wait_for_any
 from cluster.runtime import Place, free_resources, start_actor, start_ray
 from config.errors import ConfigError, RankLost
 from training.rank_host import CONCURRENCY_GROUPS, RankHost, Sender
@@ -165,13 +165,15 @@ class Ranks:
         error, place = failed[number], self.places[number]
         if isinstance(error, RayTaskError) and isinstance(error.cause, ConfigError):
             return ConfigError(f"{error.cause}\n({place})")
+        if raised_in_construction(error):
+            return RankLost(f"{error}\n{place} could not be made: {cause_of(error)}")
         if isinstance(error, DEATHS):
             return RankLost(
                 f"{place} died in {method}{_end_of(error)} Something killed it, such as a lack of memory, or native "
                 "code crashed; the system's log may say which"
             )
         stacks = f"{self.stacks()}\n" if _after_others(error) else ""
-        return RankLost(f"{stacks}{error}\n{place} failed in {method}")
+        return RankLost(f"{stacks}{error}\n{place} failed in {method}: {cause_of(error)}")
 
     def stacks(self) -> str:
         """What every thread of every rank is doing now."""
@@ -206,7 +208,7 @@ def _outcome(ref: Reference) -> tuple[Any, Exception | None]:
     """What a call that has an outcome answered, or raised."""
     try:
         return ray.get(ref), None
-    except (*DEATHS, RayTaskError) as error:
+    except (*DEATHS, *RAISED) as error:
         return None, error
 
 

@@ -1,13 +1,13 @@
 """The engines of a pool as another process than the driver calls them, and what a call tells that lost one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import ObjectLostError, RayActorError
 
-from cluster.calls import Reference, wait_for_all
+from cluster.calls import Reference, cause_of, wait_for_all
 from config.errors import RunError
 
 _STACKS_S = 5.0
@@ -20,6 +20,12 @@ class EngineLost(RunError):
 class CallBroken(EngineLost):
     """An engine was lost in a call that needs all of them. Another one starts in its place; the rest may have begun
     something with the call."""
+
+
+def call_broken(lost: Mapping[str, str], method: str) -> str:
+    """The message of a `CallBroken`. lost: why each engine was, by its title."""
+    why = "; ".join(dict.fromkeys(each.rstrip(".") for each in lost.values()))
+    return f"{why}: {', '.join(lost)} was lost during {method}, which needs every engine"
 
 
 @dataclass(frozen=True)
@@ -47,9 +53,11 @@ class RemoteEngines:
         pairs = zip(self.live, arguments, strict=True)
         calls = {member.actor.call.remote(method, own): member for member, own in pairs}
         there = wait_for_all(calls, self.timeout_s)
-        lost = [member.title for ref, member in calls.items() if ref not in there or _died(ref)]
+        late = f"no answer within {self.timeout_s:.0f} s"
+        found = {member: _death(ref) if ref in there else late for ref, member in calls.items()}
+        lost = {member.title: why for member, why in found.items() if why is not None}
         if lost:
-            raise CallBroken(f"{', '.join(lost)} was lost during {method}, which needs every engine")
+            raise CallBroken(call_broken(lost, method))
         return [ray.get(ref) for ref in calls]
 
     def elsewhere(self) -> "RemoteEngines":
@@ -77,11 +85,12 @@ def _stack(member: Member, ref: Reference, there: bool) -> str:
         return str(error).splitlines()[0]
 
 
-def _died(ref: Reference) -> bool:
+def _death(ref: Reference) -> str | None:
+    """Why the engine of a call died; None where it lives."""
     try:
         ray.get(ref)
-    except (RayActorError, ObjectLostError):
-        return True
+    except (RayActorError, ObjectLostError) as error:
+        return cause_of(error)
     except Exception:  # the engine's own, which `call_each` raises when none has died
-        return False
-    return False
+        return None
+    return None

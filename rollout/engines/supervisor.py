@@ -20,12 +20,19 @@ from typing import Any, Literal
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
-from cluster.calls import Reference, wait_for_all, wait_for_any
+from cluster.calls import RAISED, Reference, cause_of, wait_for_all, wait_for_any
 from cluster.runtime import Place, free_resources, start_actor, start_ray
 from config.errors import ConfigError
 from rollout.engines.dispatch import Dispatch
 from rollout.engines.host import CONCURRENCY_GROUPS, EngineHost, WeightHandle
-from rollout.engines.remote_calls import CallBroken, EngineLost, Member, RemoteEngines, stacks_of
+from rollout.engines.remote_calls import (
+    CallBroken,
+    EngineLost,
+    Member,
+    RemoteEngines,
+    call_broken,
+    stacks_of,
+)
 from rollout.engines.sampler import Engine
 
 log = logging.getLogger(__name__)
@@ -61,6 +68,7 @@ class Slot:
 
     number: never recurs. pending: its start or its load. lost_in_a_row: engines at this place since one finished a
     group. replaces_lost: it has not served yet, in the place of an engine that was lost. overdue: and that was told.
+    end: why it was lost.
     """
 
     number: int
@@ -73,6 +81,7 @@ class Slot:
     polling: Reference = None
     submitting: list[Reference] = field(default_factory=list)
     steps: int = 0
+    end: str = ""
     lost_in_a_row: int = 0
     replaces_lost: bool = False
     overdue: bool = False
@@ -179,9 +188,9 @@ class Supervisor:
         live = self.wait_for_some()
         pairs = zip(live, arguments, strict=True)
         answered = self.results({slot.actor.call.remote(method, own): slot for slot, own in pairs}, method)
-        lost = [str(slot.place) for slot in live if slot not in answered]
+        lost = {str(slot.place): slot.end for slot in live if slot not in answered}
         if lost:
-            raise CallBroken(f"{', '.join(lost)} was lost during {method}, which needs every engine")
+            raise CallBroken(call_broken(lost, method))
         return list(answered.values())
 
     def results(self, calls: dict[Reference, Slot], what: str) -> dict[Slot, Any]:
@@ -209,9 +218,9 @@ class Supervisor:
         try:
             return ray.get(ref)
         except (RayActorError, ObjectLostError) as error:  # an answer lies where it was made until fetched
-            self.engine_lost(slot, str(error).splitlines()[0])
+            self.engine_lost(slot, cause_of(error))
             raise HostLost from None
-        except RayTaskError as error:
+        except RAISED as error:
             raise _failure(slot, error) from None
 
     # --- the life of an engine -----------------------------------------------------------------------------
@@ -267,6 +276,7 @@ class Supervisor:
         groups = self.groups.engine_lost(slot.number)
         log.warning("%s is lost with %d groups in flight: %s", slot.place, len(groups), why)
         ray.kill(slot.actor)
+        slot.end = why
         slot.pending, slot.polling, slot.submitting = None, None, []
         in_a_row = slot.lost_in_a_row + 1
         if max(in_a_row, self.groups.times_lost(groups)) >= self.settings.max_attempts:
@@ -334,8 +344,8 @@ class Supervisor:
         return stacks_of([slot.member for slot in self.slots])
 
 
-def _failure(slot: Slot, error: RayTaskError) -> Exception:
+def _failure(slot: Slot, error: Exception) -> Exception:
     """The remote traceback first, then which engine it was; of a user's error its message alone."""
-    if isinstance(error.cause, ConfigError):
+    if isinstance(error, RayTaskError) and isinstance(error.cause, ConfigError):
         return ConfigError(f"{error.cause}\n({slot.place}, while {slot.state})")
-    return EngineLost(f"{error}\n{slot.place} failed while {slot.state}")
+    return EngineLost(f"{error}\n{slot.place} failed while {slot.state}: {cause_of(error)}")

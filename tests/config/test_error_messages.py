@@ -15,7 +15,7 @@ from config.composition import register_schema, to_config
 from config.error_messages import PLUGINS, known_keys, quoted, readable, unknown_key
 from config.errors import ConfigError
 from config.evaluation import EvalSetConfig
-from config.other_trainers import ELSEWHERE, HERE, SECTIONS
+from config.other_trainers import APART, ELSEWHERE, HERE, SECTIONS
 from config.policy import PRESETS
 from config.schema import Config
 from tests.config.test_schema import EXPERIMENTS, ROOT, composed, message
@@ -218,6 +218,12 @@ def test_where_a_name_leads_to_exists(name: str) -> None:
     assert unknown_key(name).startswith(f"{name}: no such configuration key; "), name
 
 
+@pytest.mark.parametrize("section", APART)
+def test_the_end_of_a_name_of_another_model_says_nothing_of_the_policys(section: str) -> None:
+    for end in ("lr", "model.path", "optim.weight_decay", "ppo_epochs", "precision"):
+        assert f"here it is {HERE[end]}" not in unknown_key(f"{section}.{end}")
+
+
 def test_no_name_of_ours_is_taken_for_anothers() -> None:
     assert not {*HERE, *ELSEWHERE} & set(known_keys(Config))
 
@@ -244,6 +250,35 @@ def test_sections_of_others_lead_to_ours() -> None:
         ("data.train_batch_size=1024", "here it is env.num_envs"),
         ("trainer.nosuchthing=1", "here in train, logging and eval"),
         ("trainer.precision=16", "here it is train.mixed_precision"),
+        ("critic.optim.lr=1e-5", "GRPO has no critic"),
+        ("algorithm.critic.ppo_epochs=2", "GRPO has no critic"),
+        ("reward_model.model.path=x", "no reward model is loaded; env.reward=module:function"),
+        ("reward.reward_model.model.path=x", "no reward model is loaded"),
+        ("reward_model.rollout.n=2", "no reward model is loaded"),
+        (
+            "actor_rollout_ref.ref.fsdp_config.param_offload=true",
+            "the reference is the policy at its beginning",
+        ),
+        ("ref_model.model.path=x", "the reference is the policy at its beginning"),
+        ("teacher.model.path=x", "there is no teacher"),
+        ("actor_rollout_ref.rollout.val_kwargs.n=4", "here it is eval.sets.NAME.n"),
+        ("actor_rollout_ref.rollout.val_kwargs.do_sample=true", "each of eval.sets has temperature"),
+        ("env.max_turns=4", "here it is env.max_steps, with env.tools"),
+        ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=4", "here it is env.max_steps"),
+        ("stop=x", "no other text ends one"),
+        ("inference_model.stop_strings=[x]", "no other text ends one"),
+        ("policy.generation.stop_token_ids=[1]", "a completion ends with an end token"),
+        ("optimizer.beta=0.9", "here it is optimizer.betas"),
+        ("optimizer.epsilon=1e-8", "here it is optimizer.eps"),
+        ("inference_model.precision=fp16", "here it is inference_model.dtype"),
+        ("eval.num_generations=4", "here it is eval.sets.NAME.n"),
+        ("eval.batch_size=8", "an evaluation has no batch size"),
+        ("policy.model_name=x", "here it is model.name"),
+        ("grpo.num_prompts_per_step=8", "here it is env.num_envs"),
+        ("vllm_num_engines=2", "here it is inference_model.num_devices"),
+        ("policy.dtensor_cfg.tensor_parallel_size=2", "the learner shards parameters"),
+        ("orchestrator.rollouts_per_example=8", "here it is env.repeats"),
+        ("rollout_stop=x", "no other text ends one"),
     ],
 )
 def test_names_of_other_trainers_lead_to_ours(override: str, expected: str) -> None:

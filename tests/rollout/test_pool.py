@@ -131,7 +131,8 @@ def test_an_engine_gives_way_to_nobody(open_pool: OpenPool) -> None:
 def test_a_call_that_needs_every_engine_names_the_lost_one(open_pool: OpenPool) -> None:
     pool = open_pool(pool_engines.CountingEngine, engines=2)
     os.kill(pool.supervisor.members[1], signal.SIGKILL)
-    with pytest.raises(EngineLost, match=r"engine 1 \(CPU\) was lost during wake, which needs every engine"):
+    lost = r"The actor died.*: engine 1 \(CPU\) was lost during wake, which needs every engine"
+    with pytest.raises(EngineLost, match=lost):
         pool.supervisor.call_each("wake", [{}] * 2)
 
 
@@ -192,8 +193,9 @@ def test_an_engines_own_exception_surfaces_with_its_traceback(open_pool: OpenPoo
     pool.submit(requests(1)[0])
     with pytest.raises(
         EngineLost, match=r"pool_engines.py[\s\S]*sampler met a NaN[\s\S]*engine 0 \(CPU\) failed"
-    ):
+    ) as lost:
         drain(pool)
+    assert re.search(r"failed while live: \w+: .*sampler met a NaN", str(lost.value).splitlines()[-1])
 
 
 def test_a_refused_request_surfaces(open_pool: OpenPool) -> None:
