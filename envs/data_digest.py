@@ -3,7 +3,7 @@
 import json
 from base64 import b85encode
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -17,15 +17,52 @@ _LISTED = 10
 """Rows that a message names."""
 
 
-def row_digests(examples: Sequence[Example]) -> str:
-    """A digest of each row in order: of its number, prompt, answer and tools.
+@dataclass(frozen=True)
+class DataDigest:
+    """Digests of the rows of a data set, one text for all, `SIZE` characters a row.
 
-    The commonest system prompt is that of the task or of its reward, not of a row: it may be another when a run goes
-    on, and is no part of a digest.
+    rows: of number, prompt, answer and tools. columns: of the columns that a reward of the user's reads, and their
+    names; empty where no row has any.
     """
-    shared = Counter(map(_system_prompt, examples)).most_common(1)
-    common = shared[0][0] if shared else None
-    return "".join(_digest(example, common) for example in examples)
+
+    rows: str
+    columns: str = ""
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, examples: Sequence[Example]) -> "DataDigest":
+        """The digest of the rows in their order.
+
+        The commonest system prompt and prefill are those of the config, not of a row: they may be others when a run
+        goes on, and are no part of a digest.
+        """
+        system, prefill = (
+            _commonest(map(_system_prompt, examples)),
+            _commonest(one.prefill for one in examples),
+        )
+        rows = "".join(_digest(_own_parts(example, system, prefill)) for example in examples)
+        names = tuple(sorted(map(str, examples[0].row_data))) if examples else ()
+        return cls(rows, "".join(_digest(example.row_data) for example in examples) if names else "", names)
+
+    @classmethod
+    def load(cls, state: Mapping[str, Any]) -> "DataDigest":
+        """The digest that `state` gave."""
+        return cls(state["rows"], state["columns"], tuple(state["names"]))
+
+    def state(self) -> dict[str, Any]:
+        return {"rows": self.rows, "columns": self.columns, "names": list(self.names)}
+
+    @property
+    def count(self) -> int:
+        return len(self.rows) // SIZE
+
+    def changed(self, before: "DataDigest") -> list[int]:
+        """Places of rows that differ. Columns count where both runs read the same ones."""
+        pairs = [(before.rows, self.rows)]
+        pairs += [(before.columns, self.columns)] if before.names == self.names else []
+        places = range(min(before.count, self.count))
+        spans = [(place, slice(place * SIZE, (place + 1) * SIZE)) for place in places]
+        return [place for place, span in spans if any(old[span] != new[span] for old, new in pairs)]
 
 
 def _system_prompt(example: Example) -> str | None:
@@ -33,12 +70,21 @@ def _system_prompt(example: Example) -> str | None:
     return first["content"] if first["role"] == "system" else None
 
 
-def _digest(example: Example, common: str | None) -> str:
-    is_shared = common is not None and _system_prompt(example) == common
+def _commonest(texts: Iterable[str | None]) -> str | None:
+    found = Counter(texts).most_common(1)
+    return found[0][0] if found else None
+
+
+def _own_parts(example: Example, system: str | None, prefill: str | None) -> list[Any]:
+    """The parts of an example but for a system prompt and a prefill that it shares with most."""
+    is_shared = system is not None and _system_prompt(example) == system
     messages = example.messages[1:] if is_shared else example.messages
-    parts = (example.row, messages, example.answer, example.prefill, example.tools)
-    text = "\n".join(map(_canonical, parts))
-    return b85encode(blake2b(text.encode(), digest_size=4).digest()).decode()
+    own_prefill = "" if example.prefill == prefill else example.prefill
+    return [example.row, messages, example.answer, own_prefill, example.tools]
+
+
+def _digest(value: Any) -> str:
+    return b85encode(blake2b(_canonical(value).encode(), digest_size=4).digest()).decode()
 
 
 def _canonical(value: Any) -> str:
@@ -69,19 +115,16 @@ class DataChange:
     lines: tuple[str, ...]
 
 
-def compare(setting: str, before: str, now: str, rows: Sequence[int]) -> DataChange:
+def compare(setting: str, before: DataDigest, now: DataDigest, rows: Sequence[int]) -> DataChange:
     """The rows of a checkpoint beside those of now, place by place.
 
     Args:
         setting: what names the data, for messages.
-        before, now: as `row_digests` gives them.
         rows: number of the row at each place now.
     Raises:
         ConfigError: fewer rows, or most of them are others.
     """
-    count, appended = len(before) // SIZE, (len(now) - len(before)) // SIZE
-    ends = range(0, min(len(before), len(now)), SIZE)
-    changed = [at // SIZE for at in ends if before[at : at + SIZE] != now[at : at + SIZE]]
+    count, appended, changed = before.count, now.count - before.count, now.changed(before)
     if appended < 0 or 2 * len(changed) > count:
         raise ConfigError(_other_data(setting, count, rows, changed))
     found = []

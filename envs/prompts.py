@@ -129,9 +129,7 @@ class PromptSource:
                 f"env.mixture: the checkpoint was made with {', '.join(state['orders']) or 'one data set'}; "
                 "resume with the same members"
             )
-        return {
-            name: member.change(state["members"][name]["digests"]) for name, member in self.members.items()
-        }
+        return {name: member.change(state["members"][name]) for name, member in self.members.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
         """Go on from a state; a line for each data set with rows that changed since, or that are new.

@@ -14,7 +14,7 @@ from envs.curriculum.record import Asked
 from envs.curriculum.rows import Rows
 from envs.curriculum.weighted_draws import Chances
 from envs.curriculum.window import Window
-from envs.data_digest import DataChange, compare, row_digests
+from envs.data_digest import DataChange, DataDigest, compare
 from envs.example import Example
 
 _NO_CHANCE = random.Random(0)
@@ -27,7 +27,7 @@ class Member:
     observed. So the state is that of the draws: nothing is drawn ahead.
 
     setting: what names its data, for messages. drawn: how often it was drawn from. success, replays: of its newest
-    groups; of those asked again. digests: of its rows, as `row_digests`.
+    groups; of those asked again. digest: of its rows.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Member:
         self.salt = f"{seed}/{name}/" if name else f"{seed}/"
         self.order = EpochOrder(start, end, self.salt)
         examples: Sequence[Example] = [rows.examples[row] for row in range(start, end)]
-        self.digests = row_digests(examples)
+        self.digest = DataDigest.of(examples)
         self.places = {example.row: start + place for place, example in enumerate(examples)}
         self.levels = make_levels(examples, config.column, config)
         self._by_chance = bool(config.replay or config.priority)
@@ -121,20 +121,20 @@ class Member:
                 found[f"curriculum/replay{suffix}"] = self.replays.mean
         return found
 
-    def change(self, before: str) -> DataChange:
-        """Its rows beside those of a checkpoint. before: their digests.
+    def change(self, state: Mapping[str, Any]) -> DataChange:
+        """Its rows beside those of a checkpoint's state.
 
         Raises:
             ConfigError: it is other data.
         """
         numbers = [example.row for example in self.rows.examples[self.start : self.end]]
-        return compare(self.setting, before, self.digests, numbers)
+        return compare(self.setting, DataDigest.load(state["digest"]), self.digest, numbers)
 
     def state(self) -> dict[str, Any]:
         """Rows are counted from the first of this data set."""
         start = self.start
         return {
-            "digests": self.digests,
+            "digest": self.digest.state(),
             "left_out": sorted(row - start for row in self.rows.left_out if start <= row < self.end),
             "rates": {row - start: known for row, known in self.rates.items()},
             "asked": {row - start: astuple(known) for row, known in self.asked.items()},

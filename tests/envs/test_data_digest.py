@@ -14,7 +14,7 @@ import torch
 from config.curriculum import CurriculumConfig
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.data_digest import SIZE, compare, row_digests
+from envs.data_digest import SIZE, DataDigest, compare
 from envs.example import Example, Mixed
 from envs.prompts import PromptQueue, PromptSource
 from envs.task import make_task
@@ -51,7 +51,7 @@ def rows_of(digests: str) -> list[str]:
 def test_what_is_asked_and_its_answer_make_the_digest(change: dict[str, Any]) -> None:
     before = numbered_examples(3)
     after = [before[0], replace(before[1], **change), before[2]]
-    first, second = rows_of(row_digests(before)), rows_of(row_digests(after))
+    first, second = rows_of(DataDigest.of(before).rows), rows_of(DataDigest.of(after).rows)
     assert [a == b for a, b in zip(first, second, strict=True)] == [True, False, True]
 
 
@@ -61,7 +61,7 @@ def test_a_system_prompt_of_all_rows_is_no_part_of_it() -> None:
         make_task(EnvConfig(dataset="arithmetic", system_prompt=prompt)).examples("test")
         for prompt in ("Add.", "Think, then add.", None)
     ]
-    assert len({row_digests(examples) for examples in made}) == 1
+    assert len({DataDigest.of(examples) for examples in made}) == 1
 
 
 def test_any_answer_has_the_same_digest_in_every_process() -> None:
@@ -80,17 +80,32 @@ def test_any_answer_has_the_same_digest_in_every_process() -> None:
         lambda: "\ud800",
     ):
         one, other = (Example(({"role": "user", "content": "?"},), make(), 0) for _ in range(2))
-        assert row_digests([one]) == row_digests([other])
+        assert DataDigest.of([one]) == DataDigest.of([other])
+
+
+def test_columns_that_a_reward_reads_count_where_both_runs_read_them() -> None:
+    before = [replace(one, row_data={"schema": "t", "answer": one.answer}) for one in numbered_examples(4)]
+    after = [replace(one, row_data=one.row_data | {"schema": "u"}) if one.row == 2 else one for one in before]
+    found = compare("env.data_files=x", DataDigest.of(before), DataDigest.of(after), range(4))
+    assert found.changed == {2}
+    without = DataDigest.of(numbered_examples(4))
+    assert not compare("env.data_files=x", without, DataDigest.of(after), range(4)).changed
+
+
+def test_the_prefill_of_a_config_is_no_part_of_it() -> None:
+    before = numbered_examples(4)
+    after = [replace(one, prefill="<think>") for one in before]
+    assert DataDigest.of(before) == DataDigest.of(after)
 
 
 def test_nothing_changed_is_no_change_and_lies_in_a_checkpoint_as_text() -> None:
-    digests = row_digests(numbered_examples(5))
+    digest = DataDigest.of(numbered_examples(5))
     file = io.BytesIO()
-    torch.save({"digests": digests}, file)
+    torch.save(digest.state(), file)
     file.seek(0)
-    read = torch.load(file, weights_only=True)["digests"]
-    assert read == digests and len(read) == 5 * SIZE
-    found = compare("env.data_files=x", read, digests, range(5))
+    read = DataDigest.load(torch.load(file, weights_only=True))
+    assert read == digest and len(read.rows) == 5 * SIZE
+    found = compare("env.data_files=x", read, digest, range(5))
     assert (found.changed, found.lines) == (frozenset(), ())
 
 
@@ -231,7 +246,7 @@ def test_generated_rows_have_digests_too(
         make_task(EnvConfig(dataset=dataset, options=each)).examples("train")
         for each in (options, options, other)
     )
-    assert row_digests(first) == row_digests(same)
+    assert DataDigest.of(first) == DataDigest.of(same)
     with pytest.raises(ConfigError, match="not the data of the checkpoint"):
         source(others).load_state_dict(source(first).state_dict())
 
