@@ -145,8 +145,11 @@ def _own_reward(path: str, key: str) -> NamedReward:
         )
     if not callable(found):
         raise ConfigError(f"{place}: {found!r} is no function")
+    warm_up = getattr(found, "warm_up", None)
+    if warm_up is not None and not callable(warm_up):
+        raise ConfigError(f"{place}: its warm_up is {warm_up!r}; set a function that loads what it needs")
     signature, least = signature_of(place, found), declared_minimum(place, found)
-    return NamedReward(path, adapted(signature, found), min_score=least, signature=signature)
+    return NamedReward(path, adapted(signature, found), min_score=least, warm_up=warm_up, signature=signature)
 
 
 def _is_of_torchrl(found: Any) -> bool:

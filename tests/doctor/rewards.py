@@ -33,6 +33,17 @@ def failing_at_times(completion: Completion, example: Example) -> Reward:
     return Reward(_right(completion, example), {"accuracy": _right(completion, example)})
 
 
+def always_minus_three(completion: Completion, example: Example) -> Reward:
+    return Reward(-3.0, {"accuracy": 0.0})
+
+
+def gives_up_in_time(completion: Completion, example: Example, step: int) -> Reward:
+    """From the tenth step on half of the answers are invalid."""
+    right = _right(completion, example)
+    odd = completion.text.strip()[-1:] in tuple("13579")
+    return Reward(right, {"accuracy": right}, "invalid" if odd and step >= 10 else "scored")
+
+
 def ends_its_worker(completion: Completion, example: Example) -> Reward:
     """On odd answers, as a verifier in C does that crashes."""
     if completion.text.strip()[-1:] in tuple("13579"):
