@@ -25,7 +25,8 @@ class NamedReward:
     """A reward that any task can take.
 
     system_prompt: asks for the form that the reward reads; None leaves the task's own.
-    min_score: the least that it gives, for completions it could not get through; None: the task's.
+    min_score: the least that it gives, for completions it could not get through; None: the task's. Where lower scores
+        are seen, these count.
     in_process: true only where judging cannot hang, crash or take long.
     warm_up: imports what the first verification would, once, before worker processes are forked.
     signature: of a function of the user's, what it asks for.

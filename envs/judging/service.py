@@ -6,8 +6,9 @@
                 └── probe ── blame ◀─┘ the verification that ran: whose fault was it?
 
 Three outcomes. `scored`: the verdict. `invalid`: the completion made the verifier hang, run out of memory or crash,
-and the same example with an empty completion does not; or it holds control tokens. It scores the minimum. `error`: the
-reward or the row is at fault: masked by whoever trains, counted, and above `env.max_error_rate` the run stops.
+and the same example with an empty completion does not; or it holds control tokens. It scores the minimum, or what
+`lowest_scores` knows below that. `error`: the reward or the row is at fault: masked by whoever trains, counted, and
+above `env.max_error_rate` the run stops.
 """
 
 import os

@@ -3,7 +3,7 @@
 import os
 import time
 
-from envs.task import Completion, Example, Reward
+from envs.task import Completion, Example, Outcome, Reward
 
 LIMIT = 8
 """Tokens of the longest answer (grpo_quickstart)."""
@@ -39,9 +39,9 @@ def always_minus_three(completion: Completion, example: Example) -> Reward:
 
 def gives_up_in_time(completion: Completion, example: Example, step: int) -> Reward:
     """From the tenth step on half of the answers are invalid."""
-    right = _right(completion, example)
     odd = completion.text.strip()[-1:] in tuple("13579")
-    return Reward(right, {"accuracy": right}, "invalid" if odd and step >= 10 else "scored")
+    outcome: Outcome = "invalid" if odd and step >= 10 else "scored"
+    return Reward(_right(completion, example), {"accuracy": 0.0}, outcome)
 
 
 def ends_its_worker(completion: Completion, example: Example) -> Reward:
