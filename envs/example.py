@@ -72,7 +72,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class CompletionInRun(Completion):
-    """A completion with its tokens and the progress of the run, for rewards that ask for them by name.
+    """A completion with its tokens and the run's progress, for rewards that ask.
 
     token_ids: empty where no reward asks for them, or a file gives the completion (`run=rewards`).
     step, total_steps: optimizer steps done, and of the whole run; 0 of 1 in `run=rewards`.

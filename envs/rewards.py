@@ -16,7 +16,7 @@ from typing import Any
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.example import Example
-from envs.reward_forms import RewardFunction, Signature, adapted, declared_minimum, signature_of
+from envs.reward_forms import RewardFunction, Signature, declared_minimum, reward_function, signature_of
 from envs.user_code import is_own, load_own
 
 
@@ -112,7 +112,7 @@ def find_reward(name: str, key: str = "env.reward") -> NamedReward:
 
 
 def check_columns(env: EnvConfig, example: Example) -> None:
-    """Raises ConfigError where a reward of the user's asks for a column that the row of an example lacks."""
+    """Raises ConfigError where a user's reward asks for a column that an example lacks."""
     for named in judges(env):
         if named.signature is not None:
             named.signature.check(example, env.dataset)
@@ -150,7 +150,9 @@ def _own_reward(path: str, key: str) -> NamedReward:
     if warm_up is not None and not callable(warm_up):
         raise ConfigError(f"{place}: its warm_up is {warm_up!r}; set a function that loads what it needs")
     signature, least = signature_of(place, found), declared_minimum(place, found)
-    return NamedReward(path, adapted(signature, found), min_score=least, warm_up=warm_up, signature=signature)
+    return NamedReward(
+        path, reward_function(signature, found), min_score=least, warm_up=warm_up, signature=signature
+    )
 
 
 def _is_of_torchrl(found: Any) -> bool:

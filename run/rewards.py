@@ -17,7 +17,7 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.data import local_rows, shown
 from envs.group import Verdict
-from envs.judging.lowest_scores import LowestScores, lowered
+from envs.judging.lowest_scores import LowestScores, at_most
 from envs.judging.service import RewardService
 from envs.task import Completion, Example, checked_examples, make_task
 
@@ -49,7 +49,7 @@ def run_rewards(env: EnvConfig, out: TextIO = sys.stdout, report: TextIO = sys.s
         for start in range(0, len(samples), PORTION):
             portion = samples[start : start + PORTION]
             completions, of_portion = zip(*portion, strict=True)
-            verdicts = _settled(lowest, of_portion, service.score(completions, of_portion))
+            verdicts = _with_lowest(lowest, of_portion, service.score(completions, of_portion))
             for (_, example), verdict in zip(portion, verdicts, strict=True):
                 print(json.dumps(_line(example, verdict)), file=out, flush=True)
             graded += verdicts
@@ -62,7 +62,9 @@ def run_rewards(env: EnvConfig, out: TextIO = sys.stdout, report: TextIO = sys.s
         service.close()
 
 
-def _settled(lowest: LowestScores, examples: Sequence[Example], verdicts: Sequence[Verdict]) -> list[Verdict]:
+def _with_lowest(
+    lowest: LowestScores, examples: Sequence[Example], verdicts: Sequence[Verdict]
+) -> list[Verdict]:
     """Verdicts of a portion, in which the completions of one row are a group."""
     groups: dict[tuple[str, int], list[Verdict]] = {}
     for example, verdict in zip(examples, verdicts, strict=True):
@@ -71,7 +73,7 @@ def _settled(lowest: LowestScores, examples: Sequence[Example], verdicts: Sequen
         lowest.take(source, group)
     floors = {key: lowest.lowest(key[0], group) for key, group in groups.items()}
     return [
-        lowered(verdict, floors[example.source, example.row])
+        at_most(verdict, floors[example.source, example.row])
         for example, verdict in zip(examples, verdicts, strict=True)
     ]
 

@@ -76,9 +76,9 @@ class RewardService:
     def submit(self, completions: Sequence[Completion], examples: Sequence[Example]) -> Ticket:
         """Queue a batch, and begin it where a worker is free; `poll` says when it is done. Raises as `poll`."""
         ticket = Ticket([None] * len(completions), len(completions))
-        told = [self._told(completion) for completion in completions]
+        known = map(self._with_progress, completions)
         with self._lock:
-            for position, (completion, example) in enumerate(zip(told, examples, strict=True)):
+            for position, (completion, example) in enumerate(zip(known, examples, strict=True)):
                 if completion.control_tokens:
                     result = Result(self._least_score(example), {"control_tokens": 1.0}, "invalid", 0.0)
                 elif self._pool is None:
@@ -132,8 +132,8 @@ class RewardService:
             if self._pool is not None:
                 self._pool.close()
 
-    def _told(self, completion: Completion) -> Completion:
-        """The completion with the progress of the run, and its tokens where a reward asks for them."""
+    def _with_progress(self, completion: Completion) -> Completion:
+        """The completion with the run's progress, and its tokens where a reward asks."""
         known = in_run(completion)
         tokens = known.token_ids if self._reads_token_ids else ()
         return replace(known, token_ids=tokens, step=self.step(), total_steps=self.total_steps)

@@ -38,7 +38,7 @@ def always_minus_three(completion: Completion, example: Example) -> Reward:
 
 
 def gives_up_in_time(completion: Completion, example: Example, step: int) -> Reward:
-    """From the tenth step on half of the answers are invalid."""
+    """Half of the answers are invalid from the tenth step on."""
     odd = completion.text.strip()[-1:] in tuple("13579")
     outcome: Outcome = "invalid" if odd and step >= 10 else "scored"
     return Reward(_right(completion, example), {"accuracy": 0.0}, outcome)
