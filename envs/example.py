@@ -90,6 +90,13 @@ def in_run(completion: Completion) -> CompletionInRun:
     return CompletionInRun(**vars(completion))
 
 
+def without_run(completion: Completion) -> Completion:
+    """The completion without its tokens and the progress of a run."""
+    if type(completion) is Completion:
+        return completion
+    return Completion(**{name: getattr(completion, name) for name in Completion.__dataclass_fields__})
+
+
 @dataclass(frozen=True)
 class Reward:
     """The result of a reward function.

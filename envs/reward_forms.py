@@ -36,6 +36,8 @@ GIVEN = {
     True: {*OF_LISTS, *TRL, "answer", "ground_truth", "extra_info"},
 }
 """Names that mean something whatever the row holds, by whether the function is one of lists."""
+OF_RUN = ("step", "global_step", "total_steps", "trainer_state", "completion_ids")
+"""Names of what only `CompletionInRun` has."""
 NO_COLUMNS = ("prompt", "completion", "completion_ids")
 """Columns that TRL keeps from `**columns`."""
 RewardFunction = Callable[[Completion, Example, EnvConfig], Reward]
@@ -82,8 +84,9 @@ class Signature:
         return [name for name in (*self.positional, *required) if name not in GIVEN[self.lists]]
 
     @property
-    def reads_token_ids(self) -> bool:
-        return self.lists and (self.rest or "completion_ids" in self.asked)
+    def reads_progress(self) -> bool:
+        """Whether it asks for what only `CompletionInRun` has."""
+        return (self.lists and self.rest) or any(name in OF_RUN for name in self.asked)
 
     @property
     def reads_texts(self) -> bool:

@@ -118,9 +118,9 @@ def check_columns(env: EnvConfig, example: Example) -> None:
             named.signature.check(example, env.dataset)
 
 
-def reads_token_ids(env: EnvConfig) -> bool:
-    """Whether a reward asks for the tokens of completions."""
-    return any(each.signature is not None and each.signature.reads_token_ids for each in judges(env))
+def reads_progress(env: EnvConfig) -> bool:
+    """Whether a reward asks for what only `CompletionInRun` has."""
+    return any(each.signature is not None and each.signature.reads_progress for each in judges(env))
 
 
 def judges(env: EnvConfig) -> list[NamedReward]:
