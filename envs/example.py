@@ -74,7 +74,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class CompletionInRun(Completion):
-    """A completion with its tokens and the progress of the run, for rewards that ask for them by name.
+    """A completion with its tokens and the run's progress, for rewards that ask.
 
     token_ids: empty where no reward asks for them, or a file gives the completion (`run=rewards`).
     step, total_steps: optimizer steps done, and of the whole run; 0 of 1 in `run=rewards`.
@@ -90,6 +90,13 @@ def in_run(completion: Completion) -> CompletionInRun:
     if isinstance(completion, CompletionInRun):
         return completion
     return CompletionInRun(**vars(completion))
+
+
+def without_run(completion: Completion) -> Completion:
+    """The completion without its tokens and the progress of a run."""
+    if type(completion) is Completion:
+        return completion
+    return Completion(**{name: getattr(completion, name) for name in Completion.__dataclass_fields__})
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ class Group:
 
     @property
     def candidate_verdicts(self) -> list[Verdict]:
-        """Those on its candidates, in their order."""
+        """Verdicts on its candidates, in their order."""
         return [one.verdict for one in self.candidates if one.verdict is not None]
 
     @property

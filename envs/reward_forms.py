@@ -1,4 +1,4 @@
-"""Signatures of a user's reward: it is given what its parameters ask for by name. No torch here.
+"""Signatures of a user's rewards: parameters are given what they name. No torch here.
 
     completion, example, env, step, total_steps, COLUMN      ours         of one completion
     data_source, solution_str, ground_truth, extra_info      verl's       of one completion
@@ -36,18 +36,20 @@ GIVEN = {
     True: {*OF_LISTS, *TRL, "answer", "ground_truth", "extra_info"},
 }
 """Names that mean something whatever the row holds, by whether the function is one of lists."""
+OF_RUN = ("step", "global_step", "total_steps", "trainer_state", "completion_ids")
+"""Names of what only `CompletionInRun` has."""
 NO_COLUMNS = ("prompt", "completion", "completion_ids")
 """Columns that TRL keeps from `**columns`."""
 RewardFunction = Callable[[Completion, Example, EnvConfig], Reward]
 
 
 class NotApplicable(Exception):
-    """A reward has returned None: it says nothing of this row."""
+    """A reward has returned None: it does not apply to this row."""
 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """TRL's `trainer_state` as far as a verification knows it: optimizer steps done, and of the whole run."""
+    """TRL's `trainer_state`, as far as known: optimizer steps done, and of the run."""
 
     global_step: int
     max_steps: int
@@ -82,8 +84,9 @@ class Signature:
         return [name for name in (*self.positional, *required) if name not in GIVEN[self.lists]]
 
     @property
-    def reads_token_ids(self) -> bool:
-        return self.lists and (self.rest or "completion_ids" in self.asked)
+    def reads_progress(self) -> bool:
+        """Whether it asks for what only `CompletionInRun` has."""
+        return (self.lists and self.rest) or any(name in OF_RUN for name in self.asked)
 
     @property
     def reads_texts(self) -> bool:
@@ -91,7 +94,7 @@ class Signature:
         return "queries" in self.asked or ("labels" in self.asked and "completions" not in self.asked)
 
     def check(self, example: Example, dataset: str) -> None:
-        """Raises ConfigError where a function asks for a column that the row of an example lacks."""
+        """Raises ConfigError where the row of an example lacks a column that is asked for."""
         missing = _missing(self.columns, example)
         if missing:
             raise ConfigError(
@@ -145,7 +148,10 @@ def _bound(function: Any) -> set[str]:
 
 
 def _asked(name: str, place: int, required: bool) -> str:
-    """What a parameter asks for: its name; of one that begins with "_" the rest of it, or what stands there."""
+    """The name that a parameter asks for; one that begins with `_` may be unread.
+
+    `_NAME` asks for NAME where that is known, and any other for what stands at its place in our own form.
+    """
     bare = name.lstrip("_")
     if name == bare or bare in GIVEN[False] | GIVEN[True]:
         return bare
@@ -171,7 +177,7 @@ def _check_names(signature: Signature, parameters: str) -> None:
         )
 
 
-def adapted(signature: Signature, function: Callable[..., Any]) -> RewardFunction:
+def reward_function(signature: Signature, function: Callable[..., Any]) -> RewardFunction:
     """The function as one of (completion, example, env)."""
     columns, place = signature.columns, signature.place
 
@@ -286,7 +292,7 @@ def _prompt(example: Example) -> str:
 
 
 def _reward(place: str, result: Any, lists: bool) -> Reward:
-    """The reward that a function returned: a number, a `Reward`, a mapping; of lists also a list or tensor of one.
+    """A reward from what a function returned; of lists also from a list of one.
 
     Raises:
         NotApplicable: None, of a function of lists.
@@ -331,7 +337,7 @@ def _only(value: Any) -> Any:
 
 
 def declared_minimum(place: str, function: Any) -> float | None:
-    """The `min_score` of a function or callable object, also inside functools.partial; None where it has none.
+    """The `min_score` of a function, a callable object or a partial; None without one.
 
     Raises:
         ConfigError: it is no finite number.

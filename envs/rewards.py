@@ -16,7 +16,7 @@ from typing import Any
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.example import Example
-from envs.reward_forms import RewardFunction, Signature, adapted, declared_minimum, signature_of
+from envs.reward_forms import RewardFunction, Signature, declared_minimum, reward_function, signature_of
 from envs.user_code import is_own, load_own
 
 
@@ -25,7 +25,8 @@ class NamedReward:
     """A reward that any task can take.
 
     system_prompt: asks for the form that the reward reads; None leaves the task's own.
-    min_score: the least that it gives, for completions it could not get through; None: the task's.
+    min_score: the least that it gives, for completions it could not get through; None: the task's. Where lower scores
+        are seen, these count.
     in_process: true only where judging cannot hang, crash or take long.
     warm_up: imports what the first verification would, once, before worker processes are forked.
     signature: of a function of the user's, what it asks for.
@@ -111,15 +112,15 @@ def find_reward(name: str, key: str = "env.reward") -> NamedReward:
 
 
 def check_columns(env: EnvConfig, example: Example) -> None:
-    """Raises ConfigError where a reward of the user's asks for a column that the row of an example lacks."""
+    """Raises ConfigError where a user's reward asks for a column that an example lacks."""
     for named in judges(env):
         if named.signature is not None:
             named.signature.check(example, env.dataset)
 
 
-def reads_token_ids(env: EnvConfig) -> bool:
-    """Whether a reward asks for the tokens of completions."""
-    return any(each.signature is not None and each.signature.reads_token_ids for each in judges(env))
+def reads_progress(env: EnvConfig) -> bool:
+    """Whether a reward asks for what only `CompletionInRun` has."""
+    return any(each.signature is not None and each.signature.reads_progress for each in judges(env))
 
 
 def judges(env: EnvConfig) -> list[NamedReward]:
@@ -145,8 +146,13 @@ def _own_reward(path: str, key: str) -> NamedReward:
         )
     if not callable(found):
         raise ConfigError(f"{place}: {found!r} is no function")
+    warm_up = getattr(found, "warm_up", None)
+    if warm_up is not None and not callable(warm_up):
+        raise ConfigError(f"{place}: its warm_up is {warm_up!r}; set a function that loads what it needs")
     signature, least = signature_of(place, found), declared_minimum(place, found)
-    return NamedReward(path, adapted(signature, found), min_score=least, signature=signature)
+    return NamedReward(
+        path, reward_function(signature, found), min_score=least, warm_up=warm_up, signature=signature
+    )
 
 
 def _is_of_torchrl(found: Any) -> bool:

@@ -41,7 +41,8 @@ class Task(ABC):
     in_process: bool = False
     """True only where judging cannot hang, crash or take long: then no worker process is used."""
     min_score: float = 0.0
-    """Score of a completion that the reward could not get through (it hung, crashed, took all memory)."""
+    """The least score that `reward` gives. A completion that it could not get through (it hung, crashed, took all
+    memory) scores that, or the lowest score that was seen where this is less."""
     reads_files: bool = True
     """Whether `examples` reads `env.data_files`, where they are given."""
     reads_hub: bool = True

@@ -127,13 +127,13 @@ class Evaluation:
     async def _tallies(
         self, chosen: EvalSet, groups: GroupMaker, file: TextIO, record: Callable[[Group], None]
     ) -> list[Tally]:
-        """In the order of the problems; completions are written as they come, groups without a score at the end."""
+        """In the order of the problems; groups are written as they come, unscored ones last."""
         done, total = count(1), len(chosen.problems.examples)
         self.tell(f"eval {chosen.name}", 0, total)
         room = asyncio.Semaphore(max(1, self.rows // chosen.settings.n))
         lowest = LowestScores()
 
-        def settled(group: Group) -> Tally:
+        def finish(group: Group) -> Tally:
             lowest.settle([group])
             for line in group.attempts():
                 file.write(json.dumps(line) + "\n")
@@ -145,10 +145,10 @@ class Evaluation:
             await room.acquire()
             group = await groups.run_group(example, FIRST_GROUP_ID + index, room.release)
             scored = any(verdict.outcome == "scored" for verdict in group.verdicts)
-            return settled(group) if scored else group  # which needs the lowest score of all the others
+            return finish(group) if scored else group  # which needs the lowest score of all the others
 
         found = await together([one(*each) for each in enumerate(chosen.problems.examples)])
-        return [settled(each) if isinstance(each, Group) else each for each in found]
+        return [finish(each) if isinstance(each, Group) else each for each in found]
 
 
 class _GivenUp(Exception):

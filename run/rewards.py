@@ -18,7 +18,7 @@ from config.errors import ConfigError
 from config.models import ModelConfig
 from envs.data import local_rows, shown
 from envs.group import Verdict
-from envs.judging.lowest_scores import LowestScores, lowered
+from envs.judging.lowest_scores import LowestScores, at_most
 from envs.judging.service import RewardService
 from envs.task import Completion, Example, checked_examples, make_task
 from plan.model_shape import find_file
@@ -57,7 +57,7 @@ def run_rewards(
         for start in range(0, len(samples), PORTION):
             portion = samples[start : start + PORTION]
             completions, of_portion = zip(*portion, strict=True)
-            verdicts = _settled(lowest, of_portion, service.score(completions, of_portion))
+            verdicts = _with_lowest(lowest, of_portion, service.score(completions, of_portion))
             for (_, example), verdict in zip(portion, verdicts, strict=True):
                 print(json.dumps(_line(example, verdict)), file=out, flush=True)
             graded += verdicts
@@ -96,7 +96,9 @@ def _with_prefill(completion: Completion, prefill: str) -> Completion:
     return replace(completion, prefill=prefill)
 
 
-def _settled(lowest: LowestScores, examples: Sequence[Example], verdicts: Sequence[Verdict]) -> list[Verdict]:
+def _with_lowest(
+    lowest: LowestScores, examples: Sequence[Example], verdicts: Sequence[Verdict]
+) -> list[Verdict]:
     """Verdicts of a portion, in which the completions of one row are a group."""
     groups: dict[tuple[str, int], list[Verdict]] = {}
     for example, verdict in zip(examples, verdicts, strict=True):
@@ -105,7 +107,7 @@ def _settled(lowest: LowestScores, examples: Sequence[Example], verdicts: Sequen
         lowest.take(source, group)
     floors = {key: lowest.lowest(key[0], group) for key, group in groups.items()}
     return [
-        lowered(verdict, floors[example.source, example.row])
+        at_most(verdict, floors[example.source, example.row])
         for example, verdict in zip(examples, verdicts, strict=True)
     ]
 

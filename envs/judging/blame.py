@@ -12,7 +12,7 @@ suspects, and until the last of them is judged, one worker judges alone.
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from envs.example import Completion, Example, in_run
+from envs.example import Completion, CompletionInRun, Example
 from envs.group import Verdict
 from envs.judging.outcome import CRASHED, Result, crashed
 from envs.judging.pool import LostWorker
@@ -49,7 +49,9 @@ class Verification:
         """What a worker is given: after a kill the empty completion, which shows whether the example is at fault."""
         if self.killed_after is None:
             return self.completion
-        return replace(in_run(self.completion), **vars(EMPTY), token_ids=())
+        if isinstance(self.completion, CompletionInRun):
+            return replace(self.completion, **vars(EMPTY), token_ids=())
+        return EMPTY
 
 
 class Blame:

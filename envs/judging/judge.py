@@ -86,7 +86,7 @@ def _combined(named: list[NamedReward], env: EnvConfig) -> Judge:
     """One verdict of several: their scores as parts, the weighted sum, and the worst of their outcomes.
 
     `accuracy` is that of the reward of this name, else of the first: its own part of that name, or whether its score
-    is at least 1. A reward that says nothing of the row has no part and counts nothing.
+    is at least 1. A reward that does not apply to the row has no part and counts nothing.
     """
     names, weights = part_names([each.name for each in named]), _weights(env, named)
 
@@ -95,19 +95,19 @@ def _combined(named: list[NamedReward], env: EnvConfig) -> Judge:
         accuracies: dict[str, float] = {}
         outcomes: list[str] = []
         score = 0.0
-        silent: list[NotApplicable] = []
+        inapplicable: list[NotApplicable] = []
         for name, weight, each in zip(names, weights, named, strict=True):
             try:
                 verdict = each.function(completion, example, env)
             except NotApplicable as error:
-                silent.append(error)
+                inapplicable.append(error)
                 continue
             scores[name], parts = checked(verdict, f"reward {name}")
             accuracies[name] = parts.get("accuracy", float(scores[name] >= 1.0))
             outcomes.append(verdict.outcome)
             score += weight * scores[name]
         if not scores:
-            raise silent[0]
+            raise inapplicable[0]
         accuracy = accuracies.get("accuracy", next(iter(accuracies.values())))
         return Reward(
             score, scores | {"accuracy": accuracy}, "invalid" if "invalid" in outcomes else "scored"

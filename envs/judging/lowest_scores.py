@@ -1,7 +1,7 @@
-"""Scores of invalid completions: never above the lowest score that a judge gives. No torch here.
+"""Scores of invalid completions: at most the lowest that a judge gives. No torch here.
 
-the minimum that the reward declares (0 unless said otherwise); the lowest score of the group, where that is less;
-in a group without a score the lowest of the run
+An invalid completion scores the minimum that its reward declares (0 unless said otherwise), or the lowest score of its
+group where that is less; in a group without a score the lowest of the run takes its place.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ class LowestScores:
             lowest = self.lowest(group.example.source, group.candidate_verdicts)
             for one in group.candidates:
                 if one.verdict is not None:
-                    one.verdict = lowered(one.verdict, lowest)
+                    one.verdict = at_most(one.verdict, lowest)
 
     def take(self, source: str, verdicts: Iterable[Verdict]) -> None:
         """Remembers the lowest of these scores. source: of their examples."""
@@ -37,7 +37,7 @@ class LowestScores:
         return min(_scores(verdicts), default=self.seen.get(source))
 
 
-def lowered(verdict: Verdict, lowest: float | None) -> Verdict:
+def at_most(verdict: Verdict, lowest: float | None) -> Verdict:
     """The verdict; an invalid one scores at most `lowest`."""
     if verdict.outcome != "invalid" or lowest is None or verdict.score <= lowest:
         return verdict

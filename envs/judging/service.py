@@ -6,8 +6,9 @@
                 └── probe ── blame ◀─┘ the verification that ran: whose fault was it?
 
 Three outcomes. `scored`: the verdict. `invalid`: the completion made the verifier hang, run out of memory or crash,
-and the same example with an empty completion does not; or it holds control tokens. It scores the minimum. `error`: the
-reward or the row is at fault: masked by whoever trains, counted, and above `env.max_error_rate` the run stops.
+and the same example with an empty completion does not; or it holds control tokens. It scores the minimum, or what
+`lowest_scores` knows below that. `error`: the reward or the row is at fault: masked by whoever trains, counted, and
+above `env.max_error_rate` the run stops.
 """
 
 import os
@@ -20,7 +21,7 @@ from multiprocessing.connection import wait
 
 from config.env import EnvConfig
 from config.errors import ConfigError, DeadlineError
-from envs.example import Completion, Example, in_run
+from envs.example import Completion, Example, in_run, without_run
 from envs.group import Verdict
 from envs.judging.blame import Blame, Ticket, Verification
 from envs.judging.judge import judges_in_process, least_score, make_judge
@@ -28,7 +29,7 @@ from envs.judging.outcome import Result, crashed, judged
 from envs.judging.pool import DIED, ForkServerDied, LostWorker, Pool, Worker
 from envs.judging.tally import Tally
 from envs.judging.worker import IDLE
-from envs.rewards import reads_token_ids
+from envs.rewards import reads_progress
 from envs.task import Task
 
 LARGEST_BATCH = 128
@@ -54,7 +55,7 @@ class RewardService:
         self.task = task
         self.step = step
         self.total_steps = total_steps
-        self._reads_token_ids = any(reads_token_ids(each.env) for each in (task, *task.members.values()))
+        self._reads_progress = any(reads_progress(each.env) for each in (task, *task.members.values()))
         self.judge = make_judge(task)
         self.num_workers = env.reward_workers or max(1, (os.cpu_count() or 2) - 1)
         self._lock = threading.RLock()
@@ -75,9 +76,9 @@ class RewardService:
     def submit(self, completions: Sequence[Completion], examples: Sequence[Example]) -> Ticket:
         """Queue a batch, and begin it where a worker is free; `poll` says when it is done. Raises as `poll`."""
         ticket = Ticket([None] * len(completions), len(completions))
-        told = [self._told(completion) for completion in completions]
+        known = self._with_progress(completions)
         with self._lock:
-            for position, (completion, example) in enumerate(zip(told, examples, strict=True)):
+            for position, (completion, example) in enumerate(zip(known, examples, strict=True)):
                 if completion.control_tokens:
                     result = Result(self._least_score(example), {"control_tokens": 1.0}, "invalid", 0.0)
                 elif self._pool is None:
@@ -131,11 +132,12 @@ class RewardService:
             if self._pool is not None:
                 self._pool.close()
 
-    def _told(self, completion: Completion) -> Completion:
-        """The completion with the progress of the run, and its tokens where a reward asks for them."""
-        known = in_run(completion)
-        tokens = known.token_ids if self._reads_token_ids else ()
-        return replace(known, token_ids=tokens, step=self.step(), total_steps=self.total_steps)
+    def _with_progress(self, completions: Sequence[Completion]) -> Sequence[Completion]:
+        """Completions with the run's progress and their tokens, where a reward asks for them."""
+        if self._reads_progress:
+            step, total = self.step(), self.total_steps
+            return [replace(in_run(one), step=step, total_steps=total) for one in completions]
+        return [without_run(one) for one in completions]
 
     def _enqueue(self, item: Verification, first: bool = False) -> None:
         self._items[self._next] = item

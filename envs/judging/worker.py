@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from envs.example import Completion, CompletionInRun, Example, in_run
+from envs.example import Completion, CompletionInRun, Example
 from envs.judging.outcome import OUT_OF_MEMORY, Judge, Result, judged
 
 PROGRESS = struct.Struct("<qd")
@@ -37,7 +37,7 @@ def pack(items: Sequence[tuple[int, Completion, Example]]) -> Batch:
             examples.append(tuple(vars(example).values()))
     return (
         [index for index, _, _ in items],
-        [tuple(vars(in_run(each)).values()) for _, each, _ in items],
+        [tuple(vars(each).values()) for _, each, _ in items],
         [places[id(example)] for _, _, example in items],
         examples,
     )

@@ -3,7 +3,7 @@
 import os
 import time
 
-from envs.task import Completion, Example, Reward
+from envs.task import Completion, Example, Outcome, Reward
 
 LIMIT = 8
 """Tokens of the longest answer (grpo_quickstart)."""
@@ -31,6 +31,17 @@ def failing_at_times(completion: Completion, example: Example) -> Reward:
     if example.row % 7 == 0:
         raise KeyError("no such column")
     return Reward(_right(completion, example), {"accuracy": _right(completion, example)})
+
+
+def always_minus_three(completion: Completion, example: Example) -> Reward:
+    return Reward(-3.0, {"accuracy": 0.0})
+
+
+def gives_up_in_time(completion: Completion, example: Example, step: int) -> Reward:
+    """Half of the answers are invalid from the tenth step on."""
+    odd = completion.text.strip()[-1:] in tuple("13579")
+    outcome: Outcome = "invalid" if odd and step >= 10 else "scored"
+    return Reward(_right(completion, example), {"accuracy": 0.0}, outcome)
 
 
 def ends_its_worker(completion: Completion, example: Example) -> Reward:

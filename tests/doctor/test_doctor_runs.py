@@ -90,6 +90,16 @@ REAL: dict[str, tuple[ModuleType, tuple[str, ...], set[str]]] = {
         (*SMALL, *BABBLING, steps(4)),
         {"control_tokens"},
     ),
+    "below zero": (
+        grpo,
+        (*SMALL, *BABBLING, f"{REWARD}always_minus_three", steps(2)),
+        {"invalid_unpunished"},
+    ),
+    "a judge that gives up in time": (
+        grpo,
+        (*SMALL, f"{REWARD}gives_up_in_time", "optimizer.lr=1e-12", steps(22)),
+        {"invalid_growth"},
+    ),
     "a reward that crashes": (
         grpo,
         (*SMALL, f"{REWARD}ends_its_worker", steps(7), "env.max_error_rate=1.0"),

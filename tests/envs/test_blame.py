@@ -1,9 +1,10 @@
 """Blame without a process: who is at fault for a verification that crashed."""
 
-from envs.example import Completion, Example, in_run
+from envs.example import CompletionInRun
 from envs.judging.blame import EMPTY, Blame, Ticket, Verification
 from envs.judging.outcome import Result, crashed
 from envs.judging.pool import DIED, LostWorker
+from envs.task import Completion, Example
 
 RIGHT = Result(1.0, {"accuracy": 1.0}, "scored", 0.1)
 
@@ -25,7 +26,19 @@ def test_a_verdict_stands_and_a_crash_is_probed_with_an_empty_completion() -> No
     assert ours.of_result(one, RIGHT) is RIGHT
     assert one.judged_next.text == "a"
     assert ours.of_result(one, crashed(2.0, "MemoryError")) is None
-    assert one.judged_next == in_run(EMPTY)
+    assert one.judged_next is EMPTY
+
+
+def test_the_empty_completion_of_a_probe_knows_the_progress_of_the_run() -> None:
+    ours = blame()
+    one = Verification(
+        Ticket([None], 1),
+        0,
+        CompletionInRun("a", 3, token_ids=(4,), step=5, total_steps=9),
+        Example((), "gold", 0),
+    )
+    ours.of_result(one, crashed(2.0, "MemoryError"))
+    assert one.judged_next == CompletionInRun("", step=5, total_steps=9)
 
 
 def test_the_completion_is_to_blame_where_the_probe_is_judged() -> None:
@@ -49,7 +62,7 @@ def test_a_worker_that_died_once_may_have_had_an_accident() -> None:
     assert ours.of_lost_worker(one, lost(DIED), alone=True) is None
     assert one.judged_next.text == "a"
     assert ours.of_lost_worker(one, lost(DIED), alone=True) is None
-    assert one.judged_next == in_run(EMPTY), "the second death is no accident"
+    assert one.judged_next is EMPTY, "the second death is no accident"
 
 
 def test_a_death_in_company_and_a_deadline_are_no_accidents_of_its_own() -> None:
@@ -58,7 +71,7 @@ def test_a_death_in_company_and_a_deadline_are_no_accidents_of_its_own() -> None
         assert ours.of_lost_worker(together, lost(DIED), alone=False) is None
     assert together.judged_next.text == "a"
     assert ours.of_lost_worker(late, lost("it took longer than it may"), alone=False) is None
-    assert late.judged_next == in_run(EMPTY)
+    assert late.judged_next is EMPTY
 
 
 def test_suspects_are_judged_alone_until_the_last_of_them_is_judged() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from config.env import EnvConfig
+from envs.judging.judge import least_score
 from envs.judging.service import RewardService
 from envs.rewards import known_rewards
 from envs.task import Completion, known_tasks, make_task
@@ -100,6 +101,55 @@ def test_the_reward_of_the_text_reads_other_columns(tmp_path: Path, monkeypatch:
     (tmp_path / "rows.jsonl").write_text(json.dumps(row), encoding="utf-8")
     env = EnvConfig(dataset="jsonl", data_files=str(tmp_path / "rows.jsonl"), reward=f"{module}:mentions")
     assert judged(env, "a cat") == 0.5
+
+
+SUM = {"prompt": "Write 12.", "answer": "12"}
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "scores"),
+    [
+        ("compute_score", SUM | {"data_source": "sums"}, {"12": 1.0, "13": -1.0}),
+        ("near_in_length", SUM, {"13": 1.0, "": 1 / 3}),
+        ("reward_func", SUM, {"so 12": 1.0, "12 or 13": 0.0}),
+        ("harsh", SUM, {"12 ": 1.0, "13": -3.0}),
+        ("shorter_in_time", SUM, {"12": 1.0, "13": 0.0}),
+        ("boxed_or_bare", SUM, {"\\boxed{12}": 1.0, "12.0": 0.1, "so 12": 0.0}),
+        ("liked", SUM, {"good bad good": 1.0}),
+    ],
+)
+def test_the_functions_of_the_text(
+    name: str, row: dict[str, str], scores: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = beside(tmp_path, monkeypatch, f"{name}_of_the_text", block("python", f"def {name}("))
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    for text, score in scores.items():
+        env = EnvConfig(dataset="jsonl", data_files=str(tmp_path / "rows.jsonl"), reward=f"{module}:{name}")
+        assert judged(env, text) == pytest.approx(score)
+
+
+def test_the_reward_of_the_text_runs_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = beside(
+        tmp_path, monkeypatch, "short_programs_of_the_text", block("python", "def short_programs(")
+    )
+    (tmp_path / "rows.jsonl").write_text(block("json", '"test_cases"'), encoding="utf-8")
+    env = EnvConfig(
+        dataset="jsonl",
+        data_files=str(tmp_path / "rows.jsonl"),
+        reward=f"{module}:short_programs",
+        reward_timeout_s=60,
+        sandbox="rlimits",
+    )
+    assert judged(env, "```python\nprint(2 * int(input()))\n```") == 1.0
+    assert least_score(make_task(env)) == -0.1
+
+
+def test_the_reward_of_the_page_for_users_of_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
+    module = beside(tmp_path, monkeypatch, "brief_of_trl", block("python", "def brief(completions", text))
+    (tmp_path / "rows.jsonl").write_text(json.dumps(SUM), encoding="utf-8")
+    env = EnvConfig(dataset="jsonl", data_files=str(tmp_path / "rows.jsonl"), reward=f"{module}:brief")
+    assert judged(env, " 12") == 1.0
 
 
 def judged(env: EnvConfig, text: str) -> float | str:

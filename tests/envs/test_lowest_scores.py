@@ -7,7 +7,7 @@ import pytest
 from config.env import EnvConfig
 from envs.example import Outcome
 from envs.group import Group, Verdict
-from envs.judging.lowest_scores import LowestScores, lowered
+from envs.judging.lowest_scores import LowestScores, at_most
 from envs.judging.service import RewardService
 from envs.task import Completion, make_task
 from tests.groups import make_completion, make_group
@@ -77,7 +77,7 @@ def test_settling_twice_changes_nothing() -> None:
 @pytest.mark.parametrize("score", [0.0, 5.0])
 def test_an_invalid_completion_is_no_success(score: float) -> None:
     assert Verdict(score, {"control_tokens": 1.0}, "invalid").success == 0.0
-    assert lowered(Verdict(score, {}, "invalid"), 2.0).score == min(score, 2.0)
+    assert at_most(Verdict(score, {}, "invalid"), 2.0).score == min(score, 2.0)
 
 
 def test_a_declared_minimum_is_given_by_the_service() -> None:

@@ -16,6 +16,7 @@ from envs.judging.outcome import judged as judged_here
 from envs.judging.service import RewardService
 from envs.rewards import find_reward
 from envs.task import Completion, Example, checked_examples, make_task
+from tests.envs import users_rewards
 
 HERE = "tests.envs.users_rewards"
 ROW = {"prompt": "1+1=", "answer": "2", "level": 3, "data_source": "sums", "extra_info": {"index": 7}}
@@ -183,3 +184,15 @@ def test_a_reward_says_its_least_score(tmp_path: Path) -> None:
         assert least_score(make_task(env_of(tmp_path, name))) == least
     env = env_of(tmp_path, ["least", "judge", "verl_subset"], reward_weights=[2.0, 0.5, 1.0])
     assert least_score(make_task(env)) == -7.0
+
+
+def test_what_a_reward_loads_comes_with_the_fork(tmp_path: Path) -> None:
+    env = env_of(tmp_path, "loaded_before")
+    task = make_task(env)
+    service = RewardService(task, env)
+    try:
+        (verdict,) = service.score([Completion("2")], task.examples("train"))
+    finally:
+        service.close()
+    assert verdict.score == 1.0
+    assert not users_rewards.LOADED_IN, "nothing is loaded here"

@@ -2,8 +2,8 @@
 
 import functools
 import json
+import os
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -31,15 +31,6 @@ def verl_subset(ground_truth: str, solution_str: str) -> bool:
 
 def verl_rest(solution_str: str, **kwargs: Any) -> float:
     return float(sorted(kwargs) == ["extra_info", "ground_truth"])
-
-
-def seen(*names: str) -> Callable[..., Any]:
-    """A function of lists whose metric is what it was given, as JSON in an error."""
-
-    def reward(**given: Any) -> list[float]:
-        raise ValueError(json.dumps({name: given[name] for name in names}))
-
-    return reward
 
 
 def trl_shows(prompts: Any, completions: Any, **columns: Any) -> list[float]:
@@ -181,3 +172,14 @@ no_least.min_score = "low"  # type: ignore[attr-defined]
 
 def least_unsaid(completion: Completion, example: Example) -> float:
     return -3.0 if completion.text != "good" else -1.0
+
+
+LOADED_IN: list[int] = []
+
+
+def loaded_before(completion: Completion) -> float:
+    """Whether what `warm_up` loads came with the fork."""
+    return float([os.getppid()] == LOADED_IN)
+
+
+loaded_before.warm_up = lambda: LOADED_IN.append(os.getpid())  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from envs.group import Group, Sampling
-from envs.task import Example
+from envs.task import Example, Outcome
 from evaluation.evaluation import FIRST_GROUP_ID, Evaluation, set_seed, tally
 from rollout.engine_loop import EngineLoop
 from rollout.engines.sampler import Request
@@ -80,6 +80,30 @@ def test_it_goes_through_every_problem_whatever_is_in_flight() -> None:
         found.append([[one.token_ids for one in made.completions] for made in groups])
         loop.close()
     assert found[0] == found[1] == found[2]
+
+
+def test_a_group_without_a_score_takes_the_lowest_of_the_evaluation() -> None:
+    outcomes: list[Outcome] = ["invalid", "scored", "invalid"]
+    groups = [
+        make_group(place, [make_completion(2, -3.0 * (outcome == "scored"), outcome=outcome)])
+        for place, outcome in enumerate(outcomes)
+    ]
+
+    async def run_group(example: Example, group_id: int, drawn: Any) -> Group:
+        drawn()
+        return groups[group_id - FIRST_GROUP_ID]
+
+    problems = SimpleNamespace(examples=numbered_examples(3))
+    chosen: Any = SimpleNamespace(name="sums", problems=problems, settings=SimpleNamespace(n=1))
+    unused: Any = None
+    loop = EngineLoop(ScriptedEngine(version=0), timeout=5.0, wait_timeout=5.0)
+    evaluation = Evaluation(*(configured(), 4, [], loop, unused, lambda *stage: None, unused, Path()), unused)
+    recorded: list[Group] = []
+    maker: Any = SimpleNamespace(run_group=run_group)
+    tallies = loop.run(evaluation._tallies(chosen, maker, io.StringIO(), recorded.append))
+    loop.close()
+    assert [tally.scores for tally in tallies] == [(-3.0,)] * 3
+    assert [group.group_id for group in recorded] == [1, 0, 2]
 
 
 def test_the_engines_go_on_while_graders_are_slow() -> None:
