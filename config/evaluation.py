@@ -46,6 +46,8 @@ class EvalSetConfig:
     """As `env.reward_weights`, for the `reward` of this set."""
     system_prompt: str | None = None
     """As `env.system_prompt`. Unset: that of `env` where the data set is the same, else the task's own."""
+    prefill: str | None = None
+    """As `env.prefill`. Unset: that of `env` where the data set is the same, else none."""
 
     def check(self, place: str) -> None:
         """Raises ConfigError; `place` is the key of this set."""
@@ -83,6 +85,7 @@ class EvalSetConfig:
                 reward_weights=None,
                 reward_second_opinion=None,
                 system_prompt=None,
+                prefill=None,
             )
         files = base.data_files if self.data_files is None else self.data_files
         shared = base is training and files is not None and _places(files) == _places(training.data_files)
@@ -106,6 +109,7 @@ class EvalSetConfig:
             reward_weights=self.reward_weights or (base.reward_weights if self.reward is None else None),
             reward_second_opinion=base.reward_second_opinion if self.reward is None else None,
             system_prompt=base.system_prompt if self.system_prompt is None else self.system_prompt,
+            prefill=base.prefill if self.prefill is None else self.prefill,
             options=base.options | self.options,
         )
 

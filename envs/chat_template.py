@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from config.errors import ConfigError
@@ -21,22 +20,27 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
     Raises:
         ConfigError: the template refuses the roles of the messages, or what they hold.
     """
+    place = f"{example.source} row {example.row}".strip()
+    roles = ", ".join(message["role"] for message in example.messages)
+    if not tokenizer.chat_template and not _is_plain(example.messages):
+        raise ConfigError(
+            f"{place}: its messages ({roles}) are a conversation, and with model.chat_template=none a prompt is one "
+            "message of the user; give a template, model.chat_template=FILE"
+        )
     try:
         return render_chat(tokenizer, example.messages, example.tools) + example.prefill
-    except (TemplateError, TypeError, ValueError) as error:
-        place = f"{example.source} row {example.row}".strip()
+    except Exception as error:  # a template is a program, and raises what it likes
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
-            f"{place}: model.name={tokenizer.name_or_path} has a chat template that refuses its messages "
-            f"({', '.join(message['role'] for message in example.messages)}): {reason}; {_remedy(example)}, or take "
-            "another template: model.chat_template=FILE"
+            f"{place}: the chat template refuses its messages ({roles}): {reason}; {_remedy(example)}, or give another "
+            "template: model.chat_template=FILE"
         ) from error
 
 
 def _remedy(example: Example) -> str:
     roles = [message["role"] for message in example.messages]
-    if roles[0] in SYSTEM_ROLES:
-        return "env.system_prompt='' leaves the system message out"
+    if any(role in SYSTEM_ROLES for role in roles):
+        return "env.system_prompt='' leaves system messages out"
     if any(first == second for first, second in pairwise(roles)):
         return "join messages of one role that follow each other"
     return "mend or remove the row"
@@ -45,13 +49,13 @@ def _remedy(example: Example) -> str:
 def render_chat(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()
 ) -> str:
-    """A chat up to the model's answer.
+    """A chat up to the model's answer; without a template its texts with a blank line between them.
 
     Raises:
-        TemplateError, TypeError, ValueError: the template refuses it.
+        Exception: whatever the template raises.
     """
     if not tokenizer.chat_template:
-        return _plain_text(messages)
+        return "\n\n".join(message["content"] for message in messages)
     try:
         return _apply_template(tokenizer, messages, tools)
     except TypeError:  # some templates join the arguments of a call to a text, most write an object as JSON
@@ -68,12 +72,9 @@ def _apply_template(
     )
 
 
-def _plain_text(messages: Sequence[Message]) -> str:
-    """The texts of a system and a user message with a blank line between them."""
-    roles = [message["role"] for message in messages]
-    if [role for role in roles if role not in SYSTEM_ROLES] != ["user"]:
-        raise ValueError("without a template (model.chat_template=none) a prompt is one message of the user")
-    return "\n\n".join(message["content"] for message in messages)
+def _is_plain(messages: Sequence[Message]) -> bool:
+    """Whether there is one message of the user, and of others system messages alone."""
+    return [message["role"] for message in messages if message["role"] not in SYSTEM_ROLES] == ["user"]
 
 
 def _with_json_arguments(message: Message) -> Message:
@@ -106,11 +107,11 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """A copy of a value of JSON in which every text but the keys of objects is changed."""
+    """A copy of a value of JSON in which every text is changed, the keys of objects included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: map_texts(inside, change) for key, inside in value.items()}
+        return {change(key): map_texts(inside, change) for key, inside in value.items()}
     if isinstance(value, list | tuple):
         return [map_texts(inside, change) for inside in value]
     return value

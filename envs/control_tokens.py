@@ -14,7 +14,6 @@ from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import Any
 
-from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
@@ -151,7 +150,7 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
     chat = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _ANSWER}]
     try:
         text = str(tokenizer.apply_chat_template(chat, tokenize=False))
-    except TemplateError:  # it has no answers of its own
+    except Exception:  # it has no answers of its own, or is no program that runs
         return None
     ids: list[int] = tokenizer.encode(text.partition(_ANSWER)[2].lstrip(), add_special_tokens=False)
     return ids[0] if ids and ids[0] in control_tokens(tokenizer).ids else None

@@ -1,62 +1,71 @@
 """Reads a row's conversation and its tools, as chat templates take them."""
 
 import json
+import re
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from config.errors import ConfigError
-from envs.data import Row, is_message, parse_json, shown
+from envs.data import Row, is_json_object, read_json, shown
 from envs.example import SYSTEM_ROLES, Message
 
 ROLES = (*SYSTEM_ROLES, "user", "assistant", "tool")
 ASKING = ("user", "tool")
 """Roles of a message that the model replies to."""
 _REMEDY = "mend or remove the row"
+_OF_PYTHON = re.compile(r"\s*\[?\s*\{\s*'role'\s*:")
 
 
-def conversation_in(value: Any) -> Any:
-    """The messages that a text is the JSON of; any other value as it is."""
-    if isinstance(value, str) and value.lstrip().startswith("[{"):
-        with suppress(ValueError, RecursionError):
-            read = json.loads(value)
-            if all(is_message(entry) for entry in read):
-                return read
-    return value
+def conversation_in(value: Any, place: str) -> Any:
+    """The messages that a text is the JSON of; any other value as it is.
+
+    Raises:
+        ConfigError: a text is Python's notation of messages, or JSON of some that a row cannot hold.
+    """
+    if not isinstance(value, str):
+        return value
+    if _OF_PYTHON.match(value):
+        raise ConfigError(f"{place}: messages in Python's notation, {shown(value)}; write JSON (json.dumps)")
+    try:
+        read = json.loads(value) if value.lstrip().startswith(("[", "{")) else None
+    except (ValueError, RecursionError):
+        return value
+    listed = [read] if isinstance(read, dict) else read
+    if not listed or not all(isinstance(entry, dict) and entry.get("role") in ROLES for entry in listed):
+        return value
+    return read_json(value, place)
 
 
-def read_messages(given: Any, place: str, column: str) -> list[Message]:
+def read_messages(row: Row, given: Any, column: str) -> list[Message]:
     """Messages of a column: text in `role` and `content`, and what else they hold (`name`, `tool_calls`, ...).
-
-    place: the row, for messages.
 
     Raises:
         ConfigError: what is no conversation that ends with a message to reply to.
     """
-    listed = [given] if isinstance(given, dict) else given
+    place, listed = row.place, [given] if isinstance(given, dict) else given
     if not isinstance(listed, list) or not listed:
         raise ConfigError(
             f'{place}: "{column}" must be {{"role": ..., "content": ...}} or a list of them, it is {shown(given)}'
         )
-    messages = [_read_message(entry, place, column) for entry in listed]
+    messages = [_read_message(row, entry, column) for entry in listed]
     _check_roles([message["role"] for message in messages], place, column)
     if not messages[-1]["content"].strip():
         raise ConfigError(f'{place}: the last of "{column}" is empty; give a question, or remove the row')
     return messages
 
 
-def _read_message(entry: Any, place: str, column: str) -> Message:
+def _read_message(row: Row, entry: Any, column: str) -> Message:
+    place = row.place
     if not isinstance(entry, dict) or not isinstance(entry.get("role"), str):
         raise ConfigError(
             f'{place}: "{column}" must be {{"role": ..., "content": ...}} or a list of them, it has {shown(entry)}'
         )
-    # Parquet gives every message the fields of all of them.
     message = {name: value for name, value in entry.items() if value is not None}
     message["content"] = _text_of(
         message.get("content", "" if message.get("tool_calls") else None), place, column
     )
     if "tool_calls" in message:
-        message["tool_calls"] = _read_calls(message["tool_calls"], place)
+        message["tool_calls"] = _read_calls(row, message["tool_calls"])
     return message
 
 
@@ -77,22 +86,21 @@ def _text_of(content: Any, place: str, column: str) -> str:
     return content
 
 
-def _read_calls(calls: Any, place: str) -> list[dict[str, Any]]:
+def _read_calls(row: Row, calls: Any) -> list[dict[str, Any]]:
     """Calls of tools, their arguments as objects, as templates write them."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise ConfigError(f'{place}: "tool_calls" must be a list of objects, it is {shown(calls)}; {_REMEDY}')
-    return [_read_call(without_nulls(call)) for call in calls]
+        raise ConfigError(
+            f'{row.place}: "tool_calls" must be a list of objects, it is {shown(calls)}; {_REMEDY}'
+        )
+    return [_read_call(call, row.place) for call in _own_fields(row, calls)]
 
 
-def _read_call(call: dict[str, Any]) -> dict[str, Any]:
+def _read_call(call: dict[str, Any], place: str) -> dict[str, Any]:
     function = call.get("function", call)
-    if isinstance(function, dict) and isinstance(arguments := function.get("arguments"), str):
-        try:
-            read = json.loads(arguments)
-        except ValueError:
-            return call
-        function["arguments"] = read if isinstance(read, dict) else arguments
-    return call
+    if not isinstance(function, dict) or not is_json_object(function.get("arguments")):
+        return call
+    read = function | {"arguments": read_json(function["arguments"], f"{place}: the arguments of a call")}
+    return call | {"function": read} if "function" in call else read
 
 
 def _check_roles(roles: list[str], place: str, column: str) -> None:
@@ -116,18 +124,20 @@ def read_tools(row: Row) -> tuple[dict[str, Any], ...]:
         return ()
     given = row["tools"]
     if isinstance(given, str):
-        given = parse_json(given, f"{row.place}: column 'tools'", _REMEDY) if given.strip() else []
+        given = read_json(given, f"{row.place}: column 'tools'") if given.strip() else []
     if not isinstance(given, list) or not all(isinstance(tool, Mapping) for tool in given):
         raise ConfigError(
             f"{row.place}: column 'tools' must be a list of schemas, it is {shown(given)}; {_REMEDY}"
         )
-    return tuple(without_nulls(tool) for tool in given)
+    return tuple(_own_fields(row, given))
 
 
-def without_nulls(value: Any) -> Any:
-    """A value of JSON without the fields that are null, which parquet adds to objects of different fields."""
+def _own_fields(row: Row, listed: list[Any]) -> list[Any]:
+    """Objects without the nulls that a table adds to them."""
+    return [_without_nulls(each) for each in listed] if row.columnar else listed
+
+
+def _without_nulls(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: without_nulls(inside) for key, inside in value.items() if inside is not None}
-    if isinstance(value, list):
-        return [without_nulls(inside) for inside in value]
-    return value
+        return {key: _without_nulls(inside) for key, inside in value.items() if inside is not None}
+    return [_without_nulls(inside) for inside in value] if isinstance(value, list) else value

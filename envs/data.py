@@ -6,7 +6,6 @@ import logging
 import math
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ log = logging.getLogger(__name__)
 
 PROMPT_COLUMNS = ("messages", "prompt", "question", "problem")
 MEDIA_COLUMNS = ("image", "images", "video", "videos", "audio", "audios")
+PARQUET = b"PAR1"
 DEEPEST = 100
 """Levels of lists and objects in a column; what reads or sends rows may go through them one call a level."""
 LONGEST_SHOWN = 200
@@ -36,11 +36,15 @@ _NOT_TEXT = (
 
 @dataclass(frozen=True)
 class Row:
-    """One row and where it came from, for messages: `place` is file:line, or dataset[index]."""
+    """One row and where it came from, for messages: `place` is file:line, or dataset[index].
+
+    columnar: from a table, in which every object of a column has the fields of all of them, null where it had none.
+    """
 
     values: dict[str, Any]
     place: str
     index: int
+    columnar: bool = False
 
     def __getitem__(self, column: str) -> Any:
         if column not in self.values:
@@ -49,12 +53,15 @@ class Row:
                 f"Rename the column, or take another env.dataset for this file"
             )
         value = self.values[column]
+        self._check_usable(column, value)
+        return value
+
+    def _check_usable(self, path: str, value: Any) -> None:
         trouble = _unusable(value)
         if trouble:
             raise ConfigError(
-                f"{self.place}: column {column!r} holds {trouble}, it is {shown(value)}; mend or remove the row"
+                f"{self.place}: column {path!r} holds {trouble}, it is {shown(value)}; mend or remove the row"
             )
-        return value
 
     def at(self, path: str) -> Any:
         """The value of a column, or inside one: `reward_model.ground_truth`.
@@ -65,7 +72,8 @@ class Row:
         column, *inside = [path] if path in self.values else path.split(".")
         value = self[column]
         for depth, name in enumerate(inside, start=1):
-            value = _opened(value)
+            if is_json_object(value):
+                value = read_json(value, f"{self.place}: column {column!r}")
             if not isinstance(value, dict) or name not in value:
                 there = (
                     f"has {', '.join(map(str, value))}" if isinstance(value, dict) else f"is {shown(value)}"
@@ -73,15 +81,18 @@ class Row:
                 outer = ".".join([column, *inside][:depth])
                 raise ConfigError(f"{self.place}: no {path!r}: {outer!r} has no {name!r}, it {there}")
             value = value[name]
+        self._check_usable(path, value)
         return value
 
     def has(self, path: str) -> bool:
         """Whether the row has a value there that is not null."""
         if path in self.values:
             return self.values[path] is not None
+        if path in self.values:
+            return self.values[path] is not None
         value: Any = self.values
         for name in path.split("."):
-            value = _opened(value)
+            value = json.loads(value) if is_json_object(value) else value
             value = value.get(name) if isinstance(value, dict) else None
         return value is not None
 
@@ -99,17 +110,31 @@ class Row:
         return value
 
 
-def _opened(value: Any) -> Any:
-    """An object that a column holds as JSON; any other value as it is."""
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        with suppress(ValueError, RecursionError):
-            return json.loads(value)
+def is_json_object(value: Any) -> bool:
+    """Whether a text is JSON of an object."""
+    if not isinstance(value, str) or not value.lstrip().startswith("{"):
+        return False
+    try:
+        return isinstance(json.loads(value), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def read_json(text: str, place: str) -> Any:
+    """A value that a column holds as JSON, checked as a row is.
+
+    Raises:
+        ConfigError: it is no JSON, holds half a character, or is nested too deep.
+    """
+    value = parse_json(text, place, "mend or remove the row")
+    if trouble := _trouble(value):
+        raise ConfigError(f"{place} {trouble}; mend or remove the row")
     return value
 
 
 def usable_columns(values: dict[str, Any]) -> dict[str, Any]:
-    """The columns of a row but those that no text model can use: images, sounds, films."""
-    return {name: value for name, value in values.items() if not is_medium(name, value)}
+    """The columns of a row but those that hold bytes."""
+    return {name: value for name, value in values.items() if not _holds_bytes(value)}
 
 
 def is_medium(column: str, value: Any) -> bool:
@@ -118,9 +143,12 @@ def is_medium(column: str, value: Any) -> bool:
 
 
 def _holds_bytes(value: Any) -> bool:
+    """Whether bytes are somewhere inside; elements of a list are alike."""
     if isinstance(value, list):
         return bool(value) and _holds_bytes(value[0])
-    return isinstance(value, bytes) or (isinstance(value, dict) and isinstance(value.get("bytes"), bytes))
+    if isinstance(value, dict):
+        return any(map(_holds_bytes, value.values()))
+    return isinstance(value, bytes)
 
 
 def _unusable(value: Any) -> str | None:
@@ -173,8 +201,8 @@ def load_rows(env: EnvConfig, hub_name: str | None, hub_config: str | None, spli
     Columns that no text model can use are named once."""
     paths = data_files(env)
     if paths:
-        located = [row for path in paths for row in _rows_of(path)]
-        rows = [Row(values, place, index) for index, (values, place) in enumerate(located)]
+        located = [(*row, _is_table(path)) for path in paths for row in _rows_of(path)]
+        rows = [Row(values, place, index, table) for index, (values, place, table) in enumerate(located)]
     elif hub_name is None:
         raise ConfigError(
             f"env.dataset={env.dataset} reads local files: set env.data_files=path/to/file.jsonl"
@@ -213,12 +241,17 @@ def _rows_of(path: Path) -> list[tuple[dict[str, Any], str]]:
     return rows
 
 
+def _is_table(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == PARQUET
+
+
 def local_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
     """Rows with their places (file:line or file[index]). A format is told by how the file begins, not by its name."""
     try:
         with path.open("rb") as file:
             begins = file.read(8)
-            if begins[:4] == b"PAR1":
+            if begins[:4] == PARQUET:
                 return iter(_parquet(path))
             data = begins + file.read()
     except OSError as error:
@@ -371,4 +404,4 @@ def _hub_rows(env: EnvConfig, name: str, config: str | None, split: str) -> list
             f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}). "
             "A local copy serves as well: env.data_files=path/to/rows.jsonl (or .parquet)"
         ) from error
-    return [Row(dict(row), f"{name}[{index}]", index) for index, row in enumerate(rows)]
+    return [Row(dict(row), f"{name}[{index}]", index, columnar=True) for index, row in enumerate(rows)]

@@ -13,18 +13,22 @@ log = logging.getLogger(__name__)
 
 
 def check_prompts(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], name: str) -> None:
-    """Render one prompt of each sequence of roles, and warn of prompts that spell control tokens.
+    """Render prompts as a run will, and warn of those that spell control tokens.
+
+    Of plain chats one of each sequence of roles is rendered; calls and tools are, all of them.
 
     name: the data set, for messages.
 
     Raises:
         ConfigError: the chat template refuses the messages of a row.
     """
-    shapes: dict[tuple[str, ...], Example] = {}
+    plain: dict[tuple[str, ...], Example] = {}
     for example in examples:
-        roles = (",".join([message["role"], *sorted(message)]) for message in example.messages)
-        shapes.setdefault((*roles, str(bool(example.tools))), example)
-    for example in shapes.values():
+        if example.tools or any(len(message) > 2 for message in example.messages):
+            render_prompt(tokenizer, example)
+        else:
+            plain.setdefault(tuple(message["role"] for message in example.messages), example)
+    for example in plain.values():
         render_prompt(tokenizer, example)
     if not tokenizer.chat_template:
         return

@@ -47,6 +47,8 @@ class Task(ABC):
     """Whether `examples` reads `env.data_files`, where they are given."""
     reads_hub: bool = True
     """Whether it reads a data set of the hub, where they are not."""
+    reads_prefill: bool = False
+    """Whether `examples` sees to `env.prefill` itself."""
     duplicates: str | None = None
     """Replaces `env.duplicates` where a task must not keep them."""
     weights: Mapping[str, float] = MappingProxyType({"accuracy": 1.0})
@@ -80,24 +82,26 @@ class Task(ABC):
         system = self.env.system_prompt
         if system is None:
             system = asked_form(self.env) or form or self.system_prompt
+            system = None if system and system in user else system
         head = ({"role": "system", "content": system},) if system else ()
         return (*head, {"role": "user", "content": user})
 
     def conversation(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """A row's chat with `env.system_prompt` in the place of its system message.
+        """A row's chat with `env.system_prompt` in the place of its system messages.
 
         Where that is unset, the system message ends with the form that `env.reward` asks for.
         """
-        has_system = messages[0]["role"] in SYSTEM_ROLES
-        head, rest = messages[:has_system], messages[has_system:]
         system = self.env.system_prompt
-        if system is None:
-            form = asked_form(self.env)
-            if not form or any(form in message["content"] for message in messages):
-                return tuple(messages)
-            system = "\n\n".join([*(message["content"] for message in head), form])
-        role = head[0]["role"] if head else "system"
-        return (*([{"role": role, "content": system}] if system else []), *rest)
+        if system is not None:
+            head = ({"role": "system", "content": system},) if system else ()
+            return (*head, *(message for message in messages if message["role"] not in SYSTEM_ROLES))
+        form = asked_form(self.env)
+        if not form or any(form in message["content"] for message in messages):
+            return tuple(messages)
+        first, *rest = messages
+        if first["role"] not in SYSTEM_ROLES:
+            return ({"role": "system", "content": form}, *messages)
+        return (first | {"content": f"{first['content']}\n\n{form}"}, *rest)
 
     @property
     def judged_by_user(self) -> bool:
@@ -225,9 +229,9 @@ def checked_examples(task: Task, split: str) -> Sequence[Example]:
     if examples:
         check_columns(task.env, examples[0])
     prefill = task.env.prefill
-    if not prefill or task.members:
+    if not prefill or task.members or task.reads_prefill:
         return examples
-    return [example if example.prefill else replace(example, prefill=prefill) for example in examples]
+    return [replace(example, prefill=prefill) for example in examples]
 
 
 def _is_clean(example: Example) -> bool:

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from config.env import EnvConfig
@@ -137,8 +136,8 @@ class Conversation:
             {"role": "user", "content": message},
         ]
         try:
-            text = render_chat(self.tokenizer, chat)
-        except (TemplateError, ValueError):
+            text = render_chat(self.tokenizer, chat) if self.tokenizer.chat_template else ""
+        except Exception:  # a template is a program, and raises what it likes
             text = ""
         _, found, rest = text.partition(_MARK)
         if not found or message.strip() not in rest:

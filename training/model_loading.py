@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import (
@@ -118,7 +117,7 @@ def _set_template(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     try:
         tokenizer.chat_template = path.read_text(encoding="utf-8")
         rendered = tokenizer.apply_chat_template([{"role": "user", "content": "question"}], tokenize=False)
-    except (TemplateError, UnicodeDecodeError) as error:
+    except Exception as error:  # a template is a program, and raises what it likes
         raise ConfigError(f"{place}: it cannot render a message ({error}); mend the file") from error
     if "question" not in str(rendered):
         raise ConfigError(f"{place}: it leaves the message of the user out; mend the file")

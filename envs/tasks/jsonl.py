@@ -9,6 +9,7 @@
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import date, time
 from decimal import Decimal
 from typing import Any
 
@@ -36,6 +37,7 @@ class JSONLines(Task):
     """
 
     reads_hub = False
+    reads_prefill = True
 
     def __init__(self, env: EnvConfig) -> None:
         super().__init__(env)
@@ -63,9 +65,16 @@ class JSONLines(Task):
             tests_of(row) if has_tests else self._answer(row),
             row.index,
             row_data=self.row_data(row),
-            prefill=row.text("prefill") if row.has("prefill") else "",
+            prefill=self._prefill(row),
             tools=read_tools(row),
         )
+
+    def _prefill(self, row: Row) -> str:
+        """The beginning of the answer; of a row that has none that of the config."""
+        given = row["prefill"] if row.has("prefill") else self.env.prefill or ""
+        if not isinstance(given, str):
+            raise ConfigError(f"{row.place}: column 'prefill' must be text, it is {shown(given)}")
+        return given
 
     def _answer(self, row: Row) -> Any:
         """The reference answer: text, or any value where a reward of the user's judges."""
@@ -75,6 +84,8 @@ class JSONLines(Task):
         if self.judged_by_user:
             return json.loads(json.dumps(row.at(path), default=str)) if chosen or row.has(path) else None
         answer = reference_answer(row.at(path), self.env)
+        if isinstance(answer, date | time):
+            answer = str(answer)
         if isinstance(answer, bool) or not isinstance(answer, str | int | float | Decimal):
             raise ConfigError(
                 f"{row.place}: column {path!r} must be text or a number, it is {shown(answer)}; other values are for a "
@@ -87,14 +98,14 @@ class JSONLines(Task):
 
     def _messages(self, row: Row) -> tuple[Message, ...]:
         column = self.env.options.get("prompt") or next(filter(row.has, PROMPT_COLUMNS), "prompt")
-        given = conversation_in(row.at(column))
+        given = conversation_in(row.at(column), f"{row.place}: column {column!r}")
         if column != "messages" and not isinstance(given, list | dict):
             if not isinstance(given, str) or not given.strip():
                 raise ConfigError(
                     f"{row.place}: column {column!r} must be a non-empty string, it is {shown(given)}"
                 )
             return self.messages(given)
-        messages = read_messages(given, row.place, column)
+        messages = read_messages(row, given, column)
         if len(messages) == 1 and messages[0].keys() == {"role", "content"} and messages[0]["role"] == "user":
             return self.messages(messages[0]["content"])
         return self.conversation(messages)

@@ -24,6 +24,7 @@ OWN_FIELDS = (
     "holdout",
     "duplicates",
     "system_prompt",
+    "prefill",
     "options",
     "reward",
     "reward_weights",
@@ -86,4 +87,5 @@ def _member(name: str, given: Any, env: EnvConfig) -> tuple[float, EnvConfig]:
     if own.dataset == "mixture":
         raise ConfigError(f"env.mixture.{name}: a mixture cannot be a member of a mixture")
     fields = {field: vars(own)[field] for field in OWN_FIELDS}
+    fields["prefill"] = settings.get("prefill", env.prefill)
     return float(weight), replace(env, mixture={}, curriculum=env.curriculum.of_member(name), **fields)

@@ -70,6 +70,9 @@ def test_a_template_of_a_file_takes_the_place_of_the_tokenizers(tmp_path: Path) 
     ("text", "expected"),
     [
         ("{% for %}", r"other\.jinja: it cannot render a message"),
+        ("{{ 1 // 0 }}", r"other\.jinja: it cannot render a message \(.*division"),
+        ("{% include 'x' %}", r"other\.jinja: it cannot render a message"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", r"it cannot render a message \(.*recursion"),
         ("", r"other\.jinja: it leaves the message of the user out"),
         ("{{ bos_token }}", r"leaves the message of the user out"),
         (None, r"model\.chat_template=.*other\.jinja: no such file .*give a file of Jinja, or none"),
@@ -118,9 +121,26 @@ def test_a_template_that_refuses_roles_says_which_row_and_what_helps(
 ) -> None:
     tokenizer = with_template(tmp_path, STRICT)
     rows = [example(ASKED)] * 3 + [Example(messages, "2", 7)]
-    with pytest.raises(ConfigError, match=rf"^row 7: model\.name=.*{expected}.*model\.chat_template=FILE$"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"^row 7: the chat template refuses its messages {expected}.*model\.chat_template=FILE$",
+    ):
         check_prompts(tokenizer, rows, "jsonl")
     check_prompts(tokenizer, rows[:3], "jsonl")
+
+
+def test_a_template_that_refuses_what_a_call_holds_is_found_before_a_run(tmp_path: Path) -> None:
+    one_call = (
+        "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}{{ 1 // 0 }}{% endif %}"
+    )
+    tokenizer = with_template(tmp_path, one_call + "{{ m['content'] }}{% endfor %}")
+    single = example(ASKED, CALLED, RESULT)
+    double = Example((ASKED, CALLED | {"tool_calls": CALLED["tool_calls"] * 2}, RESULT), "2", 7)
+    check_prompts(tokenizer, [single], "jsonl")
+    with pytest.raises(
+        ConfigError, match=r"^row 7: the chat template refuses .*zero; mend or remove the row"
+    ):
+        check_prompts(tokenizer, [single, double], "jsonl")
 
 
 @pytest.mark.parametrize(
@@ -139,6 +159,13 @@ def test_tools_and_calls_reach_the_template(arguments: str, expected: str, tmp_p
     ids = encode_prompt(tokenizer, called)
     assert tokenizer.eos_token_id not in ids, "what a call spells is text"
     assert tokenizer.decode(ids) == text
+
+
+def test_keys_of_objects_are_text_too(tmp_path: Path) -> None:
+    tokenizer = with_template(tmp_path, "{{ tools | tojson }}{{ messages[0].content }}")
+    ids = encode_prompt(tokenizer, example(ASKED, tools=({"<eos>": {"<user>": 1}},)))
+    assert not [token for token in ids if token < 7]
+    assert tokenizer.decode(ids) == '[{"<eos>": {"<user>": 1}}]1+1='
 
 
 def test_a_prefill_is_part_of_the_prompt_and_text() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from config.env import EnvConfig
 from config.errors import ConfigError
+from config.evaluation import EvalSetConfig
 from envs.task import Example, make_task
 from tests.logged import Logged
 
@@ -29,6 +30,14 @@ VERL = {
     "extra_info": {"index": 0, "answer": "1+1=2", "split": "train"},
 }
 OWN_REWARD = "tests.envs.several_rewards:brief"
+
+
+def called(arguments: str) -> dict[str, Any]:
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "add", "arguments": arguments}}],
+    }
 
 
 def read(folder: Path, *rows: dict[str, Any], parquet: bool = False, **settings: Any) -> list[Example]:
@@ -58,8 +67,27 @@ def test_objects_that_a_column_holds_as_json_are_opened(tmp_path: Path) -> None:
     (example,) = read(tmp_path, row)
     assert example.messages == (ASKED,)
     assert example.answer == "2"
-    (text,) = read(tmp_path, {"prompt": '[{"a": 1}] has how many keys?', "answer": "1"})
-    assert text.messages[-1]["content"].startswith("[{")
+    for text in ('[{"a": 1}] has how many keys?', '[{"a": 1}]', '{"role": "king"}', "[1, 2]", "[" * 9000):
+        (kept,) = read(tmp_path, {"prompt": text, "answer": "1"})
+        assert kept.messages == ({"role": "user", "content": text},)
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_conversation_that_is_json_is_one_however_it_is_written(indent: int | None, tmp_path: Path) -> None:
+    chat = [ASKED, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "2"}]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "1+1="}]}]
+    for given, expected in ((chat, ["user", "assistant", "tool"]), (parts, ["user"]), (ASKED, ["user"])):
+        (example,) = read(tmp_path, {"prompt": json.dumps(given, indent=indent), "answer": "2"})
+        assert roles(example) == expected
+        assert example.messages[0] == ASKED
+
+
+def test_a_null_of_a_json_file_is_kept(tmp_path: Path) -> None:
+    chat = [ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL | {"days": None}]}, ASKED]
+    tool = {"name": "add", "default": None}
+    (example,) = read(tmp_path, {"prompt": chat, "tools": [tool], "answer": "2"})
+    assert "days" in example.messages[1]["tool_calls"][0]
+    assert example.tools == (tool,)
 
 
 def test_the_columns_of_prompt_and_answer_can_be_named(tmp_path: Path) -> None:
@@ -109,6 +137,11 @@ def test_an_answer_of_parquet_is_a_value_of_json(tmp_path: Path) -> None:
     assert example.answer == {"day": "2024-05-17"}
 
 
+def test_a_date_of_parquet_is_an_answer(tmp_path: Path) -> None:
+    (example,) = read(tmp_path, {"prompt": "When?", "answer": date(2024, 5, 17)}, parquet=True)
+    assert example.answer == "2024-05-17"
+
+
 def test_calls_and_results_of_tools_are_kept(tmp_path: Path) -> None:
     chat = [
         ASKED,
@@ -140,7 +173,13 @@ def test_calls_and_results_of_tools_are_kept(tmp_path: Path) -> None:
         ),
         ({"prompt": [ASKED], "tools": "[1]"}, r"column 'tools' must be a list of schemas, it is \[1\]"),
         ({"prompt": [ASKED], "tools": "[1"}, r"column 'tools': not valid JSON"),
-        ({"prompt": [ASKED], "prefill": 3}, r"column 'prefill' must be a non-empty string"),
+        ({"prompt": [ASKED], "prefill": 3}, r"column 'prefill' must be text, it is 3"),
+        ({"prompt": [ASKED], "tools": '[{"name": "\\ud83d"}]'}, r"column 'tools' has half a character"),
+        ({"prompt": [ASKED], "tools": "[" * 900 + "]" * 900}, r"column 'tools' is nested deeper"),
+        ({"prompt": [called('{"a": "\\ud83d"}'), ASKED]}, r"the arguments of a call has half a character"),
+        ({"prompt": str([ASKED])}, r"messages in Python's notation, .*; write JSON"),
+        ({"prompt": [ASKED], "reward_model": '{"ground_truth": NaN}'}, r"NaN is no JSON"),
+        ({"prompt": [ASKED], "reward_model": '{"ground_truth": "\\ud83d"}'}, r"has half a character"),
     ],
 )
 def test_what_is_no_conversation_is_refused_with_its_row(
@@ -168,6 +207,9 @@ def test_the_system_prompt_of_the_config_replaces_adds_or_removes(start: int, tm
     assert other.messages == ({"role": "system", "content": "Think."}, *LONG[1:])
     (without,) = read(tmp_path, row, system_prompt="")
     assert without.messages == tuple(LONG[1:])
+    twice = [*LONG[:2], LONG[0], ASKED]
+    (one,) = read(tmp_path, {"messages": twice, "answer": "2"}, system_prompt="Think.")
+    assert roles(one) == ["system", "user", "user"]
 
 
 def test_a_conversation_asks_for_the_form_that_the_reward_reads(tmp_path: Path) -> None:
@@ -179,6 +221,8 @@ def test_a_conversation_asks_for_the_form_that_the_reward_reads(tmp_path: Path) 
     asks = [{**ASKED, "content": added.messages[0]["content"]}, *LONG[2:]]
     (already,) = read(tmp_path, {"messages": asks, "answer": "2"}, reward="boxed")
     assert already.messages == tuple(asks)
+    (single,) = read(tmp_path, {"prompt": asks[:1], "answer": "2"}, reward="boxed")
+    assert single.messages == tuple(asks[:1])
 
 
 def test_columns_of_images_are_named_once_and_not_kept(tmp_path: Path, logged: Logged) -> None:
@@ -191,11 +235,33 @@ def test_columns_of_images_are_named_once_and_not_kept(tmp_path: Path, logged: L
     assert sorted(examples[0].row_data) == sorted(VERL)
 
 
+def test_names_of_files_in_a_column_of_images_are_left_to_rewards(tmp_path: Path, logged: Logged) -> None:
+    (example,) = read(tmp_path, VERL | {"image": "cat.png"}, reward=OWN_REWARD)
+    assert example.row_data["image"] == "cat.png"
+    assert "column 'image' holds images" in logged.text
+    deep = VERL | {"pics": [{"data": b"abc"}], "extra": {"img": {"raw": b"abc"}}}
+    (without,) = read(tmp_path, deep, parquet=True, reward=OWN_REWARD)
+    assert sorted(without.row_data) == sorted(VERL)
+
+
 def test_a_prefill_of_the_row_goes_before_that_of_the_config(tmp_path: Path) -> None:
     from envs.task import checked_examples
 
     path = tmp_path / "rows"
-    rows = [{"prompt": "a", "answer": "2"}, {"prompt": "b", "answer": "2", "prefill": "So"}]
+    rows = [{"prompt": "a", "answer": "2", "prefill": each} for each in (None, "So", "")]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = make_task(EnvConfig(dataset="jsonl", data_files=str(path), prefill="<think>\n"))
-    assert [example.prefill for example in checked_examples(task, "train")] == ["<think>\n", "So"]
+    assert [example.prefill for example in checked_examples(task, "train")] == ["<think>\n", "So", ""]
+
+
+def test_a_prefill_is_that_of_the_set_and_of_the_member() -> None:
+    training = EnvConfig(dataset="arithmetic", prefill="So")
+    same, other = (
+        EvalSetConfig(dataset=name).env("eval.sets.a", training) for name in ("arithmetic", "gsm8k")
+    )
+    assert (same.prefill, other.prefill) == ("So", None)
+    assert EvalSetConfig(dataset="gsm8k", prefill="A").env("eval.sets.a", training).prefill == "A"
+    members = {"a": {"dataset": "arithmetic", "prefill": "A"}, "b": {"dataset": "arithmetic"}}
+    mixture = make_task(EnvConfig(dataset="mixture", mixture=members, prefill="So"))
+    assert {example.prefill for example in mixture.examples("test") if example.source == "a"} == {"A"}
+    assert {example.prefill for example in mixture.examples("test") if example.source == "b"} == {"So"}

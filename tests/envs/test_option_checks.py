@@ -142,7 +142,7 @@ def test_local_files_have_no_revision() -> None:
         (("env.max_prompt_tokens=2",), "all 1 prompts are longer than env.max_prompt_tokens"),
         (
             ("model.chat_template={strict}", "env.system_prompt=hi"),
-            "row 0: model.name=.*System role not supp",
+            "row 0: the chat template refuses .*System role not supp",
         ),
         (
             ("eval.sets={{held:{{dataset:jsonl,data_files:{two}}}}}",),
