@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from config.errors import ConfigError
-from envs.data import Row, is_json_object, read_json, shown
+from envs.data import Row
 from envs.example import SYSTEM_ROLES, Message
+from envs.row_files import is_json_object, read_json, shown
 
 ROLES = (*SYSTEM_ROLES, "user", "assistant", "tool")
 ASKING = ("user", "tool")

@@ -14,9 +14,10 @@ from typing import Any
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.data import Row, is_message, is_text, usable_columns
+from envs.data import Row, usable_columns
 from envs.example import SYSTEM_ROLES, Completion, Example, Message, Outcome, Reward
 from envs.rewards import asked_form, check_columns, judge_names
+from envs.row_files import is_message, is_text
 from envs.user_code import described, is_own, load_own
 
 __all__ = [

@@ -16,10 +16,10 @@ from typing import Any, TextIO
 from config.env import EnvConfig
 from config.errors import ConfigError
 from config.models import ModelConfig
-from envs.data import local_rows, shown
 from envs.group import Verdict
 from envs.judging.lowest_scores import LowestScores, at_most
 from envs.judging.service import RewardService
+from envs.row_files import local_rows, shown
 from envs.task import Completion, Example, checked_examples, make_task
 from plan.model_shape import find_file
 

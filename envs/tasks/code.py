@@ -5,7 +5,8 @@ from typing import Any
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.data import Row, load_rows, parse_json
+from envs.data import Row, load_rows
+from envs.row_files import parse_json
 from envs.task import Completion, Example, Reward, Task, register
 from envs.verifiers.assertion_tests import COLUMNS
 from envs.verifiers.code import (

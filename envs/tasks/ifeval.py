@@ -7,7 +7,8 @@ from typing import Any
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.data import Row, load_rows, shown
+from envs.data import Row, load_rows
+from envs.row_files import shown
 from envs.task import Completion, Example, Reward, Task, register
 from envs.verifiers.extract import after_thinking
 from envs.verifiers.ifeval import Instruction, instructions, judge, load_models

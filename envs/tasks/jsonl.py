@@ -16,7 +16,8 @@ from typing import Any
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.conversations import conversation_in, read_messages, read_tools
-from envs.data import Row, load_rows, shown
+from envs.data import Row, load_rows
+from envs.row_files import shown
 from envs.task import Completion, Example, Message, Reward, Task, register
 from envs.tasks.code import tests_of
 from envs.verifiers import code, equivalence

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.data import Row, is_message, load_rows, shown
+from envs.data import Row, load_rows
+from envs.row_files import is_message, shown
 from envs.task import Completion, Example, Reward, Task
 from envs.verifiers.equivalence import warm_up
 from envs.verifiers.reference_answers import check_references, reference_answer

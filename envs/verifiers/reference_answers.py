@@ -14,9 +14,9 @@ from typing import Any
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.data import shown
 from envs.example import Example
 from envs.rewards import judge_names, reward_names
+from envs.row_files import shown
 from envs.user_code import is_own
 from envs.verifiers.extract import boxed_together, marked, tagged
 from envs.verifiers.rules import RULES

@@ -13,7 +13,7 @@ import pytest
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.data import DEEPEST, local_rows
+from envs.row_files import DEEPEST, local_rows
 from envs.task import make_task
 from run.rewards import run_rewards
 
