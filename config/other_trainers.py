@@ -12,7 +12,13 @@ _NAMES = {
         "trainer.model.name inference.model.name"
     ),
     "env.data_files, with env.dataset": "data.train_files prompt_data",
+    "model.chat_template": (
+        "chat_template_path custom_chat_template apply_chat_template input_template chat_template"
+    ),
     "env.dataset": "dataset_name",
+    "env.data_revision": "dataset_revision",
+    "env.options.prompt": "prompt_key input_key",
+    "env.options.answer": "label_key",
     "env.max_prompt_tokens": "max_prompt_length prompt_max_len max_input_seq_length",
     "env.max_steps, with env.tools or env.reasoning": (
         "max_turns max_rollout_turns max_assistant_turns max_user_turns multi_turn.enable "
@@ -191,7 +197,6 @@ _END_TOKENS = (
     "a completion ends with an end token of the model's generation config, tokenizer or chat template"
 )
 _NO_STOP = f"no other text ends one: {_END_TOKENS}"
-_COLUMNS = "env.dataset=jsonl reads the columns prompt or messages, and answer; rename those of the file"
 _NO_LEAST_LENGTH = (
     "no completion is too short; a reward of your own can ask for more (env.reward=module:function)"
 )
@@ -211,9 +216,10 @@ _NO_OTHER_SPLIT = (
 
 ELSEWHERE: dict[str, str] = {
     "top_entropy_quantile": "policy.select_tokens=top_entropy, with policy.selected_share",
-    "input_key": _COLUMNS,
-    "label_key": _COLUMNS,
-    "prompt_key": _COLUMNS,
+    "reward_fn_key": "a reward gets every column by its name; one for each data set: env.dataset=mixture",
+    "enable_thinking": "a template of your own can set it: model.chat_template=FILE",
+    "chat_template_kwargs": "a template of your own can set them: model.chat_template=FILE",
+    "custom_cls.path": "a task of your own is env.dataset=module:Class",
     "load_in_8bit": "8-bit weights are not supported; 4-bit ones are (train_model.lora.quantization=nf4)",
     "bnb_4bit_compute_dtype": "it is that of train.mixed_precision, or else model.dtype",
     "push_to_hub": "run=export checkpoint=RUN to=FOLDER hub=USER/NAME uploads a model",
