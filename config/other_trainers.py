@@ -17,8 +17,8 @@ _NAMES = {
     ),
     "env.dataset": "dataset_name",
     "env.data_revision": "dataset_revision",
-    "env.options.prompt": "prompt_key input_key",
-    "env.options.answer": "label_key",
+    "env.options, with its prompt=COLUMN": "prompt_key input_key",
+    "env.options, with its answer=COLUMN": "label_key",
     "env.max_prompt_tokens": "max_prompt_length prompt_max_len max_input_seq_length",
     "env.max_steps, with env.tools or env.reasoning": (
         "max_turns max_rollout_turns max_assistant_turns max_user_turns multi_turn.enable "
