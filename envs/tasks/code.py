@@ -74,10 +74,15 @@ def tests_of(row: Row) -> Any:
         found = {key: row[key] for key in (*COLUMNS, "prompt") if key in row.values}
     else:
         found = {key: row[key] for key in ("inputs", "outputs", "fn_name", "language") if key in row.values}
+    return checked_tests(found, row.place)
+
+
+def checked_tests(found: Any, place: str) -> Any:
+    """The tests themselves. Raises ConfigError for what `Tests.parse` cannot use; place: of the row."""
     try:
         Tests.parse(found)
     except (ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{row.place}: {error}") from error
+        raise ConfigError(f"{place}: {error}") from error
     return found
 
 

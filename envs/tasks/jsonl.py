@@ -17,9 +17,9 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.conversations import conversation_in, read_messages, read_tools
 from envs.data import Row, load_rows
-from envs.row_files import shown
+from envs.row_files import is_json_object, read_json, shown
 from envs.task import Completion, Example, Message, Reward, Task, register
-from envs.tasks.code import tests_of
+from envs.tasks.code import checked_tests, tests_of
 from envs.verifiers import code, equivalence
 from envs.verifiers.extract import after_thinking
 from envs.verifiers.reference_answers import check_references, reference_answer
@@ -78,13 +78,17 @@ class JSONLines(Task):
         return given
 
     def _answer(self, row: Row) -> Any:
-        """The reference answer: text, or any value where a reward of the user's judges."""
+        """The reference answer: text, tests, or any value where a reward of the user's judges."""
         chosen = self.env.options.get("answer")
         known = (*ANSWER_COLUMNS, "test_cases")
         path = chosen or next((path for path in known if row.has(path)), "answer")
         if self.judged_by_user:
             return json.loads(json.dumps(row.at(path), default=str)) if chosen or row.has(path) else None
-        answer = reference_answer(row.at(path), self.env)
+        found = row.at(path)
+        tests = read_json(found, row.place) if is_json_object(found) else found
+        if isinstance(tests, dict) and {"inputs", "outputs"} <= tests.keys():
+            return checked_tests(tests, row.place)
+        answer = reference_answer(found, self.env)
         if isinstance(answer, date | time):
             answer = str(answer)
         if isinstance(answer, bool) or not isinstance(answer, str | int | float | Decimal):

@@ -137,6 +137,16 @@ def test_an_answer_of_parquet_is_a_value_of_json(tmp_path: Path) -> None:
     assert example.answer == {"day": "2024-05-17"}
 
 
+@pytest.mark.parametrize("as_text", [False, True])
+def test_tests_of_verls_code_rows_are_run(as_text: bool, tmp_path: Path) -> None:
+    tests = {"inputs": ["2\n"], "outputs": ["4\n"]}
+    truth = json.dumps(tests) if as_text else tests
+    (example,) = read(tmp_path, VERL | {"reward_model": {"ground_truth": truth}})
+    assert example.answer == tests
+    with pytest.raises(ConfigError, match=r"rows:1: .*outputs"):
+        read(tmp_path, VERL | {"reward_model": {"ground_truth": tests | {"outputs": []}}})
+
+
 def test_a_date_of_parquet_is_an_answer(tmp_path: Path) -> None:
     (example,) = read(tmp_path, {"prompt": "When?", "answer": date(2024, 5, 17)}, parquet=True)
     assert example.answer == "2024-05-17"
