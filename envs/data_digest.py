@@ -135,6 +135,9 @@ def compare(setting: str, before: DataDigest, now: DataDigest, rows: Sequence[in
             f"{len(changed)} of {count} rows changed since the checkpoint (rows {listed}{more}), what was known of "
             "their success is forgotten"
         )
+    if before.names and now.names and before.names != now.names:
+        names = ", ".join(sorted(set(before.names) ^ set(now.names)))
+        found.append(f"columns that one of both lacks ({names}): what rewards read was not compared")
     if appended:
         found.append(f"{appended} rows appended to {count}, asked once the epoch that was begun is over")
     return DataChange(frozenset(changed), (f"{setting}: {'; '.join(found)}",) if found else ())

@@ -33,8 +33,8 @@ class Sampling:
 class Verdict:
     """What the reward service says of one completion.
 
-    seconds: that judging took. success: the `accuracy` part (0 to 1); where there is none 1 for a score of at least 1
-    that a judge gave.
+    seconds: that judging took. success: 0 unless a judge scored it; then the `accuracy` part (0 to 1), or where there
+    is none 1 for a score of at least 1.
     """
 
     score: float
@@ -44,8 +44,7 @@ class Verdict:
     success: float = field(init=False)
 
     def __post_init__(self) -> None:
-        right = self.score >= 1 and self.outcome == "scored"
-        success = self.parts["accuracy"] if "accuracy" in self.parts else float(right)
+        success = self.parts.get("accuracy", float(self.score >= 1)) if self.outcome == "scored" else 0.0
         object.__setattr__(self, "success", success)
 
     @property

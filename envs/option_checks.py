@@ -63,7 +63,7 @@ def _sections(config: Config) -> list[tuple[str, EnvConfig]]:
 
 def _problems(env: EnvConfig) -> list[str]:
     found = []
-    for look in (data_files, find_rewards, find_second_opinion, _task, find_tools):
+    for look in (data_files, find_rewards, find_second_opinion, make_task, find_tools):
         try:
             look(env)
         except ConfigError as error:
@@ -89,13 +89,3 @@ def _row_problems(config: Config) -> Iterator[str]:
         except ConfigError as error:
             text = str(error)
             yield text if place and text.startswith(place) else f"{place}{text}"
-
-
-def _task(env: EnvConfig) -> None:
-    task = make_task(env)
-    absent = sorted(set(env.reward_weights or ()) - set(task.weights))
-    if env.reward is None and absent:
-        raise ConfigError(
-            f"env.reward_weights.{absent[0]}: the reward of {env.dataset} has no such part; it gives "
-            f"{', '.join(sorted(task.weights))}"
-        )

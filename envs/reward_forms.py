@@ -12,7 +12,7 @@ import asyncio
 import functools
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
@@ -31,12 +31,14 @@ OF_ONE = (*OURS, "solution_str")
 """Names that only functions of one completion have."""
 OF_LISTS = ("prompts", "completions", "completion_ids", "queries", "labels")
 """Names that make a function one of lists."""
+OF_PROGRESS = ("step", "global_step", "total_steps", "trainer_state")
+"""Names of the progress of training, which is no list in any form."""
 GIVEN = {
-    False: {*OF_ONE, "answer", "ground_truth", "extra_info", "step", "global_step", "total_steps"},
-    True: {*OF_LISTS, *TRL, "answer", "ground_truth", "extra_info"},
+    False: {*OF_ONE, *OF_PROGRESS, "answer", "ground_truth", "extra_info"},
+    True: {*OF_LISTS, *TRL, *OF_PROGRESS, "answer", "ground_truth", "extra_info"},
 }
 """Names that mean something whatever the row holds, by whether the function is one of lists."""
-OF_RUN = ("step", "global_step", "total_steps", "trainer_state", "completion_ids")
+OF_RUN = (*OF_PROGRESS, "completion_ids")
 """Names of what only `CompletionInRun` has."""
 NO_COLUMNS = ("prompt", "completion", "completion_ids")
 """Columns that TRL keeps from `**columns`."""
@@ -93,13 +95,14 @@ class Signature:
         """Whether prompts are texts even where the row holds messages, as OpenRLHF's are."""
         return "queries" in self.asked or ("labels" in self.asked and "completions" not in self.asked)
 
-    def check(self, example: Example, dataset: str) -> None:
-        """Raises ConfigError where the row of an example lacks a column that is asked for."""
-        missing = _missing(self.columns, example)
+    def check(self, examples: Sequence[Example], dataset: str) -> None:
+        """Raises ConfigError where no row has a column that is asked for; a row without it has None there."""
+        missing = [name for name in self.columns if not any(name in each.row_data for each in examples)]
         if missing:
+            known = ", ".join({**examples[0].row_data, "answer": None})
             raise ConfigError(
-                f"{self.place}: it asks for {missing}, and the rows of env.dataset={dataset} have no such column; they "
-                f"have {_columns(example)}; {FORMS}"
+                f"{self.place}: it asks for {', '.join(missing)}, and the rows of env.dataset={dataset} have no such "
+                f"column; they have {known}; {FORMS}"
             )
 
 
@@ -110,7 +113,7 @@ def signature_of(place: str, function: Callable[..., Any]) -> Signature:
         ConfigError: they do not say what it takes.
     """
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        parameters = list(_own_signature(function).parameters.values())
     except ValueError as error:  # some that are written in C have none
         raise ConfigError(f"{place}: {function!r} does not say what it takes; wrap it in a def") from error
     kinds = {parameter.kind for parameter in parameters}
@@ -132,6 +135,17 @@ def signature_of(place: str, function: Callable[..., Any]) -> Signature:
     found = Signature(place, tuple(positional), named, optional, frozenset(bound), lists, rest)
     _check_names(found, f"({', '.join(map(str, parameters))})")
     return found
+
+
+def _own_signature(function: Callable[..., Any]) -> inspect.Signature:
+    """The parameters that a call must have: a decorator's own where it names some, else the decorated function's."""
+    try:
+        outer = inspect.signature(function, follow_wrapped=False)
+    except ValueError:
+        return inspect.signature(function)
+    passes_on = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    names_some = any(parameter.kind not in passes_on for parameter in outer.parameters.values())
+    return outer if names_some else inspect.signature(function)
 
 
 def _bound(function: Any) -> set[str]:
@@ -179,14 +193,9 @@ def _check_names(signature: Signature, parameters: str) -> None:
 
 def reward_function(signature: Signature, function: Callable[..., Any]) -> RewardFunction:
     """The function as one of (completion, example, env)."""
-    columns, place = signature.columns, signature.place
+    place = signature.place
 
     def call(completion: Completion, example: Example, env: EnvConfig) -> Reward:
-        missing = _missing(columns, example)
-        if missing:
-            raise LookupError(
-                f"{place} asks for {missing}, and this row has no such column; it has {_columns(example)}"
-            )
         verification = _Verification(signature, in_run(completion), example, env, {})
         result = function(*map(verification.value, signature.positional), **verification.keywords())
         if inspect.isawaitable(result):
@@ -199,14 +208,6 @@ def reward_function(signature: Signature, function: Callable[..., Any]) -> Rewar
 
 async def _awaited(result: Awaitable[Any]) -> Any:
     return await result
-
-
-def _missing(columns: list[str], example: Example) -> str:
-    return ", ".join(name for name in columns if name not in example.row_data)
-
-
-def _columns(example: Example) -> str:
-    return ", ".join({**example.row_data, "answer": None})
 
 
 @dataclass(frozen=True)
@@ -242,30 +243,36 @@ class _Verification:
         return [*TRL, *(name for name in {**self.example.row_data, "answer": None} if name not in NO_COLUMNS)]
 
     def value(self, name: str) -> Any:
-        progress = {"step": self.completion.step, "total_steps": self.completion.total_steps}
+        step, total = self.completion.step, self.completion.total_steps
+        progress = {"step": step, "global_step": step, "total_steps": total}
+        if name in OF_PROGRESS:
+            return TrainerState(step, total) if name == "trainer_state" else progress[name]
         if not self.signature.lists:
-            ours = {"completion": self.completion, "example": self.example, "env": self.env, **progress}
-            ours |= {"solution_str": self.completion.text, "global_step": self.completion.step}
+            ours = {"completion": self.completion, "example": self.example, "env": self.env}
+            ours |= {"solution_str": self.completion.text}
             return ours[name] if name in ours else self._column(name)
-        if name == "trainer_state":
-            return TrainerState(*progress.values())
         if name == "log_metric":
             return self._log_metric
         return _log_nothing if name == "log_extra" else [self._in_list(name)]
 
     def _in_list(self, name: str) -> Any:
-        chat = not self.signature.reads_texts and _is_chat(self.example)
+        is_chat = _is_chat(self.example, self.env)
+        chat = is_chat and not self.signature.reads_texts
         text = self.completion.text
         if name == "completions":
             return [{"role": "assistant", "content": text}] if chat else text
         if name == "prompts":
-            return list(self.example.messages) if chat else _prompt(self.example)
+            return list(self.example.messages) if chat else _prompt(self.example, is_chat)
         if name == "queries":
-            return _prompt(self.example) + self.completion.full_text
+            return _prompt(self.example, is_chat) + self.completion.full_text
         return list(self.completion.token_ids) if name == "completion_ids" else self._column(name)
 
     def _column(self, name: str) -> Any:
         row, answer = self.example.row_data, self.example.answer
+        if name == "extra_info":
+            return row.get(name) or {}
+        if name == "ground_truth" and "answer" in self.env.options:
+            return answer
         if name == "ground_truth":
             graded = row.get("reward_model")
             of_verl = graded if isinstance(graded, Mapping) else {}
@@ -280,15 +287,17 @@ def _log_nothing(column: str, values: Any) -> None:
     """TRL's `log_extra`: its table of completions is the ledger here."""
 
 
-def _is_chat(example: Example) -> bool:
-    """Whether the row is conversational: its prompt is messages."""
-    return any(isinstance(example.row_data.get(name), list | dict) for name in ("prompt", "messages"))
+def _is_chat(example: Example, env: EnvConfig) -> bool:
+    """Whether the row is conversational: the column of its prompt holds messages."""
+    row, chosen = example.row_data, env.options.get("prompt")
+    columns = ("messages", "prompt") if chosen is None else (chosen,)
+    return isinstance(next((row[name] for name in columns if row.get(name) is not None), None), list | dict)
 
 
-def _prompt(example: Example) -> str:
+def _prompt(example: Example, is_chat: bool) -> str:
     """The prompt as one text; of a plain text without the system prompt."""
     contents = [str(message["content"]) for message in example.messages]
-    return "\n".join(contents if _is_chat(example) else contents[-1:])
+    return "\n".join(contents if is_chat else contents[-1:])
 
 
 def _reward(place: str, result: Any, lists: bool) -> Reward:

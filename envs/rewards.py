@@ -6,7 +6,7 @@ judge of a task from them.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -111,11 +111,11 @@ def find_reward(name: str, key: str = "env.reward") -> NamedReward:
     return _REGISTRY[name]
 
 
-def check_columns(env: EnvConfig, example: Example) -> None:
-    """Raises ConfigError where a user's reward asks for a column that an example lacks."""
+def check_columns(env: EnvConfig, examples: Sequence[Example]) -> None:
+    """Raises ConfigError where a user's reward asks for a column that no example has."""
     for named in judges(env):
         if named.signature is not None:
-            named.signature.check(example, env.dataset)
+            named.signature.check(examples, env.dataset)
 
 
 def reads_progress(env: EnvConfig) -> bool:

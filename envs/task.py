@@ -151,10 +151,20 @@ def make_task(env: EnvConfig) -> Task:
     """The task that `env.dataset` names.
 
     Raises:
-        ConfigError: an unknown name, listing the known ones; a class that is no task, or cannot be made.
+        ConfigError: an unknown name, listing the known ones; a class that is no task, or cannot be made; a weight of
+            a part that its reward does not give.
     """
-    if is_own(env.dataset):
-        return _own_task(env)
+    task = _own_task(env) if is_own(env.dataset) else _registered_task(env)
+    absent = sorted(set(env.reward_weights or ()) - set(task.weights))
+    if env.reward is None and absent:
+        raise ConfigError(
+            f"env.reward_weights.{absent[0]}: the reward of {env.dataset} has no such part; it gives "
+            f"{', '.join(sorted(task.weights))}"
+        )
+    return task
+
+
+def _registered_task(env: EnvConfig) -> Task:
     known = known_tasks()
     if env.dataset not in _REGISTRY:
         raise ConfigError(
@@ -228,7 +238,7 @@ def checked_examples(task: Task, split: str) -> Sequence[Example]:
         if trouble:
             raise ConfigError(f"env.dataset={task.env.dataset}: example {place} {trouble}")
     if examples:
-        check_columns(task.env, examples[0])
+        check_columns(task.env, examples)
     prefill = task.env.prefill
     if not prefill or task.members or task.reads_prefill:
         return examples

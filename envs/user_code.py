@@ -44,7 +44,7 @@ def load_own(key: str, path: str) -> Any:
 
 def described(error: BaseException) -> str:
     """Type, message and place of an exception, in one line."""
-    text = f"{type(error).__name__}: {error}"
+    text = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, SyntaxError):  # says its place itself
         return text
     frames = traceback.extract_tb(error.__traceback__)

@@ -25,7 +25,7 @@ DATE, TIME, JOB = r"\d{4}-\d\d-\d\d", r"\d\d-\d\d-\d\d(-\d+)?", r"\d+"
 LANDING = {"outputs": "*/*", "multirun": "*/*/*"}
 
 BEGUN_WITH = (
-    *("env.dataset", "env.data_files", "env.split", "env.holdout", "env.duplicates", "env.mixture"),
+    *("env.dataset", "env.split", "env.holdout", "env.duplicates", "env.mixture"),
     *("env.curriculum.column", "env.curriculum.order", "env.curriculum.bins"),
     *("env.options", "env.max_prompt_tokens", "env.system_prompt", "env.tools", "env.repeats"),
     *("train.seed", "train.epochs", "model.dtype", "optimizer.name"),

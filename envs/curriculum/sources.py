@@ -28,7 +28,7 @@ class FixedWeights:
         self.members, self.weights = members, weights
 
     def next(self) -> str:
-        return min(self.members, key=lambda name: (self.members[name].drawn + 1) / self.weights[name])
+        return min(self.members, key=lambda name: ((self.members[name].drawn + 1) / self.weights[name], name))
 
     def metrics(self) -> dict[str, float]:
         return {}
@@ -64,7 +64,7 @@ class WeightsBySuccess:
     def next(self) -> str:
         for name, share in self.shares().items():
             self.owed[name] += share
-        chosen = max(self.owed, key=lambda name: self.owed[name])
+        chosen = min(self.owed, key=lambda name: (-self.owed[name], name))
         self.owed[chosen] -= 1
         return chosen
 

@@ -89,6 +89,8 @@ def checked(reward: Reward, name: str = "reward") -> tuple[float, dict[str, floa
         TypeError, ValueError: what is no number, or none that is finite in float32; an outcome or a part whose name
             means something else.
     """
+    if not isinstance(reward, Reward):
+        raise TypeError(f"the {name} returned {reward!r}; a Reward is needed")
     if reward.outcome == "error":
         raise ValueError(f"the {name} itself gave the outcome 'error'")
     if reward.outcome not in OUTCOMES:

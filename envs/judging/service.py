@@ -255,6 +255,8 @@ class RewardService:
         self._answer(item.ticket, item.position, item.example, result)
 
     def _answer(self, ticket: Ticket, position: int, example: Example, result: Result) -> None:
+        if result.outcome == "invalid":
+            result = result._replace(score=min(result.score, self._least_score(example)))
         ticket.verdicts[position] = result.verdict()
         ticket.missing -= 1
         self._tally.add(example, result)

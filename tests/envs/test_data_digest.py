@@ -88,6 +88,9 @@ def test_columns_that_a_reward_reads_count_where_both_runs_read_them() -> None:
     after = [replace(one, row_data=one.row_data | {"schema": "u"}) if one.row == 2 else one for one in before]
     found = compare("env.data_files=x", DataDigest.of(before), DataDigest.of(after), range(4))
     assert found.changed == {2}
+    more = [replace(one, row_data={"schema": "u", "answer": one.answer, "x": 1}) for one in before]
+    (line,) = compare("env.data_files=x", DataDigest.of(before), DataDigest.of(more), range(4)).lines
+    assert "columns that one of both lacks (x)" in line
     without = DataDigest.of(numbered_examples(4))
     assert not compare("env.data_files=x", without, DataDigest.of(after), range(4)).changed
 
@@ -258,3 +261,13 @@ def test_a_state_without_digests_is_of_an_earlier_version() -> None:
         ConfigError, match="it holds no digest of the data: another version of this code wrote it"
     ):
         source(numbered_examples(3)).load_state_dict(state)
+
+
+def test_members_in_another_order_are_drawn_alike() -> None:
+    members = {"a": numbered_examples(5), "b": numbered_examples(7)}
+    drawn = []
+    for names in (("a", "b"), ("b", "a")):
+        mixed = Mixed({name: members[name] for name in names}, dict.fromkeys(names, 1.0))
+        prompts = source(mixed)
+        drawn.append([(one.source, one.row) for one in (prompts.draw() for _ in range(12))])
+    assert drawn[0] == drawn[1]

@@ -77,6 +77,7 @@ def test_settling_twice_changes_nothing() -> None:
 @pytest.mark.parametrize("score", [0.0, 5.0])
 def test_an_invalid_completion_is_no_success(score: float) -> None:
     assert Verdict(score, {"control_tokens": 1.0}, "invalid").success == 0.0
+    assert Verdict(score, {"accuracy": 1.0}, "invalid").success == 0.0
     assert at_most(Verdict(score, {}, "invalid"), 2.0).score == min(score, 2.0)
 
 
@@ -90,3 +91,18 @@ def test_a_declared_minimum_is_given_by_the_service() -> None:
     finally:
         service.close()
     assert (verdict.outcome, verdict.score) == ("invalid", -6.5)
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_a_judge_that_says_invalid_itself_gives_no_more_than_the_minimum(in_process: bool) -> None:
+    reward = "tests.envs.users_rewards:invalid_five"
+    env = EnvConfig(dataset="arithmetic", reward=reward, reward_workers=1)
+    service = RewardService(make_task(env), env)
+    if in_process:
+        service.close()
+        service._pool = None
+    try:
+        (verdict,) = service.score([Completion("2")], make_task(env).examples("train")[:1])
+    finally:
+        service.close()
+    assert (verdict.outcome, verdict.score, verdict.success) == ("invalid", 0.0, 0.0)

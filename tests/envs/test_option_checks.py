@@ -54,6 +54,13 @@ def test_rows_are_looked_at(overrides: tuple[str, ...], problem: str, bad: str) 
     assert problem.format(bad=bad) in found and "\n" not in found
 
 
+def test_a_weight_of_no_part_is_refused_when_the_task_is_made() -> None:
+    with pytest.raises(
+        ConfigError, match=r"env\.reward_weights\.nopart: the reward of arithmetic has no such part"
+    ):
+        make_task(EnvConfig(dataset="arithmetic", reward_weights={"nopart": 1.0}))
+
+
 def test_rows_of_the_hub_are_not_read_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     config = configured(

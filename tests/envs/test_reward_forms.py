@@ -15,7 +15,7 @@ from envs.judging.outcome import Result
 from envs.judging.outcome import judged as judged_here
 from envs.judging.service import RewardService
 from envs.rewards import find_reward
-from envs.task import Completion, Example, checked_examples, make_task
+from envs.task import Completion, checked_examples, make_task
 from tests.envs import users_rewards
 
 HERE = "tests.envs.users_rewards"
@@ -165,18 +165,45 @@ def test_columns_that_rows_lack_are_named_before_anything_starts(
         checked_examples(make_task(env), "train")
 
 
-def test_a_column_that_a_later_row_lacks_is_an_error_of_that_row(tmp_path: Path) -> None:
-    env = env_of(tmp_path, "trl_column")
-    service = RewardService(make_task(env), env)
-    try:
-        (verdict,) = service.score([Completion("2")], [Example((), "2", 8, row_data={"answer": "2"})])
-        assert verdict.outcome == "error"
-        assert "row 8: LookupError: " in service.last_error
-        assert (
-            "trl_column asks for level, and this row has no such column; it has answer" in service.last_error
-        )
-    finally:
-        service.close()
+def test_a_row_without_a_column_that_others_have_gives_none(tmp_path: Path) -> None:
+    env = env_of(tmp_path, "trl_shows_level", {"prompt": "1+1=", "answer": "2"})
+    with Path(env.data_files).open("a", encoding="utf-8") as file:
+        file.write("\n" + json.dumps(ROW))
+    task = make_task(env)
+    scores = [
+        judged_here(make_judge(task), Completion("2"), each).score for each in checked_examples(task, "train")
+    ]
+    assert scores == [-1.0, 3.0]
+
+
+def test_progress_is_no_list_in_any_form(tmp_path: Path) -> None:
+    completion = CompletionInRun("2", step=5, total_steps=20)
+    for name in ("lists_step", "lists_step_default"):
+        assert judged(env_of(tmp_path, name), completion).score == 5.2
+    assert judged(env_of(tmp_path, "state_of_one"), completion).score == 5.0
+
+
+def test_extra_info_and_ground_truth_are_what_verl_gives(tmp_path: Path) -> None:
+    row = {"prompt": "1+1=", "reward_model": {"ground_truth": "2"}, "other": {"gold": "3"}}
+    assert judged(env_of(tmp_path, "of_extra", row), Completion("2")).score == 0.0
+    assert judged(env_of(tmp_path, "of_truth", row), Completion("2")).score == 2.0
+    chosen = env_of(tmp_path, "of_truth", row, options={"answer": "other.gold"})
+    assert judged(chosen, Completion("2")).score == 3.0
+
+
+def test_the_column_of_the_prompt_says_whether_a_row_is_conversational(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "1+1="}]
+    row = {"question": "1+1=", "messages": chat, "answer": "2"}
+    text = env_of(tmp_path, "is_chat", row, options={"prompt": "question"})
+    assert judged(text, Completion("2")).score == 0.0
+    named = env_of(
+        tmp_path, "is_chat", {"conversation": chat, "answer": "2"}, options={"prompt": "conversation"}
+    )
+    assert judged(named, Completion("2")).score == 1.0
+
+
+def test_a_decorator_that_names_parameters_is_called_by_them(tmp_path: Path) -> None:
+    assert judged(env_of(tmp_path, "adapter"), Completion("2")).score == 1.0
 
 
 def test_a_reward_says_its_least_score(tmp_path: Path) -> None:

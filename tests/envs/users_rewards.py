@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from config.env import EnvConfig
-from envs.task import Completion, Example
+from envs.task import Completion, Example, Reward
 
 
 def compute_score(
@@ -183,3 +183,46 @@ def loaded_before(completion: Completion) -> float:
 
 
 loaded_before.warm_up = lambda: LOADED_IN.append(os.getpid())  # type: ignore[attr-defined]
+
+
+def trl_shows_level(completions: list[str], level: list[int | None]) -> list[float]:
+    return [-1.0 if each is None else float(each) for each in level]
+
+
+def lists_step(completions: list[str], step: int, total_steps: int) -> list[float]:
+    return [step + total_steps / 100]
+
+
+def lists_step_default(
+    completions: list[str], step: int = 0, total_steps: int = 0, **rest: Any
+) -> list[float]:
+    return [step + total_steps / 100]
+
+
+def state_of_one(completion: Completion, trainer_state: Any) -> float:
+    return float(trainer_state.global_step)
+
+
+def of_extra(solution_str: str, extra_info: dict[str, Any]) -> float:
+    return float(extra_info.get("index", 0))
+
+
+def of_truth(solution_str: str, ground_truth: str) -> float:
+    return float(ground_truth)
+
+
+def is_chat(prompts: list[Any], completions: list[Any]) -> list[float]:
+    return [float(isinstance(each, list)) for each in completions]
+
+
+def _of_texts(text: str, gold: str) -> float:
+    return float(text == gold)
+
+
+@functools.wraps(_of_texts)
+def adapter(completion: Completion, example: Example) -> float:
+    return _of_texts(completion.text, example.answer)
+
+
+def invalid_five(completion: Completion, example: Example) -> Reward:
+    return Reward(5.0, {"accuracy": 1.0}, "invalid")
