@@ -11,7 +11,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from config.errors import ConfigError, causes
-from config.other_trainers import section_elsewhere, translated
+from config.other_trainers import own_section, section_elsewhere, translated
 from config.schema import Config
 
 PLUGINS = {
@@ -96,10 +96,7 @@ def unknown_key(key: str) -> str:
     known = known_keys(Config)
     if key in known:
         return f"{key}: {NOT_ON_BASE}"
-    last = key.split(".")[-1]
-    sections = {other[: dot.start()] for other in known for dot in re.finditer(r"\.", other)}
-    close = difflib.get_close_matches(key, [*known, *sorted(sections)], n=3, cutoff=0.75)
-    close += [other for other in known if other.split(".")[-1] == last and other not in close]
+    close = _near(key, known)
     hint = translated(key)
     if hint is None and not close:
         hint = section_elsewhere(key)
@@ -107,6 +104,19 @@ def unknown_key(key: str) -> str:
     if hint is None:
         hint = f"did you mean {' or '.join(close[:3])}?" if close else "docs/config.md lists every key"
     return f"{key}: no such configuration key; {hint}"
+
+
+def _near(key: str, known: list[str]) -> list[str]:
+    """Keys and sections like this one, the nearest first, and those of the same name in other sections."""
+    own = own_section(key)
+    if own is not None:
+        beginning, rest = own
+        rests = [other.removeprefix(beginning) for other in known if other.startswith(beginning)]
+        return [beginning + other for other in difflib.get_close_matches(rest, rests, n=3, cutoff=0.75)]
+    last = key.split(".")[-1]
+    sections = {other[: dot.start()] for other in known for dot in re.finditer(r"\.", other)}
+    close = difflib.get_close_matches(key, [*known, *sorted(sections)], n=3, cutoff=0.75)
+    return close + [other for other in known if other.split(".")[-1] == last and other not in close]
 
 
 def _wrong_value(key: str, text: str, file: str) -> str:

@@ -15,7 +15,8 @@ from config.composition import register_schema, to_config
 from config.error_messages import PLUGINS, known_keys, quoted, readable, unknown_key
 from config.errors import ConfigError
 from config.evaluation import EvalSetConfig
-from config.other_trainers import APART, ELSEWHERE, HERE, SECTIONS
+from config.no_counterpart import APART, BEGINNINGS, ELSEWHERE, OWN, STANDS_ALONE
+from config.other_trainers import HERE, SECTIONS
 from config.policy import PRESETS
 from config.schema import Config
 from tests.config.test_schema import EXPERIMENTS, ROOT, composed, message
@@ -218,7 +219,17 @@ def test_where_a_name_leads_to_exists(name: str) -> None:
     assert unknown_key(name).startswith(f"{name}: no such configuration key; "), name
 
 
-@pytest.mark.parametrize("section", APART)
+def test_where_sections_and_beginnings_lead_to_exists() -> None:
+    for text in (*APART.values(), *BEGINNINGS.values(), *(text for _, text in OWN.values())):
+        assert set(places(text)) <= {*known_keys(Config)}, text
+
+
+def test_what_stands_alone_is_looked_up_somewhere() -> None:
+    for word in STANDS_ALONE:
+        assert any(name.split(".")[0] == word for name in (*HERE, *ELSEWHERE)), word
+
+
+@pytest.mark.parametrize("section", [*APART, *OWN])
 def test_the_end_of_a_name_of_another_model_says_nothing_of_the_policys(section: str) -> None:
     for end in ("lr", "model.path", "optim.weight_decay", "ppo_epochs", "precision"):
         assert f"here it is {HERE[end]}" not in unknown_key(f"{section}.{end}")
@@ -283,6 +294,93 @@ def test_sections_of_others_lead_to_ours() -> None:
 )
 def test_names_of_other_trainers_lead_to_ours(override: str, expected: str) -> None:
     assert expected in message(override)
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("reward_model.overlong_buffer.len", "here it is policy.overlong_cache"),
+        ("reward_model.overlong_buffer.enable", "here it is policy.overlong_cache"),
+        ("reward_model.overlong_buffer.penalty_factor", "here it is policy.overlong_penalty"),
+        ("reward_model.reward_kwargs.overlong_buffer_cfg.len", "here it is policy.overlong_cache"),
+        ("reward_model.reward_kwargs.overlong_buffer_cfg.enable", "here it is policy.overlong_cache"),
+        (
+            "reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor",
+            "here it is policy.overlong_penalty",
+        ),
+        (
+            "reward_model.reward_kwargs.overlong_buffer_cfg.log",
+            "policy.overlong_cache and policy.overlong_pen",
+        ),
+        ("reward_model.reward_kwargs.max_resp_len", "here it is inference_model.max_tokens"),
+        ("reward_model.reward_manager", "here it is env.reward"),
+        ("reward_model.sandbox_fusion.url", "here it is env.sandbox_url"),
+        ("reward.custom_reward_function.path", "here it is env.reward"),
+        ("critic_num_nodes", "GRPO has no critic"),
+        ("critic_num_gpus_per_node", "GRPO has no critic"),
+        ("critic_lr", "GRPO has no critic"),
+        ("reward_num_nodes", "no reward model is loaded"),
+        ("reward_num_gpus_per_node", "no reward model is loaded"),
+        ("ref_num_gpus_per_node", "here it is ref_model.num_devices"),
+        ("eval_temperature", "here it is eval.sets.NAME.temperature"),
+        ("eval_dataset", "here it is eval.sets.NAME.dataset"),
+        ("eval_n_samples_per_prompt", "here it is eval.sets.NAME.n"),
+        ("eval_max_response_len", "here it is eval.sets.NAME.max_tokens"),
+        ("orchestrator.eval.sampling.max_tokens", "here it is eval.sets.NAME.max_tokens"),
+        ("over_sampling_batch_size", "here it is env.oversample"),
+        ("policy.dtensor_cfg.enabled", "train_model.num_devices above 1 shards the model with FSDP2"),
+        ("policy.megatron_cfg.enabled", "train_model.num_devices above 1 shards the model with FSDP2"),
+        ("policy.megatron_cfg.tensor_model_parallel_size", "the learner shards parameters"),
+        ("policy.generation.colocated.enabled", "here it is inference_model.colocate"),
+        ("policy.generation.colocated.resources.num_nodes", "here it is inference_model.num_devices"),
+        ("policy.scheduler", "optimizer.schedule"),
+        ("policy.scheduler.kwargs.total_iters", "optimizer.schedule"),
+        ("freezing_actor_steps", "it does not exist here: no critic is warmed up"),
+        ("cache_implementation", "it does not exist here: an engine has a cache of its own"),
+        ("vllm_sync_backend", "it does not exist here: how weights reach the engines"),
+        ("shuffle_dataset", "train.seed: prompts are always shuffled"),
+        ("rollout_shuffle", "train.seed: prompts are always shuffled"),
+        ("optimizer.lr_min", "here it is optimizer.min_lr_fraction"),
+        ("optimizer.min_lr", "here it is optimizer.min_lr_fraction"),
+        ("save_strategy", "here it is train.checkpoint_frequency"),
+        ("load_best_model_at_end", "here it is train.keep_best"),
+        ("metric_for_best_model", "here it is train.keep_best"),
+        ("wandb_run_name", "here it is logging.experiment_name"),
+        ("kl_target", "no rule adapts it"),
+        ("normalize_reward", "policy.baseline and policy.scale"),
+        ("vllm_server_host", "needs no server"),
+        ("model_init_kwargs", "here it is model.dtype and model.attn_implementation"),
+        ("generation_kwargs", "sampling takes inference_model.temperature"),
+        ("disable_dropout", "train_model.lora.dropout"),
+        ("micro_rollout_batch_size", "inference_model.max_num_seqs"),
+        ("partial_rollout", "grpo_async.py"),
+        ("num_episodes", "here it is train.total_dialog_turns"),
+        ("agent_func_path", "env.tools or env.reasoning, with env.max_steps"),
+    ],
+)
+def test_names_that_look_like_another_key_lead_to_the_right_one(key: str, expected: str) -> None:
+    text = unknown_key(key)
+    assert expected in text
+    assert "did you mean" not in text
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("ref_model.lr", "the reference is not trained"),
+        ("ref_model.optim.lr", "the reference is not trained"),
+        ("ref_model.weight_decay", "the reference is not trained"),
+        ("ref_model.num_device", "did you mean ref_model.num_devices?"),
+        ("eval.lr", "nothing is trained in eval"),
+        ("eval.epochs", "nothing is trained in eval"),
+        ("eval.freqency", "did you mean eval.frequency?"),
+        ("reward.lr", "what judges is not trained"),
+        ("reward.timeout", "did you mean env.reward_timeout_s?"),
+        ("reward.reward_model.optim.lr", "no reward model is loaded"),
+    ],
+)
+def test_sections_where_nothing_is_trained_lead_to_no_setting_of_training(key: str, expected: str) -> None:
+    assert unknown_key(key).startswith(f"{key}: no such configuration key; {expected}")
 
 
 def test_each_plugin_is_installed_by_a_package_of_hydras() -> None:
