@@ -82,7 +82,7 @@ def same_answer(given: str, gold: str) -> bool:
     if (has_sign(given) or has_sign(gold)) and _of_different_quantities(given, gold):
         return False
     written = gold
-    text = as_written(given, gold)
+    textual = as_written(given, gold)
     if not (given.isascii() and gold.isascii()):
         given, gold = in_latex(given), in_latex(gold)
     if parse_number(gold) is not None and not is_text(gold):
@@ -98,7 +98,7 @@ def same_answer(given: str, gold: str) -> bool:
         return False
     if "\\approx" in right and "\\approx" not in left:
         return any(_same(left, side) for side in right.split("\\approx"))
-    if text:
+    if textual:
         return any(_same_text(claim, right) for claim in (left, *_claims(given, left)))
     if elements := listed(written):
         return _same_listed(left, elements)

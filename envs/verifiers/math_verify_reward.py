@@ -44,13 +44,18 @@ def same_by_math_verify(given: str, gold: str) -> bool:
     left, right = without_names(canonical(from_prose(given)), canonical(gold))
     if not left or _number(right) or as_written(given, gold) or listed(gold):
         return same_answer(given, gold)  # a number has one value, which needs no library, and a text none
-    left, right = (_PRIMED.sub(_as_index, text) for text in (left, right))
-    if "'" in left + right or '"' in left + right:
-        return same_answer(given, gold)
     left = chain_end(left) if "=" not in right else left
-    if _NEVER.search(left + right) or not _of_one_kind(left, right) or not nothing_left_to_do(left, right):
+    first, second = (_PRIMED.sub(_as_index, text) for text in (left, right))
+    if "'" in first + second or '"' in first + second:
+        return same_answer(given, gold)
+    if (
+        _NEVER.search(left + right)
+        or not _of_one_kind(first, second)
+        or not nothing_left_to_do(first, second)
+    ):
         return False
-    return compat.math_verify(f"\\boxed{{{left}}}", right, in_dollars=True)
+    first, second = (_PRIMED.sub(lambda found: f"({_as_index(found)})", text) for text in (left, right))
+    return compat.math_verify(f"\\boxed{{{first}}}", second, in_dollars=True)
 
 
 def _as_index(found: re.Match[str]) -> str:

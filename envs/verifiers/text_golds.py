@@ -65,7 +65,7 @@ _PLUS = re.compile(r"(?<!\^)\+(?!\})")
 _TELLING = re.compile(r"[\d%][-‐‑‒–—./°) ]|[A-Za-z)\]_{]\d|O-O|\dX|0\d{3}|[A-Z]-\d|[a-z.] \d", re.ASCII)
 _FORMULA = re.compile(r"\d+(?:\.\d+)?[eE]\d+|.*(?:sqrt|sin|cos|tan|sec|csc|cot|log|ln|exp|pi).*", re.ASCII)
 _FONT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|ce)\s*\{((?:[^{}]|\{\d*[-+]?\})*)\}")
-_GAP = re.compile(r"(?<=\d) (?=[A-Za-z])")
+_GAP = re.compile(r"(?<=\d) (?=[A-Za-z])|(?<=[A-Za-z]) (?=\d)|(?<=[A-Z]) (?=[A-Z](?![a-z]))")
 _CHARGE = re.compile(r"\^\{?(\d*[-+])\}?$", re.ASCII)
 
 
