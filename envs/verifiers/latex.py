@@ -174,7 +174,11 @@ def _listed_rows(found: re.Match[str]) -> str:
 
 def _spaced_words(found: re.Match[str]) -> str:
     inner = found[1].strip()
-    return f" {inner} " if len(inner) != 1 and found[1] else inner
+    if len(inner) != 1 and found[1]:
+        return f" {inner} "
+    before = found.string.rfind("\\", 0, found.start())
+    behind_command = before >= 0 and found.string[before + 1 : found.start()].isalpha()
+    return f" {inner}" if behind_command else inner
 
 
 def _braced_fractions(text: str) -> str:
