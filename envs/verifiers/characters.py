@@ -106,12 +106,6 @@ def in_latex(text: str) -> str:
     return "".join(_latin(character) for character in text.translate(_ONE_BY_ONE))
 
 
-def currencies(text: str) -> set[str]:
-    """The signs of money in a text; the dollar's must be escaped, since a bare one begins a formula."""
-    found = {sign for sign in CURRENCIES if sign in text}
-    return found | {"$"} if "\\$" in text else found
-
-
 def _bracketed(found: re.Match[str]) -> str:
     return f"{'^' if found['up'] else '_'}{{{found[0].translate(_AS_WRITTEN)}}}"
 

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from envs.verifiers.bounds import is_bounded
-from envs.verifiers.characters import currencies, in_latex
+from envs.verifiers.characters import in_latex
 from envs.verifiers.elements import both_signs, items, once, value_of_term, with_both_signs, without_names
 from envs.verifiers.extract import NOT_VARIABLES, boxed_together, chain_end, from_prose
 from envs.verifiers.formulas import equal_in_value, ratio
@@ -36,7 +36,7 @@ from envs.verifiers.intervals import INFINITY, Interval, Reals, read_reals, rela
 from envs.verifiers.latex import canonical, split_top
 from envs.verifiers.numbers import is_worked_out, parse_number, plain, same_number
 from envs.verifiers.phrases import same_phrase
-from envs.verifiers.text_golds import is_text, listed, spelled
+from envs.verifiers.text_golds import as_written, is_text, listed, spelled
 from envs.verifiers.units import has_sign, quantities, split_unit
 from envs.verifiers.words import number_in_words
 from envs.verifiers.worked_out import worked_out
@@ -69,7 +69,8 @@ LEAST_EXPONENT = 3
 def same_answer(given: str, gold: str) -> bool:
     """Whether a final answer, as written, is the gold. Symmetric except for names and units the gold leaves out."""
     if gold.isdigit() and given.isdigit() and (gold + given).isascii():
-        return gold.lstrip("0") == given.lstrip("0")  # most verdicts are on whole numbers
+        # most verdicts are on whole numbers
+        return given == gold if is_text(gold) else gold.lstrip("0") == given.lstrip("0")
     if "\\boxed" in given:
         given = boxed_together(given) or ""
     if "\\boxed" in gold:
@@ -81,15 +82,13 @@ def same_answer(given: str, gold: str) -> bool:
     if (has_sign(given) or has_sign(gold)) and _of_different_quantities(given, gold):
         return False
     written = gold
+    textual = as_written(given, gold)
     if not (given.isascii() and gold.isascii()):
-        money = currencies(given), currencies(gold)
-        if all(money) and money[0] != money[1]:
-            return False
         given, gold = in_latex(given), in_latex(gold)
-    if parse_number(gold) is not None:
-        for text in (given, plain(given)):
-            if parse_number(text) is not None:
-                return same_number(text, gold)
+    if parse_number(gold) is not None and not is_text(gold):
+        for number in (given, plain(given)):
+            if parse_number(number) is not None:
+                return same_number(number, gold)
     left, right = canonical(given), canonical(gold)
     if not left or not right:
         return False
@@ -99,8 +98,8 @@ def same_answer(given: str, gold: str) -> bool:
         return False
     if "\\approx" in right and "\\approx" not in left:
         return any(_same(left, side) for side in right.split("\\approx"))
-    if is_text(written):
-        return any(_same_text(text, right) for text in (left, *_claims(given, left)))
+    if textual:
+        return any(_same_text(claim, right) for claim in (left, *_claims(given, left)))
     if elements := listed(written):
         return _same_listed(left, elements)
     bare = without_names(left, right)

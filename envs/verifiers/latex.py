@@ -41,7 +41,8 @@ _ESCAPED_TWICE = re.compile(
 )
 _COLOUR = r"\\(?:text)?color(?:box)?\s*(?:\[[^\]]*\])?\{[^{}]*\}"
 _COLOURED = re.compile(rf"(?<![\^_]){_COLOUR}\s*\{{([^{{}}]*(?<!\\))\}}")
-_UNSEEN = re.compile(rf"{_COLOUR}|\\(?:[hv]space\*?|[hv]?phantom|tag\*?|label)\s*\{{[^{{}}]*\}}")
+_UNSEEN = re.compile(rf"{_COLOUR}|\\(?:tag\*?|label)\s*\{{[^{{}}]*\}}")
+_ROOM = re.compile(r"\\(?:[hv]space\*?|[hv]?phantom)\s*\{[^{}]*\}")
 _TWO_BRACES = re.compile(r"(?<!\\)\{\s*\{([^{}]*(?<!\\))\}\s*\}")
 _NO_SIDE = re.compile(r"\\(?:left|right)\s*\.")
 _SPACE = r"(?<!\\)\\[,;:!> ]"
@@ -66,6 +67,8 @@ _STEPS: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
         ("sqrt", r"(?<![\\a-zA-Z])sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
         ("pi", r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
         ("log", r"(?<![\\a-zA-Z])log(?=[ (_^])", r"\\log "),
+        ("\\prime", r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![a-z]))", "'"),
+        ("\\prime", r"\^\s*\{\s*\\prime\s*\\prime\s*\}", "''"),
         ("**", r"\*\*", "^"),
         (" to ", r"(?<=\d) to (?=\d)", ":"),
         ("!=", r"!=", r"\\neq "),
@@ -74,7 +77,7 @@ _STEPS: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
         ("\\infty", r"(?<![\w)}])\+\s*\\infty", r"\\infty"),
         ("\\{", r"\\\{\s*\\\}", r"\\emptyset"),
         ("choose", r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}", r"\\binom{\1}{\2}"),
-        (")_", r"(?<![a-zA-Z])\((\w+)\)(?=_)", r"\1"),
+        (")_", r"(?<![\w)}\]])\((\d[\da-zA-Z]*|[a-z]+|[\dA-F]+(?=\)_\{?16))\)(?=_)", r"\1"),
         ("_{(", r"_\{\((\d+)\)\}", r"_{\1}"),
     )
 )
@@ -98,8 +101,9 @@ _BARE_ROOT = re.compile(r"\\sqrt\s*(\d|[a-zA-Z])")
 _SHORT_GROUP = re.compile(r"([\^_])\s*\{\s*([a-zA-Z0-9])\s*\}")
 _LOOSE_SPACE = re.compile(r"\s+(?![a-zA-Z0-9])|(?<![a-zA-Z0-9])\s+")
 _THOUSANDS = re.compile(r"(?<![\d.,_^])\d{1,3}(?:,\d{3})+(?![\d,])", re.ASCII)
-_EDGES = " \t\r\n*`'\"“”"
+_EDGES = " \t\r\n*`"
 _TRAILING = _EDGES + ".;,\\"
+_QUOTES = (("``", "''"), ("''", "''"), ("`", "'"), ("'", "'"), ('"', '"'), ("“", "”"), ("‘", "’"))
 
 
 def canonical(text: str) -> str:
@@ -107,13 +111,13 @@ def canonical(text: str) -> str:
 
     A space stays only between two letters or digits, where it means something (`1 1/2`, `5 cm`).
     """
-    text = in_latex(text.strip(_EDGES).rstrip(_TRAILING))
+    text = in_latex(_without_edges(text))
     if "\\" in text:
         text = _without_commands(text)
     for mark, pattern, replacement in _STEPS:
         if mark in text:
             text = pattern.sub(replacement, text)
-    text = " ".join(text.split()).strip(_EDGES).rstrip(_TRAILING)
+    text = _without_edges(" ".join(text.split()))
     if text[:1] not in "([{\\":
         text = _THOUSANDS.sub(lambda found: found.group().replace(",", ""), text)
     text = _LOOSE_SPACE.sub("", text)
@@ -123,11 +127,23 @@ def canonical(text: str) -> str:
     return without_brackets(_SHORT_GROUP.sub(r"\1\2", text))
 
 
+def _without_edges(text: str) -> str:
+    """Without Markdown and full stops around it, and without quotation marks in pairs: a mark at the end is a prime."""
+    before = None
+    while text != before:
+        before, text = text, text.strip(" \t\r\n*").rstrip(_TRAILING)
+        for opening, closing in _QUOTES:
+            if len(text) > len(opening + closing) and text.startswith(opening) and text.endswith(closing):
+                text = text[len(opening) : -len(closing)]
+                break
+    return text.strip(_EDGES).lstrip("'\"“‘")
+
+
 def _without_commands(text: str) -> str:
     """One name for commands that have several, without sizes, fonts and colours."""
     if "\\begin" not in text:
         text = _ESCAPED_TWICE.sub(r"\\", text)
-    text = _COMMAND.sub(_alias, _NO_SIDE.sub("", _UNSEEN.sub("", _COLOURED.sub(r"\1", text))))
+    text = _COMMAND.sub(_alias, _NO_SIDE.sub("", _UNSEEN.sub("", _ROOM.sub(" ", _COLOURED.sub(r"\1", text)))))
     if len(text) <= _LONGEST_ENVIRONMENT:
         text = _without_environments(text) if "\\begin" in text else _ROW_END.sub(", ", text)
     text = _TWO_BRACES.sub(r"{\1}", UNIT_LETTER.sub(unit_in_words, text))
@@ -158,7 +174,11 @@ def _listed_rows(found: re.Match[str]) -> str:
 
 def _spaced_words(found: re.Match[str]) -> str:
     inner = found[1].strip()
-    return f" {inner} " if len(inner) > 1 else inner
+    if len(inner) != 1 and found[1]:
+        return f" {inner} "
+    before = found.string.rfind("\\", 0, found.start())
+    behind_command = before >= 0 and found.string[before + 1 : found.start()].isalpha()
+    return f" {inner}" if behind_command else inner
 
 
 def _braced_fractions(text: str) -> str:

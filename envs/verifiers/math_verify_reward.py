@@ -19,7 +19,7 @@ from envs.verifiers.extract import boxed_together, chain_end, from_prose
 from envs.verifiers.latex import canonical, without_brackets
 from envs.verifiers.numbers import parse_number
 from envs.verifiers.rules import BOXED_PROMPT, said
-from envs.verifiers.text_golds import is_text, listed
+from envs.verifiers.text_golds import as_written, listed
 from envs.verifiers.units import split_unit
 from envs.verifiers.worked_out import read
 
@@ -29,6 +29,7 @@ _BETWEEN = re.compile(
 _NEVER = re.compile(r"\\(?:sum|prod|int|lim|pm|mp)(?![a-z])|:")
 """Where the library gives no verdict worth having: it leaves bounds, signs or the second part out of account."""
 _WORD = re.compile(r"[a-zA-Z]\([^()]*\)|[a-zA-Z]+|_(?:\w|\{[^{}]*\})")
+_PRIMED = re.compile(r"([a-zA-Z])('+)")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _OPENING = {")": "(", "]": "[", "}": "{"}
 _CLOSING = {opening: closing for closing, opening in _OPENING.items()}
@@ -41,12 +42,25 @@ def same_by_math_verify(given: str, gold: str) -> bool:
     if max(len(given), len(gold)) > MAX_FORMULA_CHARACTERS:
         return False
     left, right = without_names(canonical(from_prose(given)), canonical(gold))
-    if not left or _number(right) or is_text(gold) or listed(gold):
+    if not left or _number(right) or as_written(given, gold) or listed(gold):
         return same_answer(given, gold)  # a number has one value, which needs no library, and a text none
     left = chain_end(left) if "=" not in right else left
-    if _NEVER.search(left + right) or not _of_one_kind(left, right) or not nothing_left_to_do(left, right):
+    first, second = (_PRIMED.sub(_as_index, text) for text in (left, right))
+    if "'" in first + second or '"' in first + second:
+        return same_answer(given, gold)
+    if (
+        _NEVER.search(left + right)
+        or not _of_one_kind(first, second)
+        or not nothing_left_to_do(first, second)
+    ):
         return False
-    return compat.math_verify(f"\\boxed{{{left}}}", right, in_dollars=True)
+    first, second = (_PRIMED.sub(lambda found: f"({_as_index(found)})", text) for text in (left, right))
+    return compat.math_verify(f"\\boxed{{{first}}}", second, in_dollars=True)
+
+
+def _as_index(found: re.Match[str]) -> str:
+    """A letter with primes as one with an index, since the library passes over primes: `f'` is not `f`."""
+    return f"{found[1]}_{{9{len(found[2])}}}"
 
 
 def _number(text: str) -> bool:

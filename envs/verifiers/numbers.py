@@ -41,7 +41,8 @@ _NOT_UNITS = (
     "or and to not than if at about between vs either neither mod cup dozen hundred thousand million "
     "billion trillion tens dozens hundreds thousands millions billions trillions half halves third "
     "thirds quarter quarters pi sqrt root choose power squared cubed plus minus times factorial more "
-    "less over divided by of"
+    "less over divided by of zero negative fifths sixths sevenths eighths ninths tenth tenths "
+    "hundredth hundredths thousandth thousandths millionth millionths"
 )
 _QUOTES = " \t\r\n\xa0\u2009\u202f*`'\"“”"
 

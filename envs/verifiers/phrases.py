@@ -12,7 +12,8 @@ _CHOSEN = re.compile(
 )
 _OTHER_CHOICE = re.compile(r"(?<![A-Za-z])[A-J]\)")
 _SEVERAL = re.compile(r"[A-H]{2,8}")
-_LETTERS = re.compile(r"\(?[A-H]\)?(?:(?:,| and |,? ?and ?)\(?[A-H]\)?)+")
+_LETTER = r"(?:[A-H]|\([A-H]\))"
+_LETTERS = re.compile(rf"{_LETTER}(?:(?:,| and |,? ?and ?){_LETTER})+")
 _TIME = re.compile(r"(\d{1,2}(?::\d{2})?) ?([ap])\.? ?m\.?", re.IGNORECASE)
 _RATIO = re.compile(r"(\d+)(?::| to )(\d+)", re.ASCII)
 _FRACTION = re.compile(r"(\d+)/(\d+)|\\frac\{(\d+)\}\{(\d+)\}", re.ASCII)
@@ -27,8 +28,8 @@ def same_phrase(given: str, left: str, right: str) -> bool:
     """Whether two answers that are no formulas are the same. given: as written; left, right: canonical."""
     if _CHOICE.fullmatch(right):
         return chosen(given) == right
-    if _SEVERAL.fullmatch(right) and _LETTERS.fullmatch(left):
-        return sorted(re.findall("[A-H]", left)) == sorted(right)
+    if _SEVERAL.fullmatch(right) and _LETTERS.fullmatch(left) and sorted(set(right)) == list(right):
+        return sorted(re.findall("[A-H]", left)) == list(right)
     if _EMPTY.fullmatch(right):
         return _EMPTY.fullmatch(left) is not None
     times = [_TIME.fullmatch(text) for text in (left, right)]

@@ -43,7 +43,7 @@ _STAND_INS = {"math_verify": "math"}
 _READ_LATEX = ("math", "boxed", "think_answer_tags", "dapo")
 """Rules to which `$2$` and a text with a box are as good as what is inside."""
 _NUMBER = re.compile(r"[-+]?\d{1,60}(?:\.\d{1,60})?", re.ASCII)
-_WRAPPED = re.compile(r"\[|\\\(|\$|\\boxed|####|answer", re.IGNORECASE)
+_WRAPPED = re.compile(r"\[|\\\(|\$|\\boxed|####|answer|\bit is\b|^=", re.IGNORECASE)
 _HOPE = re.compile(r"\s*I hope it is correct\.?\s*$")
 _LEAD = re.compile(
     r"(?:^|[\n.!?:;,*_#(])\s*(?:(?:so|thus|hence|therefore|then|and),?\s+)?(?:the\s+|our\s+|my\s+)?"
@@ -51,6 +51,16 @@ _LEAD = re.compile(
     re.IGNORECASE,
 )
 _CLAIM = re.compile(r"answer[*_]*\s*(?:is\s*:?|:|=)[*_\s]*(?P<claim>[^\n]+)", re.IGNORECASE)
+_BARE_CLAIM = re.compile(
+    r"(?:(?:(?:so|thus|hence|therefore),?\s+)?it\s+is\b\s*:?\s*(?=[-+$\\(.\d])|=)\s*(?P<claim>[^\n=]+)",
+    re.IGNORECASE,
+)
+"""`= 2` and `It is 2`; before a word `It is` may be the answer's own beginning."""
+_TEXT_AHEAD = re.compile(r"\\text\s*\{([^{}]*)\}\s*")
+_SENTENCE_END = re.compile(r"[.!?]['\")]*\s+(?=[\"'(]?[A-Z])")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+LEAST_WORDS = 3
+"""Of a sentence; two of them are prose."""
 _NEXT_SENTENCE = re.compile(r"[.!?]\s+[A-Za-z]")
 _FORMULA = re.compile(
     r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\(((?:(?!\\[()]).)+)\\\)|\\\[((?:(?!\\[\[\]]).)+)\\\]", re.DOTALL
@@ -130,9 +140,10 @@ def _last_answer(text: str) -> str | None:
 
 def _claim(text: str) -> str | None:
     """The `2` of `The answer is 2.` at the end of a text."""
-    text = _HOPE.sub("", text[-2 * LONGEST_CLAIM :])
+    text = _TEXT_AHEAD.sub(r"\1 ", _HOPE.sub("", text[-2 * LONGEST_CLAIM :]), count=1)
     start = text.lower().rfind("answer")
     found = _CLAIM.fullmatch(text, start) if start >= 0 and _LEAD.search(text[:start]) else None
+    found = found or _BARE_CLAIM.fullmatch(text)
     if found is None:
         return None
     claim = found["claim"].strip(" .*_")
@@ -162,10 +173,8 @@ def check_references(
     ]
     if rule is None or not golds:
         return
-    distinct = dict.fromkeys(
-        gold for _, gold in golds if not _NUMBER.fullmatch(gold) and len(gold) <= LONGEST_JUDGED
-    )
-    bad = {gold for gold in distinct if not _is_right(_own_answer(gold, rule), gold, rule, env)}
+    distinct = dict.fromkeys(gold for _, gold in golds if not _NUMBER.fullmatch(gold))
+    bad = {gold for gold in distinct if not _can_be_met(gold, rule, env)}
     unmet = [(place, gold) for place, gold in golds if gold in bad]
     if not unmet:
         return
@@ -178,6 +187,38 @@ def check_references(
     if len(unmet) == len(golds):
         raise ConfigError(said)
     log.warning("%s", said)
+
+
+def _can_be_met(gold: str, rule: str, env: EnvConfig) -> bool:
+    """Whether it is its own answer, and neither data nor prose; a longer text than is judged is taken for met."""
+    if rule != "exact" and (_is_data(gold) or _is_prose(gold)):
+        return False
+    return len(gold) > LONGEST_JUDGED or _is_right(_own_answer(gold, rule), gold, rule, env)
+
+
+def _is_data(gold: str) -> bool:
+    """Whether a text is a JSON object, or a list in lists that is no matrix of numbers."""
+    if (gold[:1], gold[-1:]) not in (("{", "}"), ("[", "]")):
+        return False
+    try:
+        found = json.loads(gold)
+    except (ValueError, RecursionError):
+        return False
+    if isinstance(found, dict):
+        return bool(found)
+    rows = [row for row in found if isinstance(row, list)]
+    numbers = [type(each) in (int, float) for row in rows for each in row]
+    return any(isinstance(each, dict) for each in found) or (
+        bool(rows) and (not all(numbers) or len(numbers) < 2)
+    )
+
+
+def _is_prose(gold: str) -> bool:
+    """Whether a text without a box has two sentences or more."""
+    if "\\boxed" in gold:
+        return False
+    sentences = _SENTENCE_END.split(gold[:LONGEST_LIST])
+    return sum(len(_WORD.findall(sentence)) >= LEAST_WORDS for sentence in sentences) > 1
 
 
 def _own_answer(gold: str, rule: str) -> str:

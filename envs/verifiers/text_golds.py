@@ -12,6 +12,7 @@ from envs.verifiers.numbers import is_unit, parse_number
 
 MAX_CHARACTERS = 200
 """A longer gold is no text of these kinds."""
+LONGEST_LATEX = 4 * MAX_CHARACTERS
 _ELEMENTS = (
     "He Li Be Ne Na Mg Al Si Cl Ar Ca Sc Ti Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr Rb Sr Zr Nb Mo Tc Ru Rh Pd Ag Cd "
     "In Sn Sb Te Xe Cs Ba La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm Yb Lu Hf Ta Re Os Ir Pt Au Hg Tl Pb Bi Po At Rn Fr "
@@ -44,25 +45,56 @@ _CHEMISTRY = re.compile(
 _COUNTS = re.compile(r"[A-Za-z)\]](?:_\{?)?(\d+)", re.ASCII)
 _OF_CHEMISTRY = re.compile(r"[HCNO]|[A-Z][a-z]")
 _SUBSCRIPT = re.compile(r"_\{?(\d+)\}?", re.ASCII)
-_TELLING = re.compile(r"[\d%][-‐‑‒–—./°) ]|[A-Za-z)\]_{]\d|O-O|\dX", re.ASCII)
+_CODE = re.compile(r"0\d{3,}|[A-Z]{1,3}-\d{2,}", re.ASCII)
+"""A number whose first zeros count, as a telephone's or a postal code's; letters and a number."""
+_NOT_BETWEEN = "and|or|to|if|for|sqrt|sin|cos|tan|log|ln|exp|pi"
+_PHRASE = rf"(?!(?:{_NOT_BETWEEN})(?![A-Za-z]))[A-Za-z]+\.?"
+_AMOUNTS = re.compile(
+    rf"(?:{_MONEY}{_NUMBER} ?{_PHRASE}(?: {_PHRASE})* )+{_MONEY}{_NUMBER}(?: ?{_PHRASE}(?: {_PHRASE})*)?",
+    re.ASCII,
+)
+"""Numbers with words between them: `5 ft 10 in`, `4 by 6`, `1 in 4`."""
+_RAISED = r"\^(?:T|\\top|\{\s*(?:T|\\top|-\s*1)\s*\})"
+_ORDERED = re.compile(
+    rf"[A-Z]{_RAISED}\s*[A-Z]|[A-Z]\s*[A-Z]{_RAISED}"
+    r"|\\(?:mathbf|boldsymbol|bm|vec|overrightarrow)\s*(?:\{[^{}]+\}|\w)\s*\\times"
+)
+"""Products of matrices and vectors, which depend on their order."""
+_REACTION = re.compile(r"=|->|→|\\(?:long)?rightarrow(?![a-z])|\\to(?![a-z])")
+_PLUS = re.compile(r"(?<!\^)\+(?!\})")
+_TELLING = re.compile(r"[\d%][-‐‑‒–—./°) ]|[A-Za-z)\]_{]\d|O-O|\dX|0\d{3}|[A-Z]-\d|[a-z.] \d", re.ASCII)
 _FORMULA = re.compile(r"\d+(?:\.\d+)?[eE]\d+|.*(?:sqrt|sin|cos|tan|sec|csc|cot|log|ln|exp|pi).*", re.ASCII)
 _FONT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|ce)\s*\{((?:[^{}]|\{\d*[-+]?\})*)\}")
-_COMPASS = re.compile(r"(?<=\d) (?=[NSEW](?![A-Za-z]))")
+_GAP = re.compile(r"(?<=\d) (?=[A-Za-z])|(?<=[A-Za-z]) (?=\d)|(?<=[A-Z]) (?=[A-Z](?![a-z]))")
 _CHARGE = re.compile(r"\^\{?(\d*[-+])\}?$", re.ASCII)
 
 
 @lru_cache(maxsize=4096)
 def is_text(gold: str) -> bool:
     """Whether a gold, as it is in the data, is compared as written."""
-    written = _FONT.sub(r"\1", gold).strip()
-    if len(written) > MAX_CHARACTERS or not _TELLING.search(written) or parse_number(written) is not None:
+    if len(gold) > LONGEST_LATEX or not _TELLING.search(gold):
         return False
+    written = _FONT.sub(r"\1", gold).strip()
+    if len(written) > MAX_CHARACTERS:
+        return False
+    if _CODE.fullmatch(written):
+        return True
+    if parse_number(written) is not None:
+        return False
+    if _AMOUNTS.fullmatch(" ".join(written.split())):
+        return True
     if found := _RANGE.fullmatch(written):
         return found["unit"] is None or is_unit(found["unit"].strip())
     written = written.strip("$ ")
-    return (_OTHER.fullmatch(written) is not None and not _FORMULA.fullmatch(written)) or _is_chemistry(
-        written
-    )
+    if _OTHER.fullmatch(written) and not _FORMULA.fullmatch(written):
+        return True
+    return _is_chemistry(written) or _is_reaction(written)
+
+
+def as_written(given: str, gold: str) -> bool:
+    """Whether two final answers are compared as written: one is text, or the gold a product whose order counts."""
+    ordered = len(gold) <= LONGEST_LATEX and "=" not in gold and _ORDERED.search(gold) is not None
+    return ordered or is_text(gold) or is_text(given)
 
 
 def _is_chemistry(text: str) -> bool:
@@ -71,6 +103,16 @@ def _is_chemistry(text: str) -> bool:
     if not counts or _CHEMISTRY.fullmatch(text) is None:
         return False
     return "_" not in text or (_OF_CHEMISTRY.search(text) is not None and min(map(int, counts)) > 1)
+
+
+def _is_reaction(text: str) -> bool:
+    """Whether a text is an equation of chemistry: the same elements on both sides, in formulas with counts."""
+    sides = [[term.strip() for term in _PLUS.split(side)] for side in _REACTION.split(text)]
+    terms = [term for side in sides for term in side]
+    if len(sides) != 2 or not all(map(_CHEMISTRY.fullmatch, terms)) or not any(map(_is_chemistry, terms)):
+        return False
+    before, after = ({name for term in side for name in re.findall(_ELEMENT, term)} for side in sides)
+    return before == after
 
 
 @lru_cache(maxsize=4096)
@@ -83,6 +125,9 @@ def listed(gold: str) -> tuple[str, ...]:
 
 
 def spelled(text: str) -> str:
-    r"""One spelling of a text: `\ce{H_{2}O}` is `H2O`, `10--20` is `10-20`."""
+    r"""One spelling of a text: `\ce{H_{2}O}` is `H2O`, `10--20` is `10-20`, the terms of a reaction are sorted."""
     text = _SUBSCRIPT.sub(r"\1", _FONT.sub(r"\1", text))
-    return _COMPASS.sub("", _CHARGE.sub(r"\1", text)).replace("--", "-")
+    if _REACTION.search(text):
+        sides = (sorted(map(str.strip, _PLUS.split(side))) for side in _REACTION.split(text))
+        return "=".join("+".join(side) for side in sides)
+    return _GAP.sub("", _CHARGE.sub(r"\1", text)).replace("--", "-")

@@ -17,7 +17,7 @@ _NAMES = {
     "gram": "gm",
     "kilogram": "kg kilo",
     "milligram": "mg",
-    "pound": "lb",
+    "pound": "lb gbp",
     "ounce": "oz",
     "liter": "litre",
     "milliliter": "ml millilitre",
@@ -28,6 +28,9 @@ _NAMES = {
     "degree": "deg",
     "square": "sq",
     "dollar": "usd",
+    "euro": "eur",
+    "yen": "jpy",
+    "rupee": "inr",
     "joule": "",
     "newton": "",
     "kelvin": "",
@@ -67,6 +70,7 @@ _UNIT = re.compile(
     r"(?P<value>[^a-zA-Z]*[\d)}]|.*\}|.*\\pi)\s*"
     r"(?P<unit>(?<=[\s})])\(?(?:[a-zA-Z]{2,}|[mgl](?=/))(?:(?:\. ?|[ /]|\\cdot )[a-zA-Z]+)*\.?(?:\^[23])?\)?)"
 )
+_PRIMES = re.compile(r"(?P<value>[-\d.,/ ]*\d)(?P<mark>'{1,2}|\")", re.ASCII)
 _SIGNS = {
     "\\$": "dollar",
     "%": "percent",
@@ -74,9 +78,15 @@ _SIGNS = {
     "^{\\circ}": "degree",
     "°": "degree",
     "\\degree": "degree",
+    "€": "euro",
+    "\\euro": "euro",
+    "£": "pound",
+    "\\pounds": "pound",
+    "¥": "yen",
+    "₹": "rupee",
 }
 """Marks of a quantity that are no words."""
-_QUANTITIES = frozenset((*_NAMES, "euro")) - {"square"}
+_QUANTITIES = frozenset(_NAMES) - {"square"}
 _POWERS = {"2": "square", "3": "cubic"}
 
 
@@ -87,6 +97,8 @@ def unit_in_words(found: re.Match[str]) -> str:
 
 def split_unit(text: str) -> tuple[str, str]:
     """A canonical text and the unit in words behind it (empty without one): `5 cm^2` is 5 and `square centimeter`."""
+    if prime := _PRIMES.fullmatch(text):
+        return prime["value"], "foot" if prime["mark"] == "'" else "inch"
     found = _UNIT.fullmatch(text)
     if found is None or not is_unit(found["unit"].strip("()")):
         return text, ""
@@ -98,7 +110,7 @@ def split_unit(text: str) -> tuple[str, str]:
 
 def has_sign(text: str) -> bool:
     """Whether a text has a sign of money, per cent or degrees."""
-    return "$" in text or "%" in text or "circ" in text or "°" in text or "degree" in text
+    return "$" in text or "degree" in text or any(sign in text for sign in _SIGNS)
 
 
 def quantities(text: str, unit: str) -> frozenset[str]:
@@ -107,6 +119,8 @@ def quantities(text: str, unit: str) -> frozenset[str]:
     text: as it is written. unit: what `split_unit` finds behind its canonical form.
     """
     signs = {name for sign, name in _SIGNS.items() if sign in text}
+    if (text.count("$") - text.count("\\$")) % 2:  # two of them are around a formula
+        signs.add("dollar")
     return frozenset(signs | _QUANTITIES.intersection(unit.replace("/", " ").split()))
 
 

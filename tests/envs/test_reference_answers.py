@@ -43,6 +43,9 @@ WRAPPED = [
     ("Final answer: 2 apples", "2 apples"),
     ("The final answer is 2. I hope it is correct.", "2"),
     ("<answer>2</answer>", "2"),
+    ("= 2", "2"),
+    ("It is 2.", "2"),
+    ("\\text{The answer is } 2", "2"),
     ("<think>1+1</think>\n<answer> 2 </answer>", "2"),
 ]
 IN_LATEX = [
@@ -78,6 +81,9 @@ NOT_WRAPPED = [
     "[[2]]",
     '["2"',
     "x = 2",
+    "= 2 = 3",
+    "It is raining",
+    "\\text{yes}",
     "a question and an answer",
     "May 17, 2024",
 ]
@@ -167,6 +173,43 @@ def test_answers_that_cannot_be_equalled_are_counted(tmp_path: Path, logged: Log
         "3 of 6 reference answers can be equalled by no final answer that the rule math"
     )
     assert 'rows.jsonl:2: \'["2","3"]\'; write the final answer alone' in logged.text
+
+
+@pytest.mark.parametrize(
+    "gold",
+    [
+        '[["2"]]',
+        "[[2]]",
+        '{"answer": "2"}',
+        '[{"input": "1", "output": "2"}]',
+        json.dumps({"inputs": ["1"] * LONGEST_JUDGED, "outputs": ["2"]}),
+        "We add both of them. Then the sum is 2.",
+    ],
+)
+def test_data_and_prose_are_reported(gold: str, tmp_path: Path, logged: Logged) -> None:
+    path = written(tmp_path / "rows.jsonl", "2", gold)
+    make_task(EnvConfig(dataset="jsonl", data_files=path)).examples("train")
+    assert "1 of 2 reference answers" in logged.text
+    logged.messages.clear()
+    for reward in ("exact", "compat_openai_gsm8k"):
+        make_task(EnvConfig(dataset="jsonl", data_files=path, reward=reward, system_prompt="")).examples(
+            "train"
+        )
+    assert logged.messages == []
+
+
+def test_matrices_sets_and_names_are_no_data_and_no_prose(tmp_path: Path, logged: Logged) -> None:
+    golds = (
+        "[[1, 2], [3, 4]]",
+        "{1, 2}",
+        "[1, 2]",
+        "Dr. Smith and Mr. Jones",
+        "First add. So $\\boxed{2}$ is right.",
+    )
+    make_task(EnvConfig(dataset="jsonl", data_files=written(tmp_path / "rows.jsonl", *golds))).examples(
+        "train"
+    )
+    assert logged.messages == []
 
 
 def test_a_rule_that_reads_numbers_says_so(tmp_path: Path, logged: Logged) -> None:
