@@ -143,6 +143,9 @@ def test_tests_of_verls_code_rows_are_run(as_text: bool, tmp_path: Path) -> None
     truth = json.dumps(tests) if as_text else tests
     (example,) = read(tmp_path, VERL | {"reward_model": {"ground_truth": truth}})
     assert example.answer == tests
+    if as_text:
+        (text,) = read(tmp_path, VERL | {"reward_model": {"ground_truth": truth}}, reward="exact")
+        assert text.answer == truth
     with pytest.raises(ConfigError, match=r"rows:1: .*outputs"):
         read(tmp_path, VERL | {"reward_model": {"ground_truth": tests | {"outputs": []}}})
 

@@ -182,7 +182,7 @@ def test_answers_that_cannot_be_equalled_are_counted(tmp_path: Path, logged: Log
         "[[2]]",
         '{"answer": "2"}',
         '[{"input": "1", "output": "2"}]',
-        json.dumps({"inputs": ["1"] * LONGEST_JUDGED, "outputs": ["2"]}),
+        json.dumps({"cases": ["1"] * LONGEST_JUDGED, "outputs": ["2"]}),
         "We add both of them. Then the sum is 2.",
     ],
 )
