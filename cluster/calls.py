@@ -29,7 +29,7 @@ RAISED = (RayTaskError, UnserializableException)
 
 
 def cause_of(error: Exception) -> str:
-    """Type and message of what a process of Ray raised, or why it ended, in one line."""
+    """The exception that a process of Ray raised, or why it ended, in one line."""
     if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
         return described(error.cause)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -39,7 +39,7 @@ def cause_of(error: Exception) -> str:
 
 
 def raised_in_construction(error: Exception) -> bool:
-    """Whether an actor's own constructor ended it; what it raised is then the last line of Ray's text."""
+    """Whether an actor's constructor raised: the last line of Ray's text has it."""
     return isinstance(error, RayActorError) and "creation task" in str(error)
 
 

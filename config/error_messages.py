@@ -107,7 +107,7 @@ def unknown_key(key: str) -> str:
 
 
 def _near(key: str, known: list[str]) -> list[str]:
-    """Keys and sections like this one, the nearest first, and those of the same name in other sections."""
+    """Keys and sections that resemble this one, the nearest first."""
     own = own_section(key)
     if own is not None:
         beginning, rest = own

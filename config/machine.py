@@ -8,8 +8,11 @@ from config.values import at_least, check_fields, is_size
 
 @dataclass
 class MachineConfig:
-    """The machine that `run=plan` and `run=rehearse` are for. With `gpus` it is another one than this, of which nothing
-    is known but what is set here; without it, unset fields are what this machine has."""
+    """The machine that `run=plan` and `run=rehearse` are for.
+
+    With `gpus` it is another one than this, of which nothing is known but what is set here; without it, unset fields
+    are what this machine has.
+    """
 
     gpus: int | None = None
     """NVIDIA GPUs of one node."""

@@ -1,4 +1,4 @@
-"""Names of keys in other trainers that have no key here, and what to do without them.
+"""Names of other trainers that have no key here, and what to do instead.
 
 config/other_trainers.py looks them up, beside those that have one.
 """

@@ -1,4 +1,4 @@
-"""Names of keys in other trainers (TRL, verl, OpenRLHF, NeMo-RL, prime-rl, slime, Lightning), and what is here.
+"""Names of keys in other trainers, such as TRL and verl, and ours for them.
 
 Each leads to the keys that do the same here, or to a sentence about what to do instead. config/error_messages.py tells
 it to a user who types one of them; what has no key here is in config/no_counterpart.py.
@@ -273,7 +273,7 @@ def translated(key: str) -> str | None:
 
 
 def _of_a_part(parts: list[str]) -> str | None:
-    """What is said of a name for one of its parts, or for how one begins."""
+    """Advice on a name by one of its parts, or by a part's beginning."""
     alone = {part: text for part, text in ELSEWHERE.items() if part in STANDS_ALONE}
     for table in (alone, APART, ELSEWHERE):
         for part in parts:
@@ -285,14 +285,14 @@ def _of_a_part(parts: list[str]) -> str | None:
 
 
 def own_section(key: str) -> tuple[str, str] | None:
-    """For a key below a section of `OWN`: how keys of ours that it may stand for begin, and its own rest."""
+    """The prefix of our keys that a key below a section of `OWN` may stand for, and its rest."""
     parts = key.split(".")
     place = next((place for place, part in enumerate(parts[:-1]) if part in OWN), None)
     return None if place is None else (OWN[parts[place]][0], ".".join(parts[place + 1 :]))
 
 
 def section_elsewhere(key: str) -> str | None:
-    """Where the neighbours of a name are; None where no part of it names a section."""
+    """Our sections for a name's section; None where no part names one."""
     parts = key.split(".")
     for part in parts[:-1]:
         if part in OWN:

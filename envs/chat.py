@@ -35,7 +35,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, example: Example) -> list[
 
 
 def _encode_plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """As the tokenizer encodes a document, with one token for its beginning and none for its end."""
+    """Encode a document, with one token for its beginning and none for its end."""
     ids: list[int] = tokenizer.encode(text)
     if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
         ids = ids[1:]
@@ -45,7 +45,7 @@ def _encode_plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def answer_prefill(prompt_text: str, prefill: str = "") -> str:
-    """The beginning of the answer that a prompt holds: an opened thought, and the example's own prefill."""
+    """The beginning of the answer in a prompt: an opened thought, then the prefill."""
     opened = _OPENED_THOUGHT.search(prompt_text[: len(prompt_text) - len(prefill)])
     return (opened[0] if opened else "") + prefill
 

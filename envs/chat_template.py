@@ -1,4 +1,4 @@
-"""Renders chats as prompt text by the tokenizer's chat template, or as they are where it has none.
+"""Renders chats as prompt text, with the tokenizer's chat template or without one.
 
 `model.chat_template=none` takes the template away: a prompt then is the text of its messages and nothing else.
 """
@@ -49,7 +49,7 @@ def _remedy(example: Example) -> str:
 def render_chat(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()
 ) -> str:
-    """A chat up to the model's answer; without a template its texts with a blank line between them.
+    """Render a chat up to the model's answer; without a template join its texts.
 
     Raises:
         Exception: whatever the template raises.
@@ -107,7 +107,7 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """A copy of a value of JSON in which every text is changed, the keys of objects included."""
+    """Copy a value of JSON with every text changed, keys of objects included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

@@ -46,7 +46,7 @@ class ControlTokens:
         self._spelled = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     def spelled_in(self, *values: Any) -> bool:
-        """Whether a text in messages or tools spells a control token, or may come to by normalizing."""
+        """Whether messages or tools spell a control token, or may by normalizing."""
         return self._normalized or self.first_spelled(values) is not None
 
     def first_spelled(self, values: Any) -> str | None:

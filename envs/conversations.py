@@ -38,7 +38,7 @@ def conversation_in(value: Any, place: str) -> Any:
 
 
 def read_messages(row: Row, given: Any, column: str) -> list[Message]:
-    """Messages of a column: text in `role` and `content`, and what else they hold (`name`, `tool_calls`, ...).
+    """Messages of a column: `role`, `content`, and fields such as `tool_calls`.
 
     Raises:
         ConfigError: what is no conversation that ends with a message to reply to.

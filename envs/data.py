@@ -1,4 +1,4 @@
-"""Rows of a data set, from local files or from the hub, with their places for messages."""
+"""Rows of a data set, local or from the hub, with places for messages."""
 
 import json
 import logging
@@ -159,7 +159,7 @@ def data_files(env: EnvConfig) -> list[Path]:
 
 
 def load_rows(env: EnvConfig, hub_name: str | None, hub_config: str | None, split: str) -> list[Row]:
-    """Rows of `env.data_files`, or of the hub dataset `hub_name`; with `env.holdout` those of one side of it.
+    """Read the rows of `env.data_files`, else of a hub dataset; with `env.holdout` one side.
 
     Columns that no text model can use are named once."""
     paths = data_files(env)

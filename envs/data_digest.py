@@ -1,4 +1,4 @@
-"""Whether the data of a run are those that its checkpoint was written with: a digest of every row, compared."""
+"""Digests of the rows of a run's data, compared with those of its checkpoint."""
 
 import json
 from base64 import b85encode
@@ -19,7 +19,7 @@ _LISTED = 10
 
 @dataclass(frozen=True)
 class DataDigest:
-    """Digests of the rows of a data set, one text for all, `SIZE` characters a row.
+    """Digests of the rows of a data set, `SIZE` characters a row.
 
     rows: of number, prompt, answer and tools. columns: of the columns that a reward of the user's reads, and their
     names; empty where no row has any.
@@ -76,7 +76,7 @@ def _commonest(texts: Iterable[str | None]) -> str | None:
 
 
 def _own_parts(example: Example, system: str | None, prefill: str | None) -> list[Any]:
-    """The parts of an example but for a system prompt and a prefill that it shares with most."""
+    """Parts of an example without the commonest system prompt and prefill."""
     is_shared = system is not None and _system_prompt(example) == system
     messages = example.messages[1:] if is_shared else example.messages
     own_prefill = "" if example.prefill == prefill else example.prefill
@@ -88,7 +88,7 @@ def _digest(value: Any) -> str:
 
 
 def _canonical(value: Any) -> str:
-    """A text that is the same in every process; of a kind that JSON lacks, its name alone where nothing better is."""
+    """A text for a value that is the same in every process."""
     try:
         return json.dumps(value, sort_keys=True, default=_plain)
     except (TypeError, ValueError, RecursionError):  # keys that have no order, an object that holds itself
@@ -106,7 +106,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class DataChange:
-    """What became of a data set since a checkpoint.
+    """Changes of a data set since a checkpoint.
 
     changed: places of rows that are others now. lines: for the run's log; none where nothing changed.
     """

@@ -1,4 +1,4 @@
-"""Checks of tasks, rewards, tools and rows before anything is loaded: names, options, files, what the rows hold."""
+"""Checks of tasks, rewards, tools and rows before anything is loaded."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,8 +16,10 @@ from envs.user_code import is_own
 
 
 def option_problems(config: Config) -> list[str]:
-    """What is wrong with `env` and with each of `eval.sets`, one message each. Rows of local files, of generators and
-    of a user's own tasks are read, none of the hub."""
+    """Problems of `env` and of each of `eval.sets`, one message each.
+
+    Rows of local files, of generators and of a user's own tasks are read, none of the hub.
+    """
     found = [f"{place}{error}" for place, env in _sections(config) for error in _problems(env)]
     return found or [*_row_problems(config)]
 
@@ -37,7 +39,7 @@ def hub_notes(config: Config) -> list[str]:
 
 
 def reads_local_rows(config: Config) -> bool:
-    """Whether rows come from local files or tasks of the user's, and none from the hub."""
+    """Whether rows come from local files or user tasks, none from the hub."""
     tasks = [make_task(env) for _, env in _sections(config)]
     tasks += [member for task in tasks for member in task.members.values()]
     local = [task.env.data_files is not None or is_own(task.env.dataset) for task in tasks]
@@ -56,7 +58,7 @@ def check_any_rows(place: str, examples: Sequence[Example]) -> None:
 
 
 def _sections(config: Config) -> list[tuple[str, EnvConfig]]:
-    """What a message begins with, and the section: of training and of each evaluation set."""
+    """Message prefix and `env` section of training and of each evaluation set."""
     keys = {f"eval.sets.{name}": chosen for name, chosen in config.eval.sets.items()}
     return [("", config.env), *((f"{key}: ", chosen.env(key, config.env)) for key, chosen in keys.items())]
 
@@ -72,7 +74,7 @@ def _problems(env: EnvConfig) -> list[str]:
 
 
 def _row_problems(config: Config) -> Iterator[str]:
-    """What a run would say of the rows, short of their length in tokens."""
+    """Problems of the rows that a run would report, but for their length."""
     for place, env in _sections(config):
         try:
             task = make_task(env)

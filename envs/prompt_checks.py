@@ -1,4 +1,4 @@
-"""Checks of prompts by the model's tokenizer before a run begins: templates that refuse, control tokens in texts."""
+"""Checks of prompts by the model's tokenizer: refusing templates, control tokens in texts."""
 
 import logging
 from collections.abc import Sequence

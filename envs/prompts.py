@@ -93,7 +93,7 @@ class PromptSource:
         self.members[example.source].observe(example.row, success)
 
     def find(self, source: str, row: int) -> Example | None:
-        """The example of a row, as the data have it now; None where it is gone or left out."""
+        """The present example of a row; None where it is gone or left out."""
         place = self.members[source].places.get(row)
         return self.examples[place] if place is not None and self.rows.accepts(place) else None
 
@@ -132,7 +132,7 @@ class PromptSource:
         return {name: member.change(state["members"][name]) for name, member in self.members.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
-        """Go on from a state; a line for each data set with rows that changed since, or that are new.
+        """Restore a state; a line for each data set with changed or new rows.
 
         Raises:
             ConfigError: as `changes`.
@@ -188,7 +188,7 @@ class PromptQueue:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
-        """As that of the source. An example that was to be drawn again is drawn as the data have it now."""
+        """Restore a state; waiting examples are taken as the data have them now."""
         lines = self.source.load_state_dict(state["source"])
         waiting = [(fields["source"], fields["row"]) for fields in state["returned"]]
         found = [self.source.find(source, row) for source, row in waiting]

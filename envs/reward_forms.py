@@ -96,7 +96,7 @@ class Signature:
         return "queries" in self.asked or ("labels" in self.asked and "completions" not in self.asked)
 
     def check(self, examples: Sequence[Example], dataset: str) -> None:
-        """Raises ConfigError where no row has a column that is asked for; a row without it has None there."""
+        """Raises ConfigError for a column that no row has."""
         missing = [name for name in self.columns if not any(name in each.row_data for each in examples)]
         if missing:
             known = ", ".join({**examples[0].row_data, "answer": None})
@@ -138,7 +138,7 @@ def signature_of(place: str, function: Callable[..., Any]) -> Signature:
 
 
 def _own_signature(function: Callable[..., Any]) -> inspect.Signature:
-    """The parameters that a call must have: a decorator's own where it names some, else the decorated function's."""
+    """The parameters of a call: a decorator's own, else those of the decorated function."""
     try:
         outer = inspect.signature(function, follow_wrapped=False)
     except ValueError:
@@ -233,7 +233,7 @@ class _Verification:
         return self.signature.lists and asked in self.example.row_data
 
     def _is_known(self, name: str) -> bool:
-        """Whether there is a value by that name in every row, or verl would give the column."""
+        """Whether every row has a value by that name, or verl would give it."""
         return name in GIVEN[self.signature.lists] or (name in VERL and name in self.example.row_data)
 
     def _rest(self) -> list[str]:
@@ -340,7 +340,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _only(value: Any) -> Any:
-    """The one element of a list, an array or a tensor; anything else as it is."""
+    """The only element of a list, array or tensor; anything else unchanged."""
     plain = value.tolist() if hasattr(value, "tolist") else value
     return plain[0] if isinstance(plain, list | tuple) and len(plain) == 1 else plain
 

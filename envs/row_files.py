@@ -1,4 +1,4 @@
-"""Local files of rows: JSONL, JSON or parquet, read strictly. What is wrong is named by file and line."""
+"""Local files of rows: JSONL, JSON or parquet, read strictly."""
 
 import codecs
 import json
@@ -26,7 +26,7 @@ _NOT_TEXT = (
 
 
 def local_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """Rows with their places (file:line or file[index]). A format is told by how the file begins, not by its name."""
+    """Read rows with their places, file:line or file[index]; the first bytes tell the format."""
     try:
         with path.open("rb") as file:
             begins = file.read(8)
@@ -134,7 +134,7 @@ def checked_row(row: Any, place: str) -> dict[str, Any]:
 
 
 def _trouble(value: Any, depth: int = 0) -> str | None:
-    """What is wrong with a value of JSON."""
+    """Describe the fault of a value of JSON; None without one."""
     if isinstance(value, str):
         return None if is_text(value) else f"has half a character (a lone surrogate) in {shown(value)}"
     if not isinstance(value, dict | list):
@@ -155,7 +155,7 @@ def is_message(entry: object) -> bool:
 
 
 def is_text(value: str) -> bool:
-    """False for a text that no file can hold: one with a lone surrogate, which half an emoji is."""
+    """Whether a text can be encoded: one with a lone surrogate cannot."""
     if value.isascii():
         return True
     try:

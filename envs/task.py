@@ -106,7 +106,7 @@ class Task(ABC):
 
     @property
     def judged_by_user(self) -> bool:
-        """Whether rewards of the user's alone judge, so that a reference answer may be any value or none."""
+        """Whether only rewards of the user's judge: any reference answer is then allowed."""
         return bool(self.env.reward) and all(is_own(name) for name in judge_names(self.env))
 
     def row_data(self, row: Row) -> Mapping[str, Any]:

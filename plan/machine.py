@@ -67,8 +67,10 @@ def this_machine(folder: Path) -> Machine:
 
 
 def imagined_machine(wanted: MachineConfig, here: Machine) -> Machine:
-    """The machine that `plan.*` describes: another one where it gives `plan.gpus`, of which only that is known; else
-    `here` with what it says instead. A machine with other GPUs is taken to have the tested vLLM on it.
+    """The machine that `plan.*` describes.
+
+    With `plan.gpus` it is another one, of which only that is known; else it is `here` with some values replaced. A
+    machine with other GPUs is taken to have the tested vLLM on it.
 
     Raises:
         ConfigError: memory of GPUs, and no GPU.

@@ -50,7 +50,7 @@ class Collector:
         return groups
 
     def _round(self, count: int) -> list[Group]:
-        """Scores are settled and success is observed in the order of the groups, whichever was judged first."""
+        """Collect groups; scores and success are taken in the order of group ids."""
         drawn = 0
 
         def tell() -> None:

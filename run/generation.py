@@ -50,7 +50,7 @@ def data_setting(env: EnvConfig) -> str:
 
 
 def prompt_problem(config: Config) -> str | None:
-    """Describes the prompt of local rows that a run would refuse; None where there is none.
+    """Describe the prompt of local rows that a run would refuse, if any.
 
     Nothing is checked where the model's tokenizer is not on this machine.
     """

@@ -89,7 +89,7 @@ def _prefill_reader(model: ModelConfig | None, report: TextIO) -> Callable[[Exam
 
 
 def _with_prefill(completion: Completion, prefill: str) -> Completion:
-    """A sample that closes a thought and opens none was begun by the prompt that it was sampled from."""
+    """Add an open thought to a sample that closes one and opens none."""
     closed = completion.text.find("</think>")
     if closed >= 0 and "<think>" not in prefill + completion.text[:closed]:
         prefill += "<think>"

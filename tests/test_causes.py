@@ -1,4 +1,4 @@
-"""What a closing error says of the exception that another process raised."""
+"""Closing errors repeat the exception that another process raised."""
 
 import re
 from types import SimpleNamespace

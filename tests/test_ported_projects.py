@@ -1,4 +1,4 @@
-"""Three projects with rows and a reward in verl's form, run from their files as they are."""
+"""Three projects in verl's form, run from their files as they are."""
 
 import json
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def sql_row(number: int) -> dict[str, Any]:
 
 
 def train(name: str, folder: Path, row: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records of a short run of a project, started from its YAML file as a user starts it."""
+    """Run a project from its YAML file, as a user does; the run's records."""
     path = folder / "train.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row(number) for number in range(16)]), path)
     short = ("env.num_envs=4", "train.total_dialog_turns=96", f"env.data_files={path}")

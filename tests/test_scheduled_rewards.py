@@ -1,4 +1,4 @@
-"""Rewards below zero and rewards that follow the step: invalid answers never pay, a resumed run scores the same."""
+"""Rewards below zero, and rewards that follow the step, over resumes too."""
 
 import shutil
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_scores_of_a_resumed_run_are_the_same(tmp_path: Path) -> None:
 
 
 def scores(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run without clocks, and without the count of invalid completions, which begins with a process."""
+    """Rows of a run without clocks and without counts of one process."""
     return [{**row, "reward/invalid_total": None} for row in without_clocks(rows(folder))]
 
 

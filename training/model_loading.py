@@ -78,7 +78,7 @@ def loading(what: str, name: str) -> Iterator[None]:
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model with the chat template that prompts are made by; without one for `none`.
+    """Load a tokenizer with the chat template of the prompts; none for `none`.
 
     Raises:
         ConfigError: there is no tokenizer, no such file, or no chat template.
@@ -96,7 +96,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def load_saved_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer as an export saves it: with the template of a file, else its own.
+    """Load a tokenizer as an export saves it, with the file's template or its own.
 
     Raises ConfigError as `load_tokenizer`.
     """

@@ -76,7 +76,7 @@ class Levels:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Where the levels are others by now, those with the labels of old ones go on as these."""
+        """Restore the levels; of changed ones those whose labels are still there."""
         before = state["labels"]
         if before == list(self.labels):
             self.newest, self.last = state["newest"], state["last"]

@@ -144,7 +144,7 @@ class Member:
         }
 
     def load(self, state: dict[str, Any], change: DataChange) -> None:
-        """Go on from the state of a checkpoint; what it knows of rows that changed since is forgotten."""
+        """Restore the state of a checkpoint, without records of changed rows."""
 
         def kept(of_rows: Mapping[int, Any]) -> dict[int, Any]:
             return {

@@ -82,7 +82,7 @@ class IFBench(IFEval):
 
 
 def _shown(completion: Completion) -> str:
-    """The answer without its thoughts, as a reader sees it; nothing while a thought is unfinished."""
+    """The answer without thoughts, as a reader sees it; empty in an open thought."""
     text = completion.full_text
     spoken = after_thinking(text)
     if spoken is None:

@@ -1,4 +1,4 @@
-"""Rows of any local file: one a line with a prompt or messages, and perhaps an answer or test cases.
+"""Rows of any local file: a prompt or messages, an answer or test cases.
 
 {"prompt": "...", "answer": "..."}
 {"messages": {"role": "user", "content": "..."} or a list of them, "gt_answer": "..."}

@@ -79,7 +79,7 @@ class MathTask(Task):
 
 
 def text_or_none(value: Any) -> str | None:
-    """A text or number, also as the only element of a list, as stripped text; None for an empty or missing one."""
+    """A text or number, or a list of one, as stripped text; else None."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if value is None or isinstance(value, list | dict | bool):

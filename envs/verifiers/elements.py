@@ -61,7 +61,7 @@ class Named:
         return [chunk[0] for chunk in self.values] if len(self.names) == 1 else []
 
     def once(self, others: list[str]) -> "Named":
-        """As the function `once`, for the values of the only name."""
+        """Remove repeated values of the only name, as the function `once`."""
         if len(self.names) > 1:
             return self
         return Named(self.names, tuple((value,) for value in once(self.elements(), others)))
@@ -88,7 +88,7 @@ def without_names(left: str, right: str) -> tuple[str, str]:
 
 
 def once(elements: list[str], others: list[str]) -> list[str]:
-    """Each element once, where some are written twice and none of the others is."""
+    """Remove repeated elements, where the others repeat none."""
     return elements if len(set(others)) < len(others) else list(dict.fromkeys(elements))
 
 
@@ -163,7 +163,7 @@ def _joined(records: list[Named | None]) -> Named | None:
 
 
 def _names_value(name: str, value: str) -> bool:
-    """Whether a ratio is said to be one of as many numbers, and a fraction is one of two things."""
+    """Whether a ratio's value has as many numbers, and a fraction's name two parts."""
     if fraction := _FRACTION.fullmatch(name):
         top, bottom = (part for part in fraction.groups() if part)
         return top != bottom

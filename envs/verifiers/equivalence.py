@@ -115,13 +115,13 @@ def _of_different_quantities(given: str, gold: str) -> bool:
 
 
 def _same_text(left: str, right: str) -> bool:
-    """Whether two canonical texts are written alike, apart from a name or a unit that only one of them has."""
+    """Whether two canonical texts are written alike, but for a name or unit."""
     left, right, compatible = _bare(left, right)
     return compatible and spelled(left) == spelled(right)
 
 
 def _same_listed(left: str, elements: Sequence[str]) -> bool:
-    """Whether a canonical text is a bare list or a set of these elements, of which some are text, in any order."""
+    """Whether a canonical text lists these elements, some of them text, in any order."""
     brackets, rest = items(left) or ("", [left])
     if brackets not in ("", "{}") or len(rest) != len(elements):
         return False
@@ -140,7 +140,7 @@ def _same_prose(given: str, left: str, right: str) -> bool:
 
 
 def _claims(given: str, left: str) -> list[str]:
-    """The canonical claims of the sentence that a final answer is; none where it is no sentence."""
+    """Canonical claims of a final answer that is a sentence; else none."""
     claims = {from_prose(sentence) for sentence in (given, left)} - {given, left}
     return [claim for claim in map(canonical, claims) if claim not in ("", left)]
 
@@ -333,7 +333,7 @@ def _solved(sides: Sequence[str]) -> bool:
 
 
 def _same_list(left: str, right: str) -> bool | None:
-    """Tuples and intervals in order with the same brackets, sets and bare lists in any order.
+    """Compare lists: tuples and intervals in order, sets and bare lists in any.
 
     An element that one set has twice counts once where the other has each once.
     """

@@ -95,7 +95,7 @@ def after_thinking(text: str) -> str | None:
 
 
 def without_empty_thought(text: str) -> str:
-    """The text without a thought at its beginning that holds nothing, as prompts for models that may think have it."""
+    """The text without an empty thought at its beginning."""
     found = _EMPTY_THOUGHT.match(text)
     return text[found.end() :] if found else text
 

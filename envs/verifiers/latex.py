@@ -128,7 +128,7 @@ def canonical(text: str) -> str:
 
 
 def _without_edges(text: str) -> str:
-    """Without Markdown and full stops around it, and without quotation marks in pairs: a mark at the end is a prime."""
+    """Strip Markdown, full stops and paired quotation marks; a single one is a prime."""
     before = None
     while text != before:
         before, text = text, text.strip(" \t\r\n*").rstrip(_TRAILING)
@@ -196,7 +196,7 @@ def _braced_fractions(text: str) -> str:
 
 
 def _argument(text: str, start: int) -> tuple[str, int] | None:
-    """An argument of a command without its braces, and its end: a group, a digit, a letter, or a command."""
+    """Read an argument of a command, without braces, and its end."""
     found = _ARGUMENT.match(text, start)
     if found is None:
         return None

@@ -59,7 +59,7 @@ def same_by_math_verify(given: str, gold: str) -> bool:
 
 
 def _as_index(found: re.Match[str]) -> str:
-    """A letter with primes as one with an index, since the library passes over primes: `f'` is not `f`."""
+    """Write primes of a letter as an index, for the library ignores primes."""
     return f"{found[1]}_{{9{len(found[2])}}}"
 
 

@@ -1,4 +1,4 @@
-r"""Reference answers as the data have them: the final answer in a common wrapping, and a check that each can be met.
+r"""Reference answers: common wrappings taken off, and a check that each can be met.
 
 Data sets write `["2"]`, `The answer is 2.`, `<answer>2</answer>` or a whole solution that ends in `#### 2` where 2 is
 meant. No final answer equals these, so that training on them teaches nothing. They are unwrapped, and each reference
@@ -68,7 +68,7 @@ _FORMULA = re.compile(
 
 
 def judging_rule(env: EnvConfig, own: str = "math") -> str | None:
-    """The rule of `RULES` that judges, `own` where `env.reward` names none; None where another reward judges."""
+    """The judging rule of `RULES`; None where another reward judges."""
     if any(is_own(name) for name in (env.dataset, *judge_names(env))):
         return None
     names = [_STAND_INS.get(name, name) for name in reward_names(env) or [own]]
@@ -76,7 +76,7 @@ def judging_rule(env: EnvConfig, own: str = "math") -> str | None:
 
 
 def reference_answer(value: Any, env: EnvConfig, own: str = "math") -> Any:
-    """A reference answer as the judging rule needs it: unwrapped, unless the rule reads it as it is.
+    """Unwrap a reference answer, unless the judging rule reads it as it is.
 
     value: of a row; a list with one text or number is that, anything else that is no text stays.
     """
@@ -107,7 +107,7 @@ def unwrapped(text: str, keep_latex: bool = False) -> str:
 
 
 def _elements(text: str) -> list[str]:
-    """The elements of a list of texts in the notation of JSON or Python; none of any other text."""
+    """Elements of a list of texts in JSON or Python notation; else none."""
     if (
         text[:1] != "["
         or text[-1:] != "]"
@@ -130,7 +130,7 @@ def _only_element(text: str) -> str | None:
 
 
 def _last_answer(text: str) -> str | None:
-    """The answer in the tags or behind the mark that a text ends with, or in its last box."""
+    """The answer in the last tags, behind the last mark, or in a box."""
     if text.endswith("</answer>"):
         return tagged(text)
     if "\n" not in text[max(0, text.rfind("####")) :] and (found := marked(text)):
@@ -190,14 +190,14 @@ def check_references(
 
 
 def _can_be_met(gold: str, rule: str, env: EnvConfig) -> bool:
-    """Whether it is its own answer, and neither data nor prose; a longer text than is judged is taken for met."""
+    """Whether a reference answer is its own answer, and neither data nor prose."""
     if rule != "exact" and (_is_data(gold) or _is_prose(gold)):
         return False
     return len(gold) > LONGEST_JUDGED or _is_right(_own_answer(gold, rule), gold, rule, env)
 
 
 def _is_data(gold: str) -> bool:
-    """Whether a text is a JSON object, or a list in lists that is no matrix of numbers."""
+    """Whether a text is a JSON object, or nested lists but no matrix."""
     if (gold[:1], gold[-1:]) not in (("{", "}"), ("[", "]")):
         return False
     try:
@@ -222,7 +222,7 @@ def _is_prose(gold: str) -> bool:
 
 
 def _own_answer(gold: str, rule: str) -> str:
-    """The final answer that a model would give: of several listed texts the texts, without the list's notation."""
+    """The final answer that a model would give, without a list's notation."""
     return gold if rule == "exact" else ", ".join(_elements(gold)) or gold
 
 

@@ -22,7 +22,9 @@ SHORT_ANSWER = 200
 
 @dataclass(frozen=True)
 class Rule:
-    """judge: (text, gold, env) -> parts, each from 0 to 1. in_process: it can neither hang nor crash.
+    """A rule that judges a text against a reference answer.
+
+    judge: (text, gold, env) -> parts, each from 0 to 1. in_process: it can neither hang nor crash.
 
     The text is the whole answer, with what the prompt holds of it.
     """
@@ -98,7 +100,7 @@ def dapo(text: str, gold: Any, env: EnvConfig) -> Parts:
 
 
 def exact(text: str, gold: Any, env: EnvConfig) -> Parts:
-    """The final answer, or else all that follows the thoughts, as text or as a plain number."""
+    """The final answer, else the text after the thoughts, as text or number."""
     spoken = extract.after_thinking(text)
     if spoken is None:
         return {"accuracy": 0.0}

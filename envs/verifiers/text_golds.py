@@ -92,13 +92,13 @@ def is_text(gold: str) -> bool:
 
 
 def as_written(given: str, gold: str) -> bool:
-    """Whether two final answers are compared as written: one is text, or the gold a product whose order counts."""
+    """Whether two answers are compared as written: text, or products that do not commute."""
     ordered = len(gold) <= LONGEST_LATEX and "=" not in gold and _ORDERED.search(gold) is not None
     return ordered or is_text(gold) or is_text(given)
 
 
 def _is_chemistry(text: str) -> bool:
-    """Whether a text is a formula such as `Ca(OH)2` or `H_2O`; `P_1V_1` and `H_1` are products of variables."""
+    """Whether a text is a formula of chemistry, such as `Ca(OH)2` or `H_2O`."""
     counts = _COUNTS.findall(text)
     if not counts or _CHEMISTRY.fullmatch(text) is None:
         return False
@@ -106,7 +106,7 @@ def _is_chemistry(text: str) -> bool:
 
 
 def _is_reaction(text: str) -> bool:
-    """Whether a text is an equation of chemistry: the same elements on both sides, in formulas with counts."""
+    """Whether a text is an equation of chemistry, balanced in its elements."""
     sides = [[term.strip() for term in _PLUS.split(side)] for side in _REACTION.split(text)]
     terms = [term for side in sides for term in side]
     if len(sides) != 2 or not all(map(_CHEMISTRY.fullmatch, terms)) or not any(map(_is_chemistry, terms)):
@@ -117,7 +117,7 @@ def _is_reaction(text: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def listed(gold: str) -> tuple[str, ...]:
-    """The elements of a bare list with at least one text in it; empty for any other gold."""
+    """Elements of a bare list with a text in it; else none."""
     if len(gold) > MAX_CHARACTERS or not _TELLING.search(gold):
         return ()
     pieces = [piece.strip() for piece in split_top(gold, (",", ";", " and ", " or ")) if piece.strip()]
@@ -125,7 +125,7 @@ def listed(gold: str) -> tuple[str, ...]:
 
 
 def spelled(text: str) -> str:
-    r"""One spelling of a text: `\ce{H_{2}O}` is `H2O`, `10--20` is `10-20`, the terms of a reaction are sorted."""
+    r"""Normalize the spelling: `\ce{H_{2}O}` is `H2O`, terms of a reaction are sorted."""
     text = _SUBSCRIPT.sub(r"\1", _FONT.sub(r"\1", text))
     if _REACTION.search(text):
         sides = (sorted(map(str.strip, _PLUS.split(side))) for side in _REACTION.split(text))

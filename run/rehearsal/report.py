@@ -26,7 +26,7 @@ _SAID = 1 << 20
 
 
 def room(plan: Plan) -> float | None:
-    """Bytes that a rank may take; None where the memory that it has is not known."""
+    """Bytes that a rank may take; None where its memory is not known."""
     machine = plan.machine
     if plan.devices.on_cpu:
         host = machine.host_memory_gib

@@ -1,4 +1,4 @@
-"""Prompts with the tokenizer's chat template, with another one, without one; answers that a prompt begins."""
+"""Prompts with a chat template, another one or none; answers that a prompt begins."""
 
 import json
 import shutil

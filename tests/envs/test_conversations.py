@@ -1,4 +1,4 @@
-"""Rows in the form of other trainers, read as they are: conversations, nested answers, tools, system prompts."""
+"""Rows of other trainers, read as they are: conversations, nested answers, tools."""
 
 import json
 from datetime import date

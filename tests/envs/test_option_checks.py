@@ -1,4 +1,4 @@
-"""What `run=plan` says of data: local rows as training does, of the hub that they were not read."""
+"""Messages of `run=plan` on data: local rows are read, rows of the hub are not."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Answers that the prompt begins: a thought that it opened is open, one that it closed is closed."""
+"""Answers that the prompt begins: its thoughts are open or closed as there."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Reference answers as data sets write them: unwrapped where the rule would not read them, and each judged once."""
+"""Reference answers as data sets write them: unwrapped, and each judged once."""
 
 import json
 from pathlib import Path

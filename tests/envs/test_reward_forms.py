@@ -1,4 +1,4 @@
-"""A user's reward is given what its parameters ask for by name, whichever system it was written for."""
+"""User rewards are given the values that their parameters name, in every form."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def env_of(tmp_path: Path, reward: Any, row: dict[str, Any] | None = None, **mor
 
 
 def judged(env: EnvConfig, completion: Completion) -> Result:
-    """What comes of a completion to the first row, judged here."""
+    """Judge a completion to the first row in this process."""
     task = make_task(env)
     return judged_here(make_judge(task), completion, checked_examples(task, "train")[0])
 

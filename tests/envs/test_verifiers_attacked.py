@@ -1,4 +1,4 @@
-"""Near misses that were once taken for the gold, by kind, and beside them the right answers of the same kind."""
+"""Near misses that were once taken for the gold, beside right answers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Names that are ratios or fractions, elements written twice, fractions without braces, and near misses of each."""
+"""Named ratios and fractions, repeated elements, fractions without braces, and near misses."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Golds that are text though they look like arithmetic, and beside each kind the values that it must not have."""
+"""Golds that are text though they look like arithmetic, and near misses."""
 
 import pytest
 

@@ -1,1 +1,1 @@
-"""Projects of verl's users, ported: their rows, a reward with their parameters, and a YAML file each."""
+"""Ported projects of verl's users: a reward and a YAML file each."""

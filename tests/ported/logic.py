@@ -1,4 +1,4 @@
-"""Reward of a project of puzzles: who is a knight, who a knave; from -3 to 3."""
+"""Reward of a puzzle project, knights and knaves: from -3 to 3."""
 
 import re
 

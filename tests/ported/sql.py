@@ -1,4 +1,4 @@
-"""Reward of a project of queries: they run on the row's schema, and their results are compared; from -2 to 3."""
+"""Reward of a project of queries, run on the row's schema: from -2 to 3."""
 
 import sqlite3
 

@@ -1,4 +1,4 @@
-"""Reward of a project of function calls: the form counts less with every step, the call more; from -3 to 4."""
+"""Reward of a project of function calls that follows the step: from -3 to 4."""
 
 import json
 
