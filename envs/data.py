@@ -164,8 +164,10 @@ def load_rows(env: EnvConfig, hub_name: str | None, hub_config: str | None, spli
     Columns that no text model can use are named once."""
     paths = data_files(env)
     if paths:
-        located = [(*row, _is_table(path)) for path in paths for row in _rows_of(path)]
-        rows = [Row(values, place, index, table) for index, (values, place, table) in enumerate(located)]
+        rows = []
+        for path in paths:
+            located, table = _rows_of(path), _is_table(path)
+            rows += [Row(values, place, len(rows) + at, table) for at, (values, place) in enumerate(located)]
     elif hub_name is None:
         raise ConfigError(
             f"env.dataset={env.dataset} reads local files: set env.data_files=path/to/file.jsonl"
