@@ -164,7 +164,7 @@ def load_rows(env: EnvConfig, hub_name: str | None, hub_config: str | None, spli
     Columns that no text model can use are named once."""
     paths = data_files(env)
     if paths:
-        rows = []
+        rows: list[Row] = []
         for path in paths:
             located, table = _rows_of(path), _is_table(path)
             rows += [Row(values, place, len(rows) + at, table) for at, (values, place) in enumerate(located)]
