@@ -73,8 +73,6 @@ class Row:
         """Whether the row has a value there that is not null."""
         if path in self.values:
             return self.values[path] is not None
-        if path in self.values:
-            return self.values[path] is not None
         value: Any = self.values
         for name in path.split("."):
             value = json.loads(value) if is_json_object(value) else value
@@ -188,13 +186,17 @@ def load_rows(env: EnvConfig, hub_name: str | None, hub_config: str | None, spli
         )
     if not env.holdout:
         return rows
-    return [row for row in rows if held_out(row, env.holdout) == (env.split == "test")]
+    columns = (env.options["prompt"],) if "prompt" in env.options else PROMPT_COLUMNS
+    return [row for row in rows if held_out(row, env.holdout, columns) == (env.split == "test")]
 
 
-def held_out(row: Row, share: float) -> bool:
-    """Whether a row belongs to the held-out share: by a hash of its prompt, so that equal prompts stay together."""
-    column = next((name for name in PROMPT_COLUMNS if name in row.values), None)
-    prompt = row.values if column is None else row.values[column]
+def held_out(row: Row, share: float, columns: Sequence[str] = PROMPT_COLUMNS) -> bool:
+    """Whether a row is of the held-out share, by a hash of its prompt.
+
+    columns: the first that the row has is its prompt; equal prompts stay together.
+    """
+    column = next(filter(row.has, columns), None)
+    prompt = row.values if column is None else row.at(column)
     text = " ".join(json.dumps(prompt, sort_keys=True, default=str).split())
     return zlib.crc32(text.encode()) / 2**32 < share
 

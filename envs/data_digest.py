@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 from config.errors import ConfigError
-from envs.example import Example
+from envs.example import SYSTEM_ROLES, Example
 
 SIZE = 5
 """Characters of a row's digest, which stand for 4 bytes."""
@@ -67,7 +67,7 @@ class DataDigest:
 
 def _system_prompt(example: Example) -> str | None:
     first = example.messages[0]
-    return first["content"] if first["role"] == "system" else None
+    return first["content"] if first["role"] in SYSTEM_ROLES else None
 
 
 def _commonest(texts: Iterable[str | None]) -> str | None:
@@ -80,7 +80,8 @@ def _own_parts(example: Example, system: str | None, prefill: str | None) -> lis
     is_shared = system is not None and _system_prompt(example) == system
     messages = example.messages[1:] if is_shared else example.messages
     own_prefill = "" if example.prefill == prefill else example.prefill
-    return [example.row, messages, example.answer, own_prefill, example.tools]
+    answer = str(example.answer) if isinstance(example.answer, int | float) else example.answer
+    return [example.row, messages, answer, own_prefill, example.tools]
 
 
 def _digest(value: Any) -> str:

@@ -115,7 +115,9 @@ def signature_of(place: str, function: Callable[..., Any]) -> Signature:
     try:
         parameters = list(_own_signature(function).parameters.values())
     except ValueError as error:  # some that are written in C have none
-        raise ConfigError(f"{place}: {function!r} does not say what it takes; wrap it in a def") from error
+        raise ConfigError(
+            f"{place}: {function!r} does not say what it takes; wrap it in a def; {FORMS}"
+        ) from error
     kinds = {parameter.kind for parameter in parameters}
     many, rest = inspect.Parameter.VAR_POSITIONAL in kinds, inspect.Parameter.VAR_KEYWORD in kinds
     positional, named, bound = list[str](), dict[str, str](), _bound(function)
@@ -128,7 +130,8 @@ def signature_of(place: str, function: Callable[..., Any]) -> Signature:
             named[parameter.name] = asked
         elif required:
             positional.append(asked)
-    if many and not (positional or named or rest):
+    # Inside another function it is a decorator's, which may pass its arguments on to any form.
+    if many and not (positional or named or rest) and "<locals>" not in getattr(function, "__qualname__", ""):
         positional = list(OURS)
     optional = frozenset(each.name for each in parameters if each.default is not each.empty)
     lists = any(asked in OF_LISTS for asked in (*positional, *named.values()))
@@ -180,7 +183,7 @@ def _check_names(signature: Signature, parameters: str) -> None:
             f"{signature.place}: it asks for {of_lists}, a list, and for {of_one[0]}, which is of one completion; take "
             f"the names of one form; {FORMS}"
         )
-    if not signature.asked and signature.rest:
+    if not signature.asked:
         raise ConfigError(
             f"{signature.place}: {parameters} does not say what it takes; name its parameters, or put functools.wraps "
             f"into its decorator; {FORMS}"

@@ -16,7 +16,14 @@ from typing import Any
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.example import Example
-from envs.reward_forms import RewardFunction, Signature, declared_minimum, reward_function, signature_of
+from envs.reward_forms import (
+    FORMS,
+    RewardFunction,
+    Signature,
+    declared_minimum,
+    reward_function,
+    signature_of,
+)
 from envs.user_code import is_own, load_own
 
 
@@ -142,10 +149,10 @@ def _own_reward(path: str, key: str) -> NamedReward:
         found = ParserReward(path, found)
     if inspect.isclass(found):
         raise ConfigError(
-            f"{place}: {found!r} is a class; make one in its module (judge = {found.__name__}()) and name that"
+            f"{place}: {found!r} is a class; make one in its module (judge = {found.__name__}()) and name that; {FORMS}"
         )
     if not callable(found):
-        raise ConfigError(f"{place}: {found!r} is no function")
+        raise ConfigError(f"{place}: {found!r} is no function; {FORMS}")
     warm_up = getattr(found, "warm_up", None)
     if warm_up is not None and not callable(warm_up):
         raise ConfigError(f"{place}: its warm_up is {warm_up!r}; set a function that loads what it needs")

@@ -212,7 +212,7 @@ def checked_examples(task: Task, split: str) -> Sequence[Example]:
 
     Raises:
         ConfigError: what is wrong with an example of a task of the user's; half a character in a prompt; a reward asks
-            for a column that the first row lacks.
+            for a column that no row has.
     """
     own = is_own(task.env.dataset)
     try:

@@ -13,6 +13,7 @@ from torch import Tensor
 from config.files import written_whole
 from config.folders import SUMMARY
 from config.run_outcome import RunOutcome
+from envs.example import SYSTEM_ROLES
 from envs.group import Group, SampledCompletion, Verdict
 from envs.task import Example
 from monitoring.doctor.rule import Finding
@@ -293,7 +294,7 @@ def sample_text(step: int, group: Group) -> str:
 
 def question(example: Example) -> str:
     """What the user asked; a whole chat with its roles. The system prompt is the same for all and left out."""
-    asked = [message for message in example.messages if message["role"] != "system"]
+    asked = [message for message in example.messages if message["role"] not in SYSTEM_ROLES]
     if len(asked) == 1:
         return str(asked[0]["content"])
     return "\n".join(f"{message['role']}: {message['content']}" for message in asked)

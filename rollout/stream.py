@@ -92,8 +92,13 @@ class Stream:
         return self.loop.idle.share()
 
     def take(self, meanwhile: Callable[[], None] = lambda: None) -> list[Group]:
-        """The next batch of groups; see `GroupBuffer.take`. The prompts of those too old are drawn again."""
-        return self.buffer.take(self.timeout, self._hand_back, meanwhile)
+        """The next batch of groups; see `GroupBuffer.take`. The prompts of those too old are drawn again.
+
+        A group that was judged before any score of the run was known is lowered now.
+        """
+        groups = self.buffer.take(self.timeout, self._hand_back, meanwhile)
+        self.generation.lowest.lower(groups)
+        return groups
 
     def _hand_back(self, group: Group) -> None:
         """At once, so that its prompt is there when the room that it leaves is used."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from config.errors import ConfigError
 from config.rollouts import RolloutsConfig
+from envs.example import SYSTEM_ROLES
 from monitoring.ledger_storage import read_records
 from run.recorded import has_ledger
 from run.rollout_table import write_table
@@ -148,7 +149,7 @@ def shown(record: Record) -> str:
 
 def question(record: Record) -> str:
     """What was asked, without the system prompt, which is the same everywhere."""
-    asked = [message for message in record["messages"] if message["role"] != "system"]
+    asked = [message for message in record["messages"] if message["role"] not in SYSTEM_ROLES]
     if len(asked) == 1:
         return str(asked[0]["content"])
     return "\n".join(f"{message['role']}: {message['content']}" for message in asked)

@@ -311,7 +311,7 @@ class Run:
         self.first_iteration = state["iteration"]
         self.evaluated = state["evaluated"]
         self.prompts.next_group_id = state["next_group_id"]
-        self.generation.lowest.seen = dict(state.get("lowest_scores", {}))  # older checkpoints have none
+        self.generation.lowest.seen = dict(state["lowest_scores"])
         self.weights.version = state["policy_version"] - 1
         self.generator.set_state(state["generator"])
         self.monitor.repetition.load(state["newest_prompts"])

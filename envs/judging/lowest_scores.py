@@ -20,6 +20,10 @@ class LowestScores:
         """Takes the scores of these groups in, then lowers those of their invalid completions."""
         for group in groups:
             self.take(group.example.source, group.candidate_verdicts)
+        self.lower(groups)
+
+    def lower(self, groups: Sequence[Group]) -> None:
+        """Lowers the scores of invalid completions to what is known by now. From any thread."""
         for group in groups:
             lowest = self.lowest(group.example.source, group.candidate_verdicts)
             for one in group.candidates:

@@ -6,7 +6,7 @@ from typing import Any
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.data import Row, load_rows
-from envs.row_files import parse_json
+from envs.row_files import read_json
 from envs.task import Completion, Example, Reward, Task, register
 from envs.verifiers.assertion_tests import COLUMNS
 from envs.verifiers.code import (
@@ -69,7 +69,7 @@ def tests_of(row: Row) -> Any:
     elif "test_cases" in row.values:
         found = row["test_cases"]
         if isinstance(found, str):
-            found = parse_json(found, f"{row.place}: column 'test_cases'", "mend or remove the row")
+            found = read_json(found, f"{row.place}: column 'test_cases'")
     elif "test" in row.values or "test_list" in row.values:
         found = {key: row[key] for key in (*COLUMNS, "prompt") if key in row.values}
     else:

@@ -28,7 +28,7 @@ CALLED = {
     "content": "",
     "tool_calls": [{"function": {"name": "add", "arguments": {"a": "<eos>"}}}],
 }
-RESULT = {"role": "tool", "name": "add", "content": "2"}
+RESULT = {"role": "tool", "name": "add", "tool_call_id": "call_1", "content": "2"}
 STRICT = (
     "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
@@ -42,7 +42,8 @@ THINKING = (
 CALLING = (
     "{% if tools %}{% for t in tools %}{{ t | tojson }}{% endfor %}{% endif %}"
     "{% for m in messages %}<user>{{ m['content'] }}{% if m.tool_calls %}{% for c in m.tool_calls %}"
-    "{{ c.function.name }}({{ ARGUMENTS }}){% endfor %}{% endif %}{% endfor %}<assistant>"
+    "{{ c.function.name }}({{ ARGUMENTS }}){% endfor %}{% endif %}"
+    "{% if m.role == 'tool' %}[{{ m.name }} {{ m.tool_call_id }}]{% endif %}{% endfor %}<assistant>"
 )
 
 
@@ -155,7 +156,7 @@ def test_tools_and_calls_reach_the_template(arguments: str, expected: str, tmp_p
     tools = ({"type": "function", "function": {"name": "add"}},)
     called = example(ASKED, CALLED, RESULT, tools=tools)
     text = render_prompt(tokenizer, called)
-    assert text == f"{json.dumps(tools[0])}<user>1+1=<user>{expected}<user>2<assistant>"
+    assert text == f"{json.dumps(tools[0])}<user>1+1=<user>{expected}<user>2[add call_1]<assistant>"
     ids = encode_prompt(tokenizer, called)
     assert tokenizer.eos_token_id not in ids, "what a call spells is text"
     assert tokenizer.decode(ids) == text

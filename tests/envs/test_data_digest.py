@@ -40,7 +40,6 @@ def rows_of(digests: str) -> list[str]:
     "change",
     [
         {"answer": "9"},
-        {"answer": 8},
         {"row": 7},
         {"prefill": "<think>"},
         {"tools": ({"name": "add"},)},
@@ -93,6 +92,12 @@ def test_columns_that_a_reward_reads_count_where_both_runs_read_them() -> None:
     assert "columns that one of both lacks (x)" in line
     without = DataDigest.of(numbered_examples(4))
     assert not compare("env.data_files=x", without, DataDigest.of(after), range(4)).changed
+
+
+def test_a_number_is_what_its_text_is() -> None:
+    """Under a reward of the user's the answer of a row is the number, else its text."""
+    numbers = [replace(one, answer=int(one.answer)) for one in numbered_examples(4)]
+    assert DataDigest.of(numbers) == DataDigest.of(numbered_examples(4))
 
 
 def test_the_prefill_of_a_config_is_no_part_of_it() -> None:

@@ -54,6 +54,15 @@ def test_a_group_without_a_score_takes_the_lowest_of_the_run() -> None:
     assert scores(later) == [[-1.0, -1.0], [-3.0]]
 
 
+def test_a_group_that_was_judged_before_any_score_is_lowered_later() -> None:
+    lowest, early, late = LowestScores(), group((0.0, "invalid")), group((-3.0, "scored"), number=1)
+    lowest.settle([early])
+    assert scores([early]) == [[0.0]]
+    lowest.settle([late])
+    lowest.lower([early])
+    assert scores([early]) == [[-3.0]]
+
+
 def test_members_of_a_mixture_have_their_own() -> None:
     lowest = LowestScores()
     made = [

@@ -141,6 +141,10 @@ def test_what_is_no_reward_is_an_error(name: str, message: str, tmp_path: Path) 
             "untold_wrapped",
             r"\(\*args, \*\*kwargs\) does not say what it takes; name its parameters, or put functools",
         ),
+        (
+            "positional_wrapped",
+            r"\(\*args\) does not say what it takes; name its parameters, or put functools",
+        ),
         ("Judge", r"is a class; make one in its module \(judge = Judge\(\)\) and name that"),
         ("HERE", "has no 'HERE'"),
         ("no_least", "its min_score is 'low'; set the least score that it gives, a number"),

@@ -113,6 +113,13 @@ def untold(function: Any) -> Any:
 
 wrapped = timed(verl_subset)
 untold_wrapped = untold(verl_subset)
+
+
+def positional(function: Any) -> Any:
+    return lambda *args: function(*args)
+
+
+positional_wrapped = positional(verl_subset)
 partial = functools.partial(compute_score, "sums")
 partial_by_name = timed(functools.partial(compute_score, data_source="sums"))
 
@@ -168,10 +175,6 @@ def no_least(completion: Completion, example: Example) -> float:
 
 
 no_least.min_score = "low"  # type: ignore[attr-defined]
-
-
-def least_unsaid(completion: Completion, example: Example) -> float:
-    return -3.0 if completion.text != "good" else -1.0
 
 
 LOADED_IN: list[int] = []
