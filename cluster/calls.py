@@ -49,7 +49,7 @@ def described(error: BaseException) -> str:
 
 
 def own_stacks() -> str:
-    """What every thread of this process is doing now."""
+    """Stack traces of every thread of this process."""
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)

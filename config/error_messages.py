@@ -90,7 +90,7 @@ def is_readable(error: BaseException) -> bool:
 
 
 def unknown_key(key: str) -> str:
-    """What is said of a key that does not exist: where it is under another trainer's name, or which ones are near."""
+    """The message for an unknown key: its name here, or the nearest keys."""
     if key.startswith("hydra."):
         return f"{key}: no such key of Hydra's; --cfg hydra prints those that there are"
     known = known_keys(Config)

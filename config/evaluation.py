@@ -14,8 +14,10 @@ from config.values import at_least, check_fields, section_of
 
 @dataclass
 class EvalSetConfig:
-    """One set of prompts with its own sampling. Fields left unset are those of training where the data set is the
-    same."""
+    """One evaluation set: prompts with their own sampling.
+
+    Unset fields are those of training where the data set is the same.
+    """
 
     dataset: str = ""
     """Registered task name, as in `env.dataset`."""
@@ -63,7 +65,7 @@ class EvalSetConfig:
             )
 
     def metrics(self, name: str) -> list[str]:
-        """Those of this set, called `name`, of which a higher value is better."""
+        """Metrics of this set, called `name`, of which a higher value is better."""
         return [
             f"eval/{name}/{key}"
             for key in (*(f"pass@{k}" for k in range(1, self.n + 1)), f"avg@{self.n}", "score")

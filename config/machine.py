@@ -1,5 +1,4 @@
-"""The `plan` section: the machine that `run=plan` plans for, where it is another one than this, and how fast its GPUs
-are, which `run=rehearse` reckons with."""
+"""The `plan` section: the machine of `run=plan` and `run=rehearse`, and its GPUs' speed."""
 
 from dataclasses import dataclass
 

@@ -54,7 +54,7 @@ class LoraConfig:
 
 @dataclass
 class TrainModelConfig:
-    """Where the trained model lives."""
+    """Devices and adapters of the trained model."""
 
     num_devices: int = 1
     """Learner ranks: processes with a GPU each (on a CPU a share of its cores), over which weights, gradients and
@@ -93,7 +93,10 @@ class TrainModelConfig:
 
 @dataclass
 class RefModelConfig:
-    """Where the frozen reference model lives. It is loaded only where `policy.kl_coef` is above 0."""
+    """Devices of the frozen reference model.
+
+    It is loaded only where `policy.kl_coef` is above 0.
+    """
 
     num_devices: int = 1
     """GPUs of the reference beside a learner of one rank: 1. Where the learner has more ranks, the reference is sharded

@@ -253,7 +253,7 @@ SECTIONS: dict[str, str] = {
 
 
 def translated(key: str) -> str | None:
-    """What a name of another trainer's is here, as the end of a sentence; None for a name that nobody uses.
+    """Translate a name of another trainer into the end of a sentence; None if unknown.
 
     The longest end that is known counts: `actor_rollout_ref.rollout.n` is looked up whole, then as `rollout.n`,
     then as `n`. An end that leaves out a section of `APART` or `OWN` does not: `critic.optim.lr` is not `lr`. One that

@@ -113,7 +113,7 @@ def _holds_bytes(value: Any) -> bool:
 
 
 def _unusable(value: Any) -> str | None:
-    """What parquet can hold and no prompt or gold can be."""
+    """Describe bytes or a number that is not finite in a value; None without."""
     if isinstance(value, bytes):
         return "bytes, which are no text"
     if isinstance(value, float) and not math.isfinite(value):

@@ -16,7 +16,7 @@ Asked = tuple[str, ...]
 
 @dataclass(frozen=True)
 class DuplicateReport:
-    """What was found among the rows: counts, and the rows of the first contradiction."""
+    """Counts of repeated rows, and the rows of the first contradiction."""
 
     rows: int
     repeated: int

@@ -21,7 +21,10 @@ FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort")
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn. `top_k=0` and `top_p=1` mean the full vocabulary; `temperature=0` is greedy."""
+    """Sampling parameters.
+
+    `top_k=0` and `top_p=1` mean the full vocabulary; `temperature=0` is greedy.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -31,7 +34,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the reward service says of one completion.
+    """The reward service's verdict on one completion.
 
     seconds: that judging took. success: 0 unless a judge scored it; then the `accuracy` part (0 to 1), or where there
     is none 1 for a score of at least 1.
@@ -130,12 +133,12 @@ class Group:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """Those on its completions, in their order."""
+        """Verdicts on its completions, in their order."""
         return [one.verdict for one in self.completions if one.verdict is not None]
 
     @property
     def candidates(self) -> list[SampledCompletion]:
-        """All that was generated for the prompt, those that are trained on first."""
+        """Completions generated for the prompt, the trained ones first."""
         return self.completions + self.left_out
 
     @property
@@ -150,7 +153,7 @@ class Group:
         return sum([verdict.success for verdict in verdicts]) / max(1, len(verdicts))
 
     def attempts(self) -> Iterator[dict[str, Any]]:
-        """What became of each completion, for people and files: one JSON object each."""
+        """One JSON object for each completion: its verdict, text and length."""
         for sample, (one, verdict) in enumerate(zip(self.completions, self.verdicts, strict=True)):
             yield {
                 "row": self.example.row,

@@ -16,16 +16,12 @@ from envs.user_code import is_own
 
 
 def option_problems(config: Config) -> list[str]:
-    """Problems of `env` and of each of `eval.sets`, one message each.
-
-    Rows of local files, of generators and of a user's own tasks are read, none of the hub.
-    """
-    found = [f"{place}{error}" for place, env in _sections(config) for error in _problems(env)]
-    return found or [*_row_problems(config)]
+    """Problems of `env` and of each of `eval.sets`, one message each; no row is read."""
+    return [f"{place}{error}" for place, env in _sections(config) for error in _problems(env)]
 
 
 def hub_notes(config: Config) -> list[str]:
-    """A sentence for each data set of the hub, whose rows `option_problems` does not read."""
+    """A sentence for each data set of the hub, whose rows `row_problems` does not read."""
     found = []
     for place, env in _sections(config):
         task = make_task(env)
@@ -73,8 +69,11 @@ def _problems(env: EnvConfig) -> list[str]:
     return found
 
 
-def _row_problems(config: Config) -> Iterator[str]:
-    """Problems of the rows that a run would report, but for their length."""
+def row_problems(config: Config) -> Iterator[str]:
+    """Problems of the rows that a run would report, but for their length.
+
+    Rows of local files, of generators and of a user's own tasks are read, none of the hub.
+    """
     for place, env in _sections(config):
         try:
             task = make_task(env)

@@ -17,7 +17,7 @@ from envs.turns import Conversation, make_repliers, with_instructions
 from evaluation.evaluation import Evaluation
 from evaluation.sets import EvalSet, load_sets
 from monitoring.monitor import Monitor
-from plan.model_shape import find_file, find_shape
+from plan.model_shape import find_shape
 from plan.plan import Plan
 from rollout.engine_loop import EngineLoop
 from rollout.generate import Generation
@@ -50,12 +50,7 @@ def data_setting(env: EnvConfig) -> str:
 
 
 def prompt_problem(config: Config) -> str | None:
-    """Describe the prompt of local rows that a run would refuse, if any.
-
-    Nothing is checked where the model's tokenizer is not on this machine.
-    """
-    if find_file(config.model.name) is None:
-        return None
+    """Describe what a run would refuse of its rows and prompts, if anything."""
     try:
         tokenizer = load_tokenizer(config.model)
         make_prompts(config, make_task(config.env), tokenizer).begin_one()

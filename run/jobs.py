@@ -179,7 +179,7 @@ def print_plan(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> R
     config, _ = with_model(config)
     machine = imagined_machine(config.plan, this_machine(run_dir))
     plan, found = planned(config, schedule.overlapped, machine, run_dir)
-    of_data = option_problems(config) or _prompt_problems(config)
+    of_data = option_problems(config) or _data_problems(config)
     if not of_data:
         plan = replace(plan, notes=(*plan.notes, *hub_notes(config)))
     found += [Problem("", text) for text in of_data]
@@ -191,12 +191,13 @@ def print_plan(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> R
     return "finished"
 
 
-def _prompt_problems(config: Config) -> list[str]:
-    """Imports what makes prompts only where rows are here to be looked at."""
-    from envs.option_checks import reads_local_rows
+def _data_problems(config: Config) -> list[str]:
+    """Problems of the prompts where a tokenizer can make them of local rows, else of the rows."""
+    from envs.option_checks import reads_local_rows, row_problems
+    from plan.model_shape import find_file
 
-    if not reads_local_rows(config):
-        return []
+    if not reads_local_rows(config) or find_file(config.model.name) is None:
+        return [*row_problems(config)]
     from run.generation import prompt_problem
 
     problem = prompt_problem(config)

@@ -54,7 +54,10 @@ class Levels:
         return True
 
     def settle(self, can_be_asked: Callable[[int], bool]) -> bool:
-        """Go on to a level with rows that can be asked, back where no harder one has any; whether it is another one."""
+        """Move to a level with usable rows; return whether the level changed.
+
+        Harder levels come first, then easier ones.
+        """
         before = self.newest
         while self.newest < self.last and not self._has_rows(can_be_asked):
             self.newest += 1

@@ -75,7 +75,7 @@ class Member:
         return self.rows.examples[row]
 
     def _chance(self) -> random.Random:
-        """Of this draw alone; where chance decides nothing, one that costs no seeding."""
+        """The random generator of this draw; an unseeded one where chance decides nothing."""
         return random.Random(f"{self.salt}draw/{self.drawn}") if self._by_chance else _NO_CHANCE
 
     def observe(self, row: int, success: float) -> None:
@@ -108,7 +108,10 @@ class Member:
             self.solved[place] = again
 
     def metrics(self, suffix: str) -> dict[str, float]:
-        """How its curriculum stands, where it has one; from any thread. suffix: of the names, `/NAME` in a mixture."""
+        """Metrics of its curriculum, if it has one. From any thread.
+
+        suffix: of the names, `/NAME` in a mixture.
+        """
         found: dict[str, float] = {}
         if len(self.levels.labels) > 1:
             found[f"curriculum/level{suffix}"] = self.levels.newest + 1.0

@@ -9,7 +9,7 @@ from envs.curriculum.worth_of_success import RULES, shares
 
 
 class Sources(Protocol):
-    """What a prompt source asks of either."""
+    """Chooses the member that the next prompt comes from."""
 
     def next(self) -> str:
         """Name of the member that is drawn from next."""
@@ -37,7 +37,7 @@ class FixedWeights:
         return None
 
     def load(self, state: Any) -> None:
-        """What was drawn is the members' state."""
+        """Nothing to restore: the members' state holds the counts of draws."""
 
 
 class WeightsBySuccess:
@@ -56,7 +56,7 @@ class WeightsBySuccess:
         self.owed = dict.fromkeys(members, 0.0)
 
     def shares(self) -> dict[str, float]:
-        """Of the next draws, by member; they sum to 1."""
+        """Shares of the next draws by member; they sum to 1."""
         success = {name: member.success.mean for name, member in self.members.items()}
         worth = {name: self.worth(self.prior if mean is None else mean) for name, mean in success.items()}
         return shares(self.weights, worth, self.floor)

@@ -1,4 +1,4 @@
-"""Who is to blame for a verification that crashed: the completion (invalid), or the example and its reward (error).
+"""Attribution of crashed verifications: to the completion (invalid) or the reward (error).
 
     crashed ──▶ probe: the same example with an empty completion
                   │ judged           ▶ the completion is to blame: invalid, the least score
@@ -46,7 +46,7 @@ class Verification:
 
     @property
     def judged_next(self) -> Completion:
-        """What a worker is given: after a kill the empty completion, which shows whether the example is at fault."""
+        """The completion for a worker; after a kill the empty one, as a probe."""
         if self.killed_after is None:
             return self.completion
         if isinstance(self.completion, CompletionInRun):

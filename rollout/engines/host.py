@@ -102,7 +102,7 @@ class EngineHost:
         return self._do(lambda: getattr(self._engine, method)(**arguments))
 
     def stacks(self) -> str:
-        """What every thread of this process is doing now."""
+        """Stack traces of every thread of this process."""
         return own_stacks()
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.option_checks import hub_notes, option_problems
+from envs.option_checks import hub_notes, option_problems, row_problems
 from envs.task import make_task
 from run.generation import prompt_problem
 from tests.scripts import configured, finish, start
@@ -50,7 +50,8 @@ def test_a_plan_ends_as_training_does(bad: str, tmp_path: Path) -> None:
     ],
 )
 def test_rows_are_looked_at(overrides: tuple[str, ...], problem: str, bad: str) -> None:
-    (found,) = option_problems(configured(*(text.format(bad=bad) for text in overrides)))
+    config = configured(*(text.format(bad=bad) for text in overrides))
+    (found,) = option_problems(config) or row_problems(config)
     assert problem.format(bad=bad) in found and "\n" not in found
 
 
@@ -67,6 +68,7 @@ def test_rows_of_the_hub_are_not_read_and_that_is_said(monkeypatch: pytest.Monke
         "env.dataset=mixture", "env.mixture={gsm8k:1,arithmetic:1}", "eval.sets={a:{dataset:math}}"
     )
     assert option_problems(config) == []
+    assert list(row_problems(config)) == []
     assert hub_notes(config) == [
         "env.mixture.gsm8k: env.dataset=gsm8k is read from the hub: its rows were not looked at",
         "eval.sets.a: env.dataset=math is read from the hub: its rows were not looked at",
@@ -173,4 +175,3 @@ def test_prompts_that_a_run_refuses_are_refused_by_the_plan(
     assert option_problems(config) == []
     assert re.search(expected, prompt_problem(config) or "")
     assert prompt_problem(configured(*local)) is None
-    assert prompt_problem(configured(*local, "env.max_prompt_tokens=2", "model.name=nobody/nothing")) is None

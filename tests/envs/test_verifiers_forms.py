@@ -8,6 +8,7 @@ import pytest
 from config.env import EnvConfig
 from envs.verifiers.equivalence import same_answer
 from envs.verifiers.rules import RULES
+from tests.envs.named_forms import NAMED
 
 ENV = EnvConfig(dataset="math")
 KINDS: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
@@ -332,6 +333,7 @@ KINDS: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
             ("\\langle 2,1\\rangle", "(1,2)"),
         ],
     ),
+    **NAMED,
 }
 
 
