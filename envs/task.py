@@ -242,7 +242,7 @@ def checked_examples(task: Task, split: str) -> Sequence[Example]:
     prefill = task.env.prefill
     if not prefill or task.members or task.reads_prefill:
         return examples
-    return [replace(example, prefill=prefill) for example in examples]
+    return [example if example.prefill else replace(example, prefill=prefill) for example in examples]
 
 
 def _is_clean(example: Example) -> bool:

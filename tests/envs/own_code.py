@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from config.env import EnvConfig
@@ -19,6 +20,12 @@ class Reverse(Task):
 
     def reward(self, completion: Completion, example: Example) -> Reward:
         return Reward(float(completion.text == example.answer))
+
+
+class Begun(Reverse):
+    def examples(self, split: str) -> Sequence[Example]:
+        first, *others = super().examples(split)
+        return [replace(first, prefill="own"), *others]
 
 
 class Words(Reverse):

@@ -15,13 +15,18 @@ from envs.example import Mixed
 from envs.judging.service import RewardService
 from envs.option_checks import option_problems
 from envs.prompts import PromptQueue, PromptSource
-from envs.task import Completion, make_task
+from envs.task import Completion, checked_examples, make_task
 from envs.tools.tool import find_tools, instructions, make_tools
 from envs.turns import Conversation, make_repliers, with_instructions
 from tests.logged import Logged
 from tests.scripts import ENVIRONMENT, ROOT, configured, ended, rows
 
 HERE = "tests.envs.own_code"
+
+
+def test_a_prefill_of_a_task_goes_before_that_of_the_config() -> None:
+    task = make_task(EnvConfig(dataset=f"{HERE}:Begun", prefill="So"))
+    assert [example.prefill for example in checked_examples(task, "train")] == ["own", "So", "So"]
 
 
 def test_a_task_of_ones_own_is_judged_in_workers() -> None:
