@@ -41,6 +41,7 @@ ENGINE = {
     "test_curriculum_runs.py": 9,
     "test_scheduled_rewards.py": 9,
     "test_resume_data.py": 9,
+    "test_refused_rows.py": 9,
     "test_ported_projects.py": 12,
     "envs/test_option_checks.py": 9,
     "test_evaluation.py": 9,
