@@ -93,13 +93,32 @@ class TrainModelConfig:
 
 @dataclass
 class RefModelConfig:
-    """Devices of the frozen reference model.
+    """The frozen model that scores the policy's tokens: the reference of the KL, or a teacher.
 
-    It is loaded only where `policy.kl_coef` is above 0.
+    It is loaded only where `policy.kl_coef` or `policy.distill_coef` is not 0.
     """
 
-    num_devices: int = 1
-    """GPUs of the reference beside a learner of one rank: 1. Where the learner has more ranks, the reference is sharded
-    over all of them, whatever this says."""
+    name: str | None = None
+    """A model as in `model.name`, with the same tokens. Unset: the policy as it is before the first step."""
+    dtype: str | None = None
+    """Weights of it: `float32` or `bfloat16`. Unset: `model.dtype`."""
+    num_devices: int | None = None
+    """Scorer ranks: processes with a GPU each (on a CPU a share of its cores), which score while the learner works.
+    Unset: a free GPU beside a learner of one rank, else the learner's own GPUs, in turns."""
+    shard_size: int | None = None
+    """Scorer ranks that share one copy of its parameters; must divide `num_devices`. Copies share out the microbatches.
+    Unset: the smallest that fits."""
     devices: Any = None
-    """Its device index by hand, instead of the plan's choice; a learner of one rank only."""
+    """Device indices by hand, one a scorer rank, such as `[2,3]`, instead of the plan's choice."""
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None:
+            one_of("ref_model.dtype", self.dtype, ("float32", "bfloat16"))
+        for key in ("num_devices", "shard_size"):
+            at_least(f"ref_model.{key}", vars(self)[key], 1)
+
+    @property
+    def ranks(self) -> int:
+        """Scorer ranks that are asked for: as many as `devices` lists, else `num_devices`; 0: none."""
+        listed = len(self.devices) if isinstance(self.devices, list | tuple) else 0
+        return listed or self.num_devices or 0

@@ -197,6 +197,15 @@ class PolicyConfig:
     read_padding: bool = False
     """Sum the padding positions too, as one system does: the loss then depends on what padding holds."""
 
+    reward_coef: float = 1.0
+    """Weight of the reward's advantage beside that of `distill_coef`."""
+    distill_coef: float = 0.0
+    """Weight of log teacher - log policy of each drawn token, added to its advantage; the teacher is `ref_model`, the
+    policy's log-prob the denominator of the ratio. 0 needs no teacher."""
+    teacher_prompt: str | None = None
+    """What the teacher sees in the place of the last user message: a text with {prompt}, that message, and {answer},
+    the reference answer. Unset: the policy's own prompt."""
+
     kl_coef: float = 0.001
     """Weight of the KL to the reference model; 0 needs no reference model."""
     kl_estimator: str = "k3"
@@ -327,8 +336,8 @@ class PolicyConfig:
 
     @property
     def uses_reference(self) -> bool:
-        """Whether anything reads the reference model's log-probs."""
-        return self.kl_coef != 0
+        """Whether anything reads the log-probs of `ref_model`."""
+        return self.kl_coef != 0 or self.distill_coef != 0
 
     @property
     def weighs_whole_batches(self) -> bool:

@@ -5,7 +5,7 @@ differs. `to_config` turns a composed Hydra config into a checked `Config`; afte
 needs a default.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from config.env import EnvConfig
@@ -70,6 +70,12 @@ class Config:
     def __post_init__(self) -> None:
         one_of("run", self.run, JOBS)
         one_of("device", self.device, ("auto", "cuda", "cpu"))
+
+    @property
+    def reference_model(self) -> ModelConfig:
+        """The files of the frozen model that scores: those of `ref_model.name`, else the policy's."""
+        ref = self.ref_model
+        return replace(self.model, name=ref.name or self.model.name, dtype=ref.dtype or self.model.dtype)
 
     @property
     def completions_per_iteration(self) -> int:

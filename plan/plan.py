@@ -103,11 +103,18 @@ class LearnerPlan:
 @dataclass(frozen=True)
 class ReferencePlan:
     """The reference model. With `host memory` it visits the training GPU to score; on a CPU it lives there. With
-    `learner ranks` it is sharded over them and scores in turns with the policy. devices: GPU indices, where it has its
-    own."""
+    `learner ranks` it is sharded over them and scores in turns with the policy.
+
+    With `own devices` it is `ranks` Ray actors that score while the learner works, `shard_size` of which share one copy
+    of its parameters. devices: a GPU index for each; empty on a CPU, and on a cluster only their number counts.
+    num_threads: of each; None: all that torch takes.
+    """
 
     home: ReferenceHome
     devices: tuple[int, ...] = ()
+    ranks: int = 0
+    shard_size: int = 1
+    num_threads: int | None = None
 
 
 @dataclass(frozen=True)

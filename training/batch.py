@@ -72,6 +72,8 @@ class Batch(TensorClass):
     """float32 [N, R], of `Learner.step` where `policy.weighs_whole_batches`: see `training.token_weights`."""
     penalty: Tensor | None = None
     """float32 [N, R], of the same, where tokens are penalised."""
+    teacher_tokens: Tokens | None = None
+    """The same responses behind the prompts that the teacher sees, where `policy.teacher_prompt` shows it another."""
     length_reward: Tensor | None = None
     """float64 [N, 1], of `training.credit` under `policy.overlong_cache`: what the length added to the reward."""
 
@@ -82,6 +84,11 @@ class Batch(TensorClass):
         held["tokens"] = declared(Tokens, held["tokens"])
         held["next"] = declared(Scores, held["next"])
         return cls(**held, batch_size=tensordict.batch_size)
+
+    @property
+    def reference_tokens(self) -> Tokens:
+        """The ids that the reference scores."""
+        return self.tokens if self.teacher_tokens is None else self.teacher_tokens
 
     @property
     def group_ids(self) -> list[int]:
