@@ -47,7 +47,7 @@ from rollout.weights.outgoing import Outgoing
 from rollout.weights.transports import SharedMemory
 from run.rehearsal.roofline import theory
 from run.rehearsal.tracking import COLLECTIVES
-from training import ranks as ranks_of_training
+from training import ranked_learner
 from training.batch import Batch
 from training.learner import Learner
 from training.local_learner import make_learner
@@ -102,7 +102,7 @@ class Ways:
         self.plan = make_plan(several, False, this_machine(folder), folder)
         prepare_process(one, 1, torch.device("cpu"))
         self.local = make_learner(one, make_plan(one, False, this_machine(folder), folder), folder)
-        with patch.object(ranks_of_training, "RankHost", CountingHost):
+        with patch.object(ranked_learner, "RankHost", CountingHost):
             self.ranked: RankedLearner = make_ranked_learner(several, self.plan, folder)
         self.by_name: dict[str, tuple[Learner, int]] = {
             ONE: (self.local, 1),

@@ -340,6 +340,12 @@ class PolicyConfig:
         return self.kl_coef != 0 or self.distill_coef != 0
 
     @property
+    def scores_reference_first(self) -> bool:
+        """Whether the reference's log-probs of all tokens are needed before the first microbatch."""
+        in_reward = self.kl_coef != 0 and self.kl_placement == "reward"
+        return in_reward or (self.distill_coef != 0 and self.weighs_whole_batches)
+
+    @property
     def weighs_whole_batches(self) -> bool:
         """Whether what a token counts depends on all tokens of the batch, as the weights of now see them."""
         shrinks = bool(self.trust_regions) and not self.count_dropped

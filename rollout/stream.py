@@ -39,6 +39,7 @@ class Stream:
         in_flight: groups that all engines together hold at a time.
         timeout: seconds that `take` may wait for one group.
         wants, attempts: as in `rollout.collect.Collector`.
+        ready: called with every group that enters the buffer.
     """
 
     loop: EngineLoop
@@ -49,6 +50,7 @@ class Stream:
     timeout: float
     wants: Wants = lambda group: True
     attempts: int = 10
+    ready: Callable[[Group], None] = lambda group: None
     _generating: int = 0
     _stale: list[Group] = field(default_factory=list)
     _flying: dict[int, Example] = field(default_factory=dict)
@@ -159,6 +161,7 @@ class Stream:
                 refused = group
                 _, group_id, example = self._draw(sequence)
             del self._flying[sequence]
+            self.ready(group)
             self.buffer.put(sequence, group.version, group)
             place = self._next_place() or await self._given()
 

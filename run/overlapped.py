@@ -1,6 +1,7 @@
 """What grpo_async.py works with: engines go on generating while the learner optimises.
 
 rollout thread     prompts ─▶ groups ─▶ buffer ─┐        rollout/stream.py says who waits for whom
+                                 └─▶ scorers, where the reference has devices of its own
 learner's thread                                └─▶ take ─▶ advantage ─▶ learn ─▶ push_weights, when due
 """
 
@@ -28,7 +29,12 @@ class Overlapped:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.stream = make_stream(run)
-        run.outstanding, run.stale = self.stream.outstanding, self.stream.take_stale
+        run.outstanding, run.stale = self.stream.outstanding, self._take_stale
+
+    def _take_stale(self) -> "list[Group]":
+        stale = self.stream.take_stale()
+        self.run.learner.drop_scores(stale)
+        return stale
 
     @staticmethod
     def total(config: Config) -> int:
@@ -117,6 +123,7 @@ def make_stream(run: Run) -> "Stream":
         train.wait_timeout_s,
         run.wants,
         config.policy.filter_attempts,
+        run.learner.begin_scoring,
     )
 
 

@@ -185,16 +185,21 @@ def references(bench: Bench, homes: Sequence[str]) -> str:
         lora = home == "base of the LoRA policy"
         config = configured(bench, "policy.kl_coef=0.1", f"train_model.lora.enabled={str(lora).lower()}")
         plan = learner_plan(config, bench)
-        devices = (1,) if home == "own devices" else ()
-        plan = replace(plan, reference=ReferencePlan(home, devices))  # type: ignore[arg-type]
+        own = (1, (1,)) if home == "own devices" else (0, ())
+        plan = replace(plan, reference=ReferencePlan(home, own[1], own[0]))  # type: ignore[arg-type]
         learner = make_learner(config, plan, bench.folder)
-        assert learner.worker.reference is not None
         moved(learner.worker.model, seed=1)
-        scores = [learner.worker.reference.log_prob([batch])[0].cpu() for _ in range(2)]
+        if learner.scorers is None:
+            assert learner.worker.reference is not None
+            scores = [learner.worker.reference.log_prob([batch])[0].cpu() for _ in range(2)]
+        else:
+            scores = [learner.scorers.wait(learner.scorers.begin(batch)) for _ in range(2)]
+        learner.close()
         assert torch.equal(*scores), f"{home}: the same batch scored twice gives other bits"
         gap = float((scores[0][mask] - expected).abs().max())
         assert gap < 2e-3, f"{home}: log-probs differ from the frozen weights' by up to {gap:.2g}"
         if home == "host memory" and bench.device == "cuda":
+            assert learner.worker.reference is not None
             held = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
             learner.worker.reference.log_prob([batch])

@@ -29,23 +29,20 @@ def plan() -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("home", "devices", "train", "loaded_on", "visits", "beside"),
+    ("home", "train", "loaded_on", "visits"),
     [
-        ("own devices", (2,), (0,), GPU[2], [], True),
-        ("training GPU", (), (1,), GPU[1], [], False),
-        ("host memory", (), (1,), CPU, [GPU[1]], False),
-        ("host memory", (), (), CPU, [], False),
+        ("training GPU", (1,), GPU[1], []),
+        ("host memory", (1,), CPU, [GPU[1]]),
+        ("host memory", (), CPU, []),
     ],
 )
 def test_the_reference_lives_where_the_plan_says(
     plan: Plan,
     monkeypatch: pytest.MonkeyPatch,
     home: str,
-    devices: tuple[int, ...],
     train: tuple[int, ...],
     loaded_on: torch.device,
     visits: list[torch.device],
-    beside: bool,
 ) -> None:
     loaded: list[tuple[torch.device, torch.dtype | None]] = []
     visited: list[torch.device] = []
@@ -64,7 +61,7 @@ def test_the_reference_lives_where_the_plan_says(
 
     monkeypatch.setattr(training.learner_models, "load_frozen", load)
     monkeypatch.setattr(training.learner_models, "HostMemory", Visitor)
-    there = replace(plan, devices=replace(plan.devices, train=train), reference=ReferencePlan(home, devices))
+    there = replace(plan, devices=replace(plan.devices, train=train), reference=ReferencePlan(home))
     policy_on = GPU[train[0]] if train else CPU
     monkeypatch.setattr(LlamaForCausalLM, "device", property(lambda model: policy_on))
     models = make_models(plan.config, tiny_llama(), there)
@@ -72,7 +69,6 @@ def test_the_reference_lives_where_the_plan_says(
     assert loaded == [(loaded_on, torch.bfloat16)]
     assert visited == visits
     assert isinstance(reference, Reference)
-    assert reference.beside == beside
     assert reference.scorer.model is not policy
     assert scorer.autocast_dtype == reference.scorer.autocast_dtype == torch.bfloat16
     assert all(parameter.requires_grad for parameter in policy.parameters())

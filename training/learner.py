@@ -50,6 +50,15 @@ class Learner(Protocol):
         """
         ...
 
+    def begin_scoring(self, group: Group) -> None:
+        """Have a group scored that a later `credit` will hold, where the reference has devices of its own. From any
+        thread."""
+        ...
+
+    def drop_scores(self, groups: Sequence[Group]) -> None:
+        """Forget the scores of groups that no `credit` will hold."""
+        ...
+
     def step(self, batch: Batch) -> StepReport:
         """One update from whole groups of a credited batch.
 

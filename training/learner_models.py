@@ -1,6 +1,8 @@
 """The models of a learner: the policy, what scores with it, and the reference model that the KL is measured against."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -9,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from config.errors import ConfigError
+from config.models import ModelConfig
 from config.schema import Config
 from plan.plan import Plan
 from training.adapters import adapted, add_lora
@@ -45,7 +48,7 @@ def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> Models:
     LoRA policy is that model: it serves without a second copy of the weights, and never beside the learner.
     """
     reference = _frozen_reference(config, plan, model.device)
-    policy = _prepared(config, model, trained=True)
+    policy = _trained(config, model)
     scorer = make_scorer(config, policy, plan, _autocast(plan))
     if plan.reference.home == "base of the LoRA policy":
         wrapped = adapted(policy)
@@ -56,7 +59,7 @@ def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> Models:
 
 def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device) -> Models:
     """The same models as shards over `mesh`, which every rank makes at once; rank 0 alone reads the files."""
-    root = _sharded(config, plan, mesh, device, trained=True)
+    root = _sharded(config, plan, mesh, device)
     # FSDP2 sees at the first pass what is trained; one with adapters off would show it nothing.
     with torch.no_grad():
         root(lambda: None)
@@ -68,24 +71,62 @@ def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: to
         assert wrapped is not None
         reference = Reference(scorer, visit=wrapped.disable_adapter)
     elif plan.reference.home == "learner ranks":
-        frozen = _sharded(config, plan, mesh, device, trained=False)
+        offload = config.train_model.offload == "all"
+        frozen = _sharded_frozen(config, plan.learner.gathered_dtype, mesh, device, offload)
         reference = Reference(make_scorer(config, frozen.model, plan, within=frozen))
     return Models(policy, scorer, reference, root)
 
 
-def _sharded(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device, trained: bool) -> Sharded:
-    """What is never trained is kept in the dtype that it is gathered in: the same numbers, often in half the memory."""
-    if trained and config.train_model.lora.quantized:
+def make_frozen_scorer(
+    config: Config, plan: Plan, mesh: DeviceMesh | None, device: torch.device
+) -> ResponseScorer:
+    """The frozen model on devices of its own, whole, or this rank's shard of it over `mesh`."""
+    half = plan.learner.gathered_dtype or plan.learner.autocast
+    if mesh is not None:
+        root = _sharded_frozen(config, half, mesh, device, offload=False)
+        return make_scorer(config, root.model, plan, within=root)
+    autocast = None if half is None else getattr(torch, half)
+    frozen = load_frozen(config.reference_model, device, autocast)
+    return make_scorer(config, _frozen(config, frozen), plan, autocast)
+
+
+def _sharded(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device) -> Sharded:
+    """The policy's shards."""
+    if config.train_model.lora.quantized:
         return _sharded_in_4_bits(config, plan, mesh, device)
-    gathered = plan.learner.gathered_dtype
-    files = config.model if trained or gathered is None else replace(config.model, dtype=gathered)
+    prepared = partial(_trained, config)
+    offload = config.train_model.offload == "all"
+    return _spread(config.model, prepared, plan.learner.gathered_dtype, mesh, device, offload)
+
+
+def _sharded_frozen(
+    config: Config, gathered: str | None, mesh: DeviceMesh, device: torch.device, offload: bool
+) -> Sharded:
+    """The frozen model's shards, in the dtype that they are gathered in: the same numbers, often in half the memory."""
+    files = config.reference_model
+    if gathered is not None:
+        files = replace(files, dtype=gathered)
+    return _spread(files, partial(_frozen, config), gathered, mesh, device, offload)
+
+
+def _spread(
+    files: ModelConfig,
+    prepared: Callable[[PreTrainedModel], nn.Module],
+    gathered: str | None,
+    mesh: DeviceMesh,
+    device: torch.device,
+    offload: bool,
+) -> Sharded:
+    """This rank's shards of a model that rank 0 alone reads from its files.
+
+    prepared: wraps or freezes it. gathered: dtype that its layers are gathered and computed in, None: its own.
+    """
     full = load_model(files, torch.device("cpu")) if dist.get_rank() == 0 else None
     with torch.device("meta"):
-        empty = _prepared(config, skeleton(files), trained)
-    offload = config.train_model.offload == "all"
+        empty = prepared(skeleton(files))
     root = shard(empty, mesh, None if gathered is None else getattr(torch, gathered), offload)
     root.to_empty(device="cpu" if offload else device)
-    fill(root.model, None if full is None else _prepared(config, full, trained))
+    fill(root.model, None if full is None else prepared(full))
     return root
 
 
@@ -93,20 +134,25 @@ def _sharded_in_4_bits(config: Config, plan: Plan, mesh: DeviceMesh, device: tor
     """Every rank reads the base, keeps its shard of the weights, and the scales of all, which are no parameters."""
     gathered = plan.learner.gathered_dtype
     base = load_in_4bit(config.model, device, getattr(torch, gathered or config.model.dtype))
-    policy = _prepared(config, base, trained=True)
+    policy = _trained(config, base)
     for parameter in policy.parameters():
         if parameter.requires_grad:
             dist.broadcast(parameter.detach(), 0)
     return shard(policy, mesh, None if gathered is None else getattr(torch, gathered))
 
 
-def _prepared(config: Config, model: PreTrainedModel, trained: bool) -> nn.Module:
-    """What a run makes of the model of its files: a policy, or the reference that it began from."""
+def _frozen(config: Config, model: PreTrainedModel) -> nn.Module:
+    """The model of some files as a reference or a teacher."""
     if config.train.compile:
         compile_layers(model)
-    if not trained:
-        model.requires_grad_(False).eval()
-        return model
+    model.requires_grad_(False).eval()
+    return model
+
+
+def _trained(config: Config, model: PreTrainedModel) -> nn.Module:
+    """The model of some files as the policy."""
+    if config.train.compile:
+        compile_layers(model)
     if config.train.gradient_checkpointing:
         try:
             model.gradient_checkpointing_enable()
@@ -139,20 +185,17 @@ def make_scorer(
 
 
 def _frozen_reference(config: Config, plan: Plan, learner: torch.device) -> Reference | None:
-    """A copy of the weights that stay as they are; None where the policy's own base serves, or nothing does.
+    """A frozen model in this process; None where the policy's own base serves, one elsewhere, or none.
 
     learner: the policy's device.
     """
     home = plan.reference.home
-    if home not in ("own devices", "training GPU", "host memory"):
+    if home not in ("training GPU", "host memory"):
         return None
     visits = home == "host memory" and not plan.devices.on_cpu
     place = torch.device("cpu") if visits else learner
-    if plan.reference.devices:
-        place = torch.device("cuda", plan.reference.devices[0])
-    frozen = load_frozen(config.model, place, _autocast(plan))
-    scorer = make_scorer(config, _prepared(config, frozen, trained=False), plan, _autocast(plan))
-    reference = Reference(scorer, home == "own devices")
+    frozen = load_frozen(config.reference_model, place, _autocast(plan))
+    reference = Reference(make_scorer(config, _frozen(config, frozen), plan, _autocast(plan)))
     if visits:
         reference.visit = HostMemory(frozen, learner).visit
     return reference

@@ -1,8 +1,8 @@
 """The learner in one process: its one worker is here, at no cost."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -16,6 +16,9 @@ from training.published_weights import PolicyTensor, pushed_tensors
 from training.split_learner import SplitLearner
 from training.worker import Part, Piece, Update, Worker
 
+if TYPE_CHECKING:  # Ray costs a second, which a run without scorers need not wait for
+    from training.scorers import Scorers
+
 
 def make_learner(
     config: Config,
@@ -24,13 +27,30 @@ def make_learner(
     tell: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> "LocalLearner":
     """The learner of a run, with the models of `config` where the plan has them; its arguments as `LocalLearner`'s."""
-    models = make_models(config, load_base(config, plan), plan)
-    check_forward(models.scorer, plan.weight_check.prompts, plan.weight_check.learner)
-    return LocalLearner(config, models, pushed_tensors(config, plan), run_dir, tell)
+    scorers = _scorers(config, plan)
+    try:
+        models = make_models(config, load_base(config, plan), plan)
+        check_forward(models.scorer, plan.weight_check.prompts, plan.weight_check.learner)
+        if scorers is not None:
+            scorers.wait_ready()
+        return LocalLearner(config, models, pushed_tensors(config, plan), run_dir, tell, scorers)
+    except BaseException:
+        if scorers is not None:
+            scorers.close()
+        raise
+
+
+def _scorers(config: Config, plan: Plan) -> "Scorers | None":
+    """The scorers of a run, which load while the learner does."""
+    if plan.reference.home != "own devices":
+        return None
+    from training.scorers import Scorers
+
+    return Scorers(config, plan)
 
 
 class LocalLearner(SplitLearner):
-    """A `training.learner.Learner` whose worker is in this process. Its arguments are those of `Worker`."""
+    """A `training.learner.Learner` whose worker is in this process. Its arguments: see `Worker` and `SplitLearner`."""
 
     def __init__(
         self,
@@ -39,10 +59,11 @@ class LocalLearner(SplitLearner):
         pushed: Callable[[Any], list[PolicyTensor]],
         run_dir: Path,
         tell: Callable[[str, int, int], None] = lambda stage, done, total: None,
+        scorers: "Scorers | None" = None,
     ) -> None:
-        self.worker = Worker(config, models, pushed, tell)
-        first = models.reference is not None and self.worker.beside is None
-        super().__init__(config, run_dir, 1, self.worker.scorer.packs, reference_first=first)
+        self.worker = Worker(config, models, pushed)
+        reference = models.reference is not None
+        super().__init__(config, run_dir, 1, self.worker.scorer.packs, reference, scorers, tell)
 
     @property
     def vocab_size(self) -> int:
@@ -76,10 +97,13 @@ class LocalLearner(SplitLearner):
         release_memory()
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """As `Learner.close`: there are none but scorers."""
+        if self.scorers is not None:
+            self.scorers.close()
 
-    def _gradients(self, shares: list[list[Piece]]) -> list[Part]:
-        return [self.worker.gradients(shares[0])]
+    def _gradients(self, rounds: Iterator[list[Piece]]) -> list[Part]:
+        self.worker.begin_step()
+        return [self.worker.gradients(piece for (piece,) in rounds)]
 
     def _update(self) -> Update:
         return self.worker.update()

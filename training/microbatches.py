@@ -71,6 +71,21 @@ def share_out(
     return dealt
 
 
+def assemble(
+    shares: Sequence[Sequence[Microbatch]], values: Sequence[Sequence[Tensor]], like: Tensor
+) -> Tensor:
+    """Put the values [n, R] or [n, R, k] of every microbatch at their rows of the batch: [N, R] or [N, R, k].
+
+    like: [N, R], of the dtype and on the device that the result has.
+    """
+    together = like.new_zeros((*like.shape, *values[0][0].shape[2:]))
+    for share, scored in zip(shares, values, strict=True):
+        for piece, own in zip(share, scored, strict=True):
+            if not piece.idle:
+                together[piece.rows] = own.to(together)
+    return together
+
+
 def share_apart(
     batch: Batch, teaches: Tensor, workers: int, microbatches: int, max_tokens: int | None, packs: bool
 ) -> list[list[Microbatch]]:

@@ -1,4 +1,4 @@
-"""What runs in the actor of a learner rank: the process group, and this rank's worker."""
+"""The actors of ranks: a process group, and in a learner rank its worker."""
 
 import math
 import os
@@ -70,16 +70,13 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-class RankHost:
-    """One rank. `join` comes first, then `build`; every rank gets the same calls in the same order.
+class RankProcess:
+    """One of several ranks that compute together. `join` comes first; all get the same calls in the same order.
 
     environment: set before anything is built (device selection).
     """
 
-    worker: Worker
-    _saving: dist.ProcessGroup
-    _writing: Callable[[], None]
-    _sender: Sender
+    timeout: timedelta
 
     def __init__(self, environment: dict[str, str]) -> None:
         os.environ.update(environment)
@@ -105,18 +102,35 @@ class RankHost:
             world_size=count,
             timeout=limit,
         )
-        self._saving = dist.new_group(backend="gloo", timeout=limit)
+        self.timeout = limit
         return os.getpid()
+
+    @ray.method(concurrency_group="watch")
+    def stacks(self) -> str:
+        return own_stacks()
+
+
+class RankHost(RankProcess):
+    """A learner rank. `build` follows `join`."""
+
+    worker: Worker
+    _saving: dist.ProcessGroup
+    _writing: Callable[[], None]
+    _sender: Sender
 
     def build(self, config: Config, plan: Plan) -> None:
         """This rank's shards of the models, and their worker."""
         device = torch.device("cpu") if plan.devices.on_cpu else torch.device("cuda", 0)
         prepare_process(config, plan.learner.num_threads, device)
+        self._saving = dist.new_group(backend="gloo", timeout=self.timeout)
         mesh = learner_mesh(device.type, plan.devices.ranks, plan.learner.shard_size)
         models = make_sharded_models(config, plan, mesh, device)
         check_forward(models.scorer, plan.weight_check.prompts, plan.weight_check.learner)
         self.worker = Worker(config, models, pushed_tensors(config, plan))
         spare_what_stays()
+
+    def begin_step(self) -> None:
+        self.worker.begin_step()
 
     def gradients(self, pieces: Sequence[Piece]) -> Part:
         return self.worker.gradients(pieces)
@@ -184,7 +198,3 @@ class RankHost:
 
     def load(self, folder: Path, numbers: dict[str, Any]) -> None:
         self.worker.load(folder, numbers, self._saving)
-
-    @ray.method(concurrency_group="watch")
-    def stacks(self) -> str:
-        return own_stacks()

@@ -1,6 +1,6 @@
 """The learner as a group of ranks: each has a shard of every parameter and works on a share of every batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,12 @@ from cluster.runtime import Place
 from config.schema import Config
 from plan.plan import Plan
 from training.batch import Batch
+from training.rank_host import RankHost
 from training.ranks import Ranks, RankSettings
+from training.scorers import Scorers
 from training.split_learner import SplitLearner
 from training.tensor_stream import RankTensor, TensorStream
-from training.worker import Part, Piece, Update
+from training.worker import Part, Piece, Update, merge_parts
 
 
 def make_learner(
@@ -28,10 +30,18 @@ def make_learner(
         ConfigError: there is no room for the ranks, or their model cannot be loaded.
         RankLost: a rank does not start; everything already started is taken down.
     """
-    ranks = Ranks(rank_places(plan), rank_settings(config, plan))
+    scorers: Scorers | None = None
+    ranks = Ranks(rank_places(plan), rank_settings(config, plan), RankHost)
     try:
-        return RankedLearner(config, plan, ranks, run_dir, tell)
+        if plan.reference.home == "own devices":
+            scorers = Scorers(config, plan)
+        learner = RankedLearner(config, plan, ranks, run_dir, tell, scorers)
+        if scorers is not None:
+            scorers.wait_ready()
+        return learner
     except BaseException:
+        if scorers is not None:
+            scorers.close()
         ranks.close()
         raise
 
@@ -65,7 +75,7 @@ class RankedLearner(SplitLearner):
 
     Args:
         ranks: which have met; they are this learner's to close.
-        tell: told that a step has begun.
+        The others: see `SplitLearner`.
     """
 
     def __init__(
@@ -75,12 +85,13 @@ class RankedLearner(SplitLearner):
         ranks: Ranks,
         run_dir: Path,
         tell: Callable[[str, int, int], None] = lambda stage, done, total: None,
+        scorers: Scorers | None = None,
     ) -> None:
         self.ranks = ranks
-        self.tell = tell
         ranks.answers(ranks.begin_same("build", config, plan), "its model", patience=_LOADING)
-        reference_first = plan.reference.home != "none"
-        super().__init__(config, run_dir, plan.devices.ranks, bool(self._same("packs")), reference_first)
+        reference = plan.reference.home not in ("none", "own devices")
+        packs = bool(self._same("packs"))
+        super().__init__(config, run_dir, plan.devices.ranks, packs, reference, scorers, tell)
         self._stream = TensorStream(ranks)
 
     @property
@@ -122,6 +133,8 @@ class RankedLearner(SplitLearner):
 
     def close(self) -> None:
         """As `Learner.close`."""
+        if self.scorers is not None:
+            self.scorers.close()
         self.ranks.close()
 
     def _same(self, method: str, *arguments: Any) -> Any:
@@ -132,9 +145,12 @@ class RankedLearner(SplitLearner):
         calls = self.ranks.begin(method, [(share,) for share in shares])
         return self.ranks.answers(calls, method, patience=1 + max(map(len, shares)))
 
-    def _gradients(self, shares: list[list[Piece]]) -> list[Part]:
-        self.tell("optimize", 1, 1)
-        return self._each("gradients", shares)
+    def _gradients(self, rounds: Iterator[list[Piece]]) -> list[Part]:
+        begun = self.ranks.begin_same("begin_step")
+        calls = [self.ranks.begin("gradients", [([piece],) for piece in pieces]) for pieces in rounds]
+        self.ranks.answers(begun, "begin_step")
+        parts = [self.ranks.answers(each, "gradients", patience=1 + len(calls)) for each in calls]
+        return [merge_parts(own) for own in zip(*parts, strict=True)]
 
     def _update(self) -> Update:
         update: Update = self._same("update")

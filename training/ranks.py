@@ -1,4 +1,4 @@
-"""The ranks of a learner as Ray actors: promised their places together, started, called all at once, watched.
+"""Ranks of a learner, or of a scorer, as Ray actors: placed together, started, called at once, watched.
 
     driver ── the same method, each with its share ──▶ rank 0 ... rank N-1 ── collectives among themselves ──▶ answers
 
@@ -23,7 +23,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from cluster.calls import RAISED, Reference, cause_of, raised_in_construction, wait_for_all, wait_for_any
 from cluster.runtime import Place, free_resources, start_actor, start_ray
 from config.errors import ConfigError, RankLost
-from training.rank_host import CONCURRENCY_GROUPS, RankHost, Sender
+from training.rank_host import CONCURRENCY_GROUPS, RankProcess, Sender
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,8 @@ class RankSettings:
     """How ranks are started and watched.
 
     nodes: of the cluster, with as many ranks on each. ray_cpus: of a local runtime, where this is the first to start
-    it. timeout_s: that ranks may wait for one another, or the driver for one of them.
+    it. timeout_s: that ranks may wait for one another, or the driver for one of them. section: of the config, that asks
+    for them.
     """
 
     nodes: int
@@ -45,17 +46,20 @@ class RankSettings:
     on_gpu: bool
     timeout_s: float
     address: str | None = None
+    section: str = "train_model"
 
 
 class Ranks:
     """The actors, one for each of `places`, that have met.
+
+    host: their class.
 
     Raises:
         ConfigError: there is no room for them in the cluster.
         RankLost: a rank does not start; everything already started is taken down.
     """
 
-    def __init__(self, places: Sequence[Place], settings: RankSettings) -> None:
+    def __init__(self, places: Sequence[Place], settings: RankSettings, host: type[RankProcess]) -> None:
         self.places = list(places)
         self.settings = settings
         self.actors: list[Any] = []
@@ -68,7 +72,7 @@ class Ranks:
             per_node = len(self.places) // settings.nodes
             for number, place in enumerate(self.places):
                 group, bundle = self._group, number // per_node
-                self.actors.append(start_actor(RankHost, place, 1, CONCURRENCY_GROUPS, group, bundle))
+                self.actors.append(start_actor(host, place, 1, CONCURRENCY_GROUPS, group, bundle))
             self.process_ids = self._joined()
         except BaseException:
             self.close()
@@ -87,8 +91,8 @@ class Ranks:
         if not group.wait(settings.timeout_s if settings.address else _CLOSE_S):
             remove_placement_group(group)
             raise ConfigError(
-                f"train_model.num_devices={count}, train_model.num_nodes={settings.nodes}: Ray has no room for "
-                f"{settings.nodes} x {bundle} ({free_resources()}); lower them, or join more nodes to the cluster"
+                f"{settings.section}.num_devices={count} over {settings.nodes} node(s): Ray has no room for "
+                f"{settings.nodes} x {bundle} ({free_resources()}); lower it, or join more nodes to the cluster"
             )
         return group
 
@@ -106,7 +110,7 @@ class Ranks:
         return f"tcp://{ray.get(self.actors[0].free_address.remote(), timeout=self.settings.timeout_s)}"
 
     def begin(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Reference]:
-        """Call `RankHost.METHOD` of every rank at once, each with its own arguments."""
+        """Call METHOD of every rank at once, each with its own arguments."""
         pairs = zip(self.actors, arguments, strict=True)
         return [getattr(actor, method).remote(*own) for actor, own in pairs]
 

@@ -1,13 +1,10 @@
-"""The frozen reference model: log-probs for the KL, on devices of its own where there are some.
+"""The frozen reference model on the learner's own devices, where it scores in turns with the policy.
 
-learner's thread       forward 1 ─▶ loss 1 ─▶ backward 1 ─▶ forward 2 ─▶ loss 2 ─▶ ...
-                                      ▲                                    ▲
-reference's thread     score 1 ───────┘ score 2 ───────────────────────────┘          with `beside`
+One with devices of its own is in `training.scorers`.
 """
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -92,26 +89,14 @@ class Reference:
     """Scores batches with weights that never change.
 
     scorer: over these weights, with the sampling distribution's temperature.
-    beside: on other devices than the learner's, so that both can work at a time.
     visit: entered for every batch, such as `HostMemory.visit`.
     """
 
     scorer: ResponseScorer
-    beside: bool = False
     visit: Callable[[], AbstractContextManager[None]] = nullcontext
-
-    def __post_init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "reference")
 
     @torch.no_grad()
     def log_prob(self, parts: Iterable[Batch]) -> list[Tensor]:
         """Of each part [n, R] float32, zeros outside the loss mask."""
         with self.visit():
-            return [self.scorer(part.tokens, part.temperature).log_prob for part in parts]
-
-    def begin(self, parts: Iterable[Batch]) -> list[Future[Tensor]]:
-        """`log_prob` of each part, scored one after the other while the caller works on something else."""
-        return [self._thread.submit(self._log_prob_of_one, part) for part in parts]
-
-    def _log_prob_of_one(self, part: Batch) -> Tensor:
-        return self.log_prob([part])[0]
+            return [self.scorer(part.reference_tokens, part.temperature).log_prob for part in parts]

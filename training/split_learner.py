@@ -3,14 +3,21 @@
     credit: groups ─▶ tensors, advantages, reference and old log-probs        (once for the groups of an iteration)
     step:   batch ─▶ totals of the whole ─▶ shares of equal work ─▶ workers ─▶ metrics of the whole
 
+A frozen model with devices of its own (`training.scorers`) scores the next microbatch while workers learn from one:
+
+    scorers   score 1 ─▶ score 2 ─▶ score 3 ─▶ ...
+    workers              learn 1 ─▶ learn 2 ─▶ ...
+
 A share's loss is divided by the totals of the whole batch and gradients are summed over workers, so neither the number
 of workers nor that of microbatches changes an update.
 """
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,11 +32,14 @@ from training.entropy_control import EntropyControl
 from training.learner import NonFiniteError, StepReport
 from training.loss_inputs import LossInputs
 from training.loss_metrics import finalize_metrics, gap_percentiles, merge_metrics
-from training.microbatches import Microbatch, share_apart, share_out
+from training.microbatches import Microbatch, assemble, share_apart, share_out
 from training.packing import real_tokens
 from training.policy_terms import teaching_rows
 from training.token_weights import token_weights
 from training.worker import Part, Piece, Update
+
+if TYPE_CHECKING:  # Ray costs a second, which a run without scorers need not wait for
+    from training.scorers import Scorers
 
 
 class SplitLearner(ABC):
@@ -37,18 +47,30 @@ class SplitLearner(ABC):
 
     Args:
         workers: how many there are. packs: as `ResponseScorer.packs` of theirs.
-        reference_first: the reference scores a batch in `credit`; otherwise there is none, or workers ask it in `step`.
+        reference: workers have the reference; it scores in turns with the policy.
+        scorers: the frozen model with devices of its own; the learner's to close.
         run_dir: where an offending batch is saved.
+        tell: told which microbatch of how many a step is at.
     """
 
     def __init__(
-        self, config: Config, run_dir: Path, workers: int, packs: bool, reference_first: bool
+        self,
+        config: Config,
+        run_dir: Path,
+        workers: int,
+        packs: bool,
+        reference: bool,
+        scorers: "Scorers | None",
+        tell: Callable[[str, int, int], None] = lambda stage, done, total: None,
     ) -> None:
         self.config = config
         self.run_dir = run_dir
         self.workers = workers
         self.packs = packs
-        self.reference_first = reference_first
+        self.reference = reference
+        self.scorers = scorers
+        self.tell = tell
+        self._begun: dict[int, Future[Tensor]] = {}
         self.optimizer_steps = 0
         self.nonfinite_steps = 0
         self.nonfinite_in_a_row = 0
@@ -69,8 +91,8 @@ class SplitLearner(ABC):
             self.entropy_control.coef, self.entropy_control.low = state["entropy_coef"], state["entropy_low"]
 
     @abstractmethod
-    def _gradients(self, shares: list[list[Piece]]) -> list[Part]:
-        """`Worker.gradients` of every worker at once."""
+    def _gradients(self, rounds: Iterator[list[Piece]]) -> list[Part]:
+        """`Worker.gradients` of every worker. A round is one microbatch of each, at once."""
 
     @abstractmethod
     def _update(self) -> Update:
@@ -90,30 +112,57 @@ class SplitLearner(ABC):
 
     @torch.no_grad()
     def credit(self, groups: Sequence[Group], policy_version: int | None = None) -> Batch:
-        """As `Learner.credit`. Where the reference works beside a worker, `ref_log_prob` comes in `step`."""
+        """As `Learner.credit`. Where scorers need not score first, `ref_log_prob` comes in `step`."""
         batch, policy = collate(groups), self.config.policy
         if policy_version is not None:
             batch.age = policy_version - batch.policy_version
-        if self.reference_first:
+        if self.reference:
             batch.ref_log_prob = self._scored(batch, self._reference_log_prob)
+        elif self.scorers is not None:
+            batch.ref_log_prob = self._score_first(self.scorers, groups, batch)
         several_steps = self.config.train.epochs > 1 or len(batch) > self.config.optim_batch_size
         if policy.old_log_prob == "trainer" and several_steps:
             batch.old_log_prob = self._scored(batch, self._log_prob)
         weights = part_weights(self.config.env)
         return credit(policy, groups, batch, self.config.inference_model.max_tokens, weights)
 
+    def begin_scoring(self, group: Group) -> None:
+        """As `Learner.begin_scoring`."""
+        if self.scorers is not None:
+            self._begun[group.group_id] = self.scorers.begin(collate([group]))
+
+    def drop_scores(self, groups: Sequence[Group]) -> None:
+        """As `Learner.drop_scores`."""
+        for group in groups:
+            self._begun.pop(group.group_id, None)
+
+    def _score_first(self, scorers: "Scorers", groups: Sequence[Group], batch: Batch) -> Tensor | None:
+        """Log-probs [N, R] by the scorers: those that were begun, else all, where they are needed before a step."""
+        begun = [self._begun.pop(group.group_id, None) for group in groups]
+        ref_log_prob = torch.zeros_like(batch.sample_log_prob)
+        repeats = len(batch) // len(groups)
+        for place, one in enumerate(begun):
+            if one is None:
+                break
+            scored = scorers.wait(one)
+            ref_log_prob[place * repeats : (place + 1) * repeats, : scored.shape[1]] = scored
+        else:
+            return ref_log_prob
+        if self.config.train.epochs == 1 and not self.config.policy.scores_reference_first:
+            return None
+
+        def score(shares: list[list[Batch]]) -> list[list[Tensor]]:
+            begun = [[scorers.begin(part) for part in share] for share in shares]
+            return [[scorers.wait(scored) for scored in share] for share in begun]
+
+        return self._scored(batch, score)
+
     def _scored(self, batch: Batch, score: Callable[[list[list[Batch]]], list[list[Tensor]]]) -> Tensor:
         """What `score` says of each token, [N, R] or [N, R, n], by all workers, in microbatches of a step's size."""
         steps = -(-len(batch) // self.config.optim_batch_size)
         shares = self._shares(batch, steps)
         answers = score([[piece.batch for piece in share] for share in shares])
-        more = answers[0][0].shape[2:]
-        together = batch.sample_log_prob.new_zeros((*batch.sample_log_prob.shape, *more))
-        for share, scored in zip(shares, answers, strict=True):
-            for piece, values in zip(share, scored, strict=True):
-                if not piece.idle:
-                    together[piece.rows] = values.to(together)
-        return together
+        return assemble(shares, answers, batch.sample_log_prob)
 
     def step(self, batch: Batch) -> StepReport:
         """As `Learner.step`."""
@@ -122,12 +171,7 @@ class SplitLearner(ABC):
         assert batch.mask is not None
         totals = BatchTotals.of(policy, batch.mask, environment_tokens(batch.tokens, batch.mask))
         coef = self.entropy_control.applied
-        parts = self._gradients(
-            [
-                [Piece(piece.batch, totals.select(piece.rows), coef, piece.teaches) for piece in share]
-                for share in shares
-            ]
-        )
+        parts = self._gradients(self._rounds(batch, shares, totals, coef))
         log_ratio, entropy = _of_batch(batch, shares, parts)
         update = self._update()
         self.optimizer_steps += 1
@@ -146,6 +190,25 @@ class SplitLearner(ABC):
             self._count_nonfinite(report, batch)
         report["loss/nonfinite_steps"] = float(self.nonfinite_steps)
         return StepReport(report, not update.applied, log_ratio, entropy)
+
+    def _rounds(
+        self, batch: Batch, shares: list[list[Microbatch]], totals: BatchTotals, entropy_coef: float
+    ) -> Iterator[list[Piece]]:
+        """The next microbatch of every worker, as soon as the scorers, if they have to, have scored it."""
+        rounds = list(zip(*shares, strict=True))
+        begun: dict[int, Future[Tensor]] = {}
+        if self.scorers is not None and batch.ref_log_prob is None:
+            for one in itertools.chain.from_iterable(rounds):
+                if one.idle:
+                    one.batch.ref_log_prob = torch.zeros_like(one.batch.sample_log_prob)
+                else:
+                    begun[id(one)] = self.scorers.begin(one.batch)
+        for number, together in enumerate(rounds, 1):
+            for one in together:
+                if self.scorers is not None and id(one) in begun:
+                    one.batch.ref_log_prob = self.scorers.wait(begun.pop(id(one)))
+            self.tell("optimize", number, len(rounds))
+            yield [Piece(one.batch, totals.select(one.rows), entropy_coef, one.teaches) for one in together]
 
     def _shared_out(self, batch: Batch) -> tuple[Batch, list[list[Microbatch]]]:
         """The batch of a step and its microbatches; with `weight`, where that takes more than a microbatch to say."""

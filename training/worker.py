@@ -5,10 +5,8 @@ share of a step: microbatch ─▶ loss over the global batch ─▶ backward, e
 What groups are worth, who gets which of them and what is logged is the learner's (`training.split_learner`).
 """
 
-import itertools
 import math
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -19,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from config.errors import DeadlineError
 from config.schema import Config
 from training.aggregation import BatchTotals
 from training.attention import BLOCKED
@@ -105,7 +102,6 @@ class Worker(PolicyWeights):
 
     Args:
         pushed: see `PolicyWeights`.
-        tell: told which microbatch of how many a step is at.
     """
 
     def __init__(
@@ -113,20 +109,16 @@ class Worker(PolicyWeights):
         config: Config,
         models: Models,
         pushed: Callable[[Any], list[PolicyTensor]],
-        tell: Callable[[str, int, int], None] = lambda stage, done, total: None,
     ) -> None:
         super().__init__(models.policy, pushed, models.within)
         self.config = config
         self.scorer = models.scorer
         self.reference = models.reference
         self.base = base_digest(self.model)
-        self.tell = tell
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.scheduler = make_scheduler(self.optimizer, config.optimizer, config.total_optimizer_steps)
         self.states = _host_states(self) if config.train_model.offload == "optimizer" else None
         self.scaler = torch.amp.GradScaler(enabled=config.train.mixed_precision == "fp16")
-        once = config.train.epochs == 1 and config.policy.kl_placement == "loss"
-        self.beside = self.reference if self.reference and self.reference.beside and once else None
         self.objective = torch.zeros(())
         set_training_mode(self.model)
         if next(self.model.parameters()).device.type in BLOCKED:
@@ -156,21 +148,20 @@ class Worker(PolicyWeights):
         assert self.reference is not None
         return self.reference.log_prob(parts)
 
-    def gradients(self, pieces: Sequence[Piece]) -> Part:
-        """Those of this worker's share of an optimizer step; all workers make as many pieces of theirs."""
-        self.optimizer.zero_grad(set_to_none=True)  # those of a step that was given up
-        parts: list[Metrics] = []
-        tokens: list[TokenScores] = []
-        pending = [] if self.beside is None else self.beside.begin([piece.batch for piece in pieces])
-        for number, (piece, scored) in enumerate(itertools.zip_longest(pieces, pending), 1):
-            self.tell("optimize", number, len(pieces))
-            metrics, scores = self._learn(piece, scored)
-            parts.append(metrics)
-            tokens.append(scores)
-        merged = merge_metrics(parts)
-        self.objective = merged["loss/objective"]
-        positions = sum(self.scorer.positions(piece.batch.tokens) for piece in pieces)
-        return Part(positions, merged, tokens)
+    def begin_step(self) -> None:
+        """Forget the gradients of a step that was given up."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.objective = torch.zeros(())
+
+    def gradients(self, pieces: Iterable[Piece]) -> Part:
+        """Add the gradients of some of this worker's microbatches to those of the step; all workers add as many."""
+        parts: list[Part] = []
+        for piece in pieces:
+            metrics, scores = self._learn(piece)
+            parts.append(Part(self.scorer.positions(piece.batch.tokens), metrics, [scores]))
+        part = merge_parts(parts)
+        self.objective = self.objective + part.metrics["loss/objective"]
+        return part
 
     def update(self) -> Update:
         """The step itself, from the gradients that are there."""
@@ -181,22 +172,17 @@ class Worker(PolicyWeights):
         overflow = finite and not applied and self.scaler.is_enabled()
         return Update(lr, grad_norm, applied, overflow)
 
-    def _learn(self, piece: Piece, scored: Future[Tensor] | None) -> tuple[Metrics, TokenScores]:
+    def _learn(self, piece: Piece) -> tuple[Metrics, TokenScores]:
         """Adds the gradients of a microbatch to those there; its loss, which keeps memory, does not outlive this."""
         with torch.set_grad_enabled(piece.teaches):
-            loss, metrics, scores = self._loss(piece, scored)
+            loss, metrics, scores = self._loss(piece)
         if piece.teaches:
             self._backward(loss)
         return metrics, scores
 
-    def _loss(self, piece: Piece, scored: Future[Tensor] | None) -> tuple[Tensor, Metrics, TokenScores]:
-        """The loss, its metrics, and what is known of every token in it.
-
-        scored: the reference's log-probs, where it works beside the learner.
-        """
+    def _loss(self, piece: Piece) -> tuple[Tensor, Metrics, TokenScores]:
+        """The loss, its metrics, and what is known of every token in it."""
         batch = piece.batch
-        if scored is not None:
-            batch.ref_log_prob = self._await(scored).to(batch.sample_log_prob.device)
         out = self.loss(batch, piece.totals, piece.entropy_coef)
         metrics, log_ratio = self._off_policy(batch, out["log_prob"])
         assert batch.mask is not None
@@ -217,15 +203,6 @@ class Worker(PolicyWeights):
             oldest = self.config.train.max_policy_age
             metrics = effective_sample_size_by_age(before, sample, batch.age.to(device), mask, oldest)
         return metrics, (before - sample)[mask]
-
-    def _await(self, scored: Future[Tensor]) -> Tensor:
-        limit = self.config.train.wait_timeout_s
-        try:
-            return scored.result(timeout=limit)
-        except TimeoutError:
-            raise DeadlineError(
-                f"the learner waited {limit:.0f} s (train.wait_timeout_s) for the reference model to score a microbatch"
-            ) from None
 
     def _over_workers(self, value: Tensor) -> Tensor:
         """The sum over all workers, who together have one sharded model. A process group alone says nothing: an engine
@@ -280,6 +257,15 @@ class Worker(PolicyWeights):
         go_to_step(self.scheduler, numbers["schedule_step"])
         if self.scaler.is_enabled() and numbers["scaler"]:
             self.scaler.load_state_dict(numbers["scaler"])
+
+
+def merge_parts(parts: Sequence[Part]) -> Part:
+    """Join the parts of one worker's microbatches, in their order."""
+    return Part(
+        sum(part.positions for part in parts),
+        merge_metrics([part.metrics for part in parts]),
+        [scores for part in parts for scores in part.tokens],
+    )
 
 
 def _known(value: Tensor | None) -> Tensor:

@@ -4,7 +4,6 @@ score ──▶ forward ──▶ backward ──▶ forward ──▶ backward 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -60,9 +59,9 @@ class WatchedWorker(Worker):
             else:
                 self.reference_log_prob(parts)
 
-    def _loss(self, piece: Piece, scored: Future[Tensor] | None) -> tuple[Tensor, Metrics, TokenScores]:
+    def _loss(self, piece: Piece) -> tuple[Tensor, Metrics, TokenScores]:
         with self.watch("forward"):
-            return super()._loss(piece, scored)
+            return super()._loss(piece)
 
     def _backward(self, loss: Tensor) -> None:
         with self.watch("backward"):

@@ -36,7 +36,6 @@ def make_learner(
     policy: PolicyConfig | None = None,
     accumulation: int = 1,
     optimizer: OptimizerConfig | None = None,
-    beside: bool = False,
     dtype: torch.dtype = torch.float32,
     packs: bool = True,
     **train: object,
@@ -49,7 +48,6 @@ def make_learner(
         optimizer=optimizer or OptimizerConfig(lr=1e-3),
     )
     model, frozen = tiny_llama().to(dtype), tiny_llama().to(dtype)
-    scores = scorer(frozen, packs)
-    reference = Reference(scores, beside) if config.policy.uses_reference else None
+    reference = Reference(scorer(frozen, packs)) if config.policy.uses_reference else None
     models = Models(model, scorer(model, packs), reference)
     return LocalLearner(config, models, named_weights, tmp_path)

@@ -2,7 +2,6 @@
 
 import copy
 import random
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +15,10 @@ from config.policy import PolicyConfig
 from envs.group import Group, Verdict
 from tests.groups import drawn_from_tiny
 from tests.training.scorers import REPEATS, make_learner
-from training.batch import Tokens, collate
-from training.forward import ResponseScorer, Scores
+from training.batch import collate
 from training.learner import NonFiniteError
 from training.learner_state import learner_tensors
 from training.local_learner import LocalLearner
-from training.reference import Reference
 from training.tensor_files import write_tensors
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "constant_length", "pass_mean")
@@ -91,29 +88,6 @@ def test_at_step_zero_the_reference_is_the_policy(groups: list[Group], tmp_path:
     batch = learner.credit(groups)
     ref, sample = batch.ref_log_prob[batch.mask], batch.sample_log_prob[batch.mask]
     torch.testing.assert_close(ref, sample, atol=1e-5, rtol=1e-5)
-
-
-def test_a_reference_beside_the_learner_gives_the_same_numbers(groups: list[Group], tmp_path: Path) -> None:
-    """It has no device of its own here, but a thread of its own, which it keeps from the learner's."""
-    threads: set[str] = set()
-    learners = [
-        make_learner(tmp_path, PolicyConfig(kl_coef=0.1), 4, beside=beside) for beside in (False, True)
-    ]
-    reference = learners[1].worker.reference
-    assert isinstance(reference, Reference)
-
-    class Noting(ResponseScorer):
-        def __call__(
-            self, tokens: Tokens, temperature: torch.Tensor | None = None, with_entropy: bool = False
-        ) -> Scores:
-            threads.add(threading.current_thread().name)
-            return super().__call__(tokens, temperature, with_entropy)
-
-    reference.scorer = Noting(reference.scorer.model, True, chunk_size=7)
-    one, other = ([learner.step(learner.credit(groups)).metrics for _ in range(2)] for learner in learners)
-    assert one == other
-    assert one[1]["kl/ref"] > 0
-    assert threads == {"reference_0"}
 
 
 def test_a_non_finite_step_changes_nothing_is_saved_and_stops_the_run(

@@ -55,7 +55,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def two_ranks() -> Ranks:
-    return Ranks([Place("learner rank 0"), Place("learner rank 1")], TWO)
+    return Ranks([Place("learner rank 0"), Place("learner rank 1")], TWO, RankHost)
 
 
 @pytest.fixture(scope="module")

@@ -45,9 +45,9 @@ def stepped(
     def read(*args: object) -> None:
         gradients.append(torch.cat([each.grad.flatten().double() for each in model.parameters()]))
 
-    def watched(piece, scored):  # type: ignore[no-untyped-def]
+    def watched(piece):  # type: ignore[no-untyped-def]
         latest[:] = piece.batch.group_id[piece.batch.mask.any(1), 0].tolist()
-        return loss(piece, scored)
+        return loss(piece)
 
     def backward(total: torch.Tensor) -> None:
         seen.update(latest)

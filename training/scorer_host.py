@@ -1,0 +1,37 @@
+"""The actor of a scorer rank: a frozen model, whole, or its shard of one."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from config.schema import Config
+from plan.plan import Plan
+from training.batch import Tokens
+from training.forward import ResponseScorer
+from training.forward_check import check_forward
+from training.learner_models import make_frozen_scorer
+from training.process import prepare_process
+from training.rank_host import RankProcess
+from training.sharding import learner_mesh
+
+
+class ScorerHost(RankProcess):
+    """One rank of a copy of the frozen model. `build` follows `join`."""
+
+    scorer: ResponseScorer
+
+    def build(self, config: Config, plan: Plan) -> bool:
+        """Load the model. Returns whether a microbatch goes through it as one sequence."""
+        device = torch.device("cpu") if plan.devices.on_cpu else torch.device("cuda", 0)
+        prepare_process(config, plan.reference.num_threads, device)
+        ranks = plan.reference.shard_size
+        mesh = learner_mesh(device.type, ranks, ranks) if ranks > 1 else None
+        self.scorer = make_frozen_scorer(config, plan, mesh, device)
+        check_forward(self.scorer, plan.weight_check.prompts, plan.weight_check.learner)
+        return self.scorer.packs
+
+    @torch.no_grad()
+    def log_prob(self, parts: Sequence[tuple[Tokens, Tensor]]) -> list[Tensor]:
+        """Log-probs [n, R] of each part: its tokens, and the temperature [n, 1] of its rows."""
+        return [self.scorer(tokens, temperature).log_prob.cpu() for tokens, temperature in parts]

@@ -1,0 +1,267 @@
+"""Frozen scorers with devices of their own: a reference or a teacher that scores while the learner works.
+
+    learner's thread      begin(microbatch) ──▶ queue ──▶ thread of copy 0 ──▶ its ranks ──▶ Future ──▶ wait
+    or the rollout's                              └─────▶ thread of copy 1 ──▶ its ranks ──▶ Future
+
+A copy of the model is one Ray actor, or several that share its parameters. It has no state: one that is lost is
+replaced, and its microbatch goes to the copy that is free first.
+"""
+
+import itertools
+import logging
+import math
+import threading
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import Empty, PriorityQueue
+
+import ray
+from torch import Tensor
+
+from cluster.runtime import Place, start_ray
+from config.errors import DeadlineError, RankLost, RunError
+from config.schema import Config
+from plan.plan import Plan
+from training.batch import Batch
+from training.microbatches import Microbatch, assemble, share_out
+from training.ranks import Ranks, RankSettings
+from training.scorer_host import ScorerHost
+
+log = logging.getLogger(__name__)
+
+MAX_LOSSES = 3
+"""Losses in a row, of one copy or with one microbatch, that end the run."""
+LOADING = 3
+"""Times `train.wait_timeout_s` that a copy may take to load."""
+
+
+@dataclass(order=True)
+class _Task:
+    """A microbatch in the queue; without one, the end of it.
+
+    number: its place in the order of scoring. losses: copies that were lost with it.
+    """
+
+    number: float
+    batch: Batch | None = field(default=None, compare=False)
+    scored: "Future[Tensor]" = field(default_factory=Future, compare=False)
+    losses: int = field(default=0, compare=False)
+
+
+class Scorers:
+    """All copies of the frozen model, each served by a thread.
+
+    `wait_ready` returns when every copy is loaded; microbatches may be begun before.
+    """
+
+    def __init__(self, config: Config, plan: Plan) -> None:
+        self.config = config
+        self.plan = plan
+        self._numbers = itertools.count()
+        self._tasks: PriorityQueue[_Task] = PriorityQueue()
+        self._failure: BaseException | None = None
+        self._closing = False
+        self._owns_ray = start_ray(config.ray.address, plan.ray_cpus)
+        self._copies = [_Copy(config, plan, places) for places in _places(plan)]
+        self._loaded: list[Future[None]] = [Future() for _ in self._copies]
+        self._threads = [
+            threading.Thread(target=self._serve, args=pair, name=str(pair[0]), daemon=True)
+            for pair in zip(self._copies, self._loaded, strict=True)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def wait_ready(self) -> None:
+        """Wait until every copy is loaded.
+
+        Raises:
+            ConfigError, RankLost: one of them cannot be.
+        """
+        for loaded in self._loaded:
+            loaded.result()
+
+    def begin(self, batch: Batch) -> "Future[Tensor]":
+        """Score rows [N] of a batch, after those that were begun before; log-probs float32 [N, R]. From any thread."""
+        task = _Task(next(self._numbers), batch)
+        self._tasks.put(task)
+        if self._failure is not None:
+            self._fail_queue(self._failure)
+        return task.scored
+
+    def wait(self, scored: "Future[Tensor]") -> Tensor:
+        """Wait for what `begin` gave.
+
+        Raises:
+            DeadlineError: it takes longer than copies may be lost and loaded. RankLost: they were lost too often.
+        """
+        limit = MAX_LOSSES * (1 + LOADING) * self.config.train.wait_timeout_s
+        try:
+            return scored.result(timeout=limit)
+        except TimeoutError:
+            raise DeadlineError(
+                f"the learner waited {limit:.0f} s ({MAX_LOSSES * (1 + LOADING)} x train.wait_timeout_s) for "
+                f"{', '.join(map(str, self._copies))} to score a microbatch"
+            ) from None
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Process ids of the scorer ranks that live now."""
+        return [pid for copy in self._copies if copy.ranks is not None for pid in copy.ranks.process_ids]
+
+    def close(self) -> None:
+        """End all copies, and their threads."""
+        self._closing = True
+        self._fail_queue(RunError("the run has ended"))
+        for _ in self._threads:
+            self._tasks.put(_Task(math.inf))
+        for copy in self._copies:
+            copy.close()
+        for thread in self._threads:
+            thread.join()
+        if self._owns_ray:
+            self._owns_ray = False
+            ray.shutdown()
+
+    def _serve(self, copy: "_Copy", loaded: "Future[None]") -> None:
+        try:
+            copy.load()
+            loaded.set_result(None)
+            while (task := self._tasks.get()).batch is not None:
+                self._score(copy, task, task.batch)
+        except BaseException as error:
+            self._fail(error)
+            with suppress(InvalidStateError):
+                loaded.set_exception(error)
+
+    def _score(self, copy: "_Copy", task: _Task, batch: Batch) -> None:
+        """Score a microbatch; where the copy is lost, queue it anew and replace the copy."""
+        try:
+            task.scored.set_result(copy.log_prob(batch))
+            copy.losses = 0
+        except RankLost as error:
+            task.losses, copy.losses = task.losses + 1, copy.losses + 1
+            if self._closing or max(task.losses, copy.losses) >= MAX_LOSSES:
+                task.scored.set_exception(error)
+                raise
+            log.warning("%s is lost and replaced: %s", copy, str(error).splitlines()[-1])
+            self._tasks.put(task)
+            copy.replace()
+            log.warning("%s is back", copy)
+        except BaseException as error:
+            task.scored.set_exception(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        self._fail_queue(error)
+
+    def _fail_queue(self, error: BaseException) -> None:
+        ends = []
+        with suppress(Empty):
+            while True:
+                task = self._tasks.get_nowait()
+                if task.batch is None:
+                    ends.append(task)
+                else:
+                    task.scored.set_exception(error)
+        for end in ends:
+            self._tasks.put(end)
+
+
+class _Copy:
+    """One whole model, over the ranks at `places`. losses: in a row."""
+
+    def __init__(self, config: Config, plan: Plan, places: list[Place]) -> None:
+        self.config = config
+        self.plan = plan
+        self.places = places
+        self.ranks: Ranks | None = None
+        self.losses = 0
+        self._packs = False
+        self._closed = False
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.places))
+
+    def load(self) -> None:
+        """Start the ranks and load their model.
+
+        Raises:
+            ConfigError: there is no room for them, or the model cannot be loaded. RankLost: one of them does not start.
+        """
+        while True:
+            try:
+                self._load()
+                return
+            except RankLost as error:
+                self._end()
+                self.losses += 1
+                if self._closed or self.losses >= MAX_LOSSES:
+                    raise
+                log.warning("%s is lost while it loads, and replaced: %s", self, str(error).splitlines()[-1])
+
+    def _load(self) -> None:
+        config = self.config
+        settings = RankSettings(
+            nodes=1,
+            ray_cpus=self.plan.ray_cpus,
+            on_gpu=not self.plan.devices.on_cpu,
+            timeout_s=config.train.wait_timeout_s,
+            address=config.ray.address,
+            section="ref_model",
+        )
+        self.ranks = Ranks(self.places, settings, ScorerHost)
+        if self._closed:
+            raise RankLost(f"{self} ended with the run")
+        built = self.ranks.answers(self.ranks.begin_same("build", config, self.plan), "its model", LOADING)
+        self._packs = bool(built[0])
+
+    def replace(self) -> None:
+        """Load the model anew in other processes at the same places."""
+        self._end()
+        self.load()
+
+    def _end(self) -> None:
+        if self.ranks is not None:
+            self.ranks.close()
+        self.ranks = None
+
+    def log_prob(self, batch: Batch) -> Tensor:
+        """Log-probs float32 [N, R] of a batch's response tokens."""
+        assert self.ranks is not None
+        shares = self._shares(batch)
+        calls = self.ranks.begin(
+            "log_prob", [([(one.batch.tokens, one.batch.temperature) for one in share],) for share in shares]
+        )
+        answers = self.ranks.answers(calls, "log-probs", 1 + max(map(len, shares)))
+        return assemble(shares, answers, batch.sample_log_prob)
+
+    def _shares(self, batch: Batch) -> list[list[Microbatch]]:
+        """Microbatches of every rank, of the learner's size at most."""
+        seen = batch.copy()
+        seen.tokens, seen.teacher_tokens = batch.reference_tokens, None
+        ranks, rows = len(self.places), self.plan.learner.microbatch_rows
+        count = math.ceil(len(batch) / (ranks * rows))
+        limit = self.config.train.max_tokens_per_microbatch
+        return share_out(seen, ranks, count, limit, self._packs)
+
+    def close(self) -> None:
+        self._closed = True
+        if self.ranks is not None:
+            self.ranks.close()
+
+
+def _places(plan: Plan) -> list[list[Place]]:
+    """Places of each copy's ranks; on a cluster Ray chooses their GPUs."""
+    reference, devices = plan.reference, plan.devices
+    names = [f"scorer rank {number}" for number in range(reference.ranks)]
+    if devices.on_cpu:
+        places = [Place(name) for name in names]
+    elif devices.on_cluster:
+        places = [Place(name, num_gpus=1) for name in names]
+    else:
+        gpus = zip(names, reference.devices, strict=True)
+        places = [Place(name, plan.machine.physical((gpu,))) for name, gpu in gpus]
+    size = reference.shard_size
+    return [places[start : start + size] for start in range(0, len(places), size)]
