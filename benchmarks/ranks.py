@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -124,7 +124,8 @@ class Ways:
     def bytes_of_step(self, batch: Batch) -> Counter[str]:
         """Of rank 0, by collective."""
 
-        def counted(shares: list[list[Piece]]) -> list[Part]:
+        def counted(rounds: Iterator[list[Piece]]) -> list[Part]:
+            shares = [list(own) for own in zip(*rounds, strict=True)]
             answers = self.ranked._each("counted_gradients", shares)
             found.update(answers[0][1])
             return [part for part, _ in answers]

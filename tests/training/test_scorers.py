@@ -1,0 +1,250 @@
+"""Scorers in processes of their own: the numbers of one process, the order of work, and what a lost one costs."""
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cluster.calls import Reference as Call
+from config.errors import ConfigError, RankLost
+from config.models import RefModelConfig
+from config.policy import PolicyConfig
+from config.schema import Config
+from envs.group import Group
+from plan.plan import Plan
+from tests.groups import drawn_groups
+from tests.logged import Logged
+from tests.tiny import numbered_examples
+from tests.training.test_ranks import (
+    GROUPS,
+    MAX_TOKENS,
+    REPEATS,
+    assert_equal_training,
+    config_of,
+    in_one_process,
+    judged,
+    plan_of,
+    small_llama,
+    two_ranks,
+)
+from training.batch import Batch
+from training.kl import ESTIMATORS
+from training.learner_models import load_base, make_models
+from training.local_learner import LocalLearner
+from training.published_weights import pushed_tensors
+from training.ranked_learner import RankedLearner
+from training.ranks import Ranks
+from training.scorers import Scorers
+from training.worker import Piece
+
+SHARD_SIZES = {"copies": 1, "shards": 2}
+
+
+def scored_config(model: str, ranks: int, policy: PolicyConfig | None = None, **train: Any) -> Config:
+    config = config_of(model, ranks, policy, gradient_accumulation_steps=2, **train)
+    return replace(config, ref_model=RefModelConfig(num_devices=2))
+
+
+def scored_plan(config: Config, folder: Path, way: str = "copies") -> Plan:
+    plan = plan_of(config, folder)
+    return replace(plan, reference=replace(plan.reference, shard_size=SHARD_SIZES[way], num_threads=1))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    small_llama().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def groups() -> list[Group]:
+    return drawn_groups(small_llama(), numbered_examples(50)[:GROUPS], REPEATS, MAX_TOKENS, judge=judged)
+
+
+@pytest.fixture(scope="module")
+def ranks(local_ray: None) -> Iterator[Ranks]:
+    there = two_ranks()
+    yield there
+    there.close()
+
+
+def make_scorers(config: Config, folder: Path, way: str = "copies") -> Scorers:
+    scorers = Scorers(config, scored_plan(config, folder, way))
+    scorers.wait_ready()
+    return scorers
+
+
+@pytest.fixture(scope="module", params=list(SHARD_SIZES))
+def scorers(
+    request: pytest.FixtureRequest, local_ray: None, model: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Scorers]:
+    there = make_scorers(scored_config(model, 1), tmp_path_factory.mktemp("run"), request.param)
+    yield there
+    there.close()
+
+
+@pytest.fixture
+def two_copies(local_ray: None, model: str, tmp_path: Path) -> Iterator[Scorers]:
+    there = make_scorers(scored_config(model, 1), tmp_path)
+    yield there
+    there.close()
+
+
+def local_learner(config: Config, folder: Path, scorers: Scorers) -> LocalLearner:
+    plan = scored_plan(config, folder)
+    models = make_models(config, load_base(config, plan), plan)
+    return LocalLearner(config, models, pushed_tensors(config, plan), folder, scorers=scorers)
+
+
+@pytest.mark.parametrize("placement", ["loss", "reward"])
+@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
+def test_two_learner_ranks_and_two_scorer_ranks_are_one_process(
+    placement: str,
+    estimator: str,
+    ranks: Ranks,
+    scorers: Scorers,
+    model: str,
+    groups: list[Group],
+    tmp_path: Path,
+) -> None:
+    policy = PolicyConfig(kl_coef=0.1, kl_placement=placement, kl_estimator=estimator)
+    one = in_one_process(config_of(model, 1, policy, gradient_accumulation_steps=2), tmp_path)
+    config = scored_config(model, 2, policy)
+    two = RankedLearner(config, scored_plan(config, tmp_path), ranks, tmp_path, scorers=scorers)
+    assert_equal_training(one, two, groups)
+
+
+@pytest.mark.parametrize("train", [{"epochs": 2}, {"packing": False}, {"max_tokens_per_microbatch": 40}])
+def test_one_learner_and_scorers_are_one_process(
+    train: dict[str, Any], scorers: Scorers, model: str, groups: list[Group], tmp_path: Path
+) -> None:
+    one = in_one_process(config_of(model, 1, gradient_accumulation_steps=2, **dict(train)), tmp_path)
+    other = local_learner(scored_config(model, 1, **dict(train)), tmp_path, scorers)
+    assert_equal_training(one, other, groups)
+
+
+def test_groups_that_were_begun_are_not_scored_again(
+    scorers: Scorers, model: str, groups: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the overlapped schedule: a group is begun as it enters the batch; one that no batch takes is forgotten."""
+    learner = local_learner(scored_config(model, 1), tmp_path, scorers)
+    expected = in_one_process(config_of(model, 1), tmp_path).credit(groups[1:]).ref_log_prob
+    for group in groups:
+        learner.begin_scoring(group)
+    learner.drop_scores(groups[:1])
+    monkeypatch.setattr(scorers, "begin", None)
+    batch = learner.credit(groups[1:], 1)
+    assert batch.ref_log_prob is not None and expected is not None
+    torch.testing.assert_close(batch.ref_log_prob, expected, rtol=1e-6, atol=1e-6)
+    assert not learner._begun
+    learner.step(batch)
+
+
+class Watched:
+    """Scorers of zeros, and the order in which they and the worker were at work."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+
+    def begin(self, batch: Batch) -> "Future[Tensor]":
+        self.order.append("begin")
+        scored: Future[Tensor] = Future()
+        scored.set_result(torch.zeros_like(batch.sample_log_prob))
+        return scored
+
+    def wait(self, scored: "Future[Tensor]") -> Tensor:
+        self.order.append("wait")
+        return scored.result()
+
+
+def test_every_microbatch_is_begun_before_the_first_is_learned(
+    model: str, groups: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched()
+    learner = local_learner(scored_config(model, 1), tmp_path, watched)  # type: ignore[arg-type]
+    learn = learner.worker._learn
+
+    def learned(piece: Piece) -> Any:
+        watched.order.append("learn")
+        return learn(piece)
+
+    monkeypatch.setattr(learner.worker, "_learn", learned)
+    learner.step(learner.credit(groups))
+    assert watched.order == ["begin", "begin", "wait", "learn", "wait", "learn"]
+
+
+def kill(scorers: Scorers, number: int = 0) -> None:
+    os.kill(scorers.process_ids[number], signal.SIGKILL)
+
+
+class Killer:
+    """Kills the first process of a scorer at the begin of the next calls of `method`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, method: str, times: int = 1) -> None:
+        self.left = times
+        begin = Ranks.begin
+
+        def killing(ranks: Ranks, called: str, arguments: Sequence[Sequence[Any]]) -> list[Call]:
+            begun = begin(ranks, called, arguments)
+            if self.left and called == method:
+                self.left -= 1
+                os.kill(ranks.process_ids[0], signal.SIGKILL)
+            return begun
+
+        monkeypatch.setattr(Ranks, "begin", killing)
+
+
+def scored(scorers: Scorers, batch: Batch, times: int = 1) -> list[Tensor]:
+    return [scorers.wait(one) for one in [scorers.begin(batch) for _ in range(times)]]
+
+
+def test_lost_scorers_are_replaced(
+    two_copies: Scorers,
+    model: str,
+    groups: list[Group],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    logged: Logged,
+) -> None:
+    """While they are idle, both at once; in the middle of a score; and again while the next one loads."""
+    batch = local_learner(scored_config(model, 1), tmp_path, two_copies).credit(groups)
+    (expected,) = scored(two_copies, batch)
+    before = two_copies.process_ids
+    kill(two_copies, 0)
+    kill(two_copies, 1)
+    assert all(torch.equal(one, expected) for one in scored(two_copies, batch, 4))
+    assert not set(before) & set(two_copies.process_ids)
+    killers = [Killer(monkeypatch, "log_prob"), Killer(monkeypatch, "build")]
+    assert all(torch.equal(one, expected) for one in scored(two_copies, batch, 6))
+    assert not any(killer.left for killer in killers)
+    assert "is lost and replaced: scorer rank" in logged.text
+    assert "is lost while it loads, and replaced" in logged.text
+
+
+def test_a_microbatch_that_every_copy_dies_of_ends_the_run(
+    two_copies: Scorers, model: str, groups: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = local_learner(scored_config(model, 1), tmp_path, two_copies).credit(groups)
+    Killer(monkeypatch, "log_prob", times=9)
+    with pytest.raises(RankLost, match=r"scorer rank [01] \(CPU\) died in log-probs"):
+        scored(two_copies, batch)
+    with pytest.raises(RankLost):
+        scored(two_copies, batch)
+
+
+def test_a_model_that_is_not_there_is_one_message(local_ray: None, model: str, tmp_path: Path) -> None:
+    config = scored_config(model, 1)
+    plan = scored_plan(config, tmp_path)
+    missing = replace(config, ref_model=RefModelConfig(name=str(tmp_path / "nothing"), num_devices=2))
+    scorers = Scorers(missing, plan)
+    with pytest.raises(ConfigError, match="nothing"):
+        scorers.wait_ready()
+    scorers.close()
