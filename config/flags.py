@@ -214,7 +214,6 @@ _TEXTS = (
     ),
     ("here it is train.gradient_accumulation_steps", "train_microbatch_size"),
     ("here it is policy, a preset such as policy=grpo or policy=dapo", "algo"),
-    ("here it is policy.kl_coef", "kl_coeff"),
     ("here it is env.reward", "reward_type reward_fn_type"),
     (
         "here it is hydra.run.dir: the folder of the run, with checkpoints, evaluations and rollouts",
