@@ -102,10 +102,6 @@ _TEXTS = (
         "Ray is told no more than ray.address, to join a cluster, and ray.num_cpus_per_engine",
         "init_config collector_config train_handler_config replay_buffer_config",
     ),
-    (
-        "OpenEnv is not here; a task of your own is env.dataset=module:Class, with env.tools and env.max_steps",
-        "openenv",
-    ),
     (_ITS_TOKENIZER, "tokenizer.name tokenizer_path"),
     (
         "LoRA is on every linear layer (train_model.lora.r, train_model.lora.alpha)",
@@ -212,6 +208,9 @@ _TEXTS = (
 ELSEWHERE = {name: text for text, names in _TEXTS for name in names.split()}
 
 APART: dict[str, str] = {
+    "openenv": (
+        "OpenEnv is not here; a task of your own is env.dataset=module:Class, with env.tools and env.max_steps"
+    ),
     "critic": _NO_CRITIC,
     "reward_model": _NO_REWARD_MODEL,
     "rm": _NO_REWARD_MODEL,
@@ -220,7 +219,7 @@ APART: dict[str, str] = {
     "distillation": _TEACHER,
     "val_kwargs": "each of eval.sets has temperature, top_p, top_k, n and max_tokens of its own",
 }
-"""Sections that hold another model's or another run's settings: what ends their names says nothing of the policy's."""
+"""Sections of another model, another run or another environment: what ends their names says nothing of ours."""
 
 OWN: dict[str, tuple[str, str]] = {
     "ref_model": ("ref_model.", _OF_THE_REFERENCE),

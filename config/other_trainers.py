@@ -193,7 +193,6 @@ _NAMES = {
     ),
     "inference_model.enforce_eager": "inference_model.compile",
     "inference_model.enforce_eager=true": "disable_cuda_graph disable_piecewise_cuda_graph",
-    "inference_model.quantization, a method such as fp8": "inference_model.quantization.enabled",
     "inference_model.dtype": (
         "inference_model.torch_dtype inference_model.precision rollout.dtype rollout.precision "
         "generation.precision"
