@@ -25,7 +25,9 @@ _OF_THE_REFERENCE = (
     "the reference is not trained; ref_model.name, ref_model.dtype, ref_model.num_devices, ref_model.shard_size and "
     "ref_model.devices are all that it has"
 )
-_SCRIPTS_ARE_MODES = "grpo_async.py collects while it trains (train.max_policy_age bounds the age of tokens), grpo.py never does"
+_SCRIPTS_ARE_MODES = (
+    "grpo_async.py collects while it trains (train.max_policy_age bounds the age), grpo.py never does"
+)
 _ITS_TOKENIZER = "the tokenizer is that of model.name"
 _NO_EVAL_BATCH = (
     "an evaluation has no batch size; inference_model.max_num_seqs bounds what an engine runs at once"
