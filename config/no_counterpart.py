@@ -14,10 +14,19 @@ _NO_LEAST_LENGTH = (
     "no completion is too short; a reward of your own can ask for more (env.reward=module:function)"
 )
 _NO_PENALTY = "tokens are drawn from the model's own distribution, without penalties"
-_NO_TEACHER = "there is no teacher; nothing is distilled"
+_TEACHER = (
+    "policy=opd distills: ref_model.name is the teacher, ref_model.num_devices gives it GPUs, policy.distill_coef and "
+    "policy.reward_coef weigh it and the reward, policy.teacher_prompt is what it sees"
+)
 _FIXED_REFERENCE = (
-    "the reference is the policy at its beginning and stays that; policy.kl_coef=0 needs none, ref_model.num_devices "
-    "gives it GPUs"
+    "the reference stays as it begins, the policy or ref_model.name; policy.kl_coef=0 needs none"
+)
+_OF_THE_REFERENCE = (
+    "the reference is not trained; ref_model.name, ref_model.dtype, ref_model.num_devices, ref_model.shard_size and "
+    "ref_model.devices are all that it has"
+)
+_SCRIPTS_ARE_MODES = (
+    "grpo_async.py collects while it trains (train.max_policy_age bounds the age), grpo.py never does"
 )
 _ITS_TOKENIZER = "the tokenizer is that of model.name"
 _NO_EVAL_BATCH = (
@@ -64,13 +73,36 @@ _TEXTS = (
         "policy.kl_coef stays as it is set; no rule adapts it",
         "target_kl kl_target kl_horizon kl_ctrl.horizon kl_ctrl.type",
     ),
-    (_NO_TEACHER, "teacher_model"),
+    (_TEACHER, "use_opd opd_type"),
+    (_FIXED_REFERENCE, "sync_ref_model ref_model_sync_steps ref_model_mixup_alpha ref_update_interval"),
     (
-        _FIXED_REFERENCE,
+        "a reference beside adapters is their base, and has none of its own",
+        "ref_model.lora.enabled ref_model.lora.r ref_model.lora.alpha ref_model.lora.dropout",
+    ),
+    ("a frozen model is not quantized; ref_model.dtype=bfloat16 halves it", "ref_model.quantization.enabled"),
+    (_SCRIPTS_ARE_MODES, "train.sync_iter train.sync"),
+    (
+        "what was trained on is never drawn again; train.epochs says how often a batch is trained on",
+        "empty_replay_buffer",
+    ),
+    ("an engine chooses its own kernels", "inference_model.attn_implementation"),
+    ("always so: the end token is part of its completion", "include_stop_str_in_output"),
+    ("always on: the completions of a prompt share its keys and values", "enable_prefix_caching"),
+    (
         (
-            "sync_ref_model ref_model_sync_steps ref_model_mixup_alpha ref_load ref_num_nodes ref_model.name "
-            "ref_model.path ref_model.model.path"
+            "it does not exist here: log-probs are as the engine gives them; policy.old_log_prob=trainer takes the "
+            "learner's"
         ),
+        "enable_fp32_lm_head enable_fp32_output",
+    ),
+    (
+        "it is of SGLang, which is not here: inference_model.backend is vllm or transformers",
+        "disable_overlap_schedule",
+    ),
+    ("logging.progress shows how far the engines are", "inference_model.verbose"),
+    (
+        "Ray is told no more than ray.address, to join a cluster, and ray.num_cpus_per_engine",
+        "init_config collector_config train_handler_config replay_buffer_config",
     ),
     (_ITS_TOKENIZER, "tokenizer.name tokenizer_path"),
     (
@@ -82,7 +114,7 @@ _TEXTS = (
         "trust_remote_code",
     ),
     (_NO_EVAL_BATCH, "per_device_eval_batch_size val_batch_size eval.batch_size eval_batch_size"),
-    ("every optimizer step is logged", "logging_steps logging_strategy"),
+    ("every optimizer step is logged", "logging_steps logging_strategy logging_frequency"),
     (
         _NO_OTHER_SPLIT,
         (
@@ -178,21 +210,21 @@ _TEXTS = (
 ELSEWHERE = {name: text for text, names in _TEXTS for name in names.split()}
 
 APART: dict[str, str] = {
+    "openenv": (
+        "OpenEnv is not here; a task of your own is env.dataset=module:Class, with env.tools and env.max_steps"
+    ),
     "critic": _NO_CRITIC,
     "reward_model": _NO_REWARD_MODEL,
     "rm": _NO_REWARD_MODEL,
-    "ref": _FIXED_REFERENCE,
-    "teacher": _NO_TEACHER,
-    "distillation": _NO_TEACHER,
+    "ref": _OF_THE_REFERENCE,
+    "teacher": _TEACHER,
+    "distillation": _TEACHER,
     "val_kwargs": "each of eval.sets has temperature, top_p, top_k, n and max_tokens of its own",
 }
-"""Sections that hold another model's or another run's settings: what ends their names says nothing of the policy's."""
+"""Sections of another model, another run or another environment: what ends their names says nothing of ours."""
 
 OWN: dict[str, tuple[str, str]] = {
-    "ref_model": (
-        "ref_model.",
-        "the reference is not trained, it is the policy at its beginning; ref_model.num_devices gives it GPUs",
-    ),
+    "ref_model": ("ref_model.", _OF_THE_REFERENCE),
     "eval": (
         "eval.",
         "nothing is trained in eval: eval.frequency says when, each of eval.sets has data, temperature, top_p, top_k, "
@@ -206,8 +238,13 @@ OWN: dict[str, tuple[str, str]] = {
 }
 """Sections that hold little here, and nothing that is trained: how keys that may be meant begin, and what is said."""
 
-BEGINNINGS: dict[str, str] = {"critic_": _NO_CRITIC, "teacher_": _NO_TEACHER}
-"""How a name begins that is about what is not here, whatever comes after."""
+BEGINNINGS: dict[str, str] = {
+    "critic_": _NO_CRITIC,
+    "teacher_": _TEACHER,
+    "opd_": _TEACHER,
+    "distillation_": _TEACHER,
+}
+"""How a name begins that is about what is not here, or is something else here, whatever comes after."""
 
 STANDS_ALONE = {
     "overlong_buffer",

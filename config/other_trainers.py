@@ -1,13 +1,15 @@
 """Names of keys in other trainers, such as TRL and verl, and ours for them.
 
 Each leads to the keys that do the same here, or to a sentence about what to do instead. config/error_messages.py tells
-it to a user who types one of them; what has no key here is in config/no_counterpart.py.
+it to a user who types one of them; what has no key here is in config/no_counterpart.py, flags of trainers without
+sections are in config/flags.py.
 """
 
+from config.flags import FLAGS
 from config.no_counterpart import APART, BEGINNINGS, ELSEWHERE, OWN, STANDS_ALONE
 
 _NAMES = {
-    "model.attn_implementation": "attn_implementation",
+    "model.attn_implementation": "attn_implementation ref_model.attn_implementation",
     "model.dtype": "torch_dtype",
     "model.name": (
         "model_name_or_path model_path model.path pretrain hf_checkpoint policy.model_name "
@@ -52,12 +54,14 @@ _NAMES = {
         "over_sampling_batch_size"
     ),
     "train.checkpoint_frequency, in iterations": (
-        "save_steps save_freq save_interval save_period ckpt.interval save_strategy"
+        "save_steps save_freq save_interval save_period ckpt.interval save_strategy "
+        "logging.checkpoint_frequency"
     ),
     "train.deterministic": "full_determinism",
     "train.dialog_turns_per_batch: completions of an iteration, of one or more optimizer steps": (
-        "steps_per_generation"
+        "steps_per_generation steps_per_batch"
     ),
+    "train.buffer_groups, of grpo_async.py, in groups": "buffer_size",
     "train.epochs": "num_iterations ppo_epochs grpo.num_iterations",
     "train.gradient_accumulation_steps": "accumulate_grad_batches",
     "train.gradient_accumulation_steps: microbatches in an optimizer step": (
@@ -69,7 +73,7 @@ _NAMES = {
     "train.packing: a microbatch is one sequence, each prompt once": (
         "share_prompt use_remove_padding packing packing_samples sequence_packing.enabled"
     ),
-    "train.compile": "torch_compile use_torch_compile",
+    "train.compile": "torch_compile use_torch_compile model.compile",
     "train.gradient_checkpointing": (
         "gradient_checkpointing enable_gradient_checkpointing activation_checkpointing"
     ),
@@ -112,8 +116,13 @@ _NAMES = {
         "filter_groups dynamic_filtering_reward_range dynamic_filtering dynamic_sampling_filter_path"
     ),
     "policy.filter_truncated": "mask_truncated_completions overlong_filtering",
-    "policy.kl_coef": "beta kl_coeff kl_loss_coef init_kl_coef reference_policy_kl_penalty",
-    "policy.kl_coef above 0": "use_kl_loss",
+    "policy.distill_coef, with policy=opd": (
+        "opd_kl_coef kd_coef distillation_loss_coef distillation.distillation_loss.distillation_loss_coef"
+    ),
+    "policy.kl_coef": ("beta kl_coeff kl_loss_coef init_kl_coef reference_policy_kl_penalty kl_to_ref_coeff"),
+    "policy.kl_coef above 0": "use_kl_loss use_kl_to_ref",
+    "policy.kl_inference_coef": "kl_to_inference_coeff",
+    "policy.kl_placement: loss, or reward": "kl_coef_in_loss",
     "policy.kl_estimator": "kl_loss_type kl_penalty",
     "policy.kl_placement=reward": "use_kl_in_reward",
     "policy.mismatch, with policy.old_log_prob=trainer": (
@@ -126,6 +135,10 @@ _NAMES = {
     "policy.overlong_penalty": "overlong_buffer.penalty_factor overlong_buffer_cfg.penalty_factor",
     "policy.ratio": "importance_sampling_level",
     "policy.ratio_max": "delta",
+    "policy.reward_coef, with policy.distill_coef; 0 distills alone": (
+        "use_task_rewards distillation.use_task_rewards distillation.distillation_loss.use_task_rewards"
+    ),
+    "policy.teacher_prompt, with policy=opsd": "teacher_prompt_template reprompt_template",
     "policy.scale": "scale_rewards norm_adv_by_std_in_grpo normalize_rewards",
     "policy.overlong_cache: a width in tokens; unset, no long response is punished": (
         "overlong_buffer.enable overlong_buffer_cfg.enable"
@@ -156,18 +169,34 @@ _NAMES = {
     "train_model.lora.enabled": "use_peft",
     "train_model.lora.quantization": "bnb_4bit_quant_type",
     "train_model.lora.quantization=nf4, with train_model.lora.enabled=true": (
-        "load_in_4bit use_bnb_nested_quant"
+        "load_in_4bit use_bnb_nested_quant train_model.quantization.enabled"
     ),
     "train_model.lora.r": "lora_r",
     "train_model.lora.r, with train_model.lora.enabled=true": "lora_rank",
     "train_model.num_devices and inference_model.num_devices": "devices n_gpus_per_node gpus_per_node",
-    "ref_model.num_devices": "ref_num_gpus_per_node ref_num_gpus",
+    "ref_model.name": "ref_model.path ref_model.model.path ref.model.path ref_load ref_model_path",
+    "ref_model.name, with policy=opd": (
+        "teacher_model teacher_model_path teacher_model_name teacher_model_name_or_path teacher_path "
+        "teacher.model.path teacher.model_name teacher.name opd_teacher_load "
+        "distillation.teacher_model.model_path distillation.teacher_model.path"
+    ),
+    "ref_model.dtype": "ref_model.torch_dtype ref_model.precision",
+    "ref_model.num_devices, over all nodes": "ref_num_gpus_per_node ref_num_gpus ref_num_nodes",
+    "ref_model.num_devices, with policy=opd": (
+        "teacher_num_gpus teacher_num_gpus_per_node teacher_num_nodes "
+        "distillation.n_gpus_per_node distillation.nnodes"
+    ),
     "inference_model.backend=vllm": "use_vllm",
     "inference_model.backend": "rollout.name",
     "inference_model.colocate": (
         "vllm_mode vllm_enable_sleep_mode free_cache_engine colocate_all_models colocated.enabled"
     ),
-    "inference_model.dtype": "inference_model.precision rollout.dtype rollout.precision generation.precision",
+    "inference_model.enforce_eager": "inference_model.compile",
+    "inference_model.enforce_eager=true": "disable_cuda_graph disable_piecewise_cuda_graph",
+    "inference_model.dtype": (
+        "inference_model.torch_dtype inference_model.precision rollout.dtype rollout.precision "
+        "generation.precision"
+    ),
     "inference_model.gpu_memory_utilization": "vllm_gpu_memory_utilization",
     "inference_model.max_model_len": (
         "max_seq_length vllm_max_model_length seq_len max_total_sequence_length rollout_max_context_len "
@@ -216,7 +245,7 @@ _NAMES = {
     "eval.sets.NAME.reward_weights": "eval_reward_key",
     "eval.sets.NAME.top_k": "eval_top_k eval.top_k val_kwargs.top_k eval.sampling.top_k",
     "logging.backend": "report_to trainer.logger use_wandb wandb_enabled",
-    "logging.experiment_name": "run_name experiment_name wandb.name wandb_run_name",
+    "logging.experiment_name": "run_name exp_name experiment_name wandb.name wandb_run_name",
     "logging.project": "project_name wandb_project",
     "logging.sample_frequency, in iterations": "log_completions",
     "run=eval": "val_only",
@@ -257,9 +286,13 @@ def translated(key: str) -> str | None:
 
     The longest end that is known counts: `actor_rollout_ref.rollout.n` is looked up whole, then as `rollout.n`,
     then as `n`. An end that leaves out a section of `APART` or `OWN` does not: `critic.optim.lr` is not `lr`. One that
-    begins with a word of `STANDS_ALONE` does: `reward_model.overlong_buffer.len` is `overlong_buffer.len`.
+    begins with a word of `STANDS_ALONE` does: `reward_model.overlong_buffer.len` is `overlong_buffer.len`. A flag may
+    have its hyphens.
     """
-    parts = key.split(".")
+    flag = key.lstrip("-").replace("-", "_")
+    if flag in FLAGS:
+        return FLAGS[flag]
+    parts = flag.split(".")
     bound = next((place for place, part in enumerate(parts) if part in APART or part in OWN), len(parts))
     for start, part in enumerate(parts):
         name = ".".join(parts[start:])

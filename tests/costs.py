@@ -18,6 +18,7 @@ ENGINE = {
     "test_faults.py": 29,
     "test_grpo.py": 29,
     "test_dry_runs.py": 28,
+    "test_torchrl_commands.py": 35,
     "test_models_of_checkpoints.py": 27,
     "test_resume.py": 27,
     "test_vllm_runs.py": 25,

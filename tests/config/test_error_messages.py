@@ -15,6 +15,7 @@ from config.composition import register_schema, to_config
 from config.error_messages import PLUGINS, known_keys, quoted, readable, unknown_key
 from config.errors import ConfigError
 from config.evaluation import EvalSetConfig
+from config.flags import FLAGS
 from config.no_counterpart import APART, BEGINNINGS, ELSEWHERE, OWN, STANDS_ALONE
 from config.other_trainers import HERE, SECTIONS
 from config.policy import PRESETS
@@ -202,9 +203,9 @@ def places(text: str) -> list[str]:
     return [key for key in keys if not key.endswith((".py", ".md", ".yaml"))]
 
 
-@pytest.mark.parametrize("name", [*HERE, *ELSEWHERE])
+@pytest.mark.parametrize("name", [*HERE, *ELSEWHERE, *FLAGS])
 def test_where_a_name_leads_to_exists(name: str) -> None:
-    text = HERE.get(name) or ELSEWHERE[name]
+    text = FLAGS.get(name) or HERE.get(name) or ELSEWHERE[name]
     known = {*known_keys(Config), "hydra.run.dir"}
     sets = {f"eval.sets.NAME.{field}" for field in known_keys(EvalSetConfig)}
     for place in places(text):
@@ -236,7 +237,8 @@ def test_the_end_of_a_name_of_another_model_says_nothing_of_the_policys(section:
 
 
 def test_no_name_of_ours_is_taken_for_anothers() -> None:
-    assert not {*HERE, *ELSEWHERE} & set(known_keys(Config))
+    assert not {*HERE, *ELSEWHERE, *FLAGS} & set(known_keys(Config))
+    assert not FLAGS.keys() & {field.name for field in dataclasses.fields(Config)}
 
 
 def test_sections_of_others_lead_to_ours() -> None:
@@ -266,12 +268,6 @@ def test_sections_of_others_lead_to_ours() -> None:
         ("reward_model.model.path=x", "no reward model is loaded; env.reward=module:function"),
         ("reward.reward_model.model.path=x", "no reward model is loaded"),
         ("reward_model.rollout.n=2", "no reward model is loaded"),
-        (
-            "actor_rollout_ref.ref.fsdp_config.param_offload=true",
-            "the reference is the policy at its beginning",
-        ),
-        ("ref_model.model.path=x", "the reference is the policy at its beginning"),
-        ("teacher.model.path=x", "there is no teacher"),
         ("actor_rollout_ref.rollout.val_kwargs.n=4", "here it is eval.sets.NAME.n"),
         ("actor_rollout_ref.rollout.val_kwargs.do_sample=true", "each of eval.sets has temperature"),
         ("env.max_turns=4", "here it is env.max_steps, with env.tools"),
