@@ -22,7 +22,7 @@ class ModelConfig:
     `flash_attention_2`."""
     chat_template: str | None = None
     """A file of Jinja in the place of the tokenizer's chat template, or `none`: a prompt is then the text of its
-    messages as it stands, control tokens included. Unset: the tokenizer's own."""
+    messages as it stands, control tokens included. Unset: the tokenizer's own, and `none` where it has none."""
 
     def __post_init__(self) -> None:
         one_of("model.dtype", self.dtype, ("float32", "bfloat16"))

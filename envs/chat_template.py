@@ -1,6 +1,7 @@
 """Renders chats as prompt text, with the tokenizer's chat template or without one.
 
-`model.chat_template=none` takes the template away: a prompt then is the text of its messages and nothing else.
+`model.chat_template=none` takes the template away, and a base model has none: a prompt then is the text of its messages
+and nothing else.
 """
 
 import json
@@ -24,8 +25,8 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
     roles = ", ".join(message["role"] for message in example.messages)
     if not tokenizer.chat_template and not _is_plain(example.messages):
         raise ConfigError(
-            f"{place}: its messages ({roles}) are a conversation, and with model.chat_template=none a prompt is one "
-            "message of the user; give a template, model.chat_template=FILE"
+            f"{place}: its messages ({roles}) are a conversation, and without a chat template a prompt is one message "
+            "of the user; give a template, model.chat_template=FILE"
         )
     try:
         return render_chat(tokenizer, example.messages, example.tools) + example.prefill

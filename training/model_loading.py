@@ -1,5 +1,6 @@
 """Loading the policy and its tokenizer, with one clear message for everything that can be wrong about a name."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ from envs.control_tokens import turn_end
 from plan.model_shape import find_config, model_path
 from training.quantization import dequantized, quantized
 
+log = logging.getLogger(__name__)
 set_tqdm_hook(lambda bar, given, named: EmptyTqdm(*given, **named))
 """No bar for what only reads or writes files here; downloads keep theirs, which the hub's client draws."""
 
@@ -78,19 +80,20 @@ def loading(what: str, name: str) -> Iterator[None]:
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """Load a tokenizer with the chat template of the prompts; none for `none`.
+    """Load a tokenizer with the chat template of the prompts; none for `none`, or where it has none.
 
     Raises:
-        ConfigError: there is no tokenizer, no such file, or no chat template.
+        ConfigError: there is no tokenizer, or no such file.
     """
     tokenizer = load_saved_tokenizer(config)
     if config.chat_template == NO_TEMPLATE:
         tokenizer.chat_template = None
     elif not tokenizer.chat_template:
-        raise ConfigError(
-            f"model.name={config.name}: its tokenizer has no chat template, so messages cannot be turned into prompts; "
-            f"give one (model.chat_template=FILE), take prompts as they are (model.chat_template={NO_TEMPLATE}), or "
-            "take an instruct or chat model"
+        log.warning(
+            "model.name=%s: its tokenizer has no chat template, so a prompt is the text of its messages, as with "
+            "model.chat_template=%s; a chat model needs its own (model.chat_template=FILE)",
+            config.name,
+            NO_TEMPLATE,
         )
     return tokenizer
 
