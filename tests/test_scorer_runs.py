@@ -1,0 +1,102 @@
+"""Whole runs whose reference is a process of its own: the rows of a run that nobody disturbed, whoever is killed."""
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import grpo
+import grpo_async
+from cluster.calls import Reference
+from run.jobs import run_job
+from run.lockstep import Lockstep
+from run.overlapped import Overlapped
+from tests.scripts import configured, rows, without_clocks
+from training.ranks import Ranks
+
+SMALL = (
+    *("env.num_envs=4", "env.repeats=4", "env.options.max_operand=6", "policy.kl_coef=0.1"),
+    *("train.total_dialog_turns=64", "train.checkpoint_frequency=2", "train_model.num_threads=1"),
+    *("train.gradient_accumulation_steps=2", "ref_model.num_devices=1"),
+)
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+class Killer:
+    """Kills a scorer at the begin of chosen calls: (method, how many of it came since the last kill)."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *calls: tuple[str, int]) -> None:
+        self.left = list(calls)
+        self.seen: dict[str, int] = {}
+        begin = Ranks.begin
+
+        def killing(ranks: Ranks, method: str, arguments: Sequence[Sequence[Any]]) -> list[Reference]:
+            begun = begin(ranks, method, arguments)
+            if "scorer" in str(ranks.places[0]):
+                self.seen[method] = self.seen.get(method, 0) + 1
+                if self.left and self.left[0] == (method, self.seen[method]):
+                    self.left.pop(0)
+                    self.seen = {}
+                    os.kill(ranks.process_ids[0], signal.SIGKILL)
+            return begun
+
+        monkeypatch.setattr(Ranks, "begin", killing)
+
+
+def kill_between_steps(monkeypatch: pytest.MonkeyPatch, iteration: int) -> list[int]:
+    """Kill the scorer while it has nothing to do, after an iteration and its checkpoint. Returns who was killed."""
+    killed: list[int] = []
+    done = Lockstep.done
+
+    def killing(schedule: Lockstep, number: int) -> None:
+        done(schedule, number)
+        scorers = schedule.run.learner.scorers  # type: ignore[attr-defined]
+        if number == iteration:
+            killed.append(scorers.process_ids[0])
+            os.kill(killed[0], signal.SIGKILL)
+
+    monkeypatch.setattr(Lockstep, "done", killing)
+    return killed
+
+
+def trained(run_dir: Path, *overrides: str) -> list[dict[str, float]]:
+    run_job(configured(*SMALL, *overrides), run_dir, grpo.train, Lockstep)
+    return without_clocks(rows(run_dir))
+
+
+def test_a_scorer_that_is_killed_at_five_moments_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it loads, at its first microbatch, while the next one loads, between two iterations, and in a later step:
+    without a restart of the run, and with the bits of one that nobody disturbed."""
+    undisturbed = trained(tmp_path / "undisturbed")
+    moments = [("build", 1), ("log_prob", 1), ("build", 1), ("log_prob", 4)]
+    killer = Killer(monkeypatch, *moments)
+    killed = kill_between_steps(monkeypatch, 2)
+    disturbed = trained(tmp_path / "disturbed", "train.restarts=0")
+    assert not killer.left and killed
+    assert disturbed == undisturbed
+    assert undisturbed[-1]["kl/ref"] > 0
+
+
+def test_an_overlapped_run_whose_scorer_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups are scored as they come, the one that its scorer dies of once more: every group is trained on once."""
+    killer = Killer(monkeypatch, ("log_prob", 2), ("log_prob", 5))
+    config = configured(*SMALL, "train.max_policy_age=1", "policy.kl_placement=reward", "train.restarts=0")
+    run_job(config, tmp_path, grpo_async.train, Overlapped)
+    assert not killer.left
+    assert [row["optimizer_step"] for row in rows(tmp_path)] == list(range(1, 5))
+    assert all(row["age/max"] <= 1 for row in rows(tmp_path))
+
+
+def test_two_learner_ranks_two_scorers_and_an_engine(tmp_path: Path) -> None:
+    """The rows of one process, up to rounding."""
+    one = trained(tmp_path / "one", "ref_model.num_devices=null")
+    two = trained(
+        tmp_path / "two", "train_model.num_devices=2", "ref_model.num_devices=2", "ray.enabled=true"
+    )
+    for here, there in zip(one, two, strict=True):
+        assert there == pytest.approx(here, rel=1e-3, abs=1e-5)
