@@ -87,7 +87,7 @@ def test_a_sharded_reference_is_kept_as_it_is_gathered(tiny: str) -> None:
     assert plan.shape is not None and plan.reference.home == "learner ranks"
     held = rehearse_memory(plan)["score"]
     assert held["reference"] == held["parameters"] / 2
-    assert held["reference"] == pytest.approx(reference_bytes(plan.config, plan.shape) / 8, rel=0.02)
+    assert held["reference"] == pytest.approx(reference_bytes(plan.config, plan.shape, 8) / 8, rel=0.02)
 
 
 @pytest.mark.parametrize("ranks", [1, 8])
