@@ -38,6 +38,7 @@ BATCH_KNOBS = "train.max_tokens_per_microbatch, gradient_accumulation_steps, inf
 CHECKPOINTING = "train.gradient_checkpointing"
 HEAD_KNOBS = "train.log_prob_chunk_size"
 RANKS_KNOB = "train_model.lora.enabled"
+GATHERING_KNOB = "train_model.num_devices=1 gathers none"
 REFERENCE_KNOBS = "ref_model.num_devices, ref_model.dtype, policy.kl_coef"
 COPIES_SUM, COPIES_KNOB = "gradients summed over copies", "train_model.shard_size"
 
@@ -225,26 +226,38 @@ def _copies(config: Config, shape: ModelShape, on_cpu: bool) -> float:
     return weight_copies_bytes(shape, arithmetic(config, on_cpu))
 
 
-def scoring(config: Config, shape: ModelShape, on_cpu: bool, widths: Arithmetic, ranks: int) -> list[Use]:
+def scoring(
+    config: Config,
+    shape: ModelShape,
+    on_cpu: bool,
+    widths: Arithmetic,
+    ranks: int,
+    gathering: str = GATHERING_KNOB,
+) -> list[Use]:
     """Log-probs without gradients: the largest of what the root gathers, a block and the head.
 
-    ranks: that share a copy of the parameters of the model that scores.
+    ranks: that share a copy of the parameters of the model that scores. gathering: the keys that change what they
+    gather.
     """
     batch = microbatch(config, shape, on_cpu)
     whole = gathered(shape, widths, ranks)
     block = block_scoring_bytes(shape, batch, widths) + batch.mask * (1 + widths.factor)
     layer = Use("one layer's activations", block, BATCH_KNOBS)
     head = Use("output head", head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS)
+
+    def parameters(size: float) -> Use:
+        return _gathered_use(size, gathering)
+
     moments = [
-        [_gathered_use(2 * (whole.outside + whole.layer))],
-        [_gathered_use(whole.outside + 2 * whole.layer), layer],
-        [_gathered_use(whole.outside + whole.layer), head],
+        [parameters(2 * (whole.outside + whole.layer))],
+        [parameters(whole.outside + 2 * whole.layer), layer],
+        [parameters(whole.outside + whole.layer), head],
     ]
     return max(moments, key=_sum)
 
 
-def _gathered_use(size: float) -> Use:
-    return Use("gathered parameters", size, "train_model.num_devices=1 gathers none")
+def _gathered_use(size: float, knobs: str = GATHERING_KNOB) -> Use:
+    return Use("gathered parameters", size, knobs)
 
 
 def _sum(uses: Sequence[Use]) -> float:

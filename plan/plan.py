@@ -189,7 +189,7 @@ def scorer_phase(plan: Plan) -> Phase | None:
     weights = Use("frozen weights", reference_bytes(plan.config, shape, ranks) / ranks, SCORER_KNOBS)
     on_cpu = plan.devices.on_cpu
     widths = frozen_arithmetic(plan.config, on_cpu, ranks)
-    uses = (weights, *scoring(plan.config, shape, on_cpu, widths, ranks))
+    uses = (weights, *scoring(plan.config, shape, on_cpu, widths, ranks, SCORER_KNOBS))
     return Phase("scorer", tuple(use for use in uses if use.bytes))
 
 

@@ -88,29 +88,29 @@ def trained_model(saved: "Saved") -> ModelConfig:
 
 
 def with_model(config: Config) -> tuple[Config, list[str]]:
-    """The config, with a folder in Hugging Face format for each of `model.name` and `ref_model.name` that is a
-    checkpoint or a run's folder.
+    """The config, with folders in Hugging Face format for a `model.name` and a `ref_model.name` that are checkpoints or
+    folders of runs.
 
-    Where the run did not make it, it is made beside the checkpoint, RUN/models/NAME, once: a resumed run finds it
+    Where the run did not make one, it is made beside the checkpoint, RUN/models/NAME, once: a resumed run finds it
     again. A plan, which loads nothing, takes the model that the checkpoint's run began from.
     """
     name, told = _as_model(config.model.name, "model.name", config.run)
+    config = _named(config, name)
     reference = config.ref_model.name
-    if reference is not None and config.policy.uses_reference:
-        reference, more = _as_model(reference, "ref_model.name", config.run)
-        told += more
-    return replace(_named(config, name), ref_model=replace(config.ref_model, name=reference)), told
+    if reference is None or not config.policy.uses_reference:
+        return config, told
+    name, more = _as_model(reference, "ref_model.name", config.run)
+    return replace(config, ref_model=replace(config.ref_model, name=name)), told + more
 
 
 def _as_model(name: str, key: str, job: str) -> tuple[str, list[str]]:
-    """A model's name, of a checkpoint its folder, and what the user should know. key: the setting that is `name`."""
+    """The folder or hub name of the model that a setting names, and what to tell. job: as `Config.run`."""
     if not names_checkpoint(name):
         return name, []
-    path = Path(name)
-    alone = _without_checkpoint(path)
+    alone = _without_checkpoint(Path(name))
     if alone is not None:
         return str(alone), []
-    saved, told = given(path, key)
+    saved, told = given(Path(name), key)
     if job == "plan":
         return trained_model(saved).name, told
     folder = model_of(saved.path.resolve())
