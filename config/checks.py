@@ -102,7 +102,7 @@ def check_ranks(config: Config) -> None:
 
 
 def check_reference(config: Config) -> None:
-    """Of the frozen model's processes."""
+    """Check the processes of the frozen model."""
     reference = config.ref_model
     shards, ranks = reference.shard_size, reference.ranks
     if shards is None:

@@ -28,8 +28,10 @@ TransportName = Literal["in_process", "shared_memory", "object_store", "nccl", "
 
 @dataclass(frozen=True)
 class _Request:
-    """The devices that one section asks for: `num_devices` of them (None: it leaves that to the plan), or `by_hand`, by
-    index."""
+    """The devices that one section asks for: `num_devices` of them, or `by_hand`, by index.
+
+    num_devices: None leaves it to the plan.
+    """
 
     section: str
     num_devices: int | None
@@ -196,7 +198,10 @@ def _check_nodes(config: Config, cluster: bool) -> None:
 
 
 def _scorers(config: Config, reference: _Request, free: int) -> int:
-    """Processes of the reference: those that are asked for; else one, on a GPU that nobody has, beside one rank."""
+    """Processes of the reference: those that are asked for, else one on a free GPU.
+
+    Several learner ranks take it among them, and so do adapters, whose base it is.
+    """
     takes_one = free > 0 and config.train_model.ranks == 1 and _shared_home(config) == "shared"
     return reference.count or int(takes_one)
 
@@ -262,7 +267,10 @@ def _on_cpu(config: Config, cluster: bool) -> DevicePlan:
 
 
 def _shared_home(config: Config) -> ReferenceHome:
-    """The reference's home without devices of its own. Under adapters lies the policy's own base, no other model."""
+    """The reference's home without devices of its own.
+
+    Under adapters lies the policy's own base, and no other model.
+    """
     if not config.policy.uses_reference:
         return "none"
     if config.train_model.lora.enabled and config.ref_model.name is None:
@@ -302,7 +310,10 @@ def _takes_turns(
 
 
 def _check_room(requests: list[_Request], colocate: bool, there: int, overlapped: bool) -> None:
-    """With scorers that are asked for, everything has a place: nothing takes turns unless that is asked for too."""
+    """Refuse scorers beside which learner and engines have too few GPUs.
+
+    They take turns only if that is asked for too.
+    """
     train, *reference, generate = (one.count for one in requests)
     scorers = sum(reference)
     in_turns = scorers + max(train, generate)

@@ -245,7 +245,7 @@ def _reference_shape(config: Config, shape: ModelShape | None) -> ModelShape | N
 def _reference(
     config: Config, overlapped: bool, devices: DevicePlan, shape: ModelShape | None
 ) -> ReferencePlan:
-    """The reference, if no other place is found for one that has none; scorers hold a copy each unless told."""
+    """The reference, before a place is found for one that has none."""
     home, scorers = devices.reference_home, devices.scorers
     return ReferencePlan(
         "host memory" if home == "shared" else home,
@@ -259,8 +259,10 @@ def _reference(
 
 
 def _threads(overlapped: bool, devices: DevicePlan) -> int | None:
-    """Of one learner rank or scorer; None: what torch takes. Engines that work beside the learner on a CPU keep a core,
-    and scorers on GPUs need none to speak of."""
+    """CPU threads of one learner rank or scorer; None: all that torch takes.
+
+    Engines that work beside the learner on a CPU keep a core, and scorers on GPUs need none to speak of.
+    """
     beside = overlapped and devices.on_cpu
     sharing = devices.ranks_per_node + (devices.scorers_per_node if devices.on_cpu else 0)
     if sharing == 1 and not beside:

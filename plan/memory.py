@@ -317,10 +317,10 @@ def _peak(config: Config, shape: ModelShape, on_cpu: bool, gradients: Use) -> li
 
 
 def reference_bytes(config: Config, shape: ModelShape, ranks: int) -> float:
-    """A whole copy of the frozen reference: its linear layers in the dtype that the learner computes in, its embedding,
-    which may be the head too, in that of the weights.
+    """A whole copy of the frozen reference, in bytes.
 
-    ranks: that share the copy; several gather all of it in the dtype that they compute in.
+    Its linear layers are in the dtype that the learner computes in, its embedding, which may be the head too, in that
+    of the weights. ranks: that share the copy; several gather all of it in the dtype that they compute in.
     """
     width = DTYPE_BYTES[config.reference_model.dtype]
     if ranks > 1:

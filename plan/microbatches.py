@@ -1,4 +1,4 @@
-"""Sizes of a microbatch: completions, positions, response tokens, chunks of logits. From sizes alone; no torch here."""
+"""Sizes of a microbatch: completions, positions, response tokens, chunks of logits. No torch here."""
 
 import math
 

@@ -182,7 +182,7 @@ def resident(plan: Plan, shape: ModelShape) -> float:
 
 
 def scorer_phase(plan: Plan) -> Phase | None:
-    """What each scorer holds; None without scorers, or where their model's sizes are not known."""
+    """Memory of each scorer; None without scorers, or where their model's sizes are not known."""
     shape, ranks = plan.reference_shape, plan.reference.shard_size
     if shape is None or not plan.reference.ranks:
         return None
@@ -194,7 +194,10 @@ def scorer_phase(plan: Plan) -> Phase | None:
 
 
 def reference_at(plan: Plan) -> ReferenceAt:
-    """Where the reference is as a learner rank sees it; one whose sizes are not known takes no room in an estimate."""
+    """Place of the reference as a learner rank sees it.
+
+    One whose sizes are not known takes no room in an estimate.
+    """
     home = plan.reference.home
     if plan.reference_shape is None:
         return "elsewhere"

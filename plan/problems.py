@@ -198,7 +198,10 @@ def _limits_of_reference(plan: Plan) -> Iterator[Problem]:
 
 
 def _scorers(plan: Plan) -> Iterator[Problem]:
-    """A frozen model that does not fit the GPUs of its own. On a CPU it is a part of host memory."""
+    """A frozen model that does not fit the GPUs of its own.
+
+    On a CPU it is a part of host memory.
+    """
     config, machine, reference = plan.config, plan.machine, plan.reference
     scorer, size = scorer_phase(plan), machine.gpu_memory_gib
     if plan.devices.on_cpu or scorer is None or size is None or fits_gpu(scorer, size):

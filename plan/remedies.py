@@ -127,7 +127,7 @@ def _other_counts(present: int, gpus: int) -> tuple[int, ...]:
 
 
 def _other_scorers(plan: Plan, gpus: int) -> tuple[int | None, ...]:
-    """More of the GPUs that are left; fewer, and at last none, where there are not that many."""
+    """More scorers where GPUs are left; fewer, and at last none, where too many are asked for."""
     reference = plan.config.ref_model
     if not plan.reference.ranks or reference.devices is not None or not gpus:
         return ()

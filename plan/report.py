@@ -180,7 +180,10 @@ def _memory_lines(plan: Plan) -> list[str]:
 
 
 def _scorer_lines(plan: Plan) -> list[str]:
-    """A frozen model of its own kind, and what a GPU that scores holds of it; on a CPU that is in host memory."""
+    """The size of another model than the policy's, and the memory of a scorer.
+
+    On a CPU that is a part of host memory.
+    """
     name, shape = plan.config.ref_model.name, plan.reference_shape
     lines = []
     if name is not None and plan.reference.home != "none":

@@ -1,4 +1,4 @@
-"""A frozen model on devices of its own: what one scorer holds, and how many of them share a copy. No torch here."""
+"""A frozen model on devices of its own: how many scorers share a copy. No torch here."""
 
 from dataclasses import replace
 
@@ -9,8 +9,11 @@ from plan.plan import Plan, scorer_phase
 
 
 def share_copies(plan: Plan) -> Plan:
-    """As few scorers to a copy as a copy fits on, and all of them where it fits on none: every copy scores microbatches
-    of its own. Where a size is not known, each has a copy."""
+    """Choose how many scorers share a copy: as few as it fits on.
+
+    Every copy scores microbatches of its own, so more copies are better. All share one where it does not fit at all;
+    where a size is not known, each has a copy.
+    """
     ranks = plan.reference.ranks
     if not ranks or plan.config.ref_model.shard_size is not None:
         return plan

@@ -1,4 +1,4 @@
-"""A frozen model with devices of its own: who gets which GPU, copies or shards, what does not fit, what is refused."""
+"""A frozen model with devices of its own: who gets which GPU, copies or shards, what is refused."""
 
 from dataclasses import replace
 from typing import Any
