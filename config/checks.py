@@ -9,6 +9,7 @@ def check(config: Config) -> None:
     """Raises ConfigError where two sections contradict each other."""
     check_batches(config)
     check_ranks(config)
+    check_reference(config)
     check_quantization(config)
     check_policy(config)
     check_evaluation(config)
@@ -100,6 +101,24 @@ def check_ranks(config: Config) -> None:
         )
 
 
+def check_reference(config: Config) -> None:
+    """Check the processes of the frozen model."""
+    reference = config.ref_model
+    shards, ranks = reference.shard_size, reference.ranks
+    if shards is None:
+        return
+    if not ranks:
+        raise ConfigError(
+            f"ref_model.shard_size={shards} without ref_model.num_devices: there are no scorer ranks that could share "
+            f"a copy; give ref_model.num_devices={shards}, or leave shard_size unset"
+        )
+    if ranks % shards:
+        raise ConfigError(
+            f"ref_model.shard_size={shards} does not divide the {ranks} scorer ranks (ref_model.num_devices): take a "
+            "divisor of it, or leave it unset"
+        )
+
+
 def check_quantization(config: Config) -> None:
     """Of the base under adapters."""
     lora = config.train_model.lora
@@ -121,6 +140,12 @@ def check_quantization(config: Config) -> None:
         raise ConfigError(
             f"{field} with train_model.offload=all: the scales of weights in 4 bits stay on the GPU; take "
             "train_model.offload=optimizer or none"
+        )
+    reference = config.ref_model
+    if reference.ranks and reference.name is None and config.policy.uses_reference:
+        raise ConfigError(
+            f"{field} with ref_model.num_devices={reference.ranks}: the base in 4 bits under the adapters is the "
+            "reference, and scorers would hold another one; leave ref_model.num_devices unset"
         )
     if config.run == "rehearse":
         raise ConfigError(

@@ -1,8 +1,9 @@
 """The allocation of devices to learner, reference and engines. Touches no device; no torch here.
 
-    GPUs    0            1            2            3
-            rank 0       rank 1       inference    inference      a reference is sharded over the ranks too
-            learner      inference    reference                   one rank: the driver's process
+    GPUs    0            1            2            3            4            5
+            rank 0       rank 1       inference    inference    scorer 0     scorer 1     ref_model.num_devices=2
+            rank 0       rank 1       inference    inference      unset: a reference is sharded over the ranks too
+            learner      inference    scorer                      one rank: the driver's process
             one GPU for all: engine and learner take turns, the reference needs none of its own
 
 `num_devices` per component is all that a user has to give. Indices are those that a process sees (after
@@ -10,7 +11,7 @@ CUDA_VISIBLE_DEVICES).
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Literal
 
@@ -20,17 +21,20 @@ from config.schema import Config
 from config.values import at_least
 
 ReferenceHome = Literal["none", "own devices", "base of the LoRA policy", "learner ranks", "shared"]
-"""`learner ranks`: sharded over them beside the policy. `shared`: no device is left for it alone, and
-`plan/make_plan.py` finds it a place."""
+"""`own devices`: scorer ranks, which are Ray actors. `learner ranks`: sharded over them beside the policy. `shared`: no
+device is left for it alone, and `plan/make_plan.py` finds it a place."""
 TransportName = Literal["in_process", "shared_memory", "object_store", "nccl", "ipc"]
 
 
 @dataclass(frozen=True)
 class _Request:
-    """The devices that one section asks for: `num_devices` of them, or `by_hand`, by index."""
+    """The devices that one section asks for: `num_devices` of them, or `by_hand`, by index.
+
+    num_devices: None leaves it to the plan.
+    """
 
     section: str
-    num_devices: int
+    num_devices: int | None
     devices: Any
 
     @classmethod
@@ -44,7 +48,10 @@ class _Request:
 
     @property
     def count(self) -> int:
-        return len(self.by_hand) or self.num_devices
+        return len(self.by_hand) or self.num_devices or 0
+
+    def __str__(self) -> str:
+        return f"{self.section}.num_devices={self.count}"
 
 
 @dataclass(frozen=True)
@@ -54,9 +61,10 @@ class DevicePlan:
     ranks: processes of the learner. One is the driver's own process; several are Ray actors, and the driver has no
         model.
     ranks_per_node: how many of them lie on one machine.
-    train: a GPU index for each rank; reference: of its own GPU. Empty on a CPU, or where there is none.
+    train: a GPU index for each rank. scorers: processes of a reference with devices of its own, Ray actors; reference:
+    a GPU index for each of them. Both lists are empty on a CPU.
     engines: one tuple of GPU indices for each engine; empty tuples on a CPU.
-    On a Ray cluster, which chooses the GPUs, only the number of those of engines and of several ranks counts.
+    On a Ray cluster, which chooses the GPUs, only the number of those of engines, scorers and several ranks counts.
     in_process: the one engine lives in the driver's process; otherwise every engine is a Ray actor.
     colocated: engines and learner use the same GPUs in turns.
     notes: what was decided for the user, one sentence each.
@@ -65,6 +73,7 @@ class DevicePlan:
     ranks: int
     ranks_per_node: int
     train: tuple[int, ...]
+    scorers: int
     reference: tuple[int, ...]
     engines: tuple[tuple[int, ...], ...]
     reference_home: ReferenceHome
@@ -76,6 +85,11 @@ class DevicePlan:
     @property
     def on_cpu(self) -> bool:
         return not self.train
+
+    @property
+    def scorers_per_node(self) -> int:
+        """Scorers of one machine, if they lie as the learner's ranks do."""
+        return -(-self.scorers * self.ranks_per_node // self.ranks)
 
     @property
     def learner_place(self) -> str:
@@ -117,8 +131,8 @@ def plan_devices(
     Args:
         num_gpus: 0 puts everything on the CPU.
         overlapped: learner and engines work at the same time (grpo_async.py).
-        cluster: engines, and the learner's ranks if there are several, live on a Ray cluster's GPUs, which are not
-            counted in `num_gpus`.
+        cluster: engines, scorers, and the learner's ranks if there are several, live on a Ray cluster's GPUs, which
+            are not counted in `num_gpus`.
     Raises:
         ConfigError: lists that overlap, repeat or leave the range; requests that cannot be met.
     """
@@ -126,27 +140,23 @@ def plan_devices(
     train, generate = _Request.of(config, "train_model"), _Request.of(config, "inference_model")
     reference = _Request.of(config, "ref_model") if config.policy.uses_reference else None
     requests = [request for request in (train, reference, generate) if request is not None]
+    _check_nodes(config, cluster)
     for one in requests:
         _check_list(one, num_gpus)
-    _check_nodes(config, cluster)
-    if reference is not None:
-        _check_reference(reference, ranks)
     if num_gpus == 0:
         return _on_cpu(config, cluster)
     hand = {one.section: one.by_hand for one in requests}
     _check_overlap(hand, inference.colocate)
-    colocated, notes = (
-        (False, ()) if cluster else _takes_turns(train, generate, inference, num_gpus, overlapped)
-    )
+    colocated, notes = (False, ()) if cluster else _takes_turns(requests, inference, num_gpus, overlapped)
     own = _FreeDevices(num_gpus, hand)
     train_at = tuple(range(ranks)) if cluster and ranks > 1 else own.take(train)
     flat: tuple[int, ...] = ()
     if not cluster:
         flat = own.take(generate, shared=train_at if colocated else ())
-    home = _shared_home(config)
-    reference_at: tuple[int, ...] = ()
-    if reference is not None and ranks == 1 and (reference.by_hand or own.free):
-        home, reference_at = "own devices", own.take(reference)
+    scorers = 0 if reference is None else _scorers(config, reference, own.free)
+    reference_at: tuple[int, ...] = tuple(range(scorers))
+    if reference is not None and scorers and not cluster:
+        reference_at = own.take(replace(reference, num_devices=scorers))
     size = inference.tensor_parallel_size
     engines = tuple(flat[start : start + size] for start in range(0, len(flat), size))
     first = tuple(range(size))  # that this process sees: an engine in it takes these
@@ -154,9 +164,10 @@ def plan_devices(
         ranks=ranks,
         ranks_per_node=ranks // config.train_model.num_nodes,
         train=train_at,
+        scorers=scorers,
         reference=reference_at,
         engines=engines or (first,) * inference.num_engines,
-        reference_home=home,
+        reference_home="own devices" if scorers else _shared_home(config),
         in_process=colocated and engines == (first,) and not config.ray.enabled,
         colocated=colocated,
         on_cluster=cluster,
@@ -178,19 +189,21 @@ def _check_nodes(config: Config, cluster: bool) -> None:
             f"train_model.devices={model.devices}: the {model.ranks} learner ranks are on a Ray cluster, which chooses "
             "their GPUs; give train_model.num_devices alone"
         )
+    reference = config.ref_model
+    if cluster and reference.devices is not None and config.policy.uses_reference:
+        raise ConfigError(
+            f"ref_model.devices={reference.devices}: scorers are on the Ray cluster, which chooses their GPUs; give "
+            f"ref_model.num_devices={reference.ranks or 1} alone"
+        )
 
 
-def _check_reference(request: _Request, ranks: int) -> None:
-    if ranks > 1 and request.by_hand:
-        raise ConfigError(
-            f"ref_model.devices={request.devices}: with {ranks} learner ranks (train_model.num_devices) the reference "
-            "is sharded over their GPUs; leave it null"
-        )
-    if ranks == 1 and request.count > 1:
-        raise ConfigError(
-            f"ref_model.num_devices={request.count}: beside a learner of one rank the reference is on one GPU; raise "
-            "train_model.num_devices, over which it is sharded too, or set it to 1"
-        )
+def _scorers(config: Config, reference: _Request, free: int) -> int:
+    """Processes of the reference: those that are asked for, else one on a free GPU.
+
+    Several learner ranks take it among them, and so do adapters, whose base it is.
+    """
+    takes_one = free > 0 and config.train_model.ranks == 1 and _shared_home(config) == "shared"
+    return reference.count or int(takes_one)
 
 
 def _check_list(request: _Request, num_gpus: int) -> None:
@@ -210,7 +223,7 @@ def _check_list(request: _Request, num_gpus: int) -> None:
     outside = [device for device in devices if device >= num_gpus]
     if outside:
         raise ConfigError(f"{place}: {outside} do not exist; this machine has GPUs 0 to {num_gpus - 1}")
-    if request.num_devices not in (1, len(devices)):
+    if request.num_devices not in (None, 1, len(devices)):
         raise ConfigError(
             f"{place} has {len(devices)} entries but {request.section}.num_devices={request.num_devices}: give one of "
             "the two"
@@ -237,13 +250,15 @@ def _on_cpu(config: Config, cluster: bool) -> DevicePlan:
         )
     idle = "inference_model.colocate does nothing on a CPU: there is no GPU memory to take turns on"
     engines = inference.num_engines
+    scorers = config.ref_model.ranks if config.policy.uses_reference else 0
     return DevicePlan(
         ranks=model.ranks,
         ranks_per_node=model.ranks // model.num_nodes,
         train=(),
+        scorers=scorers,
         reference=(),
         engines=((),) * engines,
-        reference_home=_shared_home(config),
+        reference_home="own devices" if scorers else _shared_home(config),
         in_process=engines == 1 and not config.ray.enabled and not cluster,
         colocated=False,
         on_cluster=cluster,
@@ -252,23 +267,29 @@ def _on_cpu(config: Config, cluster: bool) -> DevicePlan:
 
 
 def _shared_home(config: Config) -> ReferenceHome:
+    """The reference's home without devices of its own.
+
+    Under adapters lies the policy's own base, and no other model.
+    """
     if not config.policy.uses_reference:
         return "none"
-    if config.train_model.lora.enabled:
+    if config.train_model.lora.enabled and config.ref_model.name is None:
         return "base of the LoRA policy"
     return "learner ranks" if config.train_model.ranks > 1 else "shared"
 
 
 def _takes_turns(
-    train: _Request, request: _Request, inference: InferenceModelConfig, there: int, overlapped: bool
+    requests: list[_Request], inference: InferenceModelConfig, there: int, overlapped: bool
 ) -> tuple[bool, tuple[str, ...]]:
     """Whether learner and engines share the GPUs that are there, and what to say about it."""
-    wanted, trained = request.count, train.count
+    train, generate = requests[0], requests[-1]
+    wanted, trained = generate.count, train.count
     if wanted % inference.tensor_parallel_size:
         raise ConfigError(
             f"inference_model.tensor_parallel_size={inference.tensor_parallel_size} does not divide the {wanted} "
-            f"devices of inference_model.devices={request.devices}: take a divisor"
+            f"devices of inference_model.devices={generate.devices}: take a divisor"
         )
+    _check_room(requests, inference.colocate, there, overlapped)
     if max(trained, wanted) > there:
         raise ConfigError(
             f"train_model.num_devices={trained}, inference_model.num_devices={wanted}: this machine has {there} "
@@ -286,6 +307,25 @@ def _takes_turns(
         "with inference_model.colocate=true"
     )
     return True, () if inference.colocate else (note,)
+
+
+def _check_room(requests: list[_Request], colocate: bool, there: int, overlapped: bool) -> None:
+    """Refuse scorers beside which learner and engines have too few GPUs.
+
+    They take turns only if that is asked for too.
+    """
+    train, *reference, generate = (one.count for one in requests)
+    scorers = sum(reference)
+    in_turns = scorers + max(train, generate)
+    needed = in_turns if colocate else scorers + train + generate
+    if not scorers or needed <= there:
+        return
+    helps = in_turns <= there and not overlapped
+    turns = ", or let learner and engines take turns (inference_model.colocate=true)" if helps else ""
+    raise ConfigError(
+        f"{', '.join(map(str, requests))}: {needed} GPUs are asked for, and this machine has {there} GPU(s): lower one "
+        f"of them, leave ref_model.num_devices unset, so that the reference takes none of its own{turns}"
+    )
 
 
 class _FreeDevices:
@@ -307,11 +347,11 @@ class _FreeDevices:
         """
         if request.by_hand:
             return request.by_hand
-        missing = request.num_devices - len(shared)
+        missing = request.count - len(shared)
         if missing > len(self._free):
             raise ConfigError(
-                f"{request.section}.num_devices={request.num_devices}: only {len(self._free) + len(shared)} GPU(s) are "
-                "left by the `devices` lists of the other components; shorten those, or lower num_devices"
+                f"{request}: only {len(self._free) + len(shared)} GPU(s) are left by the `devices` lists of the other "
+                "components; shorten those, or lower num_devices"
             )
         new = [self._free.pop(0) for _ in range(max(0, missing))]
-        return (*shared[: request.num_devices], *new)
+        return (*shared[: request.count], *new)

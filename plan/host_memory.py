@@ -11,7 +11,7 @@ from plan.memory import (
     reference_bytes,
 )
 from plan.model_shape import ModelShape
-from plan.plan import Plan, cache_on_device
+from plan.plan import SCORER_KNOBS, Plan, cache_on_device, scorer_phase
 
 
 def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
@@ -26,12 +26,16 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
             weights *= 2
         engines = plan.config.inference_model.num_devices * (weights + (cache_on_device(plan, shape) or 0.0))
         learner = plan.devices.ranks_per_node * max(phase.bytes for phase in plan.phases)
+        scorer = scorer_phase(plan)
+        scorers = 0.0 if scorer is None else plan.devices.scorers_per_node * scorer.bytes
         uses = [
             Use("learner", learner, "train.gradient_accumulation_steps"),
+            Use("scorers", scorers, SCORER_KNOBS),
             Use("engines", engines, "inference_model.num_devices, max_num_seqs"),
         ]
     else:
-        visits = reference_bytes(plan.config, shape) if plan.reference.home == "host memory" else 0.0
+        frozen = plan.reference_shape if plan.reference.home == "host memory" else None
+        visits = 0.0 if frozen is None else reference_bytes(plan.config, frozen, plan.devices.ranks)
         uses = [Use("visiting reference", visits, "ref_model.num_devices"), *_offloaded(plan, shape)]
     devices = plan.devices
     here = devices.ranks_per_node / devices.ranks  # each rank writes its shards

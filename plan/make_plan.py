@@ -11,14 +11,11 @@ from plan.devices import DevicePlan, plan_devices, transport
 from plan.machine import Machine
 from plan.memory import (
     CONTEXT_BYTES,
-    chunk_size,
     gib,
     kv_bytes_per_sequence,
-    microbatch_rows,
-    packs,
-    rank_microbatches,
     usable_bytes,
 )
+from plan.microbatches import chunk_size, microbatch_rows, packs, rank_microbatches
 from plan.model_shape import DTYPE_BYTES, GIB, ModelShape, find_shape, kv_cache_bytes
 from plan.plan import (
     Backend,
@@ -32,6 +29,7 @@ from plan.plan import (
     resident,
 )
 from plan.quantization import quantized_bytes
+from plan.scorers import share_copies
 from plan.weight_bounds import BOUNDS, coarsest
 
 AUTOCAST = {"fp32": None, "bf16": "bfloat16", "fp16": "float16"}
@@ -56,6 +54,7 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
     """
     devices = _allocate(config, overlapped, machine)
     shape = find_shape(config.model.name)
+    frozen = _reference_shape(config, shape)
     engine = _engine(config, overlapped, machine, devices, shape)
     learner = _learner(config, overlapped, devices, shape)
     plan = Plan(
@@ -63,18 +62,17 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
         machine=machine,
         devices=devices,
         shape=shape,
+        reference_shape=frozen,
         overlapped=overlapped,
         folder=folder,
         engine=engine,
         learner=learner,
-        reference=ReferencePlan(
-            "host memory" if devices.reference_home == "shared" else devices.reference_home, devices.reference
-        ),
+        reference=_reference(config, overlapped, devices, frozen),
         transport=transport(devices, _speaks_natively(config, engine)),
         weight_check=_weight_check(config, engine, learner, shape),
         notes=(*devices.notes, *_idle_ranks(config)),
     )
-    for decide in (_place_reference, _share_gpu, _bound_cache, *NOTES):
+    for decide in (_place_reference, share_copies, _share_gpu, _bound_cache, *NOTES):
         plan = decide(plan)
     return plan
 
@@ -238,13 +236,39 @@ def _learner(config: Config, overlapped: bool, devices: DevicePlan, shape: Model
     )
 
 
+def _reference_shape(config: Config, shape: ModelShape | None) -> ModelShape | None:
+    """Sizes of the reference's model. shape: of the policy."""
+    name = config.ref_model.name
+    return find_shape(name, "ref_model.name") if name and config.policy.uses_reference else shape
+
+
+def _reference(
+    config: Config, overlapped: bool, devices: DevicePlan, shape: ModelShape | None
+) -> ReferencePlan:
+    """The reference, before a place is found for one that has none."""
+    home, scorers = devices.reference_home, devices.scorers
+    return ReferencePlan(
+        "host memory" if home == "shared" else home,
+        devices.reference,
+        scorers,
+        shard_size=(config.ref_model.shard_size or 1) if scorers else 1,
+        num_threads=_threads(overlapped, devices) if scorers else None,
+        packs=packs(config, shape),
+        chunk_size=None if shape is None else chunk_size(config, shape, devices.on_cpu),
+    )
+
+
 def _threads(overlapped: bool, devices: DevicePlan) -> int | None:
-    """Of one rank; None: what torch takes. Engines that work beside the learner on a CPU keep a core."""
+    """CPU threads of one learner rank or scorer; None: all that torch takes.
+
+    Engines that work beside the learner on a CPU keep a core, and scorers on GPUs need none to speak of.
+    """
     beside = overlapped and devices.on_cpu
-    if devices.ranks == 1 and not beside:
+    sharing = devices.ranks_per_node + (devices.scorers_per_node if devices.on_cpu else 0)
+    if sharing == 1 and not beside:
         return None
     cores = len(os.sched_getaffinity(0)) - (1 if beside else 0)
-    return max(1, cores // devices.ranks_per_node)
+    return max(1, cores // sharing)
 
 
 def _place_reference(plan: Plan) -> Plan:
@@ -252,9 +276,10 @@ def _place_reference(plan: Plan) -> Plan:
     where an engine needs that room too, it lives in host memory and visits."""
     if plan.devices.on_cpu or plan.devices.reference_home != "shared":
         return plan
-    staying = replace(plan, reference=ReferencePlan("training GPU"))
+    staying = replace(plan, reference=replace(plan.reference, home="training GPU"))
     size = plan.machine.gpu_memory_gib
-    fits = plan.shape is not None and size is not None and not plan.devices.colocated
+    known = plan.shape is not None and plan.reference_shape is not None and size is not None
+    fits = known and not plan.devices.colocated
     if fits and max(phase.bytes for phase in staying.phases) <= ROOM_TO_STAY * usable_bytes(size or 0.0):
         return replace(
             staying, notes=(*plan.notes, "no GPU is left for ref_model: it stays on the training GPU")

@@ -4,7 +4,6 @@ The formulas count what scales: weights, gradients, optimizer state, activations
 logits, KV cache. What libraries and allocators add is not in them (about 1 GiB on a GPU).
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,7 +12,6 @@ from config.schema import Config
 from plan.activations import (
     FLOAT,
     Arithmetic,
-    Microbatch,
     block_backward_bytes,
     block_bytes,
     block_input_bytes,
@@ -24,6 +22,7 @@ from plan.activations import (
     weight_copies_bytes,
 )
 from plan.gathering import gathered, kept_of_sums, last_sum_bytes
+from plan.microbatches import microbatch, rank_microbatches
 from plan.model_shape import DTYPE_BYTES, GIB, ModelShape
 from plan.quantization import NF4_BYTES, largest_matrix_bytes, quantized_bytes
 
@@ -39,8 +38,9 @@ BATCH_KNOBS = "train.max_tokens_per_microbatch, gradient_accumulation_steps, inf
 CHECKPOINTING = "train.gradient_checkpointing"
 HEAD_KNOBS = "train.log_prob_chunk_size"
 RANKS_KNOB = "train_model.lora.enabled"
+GATHERING_KNOB = "train_model.num_devices=1 gathers none"
+REFERENCE_KNOBS = "ref_model.num_devices, ref_model.dtype, policy.kl_coef"
 COPIES_SUM, COPIES_KNOB = "gradients summed over copies", "train_model.shard_size"
-CHUNK_BYTES = {"cpu": (1 << 24) * FLOAT, "cuda": (1 << 27) * FLOAT}
 
 ReferenceAt = Literal["elsewhere", "resident", "sharded", "visiting"]
 """Where the reference is as a learner rank sees it: `visiting` while it scores, and gone again."""
@@ -67,68 +67,9 @@ class Phase:
         return sum(use.bytes for use in self.uses)
 
 
-def packs(config: Config, shape: ModelShape | None) -> bool:
-    """Whether a microbatch is one sequence, which not every model can take; one that is not known is taken to."""
-    return config.train.packing and (shape is None or shape.plain)
-
-
-def microbatch_rows(config: Config) -> int:
-    """Completions of a microbatch of one rank, without a limit on its positions."""
-    shares = config.train_model.ranks * config.train.gradient_accumulation_steps
-    return math.ceil(config.optim_batch_size / shares)
-
-
-def rank_microbatches(config: Config, shape: ModelShape | None) -> int:
-    """Microbatches of each rank in an optimizer step, everything at its limits: fewer than
-    `train.gradient_accumulation_steps` where a rank has no more to take."""
-    return math.ceil(config.optim_batch_size / (config.train_model.ranks * rows_at_a_time(config, shape)))
-
-
-def rows_at_a_time(config: Config, shape: ModelShape | None) -> int:
-    """Completions of one microbatch of a rank, everything at its limits."""
-    prompt, response = config.env.max_prompt_tokens, config.inference_model.max_tokens
-    positions = microbatch_tokens(config, shape)
-    if packs(config, shape):
-        return max(1, min(microbatch_rows(config), (positions - prompt) // response))
-    return max(1, positions // (prompt + response))
-
-
-def microbatch_tokens(config: Config, shape: ModelShape | None) -> int:
-    """Positions that go through the model for one microbatch, all at their limits.
-
-    Packed, a group's prompt counts once. The limit of a microbatch gives way to a single longest response.
-    """
-    prompt, response = config.env.max_prompt_tokens, config.inference_model.max_tokens
-    rows, repeats = microbatch_rows(config), config.env.repeats
-    prompts = -(-rows // repeats) if packs(config, shape) else rows
-    most = prompts * prompt + rows * response
-    limit = config.train.max_tokens_per_microbatch
-    return most if limit is None else min(most, max(limit, prompt + response))
-
-
 def trained_parameters(config: Config, shape: ModelShape) -> int:
     lora = config.train_model.lora
     return shape.lora_parameters(lora.r) if lora.enabled else shape.parameters
-
-
-def microbatch(config: Config, shape: ModelShape, on_cpu: bool) -> Microbatch:
-    """Sizes of one microbatch of the longest prompts and responses.
-
-    Packed, keys are not repeated for every query head, and there is no mask. On a CPU the rows of a call are gathered,
-    each response's with its prompt's keys and values, and its outputs put in their places.
-    """
-    prompt, response = config.env.max_prompt_tokens, config.inference_model.max_tokens
-    positions, whole = microbatch_tokens(config, shape), prompt + response
-    chunk = chunk_size(config, shape, on_cpu)
-    if packs(config, shape):
-        targets = min(microbatch_rows(config) * response, positions - prompt)
-        keys = positions * shape.num_kv_heads // shape.num_heads
-        if on_cpu:
-            gathered_keys = targets * whole // response + (positions - targets)
-            keys = gathered_keys * shape.num_kv_heads // shape.num_heads + positions // 2
-        return Microbatch(positions, keys, 0, targets, chunk)
-    rows = positions // whole
-    return Microbatch(positions, rows * whole, rows * whole * whole, rows * response, chunk)
 
 
 def arithmetic(config: Config, on_cpu: bool) -> Arithmetic:
@@ -142,17 +83,31 @@ def arithmetic(config: Config, on_cpu: bool) -> Arithmetic:
     return Arithmetic(stream, factor, not lora.enabled, not on_cpu, NF4_BYTES if lora.quantized else factor)
 
 
-def between_steps(config: Config, shape: ModelShape, reference: ReferenceAt = "elsewhere") -> Phase:
+def frozen_arithmetic(config: Config, on_cpu: bool, ranks: int) -> Arithmetic:
+    """Widths of the reference's numbers. ranks: that share a copy of it, and so gather its parameters."""
+    stream = DTYPE_BYTES[config.reference_model.dtype]
+    factor = min(stream, MIXED_BYTES[config.train.mixed_precision])
+    return Arithmetic(factor if ranks > 1 else stream, factor, True, not on_cpu, factor)
+
+
+def between_steps(
+    config: Config,
+    shape: ModelShape,
+    reference: ReferenceAt = "elsewhere",
+    frozen: ModelShape | None = None,
+) -> Phase:
     """What a learner rank keeps on its GPU all the time, also while an engine generates there.
 
     Args: as those of `train_phases`.
     """
-    return Phase("generate", _resident(config, shape, reference))
+    return Phase("generate", _resident(config, shape, reference, frozen or shape))
 
 
-def _resident(config: Config, shape: ModelShape, reference: ReferenceAt) -> tuple[Use, ...]:
+def _resident(
+    config: Config, shape: ModelShape, reference: ReferenceAt, frozen: ModelShape
+) -> tuple[Use, ...]:
     offload = config.train_model.offload
-    weights = (*learner_weights(config, shape), *_reference_there(config, shape, reference))
+    weights = (*learner_weights(config, shape), *_reference_there(config, frozen, reference))
     state = learner_states(config, shape)
     kept = (() if offload == "all" else weights) + (() if offload != "none" else state)
     return tuple(use for use in kept if use.bytes)
@@ -180,15 +135,16 @@ def learner_states(config: Config, shape: ModelShape) -> tuple[Use, ...]:
     return (*uses, Use("optimizer state", state, "train_model.lora.enabled, optimizer.name"))
 
 
-def _reference_there(config: Config, shape: ModelShape, reference: ReferenceAt) -> tuple[Use, ...]:
+def _reference_there(config: Config, frozen: ModelShape, reference: ReferenceAt) -> tuple[Use, ...]:
     if reference in ("elsewhere", "visiting"):
         return ()
     shards = config.train_model.shards if reference == "sharded" else 1
-    return (_reference(config, shape, shards),)
+    return (_reference(config, frozen, shards),)
 
 
-def _reference(config: Config, shape: ModelShape, shards: int = 1) -> Use:
-    return Use("reference", reference_bytes(config, shape) / shards, "policy.kl_coef=0 needs none")
+def _reference(config: Config, frozen: ModelShape, shards: int = 1) -> Use:
+    size = reference_bytes(config, frozen, config.train_model.ranks) / shards
+    return Use("reference", size, REFERENCE_KNOBS)
 
 
 def optimizer_state_bytes(config: Config, shape: ModelShape) -> float:
@@ -202,14 +158,19 @@ def optimizer_state_bytes(config: Config, shape: ModelShape) -> float:
 
 
 def train_phases(
-    config: Config, shape: ModelShape, on_cpu: bool, reference: ReferenceAt = "elsewhere"
+    config: Config,
+    shape: ModelShape,
+    on_cpu: bool,
+    reference: ReferenceAt = "elsewhere",
+    frozen: ModelShape | None = None,
 ) -> list[Phase]:
     """The peaks of a learner rank: scoring without gradients, forward and backward pass of a microbatch, optimizer
     step.
 
-    reference: where the frozen reference is.
+    reference: where the frozen reference is. frozen: its sizes; None: those of the policy.
     """
-    resident = _resident(config, shape, reference)
+    frozen, ranks = frozen or shape, config.train_model.ranks
+    resident = _resident(config, shape, reference, frozen)
     gradients = learner_gradients(config, shape)
     if config.train_model.offload == "all":
         gradients = replace(gradients, bytes=0.0)
@@ -217,11 +178,15 @@ def train_phases(
     def phase(name: str, *uses: Use) -> Phase:
         return Phase(name, (*resident, *(use for use in uses if use.bytes)))
 
-    visitor = [_reference(config, shape)] if reference == "visiting" else []
+    visitor = [_reference(config, frozen)] if reference == "visiting" else []
+    scored = scoring(config, shape, on_cpu, arithmetic(config, on_cpu), ranks)
+    if reference != "elsewhere":
+        widths = frozen_arithmetic(config, on_cpu, ranks)
+        scored = max(scored, scoring(config, frozen, on_cpu, widths, ranks), key=_sum)
     factor = arithmetic(config, on_cpu).factor if config.train_model.lora.quantized else 0
     matrix = Use("a matrix out of 4 bits", largest_matrix_bytes(shape, factor), "model.dtype")
     return [
-        phase("score", *visitor, matrix, *_scoring(config, shape, on_cpu)),
+        phase("score", *visitor, matrix, *scored),
         phase("optimize", matrix, *_peak(config, shape, on_cpu, gradients)),
         phase("optimizer step", gradients, *_step(config, shape)),
     ]
@@ -261,23 +226,38 @@ def _copies(config: Config, shape: ModelShape, on_cpu: bool) -> float:
     return weight_copies_bytes(shape, arithmetic(config, on_cpu))
 
 
-def _scoring(config: Config, shape: ModelShape, on_cpu: bool) -> list[Use]:
-    """Log-probs without gradients: the largest of what the root gathers, a block and the head."""
-    batch, widths = microbatch(config, shape, on_cpu), arithmetic(config, on_cpu)
-    whole = gathered(shape, widths, config.train_model.ranks)
+def scoring(
+    config: Config,
+    shape: ModelShape,
+    on_cpu: bool,
+    widths: Arithmetic,
+    ranks: int,
+    gathering: str = GATHERING_KNOB,
+) -> list[Use]:
+    """Log-probs without gradients: the largest of what the root gathers, a block and the head.
+
+    ranks: that share a copy of the parameters of the model that scores. gathering: the keys that change what they
+    gather.
+    """
+    batch = microbatch(config, shape, on_cpu)
+    whole = gathered(shape, widths, ranks)
     block = block_scoring_bytes(shape, batch, widths) + batch.mask * (1 + widths.factor)
     layer = Use("one layer's activations", block, BATCH_KNOBS)
     head = Use("output head", head_forward_bytes(shape, batch, widths, 1), HEAD_KNOBS)
+
+    def parameters(size: float) -> Use:
+        return _gathered_use(size, gathering)
+
     moments = [
-        [_gathered_use(2 * (whole.outside + whole.layer))],
-        [_gathered_use(whole.outside + 2 * whole.layer), layer],
-        [_gathered_use(whole.outside + whole.layer), head],
+        [parameters(2 * (whole.outside + whole.layer))],
+        [parameters(whole.outside + 2 * whole.layer), layer],
+        [parameters(whole.outside + whole.layer), head],
     ]
     return max(moments, key=_sum)
 
 
-def _gathered_use(size: float) -> Use:
-    return Use("gathered parameters", size, "train_model.num_devices=1 gathers none")
+def _gathered_use(size: float, knobs: str = GATHERING_KNOB) -> Use:
+    return Use("gathered parameters", size, knobs)
 
 
 def _sum(uses: Sequence[Use]) -> float:
@@ -336,20 +316,14 @@ def _peak(config: Config, shape: ModelShape, on_cpu: bool, gradients: Use) -> li
     return max(moments, key=_sum)
 
 
-def chunk_size(config: Config, shape: ModelShape, on_cpu: bool) -> int:
-    """Response tokens whose logits exist at one time: `train.log_prob_chunk_size`, else as many as fill
-    `CHUNK_BYTES`, or a quarter of the head's width if that is more (each chunk passes over the whole head)."""
-    if config.train.log_prob_chunk_size is not None:
-        return config.train.log_prob_chunk_size
-    rows = CHUNK_BYTES["cpu" if on_cpu else "cuda"] // (FLOAT * shape.vocab_size)
-    return max(1, rows, shape.hidden_size // 4)
+def reference_bytes(config: Config, shape: ModelShape, ranks: int) -> float:
+    """A whole copy of the frozen reference, in bytes.
 
-
-def reference_bytes(config: Config, shape: ModelShape) -> float:
-    """The frozen reference: its linear layers in the dtype that the learner computes in, its embedding, which may be
-    the head too, in that of the weights. Several ranks gather all of it in the dtype that they compute in."""
-    width = DTYPE_BYTES[config.model.dtype]
-    if config.train_model.ranks > 1:
+    Its linear layers are in the dtype that the learner computes in, its embedding, which may be the head too, in that
+    of the weights. ranks: that share the copy; several gather all of it in the dtype that they compute in.
+    """
+    width = DTYPE_BYTES[config.reference_model.dtype]
+    if ranks > 1:
         return shape.parameters * min(width, MIXED_BYTES[config.train.mixed_precision])
     linear = shape.parameters - shape.head_parameters
     return linear * min(width, MIXED_BYTES[config.train.mixed_precision]) + shape.head_parameters * width

@@ -88,13 +88,16 @@ def model_path(name: str) -> str:
     return name
 
 
-def find_file(model: str) -> Path | None:
-    """config.json of a local folder, or of a hub name that is already in the local cache; else None."""
+def find_file(model: str, key: str = "model.name") -> Path | None:
+    """config.json of a local folder, or of a hub name that is already in the local cache; else None.
+
+    key: the setting that names the model.
+    """
     folder = Path(model_path(model))
     if folder.is_dir():
         path = folder / "config.json"
         if not path.is_file():
-            raise ConfigError(f"model.name={model}: no config.json in it; give a Hugging Face folder")
+            raise ConfigError(f"{key}={model}: no config.json in it; give a Hugging Face folder")
         return path
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -103,7 +106,7 @@ def find_file(model: str) -> Path | None:
         cached = try_to_load_from_cache(model, "config.json")
     except HFValidationError as error:
         raise ConfigError(
-            f"model.name={model}: neither a folder nor a hub name; give a Hugging Face folder or ORG/NAME"
+            f"{key}={model}: neither a folder nor a hub name; give a Hugging Face folder or ORG/NAME"
         ) from error
     return Path(cached) if isinstance(cached, str) else None
 
@@ -118,9 +121,9 @@ def find_config(model: str) -> dict[str, Any] | None:
 
 
 @cache
-def find_shape(model: str) -> ModelShape | None:
-    """The sizes of `model.name`; None where its config.json is neither here nor known."""
-    path = find_file(model)
+def find_shape(model: str, key: str = "model.name") -> ModelShape | None:
+    """The sizes of a model that the setting `key` names; None where its config.json is neither here nor known."""
+    path = find_file(model, key)
     if path is not None:
         return read_shape(path)
     return shape_of(KNOWN[model], model) if model in KNOWN else None
@@ -219,10 +222,10 @@ def rope_limit(config: Mapping[str, Any]) -> int:
     return min(limits, default=0)
 
 
-def beyond_rope_limit(name: str, longest: int, limit: int) -> str:
-    """The message on sequences of up to `longest` tokens, beyond a `rope_limit`."""
+def beyond_rope_limit(name: str, longest: int, limit: int, key: str = "model.name") -> str:
+    """The message on sequences of up to `longest` tokens, beyond a `rope_limit`. key: the setting that is `name`."""
     return (
-        f"prompt plus response may reach {longest} tokens, but the rotary embeddings of model.name={name} change with "
+        f"prompt plus response may reach {longest} tokens, but the rotary embeddings of {key}={name} change with "
         f"the length beyond {limit} tokens (rope_type dynamic or longrope), so that a token has no log-prob of its "
         "own: lower env.max_prompt_tokens or inference_model.max_tokens"
     )

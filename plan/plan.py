@@ -18,10 +18,14 @@ from plan.machine import Machine
 from plan.memory import (
     Phase,
     ReferenceAt,
+    Use,
     between_steps,
     engine_weights,
     engine_work_bytes,
+    frozen_arithmetic,
     kv_bytes_per_sequence,
+    reference_bytes,
+    scoring,
     train_phases,
 )
 from plan.model_shape import GIB, ModelShape
@@ -31,6 +35,9 @@ Backend = Literal["vllm", "transformers"]
 ReferenceHome = Literal[
     "none", "own devices", "base of the LoRA policy", "learner ranks", "training GPU", "host memory"
 ]
+
+
+SCORER_KNOBS = "ref_model.num_devices, ref_model.shard_size, ref_model.dtype"
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,7 @@ class ReferencePlan:
     With `own devices` it is `ranks` Ray actors that score while the learner works, `shard_size` of which share one copy
     of its parameters. devices: a GPU index for each; empty on a CPU, and on a cluster only their number counts.
     num_threads: of each; None: all that torch takes.
+    packs, chunk_size: as those of `LearnerPlan`, of this model.
     """
 
     home: ReferenceHome
@@ -115,17 +123,21 @@ class ReferencePlan:
     ranks: int = 0
     shard_size: int = 1
     num_threads: int | None = None
+    packs: bool = False
+    chunk_size: int | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """shape: None for a hub model whose config.json is not known here. folder: of the checkpoints.
-    weight_dtype: that full weights travel in. notes: what was decided for the user, one sentence each."""
+    """shape: None for a hub model whose config.json is not known here. reference_shape: likewise, of the model that is
+    the reference. folder: of the checkpoints. weight_dtype: that full weights travel in. notes: what was decided for
+    the user, one sentence each."""
 
     config: Config
     machine: Machine
     devices: DevicePlan
     shape: ModelShape | None
+    reference_shape: ModelShape | None
     overlapped: bool
     folder: Path
     engine: EnginePlan
@@ -141,17 +153,19 @@ class Plan:
 
     @property
     def ray_cpus(self) -> int:
-        """CPU cores that a local Ray runtime promises to engines and learner ranks."""
+        """CPU cores that a local Ray runtime promises to engines, learner ranks and scorers."""
         devices = self.devices
         engines = 0 if devices.in_process else len(devices.engines)
-        return engines * self.config.ray.num_cpus_per_engine + (devices.ranks if devices.ranks > 1 else 0)
+        ranks = devices.ranks if devices.ranks > 1 else 0
+        return engines * self.config.ray.num_cpus_per_engine + ranks + self.reference.ranks
 
     @property
     def phases(self) -> list[Phase]:
         """What a learner rank holds, phase by phase; empty where the model's sizes are not known."""
         if self.shape is None:
             return []
-        return train_phases(self.config, self.shape, self.devices.on_cpu, reference_at(self))
+        at, frozen = reference_at(self), self.reference_shape
+        return train_phases(self.config, self.shape, self.devices.on_cpu, at, frozen)
 
 
 def gpus_used(plan: Plan) -> int:
@@ -164,11 +178,29 @@ def gpus_used(plan: Plan) -> int:
 
 def resident(plan: Plan, shape: ModelShape) -> float:
     """Bytes that a learner rank keeps on its GPU between two steps, a reference that stays there included."""
-    return between_steps(plan.config, shape, reference_at(plan)).bytes
+    return between_steps(plan.config, shape, reference_at(plan), plan.reference_shape).bytes
+
+
+def scorer_phase(plan: Plan) -> Phase | None:
+    """Memory of each scorer; None without scorers, or where their model's sizes are not known."""
+    shape, ranks = plan.reference_shape, plan.reference.shard_size
+    if shape is None or not plan.reference.ranks:
+        return None
+    weights = Use("frozen weights", reference_bytes(plan.config, shape, ranks) / ranks, SCORER_KNOBS)
+    on_cpu = plan.devices.on_cpu
+    widths = frozen_arithmetic(plan.config, on_cpu, ranks)
+    uses = (weights, *scoring(plan.config, shape, on_cpu, widths, ranks, SCORER_KNOBS))
+    return Phase("scorer", tuple(use for use in uses if use.bytes))
 
 
 def reference_at(plan: Plan) -> ReferenceAt:
+    """Place of the reference as a learner rank sees it.
+
+    One whose sizes are not known takes no room in an estimate.
+    """
     home = plan.reference.home
+    if plan.reference_shape is None:
+        return "elsewhere"
     if home == "learner ranks":
         return "sharded"
     if home == "training GPU" or (home == "host memory" and plan.devices.on_cpu):

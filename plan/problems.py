@@ -13,7 +13,8 @@ from plan.machine import ASSUMED_VLLM, Machine
 from plan.make_plan import make_plan
 from plan.memory import Phase, gib, kv_bytes_per_sequence, usable_bytes
 from plan.model_shape import GIB, ModelShape, beyond_rope_limit
-from plan.plan import Plan, cache_on_device, gpus_used
+from plan.plan import Plan, cache_on_device, gpus_used, scorer_phase
+from plan.scorers import fits_gpu
 
 MOST_GPUS = 64
 
@@ -73,7 +74,7 @@ def problems(plan: Plan) -> list[Problem]:
     found = [Problem("engine 0", text) for text in _contradictions(plan)]
     for look in (model_limits, _memory, _cache, _disk):
         found += [] if plan.shape is None else look(plan, plan.shape)
-    return found
+    return [*found, *_scorers(plan)]
 
 
 def _contradictions(plan: Plan) -> Iterator[str]:
@@ -137,7 +138,7 @@ def _compilation(plan: Plan) -> Iterator[str]:
 def _cluster(plan: Plan) -> Iterator[str]:
     """What a cluster of known size does not have. Of another one only Ray can tell, when it places the actors."""
     machine, devices = plan.machine, plan.devices
-    inference, nodes = plan.config.inference_model, plan.config.train_model.num_nodes
+    nodes = plan.config.train_model.num_nodes
     there = machine.num_gpus * machine.nodes
     if machine.nodes == 1:
         return
@@ -149,9 +150,11 @@ def _cluster(plan: Plan) -> Iterator[str]:
             f"ranks on a node, which has {machine.num_gpus} GPUs: raise num_nodes, or lower num_devices"
         )
     if gpus_used(plan) > there:
+        scorers = f"ref_model.num_devices={len(devices.reference)}, " if devices.reference else ""
         yield (
-            f"inference_model.num_devices={inference.num_devices}: with learner and reference {gpus_used(plan)} "
-            f"GPUs are needed, and {machine.nodes} nodes have {there}: lower it"
+            f"train_model.num_devices={devices.ranks}, {scorers}inference_model.num_devices="
+            f"{sum(map(len, devices.engines))}: {gpus_used(plan)} GPUs are needed, and {machine.nodes} nodes have "
+            f"{there}: lower one of them"
         )
 
 
@@ -167,6 +170,7 @@ def model_limits(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
     if shape.rope_limit and config.max_model_len > shape.rope_limit:
         text = beyond_rope_limit(config.model.name, config.max_model_len, shape.rope_limit)
         yield Problem("a sequence", text)
+    yield from _limits_of_reference(plan)
     split = config.inference_model.tensor_parallel_size
     if shape.num_heads % split:
         yield Problem(
@@ -174,6 +178,45 @@ def model_limits(plan: Plan, shape: ModelShape) -> Iterator[Problem]:
             f"inference_model.tensor_parallel_size={split} does not divide the {shape.num_heads} attention heads "
             f"of {config.model.name}: take a divisor",
         )
+
+
+def _limits_of_reference(plan: Plan) -> Iterator[Problem]:
+    """Lengths that another model than the policy's does not allow."""
+    config, shape, name = plan.config, plan.reference_shape, plan.config.ref_model.name
+    if name is None or shape is None or plan.reference.home == "none":
+        return
+    longest = config.env.max_prompt_tokens + config.inference_model.max_tokens
+    if shape.max_positions and longest > shape.max_positions:
+        yield Problem(
+            "ref_model",
+            f"prompt plus response may reach {longest} tokens, but ref_model.name={name} has {shape.max_positions} "
+            "positions: lower env.max_prompt_tokens or inference_model.max_tokens, or take another model",
+        )
+    if shape.rope_limit and longest > shape.rope_limit:
+        text = beyond_rope_limit(name, longest, shape.rope_limit, "ref_model.name")
+        yield Problem("ref_model", text)
+
+
+def _scorers(plan: Plan) -> Iterator[Problem]:
+    """A frozen model that does not fit the GPUs of its own.
+
+    On a CPU it is a part of host memory.
+    """
+    config, machine, reference = plan.config, plan.machine, plan.reference
+    scorer, size = scorer_phase(plan), machine.gpu_memory_gib
+    if plan.devices.on_cpu or scorer is None or size is None or fits_gpu(scorer, size):
+        return
+    key = "model.name" if config.ref_model.name is None else "ref_model.name"
+    more = "raise ref_model.num_devices, over which a copy is sharded"
+    if reference.shard_size < reference.ranks:
+        more = f"leave ref_model.shard_size={reference.shard_size} unset, so that more ranks share a copy"
+    half = ", take ref_model.dtype=bfloat16" if config.reference_model.dtype == "float32" else ""
+    yield Problem(
+        "scorer",
+        f"{key}={config.reference_model.name} with ref_model.num_devices={reference.ranks}: each scorer GPU needs "
+        f"about {gib(scorer.bytes)} and has {size:.2f} GiB, of which {gib(usable_bytes(size))} can be planned with; "
+        f"{more}{half}, or choose a smaller model",
+    )
 
 
 def _memory(plan: Plan, shape: ModelShape) -> Iterator[Problem]:

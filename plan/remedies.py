@@ -19,8 +19,8 @@ from config.inference import InferenceModelConfig
 from config.schema import Config
 from plan.machine import Machine
 from plan.make_plan import make_plan
-from plan.memory import chunk_size
-from plan.plan import Plan
+from plan.microbatches import chunk_size
+from plan.plan import Plan, gpus_used
 from plan.problems import problems
 
 MOST_CHANGES = 4
@@ -108,6 +108,10 @@ def _changes(plan: Plan, machine: Machine) -> Iterator[Change]:
         by_hand = isinstance(attrgetter(section)(config).devices, list | tuple)
         yield Change(f"{section}.devices", (None,) if by_hand else ())
     yield Change("inference_model.num_devices", _fewer_to_generate(inference))
+    yield Change("ref_model.shard_size", (None,) if config.ref_model.shard_size else ())
+    yield Change("ref_model.num_devices", _other_scorers(plan, gpus * machine.nodes))
+    halves = plan.reference.ranks > 0 and config.reference_model.dtype == "float32"
+    yield Change("ref_model.dtype", ("bfloat16",) if halves else ())
     yield Change("inference_model.quantization", _eight_bits(plan))
     yield Change("policy.kl_coef", () if config.policy.kl_coef == 0 else (0.0,))
     yield Change("train_model.lora.quantization", ("none",) if config.train_model.lora.quantized else ())
@@ -120,6 +124,17 @@ def _changes(plan: Plan, machine: Machine) -> Iterator[Change]:
 def _other_counts(present: int, gpus: int) -> tuple[int, ...]:
     """More devices of those that are there; fewer where there are not that many."""
     return tuple(range(gpus, 0, -1)) if present > gpus else tuple(range(present + 1, gpus + 1))
+
+
+def _other_scorers(plan: Plan, gpus: int) -> tuple[int | None, ...]:
+    """More scorers where GPUs are left; fewer, and at last none, where too many are asked for."""
+    reference = plan.config.ref_model
+    if not plan.reference.ranks or reference.devices is not None or not gpus:
+        return ()
+    present, left = plan.reference.ranks, gpus - gpus_used(plan)
+    if left < 0:
+        return (*range(present - 1, 0, -1), None)
+    return tuple(range(present + 1, present + left + 1))
 
 
 def _fewer_to_generate(inference: InferenceModelConfig) -> tuple[int, ...]:

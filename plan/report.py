@@ -11,11 +11,11 @@ from plan.memory import (
     engine_weights,
     gib,
     kv_bytes_per_sequence,
-    microbatch_tokens,
     usable_bytes,
 )
+from plan.microbatches import microbatch_tokens
 from plan.model_shape import GIB
-from plan.plan import Plan, cache_on_device
+from plan.plan import Plan, cache_on_device, scorer_phase
 from plan.problems import Problem
 from plan.remedies import remedy
 
@@ -79,11 +79,9 @@ def _machine_lines(plan: Plan) -> list[str]:
 def _device_lines(plan: Plan) -> list[str]:
     devices = plan.devices
     kind = "in this process" if devices.in_process else "Ray actor"
-    home, own = plan.reference.home, _where(plan.reference.devices)
-    lines = [line("train_model", _learner_at(plan))]
-    lines.append(line("ref_model", own if home == "own devices" else home))
+    lines = [line("train_model", _learner_at(plan)), line("ref_model", _reference_at(plan))]
     for index, engine in enumerate(devices.engines):
-        where = f"{len(engine) or 'no'} GPU(s) of the Ray cluster" if devices.on_cluster else _where(engine)
+        where = _of_cluster(engine) if devices.on_cluster else _where(engine)
         lines.append(line(f"engine {index}", f"{where}, {plan.engine.backend}, {plan.engine.dtype}, {kind}"))
     return [*lines, line("weights", f"travel by {plan.transport} in {plan.weight_dtype}")]
 
@@ -98,6 +96,34 @@ def _learner_at(plan: Plan) -> str:
         return f"{ranks}: {_where(devices.train)}"
     nodes, kind = devices.ranks // devices.ranks_per_node, "no GPU" if devices.on_cpu else "a GPU"
     return f"{ranks}: {devices.ranks_per_node} on each of {nodes} node(s) of the Ray cluster, {kind} each"
+
+
+def _reference_at(plan: Plan) -> str:
+    """Home, scorers, and the model where it is not the policy as it begins."""
+    config, reference = plan.config, plan.reference
+    place = reference.home if reference.home != "own devices" else _scorers_at(plan)
+    given = config.ref_model.name is not None or config.ref_model.dtype is not None
+    if not given or reference.home in ("none", "base of the LoRA policy"):
+        return place
+    return f"{place}; {config.reference_model.name}, {config.reference_model.dtype}"
+
+
+def _scorers_at(plan: Plan) -> str:
+    ranks, shards = plan.reference.ranks, plan.reference.shard_size
+    devices = plan.reference.devices
+    where = _of_cluster(devices) if plan.devices.on_cluster else _where(devices)
+    if ranks == 1:
+        return f"{where}, Ray actor"
+    copies = f"{ranks // shards} copies that share out the microbatches"
+    if shards == ranks:
+        copies = f"{ranks} ranks, parameters sharded over all of them"
+    elif shards > 1:
+        copies = f"{ranks} ranks, parameters sharded in groups of {shards} that share out the microbatches"
+    return f"{where}: {copies}, Ray actors"
+
+
+def _of_cluster(devices: tuple[int, ...]) -> str:
+    return f"{len(devices) or 'no'} GPU(s) of the Ray cluster"
 
 
 def _where(devices: tuple[int, ...]) -> str:
@@ -136,7 +162,7 @@ def _batch_lines(plan: Plan) -> list[str]:
 def _memory_lines(plan: Plan) -> list[str]:
     shape, machine = plan.shape, plan.machine
     if shape is None:
-        return [f"unknown: config.json of {plan.config.model.name} is not on this machine yet"]
+        return [_unknown(plan.config.model.name), *_scorer_lines(plan)]
     lines = [
         f"{shape.parameters / 1e6:.1f} million parameters; estimates without libraries and fragmentation"
     ]
@@ -147,9 +173,30 @@ def _memory_lines(plan: Plan) -> list[str]:
     for phase in plan.phases:
         lines.append(line(phase.name, f"{where}: {gib(phase.bytes)}"))
         lines += map(_use, phase.uses)
+    lines += _scorer_lines(plan)
     there = _known(machine.host_memory_gib, "", "[plan.host_memory_gib]")
     lines.append(line("host memory", f"{gib(host_bytes(plan, shape))} of {there}"))
     return [*lines, *map(_use, host_uses(plan, shape))]
+
+
+def _scorer_lines(plan: Plan) -> list[str]:
+    """The size of another model than the policy's, and the memory of a scorer.
+
+    On a CPU that is a part of host memory.
+    """
+    name, shape = plan.config.ref_model.name, plan.reference_shape
+    lines = []
+    if name is not None and plan.reference.home != "none":
+        known = "" if shape is None else f"{shape.parameters / 1e6:.1f} million parameters of {name}"
+        lines.append(known or _unknown(name))
+    scorer = None if plan.devices.on_cpu else scorer_phase(plan)
+    if scorer is None:
+        return lines
+    return [*lines, line(scorer.name, f"each scorer GPU: {gib(scorer.bytes)}"), *map(_use, scorer.uses)]
+
+
+def _unknown(model: str) -> str:
+    return f"unknown: config.json of {model} is not on this machine yet"
 
 
 def _known(size: float | None, what: str, knob: str) -> str:
@@ -231,10 +278,11 @@ def idle_keys(plan: Plan) -> list[str]:
     asynchronous = ("max_policy_age", "stale_groups", "weight_update_frequency", "buffer_groups")
     unless(plan.overlapped, "train", *asynchronous, why="grpo_async.py only")
     reference = config.policy.uses_reference
-    unless(reference, "ref_model", "num_devices", "devices", why="policy.kl_coef=0 uses no reference")
-    if reference:
-        why = "the reference is sharded over the learner's ranks"
-        unless(plan.devices.ranks == 1, "ref_model", "num_devices", why=why)
-    unless(reference, "policy", "kl_estimator", "kl_placement", why="policy.kl_coef=0")
+    of_reference = ("name", "dtype", "num_devices", "shard_size", "devices")
+    why = "policy.kl_coef=0 and policy.distill_coef=0 use no reference"
+    unless(reference, "ref_model", *of_reference, why=why)
+    copied = plan.reference.home != "base of the LoRA policy"
+    unless(copied or not reference, "ref_model", "dtype", why="the base of the LoRA policy is the reference")
+    unless(config.policy.kl_coef != 0, "policy", "kl_estimator", "kl_placement", why="policy.kl_coef=0")
     unless(not plan.devices.in_process, "ray", "num_cpus_per_engine", why="the engine is not a Ray actor")
     return idle

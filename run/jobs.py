@@ -9,6 +9,7 @@ from config.checkpoints import newest_checkpoint
 from config.command_line import resume_command, typed
 from config.errors import RankLost
 from config.folders import held, remove_if_unused
+from config.models import RefModelConfig
 from config.run_outcome import INTERRUPTED, RunOutcome
 from config.saved_settings import chosen_run
 from config.schema import Config
@@ -155,12 +156,13 @@ def _train_once(
 def evaluate(
     config: Config, run_dir: Path, schedule: type[ScheduleType], begun: Callable[[], None]
 ) -> RunOutcome:
-    """`run=eval`: neither learner nor training data; of `model.name`, or of the checkpoint of `train.resume`."""
+    """`run=eval`: no learner, no scorers, no training data; of `model.name`, or the checkpoint of `train.resume`."""
     from run.build import plan_run, prepare
     from run.evaluation import evaluate_alone
 
     with evaluated_model(config, run_dir, schedule) as (evaluated, saved):
-        plan = plan_run(evaluated, schedule, run_dir)
+        nothing_scored = replace(evaluated, ref_model=RefModelConfig())
+        plan = plan_run(nothing_scored, schedule, run_dir)
         prepare(evaluated, plan)
         outcome = evaluate_alone(evaluated, run_dir, plan, saved, begun)
     if outcome == "interrupted":

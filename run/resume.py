@@ -30,7 +30,7 @@ BEGUN_WITH = (
     *("env.options", "env.max_prompt_tokens", "env.system_prompt", "env.tools", "env.repeats"),
     *("train.seed", "train.epochs", "model.dtype", "optimizer.name"),
     *("train_model.lora.enabled", "train_model.lora.r", "train_model.lora.alpha"),
-    "train_model.lora.quantization",
+    *("train_model.lora.quantization", "ref_model.name", "ref_model.dtype"),
 )
 """Settings that the saved state is of: the place in the data, the count of iterations, the optimizer's memory."""
 UNSAID = (
@@ -40,7 +40,8 @@ UNSAID = (
 """Settings that say nothing of the run."""
 NO_PART_OF_IT = (
     *UNSAID,
-    *("logging", "eval", "ray", "device", "ref_model"),
+    *("logging", "eval", "ray", "device"),
+    *("ref_model.num_devices", "ref_model.devices", "ref_model.shard_size"),
     *("train.total_dialog_turns", "train.checkpoint_frequency", "train.keep_checkpoints"),
     *("train.keep_best", "train.export"),
     *("train.async_checkpoint", "train.restarts", "train.wait_timeout_s", "inference_model.start_timeout_s"),
@@ -188,6 +189,11 @@ class Change:
     def __str__(self) -> str:
         return f"{self.key}: {self.before} -> {self.now}"
 
+    @property
+    def only_named(self) -> bool:
+        """Whether the one side does not know the setting, which the other leaves unset."""
+        return self.before == MISSING and self.now is None
+
 
 def changes(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[Change]:
     """Every setting that differs, by its dotted key; a section that only one side has is one."""
@@ -214,7 +220,7 @@ def changed_settings(saved: "Saved", config: Config, schedule: type[ScheduleType
     """
     before = saved.state["config"]
     found = [change for change in changes(before, asdict(config)) if not under(change.key, UNSAID)]
-    fixed = [change for change in found if under(change.key, BEGUN_WITH)]
+    fixed = [change for change in found if under(change.key, BEGUN_WITH) and not change.only_named]
     fixed += _counts(before, config, schedule)
     if list(before["optimizer"]["group_lr"]) != list(config.optimizer.group_lr):
         fixed += [change for change in found if under(change.key, ("optimizer.group_lr",))]

@@ -113,7 +113,8 @@ def test_alone_it_says_what_training_says_before_its_first_iteration(
 ) -> None:
     beside, alone = folders(tmp_path)
     run_job(configured(*SMALL, SETS), beside, grpo.train, Lockstep)
-    run_job(configured("run=eval", SETS), alone, grpo.train, Lockstep)
+    teacher = ("ref_model.name=no/such/folder", "ref_model.num_devices=2", "policy.kl_coef=0.1")
+    run_job(configured("run=eval", SETS, *teacher), alone, grpo.train, Lockstep)  # which asks none
     assert "held_out: 20 problems, 4 completions each" in capsys.readouterr().out
     for name in ("held_out", "greedy"):
         ours, theirs = (

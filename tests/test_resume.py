@@ -117,6 +117,7 @@ def test_a_changed_learning_rate_and_schedule_take_effect_and_are_said(
         ("env.options.max_operand=9", "env.options.max_operand: "),
         ("env.system_prompt=Add.", "env.system_prompt: "),
         ("model.dtype=bfloat16", "model.dtype: float32 -> bfloat16"),
+        ("ref_model.name=models/quickstart", "ref_model.name: None -> models/quickstart"),
         ("optimizer=muon_adamw", "optimizer.name: adamw -> muon_adamw"),
         ("train_model.lora.enabled=true", "train_model.lora.enabled: False -> True"),
         ("optimizer.group_lr={model.*:1e-5}", "optimizer.group_lr.model.*: absent -> 1e-05"),

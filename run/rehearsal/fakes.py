@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from config.models import ModelConfig
-from plan.memory import rows_at_a_time
+from plan.microbatches import rows_at_a_time
 from plan.plan import Plan
 from run.rehearsal.tracking import asks_device
 from training import attention, learner_models, log_probs, model_loading, worker

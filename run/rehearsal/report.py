@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from plan.memory import gib, rows_at_a_time, usable_bytes
+from plan.memory import gib, usable_bytes
+from plan.microbatches import rows_at_a_time
 from plan.model_shape import GIB, ModelShape
 from plan.plan import Plan
 from plan.problems import Problem
@@ -16,7 +17,7 @@ KNOBS = {
     "gradients": "train_model.num_devices, train_model.offload=all, train_model.lora.enabled",
     "gradients on their way": "train_model.lora.enabled",
     "gathered parameters": "model.name",
-    "reference": "policy.kl_coef=0, train_model.num_devices",
+    "reference": "policy.kl_coef=0, ref_model.num_devices, train_model.num_devices",
     "activations": "train.gradient_accumulation_steps, train.gradient_checkpointing, inference_model.max_tokens",
     "temporary": "train.gradient_accumulation_steps, train.log_prob_chunk_size",
 }

@@ -4,7 +4,7 @@
               once more: FLOPs, bytes moved, bytes of each collective
 
 The process group is PyTorch's `fake` one: a world of any size in this process, whose collectives do nothing. Numbers
-are not computed, so a step is always finite. Left out: a reference on a GPU of its own; the scaling of float16
+are not computed, so a step is always finite. Left out: a reference on devices of its own; the scaling of float16
 gradients, which wants CUDA; the copy of a layer's shards on their way from host memory (`train_model.offload=all`).
 """
 

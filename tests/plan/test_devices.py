@@ -27,9 +27,11 @@ def plan(
     use_ray: bool = False,
     **context: bool,
 ) -> DevicePlan:
-    """A component is a number of devices or a list of them; reference None: not used."""
+    """A component is a number of devices or a list of them; reference None: not used, `unset`: where the plan likes."""
 
     def wish(value: Any) -> dict[str, Any]:
+        if value in (None, "unset"):
+            return {}
         return {"num_devices": value} if isinstance(value, int) else {"devices": value}
 
     count, listed = (inference, None) if isinstance(inference, int) else (1, inference)
@@ -40,7 +42,7 @@ def plan(
     engines.tensor_parallel_size = tp
     config = Config(
         train_model=TrainModelConfig(**wish(train), lora=LoraConfig(enabled=lora)),
-        ref_model=RefModelConfig(**({} if reference is None else wish(reference))),
+        ref_model=RefModelConfig(**wish(reference)),
         policy=PolicyConfig(kl_coef=0.0 if reference is None else 0.1),
         inference_model=engines,
         ray=RayConfig(enabled=use_ray),
@@ -53,7 +55,7 @@ def way(found: DevicePlan) -> str:
 
 
 def test_on_a_cpu_one_engine_is_in_process_and_two_are_actors() -> None:
-    one, two = plan(0, reference=1), plan(0, inference=2)
+    one, two = plan(0, reference="unset"), plan(0, inference=2)
     assert one.on_cpu
     assert one.in_process
     assert (way(one), one.reference_home, one.train_device) == ("in_process", "shared", "cpu")
@@ -61,34 +63,37 @@ def test_on_a_cpu_one_engine_is_in_process_and_two_are_actors() -> None:
     assert two.engines == ((), ())
     assert way(two) == "shared_memory"
     assert way(plan(0, use_ray=True)) == "shared_memory"
-    assert plan(0, lora=True, reference=1).reference_home == "base of the LoRA policy"
+    assert plan(0, lora=True, reference="unset").reference_home == "base of the LoRA policy"
     assert plan(0).reference_home == "none"
 
 
 def test_components_get_devices_of_their_own() -> None:
-    found = plan(8, reference=1, inference=4, tp=2)
+    found = plan(8, reference="unset", inference=4, tp=2)
     assert (found.train, found.ranks) == ((0,), 1)
     assert found.engines == ((1, 2), (3, 4))
-    assert found.reference_home == "own devices"
+    assert (found.reference_home, found.scorers) == ("own devices", 1)
     assert way(found) == "nccl"
     assert (found.train_device, found.reference) == ("cuda:0", (5,))
     assert found.notes == ()
 
 
 def test_several_ranks_have_a_gpu_each_and_shard_the_reference_too() -> None:
-    found = plan(8, train=2, reference=1, inference=4, tp=2)
+    found = plan(8, train=2, reference="unset", inference=4, tp=2)
     assert (found.train, found.ranks, found.ranks_per_node) == ((0, 1), 2, 2)
     assert found.engines == ((2, 3), (4, 5))
-    assert (found.reference, found.reference_home) == ((), "learner ranks")
+    assert (found.reference, found.scorers, found.reference_home) == ((), 0, "learner ranks")
     assert way(found) == "nccl"
-    assert plan(8, train=2, reference=1, lora=True).reference_home == "base of the LoRA policy"
+    for train in (1, 2):
+        assert plan(8, train, "unset", lora=True).reference_home == "base of the LoRA policy"
     assert plan(8, train=[5, 1]).train == (5, 1)
 
 
 @pytest.mark.parametrize("gpus", range(1, 9))
 def test_nothing_overlaps_unless_it_takes_turns(gpus: int) -> None:
-    for train, reference, inference in itertools.product((1, 2, 3), (None, 1), (1, 2, 4)):
-        if max(train, inference) > gpus:
+    wishes = itertools.product((1, 2, 3), (None, "unset", 1, 2), (1, 2, 4))
+    for train, reference, inference in wishes:
+        asked = reference if isinstance(reference, int) else 0
+        if max(train, inference) > gpus or (asked and train + asked + inference > gpus):
             with pytest.raises(ConfigError, match=rf"this machine has {gpus} GPU\(s\)"):
                 plan(gpus, train, reference, inference)
             continue
@@ -100,13 +105,14 @@ def test_nothing_overlaps_unless_it_takes_turns(gpus: int) -> None:
         assert (len(found.train), len(engines)) == (train, inference)
         assert found.colocated == (train + inference > gpus)
         assert found.colocated == any("take turns" in note for note in found.notes)
+        assert len(found.reference) == found.scorers >= asked
         if reference is not None:
             usual = "shared" if train == 1 else "learner ranks"
             assert found.reference_home == ("own devices" if found.reference else usual)
 
 
 def test_one_gpu_is_shared_and_the_plan_says_so() -> None:
-    full, lora = plan(1, reference=1), plan(1, reference=1, lora=True)
+    full, lora = plan(1, reference="unset"), plan(1, reference="unset", lora=True)
     for found in (full, lora):
         assert found.colocated
         assert found.in_process
@@ -141,7 +147,7 @@ def test_a_shared_gpu_in_two_processes_uses_ipc() -> None:
 
 
 def test_on_a_cpu_ranks_are_processes_beside_the_engine() -> None:
-    found = plan(0, train=2, reference=1)
+    found = plan(0, train=2, reference="unset")
     assert (found.on_cpu, found.ranks, found.ranks_per_node) == (True, 2, 2)
     assert (found.in_process, way(found)) == (True, "in_process"), "the engine is in the driver"
     assert found.reference_home == "learner ranks"
@@ -193,12 +199,9 @@ def test_on_a_cluster_ray_chooses_the_engines_devices() -> None:
         ({"train": 0}, "train_model.num_devices=0: must be at least 1"),
         ({"train": 5}, r"train_model.num_devices=5, .*this machine has 4 GPU\(s\)"),
         (
-            {"reference": [0], "train": 1, "inference": [1], "gpus": 2},
+            {"train": 1, "inference": [0, 1], "gpus": 2, "colocate": True},
             r"train_model.num_devices=1: only 0 GPU\(s\) are left",
         ),
-        ({"reference": [0, 1]}, "ref_model.num_devices=2: beside a learner of one rank"),
-        ({"reference": 2}, "ref_model.num_devices=2: beside a learner of one rank"),
-        ({"reference": [0], "train": 2}, r"ref_model.devices=\[0\]: with 2 learner ranks"),
         ({"train": [0, 1], "cluster": True}, "the 2 learner ranks are on a Ray cluster, which chooses"),
     ],
 )

@@ -13,13 +13,12 @@ from benchmarks.memory import ALONE, CASES, NAMES, peak_of, plan_of
 from plan.activations import FLOAT
 from plan.disk import checkpoint_bytes
 from plan.memory import (
-    CHUNK_BYTES,
     MASTER_BUCKET,
     Phase,
     between_steps,
-    chunk_size,
     train_phases,
 )
+from plan.microbatches import CHUNK_BYTES, chunk_size
 from plan.model_shape import KNOWN, find_shape
 from run.rehearsal.step import rehearse_memory
 from tests.scripts import configured

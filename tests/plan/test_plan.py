@@ -19,9 +19,9 @@ from plan.make_plan import make_plan
 from plan.memory import (
     engine_weights,
     kv_bytes_per_sequence,
-    microbatch_tokens,
     train_phases,
 )
+from plan.microbatches import microbatch_tokens
 from plan.model_shape import GIB, find_file, kv_cache_bytes, read_shape
 from plan.plan import Plan
 from plan.problems import check, problems

@@ -87,7 +87,17 @@ def test_a_sharded_reference_is_kept_as_it_is_gathered(tiny: str) -> None:
     assert plan.shape is not None and plan.reference.home == "learner ranks"
     held = rehearse_memory(plan)["score"]
     assert held["reference"] == held["parameters"] / 2
-    assert held["reference"] == pytest.approx(reference_bytes(plan.config, plan.shape) / 8, rel=0.02)
+    assert held["reference"] == pytest.approx(reference_bytes(plan.config, plan.shape, 8) / 8, rel=0.02)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_scorers_of_their_own_take_nothing_of_a_rank(tiny: str, ranks: int) -> None:
+    asked = (tiny, f"train_model.num_devices={ranks}")
+    plan = plan_of(*asked, "ref_model.num_devices=2")
+    assert (plan.reference.home, plan.reference.ranks) == ("own devices", 2)
+    held, without = (rehearse_memory(one) for one in (plan, plan_of(*asked, "policy.kl_coef=0")))
+    assert "reference" not in held["score"]
+    assert held["optimizer step"] == without["optimizer step"]
 
 
 @pytest.mark.parametrize("ranks", [1, 8])

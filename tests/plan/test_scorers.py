@@ -1,0 +1,376 @@
+"""A frozen model with devices of its own: who gets which GPU, copies or shards, what is refused."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from config.errors import ConfigError
+from plan.host_memory import host_bytes, host_uses
+from plan.make_plan import make_plan
+from plan.model_shape import GIB, KNOWN, find_shape
+from plan.plan import Plan, scorer_phase
+from plan.problems import check, problems
+from plan.remedies import remedy
+from plan.report import idle_keys
+from tests.plan.test_plan import config_of, machine, text_of
+
+SMALL, MIDDLE, LARGE = (f"Qwen/Qwen2.5-{size}-Instruct" for size in ("0.5B", "14B", "32B"))
+BOTH = pytest.mark.parametrize("overlapped", [False, True], ids=["grpo", "grpo_async"])
+
+
+def ranks(train: int, reference: int | None, engines: int) -> tuple[str, ...]:
+    asked = {"train_model": train, "ref_model": reference, "inference_model": engines}
+    return tuple(f"{section}.num_devices={count}" for section, count in asked.items() if count is not None)
+
+
+def plan_of(*overrides: str, gpus: int, overlapped: bool = False, memory: float = 80.0, **how: Any) -> Plan:
+    where = machine(gpus, memory, **{"host_memory_gib": 1024.0, "disk_gib": 8192.0} | how)
+    config = config_of("grpo_gsm8k", f"model.name={SMALL}", *overrides)
+    return make_plan(config, overlapped, where)
+
+
+def devices_of(plan: Plan) -> list[str]:
+    """The section of the report."""
+    lines = text_of(plan).partition("devices:\n")[2].partition("batches:")[0].splitlines()
+    return [line.strip() for line in lines]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("gpus", "asked", "told"),
+    [
+        (
+            3,
+            ranks(1, 1, 1),
+            [
+                "train_model      GPU 0",
+                "ref_model        GPU 2, Ray actor",
+                "engine 0         GPU 1, vllm, bfloat16, Ray actor",
+            ],
+        ),
+        (
+            4,
+            ranks(1, 2, 1),
+            [
+                "train_model      GPU 0",
+                "ref_model        GPU 2, 3: 2 copies that share out the microbatches, Ray actors",
+                "engine 0         GPU 1, vllm, bfloat16, Ray actor",
+            ],
+        ),
+        (
+            4,
+            ("ref_model.devices=[3,0]", "train_model.num_devices=1"),
+            [
+                "train_model      GPU 1",
+                "ref_model        GPU 3, 0: 2 copies that share out the microbatches, Ray actors",
+                "engine 0         GPU 2, vllm, bfloat16, Ray actor",
+            ],
+        ),
+        (
+            6,
+            ranks(2, 2, 2),
+            [
+                "train_model      2 ranks, parameters sharded over all of them: GPU 0, 1",
+                "ref_model        GPU 4, 5: 2 copies that share out the microbatches, Ray actors",
+                "engine 0         GPU 2, vllm, bfloat16, Ray actor",
+                "engine 1         GPU 3, vllm, bfloat16, Ray actor",
+            ],
+        ),
+        (
+            8,
+            (*ranks(4, 2, 2), "inference_model.tensor_parallel_size=2"),
+            [
+                "train_model      4 ranks, parameters sharded over all of them: GPU 0, 1, 2, 3",
+                "ref_model        GPU 6, 7: 2 copies that share out the microbatches, Ray actors",
+                "engine 0         GPU 4, 5, vllm, bfloat16, Ray actor",
+            ],
+        ),
+        (
+            8,
+            (*ranks(2, 4, 2), "ref_model.shard_size=2", f"ref_model.name={MIDDLE}"),
+            [
+                "train_model      2 ranks, parameters sharded over all of them: GPU 0, 1",
+                "ref_model        GPU 4, 5, 6, 7: 4 ranks, parameters sharded in groups of 2 that share out the "
+                f"microbatches, Ray actors; {MIDDLE}, float32",
+                "engine 0         GPU 2, vllm, bfloat16, Ray actor",
+                "engine 1         GPU 3, vllm, bfloat16, Ray actor",
+            ],
+        ),
+    ],
+)
+def test_who_has_which_gpu(gpus: int, asked: tuple[str, ...], told: list[str], overlapped: bool) -> None:
+    plan = plan_of(*asked, gpus=gpus, overlapped=overlapped)
+    assert not problems(plan)
+    assert devices_of(plan) == [*told, "weights          travel by nccl in bfloat16"]
+    assert not [note for note in plan.notes if "ref_model" in note]
+
+
+@BOTH
+def test_eight_nodes_of_eight_gpus(overlapped: bool) -> None:
+    cluster = {"nodes": 8, "imagined": True}
+    nodes = ("train_model.num_nodes=2", "inference_model.tensor_parallel_size=2")
+    asked = (*ranks(16, 16, 32), *nodes, f"ref_model.name={LARGE}")
+    plan = plan_of(*asked, gpus=8, overlapped=overlapped, memory=40.0, **cluster)
+    assert not problems(plan)
+    assert devices_of(plan)[:3] == [
+        "train_model      16 ranks, parameters sharded over all of them: 8 on each of 2 node(s) of the Ray cluster, a "
+        "GPU each",
+        "ref_model        16 GPU(s) of the Ray cluster: 16 ranks, parameters sharded in groups of 4 that share out the "
+        f"microbatches, Ray actors; {LARGE}, float32",
+        "engine 0         2 GPU(s) of the Ray cluster, vllm, bfloat16, Ray actor",
+    ]
+    assert len(plan.reference.devices) == plan.reference.ranks == 16
+    (problem,) = problems(plan_of(*ranks(16, 32, 32), *nodes, gpus=8, overlapped=overlapped, **cluster))
+    for part in (
+        "train_model.num_devices=16, ref_model.num_devices=32, inference_model.num_devices=32",
+        "80 GPUs",
+    ):
+        assert part in problem.text
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "scorers", "shards"),
+    [
+        (SMALL, 80.0, 4, 1),
+        (MIDDLE, 80.0, 4, 1),
+        (LARGE, 80.0, 4, 1),
+        (LARGE, 48.0, 4, 2),
+        (LARGE, 40.0, 4, 4),
+        (LARGE, 48.0, 3, 3),
+        (LARGE, 24.0, 6, 6),
+        ("nobody/has-this-model", 24.0, 4, 1),
+    ],
+)
+def test_copies_where_one_fits_a_gpu_and_else_shards(
+    name: str, memory: float, scorers: int, shards: int
+) -> None:
+    asked = (*ranks(1, scorers, 1), f"ref_model.name={name}", "env.max_prompt_tokens=256")
+    plan = plan_of(*asked, gpus=8, memory=memory)
+    assert (plan.reference.ranks, plan.reference.shard_size) == (scorers, shards)
+    smaller = [size for size in range(1, shards) if scorers % size == 0]
+    for size in smaller:
+        given = plan_of(*asked, f"ref_model.shard_size={size}", gpus=8, memory=memory)
+        assert given.reference.shard_size == size
+        assert "scorer" in {problem.line for problem in problems(given)}
+
+
+def test_a_scorer_is_counted_by_itself() -> None:
+    asked = (*ranks(2, 2, 1), f"ref_model.name={MIDDLE}", "train.mixed_precision=bf16")
+    shape = find_shape(MIDDLE)
+    assert shape is not None
+    whole, half = plan_of(*asked, gpus=5), plan_of(*asked, "ref_model.dtype=bfloat16", gpus=5)
+    sharded = plan_of(*asked, "ref_model.shard_size=2", gpus=5)
+    weights = [scorer.uses[0].bytes for plan in (whole, half, sharded) if (scorer := scorer_phase(plan))]
+    assert weights == [2 * (shape.parameters + shape.head_parameters), 2 * shape.parameters, shape.parameters]
+    text = text_of(half)
+    for line in (
+        f"microbatches, Ray actors; {MIDDLE}, bfloat16",
+        f"{shape.parameters / 1e6:.1f} million parameters of {MIDDLE}",
+        "scorer           each scorer GPU: ",
+        "27.51 GiB  frozen weights  [ref_model.num_devices, ref_model.shard_size, ref_model.dtype]",
+    ):
+        assert line in text
+    assert "gathered parameters  [ref_model.num_devices" in text_of(sharded)
+    alone = plan_of(*ranks(2, None, 1), "policy.kl_coef=0", gpus=5)
+    assert [phase.bytes for phase in whole.phases] == [phase.bytes for phase in alone.phases]
+
+
+def test_without_devices_of_its_own_another_model_is_counted_beside_the_policy() -> None:
+    shape, other = find_shape(SMALL), find_shape(MIDDLE)
+    assert shape is not None and other is not None
+    named = f"ref_model.name={MIDDLE}"
+
+    def grown(*asked: str, gpus: int, phase: int) -> tuple[str, float]:
+        with_it, without = plan_of(named, *asked, gpus=gpus), plan_of("policy.kl_coef=0", *asked, gpus=gpus)
+        return with_it.reference.home, with_it.phases[phase].bytes - without.phases[phase].bytes
+
+    assert grown("train_model.num_devices=4", gpus=5, phase=1) == ("learner ranks", 2 * other.parameters / 4)
+    whole = 2 * (other.parameters + other.head_parameters)
+    assert grown("train_model.num_devices=1", gpus=2, phase=2) == ("training GPU", whole)
+    home, size = grown("train_model.num_devices=1", gpus=1, phase=0)
+    assert home == "host memory" and size > whole, "it scores with wider layers than the policy's"
+    visiting = plan_of(named, "train_model.num_devices=1", gpus=1)
+    assert {use.what: use.bytes for use in host_uses(visiting, shape)}["visiting reference"] == whole
+    lora = ("train_model.lora.enabled=true", "train_model.num_devices=1")
+    assert plan_of(named, *lora, gpus=2).reference.home == "training GPU"
+    assert plan_of(named, *lora, gpus=3).reference.home == "own devices"
+    assert plan_of(*lora, gpus=3).reference.home == "base of the LoRA policy"
+    assert plan_of(*lora, "ref_model.num_devices=1", gpus=3).reference.home == "own devices"
+    unknown = plan_of("ref_model.name=nobody/has-this-model", "train_model.num_devices=1", gpus=2)
+    assert unknown.reference.home == "host memory", "nobody knows whether it could stay"
+    assert "unknown: config.json of nobody/has-this-model" in text_of(unknown)
+
+
+@BOTH
+def test_scorers_of_a_cpu_share_its_cores_and_its_memory(
+    overlapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(9)))
+    asked = ("device=cpu", *ranks(2, 2, 1))
+    plan = plan_of(*asked, gpus=0, overlapped=overlapped)
+    assert not problems(plan)
+    assert devices_of(plan)[:3] == [
+        "train_model      2 ranks, parameters sharded over all of them: CPU",
+        "ref_model        CPU: 2 copies that share out the microbatches, Ray actors",
+        "engine 0         CPU, transformers, float32, in this process",
+    ]
+    assert (plan.learner.num_threads, plan.reference.num_threads) == (2, 2), "of 9 cores, or of 8"
+    assert plan.ray_cpus == 4
+    assert (plan.reference.devices, plan.reference.ranks) == ((), 2)
+    assert plan.shape is not None
+    (scorers,) = (use.bytes for use in host_uses(plan, plan.shape) if use.what == "scorers")
+    scorer = scorer_phase(plan)
+    assert scorer is not None and scorers == 2 * scorer.bytes
+    less = host_bytes(plan, plan.shape) / GIB - 0.1
+    tight = plan_of(*asked, gpus=0, overlapped=overlapped, host_memory_gib=less)
+    assert tight.reference.shard_size == 2 and not problems(tight)
+    (problem,) = problems(plan_of(*asked, gpus=0, overlapped=overlapped, host_memory_gib=8.0))
+    assert problem.line == "host memory" and "scorers" in problem.text
+
+
+def test_ray_promises_a_core_to_each_scorer() -> None:
+    assert plan_of(*ranks(1, None, 1), "policy.kl_coef=0", gpus=3).ray_cpus == 1
+    assert plan_of(*ranks(1, None, 1), gpus=3).ray_cpus == 2
+    assert plan_of(*ranks(2, 3, 1), gpus=6).ray_cpus == 6
+
+
+def test_the_reference_packs_and_cuts_logits_as_its_own_model_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    windowed = {**KNOWN[MIDDLE], "model_type": "mistral", "sliding_window": 64, "vocab_size": 300_000}
+    monkeypatch.setitem(KNOWN, "nobody/windowed", windowed)
+    plan = plan_of(*ranks(1, 1, 1), "ref_model.name=nobody/windowed", gpus=3)
+    assert (plan.learner.packs, plan.reference.packs) == (True, False)
+    assert plan.reference.chunk_size != plan.learner.chunk_size
+
+
+def test_what_takes_turns_leaves_the_scorers_their_gpus() -> None:
+    plan = plan_of(*ranks(1, 2, 1), "inference_model.colocate=true", gpus=3)
+    assert (plan.devices.train, plan.devices.engines, plan.reference.devices) == ((0,), ((0,),), (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "says"),
+    [
+        (
+            ranks(2, 3, 2),
+            6,
+            r"train_model.num_devices=2, ref_model.num_devices=3, inference_model.num_devices=2: 7 GPUs are asked for, "
+            r"and this machine has 6 GPU\(s\): lower one of them.*take turns \(inference_model.colocate=true",
+        ),
+        (ranks(1, 1, 1), 2, r"3 GPUs are asked for, and this machine has 2 GPU\(s\).*colocate=true"),
+        (
+            ranks(1, 2, 1),
+            2,
+            r"4 GPUs are asked for, and this machine has 2 GPU\(s\): lower one of them, leave",
+        ),
+        ((*ranks(1, 2, 1), "inference_model.colocate=true"), 2, "3 GPUs are asked for"),
+        (("ref_model.devices=[0,4]",), 4, r"ref_model.devices=\[0, 4\]: \[4\] do not exist; .* GPUs 0 to 3"),
+        (("ref_model.devices=[1,1]",), 4, r"ref_model.devices=\[1, 1\]: a device is listed twice"),
+        (("ref_model.devices=[]",), 4, "give at least one device index"),
+        (
+            ("ref_model.devices=[1,2]", "ref_model.num_devices=3"),
+            4,
+            "has 2 entries but ref_model.num_devices=3: give one of the two",
+        ),
+        (
+            ("ref_model.devices=[1,2]", "train_model.devices=[0,1]"),
+            6,
+            r"train_model.devices=\[0, 1\] and ref_model.devices=\[1, 2\] share \[1\]",
+        ),
+        (
+            ("ref_model.devices=[1,2]", "inference_model.devices=[2]"),
+            6,
+            r"ref_model.devices=\[1, 2\] and inference_model.devices=\[2\] share \[2\]",
+        ),
+        (
+            ("device=cpu", "ref_model.devices=[0]"),
+            0,
+            r"ref_model.devices=\[0\]: there is no GPU here; leave it null to run on the CPU",
+        ),
+        (("ref_model.num_devices=0",), 4, "ref_model.num_devices=0: must be at least 1"),
+        (
+            ("ref_model.num_devices=4", "ref_model.shard_size=3"),
+            8,
+            "ref_model.shard_size=3 does not divide the 4 scorer ranks",
+        ),
+        (
+            ("ref_model.shard_size=2",),
+            8,
+            "ref_model.shard_size=2 without ref_model.num_devices: .*give ref_model.num_devices=2",
+        ),
+        (
+            (
+                "train_model.lora.enabled=true",
+                "train_model.lora.quantization=nf4",
+                "ref_model.num_devices=1",
+            ),
+            4,
+            "quantization=nf4 with ref_model.num_devices=1: the base in 4 bits.*leave ref_model.num_devices unset",
+        ),
+        (
+            (*ranks(1, 1, 1), f"ref_model.name={SMALL}", "env.max_prompt_tokens=32768"),
+            4,
+            f"may reach 33792 tokens, but ref_model.name={SMALL} has 32768 positions: lower env.max_prompt_tokens",
+        ),
+        (("ref_model.name=a/b/c/d",), 4, "ref_model.name=a/b/c/d: neither a folder nor a hub name"),
+        (("ref_model.name=tests",), 4, "ref_model.name=tests: no config.json in it"),
+        (
+            (*ranks(1, 1, 1), f"ref_model.name={LARGE}", "train.mixed_precision=fp32"),
+            4,
+            f"ref_model.name={LARGE} with ref_model.num_devices=1: each scorer GPU needs about 12.* and has 80.00 GiB, "
+            "of which .*raise ref_model.num_devices, .*ref_model.dtype=bfloat16, or choose a smaller model",
+        ),
+        (
+            (
+                *ranks(1, 2, 1),
+                f"ref_model.name={LARGE}",
+                "ref_model.shard_size=1",
+                "train.mixed_precision=fp32",
+            ),
+            4,
+            "leave ref_model.shard_size=1 unset, so that more ranks share a copy, take ref_model.dtype=bfloat16",
+        ),
+    ],
+)
+def test_scorers_that_cannot_work(asked: tuple[str, ...], gpus: int, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        check(plan_of(*asked, gpus=gpus))
+
+
+def test_ray_chooses_the_gpus_of_scorers_on_a_cluster() -> None:
+    with pytest.raises(
+        ConfigError, match=r"ref_model.devices=\[1, 2\]: scorers are on the Ray cluster.*num_devices=2"
+    ):
+        plan_of("ref_model.devices=[1,2]", "ray.address=auto", gpus=4)
+    plan = plan_of(*ranks(1, 6, 1), "ray.address=auto", gpus=1)
+    assert len(plan.reference.devices) == 6, "the cluster's, not this machine's"
+
+
+def test_what_would_make_scorers_fit() -> None:
+    def advised(*asked: str, gpus: int, **how: Any) -> str:
+        plan = plan_of(*asked, gpus=64)
+        return " ".join(map(str, remedy(plan, plan_of(gpus=gpus, **how).machine) or ()))
+
+    exact = ("train.mixed_precision=fp32", f"ref_model.name={LARGE}")
+    assert advised(*ranks(1, 1, 1), *exact, gpus=8) == "ref_model.num_devices=3"
+    assert advised(*ranks(1, 1, 1), *exact, gpus=3) == "ref_model.dtype=bfloat16"
+    assert advised(*ranks(1, 4, 1), "ref_model.shard_size=1", *exact, gpus=8) == "ref_model.shard_size=null"
+    assert advised(*ranks(2, 4, 2), gpus=6) == "ref_model.num_devices=2"
+    assert advised(*ranks(2, 4, 2), gpus=4) == "ref_model.num_devices=null"
+
+
+def test_keys_of_a_frozen_model_that_nothing_reads() -> None:
+    keys = ("ref_model.num_devices=2", f"ref_model.name={SMALL}", "ref_model.dtype=bfloat16")
+    assert idle_keys(plan_of(*keys, gpus=5)) == []
+    unread = idle_keys(plan_of(*keys, "policy.kl_coef=0", gpus=5))
+    assert sorted(unread) == sorted(
+        f"{key}: policy.kl_coef=0 and policy.distill_coef=0 use no reference" for key in keys
+    )
+    base = plan_of("ref_model.dtype=bfloat16", "train_model.lora.enabled=true", gpus=5)
+    assert idle_keys(base) == ["ref_model.dtype=bfloat16: the base of the LoRA policy is the reference"]
+
+
+def test_a_plan_of_an_unused_scorer_has_none() -> None:
+    plan = plan_of("ref_model.num_devices=2", "policy.kl_coef=0", "ref_model.name=a/b/c/d", gpus=5)
+    assert (plan.reference.ranks, plan.reference.home, plan.ray_cpus) == (0, "none", 1)
+    assert scorer_phase(replace(plan, reference_shape=plan.shape)) is None
