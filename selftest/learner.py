@@ -12,7 +12,7 @@ from config.schema import Config
 from envs.group import Group, Verdict
 from plan.machine import this_machine
 from plan.make_plan import make_plan
-from plan.plan import Plan, ReferencePlan
+from plan.plan import Plan
 from run.build import build
 from run.lockstep import Lockstep
 from selftest.check import Bench
@@ -185,8 +185,9 @@ def references(bench: Bench, homes: Sequence[str]) -> str:
         lora = home == "base of the LoRA policy"
         config = configured(bench, "policy.kl_coef=0.1", f"train_model.lora.enabled={str(lora).lower()}")
         plan = learner_plan(config, bench)
-        own = (1, (1,)) if home == "own devices" else (0, ())
-        plan = replace(plan, reference=ReferencePlan(home, own[1], own[0]))  # type: ignore[arg-type]
+        devices = (1,) if home == "own devices" else ()
+        moved_to = replace(plan.reference, home=home, devices=devices, ranks=len(devices))  # type: ignore[arg-type]
+        plan = replace(plan, reference=moved_to)
         learner = make_learner(config, plan, bench.folder)
         moved(learner.worker.model, seed=1)
         if learner.scorers is None:

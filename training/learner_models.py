@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from config.errors import ConfigError
 from config.models import ModelConfig
 from config.schema import Config
-from plan.plan import Plan
+from plan.plan import LearnerPlan, Plan, ReferencePlan
 from training.adapters import adapted, add_lora
 from training.compiled import compile_layers
 from training.forward import ResponseScorer
@@ -49,7 +49,7 @@ def make_models(config: Config, model: PreTrainedModel, plan: Plan) -> Models:
     """
     reference = _frozen_reference(config, plan, model.device)
     policy = _trained(config, model)
-    scorer = make_scorer(config, policy, plan, _autocast(plan))
+    scorer = make_scorer(config, policy, plan.learner, _autocast(plan))
     if plan.reference.home == "base of the LoRA policy":
         wrapped = adapted(policy)
         assert wrapped is not None
@@ -64,7 +64,7 @@ def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: to
     with torch.no_grad():
         root(lambda: None)
     policy = root.model
-    scorer = make_scorer(config, policy, plan, within=root)
+    scorer = make_scorer(config, policy, plan.learner, within=root)
     reference = None
     if plan.reference.home == "base of the LoRA policy":
         wrapped = adapted(policy)
@@ -73,7 +73,7 @@ def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: to
     elif plan.reference.home == "learner ranks":
         offload = config.train_model.offload == "all"
         frozen = _sharded_frozen(config, plan.learner.gathered_dtype, mesh, device, offload)
-        reference = Reference(make_scorer(config, frozen.model, plan, within=frozen))
+        reference = Reference(make_scorer(config, frozen.model, plan.reference, within=frozen))
     return Models(policy, scorer, reference, root)
 
 
@@ -84,10 +84,10 @@ def make_frozen_scorer(
     half = plan.learner.gathered_dtype or plan.learner.autocast
     if mesh is not None:
         root = _sharded_frozen(config, half, mesh, device, offload=False)
-        return make_scorer(config, root.model, plan, within=root)
+        return make_scorer(config, root.model, plan.reference, within=root)
     autocast = None if half is None else getattr(torch, half)
     frozen = load_frozen(config.reference_model, device, autocast)
-    return make_scorer(config, _frozen(config, frozen), plan, autocast)
+    return make_scorer(config, _frozen(config, frozen), plan.reference, autocast)
 
 
 def _sharded(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device) -> Sharded:
@@ -166,7 +166,7 @@ def _trained(config: Config, model: PreTrainedModel) -> nn.Module:
 def make_scorer(
     config: Config,
     scored: nn.Module,
-    plan: Plan,
+    plan: LearnerPlan | ReferencePlan,
     autocast: torch.dtype | None = None,
     within: Within = directly,
 ) -> ResponseScorer:
@@ -174,8 +174,8 @@ def make_scorer(
     inference = config.inference_model
     return ResponseScorer(
         scored,
-        plan.learner.packs,
-        chunk_size=plan.learner.chunk_size,
+        plan.packs,
+        chunk_size=plan.chunk_size,
         temperature=inference.temperature if inference.temperature_end is None else None,
         top_p=inference.top_p,
         top_k=inference.top_k,
@@ -195,7 +195,7 @@ def _frozen_reference(config: Config, plan: Plan, learner: torch.device) -> Refe
     visits = home == "host memory" and not plan.devices.on_cpu
     place = torch.device("cpu") if visits else learner
     frozen = load_frozen(config.reference_model, place, _autocast(plan))
-    reference = Reference(make_scorer(config, _frozen(config, frozen), plan, _autocast(plan)))
+    reference = Reference(make_scorer(config, _frozen(config, frozen), plan.reference, _autocast(plan)))
     if visits:
         reference.visit = HostMemory(frozen, learner).visit
     return reference

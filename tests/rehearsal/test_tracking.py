@@ -80,7 +80,7 @@ def test_peaks_are_those_of_torchs_own_tracker(tmp_path: Path) -> None:
     batch = longest_rows(plan)
     with without_memory(as_on_a_gpu=True):
         model = load_model(plan.config.model, torch.device("cpu"))
-        scorer = make_scorer(plan.config, model, plan)
+        scorer = make_scorer(plan.config, model, plan.learner)
         memory, torchs = Memory(), MemTracker()
         memory.add("parameters", [*model.parameters(), *model.buffers()])
         with memory.phase("forward and backward", "activations"):
