@@ -168,7 +168,7 @@ class SplitLearner(ABC):
             log_prob,
             batch.sample_log_prob,
             batch.old_log_prob,
-            None,
+            batch.ref_log_prob,
             batch.advantage,
             batch.mask,
             entropy,

@@ -1,0 +1,35 @@
+"""Which fields of the objective may not be below 0, and which not 0 either."""
+
+NOT_NEGATIVE = (
+    "epsilon",
+    "whiten_epsilon",
+    "discount",
+    "clip_epsilon_low",
+    "clip_epsilon_high",
+    "length_epsilon",
+    "kl_coef",
+    "kl_inference_coef",
+    "covariance_penalty",
+    "entropy_coef_step",
+    "environment_coef",
+    "reward_coef",
+    "distill_coef",
+    "mismatch_floor",
+    "overlong_fraction",
+    "overlong_penalty",
+)
+POSITIVE = (
+    "ratio_max",
+    "soft_clip_temperature_positive",
+    "soft_clip_temperature_negative",
+    "selected_share",
+    "skip_threshold",
+    "constant_length",
+    "pass_size",
+    "kl_log_ratio_clamp",
+    "kl_clamp",
+    "distill_clamp",
+    "mismatch_cap",
+    "overlong_cache",
+    "filter_attempts",
+)
