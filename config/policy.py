@@ -13,8 +13,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from config import policy_rules as rules
 from config.errors import ConfigError
-from config.policy_bounds import NOT_NEGATIVE, POSITIVE
 from config.trust_region import TrustRegion
 
 PRESETS = Path(__file__).parent / "policy"
@@ -264,10 +264,10 @@ class PolicyConfig:
         self._check_teacher()
 
     def _check_numbers(self) -> None:
-        for key in NOT_NEGATIVE:
+        for key in rules.NOT_NEGATIVE:
             if not getattr(self, key) >= 0:
                 raise self._wrong(key, "must be 0 or above")
-        for key in POSITIVE:
+        for key in rules.POSITIVE:
             value = getattr(self, key)
             if value is not None and not value > 0:
                 raise self._wrong(key, "must be above 0")
@@ -313,35 +313,29 @@ class PolicyConfig:
             raise self._wrong("filter_range", "must be [low,high] with low < high, or null")
 
     def _check_teacher(self) -> None:
-        if not (self.reward_coef or self.distill_coef or self.kl_coef or self.environment_coef):
-            why = "there is nothing to learn from: set policy.reward_coef=1, or policy.distill_coef=1 for a teacher"
-            raise self._wrong("reward_coef", f"with policy.distill_coef=0 and policy.kl_coef=0 {why}")
-        if self.reward_coef == 0 and self.filter_range is not None:
-            why = (
-                "chooses groups by their rewards, but policy.reward_coef=0: set policy.filter_range=null and"
-            )
-            raise self._wrong("filter_range", f"{why} policy.dynamic_batching=false")
-        if self.reward_coef == 0 and self.kl_coef != 0 and self.kl_placement == "reward":
-            why = "makes the KL a part of the reward, but policy.reward_coef=0: set policy.kl_placement=loss"
-            raise self._wrong("kl_placement", why)
-        if self.distill_coef != 0 and self.objective == "geometric":
-            why = "averages advantages over a response and clips by their sign, but a teacher's differ from token to"
-            raise self._wrong(
-                "objective", f"{why} token: set policy.distill_coef=0, or policy.objective=clip"
-            )
-        if self.teacher_prompt is None:
-            return
-        missing = [mark for mark in ("{prompt}", "{answer}") if mark not in self.teacher_prompt]
-        if missing:
-            marks = "{prompt} stands for the message, {answer} for the reference answer"
-            why = f"lacks {' and '.join(missing)}; {marks}"
-            raise self._wrong("teacher_prompt", why)
-        if self.kl_coef != 0:
-            why = f"policy.kl_coef={self.kl_coef} would hold the policy to a model that sees the answer: set it to 0"
-            raise self._wrong("teacher_prompt", why)
-        if self.distill_coef == 0:
-            why = "no teacher reads it, for policy.distill_coef=0: set policy.distill_coef=1, or leave it out"
-            raise self._wrong("teacher_prompt", why)
+        text, alone = self.teacher_prompt, self.reward_coef == 0
+        unread = self.kl_coef == 0 and self.environment_coef == 0
+        lacks = [] if text is None else [mark for mark in ("{prompt}", "{answer}") if mark not in text]
+        marks = "{prompt} stands for the message, {answer} for the reference answer"
+        for holds, key, why in (
+            (alone and self.distill_coef == 0 and unread, "reward_coef", rules.NOTHING_TO_LEARN),
+            (alone and self.filter_range is not None, "filter_range", rules.RANGE_OF_NO_REWARD),
+            (alone and self.kl_coef and self.kl_placement == "reward", "kl_placement", rules.KL_OF_NO_REWARD),
+            (
+                self.distill_coef != 0 and self.objective == "geometric",
+                "objective",
+                rules.NO_MEAN_OF_A_TEACHER,
+            ),
+            (lacks, "teacher_prompt", f"lacks {' and '.join(lacks)}; {marks}"),
+            (
+                text and self.kl_coef,
+                "teacher_prompt",
+                f"policy.kl_coef={self.kl_coef} {rules.KL_TO_THE_ANSWER}",
+            ),
+            (text and self.distill_coef == 0, "teacher_prompt", rules.NO_TEACHER),
+        ):
+            if holds:
+                raise self._wrong(key, why)
 
     def _wrong(self, key: str, why: str) -> ConfigError:
         return ConfigError(f"policy.{key}={getattr(self, key)} (policy {self.name}): {why}")
