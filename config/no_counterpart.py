@@ -14,7 +14,7 @@ _NO_LEAST_LENGTH = (
     "no completion is too short; a reward of your own can ask for more (env.reward=module:function)"
 )
 _NO_PENALTY = "tokens are drawn from the model's own distribution, without penalties"
-_NO_TEACHER = "there is no teacher; nothing is distilled"
+_TEACHER = "the teacher is ref_model.name, with policy=opd; policy.distill_coef is its weight"
 _FIXED_REFERENCE = (
     "the reference is the policy at its beginning and stays that; policy.kl_coef=0 needs none, ref_model.num_devices "
     "gives it GPUs"
@@ -64,7 +64,7 @@ _TEXTS = (
         "policy.kl_coef stays as it is set; no rule adapts it",
         "target_kl kl_target kl_horizon kl_ctrl.horizon kl_ctrl.type",
     ),
-    (_NO_TEACHER, "teacher_model"),
+    (_TEACHER, "teacher_model"),
     (
         _FIXED_REFERENCE,
         (
@@ -182,8 +182,8 @@ APART: dict[str, str] = {
     "reward_model": _NO_REWARD_MODEL,
     "rm": _NO_REWARD_MODEL,
     "ref": _FIXED_REFERENCE,
-    "teacher": _NO_TEACHER,
-    "distillation": _NO_TEACHER,
+    "teacher": _TEACHER,
+    "distillation": _TEACHER,
     "val_kwargs": "each of eval.sets has temperature, top_p, top_k, n and max_tokens of its own",
 }
 """Sections that hold another model's or another run's settings: what ends their names says nothing of the policy's."""
@@ -206,7 +206,7 @@ OWN: dict[str, tuple[str, str]] = {
 }
 """Sections that hold little here, and nothing that is trained: how keys that may be meant begin, and what is said."""
 
-BEGINNINGS: dict[str, str] = {"critic_": _NO_CRITIC, "teacher_": _NO_TEACHER}
+BEGINNINGS: dict[str, str] = {"critic_": _NO_CRITIC, "teacher_": _TEACHER}
 """How a name begins that is about what is not here, whatever comes after."""
 
 STANDS_ALONE = {

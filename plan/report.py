@@ -235,6 +235,9 @@ def idle_keys(plan: Plan) -> list[str]:
     if reference:
         why = "the reference is sharded over the learner's ranks"
         unless(plan.devices.ranks == 1, "ref_model", "num_devices", why=why)
-    unless(reference, "policy", "kl_estimator", "kl_placement", why="policy.kl_coef=0")
+    unless(reference, "policy", "kl_estimator", why="policy.kl_coef=0")
+    unless(config.policy.kl_coef != 0, "policy", "kl_placement", why="policy.kl_coef=0")
+    taught = ("distill_log_prob", "distill_estimator", "distill_clamp")
+    unless(config.policy.distill_coef != 0, "policy", *taught, why="policy.distill_coef=0")
     unless(not plan.devices.in_process, "ray", "num_cpus_per_engine", why="the engine is not a Ray actor")
     return idle
