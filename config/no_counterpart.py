@@ -68,7 +68,7 @@ _TEXTS = (
     (
         _FIXED_REFERENCE,
         (
-            "sync_ref_model ref_model_sync_steps ref_model_mixup_alpha ref_load ref_num_nodes ref_model.name "
+            "sync_ref_model ref_model_sync_steps ref_model_mixup_alpha ref_load ref_num_nodes "
             "ref_model.path ref_model.model.path"
         ),
     ),

@@ -327,12 +327,8 @@ class PolicyConfig:
                 rules.NO_MEAN_OF_A_TEACHER,
             ),
             (lacks, "teacher_prompt", f"lacks {' and '.join(lacks)}; {marks}"),
-            (
-                text and self.kl_coef,
-                "teacher_prompt",
-                f"policy.kl_coef={self.kl_coef} {rules.KL_TO_THE_ANSWER}",
-            ),
-            (text and self.distill_coef == 0, "teacher_prompt", rules.NO_TEACHER),
+            (text and self.kl_coef, "kl_coef", rules.KL_TO_THE_ANSWER),
+            (text and self.distill_coef == 0, "distill_coef", rules.NO_TEACHER),
         ):
             if holds:
                 raise self._wrong(key, why)
