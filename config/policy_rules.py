@@ -47,7 +47,9 @@ NO_MEAN_OF_A_TEACHER = (
     "averages the advantages of a response and clips by their sign, but a teacher's differ from token to token: set "
     "policy.distill_coef=0, or policy.objective=clip"
 )
-KL_TO_THE_ANSWER = "with policy.teacher_prompt it would hold the policy to a model that sees the answer: set policy.kl_coef=0"
+KL_TO_THE_ANSWER = (
+    "with policy.teacher_prompt it would hold the policy to a model that sees the answer: set it to 0"
+)
 NO_TEACHER = (
     "no teacher reads policy.teacher_prompt: set policy.distill_coef=1, or policy.teacher_prompt=null"
 )
