@@ -1,7 +1,9 @@
 """On-policy distillation: the teacher's part of the advantage, by hand, and what it passes through."""
 
+import copy
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,10 @@ import torch
 from torch import Tensor
 
 from config.policy import CHOICES, PolicyConfig, load_policy
+from envs.group import Group, Verdict
+from tests.groups import drawn_from_tiny
+from tests.training.scorers import REPEATS, make_learner
+from training.local_learner import LocalLearner
 from training.loss import objective
 from training.loss_inputs import LossInputs
 from training.loss_metrics import finalize_metrics
@@ -136,3 +142,73 @@ def test_the_reward_alone_is_weighed_too() -> None:
 def test_a_missing_teacher_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"policy.distill_coef=1.0 needs ref_log_prob"):
         loss_of(load_policy("opd"), NOW, None)
+
+
+@pytest.fixture(scope="module")
+def groups() -> list[Group]:
+    """Of equal rewards, which teach nothing by themselves."""
+    drawn = drawn_from_tiny(num_groups=8, repeats=REPEATS)
+    for completion in (one for group in drawn for one in group.completions):
+        completion.verdict = Verdict(1.0, {}, "scored")
+    return drawn
+
+
+def taught(tmp_path: Path, policy: PolicyConfig, accumulation: int = 1, beside: bool = False) -> LocalLearner:
+    """A learner whose teacher is another model than its policy."""
+    learner = make_learner(tmp_path, policy, accumulation, beside=beside, dtype=torch.float64)
+    assert learner.worker.reference is not None
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in learner.worker.reference.scorer.model.parameters():
+            weight += 0.05 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+    return learner
+
+
+@pytest.mark.parametrize("select_tokens", ["none", "clip_covariance", "kl_covariance"])
+def test_microbatches_learn_what_one_batch_does(
+    groups: list[Group], select_tokens: str, tmp_path: Path
+) -> None:
+    policy = load_policy("opd", select_tokens=select_tokens, covariance_range=[-5.0, 5.0])
+    learners = [taught(tmp_path, policy, accumulation) for accumulation in (1, 4)]
+    whole, split = (learner.step(learner.credit(groups)) for learner in learners)
+    assert whole.metrics["grad_norm"] > 0
+    for name in ("grad_norm", "loss/objective", "kl/teacher", "distill/mean", "distill/size"):
+        assert split.metrics[name] == pytest.approx(whole.metrics[name], rel=1e-6), name
+    torch.testing.assert_close(split.advantage, whole.advantage, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_the_report_has_the_advantage_that_was_trained_with(
+    groups: list[Group], beside: bool, tmp_path: Path
+) -> None:
+    learner = taught(tmp_path, load_policy("opd", reward_coef=0.5, distill_coef=0.25), 4, beside)
+    mixed = copy.deepcopy(groups)
+    for group in mixed:
+        group.completions[0].verdict = Verdict(0.0, {}, "scored")
+    batch = learner.credit(mixed)
+    assert learner.worker.reference is not None
+    teacher = learner.worker.reference.scorer(batch.tokens, batch.temperature).log_prob.detach()
+    report = learner.step(batch)
+    expected = 0.5 * batch.advantage + 0.25 * (teacher - batch.sample_log_prob)
+    assert report.advantage.shape == batch.mask.shape
+    torch.testing.assert_close(
+        report.advantage[batch.mask], expected[batch.mask].float(), rtol=1e-4, atol=1e-5
+    )
+    assert not report.advantage[~batch.mask].any()
+
+
+def test_without_a_teacher_it_is_the_rewards(groups: list[Group], tmp_path: Path) -> None:
+    learner = make_learner(tmp_path, PolicyConfig(reward_coef=0.5, kl_coef=0.0))
+    batch = learner.credit(groups)
+    batch.advantage = torch.linspace(-1, 1, len(batch))[:, None]
+    assert torch.equal(learner.step(batch).advantage, 0.5 * batch.advantage)
+
+
+def test_a_teacher_alone_needs_no_verdict(groups: list[Group], tmp_path: Path) -> None:
+    broken = copy.deepcopy(groups)
+    broken[0].completions[0].verdict = Verdict(math.nan, {}, "error")
+    alone, together = (
+        make_learner(tmp_path, load_policy("opd", reward_coef=coef)).credit(broken) for coef in (0.0, 1.0)
+    )
+    assert alone.mask[0].any() and not together.mask[0].any()
+    assert alone.advantage.isfinite().all()
