@@ -25,12 +25,17 @@ from hydra import compose, initialize_config_dir  # noqa: E402
 
 import grpo  # noqa: E402
 from config.composition import register_schema, to_config  # noqa: E402
-from config.policy import PRESETS  # noqa: E402
+from config.policy import PRESETS, load_policy  # noqa: E402
 from config.schema import Config  # noqa: E402
 from run.jobs import run_job  # noqa: E402
 from run.lockstep import Lockstep  # noqa: E402
 
-KNOWN = sorted(path.stem for path in PRESETS.glob("*.yaml"))
+KNOWN = sorted(
+    path.stem
+    for path in PRESETS.glob("*.yaml")
+    if not (policy := load_policy(path.stem)).distill_coef or policy.teacher_prompt
+)
+"""Presets that need no other model as a teacher."""
 WINDOW = 5
 FROM, TO = 0.4, 0.75
 

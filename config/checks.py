@@ -154,10 +154,18 @@ def check_quantization(config: Config) -> None:
 
 
 def check_policy(config: Config) -> None:
-    if config.env.repeats == 1 and config.policy.baseline != "none":
+    policy = config.policy
+    if config.env.repeats == 1 and policy.baseline != "none" and policy.reward_coef != 0:
         raise ConfigError(
-            f"env.repeats=1 with policy.baseline={config.policy.baseline}: a group of one has no baseline, "
-            "every advantage would be 0; set env.repeats >= 2 or policy.baseline=none"
+            f"env.repeats=1 with policy.baseline={policy.baseline}: a group of one has no baseline, every advantage of "
+            "its reward would be 0; set env.repeats >= 2 or policy.baseline=none, or policy.reward_coef=0 for a "
+            "teacher alone"
+        )
+    if policy.distill_coef != 0 and config.ref_model.name is None and policy.teacher_prompt is None:
+        raise ConfigError(
+            f"policy.distill_coef={policy.distill_coef} (policy {policy.name}) without a teacher: it would be the "
+            "policy as it began, seeing what the policy sees; set ref_model.name to another model or run, or take "
+            "policy=opsd, whose teacher sees the reference answer (policy.teacher_prompt)"
         )
     if config.run == "train" and config.inference_model.temperature == 0:
         raise ConfigError(

@@ -108,6 +108,8 @@ _NAMES = {
     "policy.clip_epsilon_high": "epsilon_high clip_ratio_high eps_clip_high ratio_clip_max",
     "policy.clip_epsilon_low and policy.clip_epsilon_high": "epsilon clip_ratio eps_clip eps_clip_low_high",
     "policy.clip_epsilon_low": "epsilon_low clip_ratio_low eps_clip_low ratio_clip_min",
+    "policy.distill_coef": "opd_kl_coef teacher_tau",
+    "policy.distill_clamp": "loss_max_clamp",
     "policy.dual_clip": "clip_ratio_c ratio_clip_c",
     "policy.dynamic_batching, with policy.filter_range": "filter_groups.enable",
     "policy.entropy_coef": "entropy_coeff",

@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from config import policy_rules as rules
 from config.errors import ConfigError
 from config.trust_region import TrustRegion
 
@@ -52,6 +53,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "objective": ("clip", "cispo", "clamp", "soft_clip", "geometric", "vespo", "none"),
     "select_tokens": ("none", "top_entropy", "clip_covariance", "kl_covariance"),
     "aggregation": AGGREGATIONS,
+    "distill_log_prob": ("old", "current"),
+    "distill_estimator": ("k1", "k2", "k3", "abs"),
     "kl_aggregation": ("same", *AGGREGATIONS),
     "kl_estimator": ("k1", "k2", "k3", "abs"),
     "kl_placement": ("loss", "reward"),
@@ -62,37 +65,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "overlong_rule": ("punish", "zero_at_limit"),
     "filter_on": ("success", "reward_std", "lead"),
 }
-
-NOT_NEGATIVE = (
-    "epsilon",
-    "whiten_epsilon",
-    "discount",
-    "clip_epsilon_low",
-    "clip_epsilon_high",
-    "length_epsilon",
-    "kl_coef",
-    "kl_inference_coef",
-    "covariance_penalty",
-    "entropy_coef_step",
-    "environment_coef",
-    "mismatch_floor",
-    "overlong_fraction",
-    "overlong_penalty",
-)
-POSITIVE = (
-    "ratio_max",
-    "soft_clip_temperature_positive",
-    "soft_clip_temperature_negative",
-    "selected_share",
-    "skip_threshold",
-    "constant_length",
-    "pass_size",
-    "kl_log_ratio_clamp",
-    "kl_clamp",
-    "mismatch_cap",
-    "overlong_cache",
-    "filter_attempts",
-)
 
 
 @dataclass
@@ -198,10 +170,17 @@ class PolicyConfig:
     """Sum the padding positions too, as one system does: the loss then depends on what padding holds."""
 
     reward_coef: float = 1.0
-    """Weight of the reward's advantage beside that of `distill_coef`."""
+    """Weight of the reward's advantage. 0: rewards are measured, and nothing is learned from them."""
     distill_coef: float = 0.0
-    """Weight of log teacher - log policy of each drawn token, added to its advantage; the teacher is `ref_model`, the
-    policy's log-prob the denominator of the ratio. 0 needs no teacher."""
+    """Weight of log teacher - log policy of each drawn token, which is added to its advantage (on-policy distillation);
+    the teacher is `ref_model`. 0 needs no teacher."""
+    distill_log_prob: str = "old"
+    """The policy's log-prob in it: the denominator of the ratio (`old`), or that of the weights of now (`current`)."""
+    distill_estimator: str = "k1"
+    """The KL to the teacher whose negative is added, as `kl_estimator`: `k1` is that difference; the others are never
+    negative and so only ever lower an advantage."""
+    distill_clamp: float | None = None
+    """That estimate is clamped to [-this, this], so that no token outweighs all others."""
     teacher_prompt: str | None = None
     """What the teacher sees in the place of the last user message: a text with {prompt}, that message, and {answer},
     the reference answer. Unset: the policy's own prompt."""
@@ -282,12 +261,13 @@ class PolicyConfig:
                 )
         self._check_numbers()
         self._check_pairs()
+        self._check_teacher()
 
     def _check_numbers(self) -> None:
-        for key in NOT_NEGATIVE:
+        for key in rules.NOT_NEGATIVE:
             if not getattr(self, key) >= 0:
                 raise self._wrong(key, "must be 0 or above")
-        for key in POSITIVE:
+        for key in rules.POSITIVE:
             value = getattr(self, key)
             if value is not None and not value > 0:
                 raise self._wrong(key, "must be above 0")
@@ -302,8 +282,9 @@ class PolicyConfig:
         if self.selected_share > 1 or self.discount > 1:
             key = "selected_share" if self.selected_share > 1 else "discount"
             raise self._wrong(key, "must be 1 at most")
-        if not math.isfinite(self.entropy_coef):
-            raise self._wrong("entropy_coef", "must be finite")
+        for key in ("entropy_coef", "reward_coef", "distill_coef"):
+            if not math.isfinite(getattr(self, key)):
+                raise self._wrong(key, "must be finite")
 
     def _check_pairs(self) -> None:
         low, high = self.log_ratio_min, self.log_ratio_max
@@ -331,6 +312,27 @@ class PolicyConfig:
         ):
             raise self._wrong("filter_range", "must be [low,high] with low < high, or null")
 
+    def _check_teacher(self) -> None:
+        text, alone = self.teacher_prompt, self.reward_coef == 0
+        unread = self.kl_coef == 0 and self.environment_coef == 0
+        lacks = [] if text is None else [mark for mark in ("{prompt}", "{answer}") if mark not in text]
+        marks = "{prompt} stands for the message, {answer} for the reference answer"
+        for holds, key, why in (
+            (alone and self.distill_coef == 0 and unread, "reward_coef", rules.NOTHING_TO_LEARN),
+            (alone and self.filter_range is not None, "filter_range", rules.RANGE_OF_NO_REWARD),
+            (alone and self.kl_coef and self.kl_placement == "reward", "kl_placement", rules.KL_OF_NO_REWARD),
+            (
+                self.distill_coef != 0 and self.objective == "geometric",
+                "objective",
+                rules.NO_MEAN_OF_A_TEACHER,
+            ),
+            (lacks, "teacher_prompt", f"lacks {' and '.join(lacks)}; {marks}"),
+            (text and self.kl_coef, "kl_coef", rules.KL_TO_THE_ANSWER),
+            (text and self.distill_coef == 0, "distill_coef", rules.NO_TEACHER),
+        ):
+            if holds:
+                raise self._wrong(key, why)
+
     def _wrong(self, key: str, why: str) -> ConfigError:
         return ConfigError(f"policy.{key}={getattr(self, key)} (policy {self.name}): {why}")
 
@@ -341,9 +343,14 @@ class PolicyConfig:
 
     @property
     def scores_reference_first(self) -> bool:
-        """Whether the reference's log-probs of all tokens are needed before the first microbatch."""
-        in_reward = self.kl_coef != 0 and self.kl_placement == "reward"
-        return in_reward or (self.distill_coef != 0 and self.weighs_whole_batches)
+        """Whether the reference's log-probs of a whole batch are read before its first microbatch is trained on."""
+        in_the_reward = self.kl_coef != 0 and self.kl_placement == "reward"
+        return in_the_reward or (self.distill_coef != 0 and self.weighs_whole_batches)
+
+    @property
+    def teaches_equal_rewards(self) -> bool:
+        """Whether groups of equal rewards have something to teach: a teacher, or what stands in the rewards' place."""
+        return self.distill_coef != 0 or self.reward_coef == 0
 
     @property
     def weighs_whole_batches(self) -> bool:

@@ -123,8 +123,6 @@ class Monitor:
         self.extra = {}
         self.file.append(row)
         self._track(row)
-        if self.tracker is not None:
-            self.shown = shown_completions(batch, groups)
         self.live.step(row["reward/mean"], row["length/response_mean"])
         return row
 
@@ -132,17 +130,19 @@ class Monitor:
         self,
         batch: Trained,
         groups: Sequence[Group],
+        advantage: Tensor,
         log_ratio: Tensor,
         entropy: Tensor,
         trained_at: int | None,
     ) -> None:
         """Of the optimizer step that `optimized` wrote, what the ledger is to hold of each group.
 
-        log_ratio, entropy: as `training.learner.StepReport`. trained_at: see `monitoring.record.Fate`.
+        advantage, log_ratio, entropy: as `training.learner.StepReport`. trained_at: see `monitoring.record.Fate`.
         """
-        assert batch.advantage is not None and batch.mask is not None
-        written = batch.tokens.response_mask
-        each = token_values(groups, written, batch.advantage, batch.mask, log_ratio, entropy)
+        assert batch.mask is not None
+        if self.tracker is not None:
+            self.shown = shown_completions(groups, advantage, batch.mask)
+        each = token_values(groups, batch.tokens.response_mask, advantage, batch.mask, log_ratio, entropy)
         for group, values in zip(groups, each, strict=True):
             self.ledger.learned(group, self.optimizer_step, values, trained_at)
 
@@ -266,11 +266,15 @@ class Monitor:
             self.say(f"warning: {self.run_dir / TRACE} cannot be written ({error.strerror})")
 
 
-def shown_completions(batch: Trained, groups: Sequence[Group]) -> list[ShownCompletion]:
-    """The first `SHOWN` completions of a batch, for a table. groups: of the batch, in its order."""
-    assert batch.advantage is not None
+def shown_completions(groups: Sequence[Group], advantage: Tensor, mask: Tensor) -> list[ShownCompletion]:
+    """The first `SHOWN` completions of a batch, for a table, with the mean advantage of their tokens in the loss.
+
+    groups: of the batch, in its order. advantage: [N, 1] or [N, R]. mask: [N, R].
+    """
     completions = [(group, one) for group in groups for one in group.completions][:SHOWN]
-    advantages = batch.advantage[: len(completions), 0].tolist()
+    tokens = mask[: len(completions)]
+    worth = advantage[: len(completions)].expand(tokens.shape).where(tokens, 0.0)
+    advantages = (worth.sum(1) / tokens.sum(1).clamp(min=1)).tolist()
     return [
         ShownCompletion(
             _short(question(group.example), LONGEST_TEXT),

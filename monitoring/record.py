@@ -44,9 +44,9 @@ class Fate:
 class TokenValues:
     """What the learner knows of the completions of a group, at the first step that trained on it.
 
-    advantage: [G] numbers, or lists of one a token. in_loss: [G], whether a token of it is. log_ratio (trainer less
-    engine), entropy (of the trainer's distribution): float32, of all tokens of the group, one completion after another;
-    0 outside the loss.
+    advantage: that they were trained with, [G] numbers, or lists of one a token. in_loss: [G], whether a token of it
+    is. log_ratio (trainer less engine), entropy (of the trainer's distribution): float32, of all tokens of the group,
+    one completion after another; 0 outside the loss.
     """
 
     advantage: list[Any]

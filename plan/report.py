@@ -283,6 +283,9 @@ def idle_keys(plan: Plan) -> list[str]:
     unless(reference, "ref_model", *of_reference, why=why)
     copied = plan.reference.home != "base of the LoRA policy"
     unless(copied or not reference, "ref_model", "dtype", why="the base of the LoRA policy is the reference")
-    unless(config.policy.kl_coef != 0, "policy", "kl_estimator", "kl_placement", why="policy.kl_coef=0")
+    unless(reference, "policy", "kl_estimator", why="policy.kl_coef=0")
+    unless(config.policy.kl_coef != 0, "policy", "kl_placement", why="policy.kl_coef=0")
+    taught = ("distill_log_prob", "distill_estimator", "distill_clamp")
+    unless(config.policy.distill_coef != 0, "policy", *taught, why="policy.distill_coef=0")
     unless(not plan.devices.in_process, "ray", "num_cpus_per_engine", why="the engine is not a Ray actor")
     return idle

@@ -172,8 +172,8 @@ def _age(versions: list[int], trained_at: int) -> float:
 
 
 def mean_advantage(advantage: Any) -> float:
-    """Of one number, or of one a token."""
-    return sum(advantage) / len(advantage) if isinstance(advantage, list) else advantage
+    """Of one number, or of one a token; 0 of an empty completion."""
+    return sum(advantage) / max(1, len(advantage)) if isinstance(advantage, list) else advantage
 
 
 def _arrays(columns: "dict[str, array[Any]]") -> dict[str, np.ndarray]:

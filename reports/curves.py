@@ -44,9 +44,9 @@ SECTIONS = (
     ),
     Section(
         "Distance",
-        "How far the policy has moved: from the reference, from the policy that drew the tokens, and within one step.",
+        "How far the policy is: from reference or teacher, from the policy that drew the tokens, and within one step.",
         (
-            Chart("KL", ("kl/ref", "kl/inference"), "nats a token"),
+            Chart("KL", ("kl/ref", "kl/teacher", "kl/inference"), "nats a token"),
             Chart("Importance ratio", ("ratio/mean", "ratio/max"), "ratio"),
             Chart("Clipped", ("loss/clip_fraction_low", "loss/clip_fraction_high"), "share of tokens"),
             Chart("Effective sample size", ("ess", "ess/age_*"), "1 = on-policy"),
@@ -82,7 +82,8 @@ SECTIONS = (
             Chart("Loss", ("loss/objective", "loss/kl", "loss/entropy"), "weighted terms"),
             Chart("Gradient norm", ("grad_norm",), "before clipping"),
             Chart("Learning rate", ("lr",), ""),
-            Chart("Advantage", ("advantage/mean", "advantage/std"), ""),
+            Chart("Advantage", ("advantage/mean", "advantage/std"), "of the reward's"),
+            Chart("Advantage by the teacher", ("distill/mean", "distill/size"), "nats a token"),
         ),
     ),
     Section(

@@ -19,8 +19,8 @@ TABLE = "summary.csv"
 POINTS = 300
 """Of each curve of each run."""
 COMPARED = (
-    "reward/mean", "reward/accuracy", "reward/zero_variance_groups", "kl/ref", "ess", "entropy", "length/response_mean",
-    "length/truncated", "grad_norm", "loss/objective", "throughput/tokens_per_s",
+    "reward/mean", "reward/accuracy", "reward/zero_variance_groups", "kl/ref", "kl/teacher", "ess", "entropy",
+    "length/response_mean", "length/truncated", "grad_norm", "loss/objective", "throughput/tokens_per_s",
 )  # fmt: skip
 """Metrics with a picture, beside the evaluations' pass@1."""
 _EVALUATED = ("/pass@1", "/score")

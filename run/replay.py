@@ -95,7 +95,7 @@ def replay(run_dir: Path, step: int | None, typed: list[str]) -> str:
             metrics = under(changed, last, Path(scratch), int(rows.get(step, {}).get("policy_version", 0)))
             other = Objectives(recorded.policy, changed.policy, without_clocks(metrics))
     begun = "the initial weights" if start is None else start.path.name
-    parted = differing_completions(step, last.iteration.records, last.batch, last.report.log_ratio)
+    parted = differing_completions(step, last.iteration.records, last.batch, last.report)
     head = f"step {step} of {run_dir}, in iteration {number}; {len(compared)} steps computed from {begun}"
     return report(head, compared[-1], first_difference(compared), parted, other)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from config.policy import PolicyConfig
 from training.batch import Batch
+from training.learner import StepReport
 
 MOST = 8
 """Completions that are named."""
@@ -74,10 +75,10 @@ def first_difference(compared: Sequence[Comparison]) -> str:
 
 
 def differing_completions(
-    step: int, records: Sequence[dict[str, Any]], batch: Batch, log_ratio: Tensor
+    step: int, records: Sequence[dict[str, Any]], batch: Batch, report: StepReport
 ) -> list[str]:
     """A line for each completion of a step whose advantage, mask or log-ratio is not the recorded one."""
-    assert batch.advantage is not None and batch.mask is not None
+    assert batch.mask is not None
     of_id = {record["group_id"]: record for record in records}
     found = []
     row = 0
@@ -86,7 +87,7 @@ def differing_completions(
         if step not in record["optimizer_steps"]:
             found.append(f"group {group_id} was not in this step")
         for one in (one for one in record["completions"] if one["chosen"]):
-            here = (batch.advantage[row], bool(batch.mask[row].any()), log_ratio[row])
+            here = (report.advantage[row], bool(batch.mask[row].any()), report.log_ratio[row])
             first = record["optimizer_steps"][:1] == [step]
             told = ", ".join(_differences(one, *here, compare_tokens=first))
             found += [f"group {group_id}, completion {one['sample']}: {told}"] if told else []
@@ -97,11 +98,11 @@ def differing_completions(
 def _differences(
     one: dict[str, Any], advantage: Tensor, in_loss: bool, log_ratio: Tensor, compare_tokens: bool
 ) -> Iterator[str]:
-    """compare_tokens: the ledger holds the log-ratios of the first step that trained on a completion."""
+    """compare_tokens: the ledger holds what each token had in the first step that trained on its completion."""
     recorded, length = one["advantage"], len(one["token_ids"])
     values = advantage.tolist()
     replayed = values[0] if len(values) == 1 else values[:length]
-    if recorded != replayed:
+    if recorded != replayed and (compare_tokens or not isinstance(recorded, list)):
         yield "another advantage" if isinstance(recorded, list) else f"advantage {recorded} -> {replayed}"
     if one["in_loss"] != in_loss:
         yield f"in the loss: {one['in_loss']} -> {in_loss}"

@@ -16,7 +16,11 @@ from config.schema import Config
 OF_THE_COMMAND = ("run", "run_dir", "step", "logging", "hydra")
 WHERE = ("device", "model.name", "train_model.num_threads")
 """Settings of the machine, which both objectives are computed with."""
+OF_THE_OBJECTIVE = ("ref_model.name", "ref_model.dtype")
+"""Settings beside `policy.*`: its reference, or its teacher."""
 ONE_RANK = ("num_devices=1", "num_nodes=1", "shard_size=null", "devices=null")
+NO_SCORERS = ("num_devices=null", "shard_size=null", "devices=null")
+"""Of `ref_model`: the reference scores in this process."""
 
 
 def configs(run_dir: Path, typed: list[str]) -> tuple[Config, Config | None]:
@@ -29,20 +33,21 @@ def configs(run_dir: Path, typed: list[str]) -> tuple[Config, Config | None]:
     """
     recorded = saved_config(run_dir)
     where = [f"train_model.{setting}" for setting in ONE_RANK] if recorded.train_model.ranks > 1 else []
+    where += [f"ref_model.{setting}" for setting in NO_SCORERS] if recorded.ref_model.ranks else []
     preset: list[str] = []
     own: list[str] = []
     for override in typed:
         key, _, value = override.lstrip("+").partition("=")
         if key == "policy":
             preset = preset_changes(recorded.policy, value)
-        elif key.startswith("policy."):
+        elif key.startswith("policy.") or key in OF_THE_OBJECTIVE:
             own.append(f"{key}={value}")
         elif key in WHERE:
             where.append(f"{key}={value}")
         elif not key.startswith(OF_THE_COMMAND):
             raise ConfigError(
                 f"run=replay {override}: the step is computed with the settings of its run; what may differ is the "
-                f"objective (policy=NAME, policy.KEY=VALUE) and {', '.join(WHERE)}"
+                f"objective (policy=NAME, policy.KEY=VALUE, {', '.join(OF_THE_OBJECTIVE)}) and {', '.join(WHERE)}"
             )
     changed = preset + own
     return saved_config(run_dir, where), saved_config(run_dir, where + changed) if changed else None

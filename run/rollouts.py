@@ -14,6 +14,7 @@ from config.errors import ConfigError
 from config.rollouts import RolloutsConfig
 from envs.example import SYSTEM_ROLES
 from monitoring.ledger_storage import read_records
+from reports.columns import mean_advantage
 from run.recorded import has_ledger
 from run.rollout_table import write_table
 
@@ -159,8 +160,8 @@ def _headline(one: Record, trained: bool) -> str:
     verdict = one["verdict"]
     parts = ", ".join(f"{name} {value:.3g}" for name, value in verdict["parts"].items())
     words = [f"#{one['sample']} reward {verdict['score']:.3g}{f' ({parts})' if parts else ''}"]
-    if trained and one["chosen"] and isinstance(one["advantage"], float):
-        words.append(f"advantage {one['advantage']:+.3g}")
+    if trained and one["chosen"]:
+        words.append(f"advantage {mean_advantage(one['advantage']):+.3g}")
     words += [f"{len(one['token_ids'])} tokens", one["finish_reason"]]
     words += [verdict["outcome"]] if verdict["outcome"] != "scored" else []
     words += [] if one["chosen"] else ["left out"]

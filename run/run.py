@@ -130,7 +130,9 @@ class Run:
         row = self.monitor.optimized(
             batch, groups, report.metrics | self.rewards.metrics(), self.weights.version
         )
-        self.monitor.learned(batch, groups, report.log_ratio, report.entropy, self.trained_at)
+        self.monitor.learned(
+            batch, groups, report.advantage, report.log_ratio, report.entropy, self.trained_at
+        )
         self._look_at(row)
         if report.skipped:
             self.monitor.event("skipped")

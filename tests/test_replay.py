@@ -15,7 +15,7 @@ from monitoring.metrics import without_clocks
 from run.replay import computed_again, replay, start_before
 from run.replayed_objective import configs, preset, preset_changes
 from tests.recorded_runs import LORA, SETS, STEPS, recorded_run
-from tests.scripts import ended, rows
+from tests.scripts import configured, ended, rows
 
 DR_GRPO = (
     *("policy.name=dr_grpo", "policy.scale=none", "policy.aggregation=constant_length"),
@@ -76,6 +76,27 @@ def test_full_weights_with_a_reference_and_replaced_groups(tmp_path: Path) -> No
     assert any(record["fate"] == "replaced" for record in read_records(run))
     assert any(not one["chosen"] for record in read_records(run) for one in record["completions"])
     assert_same_bits(run, 4, 16, tmp_path, None)
+
+
+def test_with_a_teacher(tmp_path: Path) -> None:
+    """It is the policy as it began, from which rewards lead away. Every token has an advantage of its own."""
+    teacher = f"ref_model.name={configured().model.name}"
+    coefs = ("policy.reward_coef=0.5", "policy.distill_coef=0.2")
+    run = recorded_run(tmp_path / "run", *STEPS, "policy=opd", teacher, *coefs)
+    kept = [one["advantage"] for record in read_records(run) for one in record["completions"]]
+    assert all(isinstance(each, list) for each in kept) and any(len(set(each)) > 1 for each in kept)
+    assert rows(run)[-1]["kl/teacher"] > 0
+    assert_same_bits(run, 4, 16, tmp_path, None)
+    told = replay(run, 16, [])
+    assert "bit-identical" in told and "advantage " not in told
+
+
+def test_a_teacher_in_the_place_of_rewards(run: Path) -> None:
+    """Another objective beside the recorded one, with a model that the run did not have."""
+    told = replay(run, 3, ["policy=opd", f"ref_model.name={configured().model.name}"])
+    assert "policy.distill_coef: 0.0 -> 1.0" in told and "kl/teacher" in told
+    with pytest.raises(ConfigError, match=r"policy.distill_coef=1.0 .*without a teacher"):
+        replay(run, 3, ["policy=opd"])
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_a_scorer_that_is_killed_at_five_moments_loses_nothing(
     """While it loads, at its first microbatch, while the next one loads, between two iterations, and in a later step:
     without a restart of the run, and with the bits of one that nobody disturbed."""
     undisturbed = trained(tmp_path / "undisturbed")
-    moments = [("build", 1), ("log_prob", 1), ("build", 1), ("log_prob", 4)]
+    moments = [("build", 1), ("log_prob", 2), ("build", 1), ("log_prob", 3)]
     killer = Killer(monkeypatch, *moments)
     killed = kill_between_steps(monkeypatch, 2)
     disturbed = trained(tmp_path / "disturbed", "train.restarts=0")

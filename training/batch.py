@@ -60,12 +60,12 @@ class Batch(TensorClass):
     age: Tensor | None = None
     """int64 [N, R], of `Learner.credit` where it is given a version: the trainer's version less the token's."""
     ref_log_prob: Tensor | None = None
-    """float32 [N, R], of `Learner.credit` or `Learner.step` where there is a reference: its log-probs."""
+    """float32 [N, R], of `Learner.credit` or `Learner.step` where there is a reference or a teacher: its log-probs."""
     old_log_prob: Tensor | None = None
     """float32 [N, R], of `Learner.credit` where several updates are made of a batch and `policy.old_log_prob=trainer`:
     the trainer's log-probs before the first."""
     advantage: Tensor | None = None
-    """float32 [N, 1] (or [N, R]), of `training.credit`: against the rest of the group."""
+    """float32 [N, 1] (or [N, R]), of `training.credit`: the reward's, against the rest of the group."""
     mask: Tensor | None = None
     """bool [N, R], of `training.credit`: the tokens in the loss."""
     weight: Tensor | None = None

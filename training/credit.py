@@ -47,7 +47,9 @@ def credit(
     advantage = batch_advantage(policy, rewards.view(grouped), valid.view(grouped), drawn, parts)
     batch.advantage = advantage.float()
     stopped = batch.finish_reason[:, 0] == FINISH_REASONS.index("stop")
-    kept = rows_in_loss(policy, lengths, stopped, max_tokens) & valid
+    kept = rows_in_loss(policy, lengths, stopped, max_tokens)
+    if policy.reward_coef != 0:  # else a teacher's word does not depend on a verdict
+        kept &= valid
     if policy.filter_range is not None:  # else a row that is valid makes its group one of those
         kept &= in_range(policy, groups).repeat_interleave(len(kept) // len(groups))
     batch.mask = batch.tokens.loss_mask & kept[:, None]

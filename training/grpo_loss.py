@@ -38,8 +38,8 @@ class GRPOLoss(LossModule):
         """Where the input holds what; the names are those of `training.batch.Batch`, which says what each is.
 
         temperature: read where the scorer has none of its own. old_log_prob: where it is missing, the weights have not
-        moved since the batch was drawn. ref_log_prob: needed where the KL to the reference is in the loss. weight,
-        penalty: of a microbatch, where they depend on the whole batch.
+        moved since the batch was drawn. ref_log_prob: needed where the KL to the reference is in the loss, or a teacher
+        in the advantage. weight, penalty: of a microbatch, where they depend on the whole batch.
         """
 
         tokens: NestedKey = "tokens"
@@ -73,7 +73,8 @@ class GRPOLoss(LossModule):
         needed = [keys.tokens, keys.sample_log_prob, keys.advantage, keys.mask]
         if self.scorer.temperature is None:
             needed.append(keys.temperature)
-        if self.policy.kl_coef and self.policy.kl_placement == "loss":
+        kl_in_the_loss = self.policy.kl_coef != 0 and self.policy.kl_placement == "loss"
+        if kl_in_the_loss or self.policy.distill_coef != 0:
             needed.append(keys.ref_log_prob)
         return needed
 

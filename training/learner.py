@@ -26,13 +26,15 @@ class StepReport:
     """What an optimizer step did.
 
     metrics: ready to log. log_ratio, entropy: float32 [N, R] of the batch, 0 outside the loss: trainer less engine
-    before the update, and the entropy of the trainer's distribution, in nats.
+    before the update, and the entropy of the trainer's distribution, in nats. advantage: float32 [N, 1] or [N, R], with
+    which it was trained on: the reward's by `policy.reward_coef`, and a teacher's.
     """
 
     metrics: dict[str, float]
     skipped: bool
     log_ratio: Tensor
     entropy: Tensor
+    advantage: Tensor
 
 
 class Learner(Protocol):

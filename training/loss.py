@@ -42,7 +42,8 @@ def loss_terms(
     log_prob: [N, R], the trainer's, with gradient. sample_log_prob: [N, R], the engine's.
     old_log_prob: [N, R], the trainer's before the first update on this batch, for `old_log_prob=trainer`;
         None stands for `log_prob` itself, which is right while the weights have not moved since.
-    ref_log_prob: [N, R] or None. advantage: [N, 1] or [N, R]. mask: [N, R], the positions in the loss.
+    ref_log_prob: [N, R], the reference's or the teacher's, or None. advantage: [N, 1] or [N, R], the reward's.
+    mask: [N, R], the positions in the loss.
     entropy: [N, R] over the vocabulary, for `entropy_form=full`; without an `entropy_coef` only a metric.
     environment: bool [N, R], the tokens that the environment wrote, of which `log_prob` then says something too; None:
         there are none.
@@ -150,12 +151,17 @@ def _ratio_metrics(policy: PolicyConfig, inputs: LossInputs) -> Metrics:
 @torch.no_grad()
 def _divergence_metrics(policy: PolicyConfig, inputs: LossInputs, weights: TokenWeights) -> Metrics:
     """`kl/...` by the policy's estimator; `mismatch/gap`: mean |old - engine|; `mismatch/capped`: share of
-    tokens whose weight is at the cap or masked out; `loss/tokens_dropped`: of those without a policy term."""
-    others = {"inference": inputs.sample} | ({} if inputs.ref is None else {"ref": inputs.ref})
+    tokens whose weight is at the cap or masked out; `loss/tokens_dropped`: of those without a policy term;
+    `distill/...`: mean and mean size of what a teacher adds to the advantages."""
+    others = {"inference": inputs.sample}
+    if inputs.ref is not None:
+        others["ref" if inputs.distilled is None else "teacher"] = inputs.ref
     means = {
         f"kl/{name}": kl_estimate(policy, inputs.log_prob, other, inputs.mask)
         for name, other in others.items()
     }
+    if inputs.distilled is not None:
+        means |= {"distill/mean": inputs.distilled, "distill/size": inputs.distilled.abs()}
     if inputs.entropy is not None:
         means["entropy"] = inputs.entropy
     if policy.old_log_prob == "trainer":

@@ -7,15 +7,17 @@ import torch
 from torch import Tensor
 
 from config.policy import PolicyConfig
+from training.kl import ESTIMATORS
 
 
 @dataclass(frozen=True)
 class LossInputs:
     """The batch, [N, R] each (advantage too); zeros (ratio: ones) stand outside the loss where it matters.
 
-    log_prob: with gradient. old, sample, ref: other log-probs of the same tokens, without. mask: in the loss.
-    inside: what is summed, `mask` unless `read_padding`. log_ratio: of each token, log_prob - old, with
-    gradient. ratio: by `policy.ratio`, with gradient. entropy: over the vocabulary, or None.
+    log_prob: with gradient. old, sample, ref: other log-probs of the same tokens, without. advantage: of the reward and
+    of the teacher together. distilled: the teacher's part of it, or None. mask: in the loss. inside: what is summed,
+    `mask` unless `read_padding`. log_ratio: of each token, log_prob - old, with gradient. ratio: by `policy.ratio`,
+    with gradient. entropy: over the vocabulary, or None.
     """
 
     log_prob: Tensor
@@ -23,6 +25,7 @@ class LossInputs:
     old: Tensor
     ref: Tensor | None
     advantage: Tensor
+    distilled: Tensor | None
     mask: Tensor
     inside: Tensor
     log_ratio: Tensor
@@ -41,7 +44,11 @@ class LossInputs:
         mask: Tensor,
         entropy: Tensor | None = None,
     ) -> "LossInputs":
-        """Of the arguments of `training.loss.loss_terms`; half precision becomes float32. mask: bool."""
+        """Of the arguments of `training.loss.loss_terms`; half precision becomes float32. mask: bool.
+
+        Raises:
+            ValueError: there is no `ref_log_prob`, and `policy.distill_coef` is not 0.
+        """
         dtype = torch.promote_types(log_prob.dtype, torch.float32)
         inside = torch.ones_like(mask) if policy.read_padding else mask
 
@@ -58,20 +65,42 @@ class LossInputs:
         chosen = LOG_RATIOS[policy.ratio](log_ratio, mask, policy.length_epsilon)
         if policy.log_ratio_min is not None or policy.log_ratio_max is not None:
             chosen = chosen.clamp(policy.log_ratio_min, policy.log_ratio_max)
+        ref = None if ref_log_prob is None else clean(ref_log_prob.detach())
+        worth = policy.reward_coef * clean(advantage.detach().expand_as(mask))
+        distilled = distilled_advantage(policy, log_prob.detach(), old, ref, mask)
         if policy.entropy_form == "sampled":
             entropy = -log_prob.exp() * log_prob
         return cls(
             log_prob=log_prob,
             sample=sample,
             old=old,
-            ref=None if ref_log_prob is None else clean(ref_log_prob.detach()),
-            advantage=clean(advantage.detach().expand_as(mask)),
+            ref=ref,
+            advantage=worth if distilled is None else worth + distilled,
+            distilled=distilled,
             mask=mask,
             inside=inside,
             log_ratio=log_ratio,
             ratio=chosen.exp(),
             entropy=None if entropy is None else clean(entropy),
         )
+
+
+def distilled_advantage(
+    policy: PolicyConfig, log_prob: Tensor, old: Tensor, ref: Tensor | None, mask: Tensor
+) -> Tensor | None:
+    """Each token's advantage by the teacher, [N, R], 0 outside `mask`; None for `policy.distill_coef=0`.
+
+    log_prob, old: the policy's, of now and in the denominator of the ratio. ref: the teacher's.
+    """
+    if policy.distill_coef == 0:
+        return None
+    if ref is None:
+        raise ValueError(f"policy.distill_coef={policy.distill_coef} needs ref_log_prob")
+    student = old if policy.distill_log_prob == "old" else log_prob
+    estimate = ESTIMATORS[policy.distill_estimator](torch.where(mask, ref - student, 0.0))
+    if policy.distill_clamp is not None:
+        estimate = estimate.clamp(-policy.distill_clamp, policy.distill_clamp)
+    return -policy.distill_coef * estimate
 
 
 def row_sum(values: Tensor, mask: Tensor) -> Tensor:

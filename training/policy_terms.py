@@ -101,7 +101,7 @@ def teaching_rows(policy: PolicyConfig, advantage: Tensor, mask: Tensor) -> Tens
 
     It is zero where the advantage is, if nothing but a `PROPORTIONAL` policy term has a gradient.
 
-    advantage: [N, 1] or [N, R]. mask: bool [N, R], the tokens in the loss.
+    advantage: [N, 1] or [N, R], the reward's; a teacher may add to any of them. mask: bool [N, R], in the loss.
     """
     others = (
         policy.kl_coef if policy.kl_placement == "loss" else 0.0,
@@ -111,6 +111,8 @@ def teaching_rows(policy: PolicyConfig, advantage: Tensor, mask: Tensor) -> Tens
     )
     if policy.objective not in PROPORTIONAL or any(others) or policy.uses_entropy:
         return torch.ones(len(mask), dtype=torch.bool, device=mask.device)
+    if policy.distill_coef != 0:
+        return mask.any(1)
     return (advantage != 0).any(1) & mask.any(1)
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from config.policy import PolicyConfig
 from config.schema import Config
 from envs.group import Group
 from envs.judging.judge import part_weights
@@ -172,7 +173,7 @@ class SplitLearner(ABC):
         totals = BatchTotals.of(policy, batch.mask, environment_tokens(batch.tokens, batch.mask))
         coef = self.entropy_control.applied
         parts = self._gradients(self._rounds(batch, shares, totals, coef))
-        log_ratio, entropy = _of_batch(batch, shares, parts)
+        log_ratio, entropy, advantage = _of_batch(policy, batch, shares, parts)
         update = self._update()
         self.optimizer_steps += 1
         report = {"kl/ref": 0.0, "loss/kl": 0.0, "loss/entropy": 0.0}
@@ -189,7 +190,7 @@ class SplitLearner(ABC):
         elif not update.overflow:
             self._count_nonfinite(report, batch)
         report["loss/nonfinite_steps"] = float(self.nonfinite_steps)
-        return StepReport(report, not update.applied, log_ratio, entropy)
+        return StepReport(report, not update.applied, log_ratio, entropy, advantage)
 
     def _rounds(
         self, batch: Batch, shares: list[list[Microbatch]], totals: BatchTotals, entropy_coef: float
@@ -231,7 +232,7 @@ class SplitLearner(ABC):
             log_prob,
             batch.sample_log_prob,
             batch.old_log_prob,
-            None,
+            batch.ref_log_prob,
             batch.advantage,
             batch.mask,
             entropy,
@@ -267,18 +268,27 @@ class SplitLearner(ABC):
             )
 
 
-def _of_batch(batch: Batch, shares: list[list[Microbatch]], parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
-    """Log-ratios and entropies [N, R] of the tokens in the loss, from where each microbatch went."""
-    assert batch.mask is not None
+def _of_batch(
+    policy: PolicyConfig, batch: Batch, shares: list[list[Microbatch]], parts: Sequence[Part]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-ratios, entropies and advantages [N, R] of the tokens in the loss, from where each microbatch went."""
+    assert batch.mask is not None and batch.advantage is not None
     log_ratio, entropy = (torch.zeros(batch.mask.shape) for _ in range(2))
+    taught = policy.distill_coef != 0
+    advantage = torch.zeros(batch.mask.shape) if taught else policy.reward_coef * batch.advantage
     for share, part in zip(shares, parts, strict=True):
         for piece, tokens in zip(share, part.tokens, strict=True):
             if piece.idle:
                 continue
             mask = batch.mask[piece.rows]
-            for whole, values in ((log_ratio, tokens.log_ratio), (entropy, tokens.entropy)):
-                whole[piece.rows] = torch.zeros(mask.shape).masked_scatter_(mask, values.float().cpu())
-    return log_ratio, entropy
+            for whole, values in (
+                (log_ratio, tokens.log_ratio),
+                (entropy, tokens.entropy),
+                (advantage, tokens.advantage),
+            ):
+                if values is not None:
+                    whole[piece.rows] = torch.zeros(mask.shape).masked_scatter_(mask, values.float().cpu())
+    return log_ratio, entropy, advantage
 
 
 COUNTERS = ("optimizer_steps", "nonfinite_steps", "nonfinite_in_a_row")

@@ -76,12 +76,18 @@ def outside(low: float, high: float) -> Crossed:
     return lambda values, config: max(values) < low or min(values) > high
 
 
+def where_rewards_teach(crossed: Crossed) -> Crossed:
+    """Only where equal rewards teach nothing: no teacher has a word."""
+    return lambda values, config: not config.policy.teaches_equal_rewards and crossed(values, config)
+
+
 def grows(values: Sequence[float], config: Config) -> bool:
     return all(later > earlier for earlier, later in pairwise(values))
 
 
 def does_not_rise(values: Sequence[float], config: Config) -> bool:
-    return mean(values[-10:]) <= mean(values[:10])
+    trained = config.policy.reward_coef != 0
+    return trained and mean(values[-10:]) <= mean(values[:10])
 
 
 def near_the_timeout(values: Sequence[float], config: Config) -> bool:
@@ -135,7 +141,7 @@ BOUNDS = (
         "warning",
         "reward/zero_variance_groups",
         "above 0.8 before the task is solved: too easy or too hard",
-        above(0.8),
+        where_rewards_teach(above(0.8)),
         "All completions of a group get one reward, so that nothing tells a better one from a worse one",
         "other prompts (`env.difficulty`), a larger `env.repeats`, or a reward with more steps between 0 and 1",
         rows=5,
@@ -226,7 +232,7 @@ BOUNDS = (
         "warning",
         "groups/duplicates",
         "above 0.95 before the task is solved: completions of one group are the same text",
-        above(0.95),
+        where_rewards_teach(above(0.95)),
         "The policy is nearly deterministic, or is drawn from as if it were: such a group teaches nothing",
         "raise `inference_model.temperature` or `policy.entropy_coef`, lower `optimizer.lr`",
         rows=5,

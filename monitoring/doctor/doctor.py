@@ -69,7 +69,8 @@ class Doctor:
         if history.taught or not history.seen or history.seen < optimizer_steps:
             return
         why, helps = explanation(list(history.idle), history.config)
+        source = "a teacher" if history.config.policy.distill_coef != 0 else "rewards"
         raise RunError(
-            f"nothing was learned: none of {history.seen} optimizer steps had a gradient that came from rewards. "
+            f"nothing was learned: none of {history.seen} optimizer steps had a gradient that came from {source}. "
             f"{why}. What helps: {helps}"
         )

@@ -141,9 +141,12 @@ def _accuracy(row: Row) -> float:
 
 
 def teaches(row: Row, config: Config) -> bool:
-    """Whether a step had a gradient that came from rewards, and not from the KL to the reference alone."""
+    """Whether a step had a gradient that came from rewards or a teacher, and not from the KL to the reference alone."""
+    moved = 0 < row["grad_norm"] < math.inf
+    if config.policy.teaches_equal_rewards:
+        return bool(moved and row["sample_utilization"] > 0)
     equal = row["reward/zero_variance_groups"] >= 1 and not row.get("reward/length")
     if equal and config.policy.baseline != "none":
         return False
     some = row["advantage/std"] > 0 or row["advantage/mean"] != 0
-    return bool(some and 0 < row["grad_norm"] < math.inf)
+    return bool(some and moved)

@@ -39,7 +39,8 @@ def explanation(rows: Sequence[Row], config: Config) -> tuple[str, str]:
     if share("reward/errors") >= 0.5:
         found.append(f"{share('reward/errors'):.0%} of the answers could not be judged")
         helps.append("mend the reward (run=rewards tries it on saved answers)")
-    if share("reward/zero_variance_groups") >= 1:
+    from_rewards = not config.policy.teaches_equal_rewards
+    if from_rewards and share("reward/zero_variance_groups") >= 1:
         reward = share("reward/mean")
         found.append(f"all {config.optim_batch_groups} groups had equal rewards (mean {reward:.2f})")
     if share("reward/invalid") >= 0.5:
@@ -58,9 +59,12 @@ def explanation(rows: Sequence[Row], config: Config) -> tuple[str, str]:
     if not all(math.isfinite(row["grad_norm"]) for row in rows):
         found.append("gradients were not finite")
         helps.append("lower optimizer.lr")
-    if any(row["grad_norm"] > 0 for row in rows) and config.policy.kl_coef > 0:
+    if config.policy.distill_coef != 0 and share("sample_utilization") > 0 and share("kl/teacher") == 0:
+        found.append("the teacher finds every token as likely as the policy does")
+        helps.append("another teacher (ref_model.name), or one that sees the answer (policy=opsd)")
+    if from_rewards and any(row["grad_norm"] > 0 for row in rows) and config.policy.kl_coef > 0:
         found.append("only the KL to the reference moved the weights")
-    if share("reward/zero_variance_groups") >= 1 and share("reward/errors") < 0.5:
+    if from_rewards and share("reward/zero_variance_groups") >= 1 and share("reward/errors") < 0.5:
         if mean([row.get("reward/accuracy", row["reward/mean"]) for row in rows]) >= 1:
             helps.append("harder prompts: every answer is right")
         else:
@@ -77,7 +81,7 @@ IDLE = (
         "nothing_taught",
         "alarm",
         _METRICS,
-        f"{IDLE_STEPS} optimizer steps in a row had no gradient that came from rewards",
+        f"{IDLE_STEPS} optimizer steps in a row had no gradient that came from rewards or a teacher",
         "All groups had equal rewards, or nothing could be judged, or nothing was in the loss: the finding says which",
         "what the finding names: the reward, the prompts, `inference_model.max_tokens`, `policy.filter_range`",
         taught_nothing,

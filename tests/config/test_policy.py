@@ -16,6 +16,9 @@ from config.trust_region import TrustRegion
 
 NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
 ROOT = Path(__file__).resolve().parents[2]
+TEACHER = {"distill_coef": 1.0, "kl_coef": 0.0}
+SHOWN = "{prompt} It is {answer}."
+"""What a teacher may be shown."""
 
 
 def test_the_presets_are_there() -> None:
@@ -23,7 +26,9 @@ def test_the_presets_are_there() -> None:
     papers += (
         " adaptive_entropy clip_cov dppo dppo_kl echo gdpo gmpo high_entropy icepop kl_cov kpop luspo maxrl"
     )
-    papers += " mis_sequence opsm pass_at_k reinforce_pp reinforce_pp_baseline sapo unbiased_kl vespo"
+    papers += (
+        " mis_sequence opd opsd opsm pass_at_k reinforce_pp reinforce_pp_baseline sapo unbiased_kl vespo"
+    )
     systems = "coati_dapo coati_grpo megatron nanochat torchrl trl verl"
     assert set(NAMES) == {*papers.split(), *(f"compat_{system}" for system in systems.split())}
 
@@ -63,6 +68,28 @@ def test_overrides() -> None:
         ({"objective": "geometric", "ratio": "sequence"}, r"set policy.ratio=token, not sequence"),
         ({"dynamic_batching": True}, r"needs policy.filter_range"),
         ({"filter_range": [0.9, 0.1]}, r"filter_range=\[0.9, 0.1\].*low < high"),
+        ({"reward_coef": -1.0}, r"reward_coef=-1.0.*0 or above"),
+        ({"distill_coef": float("inf")}, r"distill_coef=inf.*finite"),
+        ({"distill_clamp": 0.0}, r"distill_clamp=0.0.*above 0"),
+        ({"distill_log_prob": "now"}, r"distill_log_prob='now'.*choose one of old, current"),
+        ({"distill_estimator": "k4"}, r"distill_estimator='k4'.*choose one of k1"),
+        (
+            {"reward_coef": 0.0, "kl_coef": 0.0},
+            r"reward_coef=0.0.*nothing to learn from: set .*distill_coef=1",
+        ),
+        ({"reward_coef": 0.0, "filter_range": [0.0, 1.0]}, r"filter_range=\[0.0, 1.0\].*reward_coef=0: set"),
+        (
+            {"reward_coef": 0.0, "kl_placement": "reward"},
+            r"kl_placement=reward.*set policy.kl_placement=loss",
+        ),
+        ({"distill_coef": 1.0, "objective": "geometric"}, r"objective=geometric.*set policy.distill_coef=0"),
+        ({"teacher_prompt": "{prompt}", **TEACHER}, r"teacher_prompt={prompt}.*lacks {answer}"),
+        ({"teacher_prompt": "", **TEACHER}, r"teacher_prompt= .*lacks {prompt} and {answer}"),
+        ({"teacher_prompt": SHOWN, **TEACHER, "kl_coef": 0.1}, r"kl_coef=0.1.*sees the answer: set it to 0"),
+        (
+            {"teacher_prompt": SHOWN, "kl_coef": 0.0},
+            r"distill_coef=0.0.*no teacher reads policy.teacher_prompt",
+        ),
         ({"filter_attempts": 0}, r"filter_attempts=0.*above 0"),
         ({"log_ratio_min": 1.0}, r"must enclose 0"),
         ({"entropy_coef": float("inf")}, r"entropy_coef=inf.*finite"),
@@ -83,6 +110,28 @@ def test_overrides() -> None:
 def test_bad_values(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_policy("grpo", **overrides)
+
+
+def test_what_a_teacher_may_be_shown() -> None:
+    assert load_policy("grpo", teacher_prompt=SHOWN, **TEACHER).teacher_prompt == SHOWN
+    assert load_policy("opsd").teacher_prompt and load_policy("opd").teacher_prompt is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "first"),
+    [
+        ({}, False),
+        ({"kl_placement": "reward"}, True),
+        ({"kl_placement": "reward", "kl_coef": 0.0}, False),
+        ({"distill_coef": 1.0}, False),
+        ({"distill_coef": 1.0, "select_tokens": "kl_covariance"}, True),
+        ({"select_tokens": "kl_covariance"}, False),
+    ],
+)
+def test_when_the_reference_has_to_score_before_the_first_microbatch(
+    fields: dict[str, Any], first: bool
+) -> None:
+    assert PolicyConfig(**fields).scores_reference_first == first
 
 
 def test_unknown_preset() -> None:
@@ -109,7 +158,7 @@ def test_every_choice_is_known_to_the_code() -> None:
     assert set(dynamic_sampling.FILTER_STATISTICS) == set(CHOICES["filter_on"])
     assert set(aggregation.ROW_WEIGHTS) == set(CHOICES["aggregation"])
     assert {"same", *aggregation.ROW_WEIGHTS} == set(CHOICES["kl_aggregation"])
-    assert set(kl.ESTIMATORS) == set(CHOICES["kl_estimator"])
+    assert set(kl.ESTIMATORS) == set(CHOICES["kl_estimator"]) == set(CHOICES["distill_estimator"])
     assert set(loss.KL_IMPORTANCE) == set(CHOICES["kl_importance"])
     assert set(loss_inputs.LOG_RATIOS) == set(CHOICES["ratio"])
     terms = policy_terms.POLICY_TERMS

@@ -34,6 +34,13 @@ def message(*overrides: str) -> str:
     return readable(caught.value)
 
 
+def test_a_teacher_alone_needs_no_group() -> None:
+    for overrides in (("policy=opd", "ref_model.name=teacher"), ("policy=opsd",)):
+        assert composed("grpo_quickstart", "env.repeats=1", *overrides).policy.distill_coef == 1
+    text = message("policy=opd", "ref_model.name=teacher", "policy.reward_coef=1", "env.repeats=1")
+    assert "env.repeats=1" in text and "policy.reward_coef=0" in text
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_shipped_experiment_composes(name: str) -> None:
     config = composed(name)
@@ -92,6 +99,10 @@ def test_batch_arithmetic() -> None:
         ("train.epochs=many", r"train\.epochs: .*many"),
         ("train.epochs=0", r"train\.epochs=0: must be at least 1"),
         ("env.repeats=1", r"env\.repeats=1 with policy\.baseline=mean.*policy\.baseline=none"),
+        (
+            "policy=opd",
+            r"policy\.distill_coef=1\.0 \(policy opd\) without a teacher.*set ref_model\.name.*policy=opsd",
+        ),
         ("train.optim_batch_size=100", r"train\.optim_batch_size=100 does not divide"),
         ("train.optim_batch_size=4", r"not a multiple of env\.repeats=8.*take 8"),
         (

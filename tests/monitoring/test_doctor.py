@@ -224,6 +224,27 @@ def test_equal_rewards_teach_nothing_whatever_moves_the_weights(config: Config) 
     checked(alone, [row(1, only_kl | {"advantage/mean": 1.0})])
 
 
+def test_equal_rewards_are_no_reason_where_a_teacher_teaches() -> None:
+    equal = {"reward/zero_variance_groups": 1.0, "advantage/std": 0.0, "groups/duplicates": 1.0}
+    for fields in (("policy=opsd",), ("policy=opd", "ref_model.name=teacher", "policy.reward_coef=1")):
+        taught = configured(*fields)
+        assert run_of(taught, 40, **equal) == []
+        checked(taught, [row(step, equal) for step in (1, 2, 3)])
+    flat = run_of(configured("policy=opsd"), 60, **equal, **{"reward/mean": 0.4})
+    assert flat == []  # rewards are measured alone
+
+
+def test_a_teacher_that_is_the_policy_teaches_nothing() -> None:
+    agreed = NOTHING | {"kl/teacher": 0.0}
+    config = configured("policy=opd", "ref_model.name=teacher")
+    with pytest.raises(
+        RunError, match=r"came from a teacher. The teacher finds every token as likely .*opsd"
+    ):
+        checked(config, [row(step, agreed) for step in (1, 2, 3)])
+    (said,) = run_of(config, 5, **agreed)
+    assert "equal rewards" not in said and "taught nothing" in said
+
+
 def test_a_resumed_run_knows_what_was_said_and_taught_before(config: Config) -> None:
     doctor = Doctor(config)
     doctor.remember([row(step, {"reward/errors": 0.5}) for step in (1, 2, 3)])

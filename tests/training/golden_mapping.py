@@ -28,6 +28,7 @@ class Call:
     log_prob: str = "logp"
     old: str = "old"
     sample: str = "inf"
+    ref: str = "ref"
     environment: Tensor | None = None
     expected_loss: Callable[[dict[str, Any]], float] = field(default=lambda expected: float(expected["loss"]))
 

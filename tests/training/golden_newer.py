@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from tests.training.golden_mapping import Call, Inputs
+from tests.training.golden_newer_teachers import TEACHERS
 from tests.training.golden_newer_verl import (
     UNCLIPPED,
     VERL_AND_PRIME,
@@ -298,26 +299,30 @@ def trl_gmpo(params: Params, inputs: Inputs) -> Call:
 
 SKYRL = "skyrl.backends.skyrl_train.utils.ppo_utils."
 AREAL = "areal.utils.functional.functional."
-NEWER: dict[str, Mapping] = VERL_AND_PRIME | {
-    f"{SKYRL}dppo_policy_loss": skyrl("dppo", skyrl_dppo),
-    f"{SKYRL}rollout_is_policy_loss": skyrl(
-        "icepop", lambda params: skyrl_rollout_is(params) | {"mismatch": "none"}
-    ),
-    f"{SKYRL}ppo_policy_loss": skyrl("icepop", skyrl_correction),
-    f"{SKYRL}sapo_policy_loss": skyrl("sapo", skyrl_sapo),
-    f"{SKYRL}compute_policy_loss_clip_cov": skyrl("clip_cov", skyrl_clip_cov),
-    f"{SKYRL}compute_policy_loss_kl_cov": skyrl("kl_cov", skyrl_kl_cov),
-    f"{SKYRL}importance_sampling_loss": skyrl("dppo", lambda params: {"trust_regions": []}),
-    f"{AREAL}ppo_actor_loss_fn": areal("kpop"),
-    f"{AREAL}cispo_loss_fn": areal_cispo,
-    f"{AREAL}sapo_loss_fn": areal_sapo,
-    "openrlhf.models.loss.PolicyLoss": openrlhf,
-    "compute_opsm_mask": slime_opsm,
-    "icepop_function": slime_weights("mask"),
-    "vanilla_tis_function": slime_weights("truncate"),
-    "compute_policy_loss(.2,.28)": slime_kl,
-    "nemo_rl.algorithms.loss.loss_functions.ClippedPGLossFn.__call__": nemo,
-    "trl.GRPOTrainer._compute_loss": trl,
-    "trl.experimental.gmpo.GMPOTrainer._compute_loss": trl_gmpo,
-}
+NEWER: dict[str, Mapping] = (
+    VERL_AND_PRIME
+    | TEACHERS
+    | {
+        f"{SKYRL}dppo_policy_loss": skyrl("dppo", skyrl_dppo),
+        f"{SKYRL}rollout_is_policy_loss": skyrl(
+            "icepop", lambda params: skyrl_rollout_is(params) | {"mismatch": "none"}
+        ),
+        f"{SKYRL}ppo_policy_loss": skyrl("icepop", skyrl_correction),
+        f"{SKYRL}sapo_policy_loss": skyrl("sapo", skyrl_sapo),
+        f"{SKYRL}compute_policy_loss_clip_cov": skyrl("clip_cov", skyrl_clip_cov),
+        f"{SKYRL}compute_policy_loss_kl_cov": skyrl("kl_cov", skyrl_kl_cov),
+        f"{SKYRL}importance_sampling_loss": skyrl("dppo", lambda params: {"trust_regions": []}),
+        f"{AREAL}ppo_actor_loss_fn": areal("kpop"),
+        f"{AREAL}cispo_loss_fn": areal_cispo,
+        f"{AREAL}sapo_loss_fn": areal_sapo,
+        "openrlhf.models.loss.PolicyLoss": openrlhf,
+        "compute_opsm_mask": slime_opsm,
+        "icepop_function": slime_weights("mask"),
+        "vanilla_tis_function": slime_weights("truncate"),
+        "compute_policy_loss(.2,.28)": slime_kl,
+        "nemo_rl.algorithms.loss.loss_functions.ClippedPGLossFn.__call__": nemo,
+        "trl.GRPOTrainer._compute_loss": trl,
+        "trl.experimental.gmpo.GMPOTrainer._compute_loss": trl_gmpo,
+    }
+)
 """By the first word of a case's `function`."""

@@ -305,6 +305,16 @@ def unbiased_kl(b: Batch) -> float:
     )
 
 
+def opd(b: Batch) -> float:
+    """The teacher's log-prob less the engine's is each token's advantage."""
+    return mean(
+        [
+            ppo(exp(b.now[row][t] - b.engine[row][t]), b.ref[row][t] - b.engine[row][t], 0.2, 0.2)
+            for row, t in b.tokens()
+        ]
+    )
+
+
 PLAIN: dict[str, Callable[[Batch], float]] = {
     "grpo": grpo,
     "dapo": dapo,
@@ -342,6 +352,8 @@ PLAIN: dict[str, Callable[[Batch], float]] = {
     "kl_cov": kl_cov,
     "high_entropy": high_entropy,
     "unbiased_kl": unbiased_kl,
+    "opd": opd,
+    "opsd": opd,
 }
 
 

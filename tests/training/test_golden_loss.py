@@ -32,7 +32,7 @@ def run(call: Call, inputs: Inputs) -> tuple[float, list[float], dict[str, float
         log_prob,
         inputs[call.sample],
         inputs[call.old],
-        inputs["ref"],
+        inputs[call.ref],
         call.advantage,
         call.mask,
         totals=call.totals,

@@ -122,7 +122,7 @@ def test_two_learner_ranks_and_two_scorer_ranks_are_one_process(
     assert_equal_training(one, two, groups)
 
 
-@pytest.mark.parametrize("train", [{"epochs": 2}, {"packing": False}, {"max_tokens_per_microbatch": 40}])
+@pytest.mark.parametrize("train", [{"epochs": 2}, {"max_tokens_per_microbatch": 40}])
 def test_one_learner_and_scorers_are_one_process(
     train: dict[str, Any], scorers: Scorers, model: str, groups: list[Group], tmp_path: Path
 ) -> None:

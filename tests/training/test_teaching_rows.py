@@ -92,7 +92,7 @@ def test_the_update_and_the_metrics_are_those_of_all_groups(
         for all_teach in (False, True)
     )
     assert everyone == set(range(8))
-    assert some == everyone - set(SETTLED)
+    assert some == (everyone if policy.distill_coef else everyone - set(SETTLED))
     assert (gradient - whole).norm() / whole.norm() < 1e-9
     torch.testing.assert_close(one.log_ratio, other.log_ratio, rtol=0, atol=1e-6)
     torch.testing.assert_close(one.entropy, other.entropy, rtol=1e-6, atol=1e-6)
@@ -116,6 +116,12 @@ def test_an_unknown_policy_term_teaches_from_every_row() -> None:
     policy.objective = "of a user"
     assert teaching_rows(policy, advantage, mask).all()
     assert POLICY_TERMS.keys() >= PROPORTIONAL
+
+
+def test_a_teacher_teaches_from_every_row_in_the_loss() -> None:
+    advantage, mask = torch.tensor([[0.0], [1.0], [1.0]]), torch.tensor([[True], [True], [False]])
+    policy = PolicyConfig(kl_coef=0.0, distill_coef=0.1)
+    assert teaching_rows(policy, advantage, mask).tolist() == [True, True, False]
 
 
 def test_a_step_without_any_advantage_moves_the_weights_as_it_did(

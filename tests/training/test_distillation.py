@@ -1,0 +1,214 @@
+"""On-policy distillation: the teacher's part of the advantage, by hand, and what it passes through."""
+
+import copy
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from config.policy import CHOICES, PolicyConfig, load_policy
+from envs.group import Group, Verdict
+from tests.groups import drawn_from_tiny
+from tests.training.scorers import REPEATS, make_learner
+from training.local_learner import LocalLearner
+from training.loss import objective
+from training.loss_inputs import LossInputs
+from training.loss_metrics import finalize_metrics
+
+MASK = torch.tensor([[True, True, False], [True, False, False]])
+
+
+def tensor(*rows: list[float]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+NOW = tensor([-1.0, -0.5, -9.0], [-0.2, -9.0, -9.0])
+ENGINE = tensor([-1.2, -0.4, -9.0], [-0.3, -9.0, -9.0])
+TRAINER = tensor([-1.1, -0.6, -9.0], [-0.25, -9.0, -9.0])
+TEACHER = tensor([-0.9, -1.4, math.nan], [-0.2, math.inf, -math.inf])
+REWARD = tensor([2.0], [-1.0])
+
+
+def inputs(**fields: Any) -> LossInputs:
+    policy = load_policy("opd", **fields)
+    return LossInputs.of(policy, NOW.clone().requires_grad_(), ENGINE, TRAINER, TEACHER, REWARD, MASK)
+
+
+def loss_of(
+    policy: PolicyConfig, now: Tensor, teacher: Tensor | None, engine: Tensor = ENGINE
+) -> tuple[Tensor, Any]:
+    """The gradient in `now`, and the metrics."""
+    leaf = now.clone().requires_grad_()
+    loss, metrics = objective(policy, leaf, engine, TRAINER, teacher, REWARD, MASK, entropy=-leaf.detach())
+    loss.backward()
+    assert leaf.grad is not None
+    return leaf.grad, finalize_metrics(metrics)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, tensor([0.3, -1.0, 0.0], [0.1, 0.0, 0.0])),
+        ({"old_log_prob": "trainer"}, tensor([0.2, -0.8, 0.0], [0.05, 0.0, 0.0])),
+        ({"distill_log_prob": "current"}, tensor([0.1, -0.9, 0.0], [0.0, 0.0, 0.0])),
+        ({"distill_coef": 0.5}, tensor([0.15, -0.5, 0.0], [0.05, 0.0, 0.0])),
+        ({"reward_coef": 0.1}, tensor([0.5, -0.8, 0.0], [0.0, 0.0, 0.0])),
+        ({"distill_clamp": 0.25}, tensor([0.25, -0.25, 0.0], [0.1, 0.0, 0.0])),
+        ({"distill_estimator": "k2"}, tensor([-0.045, -0.5, 0.0], [-0.005, 0.0, 0.0])),
+        ({"distill_estimator": "abs", "distill_coef": 2.0}, tensor([-0.6, -2.0, 0.0], [-0.2, 0.0, 0.0])),
+    ],
+)
+def test_the_advantage_by_hand(fields: dict[str, Any], expected: Tensor) -> None:
+    made = inputs(**fields)
+    torch.testing.assert_close(made.advantage, expected, rtol=1e-12, atol=1e-12)
+    assert not made.advantage.requires_grad
+
+
+def test_with_the_trainers_log_probs_of_now_where_no_update_was_made() -> None:
+    policy = load_policy("opd", old_log_prob="trainer")
+    made = LossInputs.of(policy, NOW, ENGINE, None, TEACHER, REWARD, MASK)
+    torch.testing.assert_close(made.advantage[MASK], (TEACHER - NOW)[MASK])
+
+
+def test_the_loss_and_its_gradient_by_hand() -> None:
+    """Ratios exp(0.2) > 1.2 (clipped: A > 0), exp(-0.1) and exp(0.1); advantages 0.3, -1 and 0.1; a mean of three."""
+    gradient, numbers = loss_of(load_policy("opd"), NOW, TEACHER)
+    terms = [-1.2 * 0.3, math.exp(-0.1), -math.exp(0.1) * 0.1]
+    assert numbers["loss/objective"] == pytest.approx(sum(terms) / 3, rel=1e-12)
+    expected = tensor([0.0, terms[1] / 3, 0.0], [terms[2] / 3, 0.0, 0.0])
+    torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-15)
+
+
+def test_its_metrics() -> None:
+    _, numbers = loss_of(load_policy("opd", distill_coef=2.0, kl_estimator="k1"), NOW, TEACHER)
+    assert numbers["distill/mean"] == pytest.approx(2 * (0.3 - 1.0 + 0.1) / 3)
+    assert numbers["distill/size"] == pytest.approx(2 * (0.3 + 1.0 + 0.1) / 3)
+    assert numbers["kl/teacher"] == pytest.approx((-0.1 + 0.9 + 0.0) / 3)
+    assert "kl/ref" not in numbers
+    _, plain = loss_of(PolicyConfig(), NOW, TEACHER)
+    assert "kl/ref" in plain and not {"kl/teacher", "distill/mean", "distill/size"} & plain.keys()
+
+
+VARIANTS: list[dict[str, Any]] = [
+    *({"objective": each} for each in CHOICES["objective"] if each != "geometric"),
+    *({"ratio": each, "objective": "none"} for each in CHOICES["ratio"]),
+    *({"select_tokens": each} for each in CHOICES["select_tokens"]),
+    *({"old_log_prob": "trainer", "mismatch": each} for each in CHOICES["mismatch"]),
+    *({"distill_estimator": each} for each in CHOICES["distill_estimator"]),
+    {"trust_regions": [{"measure": "tv", "low": -0.2, "high": 0.2, "side": "outward"}]},
+]
+
+
+@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+def test_a_teacher_that_is_the_policy_moves_nothing(fields: dict[str, Any]) -> None:
+    """On-policy, seeing the same: its advantage is 0, and so is the gradient, exactly."""
+    policy = load_policy("opd", **fields)
+    leaf = NOW.clone().requires_grad_()
+    loss, _ = objective(policy, leaf, NOW, NOW, NOW, REWARD, MASK, entropy=NOW + 10)
+    loss.backward()
+    assert leaf.grad is not None and not leaf.grad.any()
+
+
+@pytest.mark.parametrize("fields", [each for each in VARIANTS if "distill_estimator" not in each], ids=str)
+def test_it_passes_through_as_any_advantage(fields: dict[str, Any]) -> None:
+    """The same numbers as the reward's advantage of each token give the same loss and gradient."""
+    policy = load_policy("opd", **fields)
+    advantage = LossInputs.of(policy, NOW, ENGINE, TRAINER, TEACHER, REWARD, MASK).advantage
+    as_reward = replace(policy, reward_coef=1.0, distill_coef=0.0)
+    results = []
+    for chosen, given in ((policy, REWARD), (as_reward, advantage)):
+        leaf = NOW.clone().requires_grad_()
+        loss, _ = objective(chosen, leaf, ENGINE, TRAINER, TEACHER, given, MASK, entropy=NOW + 10)
+        loss.backward()
+        assert leaf.grad is not None
+        results.append((loss, leaf.grad))
+    assert results[0][0] == results[1][0] and torch.equal(results[0][1], results[1][1])
+    assert results[0][1].any()
+
+
+def test_the_reward_alone_is_weighed_too() -> None:
+    halved, whole = (
+        loss_of(PolicyConfig(kl_coef=0.0, reward_coef=coef), NOW, None)[0] for coef in (0.5, 1.0)
+    )
+    torch.testing.assert_close(halved, whole / 2)
+    kl, _ = loss_of(PolicyConfig(reward_coef=0.0, kl_coef=1.0, kl_estimator="k2"), NOW, TEACHER)
+    torch.testing.assert_close(kl[MASK], (NOW - TEACHER)[MASK] / 3)  # the reference alone teaches
+
+
+def test_a_missing_teacher_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"policy.distill_coef=1.0 needs ref_log_prob"):
+        loss_of(load_policy("opd"), NOW, None)
+
+
+@pytest.fixture(scope="module")
+def groups() -> list[Group]:
+    """Of equal rewards, which teach nothing by themselves."""
+    drawn = drawn_from_tiny(num_groups=8, repeats=REPEATS)
+    for completion in (one for group in drawn for one in group.completions):
+        completion.verdict = Verdict(1.0, {}, "scored")
+    return drawn
+
+
+def taught(tmp_path: Path, policy: PolicyConfig, accumulation: int = 1, beside: bool = False) -> LocalLearner:
+    """A learner whose teacher is another model than its policy."""
+    learner = make_learner(tmp_path, policy, accumulation, beside=beside, dtype=torch.float64)
+    assert learner.worker.reference is not None
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in learner.worker.reference.scorer.model.parameters():
+            weight += 0.05 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+    return learner
+
+
+@pytest.mark.parametrize("select_tokens", ["none", "clip_covariance", "kl_covariance"])
+def test_microbatches_learn_what_one_batch_does(
+    groups: list[Group], select_tokens: str, tmp_path: Path
+) -> None:
+    policy = load_policy("opd", select_tokens=select_tokens, covariance_range=[-5.0, 5.0])
+    learners = [taught(tmp_path, policy, accumulation) for accumulation in (1, 4)]
+    whole, split = (learner.step(learner.credit(groups)) for learner in learners)
+    assert whole.metrics["grad_norm"] > 0
+    for name in ("grad_norm", "loss/objective", "kl/teacher", "distill/mean", "distill/size"):
+        assert split.metrics[name] == pytest.approx(whole.metrics[name], rel=1e-6), name
+    torch.testing.assert_close(split.advantage, whole.advantage, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_the_report_has_the_advantage_that_was_trained_with(
+    groups: list[Group], beside: bool, tmp_path: Path
+) -> None:
+    learner = taught(tmp_path, load_policy("opd", reward_coef=0.5, distill_coef=0.25), 4, beside)
+    mixed = copy.deepcopy(groups)
+    for group in mixed:
+        group.completions[0].verdict = Verdict(0.0, {}, "scored")
+    batch = learner.credit(mixed)
+    assert learner.worker.reference is not None
+    teacher = learner.worker.reference.scorer(batch.tokens, batch.temperature).log_prob.detach()
+    report = learner.step(batch)
+    expected = 0.5 * batch.advantage + 0.25 * (teacher - batch.sample_log_prob)
+    assert report.advantage.shape == batch.mask.shape
+    torch.testing.assert_close(
+        report.advantage[batch.mask], expected[batch.mask].float(), rtol=1e-4, atol=1e-5
+    )
+    assert not report.advantage[~batch.mask].any()
+
+
+def test_without_a_teacher_it_is_the_rewards(groups: list[Group], tmp_path: Path) -> None:
+    learner = make_learner(tmp_path, PolicyConfig(reward_coef=0.5, kl_coef=0.0))
+    batch = learner.credit(groups)
+    batch.advantage = torch.linspace(-1, 1, len(batch))[:, None]
+    assert torch.equal(learner.step(batch).advantage, 0.5 * batch.advantage)
+
+
+def test_a_teacher_alone_needs_no_verdict(groups: list[Group], tmp_path: Path) -> None:
+    broken = copy.deepcopy(groups)
+    broken[0].completions[0].verdict = Verdict(math.nan, {}, "error")
+    alone, together = (
+        make_learner(tmp_path, load_policy("opd", reward_coef=coef)).credit(broken) for coef in (0.0, 1.0)
+    )
+    assert alone.mask[0].any() and not together.mask[0].any()
+    assert alone.advantage.isfinite().all()
