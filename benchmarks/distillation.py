@@ -27,14 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 import grpo  # noqa: E402
 from config.composition import register_schema, to_config  # noqa: E402
-from models.make_quickstart import (  # noqa: E402
-    FOLDER,
-    IGNORED,
-    MAX_OPERAND,
-    pad_batch,
-    save,
-    teach_answer,
-)
+from models.make_quickstart import FOLDER, IGNORED, MAX_OPERAND, pad_batch, save, teach_answer  # noqa: E402
 from run.jobs import run_job  # noqa: E402
 from run.lockstep import Lockstep  # noqa: E402
 
@@ -52,8 +45,6 @@ def train(folder: Path, overrides: Sequence[str]) -> tuple[float, float]:
         config = to_config(compose("grpo_quickstart", overrides=[*quiet, *overrides]))
     folder.mkdir(parents=True, exist_ok=True)
     run_job(config, folder, grpo.train, Lockstep)
-    if json.loads((folder / "summary.json").read_text())["outcome"] == "interrupted":
-        sys.exit(130)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rewards = [row["reward/mean"] for row in rows]
     return rewards[0], sum(rewards[-5:]) / 5
@@ -64,9 +55,7 @@ def teach_to_read(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
     model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / 20) * max(0.02, 1 - step / STEPS)
-    )
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, STEPS)
     generator = random.Random(0)
     for _ in range(STEPS):
         prompts, answers = [], []

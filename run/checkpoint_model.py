@@ -88,25 +88,36 @@ def trained_model(saved: "Saved") -> ModelConfig:
 
 
 def with_model(config: Config) -> tuple[Config, list[str]]:
-    """The config, with a folder in Hugging Face format for a `model.name` that is a checkpoint or a run's folder.
+    """The config, with folders in Hugging Face format for a `model.name` and a `ref_model.name` that are checkpoints or
+    folders of runs.
 
-    Where the run did not make it, it is made beside the checkpoint, RUN/models/NAME, once: a resumed run finds it
+    Where the run did not make one, it is made beside the checkpoint, RUN/models/NAME, once: a resumed run finds it
     again. A plan, which loads nothing, takes the model that the checkpoint's run began from.
     """
-    if not names_checkpoint(config.model.name):
-        return config, []
-    path = Path(config.model.name)
-    alone = _without_checkpoint(path)
+    name, told = _as_model(config.model.name, "model.name", config.run)
+    config = _named(config, name)
+    reference = config.ref_model.name
+    if reference is None or not config.policy.uses_reference:
+        return config, told
+    name, more = _as_model(reference, "ref_model.name", config.run)
+    return replace(config, ref_model=replace(config.ref_model, name=name)), told + more
+
+
+def _as_model(name: str, key: str, job: str) -> tuple[str, list[str]]:
+    """The folder or hub name of the model that a setting names, and what to tell. job: as `Config.run`."""
+    if not names_checkpoint(name):
+        return name, []
+    alone = _without_checkpoint(Path(name))
     if alone is not None:
-        return _named(config, alone), []
-    saved, told = given(path, "model.name")
-    if config.run == "plan":
-        return _named(config, Path(trained_model(saved).name)), told
+        return str(alone), []
+    saved, told = given(Path(name), key)
+    if job == "plan":
+        return trained_model(saved).name, told
     folder = model_of(saved.path.resolve())
     if not folder.is_dir():
         with folder_written_whole(folder) as unfinished:
             write_model(saved, trained_model(saved), unfinished)
-    return _named(config, folder), [*told, f"model.name: the weights of {saved.path}, in {folder}"]
+    return str(folder), [*told, f"{key}: the weights of {saved.path}, in {folder}"]
 
 
 def _without_checkpoint(path: Path) -> Path | None:

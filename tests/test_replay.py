@@ -182,6 +182,7 @@ def test_it_says_where_numbers_part(run: Path, tmp_path: Path) -> None:
             "run=replay optimizer.lr=1: the step is computed with the settings of its run",
         ),
         (3, ["policy=nonsense"], "policy=nonsense: no such preset; known: .*dapo"),
+        (3, ["policy.teacher_prompt={answer} {prompt}"], "which holds no prompts of a teacher: set .*=null"),
     ],
 )
 def test_what_cannot_be_replayed(run: Path, step: int | None, typed: list[str], expected: str) -> None:

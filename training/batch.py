@@ -32,6 +32,12 @@ class Tokens(TensorClass):
     loss_mask: Tensor
     """bool [N, R]: true on the tokens that the model drew; false on padding and on what the environment wrote."""
 
+    def below(self, rows: int) -> "Tokens":
+        """The same for a model of `rows` embeddings: ids from there on, which are no token, become the last one."""
+        return self.replace(
+            prompt=self.prompt.clamp(max=rows - 1), response=self.response.clamp(max=rows - 1)
+        )
+
 
 _OF_RESPONSES = ("response", "response_mask", "loss_mask")
 
