@@ -65,8 +65,8 @@ def teach_to_read(folder: Path) -> None:
             seen = TEACHER_PROMPT.format(prompt=asked, answer=a + b) if shows else asked
             prompts.append(f"<bos><user>{seen}<assistant>")
             answers.append(f"{a + b if shows else teach_answer(a + b, generator)}<eos>")
-        encoded = [tokenizer(texts)["input_ids"] for texts in (prompts, answers)]
-        ids, labels = pad_batch(*encoded, tokenizer.pad_token_id)
+        asked_ids, answer_ids = (tokenizer(texts)["input_ids"] for texts in (prompts, answers))
+        ids, labels = pad_batch(asked_ids, answer_ids, tokenizer.pad_token_id)
         loss = torch.nn.functional.cross_entropy(
             model(ids).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
         )

@@ -34,9 +34,9 @@ class Tokens(TensorClass):
 
     def below(self, rows: int) -> "Tokens":
         """The same for a model of `rows` embeddings: ids from there on, which are no token, become the last one."""
-        return self.replace(
-            prompt=self.prompt.clamp(max=rows - 1), response=self.response.clamp(max=rows - 1)
-        )
+        fewer = self.copy()
+        fewer.prompt, fewer.response = (ids.clamp(max=rows - 1) for ids in (self.prompt, self.response))
+        return fewer
 
 
 _OF_RESPONSES = ("response", "response_mask", "loss_mask")
