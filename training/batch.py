@@ -34,7 +34,7 @@ class Tokens(TensorClass):
 
     def below(self, rows: int) -> "Tokens":
         """The same for a model of `rows` embeddings: ids from there on, which are no token, become the last one."""
-        fewer = self.copy()
+        fewer: Tokens = self.copy()
         fewer.prompt, fewer.response = (ids.clamp(max=rows - 1) for ids in (self.prompt, self.response))
         return fewer
 
