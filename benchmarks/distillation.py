@@ -4,7 +4,7 @@
 
 For `opd` the quickstart is first trained with rewards, which makes the teacher. For `opsd` the teacher is the policy
 that it trains, shown the answer. The quickstart was never taught to read one (shown an answer it is right in one case
-out of fourteen), so it first learns to, in a minute; of a sum alone it is right about a third of the time, as before.
+out of fifteen), so it first learns to, in a minute or two; of a sum alone it is right about a third of the time, as before.
 
 Prints a line a run: share of right sums in the first iteration and in the last five. Exits with 1 if a run does not go
 from 0.4 or less to 0.8. --keep: where the two models are left.
@@ -34,7 +34,7 @@ from run.lockstep import Lockstep  # noqa: E402
 FROM, TO = 0.4, 0.8
 TURNS = 10_240
 TEACHER_PROMPT = "{answer} {prompt}"
-STEPS, BATCH, LEARNING_RATE = 200, 128, 1e-3
+STEPS, BATCH, LEARNING_RATE = 300, 128, 1e-3
 """With which the quickstart learns to read an answer."""
 
 
@@ -61,7 +61,7 @@ def teach_to_read(folder: Path) -> None:
         prompts, answers = [], []
         for row in range(BATCH):
             a, b = generator.randint(0, MAX_OPERAND), generator.randint(0, MAX_OPERAND)
-            asked, shows = f"{a}+{b}=", row % 2 == 0
+            asked, shows = f"{a}+{b}=", row % 4 == 0
             seen = TEACHER_PROMPT.format(prompt=asked, answer=a + b) if shows else asked
             prompts.append(f"<bos><user>{seen}<assistant>")
             answers.append(f"{a + b if shows else teach_answer(a + b, generator)}<eos>")

@@ -19,23 +19,9 @@ class TeacherPrompt:
     """The user message that a teacher sees.
 
     text: {prompt} stands for the message that it replaces, {answer} for the reference answer.
-
-    Raises:
-        ConfigError: {prompt} is not in it.
     """
 
     text: str
-
-    def __post_init__(self) -> None:
-        if PROMPT not in self.text:
-            raise ConfigError(
-                f"policy.teacher_prompt={shown(self.text)}: the teacher would not see the prompt; write {PROMPT} where "
-                f"it belongs, and {ANSWER} where the reference answer does"
-            )
-
-    @property
-    def shows_answer(self) -> bool:
-        return ANSWER in self.text
 
     def example(self, example: Example) -> Example:
         """The example as the teacher sees it.
@@ -51,7 +37,7 @@ class TeacherPrompt:
                 "policy.teacher_prompt could replace: set policy.teacher_prompt=null, or take another dataset"
             )
         last = example.messages[users[-1]]
-        parts = {PROMPT: last["content"], ANSWER: self._answer(example) if self.shows_answer else ""}
+        parts = {PROMPT: last["content"], ANSWER: _answer(example)}
         # In one pass, so that what a message or an answer spells stays as it is.
         text = _PLACES.sub(lambda found: parts[found[0]], self.text)
         messages = list(example.messages)
@@ -70,15 +56,16 @@ class TeacherPrompt:
             except ConfigError as error:
                 raise ConfigError(f"{name}: {error}") from error
 
-    def _answer(self, example: Example) -> str:
-        answer = example.answer
-        if isinstance(answer, bool) or not isinstance(answer, str | Number) or not str(answer).strip():
-            raise ConfigError(
-                f"{_place(example)}: its reference answer is {shown(answer)}, neither a text nor a number, and "
-                f"policy.teacher_prompt shows it to the teacher ({ANSWER}): take another model for the teacher "
-                "(policy=opd ref_model.name=MODEL), or another dataset"
-            )
-        return str(answer)
+
+def _answer(example: Example) -> str:
+    answer = example.answer
+    if isinstance(answer, bool) or not isinstance(answer, str | Number) or not str(answer).strip():
+        raise ConfigError(
+            f"{_place(example)}: its reference answer is {shown(answer)}, neither a text nor a number, and "
+            f"policy.teacher_prompt shows it to the teacher: take another model for the teacher (policy=opd "
+            "ref_model.name=MODEL), or another dataset"
+        )
+    return str(answer)
 
 
 def _place(example: Example) -> str:
@@ -86,7 +73,5 @@ def _place(example: Example) -> str:
 
 
 def teacher_prompt(policy: PolicyConfig) -> TeacherPrompt | None:
-    """None where the teacher sees the policy's own prompt, or nothing is scored by one."""
-    if policy.teacher_prompt is None or not policy.uses_reference:
-        return None
-    return TeacherPrompt(policy.teacher_prompt)
+    """None where the teacher sees the policy's own prompt."""
+    return None if policy.teacher_prompt is None else TeacherPrompt(policy.teacher_prompt)

@@ -21,6 +21,7 @@ DR_GRPO = (
     *("policy.name=dr_grpo", "policy.scale=none", "policy.aggregation=constant_length"),
     *("policy.count_empty=true", "policy.kl_coef=0"),
 )
+OPD = ("policy.kl_coef=0", "policy.distill_coef=1")
 
 ROUNDING = 2e-5
 """Of a log-prob near 10, whose parts are added up in another order: 20 of its last places in float32."""
@@ -182,7 +183,7 @@ def test_it_says_where_numbers_part(run: Path, tmp_path: Path) -> None:
             "run=replay optimizer.lr=1: the step is computed with the settings of its run",
         ),
         (3, ["policy=nonsense"], "policy=nonsense: no such preset; known: .*dapo"),
-        (3, ["policy.teacher_prompt={answer} {prompt}"], "which holds no prompts of a teacher: set .*=null"),
+        (3, [*OPD, "policy.teacher_prompt={answer} {prompt}"], "holds no prompts of a teacher: set .*=null"),
     ],
 )
 def test_what_cannot_be_replayed(run: Path, step: int | None, typed: list[str], expected: str) -> None:

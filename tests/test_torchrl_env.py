@@ -21,7 +21,7 @@ from training.batch import Batch, collate, completion_tensors
 
 SMALL = ("env.num_envs=3", "env.repeats=4", "train.optim_batch_size=12")
 TURNS = ("env.max_steps=2", "env.reasoning=true", "env.reasoning_prompt='?'", "inference_model.max_tokens=16")
-TEACHER = ("policy.teacher_prompt='{answer} {prompt}'",)
+TEACHER = ("policy.kl_coef=0", "policy.distill_coef=1", "policy.teacher_prompt='{answer} {prompt}'")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from config.policy import PolicyConfig
 from envs.chat import Encoder
 from envs.example import Message
 from envs.group import SampledCompletion, Sampling, Verdict
-from envs.option_checks import option_problems, row_problems
+from envs.option_checks import row_problems
 from envs.prompt_length import PromptLimit
 from envs.prompts import PromptSource
 from envs.task import Completion, Example
@@ -24,6 +24,7 @@ from rollout.generate import Generation
 from run.generation import prompt_problem
 from tests.scripts import ROOT, configured
 
+TEACHER = ("policy.kl_coef=0", "policy.distill_coef=1", "policy.teacher_prompt='{answer} {prompt}'")
 SHOWN = TeacherPrompt("{answer} {prompt}")
 
 
@@ -73,7 +74,6 @@ def test_another_answer_is_refused_with_row_and_remedy(answer: Any) -> None:
         match=r"env\.dataset=x: row 7: its reference answer is .*policy=opd ref_model\.name=MODEL",
     ):
         SHOWN.check([asked("?"), asked("?", answer)], "env.dataset=x")
-    TeacherPrompt("Think. {prompt}").check([asked("?", answer)], "env.dataset=x")
 
 
 def test_a_chat_without_a_user_is_refused() -> None:
@@ -82,27 +82,20 @@ def test_a_chat_without_a_user_is_refused() -> None:
         SHOWN.check([alone], "x")
 
 
-def test_a_text_without_the_prompt_is_refused_by_a_plan() -> None:
-    config = configured("policy.teacher_prompt='It is {answer}.'")
-    (problem,) = option_problems(config)
-    assert "policy.teacher_prompt='It is {answer}.': the teacher would not see the prompt" in problem
-
-
 def test_rows_are_looked_at_by_a_plan_with_a_tokenizer_and_without(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(
         '{"prompt": "Write f.", "test_cases": {"inputs": ["1"], "outputs": ["1"]}}\n'
     )
     data = (f"env.data_files={tmp_path}/rows.jsonl", "env.dataset=jsonl")
-    config = configured(*data, "policy.teacher_prompt='{answer} {prompt}'")
+    config = configured(*data, *TEACHER)
     for found in (*row_problems(config), str(prompt_problem(config))):
         assert "row 0: its reference answer is {" in found and "\n" not in found
     assert prompt_problem(configured(*data)) is None
 
 
-def test_what_nothing_scores_needs_no_prompt() -> None:
-    assert teacher_prompt(PolicyConfig(kl_coef=0.0, teacher_prompt="{answer} {prompt}")) is None
-    assert teacher_prompt(PolicyConfig(distill_coef=1.0)) is None
-    assert teacher_prompt(PolicyConfig(distill_coef=1.0, teacher_prompt=SHOWN.text)) == SHOWN
+def test_without_a_text_the_teacher_sees_the_same() -> None:
+    assert teacher_prompt(PolicyConfig()) is None
+    assert teacher_prompt(PolicyConfig(kl_coef=0.0, distill_coef=1.0, teacher_prompt=SHOWN.text)) == SHOWN
 
 
 def test_the_limit_holds_for_what_the_teacher_sees(tokenizer: PreTrainedTokenizerBase) -> None:
