@@ -4,7 +4,7 @@
 
 For `opd` the quickstart is first trained with rewards, which makes the teacher. For `opsd` the teacher is the policy
 that it trains, shown the answer. The quickstart was never taught to read one (shown an answer it is right in one case
-out of fifteen), so it first learns to, in a minute or two; without one it is right about a third of the time, as before.
+out of fifteen), so it first learns to, in a minute or two; without one it stays right about a third of the time.
 
 Prints a line a run: share of right sums in the first iteration and in the last five. Exits with 1 if a run does not go
 from 0.4 or less to 0.8. --keep: where the two models are left.
