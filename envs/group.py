@@ -104,6 +104,7 @@ class Group:
 
     group_id: unique; prompts may recur, ids never do.
     prompt: token ids, ending where the assistant's answer begins. prompt_text: decoded, chat template included.
+    teacher_prompt: token ids of what the teacher sees in its place; none where it sees the same.
     completions: those that are trained on, `env.repeats` of them.
     left_out: candidates that were generated and not chosen (`env.oversample`).
     in_place_of: the group that dynamic sampling refused, which this one replaces; it may replace another in turn.
@@ -118,6 +119,7 @@ class Group:
     times: Times
     left_out: list[SampledCompletion] = field(default_factory=list)
     in_place_of: "Group | None" = None
+    teacher_prompt: tuple[int, ...] = ()
 
     @property
     def version(self) -> int:

@@ -11,6 +11,7 @@ from envs.example import Example
 from envs.prompts import PromptSource
 from envs.rewards import find_rewards, find_second_opinion
 from envs.task import Task, make_task
+from envs.teacher_prompt import teacher_prompt
 from envs.tools.tool import find_tools
 from envs.user_code import is_own
 
@@ -74,6 +75,7 @@ def row_problems(config: Config) -> Iterator[str]:
 
     Rows of local files, of generators and of a user's own tasks are read, none of the hub.
     """
+    teacher = teacher_prompt(config.policy)
     for place, env in _sections(config):
         try:
             task = make_task(env)
@@ -87,6 +89,8 @@ def row_problems(config: Config) -> Iterator[str]:
                 check_any_rows(place.removesuffix(": "), examples)
             else:
                 PromptSource(examples, 0, lambda _: True, env.difficulty, curriculum=env.curriculum)
+                if teacher is not None:
+                    teacher.check(examples, f"env.dataset={env.dataset}")
         except ConfigError as error:
             text = str(error)
             yield text if place and text.startswith(place) else f"{place}{text}"

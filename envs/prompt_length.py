@@ -1,6 +1,6 @@
 """The limit on the length of prompts in tokens, checked without tokenizing more of them than it takes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from envs.chat import encode_prompt
 from envs.chat_template import render_prompt
 from envs.task import Example
+from envs.teacher_prompt import TeacherPrompt
 
 _PREFIX_TOKENS = 8
 _CHARACTERS_PER_TOKEN = 8
@@ -16,12 +17,25 @@ _CHARACTERS_PER_TOKEN = 8
 
 @dataclass(frozen=True)
 class PromptLimit:
-    """Whether a prompt has at most `limit` tokens, and what is said of one that has more."""
+    """Whether a prompt has at most `limit` tokens, and what is said of one that has more.
+
+    teacher: makes the prompt that a teacher sees, which the limit holds for as well; None: it sees the policy's own.
+    """
 
     tokenizer: PreTrainedTokenizerBase
     limit: int
+    teacher: TeacherPrompt | None = None
 
     def __call__(self, example: Example) -> bool:
+        return all(self._fits(seen) for seen in self._seen(example))
+
+    def _seen(self, example: Example) -> Iterator[Example]:
+        """The example as the policy sees it, and as the teacher does where that is another."""
+        yield example
+        if self.teacher is not None:
+            yield self.teacher.example(example)
+
+    def _fits(self, example: Example) -> bool:
         """Most are seen to fit by their length in bytes alone, without being tokenized a second time: a token covers
         a byte or more, the prefix a tokenizer adds apart."""
         if len(render_prompt(self.tokenizer, example).encode()) + _PREFIX_TOKENS <= self.limit:
@@ -45,5 +59,9 @@ class PromptLimit:
 
     def told(self, examples: Sequence[Example]) -> str:
         """The length of the first prompt, for a message that says that all are too long."""
-        count, exact = self._tokens(examples[0])
-        return f"prompt 1: {'' if exact else 'more than '}{count} tokens, limit {self.limit}"
+        own, *of_teacher = self._seen(examples[0])
+        whose, long = "", own
+        if of_teacher and self._fits(own):
+            whose, long = ", as policy.teacher_prompt shows it to the teacher", of_teacher[0]
+        count, exact = self._tokens(long)
+        return f"prompt 1{whose}: {'' if exact else 'more than '}{count} tokens, limit {self.limit}"

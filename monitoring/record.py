@@ -110,6 +110,7 @@ def record_of(group: Group, fate: Fate) -> dict[str, Any]:
         "answer": example.answer,
         "prompt_text": group.prompt_text,
         "prompt_tokens": group.prompt,
+        "teacher_prompt_tokens": group.teacher_prompt,
         "sampling": group.sampling,
         "begun": times.begun,
         "drawn": times.drawn,
@@ -137,6 +138,7 @@ def group_of(record: dict[str, Any]) -> Group:
         completions[:size],
         Times(record["begun"], record["drawn"], record["judged"]),
         completions[size:],
+        teacher_prompt=tuple(record.get("teacher_prompt_tokens", ())),
     )
 
 

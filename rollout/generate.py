@@ -19,6 +19,7 @@ from envs.example import CompletionInRun
 from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
 from envs.judging.lowest_scores import LowestScores
 from envs.task import Completion, Example
+from envs.teacher_prompt import TeacherPrompt
 from envs.turns import Conversation
 from rollout.balanced_candidates import choose_balanced
 from rollout.engines.sampler import Request, Sampler
@@ -38,6 +39,7 @@ class Generation:
         repeats: completions of a group; where that is less, a balanced choice of the candidates.
         seed: with the group id it fixes every draw and the choice.
         lowest: scores of its groups; whoever takes groups has their invalid completions settled by it.
+        teacher: makes the prompt that a teacher sees; None where it sees the policy's own.
     """
 
     sampler: Sampler
@@ -49,6 +51,7 @@ class Generation:
     repeats: int
     seed: int
     lowest: LowestScores = field(default_factory=LowestScores)
+    teacher: TeacherPrompt | None = None
 
     async def run_group(
         self, example: Example, group_id: int, drawn: Callable[[], None] = lambda: None
@@ -114,7 +117,12 @@ class Generation:
             [one for one, chosen in pairs if chosen],
             Times(begun, drawn, time.time()),
             [one for one, chosen in pairs if not chosen],
+            teacher_prompt=self.teacher_prompt(example),
         )
+
+    def teacher_prompt(self, example: Example) -> tuple[int, ...]:
+        """Token ids of what the teacher sees in the place of the prompt; none where that is the same."""
+        return () if self.teacher is None else self.encoder.encode(self.teacher.example(example))
 
     def _chosen(self, verdicts: Sequence[Verdict], seed: int) -> list[bool]:
         """Which of the candidates make the group."""

@@ -67,6 +67,7 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], built: E
     from run.engines import adapter_shape, build_engine, build_weights
     from run.generation import make_conversation, make_evaluation, make_generation, make_prompts
     from training.model_files import load_checked_tokenizer
+    from training.teacher_files import check_reference_files
 
     spare_what_stays()
     saved, told = starting_point(config, run_dir, schedule)
@@ -75,6 +76,7 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], built: E
     live.begin("reading data")
     task = make_task(config.env)
     tokenizer = load_checked_tokenizer(config.model, config.max_model_len)
+    check_reference_files(tokenizer, config)
     prompts = check_data(saved, make_prompts(config, task, tokenizer))
     eval_sets = load_sets(config, tokenizer)
     conversation = make_conversation(config, tokenizer)

@@ -13,6 +13,7 @@ from envs.prompt_checks import check_prompts
 from envs.prompt_length import PromptLimit
 from envs.prompts import PromptQueue, PromptSource
 from envs.task import Task, make_task
+from envs.teacher_prompt import teacher_prompt
 from envs.turns import Conversation, make_repliers, with_instructions
 from evaluation.evaluation import Evaluation
 from evaluation.sets import EvalSet, load_sets
@@ -26,9 +27,12 @@ from training.model_loading import load_tokenizer, saved_eos_token_ids
 
 def make_prompts(config: Config, task: Task, tokenizer: PreTrainedTokenizerBase) -> PromptQueue:
     """The prompts of training. Raises ConfigError for data that cannot be read."""
-    limit = PromptLimit(tokenizer, config.env.max_prompt_tokens)
+    teacher = teacher_prompt(config.policy)
+    limit = PromptLimit(tokenizer, config.env.max_prompt_tokens, teacher)
     examples = with_instructions(distinct_examples(task, config.env.split), config.env)
     check_prompts(tokenizer, examples, task.name)
+    if teacher is not None:
+        teacher.check(examples, data_setting(config.env))
     return PromptQueue(
         PromptSource(
             examples,
@@ -92,6 +96,7 @@ def make_generation(
         config.env.candidates,
         config.env.repeats,
         config.train.seed,
+        teacher=teacher_prompt(config.policy),
     )
 
 

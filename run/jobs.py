@@ -7,7 +7,7 @@ from pathlib import Path
 
 from config.checkpoints import newest_checkpoint
 from config.command_line import resume_command, typed
-from config.errors import RankLost
+from config.errors import ConfigError, RankLost
 from config.folders import held, remove_if_unused
 from config.models import RefModelConfig
 from config.run_outcome import INTERRUPTED, RunOutcome
@@ -182,6 +182,7 @@ def print_plan(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> R
     machine = imagined_machine(config.plan, this_machine(run_dir))
     plan, found = planned(config, schedule.overlapped, machine, run_dir)
     of_data = option_problems(config) or _data_problems(config)
+    found += [Problem("", text) for text in _token_problems(config)]
     if not of_data:
         plan = replace(plan, notes=(*plan.notes, *hub_notes(config)))
     found += [Problem("", text) for text in of_data]
@@ -204,6 +205,23 @@ def _data_problems(config: Config) -> list[str]:
 
     problem = prompt_problem(config)
     return [] if problem is None else [problem]
+
+
+def _token_problems(config: Config) -> list[str]:
+    """Tokens of `ref_model.name` that are not the policy's, where both tokenizers are on this machine."""
+    if config.ref_model.name is None:
+        return []
+    from training.model_loading import load_saved_tokenizer
+    from training.teacher_files import check_same_tokens, has_tokenizer, scored_by_another
+
+    both = (config.model.name, config.reference_model.name)
+    if not scored_by_another(config) or not all(map(has_tokenizer, both)):
+        return []
+    try:
+        check_same_tokens(load_saved_tokenizer(config.model), config)
+    except ConfigError as error:
+        return [str(error)]
+    return []
 
 
 def rehearse_step(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> RunOutcome:

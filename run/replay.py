@@ -9,7 +9,7 @@ Nothing is written to the run's folder.
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,10 @@ def under(config: Config, step: Step, scratch: Path, policy_version: int) -> dic
     learner = learner_for(config, step.iteration, scratch)
     at_iteration, at_step = step.before
     at_iteration.restore(learner)
-    credited = learner.credit(step.iteration.groups, step.iteration.trained_at)
+    groups = step.iteration.groups
+    if config.policy.teacher_prompt is None:
+        groups = [replace(group, teacher_prompt=()) for group in groups]
+    credited = learner.credit(groups, step.iteration.trained_at)
     at_step.restore(learner)
     ids = credited.group_id[:, 0]
     rows = torch.cat([(ids == group.group_id).nonzero()[:, 0] for group in step.groups])

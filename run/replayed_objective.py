@@ -50,7 +50,26 @@ def configs(run_dir: Path, typed: list[str]) -> tuple[Config, Config | None]:
                 f"objective (policy=NAME, policy.KEY=VALUE, {', '.join(OF_THE_OBJECTIVE)}) and {', '.join(WHERE)}"
             )
     changed = preset + own
-    return saved_config(run_dir, where), saved_config(run_dir, where + changed) if changed else None
+    if not changed:
+        return saved_config(run_dir, where), None
+    other = saved_config(run_dir, where + changed)
+    _check_teacher_prompt(recorded.policy, other.policy)
+    return saved_config(run_dir, where), other
+
+
+def _check_teacher_prompt(recorded: PolicyConfig, other: PolicyConfig) -> None:
+    """Refuse prompts of a teacher that the ledger does not hold."""
+    if other.teacher_prompt in (None, recorded.teacher_prompt):
+        return
+    if recorded.teacher_prompt is None:
+        held, remedy = "no prompts of a teacher", "set policy.teacher_prompt=null"
+    else:
+        held = f"those of policy.teacher_prompt={recorded.teacher_prompt!r} alone"
+        remedy = "leave the key out, or set it to null"
+    raise ConfigError(
+        f"run=replay policy.teacher_prompt={other.teacher_prompt!r}: what the teacher sees is read from the ledger of "
+        f"the run, which holds {held}: {remedy}"
+    )
 
 
 def preset_changes(recorded: PolicyConfig, name: str) -> list[str]:

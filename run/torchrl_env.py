@@ -71,9 +71,12 @@ class GroupEnv(EnvBase):
             return Binary(shape=(rows, width), dtype=torch.bool)
 
         number = Unbounded((rows, 1))
-        self.observation_spec = spec(
-            tokens=spec(prompt=below(vocabulary), prompt_mask=mask()), group_id=number.to(torch.int64)
-        )
+
+        def prompts() -> Composite:
+            return spec(prompt=below(vocabulary), prompt_mask=mask())
+
+        of_teacher = {} if self.generation.teacher is None else {"teacher_tokens": prompts()}
+        self.observation_spec = spec(tokens=prompts(), group_id=number.to(torch.int64), **of_teacher)
         self.action_spec = spec(
             tokens=spec(response=below(vocabulary), response_mask=mask(), loss_mask=mask()),
             sample_log_prob=Unbounded((rows, -1)),
@@ -87,9 +90,10 @@ class GroupEnv(EnvBase):
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         begun = self.prompts.begin(self.num_groups)
         self._begun = {group_id: (example, time.time()) for group_id, example in begun}
-        encode = self.generation.encoder.encode
-        prompts = [encode(example) for _, example in begun]
-        reset = prompt_tensors([group_id for group_id, _ in begun], prompts, self.generation.repeats)
+        generation, examples = self.generation, [example for _, example in begun]
+        prompts = [generation.encoder.encode(example) for example in examples]
+        of_teacher = [ids for example in examples if (ids := generation.teacher_prompt(example))]
+        reset = prompt_tensors([group_id for group_id, _ in begun], prompts, generation.repeats, of_teacher)
         return self._marked(reset, done=False)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:

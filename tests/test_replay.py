@@ -21,6 +21,8 @@ DR_GRPO = (
     *("policy.name=dr_grpo", "policy.scale=none", "policy.aggregation=constant_length"),
     *("policy.count_empty=true", "policy.kl_coef=0"),
 )
+OPD = ("policy.kl_coef=0", "policy.distill_coef=1")
+SHOWN = "policy.teacher_prompt='{answer} {prompt}'"
 
 ROUNDING = 2e-5
 """Of a log-prob near 10, whose parts are added up in another order: 20 of its last places in float32."""
@@ -97,6 +99,22 @@ def test_a_teacher_in_the_place_of_rewards(run: Path) -> None:
     assert "policy.distill_coef: 0.0 -> 1.0" in told and "kl/teacher" in told
     with pytest.raises(ConfigError, match=r"policy.distill_coef=1.0 .*without a teacher"):
         replay(run, 3, ["policy=opd"])
+
+
+def test_a_teacher_that_is_shown_the_answer(tmp_path: Path) -> None:
+    """What it saw is in the ledger; an objective whose reference is shown nothing leaves it there."""
+    run = recorded_run(tmp_path / "run", *OPD, SHOWN)
+    for record in read_records(run):
+        more = len(record["answer"]) + 1
+        assert len(record["teacher_prompt_tokens"]) == len(record["prompt_tokens"]) + more
+    assert_same_bits(run, 4, 4, tmp_path, None)
+    assert "kl/ref" in replay(
+        run, 4, ["policy.kl_coef=0.1", "policy.distill_coef=0", "policy.teacher_prompt=null"]
+    )
+    with pytest.raises(
+        ConfigError, match=r"those of policy\.teacher_prompt='\{answer\} \{prompt\}' alone: leave"
+    ):
+        replay(run, 4, ["policy.teacher_prompt='{prompt} {answer}'"])
 
 
 @pytest.mark.parametrize(
@@ -203,6 +221,7 @@ def test_it_says_where_numbers_part(run: Path, tmp_path: Path) -> None:
             "run=replay optimizer.lr=1: the step is computed with the settings of its run",
         ),
         (3, ["policy=nonsense"], "policy=nonsense: no such preset; known: .*dapo"),
+        (3, [*OPD, SHOWN], "holds no prompts of a teacher: set .*=null"),
     ],
 )
 def test_what_cannot_be_replayed(run: Path, step: int | None, typed: list[str], expected: str) -> None:

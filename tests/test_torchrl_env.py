@@ -21,6 +21,7 @@ from training.batch import Batch, collate, completion_tensors
 
 SMALL = ("env.num_envs=3", "env.repeats=4", "train.optim_batch_size=12")
 TURNS = ("env.max_steps=2", "env.reasoning=true", "env.reasoning_prompt='?'", "inference_model.max_tokens=16")
+TEACHER = ("policy.kl_coef=0", "policy.distill_coef=1", "policy.teacher_prompt='{answer} {prompt}'")
 
 
 @contextmanager
@@ -71,22 +72,24 @@ def records(groups: list[Group]) -> list[object]:
 
 
 def test_the_specs_are_what_the_environment_does(tmp_path: Path) -> None:
-    with lockstep(tmp_path) as schedule:
+    with lockstep(tmp_path, *TEACHER) as schedule:
         check_env_specs(environment(schedule))
         check_env_specs(environment(schedule, num_groups=1), break_when_any_done="both")
 
 
-@pytest.mark.parametrize("turns", [(), TURNS], ids=["one turn", "two turns"])
-def test_a_rollout_is_what_the_script_trains_on(turns: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "settings", [(), TURNS, TEACHER], ids=["one turn", "two turns", "a teacher's prompt"]
+)
+def test_a_rollout_is_what_the_script_trains_on(settings: tuple[str, ...], tmp_path: Path) -> None:
     """Two iterations, each trained on and pushed, so that the second also tells of the first."""
     collected: list[tuple[list[Group], Batch]] = []
-    with lockstep(tmp_path / "script", *turns) as schedule:
+    with lockstep(tmp_path / "script", *settings) as schedule:
         for _ in range(2):
             groups = schedule.collect()
             collected.append((groups, schedule.advantage(groups).clone()))
             schedule.learn(collected[-1][1])
             schedule.push_weights()
-    with lockstep(tmp_path / "torchrl", *turns) as schedule:
+    with lockstep(tmp_path / "torchrl", *settings) as schedule:
         env, policy = environment(schedule), engine_policy(schedule)
         for groups, credited in collected:
             batch = batch_of(env.rollout(1, policy=policy))
@@ -97,7 +100,8 @@ def test_a_rollout_is_what_the_script_trains_on(turns: tuple[str, ...], tmp_path
             schedule.learn(again)
             schedule.push_weights()
         assert batch.policy_version.max() == 1
-        assert (batch.tokens.loss_mask != batch.tokens.response_mask).any() == bool(turns)
+        assert (batch.tokens.loss_mask != batch.tokens.response_mask).any() == (settings == TURNS)
+        assert (batch.teacher_tokens is not None) == (settings == TEACHER)
 
 
 def test_the_collector_of_torchrl_collects_the_same(tmp_path: Path) -> None:

@@ -32,6 +32,15 @@ class Tokens(TensorClass):
     loss_mask: Tensor
     """bool [N, R]: true on the tokens that the model drew; false on padding and on what the environment wrote."""
 
+    def below(self, rows: int) -> "Tokens":
+        """The same for a model of `rows` embeddings: ids from there on, which are no token, become the last one."""
+        fewer: Tokens = self.copy()
+        fewer.prompt, fewer.response = (ids.clamp(max=rows - 1) for ids in (self.prompt, self.response))
+        return fewer
+
+
+_OF_RESPONSES = ("response", "response_mask", "loss_mask")
+
 
 class Scores(TensorClass):
     """What the rewards said of each completion. TorchRL's environments put it under `next`."""
@@ -79,10 +88,16 @@ class Batch(TensorClass):
 
     @classmethod
     def of(cls, tensordict: TensorDictBase) -> "Batch":
-        """The declared fields of a TensorDict [N]; what else it holds stays behind."""
+        """The declared fields of a TensorDict [N]; what else it holds stays behind.
+
+        Of `teacher_tokens` it needs to hold the prompts alone.
+        """
         held = {field.name: tensordict[field.name] for field in fields(cls) if field.name in tensordict}
         held["tokens"] = declared(Tokens, held["tokens"])
         held["next"] = declared(Scores, held["next"])
+        if "teacher_tokens" in held:
+            behind = tensordict["tokens"].select(*_OF_RESPONSES).update(held["teacher_tokens"])
+            held["teacher_tokens"] = declared(Tokens, behind)
         return cls(**held, batch_size=tensordict.batch_size)
 
     @property
@@ -110,7 +125,10 @@ def collate(groups: Sequence[Group]) -> Batch:
     """The tensors of judged groups, all of as many completions."""
     repeats = len(groups[0].completions)
     collated = prompt_tensors(
-        [group.group_id for group in groups], [group.prompt for group in groups], repeats
+        [group.group_id for group in groups],
+        [group.prompt for group in groups],
+        repeats,
+        [group.teacher_prompt for group in groups if group.teacher_prompt],
     )
     collated.update(
         completion_tensors(
@@ -122,12 +140,28 @@ def collate(groups: Sequence[Group]) -> Batch:
     return Batch.of(collated)
 
 
-def prompt_tensors(group_ids: Sequence[int], prompts: Sequence[Sequence[int]], repeats: int) -> TensorDict:
-    """The fields of a batch [N] that are there before anything is drawn; N = groups * `repeats`."""
-    mask = _length_mask(prompts).flip(-1)
-    tokens = TensorDict({"prompt": _placed("q", prompts, mask), "prompt_mask": mask}, [len(prompts)])
-    of_groups = TensorDict({"tokens": tokens, "group_id": torch.tensor(group_ids)[:, None]}, [len(prompts)])
+def prompt_tensors(
+    group_ids: Sequence[int],
+    prompts: Sequence[Sequence[int]],
+    repeats: int,
+    teacher_prompts: Sequence[Sequence[int]] = (),
+) -> TensorDict:
+    """The fields of a batch [N] that are there before anything is drawn; N = groups * `repeats`.
+
+    teacher_prompts: none where the teacher sees the same prompts.
+    """
+    of_groups = TensorDict(
+        {"tokens": _prompts(prompts), "group_id": torch.tensor(group_ids)[:, None]}, [len(prompts)]
+    )
+    if teacher_prompts:
+        of_groups["teacher_tokens"] = _prompts(teacher_prompts)
     return of_groups.repeat_interleave(repeats, dim=0)
+
+
+def _prompts(prompts: Sequence[Sequence[int]]) -> TensorDict:
+    """The fields of `Tokens` that are a prompt's, one row for each."""
+    mask = _length_mask(prompts).flip(-1)
+    return TensorDict({"prompt": _placed("q", prompts, mask), "prompt_mask": mask}, [len(prompts)])
 
 
 def completion_tensors(completions: Sequence[SampledCompletion], temperatures: Sequence[float]) -> TensorDict:

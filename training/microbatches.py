@@ -134,8 +134,9 @@ def _microbatch(batch: Batch, one: Bin) -> Microbatch:
 def idle(batch: Batch) -> Microbatch:
     """One row of a prompt of one token and a response of one, none of it in the loss."""
     empty = batch[:1].apply(lambda values: torch.zeros_like(values[:, -1:]))
-    empty.tokens.prompt_mask = torch.ones_like(empty.tokens.prompt_mask)
-    empty.tokens.response_mask = torch.ones_like(empty.tokens.response_mask)
+    for tokens in (empty.tokens, empty.reference_tokens):
+        tokens.prompt_mask = torch.ones_like(tokens.prompt_mask)
+        tokens.response_mask = torch.ones_like(tokens.response_mask)
     empty.temperature = torch.ones_like(empty.temperature)
     return Microbatch(torch.zeros(1, dtype=torch.int64), empty, idle=True)
 

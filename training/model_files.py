@@ -87,10 +87,20 @@ def _shapes(name: str) -> dict[str, torch.Tensor]:
     return found
 
 
-def _check_ids(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse tokens beyond the embedding, but added ones, which may be in no prompt."""
+def embedding_rows(config: ModelConfig) -> int:
+    """Token ids that a model has an embedding of, by its config.json."""
+    return _rows(skeleton(config))
+
+
+def _rows(model: PreTrainedModel) -> int:
     embedding: Any = model.get_input_embeddings()
     rows: int = embedding.weight.shape[0]
+    return rows
+
+
+def _check_ids(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse tokens beyond the embedding, but added ones, which may be in no prompt."""
+    rows = _rows(model)
     added = tokenizer.added_tokens_encoder
     ends = {tokenizer.eos_token_id, turn_end(tokenizer)}
     beyond = {

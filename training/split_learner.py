@@ -292,5 +292,8 @@ def _of_batch(
 
 
 COUNTERS = ("optimizer_steps", "nonfinite_steps", "nonfinite_in_a_row")
-_SAVED = ("tokens", "sample_log_prob", "old_log_prob", "ref_log_prob", "advantage", "mask", "group_id")
+_SAVED = (
+    *("tokens", "teacher_tokens", "group_id", "mask", "advantage"),
+    *("sample_log_prob", "old_log_prob", "ref_log_prob"),
+)
 """Fields of a batch whose step was not finite."""

@@ -127,3 +127,29 @@ def test_rows_say_of_random_groups_what_the_records_do() -> None:
         assert batch.policy_version[row][response].tolist() == one.policy_versions
         assert torch.equal(batch.sample_log_prob[row][response], torch.tensor(one.log_probs))
         assert not tokens.response[~response].any() and not tokens.loss_mask[~response].any()
+
+
+def test_behind_the_prompts_of_a_teacher_are_the_same_responses() -> None:
+    chance = random.Random(1)
+    groups = [random_group(chance, number, repeats=3) for number in range(5)]
+    assert collate(groups).teacher_tokens is None
+    for group in groups:
+        group.teacher_prompt = tuple(chance.randrange(1, 40) for _ in range(chance.randint(1, 12)))
+    batch = collate(groups)
+    seen = batch.reference_tokens
+    for row, group in enumerate(one for one in groups for _ in one.completions):
+        assert seen.prompt[row][seen.prompt_mask[row]].tolist() == list(group.teacher_prompt)
+        assert seen.prompt_mask[row, -1]
+    for name in ("response", "response_mask", "loss_mask"):
+        assert torch.equal(getattr(seen, name), getattr(batch.tokens, name)), name
+    some = batch[[4, 1]].copy()
+    assert torch.equal(some.reference_tokens.prompt, seen.prompt[[4, 1]])
+    again = Batch.of(batch.to_tensordict(retain_none=False))
+    assert torch.equal(again.reference_tokens.prompt, seen.prompt)
+
+
+def test_ids_beyond_an_embedding_become_its_last() -> None:
+    tokens = by_hand().tokens
+    fewer = tokens.below(15)
+    assert fewer.response.tolist() == [[11, 12, 0], [13, 14, 14], [14, 0, 0], [0, 0, 0]]
+    assert tokens.response.max() == 16 and torch.equal(fewer.loss_mask, tokens.loss_mask)

@@ -109,7 +109,13 @@ def test_an_idle_microbatch_teaches_nothing(policy: PolicyConfig, packs: bool) -
     batch = credit(policy, groups, collate(groups), 8)
     batch.ref_log_prob = torch.full_like(batch.sample_log_prob, float("nan"))
     totals = BatchTotals.of(policy, batch.mask)
+    batch.teacher_tokens = batch.tokens.clone()
     nothing, model = idle(batch), tiny_llama()
+    assert (
+        nothing.batch.reference_tokens.prompt_mask.all()
+        and not nothing.batch.reference_tokens.loss_mask.any()
+    )
+    assert not ResponseScorer(model, packs)(nothing.batch.reference_tokens).log_prob.any()
     loss = GRPOLoss(ResponseScorer(model, packs), policy)
     out = loss(nothing.batch, totals.select(nothing.rows))
     loss.total(out).backward()

@@ -1,0 +1,77 @@
+"""The prompt of the teacher: the policy's, its last user message told in the words of `policy.teacher_prompt`."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from numbers import Number
+
+from config.errors import ConfigError
+from config.policy import PolicyConfig
+from envs.example import Example
+from envs.row_files import shown
+
+PROMPT, ANSWER = "{prompt}", "{answer}"
+_PLACES = re.compile(f"{re.escape(PROMPT)}|{re.escape(ANSWER)}")
+
+
+@dataclass(frozen=True)
+class TeacherPrompt:
+    """The user message that a teacher sees.
+
+    text: {prompt} stands for the message that it replaces, {answer} for the reference answer.
+    """
+
+    text: str
+
+    def example(self, example: Example) -> Example:
+        """The example as the teacher sees it.
+
+        Raises:
+            ConfigError: no message is the user's, or the answer is neither a text nor a number.
+        """
+        users = [place for place, message in enumerate(example.messages) if message["role"] == "user"]
+        if not users:
+            roles = ", ".join(message["role"] for message in example.messages)
+            raise ConfigError(
+                f"{_place(example)}: none of its messages ({roles}) is the user's, so there is none that "
+                "policy.teacher_prompt could replace: set policy.teacher_prompt=null, or take another dataset"
+            )
+        last = example.messages[users[-1]]
+        parts = {PROMPT: last["content"], ANSWER: _answer(example)}
+        # In one pass, so that what a message or an answer spells stays as it is.
+        text = _PLACES.sub(lambda found: parts[found[0]], self.text)
+        messages = list(example.messages)
+        messages[users[-1]] = last | {"content": text}
+        return replace(example, messages=tuple(messages))
+
+    def check(self, examples: Sequence[Example], name: str) -> None:
+        """Refuse rows whose teacher prompt cannot be made. name: the data set, for messages.
+
+        Raises:
+            ConfigError: as `example`.
+        """
+        for example in examples:
+            try:
+                self.example(example)
+            except ConfigError as error:
+                raise ConfigError(f"{name}: {error}") from error
+
+
+def _answer(example: Example) -> str:
+    answer = example.answer
+    if isinstance(answer, bool) or not isinstance(answer, str | Number) or not str(answer).strip():
+        raise ConfigError(
+            f"{_place(example)}: its reference answer is {shown(answer)}, neither a text nor a number, and "
+            f"policy.teacher_prompt shows it to the teacher: take another model for the teacher (policy=opd "
+            "ref_model.name=MODEL), or another dataset"
+        )
+    return str(answer)
+
+
+def _place(example: Example) -> str:
+    return f"{example.source} row {example.row}".strip()
+
+
+def teacher_prompt(policy: PolicyConfig) -> TeacherPrompt | None:
+    """None where the teacher sees the policy's own prompt."""
+    return None if policy.teacher_prompt is None else TeacherPrompt(policy.teacher_prompt)

@@ -1,0 +1,102 @@
+"""The files of `ref_model.name`, checked before anything is started: a model that can score what the policy draws."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from huggingface_hub import try_to_load_from_cache
+from transformers import PreTrainedTokenizerBase
+
+from config.errors import ConfigError
+from config.schema import Config
+from plan.model_shape import model_path
+from training.model_files import check_files, embedding_rows
+from training.model_loading import load_saved_tokenizer
+
+
+def check_reference_files(tokenizer: PreTrainedTokenizerBase, config: Config) -> None:
+    """Check the files of `ref_model.name`, where there is one. No weight is read.
+
+    tokenizer: the policy's.
+
+    Raises:
+        ConfigError: as `check_same_tokens` and `check_files`.
+    """
+    if not scored_by_another(config):
+        return
+    own = check_same_tokens(tokenizer, config)
+    with _said_of_reference():
+        check_files(config.reference_model, own, config.max_model_len)
+
+
+def scored_by_another(config: Config) -> bool:
+    """Whether another model than the policy scores its tokens."""
+    return config.ref_model.name is not None and config.policy.uses_reference
+
+
+def check_same_tokens(tokenizer: PreTrainedTokenizerBase, config: Config) -> PreTrainedTokenizerBase:
+    """The tokenizer of `ref_model.name`, which reads every token id as the policy does.
+
+    It may have more tokens, and its embedding another number of rows for ids that are no token.
+
+    tokenizer: the policy's.
+
+    Raises:
+        ConfigError: an id is another token to it, none, or beyond its embedding.
+    """
+    with _said_of_reference():
+        own = load_saved_tokenizer(replace(config.reference_model, chat_template=None))
+    _check_tokens(tokenizer, own, config)
+    _check_rows(tokenizer, config)
+    return own
+
+
+def has_tokenizer(name: str) -> bool:
+    """Whether tokenizer and config.json of a model are on this machine: in a folder, or in the hub's cache."""
+    files = ("config.json", "tokenizer_config.json")
+    return Path(model_path(name)).is_dir() or all(
+        isinstance(try_to_load_from_cache(name, file), str) for file in files
+    )
+
+
+@contextmanager
+def _said_of_reference() -> Iterator[None]:
+    """Say of `ref_model.name` what is said of `model.name` where that is the model."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("model.name=", "ref_model.name=")) from error
+
+
+def _check_tokens(
+    policy: PreTrainedTokenizerBase, reference: PreTrainedTokenizerBase, config: Config
+) -> None:
+    wanted, found = _tokens(policy), _tokens(reference)
+    different = next((number for number in sorted(wanted) if found.get(number) != wanted[number]), None)
+    if different is None:
+        return
+    is_there = repr(found[different]) if different in found else "no token"
+    raise ConfigError(
+        f"ref_model.name={config.ref_model.name} has other tokens than model.name={config.model.name}: id "
+        f"{different} is {is_there} to it and {wanted[different]!r} to the policy. It scores the ids that the policy "
+        "draws, so they must be the same to both: take a model of the same family, or leave ref_model.name out"
+    )
+
+
+def _check_rows(policy: PreTrainedTokenizerBase, config: Config) -> None:
+    """Refuse an embedding that lacks tokens which the policy's has."""
+    rows, drawn = embedding_rows(config.reference_model), embedding_rows(config.model)
+    beyond = {number: token for number, token in _tokens(policy).items() if rows <= number < drawn}
+    if beyond:
+        number = min(beyond)
+        raise ConfigError(
+            f"ref_model.name={config.ref_model.name}: its embedding has {rows} rows, and the policy (model.name="
+            f"{config.model.name}) can draw {len(beyond)} tokens beyond them ({beyond[number]!r} is {number}): resize "
+            "it with `model.resize_token_embeddings(len(tokenizer))` and train it on them, or take another model"
+        )
+
+
+def _tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """The token of every id."""
+    return {number: token for token, number in tokenizer.get_vocab().items()}
