@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from training.batch import Batch
+from training.adapters import causal_model
+from training.batch import Batch, Tokens
 from training.forward import ResponseScorer
 
 ALIGNMENT = 256
@@ -99,4 +100,12 @@ class Reference:
     def log_prob(self, parts: Iterable[Batch]) -> list[Tensor]:
         """Of each part [n, R] float32, zeros outside the loss mask."""
         with self.visit():
-            return [self.scorer(part.reference_tokens, part.temperature).log_prob for part in parts]
+            return [frozen_log_prob(self.scorer, part.reference_tokens, part.temperature) for part in parts]
+
+
+@torch.no_grad()
+def frozen_log_prob(scorer: ResponseScorer, tokens: Tokens, temperature: Tensor) -> Tensor:
+    """Log-probs [n, R] of the tokens that another model may have drawn, with rows for other ids that are no token."""
+    rows = causal_model(scorer.model).get_input_embeddings().num_embeddings
+    assert isinstance(rows, int)
+    return scorer(tokens.below(rows), temperature).log_prob

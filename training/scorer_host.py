@@ -13,6 +13,7 @@ from training.forward_check import check_forward
 from training.learner_models import make_frozen_scorer
 from training.process import prepare_process
 from training.rank_host import RankProcess
+from training.reference import frozen_log_prob
 from training.sharding import learner_mesh
 
 
@@ -31,7 +32,6 @@ class ScorerHost(RankProcess):
         check_forward(self.scorer, plan.weight_check.prompts, plan.weight_check.learner)
         return self.scorer.packs
 
-    @torch.no_grad()
     def log_prob(self, parts: Sequence[tuple[Tokens, Tensor]]) -> list[Tensor]:
         """Log-probs [n, R] of each part: its tokens, and the temperature [n, 1] of its rows."""
-        return [self.scorer(tokens, temperature).log_prob.cpu() for tokens, temperature in parts]
+        return [frozen_log_prob(self.scorer, tokens, temperature).cpu() for tokens, temperature in parts]

@@ -224,6 +224,7 @@ def test_lost_scorers_are_replaced(
     assert not set(before) & set(two_copies.process_ids)
     killers = [Killer(monkeypatch, "log_prob"), Killer(monkeypatch, "build")]
     assert all(torch.equal(one, expected) for one in scored(two_copies, batch, 6))
+    two_copies.wait_ready()
     assert not any(killer.left for killer in killers)
     assert "is lost and replaced: scorer rank" in logged.text
     assert "is lost while it loads, and replaced" in logged.text
