@@ -153,9 +153,9 @@ def groups() -> list[Group]:
     return drawn
 
 
-def taught(tmp_path: Path, policy: PolicyConfig, accumulation: int = 1, beside: bool = False) -> LocalLearner:
+def taught(tmp_path: Path, policy: PolicyConfig, accumulation: int = 1) -> LocalLearner:
     """A learner whose teacher is another model than its policy."""
-    learner = make_learner(tmp_path, policy, accumulation, beside=beside, dtype=torch.float64)
+    learner = make_learner(tmp_path, policy, accumulation, dtype=torch.float64)
     assert learner.worker.reference is not None
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -177,11 +177,8 @@ def test_microbatches_learn_what_one_batch_does(
     torch.testing.assert_close(split.advantage, whole.advantage, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_the_report_has_the_advantage_that_was_trained_with(
-    groups: list[Group], beside: bool, tmp_path: Path
-) -> None:
-    learner = taught(tmp_path, load_policy("opd", reward_coef=0.5, distill_coef=0.25), 4, beside)
+def test_the_report_has_the_advantage_that_was_trained_with(groups: list[Group], tmp_path: Path) -> None:
+    learner = taught(tmp_path, load_policy("opd", reward_coef=0.5, distill_coef=0.25), 4)
     mixed = copy.deepcopy(groups)
     for group in mixed:
         group.completions[0].verdict = Verdict(0.0, {}, "scored")

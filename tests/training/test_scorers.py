@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -15,7 +16,7 @@ from torch import Tensor
 from cluster.calls import Reference as Call
 from config.errors import ConfigError, RankLost
 from config.models import RefModelConfig
-from config.policy import PolicyConfig
+from config.policy import PolicyConfig, load_policy
 from config.schema import Config
 from envs.group import Group
 from plan.plan import Plan
@@ -131,6 +132,17 @@ def test_one_learner_and_scorers_are_one_process(
     assert_equal_training(one, other, groups)
 
 
+@pytest.mark.parametrize("select_tokens", ["none", "clip_covariance"])
+def test_a_teacher_scores_first_where_a_batch_is_weighed_as_a_whole(
+    select_tokens: str, ranks: Ranks, scorers: Scorers, model: str, groups: list[Group], tmp_path: Path
+) -> None:
+    policy = load_policy("opd", select_tokens=select_tokens, covariance_range=[-5.0, 5.0], reward_coef=1.0)
+    one = in_one_process(config_of(model, 1, policy, gradient_accumulation_steps=2), tmp_path)
+    config = scored_config(model, 2, policy)
+    two = RankedLearner(config, scored_plan(config, tmp_path), ranks, tmp_path, scorers=scorers)
+    assert_equal_training(one, two, groups)
+
+
 def test_groups_that_were_begun_are_not_scored_again(
     scorers: Scorers, model: str, groups: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,12 +202,15 @@ class Killer:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, method: str, times: int = 1) -> None:
         self.left = times
+        self.done = threading.Event()
         begin = Ranks.begin
 
         def killing(ranks: Ranks, called: str, arguments: Sequence[Sequence[Any]]) -> list[Call]:
             begun = begin(ranks, called, arguments)
             if self.left and called == method:
                 self.left -= 1
+                if not self.left:
+                    self.done.set()
                 os.kill(ranks.process_ids[0], signal.SIGKILL)
             return begun
 
@@ -224,8 +239,8 @@ def test_lost_scorers_are_replaced(
     assert not set(before) & set(two_copies.process_ids)
     killers = [Killer(monkeypatch, "log_prob"), Killer(monkeypatch, "build")]
     assert all(torch.equal(one, expected) for one in scored(two_copies, batch, 6))
-    two_copies.wait_ready()
-    assert not any(killer.left for killer in killers)
+    assert all(killer.done.wait(60) for killer in killers)
+    assert all(torch.equal(one, expected) for one in scored(two_copies, batch, 2))
     assert "is lost and replaced: scorer rank" in logged.text
     assert "is lost while it loads, and replaced" in logged.text
 
