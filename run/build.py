@@ -21,6 +21,8 @@ from run.resume import check_data, starting_point
 from run.run import Run
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from monitoring.monitor import Monitor
     from monitoring.progress import Progress
     from plan.plan import Plan
@@ -66,8 +68,6 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], built: E
     from rollout.engine_loop import EngineLoop
     from run.engines import adapter_shape, build_engine, build_weights
     from run.generation import make_conversation, make_evaluation, make_generation, make_prompts
-    from training.model_files import load_checked_tokenizer
-    from training.teacher_files import check_reference_files
 
     spare_what_stays()
     saved, told = starting_point(config, run_dir, schedule)
@@ -75,8 +75,7 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], built: E
     prepare(config, plan)
     live.begin("reading data")
     task = make_task(config.env)
-    tokenizer = load_checked_tokenizer(config.model, config.max_model_len)
-    check_reference_files(tokenizer, config)
+    tokenizer = _tokenizer(config)
     prompts = check_data(saved, make_prompts(config, task, tokenizer))
     eval_sets = load_sets(config, tokenizer)
     conversation = make_conversation(config, tokenizer)
@@ -112,6 +111,16 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], built: E
     )
     run.begin(saved, told)
     return run
+
+
+def _tokenizer(config: Config) -> "PreTrainedTokenizerBase":
+    """The policy's, once the files of all models are checked."""
+    from training.model_files import load_checked_tokenizer
+    from training.teacher_files import check_reference_files
+
+    tokenizer = load_checked_tokenizer(config.model, config.max_model_len)
+    check_reference_files(tokenizer, config)
+    return tokenizer
 
 
 def _learner(config: Config, plan: "Plan", run_dir: Path, live: "Progress") -> "Learner":
