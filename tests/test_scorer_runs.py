@@ -22,6 +22,8 @@ SMALL = (
     *("train.total_dialog_turns=64", "train.checkpoint_frequency=2", "train_model.num_threads=1"),
     *("train.gradient_accumulation_steps=2", "ref_model.num_devices=1"),
 )
+TWO_OF_EACH = ("train_model.num_devices=2", "ref_model.num_devices=2", "inference_model.num_devices=2")
+"""The allocation with which TorchRL's README begins, as processes without GPUs."""
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 
@@ -83,20 +85,18 @@ def test_a_scorer_that_is_killed_at_five_moments_loses_nothing(
 
 
 def test_an_overlapped_run_whose_scorer_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups are scored as they come, the one that its scorer dies of once more: every group is trained on once."""
+    """Groups are scored as they come, by two copies; one that its scorer dies of is scored once more."""
     killer = Killer(monkeypatch, ("log_prob", 2), ("log_prob", 5))
-    config = configured(*SMALL, "train.max_policy_age=1", "policy.kl_placement=reward", "train.restarts=0")
+    config = configured(*SMALL, *TWO_OF_EACH, "train.max_policy_age=1", "train.restarts=0")
     run_job(config, tmp_path, grpo_async.train, Overlapped)
     assert not killer.left
     assert [row["optimizer_step"] for row in rows(tmp_path)] == list(range(1, 5))
     assert all(row["age/max"] <= 1 for row in rows(tmp_path))
 
 
-def test_two_learner_ranks_two_scorers_and_an_engine(tmp_path: Path) -> None:
+def test_two_learner_ranks_two_scorers_and_two_engines(tmp_path: Path) -> None:
     """The rows of one process, up to rounding."""
     one = trained(tmp_path / "one", "ref_model.num_devices=null")
-    two = trained(
-        tmp_path / "two", "train_model.num_devices=2", "ref_model.num_devices=2", "ray.enabled=true"
-    )
+    two = trained(tmp_path / "two", *TWO_OF_EACH)
     for here, there in zip(one, two, strict=True):
         assert there == pytest.approx(here, rel=1e-3, abs=1e-5)

@@ -15,10 +15,12 @@ from training.scoring import plain_scores
 from training.training_mode import evaluation_mode
 
 
-def check_forward(scorer: ResponseScorer, prompts: Sequence[int], bounds: Bounds) -> None:
+def check_forward(
+    scorer: ResponseScorer, prompts: Sequence[int], bounds: Bounds, autocast: torch.dtype | None = None
+) -> None:
     """Refuse a model whose packed or padded rows differ from each row by itself.
 
-    prompts: lengths, one beyond the model's window, if it has one. Raises ConfigError.
+    prompts: lengths, one beyond the model's window, if it has one. autocast: of each row by itself. Raises ConfigError.
     """
     causal: Any = causal_model(scorer.model)
     tokens = _rows(prompts, causal.get_input_embeddings().weight.shape[0])
@@ -30,7 +32,7 @@ def check_forward(scorer: ResponseScorer, prompts: Sequence[int], bounds: Bounds
     stance = "force_eager" if causal.device.type == "cpu" else "default"
     with torch.no_grad(), evaluation_mode(scorer.model), torch.compiler.set_stance(stance):
         log_probs = plain_sampling(tokens).log_prob.cpu()[tokens.response_mask]
-    scores = plain_scores(scorer.model, sequences, within=scorer.within)
+    scores = plain_scores(scorer.model, sequences, within=scorer.within, autocast=autocast)
     counts = tokens.response_mask.sum(1).tolist()
     plain = torch.tensor([one for row, count in zip(scores, counts, strict=True) for one in row[-count:]])
     gaps = (log_probs - plain).abs() / (1 + plain.abs())

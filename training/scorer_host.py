@@ -29,7 +29,9 @@ class ScorerHost(RankProcess):
         ranks = plan.reference.shard_size
         mesh = learner_mesh(device.type, ranks, ranks) if ranks > 1 else None
         self.scorer = make_frozen_scorer(config, plan, mesh, device)
-        check_forward(self.scorer, plan.weight_check.prompts, plan.weight_check.learner)
+        # Its linear layers may be in half precision already, which needs autocast to compute at all.
+        autocast = self.scorer.autocast_dtype
+        check_forward(self.scorer, plan.weight_check.prompts, plan.weight_check.learner, autocast)
         return self.scorer.packs
 
     def log_prob(self, parts: Sequence[tuple[Tokens, Tensor]]) -> list[Tensor]:

@@ -63,7 +63,7 @@ class Scorers:
         self._failure: BaseException | None = None
         self._closing = False
         self._owns_ray = start_ray(config.ray.address, plan.ray_cpus)
-        self._copies = [_Copy(config, plan, places) for places in _places(plan)]
+        self._copies = [_Copy(config, plan, of_copy) for of_copy in places(plan)]
         self._loaded: list[Future[None]] = [Future() for _ in self._copies]
         self._threads = [
             threading.Thread(target=self._serve, args=pair, name=str(pair[0]), daemon=True)
@@ -252,7 +252,7 @@ class _Copy:
             self.ranks.close()
 
 
-def _places(plan: Plan) -> list[list[Place]]:
+def places(plan: Plan) -> list[list[Place]]:
     """Places of each copy's ranks; on a cluster Ray chooses their GPUs."""
     reference, devices = plan.reference, plan.devices
     names = [f"scorer rank {number}" for number in range(reference.ranks)]

@@ -15,18 +15,24 @@ from training.training_mode import evaluation_mode
 
 @torch.no_grad()
 def plain_scores(
-    model: nn.Module, sequences: Sequence[Sequence[int]], temperature: float = 1.0, within: Within = directly
+    model: nn.Module,
+    sequences: Sequence[Sequence[int]],
+    temperature: float = 1.0,
+    within: Within = directly,
+    autocast: torch.dtype | None = None,
 ) -> list[list[float]]:
     """Log-probs of all tokens but the first, [count][length - 1].
 
-    Sequences of one length go through the model together. within: where the model's parameters are whole.
+    Sequences of one length go through the model together. within: where the model's parameters are whole. autocast: as
+    `ResponseScorer.autocast_dtype`.
     """
     causal = causal_model(model)
     scores: dict[int, list[float]] = {}
     places: dict[int, list[int]] = {}
     for place, sequence in enumerate(sequences):
         places.setdefault(len(sequence), []).append(place)
-    with evaluation_mode(model), torch.compiler.set_stance("force_eager"):
+    half = torch.autocast(causal.device.type, autocast, enabled=autocast is not None)
+    with half, evaluation_mode(model), torch.compiler.set_stance("force_eager"):
         for together in places.values():
             ids = torch.tensor([list(sequences[place]) for place in together], device=causal.device)
             log_probs = within(partial(_log_probs, causal, ids, temperature))

@@ -20,9 +20,11 @@ from plan.plan import Plan
 from tests.groups import drawn_from_tiny
 from tests.tiny import tiny_llama
 from tests.training.scorers import REPEATS
+from training.batch import Batch
 from training.learner_models import make_models
 from training.local_learner import LocalLearner
 from training.published_weights import pushed_tensors
+from training.scorer_host import ScorerHost
 
 GROUPS = 2
 
@@ -90,6 +92,22 @@ def plan_of(layout: Layout, config: Config) -> Plan:
     return make_plan(config, False, Machine(layout.gpus, size, 64.0, 100.0, "0.32.0", gpus), Path())
 
 
+class HostHere:
+    """Scorers whose one process is this one, since a Ray actor would see no pretended GPU."""
+
+    def __init__(self, config: Config, plan: Plan) -> None:
+        self.host = ScorerHost({})
+        self.host.build(config, plan)
+
+    def begin(self, batch: Batch) -> Batch:
+        return batch
+
+    def wait(self, batch: Batch) -> torch.Tensor:
+        (log_prob,) = self.host.log_prob([(batch.reference_tokens, batch.temperature)])
+        assert log_prob.device.type == "cpu"
+        return log_prob
+
+
 def learner_on(layout: Layout, case: Case, run_dir: Path) -> tuple[LocalLearner, Plan]:
     """What `build` makes of the config."""
     config = config_of(layout, case)
@@ -97,7 +115,9 @@ def learner_on(layout: Layout, case: Case, run_dir: Path) -> tuple[LocalLearner,
     model = tiny_llama(case.tied).to(plan.devices.train_device)
     torch.manual_seed(0)  # of fresh adapters
     models = make_models(config, model, plan)
-    return LocalLearner(config, models, pushed_tensors(config, plan), run_dir), plan
+    scorers = HostHere(config, plan) if plan.reference.home == "own devices" else None
+    pushed = pushed_tensors(config, plan)
+    return LocalLearner(config, models, pushed, run_dir, scorers=scorers), plan  # type: ignore[arg-type]
 
 
 def save_tiny(folder: Path, tied: bool) -> Path:

@@ -19,9 +19,12 @@ from config.models import RefModelConfig
 from config.policy import PolicyConfig, load_policy
 from config.schema import Config
 from envs.group import Group
+from plan.machine import Machine
+from plan.make_plan import make_plan
 from plan.plan import Plan
 from tests.groups import drawn_groups
 from tests.logged import Logged
+from tests.scripts import configured
 from tests.tiny import numbered_examples
 from tests.training.test_ranks import (
     GROUPS,
@@ -42,7 +45,7 @@ from training.local_learner import LocalLearner
 from training.published_weights import pushed_tensors
 from training.ranked_learner import RankedLearner
 from training.ranks import Ranks
-from training.scorers import Scorers
+from training.scorers import Scorers, places
 from training.worker import Piece
 
 SHARD_SIZES = {"copies": 1, "shards": 2}
@@ -254,6 +257,36 @@ def test_a_microbatch_that_every_copy_dies_of_ends_the_run(
         scored(two_copies, batch)
     with pytest.raises(RankLost):
         scored(two_copies, batch)
+
+
+@pytest.mark.parametrize("way", list(SHARD_SIZES))
+def test_half_precision(way: str, local_ray: None, model: str, groups: list[Group], tmp_path: Path) -> None:
+    """Copies round as a reference in the learner's process does, shards where they are gathered."""
+    config = config_of(model, 1, mixed_precision="bf16")
+    batch = in_one_process(config, tmp_path).credit(groups)
+    scorers = make_scorers(replace(config, ref_model=RefModelConfig(num_devices=2)), tmp_path, way)
+    (log_prob,) = scored(scorers, batch)
+    scorers.close()
+    mask = batch.tokens.loss_mask
+    assert batch.ref_log_prob is not None
+    torch.testing.assert_close(log_prob[mask], batch.ref_log_prob[mask], rtol=0.02, atol=0.02)
+    if way == "copies":
+        assert torch.equal(log_prob, batch.ref_log_prob)
+
+
+def gpu_places(*overrides: str) -> list[list[str]]:
+    """Devices of every copy's ranks, on six GPUs of a machine that names them by their physical index."""
+    config = configured("device=cuda", *overrides, name="grpo_gsm8k")
+    plan = make_plan(config, False, Machine(6, 80.0, 200.0, 500.0, "0.32.0", tuple("234567")), Path())
+    return [[",".join(place.devices) for place in copy] for copy in places(plan)]
+
+
+def test_scorers_are_on_the_gpus_of_the_plan() -> None:
+    two = ("train_model.num_devices=2", "ref_model.num_devices=2", "inference_model.num_devices=2")
+    assert gpu_places(*two) == [["6"], ["7"]]
+    by_hand = ("train_model.devices=[0,1]", "ref_model.devices=[2,3]", "inference_model.devices=[4,5]")
+    assert gpu_places(*by_hand) == [["4"], ["5"]]
+    assert gpu_places(*by_hand, "ref_model.shard_size=2") == [["4", "5"]]
 
 
 def test_a_model_that_is_not_there_is_one_message(local_ray: None, model: str, tmp_path: Path) -> None:
