@@ -149,6 +149,11 @@ def _cluster(plan: Plan) -> Iterator[str]:
             f"train_model.num_devices={devices.ranks} over train_model.num_nodes={nodes} are {devices.ranks_per_node} "
             f"ranks on a node, which has {machine.num_gpus} GPUs: raise num_nodes, or lower num_devices"
         )
+    if plan.reference.shard_size > max(machine.num_gpus, 1) and not devices.on_cpu:
+        yield (
+            f"ref_model.shard_size={plan.reference.shard_size}: the ranks of one copy lie on one node, which has "
+            f"{machine.num_gpus} GPUs: lower it, or take ref_model.dtype=bfloat16 or a smaller ref_model.name"
+        )
     if gpus_used(plan) > there:
         scorers = f"ref_model.num_devices={len(devices.reference)}, " if devices.reference else ""
         yield (

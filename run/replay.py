@@ -9,6 +9,7 @@ Nothing is written to the run's folder.
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -124,24 +125,26 @@ def computed_again(
     last_iteration, last_step = until
     learner, generator = None, torch.Generator().manual_seed(config.train.seed)
     after = 0 if start is None else start.place[0]
-    for iteration in recorded_iterations(run_dir, after, last_iteration):
-        if learner is None:
-            learner = learner_for(config, iteration, scratch)
-            if start is not None:
-                learner.load(start.learner, start.state["learner"])
-                generator.set_state(start.state["generator"])
-                restore_random_state(start.state["random"])
-        kept = keep and iteration.number == last_iteration
-        first = Snapshot.of(learner, scratch / "iteration") if kept else None
-        of_id = {group.group_id: group for group in iteration.groups}
-        for batch in batches(learner, iteration, config, generator):
-            number = learner.optimizer_steps + 1
-            second = Snapshot.of(learner, scratch / "step") if first and number == last_step else None
-            before = (first, second) if first and second else None
-            groups = [of_id[group_id] for group_id in batch.group_ids]
-            yield Step(number, iteration, batch, groups, learner.step(batch), before)
-            if number == last_step:
-                return
+    with ExitStack() as ends:
+        for iteration in recorded_iterations(run_dir, after, last_iteration):
+            if learner is None:
+                learner = learner_for(config, iteration, scratch)
+                ends.callback(learner.close)
+                if start is not None:
+                    learner.load(start.learner, start.state["learner"])
+                    generator.set_state(start.state["generator"])
+                    restore_random_state(start.state["random"])
+            kept = keep and iteration.number == last_iteration
+            first = Snapshot.of(learner, scratch / "iteration") if kept else None
+            of_id = {group.group_id: group for group in iteration.groups}
+            for batch in batches(learner, iteration, config, generator):
+                number = learner.optimizer_steps + 1
+                second = Snapshot.of(learner, scratch / "step") if first and number == last_step else None
+                before = (first, second) if first and second else None
+                groups = [of_id[group_id] for group_id in batch.group_ids]
+                yield Step(number, iteration, batch, groups, learner.step(batch), before)
+                if number == last_step:
+                    return
 
 
 def batches(
@@ -165,18 +168,18 @@ def learner_for(config: Config, iteration: Iteration, scratch: Path) -> LocalLea
 def under(config: Config, step: Step, scratch: Path, policy_version: int) -> dict[str, float]:
     """The metrics of a step under another objective, on the weights that it was made on."""
     assert step.before is not None
-    learner = learner_for(config, step.iteration, scratch)
-    at_iteration, at_step = step.before
-    at_iteration.restore(learner)
-    groups = step.iteration.groups
-    if config.policy.teacher_prompt is None:
-        groups = [replace(group, teacher_prompt=()) for group in groups]
-    credited = learner.credit(groups, step.iteration.trained_at)
-    at_step.restore(learner)
-    ids = credited.group_id[:, 0]
-    rows = torch.cat([(ids == group.group_id).nonzero()[:, 0] for group in step.groups])
-    batch = credited[rows]
-    return step_metrics(batch, step.groups, learner.step(batch), policy_version)
+    with closing(learner_for(config, step.iteration, scratch)) as learner:
+        at_iteration, at_step = step.before
+        at_iteration.restore(learner)
+        groups = step.iteration.groups
+        if config.policy.teacher_prompt is None:
+            groups = [replace(group, teacher_prompt=()) for group in groups]
+        credited = learner.credit(groups, step.iteration.trained_at)
+        at_step.restore(learner)
+        ids = credited.group_id[:, 0]
+        rows = torch.cat([(ids == group.group_id).nonzero()[:, 0] for group in step.groups])
+        batch = credited[rows]
+        return step_metrics(batch, step.groups, learner.step(batch), policy_version)
 
 
 def step_metrics(

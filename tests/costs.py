@@ -7,6 +7,7 @@ without a row takes a few seconds at most and starts no engine.
 ENGINE = {
     "doctor/test_doctor_runs.py": 92,
     "training/test_ranks.py": 76,
+    "training/test_scorers.py": 40,
     "test_sweeps.py": 53,
     "test_forked.py": 48,
     "test_architectures.py": 85,
@@ -25,6 +26,7 @@ ENGINE = {
     "test_kill_and_resume.py": 23,
     "test_grpo_async.py": 23,
     "test_ranked_runs.py": 23,
+    "test_scorer_runs.py": 27,
     "test_replay.py": 22,
     "test_export.py": 18,
     "test_sockets.py": 17,

@@ -121,6 +121,10 @@ def test_eight_nodes_of_eight_gpus(overlapped: bool) -> None:
         "engine 0         2 GPU(s) of the Ray cluster, vllm, bfloat16, Ray actor",
     ]
     assert len(plan.reference.devices) == plan.reference.ranks == 16
+    (problem,) = problems(
+        plan_of(*asked, "ref_model.shard_size=16", gpus=8, overlapped=overlapped, **cluster)
+    )
+    assert "ref_model.shard_size=16: the ranks of one copy lie on one node, which has 8 GPUs" in problem.text
     (problem,) = problems(plan_of(*ranks(16, 32, 32), *nodes, gpus=8, overlapped=overlapped, **cluster))
     for part in (
         "train_model.num_devices=16, ref_model.num_devices=32, inference_model.num_devices=32",
