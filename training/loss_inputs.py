@@ -85,6 +85,10 @@ class LossInputs:
         )
 
 
+ROUNDING = 64
+"""Machine epsilons up to which a teacher and the policy are taken to agree."""
+
+
 def distilled_advantage(
     policy: PolicyConfig, log_prob: Tensor, old: Tensor, ref: Tensor | None, mask: Tensor
 ) -> Tensor | None:
@@ -97,7 +101,11 @@ def distilled_advantage(
     if ref is None:
         raise ValueError(f"policy.distill_coef={policy.distill_coef} needs ref_log_prob")
     student = old if policy.distill_log_prob == "old" else log_prob
-    estimate = ESTIMATORS[policy.distill_estimator](torch.where(mask, ref - student, 0.0))
+    difference = torch.where(mask, ref - student, 0.0)
+    # Adam would make whole steps of what two orders of summation differ by.
+    noise = ROUNDING * torch.finfo(difference.dtype).eps
+    difference = torch.where(difference.abs() > noise, difference, 0.0)
+    estimate = ESTIMATORS[policy.distill_estimator](difference)
     if policy.distill_clamp is not None:
         estimate = estimate.clamp(-policy.distill_clamp, policy.distill_clamp)
     return -policy.distill_coef * estimate

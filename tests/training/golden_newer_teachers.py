@@ -15,7 +15,7 @@ PLAIN: Fields = {"objective": "none", "ratio": "none"}
 
 def taught(inputs: Inputs, fields: Fields, reward: torch.Tensor | None = None) -> Call:
     """`policy=opd` with these fields. reward: the advantage beside the teacher's, [N, 1]."""
-    made = call("opd", inputs, fields, ref=TEACHER)
+    made = call("opd", inputs, {"distill_log_prob": "old"} | fields, ref=TEACHER)
     if reward is not None:
         made.advantage = reward
     return made

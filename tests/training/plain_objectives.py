@@ -306,10 +306,10 @@ def unbiased_kl(b: Batch) -> float:
 
 
 def opd(b: Batch) -> float:
-    """The teacher's log-prob less the engine's is each token's advantage."""
+    """The teacher's log-prob less the policy's, held, is each token's advantage."""
     return mean(
         [
-            ppo(exp(b.now[row][t] - b.engine[row][t]), b.ref[row][t] - b.engine[row][t], 0.2, 0.2)
+            ppo(exp(b.now[row][t] - b.engine[row][t]), b.ref[row][t] - b.fixed[row][t], 0.2, 0.2)
             for row, t in b.tokens()
         ]
     )

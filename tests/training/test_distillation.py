@@ -31,10 +31,11 @@ ENGINE = tensor([-1.2, -0.4, -9.0], [-0.3, -9.0, -9.0])
 TRAINER = tensor([-1.1, -0.6, -9.0], [-0.25, -9.0, -9.0])
 TEACHER = tensor([-0.9, -1.4, math.nan], [-0.2, math.inf, -math.inf])
 REWARD = tensor([2.0], [-1.0])
+OLD: dict[str, Any] = {"distill_log_prob": "old"}
 
 
 def inputs(**fields: Any) -> LossInputs:
-    policy = load_policy("opd", **fields)
+    policy = load_policy("opd", **OLD | fields)
     return LossInputs.of(policy, NOW.clone().requires_grad_(), ENGINE, TRAINER, TEACHER, REWARD, MASK)
 
 
@@ -69,14 +70,14 @@ def test_the_advantage_by_hand(fields: dict[str, Any], expected: Tensor) -> None
 
 
 def test_with_the_trainers_log_probs_of_now_where_no_update_was_made() -> None:
-    policy = load_policy("opd", old_log_prob="trainer")
+    policy = load_policy("opd", old_log_prob="trainer", **OLD)
     made = LossInputs.of(policy, NOW, ENGINE, None, TEACHER, REWARD, MASK)
     torch.testing.assert_close(made.advantage[MASK], (TEACHER - NOW)[MASK])
 
 
 def test_the_loss_and_its_gradient_by_hand() -> None:
     """Ratios exp(0.2) > 1.2 (clipped: A > 0), exp(-0.1) and exp(0.1); advantages 0.3, -1 and 0.1; a mean of three."""
-    gradient, numbers = loss_of(load_policy("opd"), NOW, TEACHER)
+    gradient, numbers = loss_of(load_policy("opd", **OLD), NOW, TEACHER)
     terms = [-1.2 * 0.3, math.exp(-0.1), -math.exp(0.1) * 0.1]
     assert numbers["loss/objective"] == pytest.approx(sum(terms) / 3, rel=1e-12)
     expected = tensor([0.0, terms[1] / 3, 0.0], [terms[2] / 3, 0.0, 0.0])
@@ -84,7 +85,7 @@ def test_the_loss_and_its_gradient_by_hand() -> None:
 
 
 def test_its_metrics() -> None:
-    _, numbers = loss_of(load_policy("opd", distill_coef=2.0, kl_estimator="k1"), NOW, TEACHER)
+    _, numbers = loss_of(load_policy("opd", distill_coef=2.0, kl_estimator="k1", **OLD), NOW, TEACHER)
     assert numbers["distill/mean"] == pytest.approx(2 * (0.3 - 1.0 + 0.1) / 3)
     assert numbers["distill/size"] == pytest.approx(2 * (0.3 + 1.0 + 0.1) / 3)
     assert numbers["kl/teacher"] == pytest.approx((-0.1 + 0.9 + 0.0) / 3)
@@ -116,7 +117,7 @@ def test_a_teacher_that_is_the_policy_moves_nothing(fields: dict[str, Any]) -> N
 @pytest.mark.parametrize("fields", [each for each in VARIANTS if "distill_estimator" not in each], ids=str)
 def test_it_passes_through_as_any_advantage(fields: dict[str, Any]) -> None:
     """The same numbers as the reward's advantage of each token give the same loss and gradient."""
-    policy = load_policy("opd", **fields)
+    policy = load_policy("opd", **OLD | fields)
     advantage = LossInputs.of(policy, NOW, ENGINE, TRAINER, TEACHER, REWARD, MASK).advantage
     as_reward = replace(policy, reward_coef=1.0, distill_coef=0.0)
     results = []
@@ -137,6 +138,16 @@ def test_the_reward_alone_is_weighed_too() -> None:
     torch.testing.assert_close(halved, whole / 2)
     kl, _ = loss_of(PolicyConfig(reward_coef=0.0, kl_coef=1.0, kl_estimator="k2"), NOW, TEACHER)
     torch.testing.assert_close(kl[MASK], (NOW - TEACHER)[MASK] / 3)  # the reference alone teaches
+
+
+def test_a_teacher_that_differs_by_rounding_moves_nothing() -> None:
+    """Sums in another order give it log-probs of float32 that are not the bits of the policy's."""
+    policy, leaf = load_policy("opd"), NOW.float().requires_grad_()
+    teacher = NOW.float() * (1 + 2e-7)
+    assert (teacher != NOW.float()).any()
+    loss, metrics = objective(policy, leaf, NOW, NOW, teacher, REWARD, MASK, entropy=NOW + 10)
+    loss.backward()
+    assert leaf.grad is not None and not leaf.grad.any()
 
 
 def test_a_missing_teacher_is_an_error() -> None:
@@ -178,7 +189,7 @@ def test_microbatches_learn_what_one_batch_does(
 
 
 def test_the_report_has_the_advantage_that_was_trained_with(groups: list[Group], tmp_path: Path) -> None:
-    learner = taught(tmp_path, load_policy("opd", reward_coef=0.5, distill_coef=0.25), 4)
+    learner = taught(tmp_path, load_policy("opd", reward_coef=0.5, distill_coef=0.25, **OLD), 4)
     mixed = copy.deepcopy(groups)
     for group in mixed:
         group.completions[0].verdict = Verdict(0.0, {}, "scored")
