@@ -39,7 +39,7 @@ STEPS, BATCH, LEARNING_RATE = 300, 128, 1e-3
 
 
 def train(folder: Path, overrides: Sequence[str]) -> tuple[float, float]:
-    """One run of grpo.py; its mean reward in the first iteration and in the last five."""
+    """Train a run; its mean reward in the first iteration and in the last five."""
     quiet = ["logging.progress=false", "logging.sample_frequency=0", "train.checkpoint_frequency=0"]
     with initialize_config_dir(str(ROOT / "config"), version_base=None):
         config = to_config(compose("grpo_quickstart", overrides=[*quiet, *overrides]))
@@ -51,7 +51,10 @@ def train(folder: Path, overrides: Sequence[str]) -> tuple[float, float]:
 
 
 def teach_to_read(folder: Path) -> None:
-    """The quickstart after lessons: right behind an answer that is shown, as sloppy as its teacher without one."""
+    """Train the quickstart to read an answer that it is shown.
+
+    Without one it stays as sloppy as its teacher.
+    """
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
     model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01, betas=(0.9, 0.98))
@@ -79,7 +82,7 @@ def teach_to_read(folder: Path) -> None:
 
 
 def prepared(policy: str, folder: Path) -> list[str]:
-    """The settings of a policy, with the model that it needs made in a folder, once."""
+    """The settings of a policy, whose other model is made in a folder, once."""
     if policy == "opd":
         if not (folder / "teacher" / "model").is_dir():
             train(folder / "teacher", ["train.export=true"])

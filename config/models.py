@@ -93,7 +93,7 @@ class TrainModelConfig:
 
 @dataclass
 class RefModelConfig:
-    """The frozen model that scores the policy's tokens: the reference of the KL, or a teacher.
+    """The frozen model that scores the policy's tokens: a reference or a teacher.
 
     It is loaded only where `policy.kl_coef` or `policy.distill_coef` is not 0.
     """

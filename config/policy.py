@@ -343,13 +343,16 @@ class PolicyConfig:
 
     @property
     def scores_reference_first(self) -> bool:
-        """Whether the reference's log-probs of a whole batch are read before its first microbatch is trained on."""
+        """Whether the reference scores a batch before its first microbatch is trained on."""
         in_the_reward = self.kl_coef != 0 and self.kl_placement == "reward"
         return in_the_reward or (self.distill_coef != 0 and self.weighs_whole_batches)
 
     @property
     def teaches_equal_rewards(self) -> bool:
-        """Whether groups of equal rewards have something to teach: a teacher, or what stands in the rewards' place."""
+        """Whether groups of equal rewards teach something.
+
+        They do where there is a teacher, or no reward in the advantage.
+        """
         return self.distill_coef != 0 or self.reward_coef == 0
 
     @property

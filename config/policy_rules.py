@@ -1,4 +1,4 @@
-"""Rules of the fields of the objective: which may not be below 0, which not 0 either, and what goes with what."""
+"""Rules of the objective's fields: bounds, and what goes with what."""
 
 NOT_NEGATIVE = (
     "epsilon",

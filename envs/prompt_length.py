@@ -17,7 +17,7 @@ _CHARACTERS_PER_TOKEN = 8
 
 @dataclass(frozen=True)
 class PromptLimit:
-    """Whether a prompt has at most `limit` tokens, and what is said of one that has more.
+    """The limit on a prompt's tokens, and the message on a longer prompt.
 
     teacher: makes the prompt that a teacher sees, which the limit holds for as well; None: it sees the policy's own.
     """
@@ -30,7 +30,7 @@ class PromptLimit:
         return all(self._fits(seen) for seen in self._seen(example))
 
     def _seen(self, example: Example) -> Iterator[Example]:
-        """The example as the policy sees it, and as the teacher does where that is another."""
+        """The example as the policy sees it, then as the teacher does."""
         yield example
         if self.teacher is not None:
             yield self.teacher.example(example)

@@ -1,4 +1,4 @@
-"""The prompt of the teacher: the policy's, its last user message told in the words of `policy.teacher_prompt`."""
+"""The teacher's prompt: the last user message, told by `policy.teacher_prompt`."""
 
 import re
 from collections.abc import Sequence

@@ -135,8 +135,9 @@ class Monitor:
         entropy: Tensor,
         trained_at: int | None,
     ) -> None:
-        """Of the optimizer step that `optimized` wrote, what the ledger is to hold of each group.
+        """Write what the ledger holds of each group from an optimizer step.
 
+        The step is the one that `optimized` wrote.
         advantage, log_ratio, entropy: as `training.learner.StepReport`. trained_at: see `monitoring.record.Fate`.
         """
         assert batch.mask is not None
@@ -267,9 +268,10 @@ class Monitor:
 
 
 def shown_completions(groups: Sequence[Group], advantage: Tensor, mask: Tensor) -> list[ShownCompletion]:
-    """The first `SHOWN` completions of a batch, for a table, with the mean advantage of their tokens in the loss.
+    """The first `SHOWN` completions of a batch, for a table.
 
-    groups: of the batch, in its order. advantage: [N, 1] or [N, R]. mask: [N, R].
+    groups: of the batch, in its order. advantage: [N, 1] or [N, R], shown as the mean of a completion's tokens in the
+    loss. mask: [N, R].
     """
     completions = [(group, one) for group in groups for one in group.completions][:SHOWN]
     tokens = mask[: len(completions)]

@@ -42,7 +42,7 @@ class Fate:
 
 @dataclass
 class TokenValues:
-    """What the learner knows of the completions of a group, at the first step that trained on it.
+    """The learner's values of a group's completions, at the first step that trained on it.
 
     advantage: that they were trained with, [G] numbers, or lists of one a token. in_loss: [G], whether a token of it
     is. log_ratio (trainer less engine), entropy (of the trainer's distribution): float32, of all tokens of the group,

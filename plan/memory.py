@@ -84,7 +84,10 @@ def arithmetic(config: Config, on_cpu: bool) -> Arithmetic:
 
 
 def frozen_arithmetic(config: Config, on_cpu: bool, ranks: int) -> Arithmetic:
-    """Widths of the reference's numbers. ranks: that share a copy of it, and so gather its parameters."""
+    """Widths of the reference's numbers.
+
+    ranks: that share a copy of it, and so gather its parameters.
+    """
     stream = DTYPE_BYTES[config.reference_model.dtype]
     factor = min(stream, MIXED_BYTES[config.train.mixed_precision])
     return Arithmetic(factor if ranks > 1 else stream, factor, True, not on_cpu, factor)
@@ -164,9 +167,9 @@ def train_phases(
     reference: ReferenceAt = "elsewhere",
     frozen: ModelShape | None = None,
 ) -> list[Phase]:
-    """The peaks of a learner rank: scoring without gradients, forward and backward pass of a microbatch, optimizer
-    step.
+    """The peaks of a learner rank: scoring, forward and backward pass, optimizer step.
 
+    The scoring is without gradients, the passes are a microbatch's.
     reference: where the frozen reference is. frozen: its sizes; None: those of the policy.
     """
     frozen, ranks = frozen or shape, config.train_model.ranks

@@ -10,7 +10,10 @@ CHUNK_BYTES = {"cpu": (1 << 24) * FLOAT, "cuda": (1 << 27) * FLOAT}
 
 
 def packs(config: Config, shape: ModelShape | None) -> bool:
-    """Whether a microbatch is one sequence, which not every model can take; one that is not known is taken to."""
+    """Whether a microbatch goes through the model as one sequence.
+
+    Not every model can take one; a model that is not known is taken to.
+    """
     return config.train.packing and (shape is None or shape.plain)
 
 

@@ -89,7 +89,9 @@ def model_path(name: str) -> str:
 
 
 def find_file(model: str, key: str = "model.name") -> Path | None:
-    """config.json of a local folder, or of a hub name that is already in the local cache; else None.
+    """The config.json of a model, None where it is not on this machine.
+
+    It lies in a local folder, or in the cache of the hub.
 
     key: the setting that names the model.
     """
@@ -122,7 +124,10 @@ def find_config(model: str) -> dict[str, Any] | None:
 
 @cache
 def find_shape(model: str, key: str = "model.name") -> ModelShape | None:
-    """The sizes of a model that the setting `key` names; None where its config.json is neither here nor known."""
+    """The sizes of a model, None where they are not known.
+
+    key: the setting that names the model.
+    """
     path = find_file(model, key)
     if path is not None:
         return read_shape(path)
@@ -223,7 +228,10 @@ def rope_limit(config: Mapping[str, Any]) -> int:
 
 
 def beyond_rope_limit(name: str, longest: int, limit: int, key: str = "model.name") -> str:
-    """The message on sequences of up to `longest` tokens, beyond a `rope_limit`. key: the setting that is `name`."""
+    """The message on sequences beyond a model's rope limit.
+
+    longest: tokens of such a sequence. limit: as `rope_limit`. key: the setting that is `name`.
+    """
     return (
         f"prompt plus response may reach {longest} tokens, but the rotary embeddings of {key}={name} change with "
         f"the length beyond {limit} tokens (rope_type dynamic or longrope), so that a token has no log-prob of its "

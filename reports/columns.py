@@ -172,7 +172,7 @@ def _age(versions: list[int], trained_at: int) -> float:
 
 
 def mean_advantage(advantage: Any) -> float:
-    """Of one number, or of one a token; 0 of an empty completion."""
+    """The mean of an advantage, one number or one a token; 0 without tokens."""
     return sum(advantage) / max(1, len(advantage)) if isinstance(advantage, list) else advantage
 
 

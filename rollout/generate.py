@@ -121,7 +121,7 @@ class Generation:
         )
 
     def teacher_prompt(self, example: Example) -> tuple[int, ...]:
-        """Token ids of what the teacher sees in the place of the prompt; none where that is the same."""
+        """Token ids of the teacher's prompt; none where it is the policy's."""
         return () if self.teacher is None else self.encoder.encode(self.teacher.example(example))
 
     def _chosen(self, verdicts: Sequence[Verdict], seed: int) -> list[bool]:

@@ -1,4 +1,4 @@
-"""A checkpoint as a model: of a run while it trains, and what `model.name=RUN` and `run=eval` load.
+"""A checkpoint as a model: a run's own export, `model.name=RUN` and `run=eval`.
 
 a checkpoint of this run ──model_maker──▶ RUN/models/NAME, in the thread that wrote it
 model.name, ref_model.name=RUN or CHECKPOINT ──with_model──▶ RUN/models/NAME, made where it is missing
@@ -75,7 +75,10 @@ def write_card(checkpoint: Path, state: Mapping[str, Any], folder: Path) -> None
 
 
 def names_checkpoint(name: str) -> bool:
-    """Whether a model's name is that of a checkpoint or a run's folder, and not what was made of one."""
+    """Whether a name is that of a checkpoint or a run.
+
+    A model that was made of one has another.
+    """
     path = Path(name)
     if (Path(model_path(name)) / "config.json").is_file():
         return False
@@ -88,9 +91,9 @@ def trained_model(saved: "Saved") -> ModelConfig:
 
 
 def with_model(config: Config) -> tuple[Config, list[str]]:
-    """The config, with folders in Hugging Face format for a `model.name` and a `ref_model.name` that are checkpoints or
-    folders of runs.
+    """The config with folders in place of names of runs and checkpoints.
 
+    The folders are in Hugging Face format; the names are `model.name` and `ref_model.name`.
     Where the run did not make one, it is made beside the checkpoint, RUN/models/NAME, once: a resumed run finds it
     again. A plan, which loads nothing, takes the model that the checkpoint's run began from.
     """
@@ -104,7 +107,10 @@ def with_model(config: Config) -> tuple[Config, list[str]]:
 
 
 def _as_model(name: str, key: str, job: str) -> tuple[str, list[str]]:
-    """The folder or hub name of the model that a setting names, and what to tell. job: as `Config.run`."""
+    """The folder or hub name that a setting's value stands for, and what to tell.
+
+    job: as `Config.run`.
+    """
     if not names_checkpoint(name):
         return name, []
     alone = _without_checkpoint(Path(name))

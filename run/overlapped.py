@@ -1,4 +1,4 @@
-"""What grpo_async.py works with: engines go on generating while the learner optimises.
+"""The parts of grpo_async.py: engines go on generating while the learner optimises.
 
 rollout thread     prompts ─▶ groups ─▶ buffer ─┐        rollout/stream.py says who waits for whom
                                  └─▶ scorers, where the reference has devices of its own

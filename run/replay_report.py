@@ -98,7 +98,10 @@ def differing_completions(
 def _differences(
     one: dict[str, Any], advantage: Tensor, in_loss: bool, log_ratio: Tensor, compare_tokens: bool
 ) -> Iterator[str]:
-    """compare_tokens: the ledger holds what each token had in the first step that trained on its completion."""
+    """Say how a completion's advantage and loss differ from the recorded ones.
+
+    compare_tokens: the ledger holds what each token had in the first step that trained on its completion.
+    """
     recorded, length = one["advantage"], len(one["token_ids"])
     values = advantage.tolist()
     replayed = values[0] if len(values) == 1 else values[:length]

@@ -81,7 +81,10 @@ def test_full_weights_with_a_reference_and_replaced_groups(tmp_path: Path) -> No
 
 
 def test_with_a_teacher(tmp_path: Path) -> None:
-    """It is the policy as it began, from which rewards lead away. Every token has an advantage of its own."""
+    """The teacher is the policy as it began, from which rewards lead away.
+
+    Every token has an advantage of its own.
+    """
     teacher = f"ref_model.name={configured().model.name}"
     coefs = ("policy.reward_coef=0.5", "policy.distill_coef=0.2")
     run = recorded_run(tmp_path / "run", *STEPS, "policy=opd", teacher, *coefs)
@@ -102,7 +105,10 @@ def test_a_teacher_in_the_place_of_rewards(run: Path) -> None:
 
 
 def test_a_teacher_that_is_shown_the_answer(tmp_path: Path) -> None:
-    """What it saw is in the ledger; an objective whose reference is shown nothing leaves it there."""
+    """The ledger holds the prompt that the teacher saw.
+
+    An objective whose reference is shown nothing leaves it there.
+    """
     run = recorded_run(tmp_path / "run", *OPD, SHOWN)
     for record in read_records(run):
         more = len(record["answer"]) + 1

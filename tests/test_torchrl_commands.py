@@ -1,4 +1,4 @@
-"""Commands of TorchRL's README of GRPO with our scripts: what each plans and trains, and every key of its files.
+"""Commands of TorchRL's GRPO README with our scripts, and the keys of its files.
 
 Plans are for six GPUs of 80 GiB, as its allocations need. The learner, scorers and engines of an allocation are run by
 the tests of each; here they are told apart by their devices alone.
@@ -70,7 +70,7 @@ def devices(output: str) -> dict[str, list[int]]:
 
 @pytest.fixture(scope="module")
 def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random model of the family that the config names, whose tokenizer has no chat template."""
+    """A small random model of the shipped family, without a chat template."""
     folder = tmp_path_factory.mktemp("base")
     save_family(SHIPPED["gsm8k"], folder)
     (folder / "chat_template.jinja").unlink()
@@ -164,7 +164,7 @@ def test_a_command_trains(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On the CPU, as the shipped configs do."""
+    """A command trains on the CPU, as the shipped configs do."""
     use_punkt(OWN_PUNKT, tmp_path / "nltk", monkeypatch)
     config = small(RUNS[name].shipped, f"model.name={folder_of(name)}", *RUNS[name].words)
     seen = run_script(config, script, tmp_path)
@@ -288,7 +288,7 @@ def test_a_key_of_its_files_is_ours_or_leads_to_it(key: str) -> None:
 
 @pytest.mark.parametrize("key", [key for key in KEYS if KEYS[key] != OURS])
 def test_the_command_line_says_so(key: str) -> None:
-    """Whether the section that would hold it is there, takes new keys, or is a single value."""
+    """The message tells a missing section from a closed one and a single value."""
     assert KEYS[key] in message(f"{key}=1")
 
 

@@ -33,7 +33,10 @@ class Tokens(TensorClass):
     """bool [N, R]: true on the tokens that the model drew; false on padding and on what the environment wrote."""
 
     def below(self, rows: int) -> "Tokens":
-        """The same for a model of `rows` embeddings: ids from there on, which are no token, become the last one."""
+        """The same ids, those from `rows` on replaced by the last one.
+
+        A model of so many embeddings has no others, and they are no token.
+        """
         fewer: Tokens = self.copy()
         fewer.prompt, fewer.response = (ids.clamp(max=rows - 1) for ids in (self.prompt, self.response))
         return fewer
@@ -146,9 +149,9 @@ def prompt_tensors(
     repeats: int,
     teacher_prompts: Sequence[Sequence[int]] = (),
 ) -> TensorDict:
-    """The fields of a batch [N] that are there before anything is drawn; N = groups * `repeats`.
+    """The fields of a batch [N] that are there before anything is drawn.
 
-    teacher_prompts: none where the teacher sees the same prompts.
+    N: groups * `repeats`. teacher_prompts: none where the teacher sees the same prompts.
     """
     of_groups = TensorDict(
         {"tokens": _prompts(prompts), "group_id": torch.tensor(group_ids)[:, None]}, [len(prompts)]

@@ -35,7 +35,7 @@ class GRPOLoss(LossModule):
 
     @dataclass
     class _AcceptedKeys(LossModule._AcceptedKeys):
-        """Where the input holds what; the names are those of `training.batch.Batch`, which says what each is.
+        """The keys of the input, by the names that `training.batch.Batch` explains.
 
         temperature: read where the scorer has none of its own. old_log_prob: where it is missing, the weights have not
         moved since the batch was drawn. ref_log_prob: needed where the KL to the reference is in the loss, or a teacher
@@ -80,9 +80,12 @@ class GRPOLoss(LossModule):
 
     @property
     def out_keys(self) -> list[NestedKey]:
-        """The terms of the loss; ESS, of the ratios; `log_prob` and `entropy` [N, R], the actor's; `metrics`,
-        accumulators."""
-        return [*LOSSES, "ESS", "log_prob", "entropy", "metrics"]
+        """The terms of the loss, and what they were computed with.
+
+        ESS: of the ratios. log_prob, entropy: [N, R], the actor's. advantage: [N, R], a teacher's part included.
+        metrics: accumulators.
+        """
+        return [*LOSSES, "ESS", "log_prob", "entropy", "advantage", "metrics"]
 
     def _forward_value_estimator_keys(self, **kwargs: NestedKey) -> None:
         """There is no value estimator to tell of renamed keys."""
@@ -121,7 +124,7 @@ class GRPOLoss(LossModule):
         weights = None
         if given[keys.weight] is not None:
             weights = TokenWeights(of(keys.weight), of(keys.penalty), of(keys.mask))
-        terms, metrics = loss_terms(
+        terms, metrics, advantage = loss_terms(
             policy,
             scores.log_prob,
             of(keys.sample_log_prob),
@@ -135,7 +138,12 @@ class GRPOLoss(LossModule):
             weights=weights,
         )
         assert scores.entropy is not None  # it was asked for
-        return _output(terms, metrics, scores.log_prob.detach(), scores.entropy.detach())
+        known = {
+            "log_prob": scores.log_prob.detach(),
+            "entropy": scores.entropy.detach(),
+            "advantage": advantage,
+        }
+        return _output(terms, metrics, known)
 
     @staticmethod
     def total(losses: TensorDictBase) -> Tensor:
@@ -150,11 +158,13 @@ def _with_environment(tokens: Tokens) -> Tokens:
     return together
 
 
-def _output(terms: Metrics, metrics: Metrics, log_prob: Tensor, entropy: Tensor) -> TensorDict:
+def _output(terms: Metrics, metrics: Metrics, known: dict[str, Tensor]) -> TensorDict:
+    """The output of the loss. known: [N, R] each."""
     named = {name.replace("/", "_"): term for name, term in terms.items()}
-    zero = log_prob.new_zeros(())
+    zero = known["log_prob"].new_zeros(())
     return TensorDict(
         {name: named.get(name, zero) for name in LOSSES}
-        | {"ESS": effective_sample_size(metrics["ess"]), "log_prob": log_prob, "entropy": entropy}
+        | {"ESS": effective_sample_size(metrics["ess"])}
+        | known
         | {"metrics": TensorDict(metrics)}
     )

@@ -36,8 +36,11 @@ def loss_terms(
     environment: Tensor | None = None,
     totals: BatchTotals | None = None,
     weights: TokenWeights | None = None,
-) -> tuple[dict[str, Tensor], Metrics]:
-    """The terms of the loss by the names of their metrics, and metrics as accumulators (see `training.loss_metrics`).
+) -> tuple[dict[str, Tensor], Metrics, Tensor]:
+    """The terms of the loss by the names of their metrics, metrics, and the advantage.
+
+    The metrics are accumulators (see `training.loss_metrics`). The advantage [N, R] is the one that the terms are
+    computed with, a teacher's part included, without gradient.
 
     log_prob: [N, R], the trainer's, with gradient. sample_log_prob: [N, R], the engine's.
     old_log_prob: [N, R], the trainer's before the first update on this batch, for `old_log_prob=trainer`;
@@ -59,6 +62,7 @@ def loss_terms(
     given = log_prob, sample_log_prob, old_log_prob, ref_log_prob, advantage
     mask = mask.bool()
     inputs = LossInputs.of(policy, *given, mask, entropy)
+    total_advantage = inputs.advantage  # of dropped tokens too
     if weights is None:
         weights = token_weights(policy, inputs)
         if not policy.count_dropped:
@@ -76,14 +80,14 @@ def loss_terms(
     terms |= _environment_term(policy, log_prob, environment, totals)
     metrics = _ratio_metrics(policy, inputs) | _divergence_metrics(policy, inputs, weights)
     metrics |= {name: term.detach().double().reshape(1) for name, term in terms.items()}
-    return terms, metrics
+    return terms, metrics, total_advantage
 
 
 def _summed(
-    terms_of: Callable[Arguments, tuple[dict[str, Tensor], Metrics]],
+    terms_of: Callable[Arguments, tuple[dict[str, Tensor], Metrics, Tensor]],
 ) -> Callable[Arguments, tuple[Tensor, Metrics]]:
     def objective(*given: Arguments.args, **named: Arguments.kwargs) -> tuple[Tensor, Metrics]:
-        terms, metrics = terms_of(*given, **named)
+        terms, metrics, _ = terms_of(*given, **named)
         return torch.stack(list(terms.values())).sum(), metrics
 
     return objective

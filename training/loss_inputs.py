@@ -12,7 +12,9 @@ from training.kl import ESTIMATORS
 
 @dataclass(frozen=True)
 class LossInputs:
-    """The batch, [N, R] each (advantage too); zeros (ratio: ones) stand outside the loss where it matters.
+    """The batch as the objective reads it, [N, R] each, the advantage too.
+
+    Zeros (ratio: ones) stand outside the loss where it matters.
 
     log_prob: with gradient. old, sample, ref: other log-probs of the same tokens, without. advantage: of the reward and
     of the teacher together. distilled: the teacher's part of it, or None. mask: in the loss. inside: what is summed,
@@ -44,7 +46,9 @@ class LossInputs:
         mask: Tensor,
         entropy: Tensor | None = None,
     ) -> "LossInputs":
-        """Of the arguments of `training.loss.loss_terms`; half precision becomes float32. mask: bool.
+        """Make it from the arguments of `training.loss.loss_terms`.
+
+        Half precision becomes float32. mask: bool.
 
         Raises:
             ValueError: there is no `ref_log_prob`, and `policy.distill_coef` is not 0.
@@ -92,9 +96,9 @@ ROUNDING = 64
 def distilled_advantage(
     policy: PolicyConfig, log_prob: Tensor, old: Tensor, ref: Tensor | None, mask: Tensor
 ) -> Tensor | None:
-    """Each token's advantage by the teacher, [N, R], 0 outside `mask`; None for `policy.distill_coef=0`.
+    """The teacher's part of the advantage, [N, R]; None without a teacher.
 
-    log_prob, old: the policy's, of now and in the denominator of the ratio. ref: the teacher's.
+    It is 0 outside `mask`. log_prob, old: the policy's, of now and in the denominator of the ratio. ref: the teacher's.
     """
     if policy.distill_coef == 0:
         return None

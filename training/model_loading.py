@@ -80,7 +80,9 @@ def loading(what: str, name: str) -> Iterator[None]:
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """Load a tokenizer with the chat template of the prompts; none for `none`, or where it has none.
+    """Load a tokenizer with the chat template of the prompts.
+
+    It has none for `none`, or where its files have none.
 
     Raises:
         ConfigError: there is no tokenizer, or no such file.

@@ -1,4 +1,4 @@
-"""The files of `ref_model.name`, checked before anything is started: a model that can score what the policy draws."""
+"""Checks of the files of `ref_model.name`, before anything is started."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,7 +53,10 @@ def check_same_tokens(tokenizer: PreTrainedTokenizerBase, config: Config) -> Pre
 
 
 def has_tokenizer(name: str) -> bool:
-    """Whether tokenizer and config.json of a model are on this machine: in a folder, or in the hub's cache."""
+    """Whether a model's tokenizer and config.json are on this machine.
+
+    They lie in a folder, or in the hub's cache.
+    """
     files = ("config.json", "tokenizer_config.json")
     return Path(model_path(name)).is_dir() or all(
         isinstance(try_to_load_from_cache(name, file), str) for file in files

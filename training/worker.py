@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from config.policy import PolicyConfig
 from config.schema import Config
 from training.aggregation import BatchTotals
 from training.attention import BLOCKED
@@ -31,7 +30,6 @@ from training.learner_state import (
     optimizer_tensors,
     step_counts,
 )
-from training.loss_inputs import LossInputs
 from training.loss_metrics import Metrics, effective_sample_size_by_age, merge_metrics
 from training.optimizer import go_to_step, make_optimizer, make_scheduler
 from training.published_weights import PolicyTensor, PolicyWeights
@@ -60,7 +58,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Of the tokens in the loss of a microbatch, [M] float32 each, row by row.
+    """Values of a microbatch's tokens in the loss, [M] float32 each, row by row.
 
     log_ratio: trainer less engine, before the update. entropy: of the trainer's distribution over the vocabulary.
     advantage: that the loss was computed with, where a teacher is part of it; None: it is that of the batch.
@@ -158,7 +156,10 @@ class Worker(PolicyWeights):
         self.objective = torch.zeros(())
 
     def gradients(self, pieces: Iterable[Piece]) -> Part:
-        """Add the gradients of some of this worker's microbatches to those of the step; all workers add as many."""
+        """Add the gradients of some microbatches to those of the step.
+
+        All workers add as many.
+        """
         parts: list[Part] = []
         for piece in pieces:
             metrics, scores = self._learn(piece)
@@ -190,8 +191,9 @@ class Worker(PolicyWeights):
         out = self.loss(batch, piece.totals, piece.entropy_coef)
         metrics, log_ratio = self._off_policy(batch, out["log_prob"])
         assert batch.mask is not None
-        entropy = out["entropy"][batch.mask.to(log_ratio.device)]
-        scores = TokenScores(log_ratio, entropy, taught_advantage(self.config.policy, batch, out["log_prob"]))
+        mask = batch.mask.to(log_ratio.device)
+        taught = self.config.policy.distill_coef != 0
+        scores = TokenScores(log_ratio, out["entropy"][mask], out["advantage"][mask] if taught else None)
         return self.loss.total(out), dict(out["metrics"].items()) | metrics, scores
 
     def _backward(self, loss: Tensor) -> None:
@@ -276,25 +278,6 @@ def merge_parts(parts: Sequence[Part]) -> Part:
 def _known(value: Tensor | None) -> Tensor:
     assert value is not None  # it was asked for
     return value
-
-
-def taught_advantage(policy: PolicyConfig, batch: Batch, log_prob: Tensor) -> Tensor | None:
-    """The advantage [M] of every token in the loss, a teacher's part included; None where there is no teacher.
-
-    log_prob: [n, R], the policy's, without gradient.
-    """
-    if policy.distill_coef == 0:
-        return None
-    given = (
-        batch.sample_log_prob,
-        batch.old_log_prob,
-        batch.ref_log_prob,
-        batch.advantage,
-        _known(batch.mask),
-    )
-    sample, old, ref, advantage, mask = (None if each is None else each.to(log_prob.device) for each in given)
-    inputs = LossInputs.of(policy, log_prob, _known(sample), old, ref, _known(advantage), _known(mask))
-    return inputs.advantage[inputs.mask]
 
 
 @torch.no_grad()

@@ -141,7 +141,10 @@ def _accuracy(row: Row) -> float:
 
 
 def teaches(row: Row, config: Config) -> bool:
-    """Whether a step had a gradient that came from rewards or a teacher, and not from the KL to the reference alone."""
+    """Whether a step's gradient came from rewards or a teacher.
+
+    The other source is the KL to the reference.
+    """
     moved = 0 < row["grad_norm"] < math.inf
     if config.policy.teaches_equal_rewards:
         return bool(moved and row["sample_utilization"] > 0)

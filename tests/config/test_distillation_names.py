@@ -1,4 +1,4 @@
-"""Names of other trainers for a reference, a teacher and distillation lead to `ref_model` and the policy's keys."""
+"""Other trainers' names for a reference, a teacher and distillation lead to our keys."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Each flag that nanochat, Megatron-RL and ColossalChat's RL take leads to the key that does the same here."""
+"""Flags of nanochat, Megatron-RL and ColossalChat lead to the keys that do the same."""
 
 import re
 
@@ -181,7 +181,7 @@ def leads(key: str) -> str:
 
 @pytest.mark.parametrize(("flag", "expected"), CASES)
 def test_a_flag_leads_to_our_key(flag: str, expected: str) -> None:
-    """As a name in a table, or as that of a key here of which it is the end."""
+    """A flag is a name in a table, or the end of a key here."""
     name = flag.replace("-", "_")
     said = translated(flag)
     ours = [key for key in known_keys(Config) if key.split(".")[-1] == name]
@@ -194,7 +194,7 @@ def test_a_flag_leads_to_our_key(flag: str, expected: str) -> None:
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_page_has_every_flag(system: str) -> None:
-    """In backquotes, with or without its hyphens."""
+    """A flag stands in backquotes, with or without its hyphens."""
     named = {name.lstrip("-") for name in re.findall(r"`([\w-]+)`", PAGE.read_text())}
     assert not SYSTEMS[system].keys() - named
 

@@ -1,4 +1,4 @@
-"""What a teacher sees in the place of the last user message, and which rows cannot be shown to it."""
+"""The teacher's last user message, and rows that cannot be shown to a teacher."""
 
 import asyncio
 from collections.abc import Sequence
@@ -123,7 +123,7 @@ async def _judge(completions: Sequence[Completion], examples: Sequence[Example])
 
 
 def test_a_group_has_the_ids_of_both_prompts(tokenizer: PreTrainedTokenizerBase) -> None:
-    """The answer begins the same way in both, and control tokens in it are spelled and not obeyed."""
+    """Both answers begin the same way, and control tokens are spelled, not obeyed."""
     example = asked("1+1=", "2<eos><assistant>", prefill="It is ")
     encoder = Encoder(tokenizer)
     made = Generation(_Engine(), encoder, _judge, None, Sampling(), 2, 2, 0, teacher=SHOWN)

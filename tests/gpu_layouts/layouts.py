@@ -93,7 +93,7 @@ def plan_of(layout: Layout, config: Config) -> Plan:
 
 
 class HostHere:
-    """Scorers whose one process is this one, since a Ray actor would see no pretended GPU."""
+    """Scorers in this very process, since a Ray actor would see no pretended GPU."""
 
     def __init__(self, config: Config, plan: Plan) -> None:
         self.host = ScorerHost({})

@@ -27,7 +27,10 @@ def plan(
     use_ray: bool = False,
     **context: bool,
 ) -> DevicePlan:
-    """A component is a number of devices or a list of them; reference None: not used, `unset`: where the plan likes."""
+    """Plan the devices of components, each a number of them or a list.
+
+    reference: None: not used. unset: where the plan likes.
+    """
 
     def wish(value: Any) -> dict[str, Any]:
         if value in (None, "unset"):

@@ -1,4 +1,4 @@
-"""A frozen model with devices of its own: who gets which GPU, copies or shards, what is refused."""
+"""A frozen model's own devices: who gets which GPU, copies or shards, refusals."""
 
 from dataclasses import replace
 from typing import Any

@@ -22,7 +22,10 @@ def taught(inputs: Inputs, fields: Fields, reward: torch.Tensor | None = None) -
 
 
 def prime(params: Params, inputs: Inputs) -> Call:
-    """The teacher's log-prob less that of now, on tokens that have not become unlikely; (lp - inf)^2 beside it."""
+    """The teacher's log-prob less that of now, on tokens that have not become unlikely.
+
+    Beside it stands (lp - inf)^2.
+    """
     fields = {
         "objective": "none",
         "distill_log_prob": "current",
@@ -32,7 +35,7 @@ def prime(params: Params, inputs: Inputs) -> Call:
 
 
 def slime(params: Params, inputs: Inputs) -> Call:
-    """The teacher's part is added to the advantage of the reward; each sample's mean counts alike."""
+    """The teacher's part is added to the reward's; each sample's mean counts alike."""
     fields = {
         "old_log_prob": "trainer",
         "distill_coef": params["opd_kl_coef"],
@@ -50,7 +53,7 @@ VERL_LIMIT = 10.0
 
 
 def verl(params: Params, inputs: Inputs) -> Call:
-    """Minus an estimate of the KL as advantage of PPO's clip, or the estimate itself with its gradient."""
+    """PPO's clip on minus a KL estimate, or the estimate with its gradient."""
     mode, given = params["loss_mode"], params["loss_max_clamp"]
     estimator = VERL_ESTIMATOR.get(mode, mode)
     limits = [limit for limit in (given, VERL_LIMIT if estimator == "k3" else None) if limit is not None]
@@ -90,7 +93,10 @@ def trl(params: Params, inputs: Inputs) -> Call:
 
 
 def nemo(params: Params, inputs: Inputs) -> Call:
-    """Log-prob times the teacher's less the old one, weighed by trainer against engine inside IcePop's bounds."""
+    """Log-prob times the teacher's less the old one, weighed inside IcePop's bounds.
+
+    The weight is trainer against engine.
+    """
     floor, cap = params["truncated_importance_sampling"]
     fields: Fields = {
         "old_log_prob": "trainer",

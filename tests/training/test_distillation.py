@@ -76,7 +76,10 @@ def test_with_the_trainers_log_probs_of_now_where_no_update_was_made() -> None:
 
 
 def test_the_loss_and_its_gradient_by_hand() -> None:
-    """Ratios exp(0.2) > 1.2 (clipped: A > 0), exp(-0.1) and exp(0.1); advantages 0.3, -1 and 0.1; a mean of three."""
+    """The loss is a mean of three tokens, of which the clip holds one.
+
+    Ratios: exp(0.2) > 1.2 (clipped: A > 0), exp(-0.1) and exp(0.1). Advantages: 0.3, -1 and 0.1.
+    """
     gradient, numbers = loss_of(load_policy("opd", **OLD), NOW, TEACHER)
     terms = [-1.2 * 0.3, math.exp(-0.1), -math.exp(0.1) * 0.1]
     assert numbers["loss/objective"] == pytest.approx(sum(terms) / 3, rel=1e-12)
@@ -116,7 +119,7 @@ def test_a_teacher_that_is_the_policy_moves_nothing(fields: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("fields", [each for each in VARIANTS if "distill_estimator" not in each], ids=str)
 def test_it_passes_through_as_any_advantage(fields: dict[str, Any]) -> None:
-    """The same numbers as the reward's advantage of each token give the same loss and gradient."""
+    """The same numbers as the reward's advantage give the same loss and gradient."""
     policy = load_policy("opd", **OLD | fields)
     advantage = LossInputs.of(policy, NOW, ENGINE, TRAINER, TEACHER, REWARD, MASK).advantage
     as_reward = replace(policy, reward_coef=1.0, distill_coef=0.0)
@@ -141,7 +144,7 @@ def test_the_reward_alone_is_weighed_too() -> None:
 
 
 def test_a_teacher_that_differs_by_rounding_moves_nothing() -> None:
-    """Sums in another order give it log-probs of float32 that are not the bits of the policy's."""
+    """Sums in another order give it other bits of float32 than the policy."""
     policy, leaf = load_policy("opd"), NOW.float().requires_grad_()
     teacher = NOW.float() * (1 + 2e-7)
     assert (teacher != NOW.float()).any()
@@ -157,7 +160,7 @@ def test_a_missing_teacher_is_an_error() -> None:
 
 @pytest.fixture(scope="module")
 def groups() -> list[Group]:
-    """Of equal rewards, which teach nothing by themselves."""
+    """Groups of equal rewards, which teach nothing by themselves."""
     drawn = drawn_from_tiny(num_groups=8, repeats=REPEATS)
     for completion in (one for group in drawn for one in group.completions):
         completion.verdict = Verdict(1.0, {}, "scored")

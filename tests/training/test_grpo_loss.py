@@ -87,7 +87,9 @@ def test_what_it_is_given_and_gives(groups: list[Group]) -> None:
     assert all(batch.get(key) is not None for key in loss.in_keys)
     out = loss(as_tensordict(batch))
     assert type(out) is TensorDict and out.batch_size == torch.Size([])
-    assert set(out.keys()) == set(loss.out_keys) == {*LOSSES, "ESS", "log_prob", "entropy", "metrics"}
+    known = {"log_prob", "entropy", "advantage"}
+    assert set(out.keys()) == set(loss.out_keys) == {*LOSSES, "ESS", *known, "metrics"}
+    assert all(out[name].shape == batch.mask.shape and not out[name].requires_grad for name in known)
     assert all(out[name].shape == () and out[name].requires_grad for name in LOSSES)
     sum(
         value for name, value in out.items() if name.startswith("loss_")

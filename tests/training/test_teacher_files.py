@@ -1,4 +1,4 @@
-"""A model that scores the policy's tokens must read them as the policy does; another vocabulary is refused by name."""
+"""A model with another vocabulary than the policy's is refused by name."""
 
 import json
 import shutil
