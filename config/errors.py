@@ -14,7 +14,7 @@ class DeadlineError(RunError, TimeoutError):
 
 
 class RankLost(RunError):
-    """A learner rank died, failed or hangs. The text says which, with its own traceback first."""
+    """A rank of the learner or of a scorer died, failed or hangs. The text says which, with its own traceback first."""
 
 
 def causes(error: BaseException | None) -> list[BaseException]:

@@ -73,5 +73,5 @@ def _place(example: Example) -> str:
 
 
 def teacher_prompt(policy: PolicyConfig) -> TeacherPrompt | None:
-    """None where the teacher sees the policy's own prompt."""
+    """The prompt that the policy's teacher sees, None where it is the policy's own."""
     return None if policy.teacher_prompt is None else TeacherPrompt(policy.teacher_prompt)

@@ -135,9 +135,10 @@ class Monitor:
         entropy: Tensor,
         trained_at: int | None,
     ) -> None:
-        """Write what the ledger holds of each group from an optimizer step.
+        """Tell the ledger what an optimizer step made of each group.
 
         The step is the one that `optimized` wrote.
+
         advantage, log_ratio, entropy: as `training.learner.StepReport`. trained_at: see `monitoring.record.Fate`.
         """
         assert batch.mask is not None

@@ -24,8 +24,10 @@ def microbatch_rows(config: Config) -> int:
 
 
 def rank_microbatches(config: Config, shape: ModelShape | None) -> int:
-    """Microbatches of each rank in an optimizer step, everything at its limits: fewer than
-    `train.gradient_accumulation_steps` where a rank has no more to take."""
+    """Microbatches of each rank in an optimizer step, everything at its limits.
+
+    They are fewer than `train.gradient_accumulation_steps` where a rank has no more to take.
+    """
     return math.ceil(config.optim_batch_size / (config.train_model.ranks * rows_at_a_time(config, shape)))
 
 
@@ -72,8 +74,11 @@ def microbatch(config: Config, shape: ModelShape, on_cpu: bool) -> Microbatch:
 
 
 def chunk_size(config: Config, shape: ModelShape, on_cpu: bool) -> int:
-    """Response tokens whose logits exist at one time: `train.log_prob_chunk_size`, else as many as fill
-    `CHUNK_BYTES`, or a quarter of the head's width if that is more (each chunk passes over the whole head)."""
+    """Response tokens whose logits exist at one time.
+
+    They are `train.log_prob_chunk_size`, else as many as fill `CHUNK_BYTES`, or a quarter of the head's width if that
+    is more (each chunk passes over the whole head).
+    """
     if config.train.log_prob_chunk_size is not None:
         return config.train.log_prob_chunk_size
     rows = CHUNK_BYTES["cpu" if on_cpu else "cuda"] // (FLOAT * shape.vocab_size)

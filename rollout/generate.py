@@ -30,7 +30,7 @@ Judge = Callable[[Sequence[Completion], Sequence[Example]], Awaitable[Sequence[V
 
 @dataclass(eq=False)
 class Generation:
-    """Makes groups.
+    """Makes groups of completions, each with its verdict.
 
     Args:
         conversation: what replies between turns; None where a completion has but one.

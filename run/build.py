@@ -114,7 +114,7 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], built: E
 
 
 def _tokenizer(config: Config) -> "PreTrainedTokenizerBase":
-    """The policy's, once the files of all models are checked."""
+    """The policy's tokenizer, once the files of all models are checked."""
     from training.model_files import load_checked_tokenizer
     from training.teacher_files import check_reference_files
 

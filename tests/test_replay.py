@@ -97,7 +97,7 @@ def test_with_a_teacher(tmp_path: Path) -> None:
 
 
 def test_a_teacher_in_the_place_of_rewards(run: Path) -> None:
-    """Another objective beside the recorded one, with a model that the run did not have."""
+    """A replay takes another objective, with a model that the run did not have."""
     told = replay(run, 3, ["policy=opd", f"ref_model.name={configured().model.name}"])
     assert "policy.distill_coef: 0.0 -> 1.0" in told and "kl/teacher" in told
     with pytest.raises(ConfigError, match=r"policy.distill_coef=1.0 .*without a teacher"):

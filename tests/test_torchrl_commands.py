@@ -297,7 +297,7 @@ def test_a_section_there_that_is_one_value_here() -> None:
 
 
 def test_the_page_has_every_key() -> None:
-    """Or the section that holds it."""
+    """The page names every key, or the section that holds it."""
     page = (ROOT / "docs" / "coming_from.md").read_text()
     named = set(re.findall(r"`([\w.]+)(?:[=:][^`]*)?`", page))
     sections = {key for key in KEYS if any(key.startswith(f"{name}.") for name in named if "." in name)}

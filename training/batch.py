@@ -35,7 +35,7 @@ class Tokens(TensorClass):
     def below(self, rows: int) -> "Tokens":
         """The same ids, those from `rows` on replaced by the last one.
 
-        A model of so many embeddings has no others, and they are no token.
+        A model of so many embeddings has none for the others, which are no token.
         """
         fewer: Tokens = self.copy()
         fewer.prompt, fewer.response = (ids.clamp(max=rows - 1) for ids in (self.prompt, self.response))

@@ -154,9 +154,12 @@ def _ratio_metrics(policy: PolicyConfig, inputs: LossInputs) -> Metrics:
 
 @torch.no_grad()
 def _divergence_metrics(policy: PolicyConfig, inputs: LossInputs, weights: TokenWeights) -> Metrics:
-    """`kl/...` by the policy's estimator; `mismatch/gap`: mean |old - engine|; `mismatch/capped`: share of
-    tokens whose weight is at the cap or masked out; `loss/tokens_dropped`: of those without a policy term;
-    `distill/...`: mean and mean size of what a teacher adds to the advantages."""
+    """Metrics of the distances between policy, engine and frozen model.
+
+    `kl/...` is by the policy's estimator; `mismatch/gap` the mean |old - engine|; `mismatch/capped` the share of tokens
+    whose weight is at the cap or masked out; `loss/tokens_dropped` of those without a policy term; `distill/...` mean
+    and mean size of what a teacher adds to the advantages.
+    """
     others = {"inference": inputs.sample}
     if inputs.ref is not None:
         others["ref" if inputs.distilled is None else "teacher"] = inputs.ref

@@ -97,7 +97,7 @@ PROPORTIONAL = frozenset({"clip", "cispo", "clamp", "soft_clip", "geometric", "v
 
 
 def teaching_rows(policy: PolicyConfig, advantage: Tensor, mask: Tensor) -> Tensor:
-    """bool [N]: the rows whose gradient need not be zero.
+    """The rows whose gradient need not be zero, bool [N].
 
     It is zero where the advantage is, if nothing but a `PROPORTIONAL` policy term has a gradient.
 

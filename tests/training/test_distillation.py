@@ -109,7 +109,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("fields", VARIANTS, ids=str)
 def test_a_teacher_that_is_the_policy_moves_nothing(fields: dict[str, Any]) -> None:
-    """On-policy, seeing the same: its advantage is 0, and so is the gradient, exactly."""
+    """On-policy and seeing the same, it gives exact zeros as advantage and gradient."""
     policy = load_policy("opd", **fields)
     leaf = NOW.clone().requires_grad_()
     loss, _ = objective(policy, leaf, NOW, NOW, NOW, REWARD, MASK, entropy=NOW + 10)
@@ -148,7 +148,7 @@ def test_a_teacher_that_differs_by_rounding_moves_nothing() -> None:
     policy, leaf = load_policy("opd"), NOW.float().requires_grad_()
     teacher = NOW.float() * (1 + 2e-7)
     assert (teacher != NOW.float()).any()
-    loss, metrics = objective(policy, leaf, NOW, NOW, teacher, REWARD, MASK, entropy=NOW + 10)
+    loss, _ = objective(policy, leaf, NOW, NOW, teacher, REWARD, MASK, entropy=NOW + 10)
     loss.backward()
     assert leaf.grad is not None and not leaf.grad.any()
 

@@ -101,6 +101,16 @@ def test_what_it_is_given_and_gives(groups: list[Group]) -> None:
         torch.testing.assert_close(one, expected.grad)
 
 
+def test_its_advantage_has_the_teachers_part(groups: list[Group]) -> None:
+    policy = load_policy(
+        "opd", reward_coef=0.5, distill_coef=0.25, distill_log_prob="old", distill_clamp=None
+    )
+    batch = credited(policy, groups)
+    out = loss_of(policy)(batch)
+    expected = 0.5 * batch.advantage + 0.25 * (batch.ref_log_prob - batch.sample_log_prob)
+    torch.testing.assert_close(out["advantage"][batch.mask], expected[batch.mask])
+
+
 def test_a_term_that_the_policy_lacks_is_zero(groups: list[Group]) -> None:
     policy = PolicyConfig(kl_coef=0.0)
     out = loss_of(policy)(credited(policy, groups))
