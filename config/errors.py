@@ -14,7 +14,10 @@ class DeadlineError(RunError, TimeoutError):
 
 
 class RankLost(RunError):
-    """A rank of the learner or of a scorer died, failed or hangs. The text says which, with its own traceback first."""
+    """A rank of the learner or of a scorer died, failed or hangs.
+
+    The text says which, with its own traceback first.
+    """
 
 
 def causes(error: BaseException | None) -> list[BaseException]:
