@@ -57,7 +57,7 @@ def kill_between_steps(monkeypatch: pytest.MonkeyPatch, iteration: int) -> list[
         done(schedule, number)
         scorers = schedule.run.learner.scorers  # type: ignore[attr-defined]
         if number == iteration:
-            killed.append(scorers.process_ids[0])
+            killed.append(scorers.copies[0].ranks.process_ids[0])
             os.kill(killed[0], signal.SIGKILL)
 
     monkeypatch.setattr(Lockstep, "done", killing)

@@ -74,9 +74,10 @@ def share_out(
 def assemble(
     shares: Sequence[Sequence[Microbatch]], values: Sequence[Sequence[Tensor]], like: Tensor
 ) -> Tensor:
-    """Put the values [n, R] or [n, R, k] of every microbatch at their rows of the batch: [N, R] or [N, R, k].
+    """Put values of microbatches back at their rows of the batch.
 
-    like: [N, R], of the dtype and on the device that the result has.
+    values: [n, R] or [n, R, k] of each; returns [N, R] or [N, R, k]. like: [N, R], of the dtype and on the device that
+    the result has.
     """
     together = like.new_zeros((*like.shape, *values[0][0].shape[2:]))
     for share, scored in zip(shares, values, strict=True):

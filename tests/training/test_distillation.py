@@ -145,7 +145,7 @@ def test_a_teacher_that_differs_by_rounding_moves_nothing() -> None:
     policy, leaf = load_policy("opd"), NOW.float().requires_grad_()
     teacher = NOW.float() * (1 + 2e-7)
     assert (teacher != NOW.float()).any()
-    loss, metrics = objective(policy, leaf, NOW, NOW, teacher, REWARD, MASK, entropy=NOW + 10)
+    loss, _ = objective(policy, leaf, NOW, NOW, teacher, REWARD, MASK, entropy=NOW + 10)
     loss.backward()
     assert leaf.grad is not None and not leaf.grad.any()
 

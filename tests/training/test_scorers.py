@@ -196,8 +196,12 @@ def test_every_microbatch_is_begun_before_the_first_is_learned(
     assert watched.order == ["begin", "begin", "wait", "learn", "wait", "learn"]
 
 
+def process_ids(scorers: Scorers) -> list[int]:
+    return [pid for copy in scorers.copies if copy.ranks is not None for pid in copy.ranks.process_ids]
+
+
 def kill(scorers: Scorers, number: int = 0) -> None:
-    os.kill(scorers.process_ids[number], signal.SIGKILL)
+    os.kill(process_ids(scorers)[number], signal.SIGKILL)
 
 
 class Killer:
@@ -235,11 +239,11 @@ def test_lost_scorers_are_replaced(
     """While they are idle, both at once; in the middle of a score; and again while the next one loads."""
     batch = local_learner(scored_config(model, 1), tmp_path, two_copies).credit(groups)
     (expected,) = scored(two_copies, batch)
-    before = two_copies.process_ids
+    before = process_ids(two_copies)
     kill(two_copies, 0)
     kill(two_copies, 1)
     assert all(torch.equal(one, expected) for one in scored(two_copies, batch, 4))
-    assert not set(before) & set(two_copies.process_ids)
+    assert not set(before) & set(process_ids(two_copies))
     killers = [Killer(monkeypatch, "log_prob"), Killer(monkeypatch, "build")]
     assert all(torch.equal(one, expected) for one in scored(two_copies, batch, 6))
     assert all(killer.done.wait(60) for killer in killers)
