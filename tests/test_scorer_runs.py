@@ -84,6 +84,16 @@ def test_a_scorer_that_is_killed_at_five_moments_loses_nothing(
     assert undisturbed[-1]["kl/ref"] > 0
 
 
+def test_a_run_whose_scorer_is_lost_too_often_goes_on_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = trained(tmp_path / "undisturbed", "train.checkpoint_frequency=1")
+    killer = Killer(monkeypatch, ("log_prob", 4), ("log_prob", 1), ("log_prob", 1))
+    disturbed = trained(tmp_path / "disturbed", "train.checkpoint_frequency=1", "train.restarts=1")
+    assert not killer.left
+    assert disturbed == undisturbed
+
+
 def test_an_overlapped_run_whose_scorer_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups are scored as they come, by two copies; one that its scorer dies of is scored once more."""
     killer = Killer(monkeypatch, ("log_prob", 2), ("log_prob", 5))
