@@ -57,7 +57,7 @@ def kill_between_steps(monkeypatch: pytest.MonkeyPatch, iteration: int) -> list[
         done(schedule, number)
         scorers = schedule.run.learner.scorers  # type: ignore[attr-defined]
         if number == iteration:
-            killed.append(scorers.process_ids[0])
+            killed.append(scorers.copies[0].ranks.process_ids[0])
             os.kill(killed[0], signal.SIGKILL)
 
     monkeypatch.setattr(Lockstep, "done", killing)
@@ -82,6 +82,16 @@ def test_a_scorer_that_is_killed_at_five_moments_loses_nothing(
     assert not killer.left and killed
     assert disturbed == undisturbed
     assert undisturbed[-1]["kl/ref"] > 0
+
+
+def test_a_run_whose_scorer_is_lost_too_often_goes_on_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = trained(tmp_path / "undisturbed", "train.checkpoint_frequency=1")
+    killer = Killer(monkeypatch, ("log_prob", 4), ("log_prob", 1), ("log_prob", 1))
+    disturbed = trained(tmp_path / "disturbed", "train.checkpoint_frequency=1", "train.restarts=1")
+    assert not killer.left
+    assert disturbed == undisturbed
 
 
 def test_an_overlapped_run_whose_scorer_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

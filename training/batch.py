@@ -108,6 +108,12 @@ class Batch(TensorClass):
         """The ids that the reference scores."""
         return self.tokens if self.teacher_tokens is None else self.teacher_tokens
 
+    def for_reference(self) -> "Batch":
+        """The batch with the prompts that the reference sees, by which it is shared out."""
+        seen: Batch = self.copy()
+        seen.tokens, seen.teacher_tokens = self.reference_tokens, None
+        return seen
+
     @property
     def group_ids(self) -> list[int]:
         """One a group, in the order of the rows."""

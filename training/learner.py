@@ -53,8 +53,10 @@ class Learner(Protocol):
         ...
 
     def begin_scoring(self, group: Group) -> None:
-        """Have a group scored that a later `credit` will hold, where the reference has devices of its own. From any
-        thread."""
+        """Begin to score a group that a later `credit` will hold, where the reference has devices of its own.
+
+        From any thread.
+        """
         ...
 
     def drop_scores(self, groups: Sequence[Group]) -> None:

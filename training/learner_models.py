@@ -80,7 +80,7 @@ def make_sharded_models(config: Config, plan: Plan, mesh: DeviceMesh, device: to
 def make_frozen_scorer(
     config: Config, plan: Plan, mesh: DeviceMesh | None, device: torch.device
 ) -> ResponseScorer:
-    """The frozen model on devices of its own, whole, or this rank's shard of it over `mesh`."""
+    """The frozen model of a scorer rank, whole or a shard over `mesh`."""
     half = plan.learner.gathered_dtype or plan.learner.autocast
     if mesh is not None:
         root = _sharded_frozen(config, half, mesh, device, offload=False)
@@ -102,7 +102,10 @@ def _sharded(config: Config, plan: Plan, mesh: DeviceMesh, device: torch.device)
 def _sharded_frozen(
     config: Config, gathered: str | None, mesh: DeviceMesh, device: torch.device, offload: bool
 ) -> Sharded:
-    """The frozen model's shards, in the dtype that they are gathered in: the same numbers, often in half the memory."""
+    """The frozen model's shards, in the dtype that they are gathered in.
+
+    The numbers are the same, often in half the memory.
+    """
     files = config.reference_model
     if gathered is not None:
         files = replace(files, dtype=gathered)
@@ -185,7 +188,7 @@ def make_scorer(
 
 
 def _frozen_reference(config: Config, plan: Plan, learner: torch.device) -> Reference | None:
-    """A frozen model in this process; None where the policy's own base serves, one elsewhere, or none.
+    """The frozen model in this process, or None.
 
     learner: the policy's device.
     """

@@ -1,6 +1,7 @@
 """The learner in one process: its one worker is here, at no cost."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,26 +28,29 @@ def make_learner(
     tell: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> "LocalLearner":
     """The learner of a run, with the models of `config` where the plan has them; its arguments as `LocalLearner`'s."""
-    scorers = _scorers(config, plan)
-    try:
+    with ExitStack() as made:
+        scorers = start_scorers(config, plan, made)
         models = make_models(config, load_base(config, plan), plan)
         check_forward(models.scorer, plan.weight_check.prompts, plan.weight_check.learner)
         if scorers is not None:
             scorers.wait_ready()
-        return LocalLearner(config, models, pushed_tensors(config, plan), run_dir, tell, scorers)
-    except BaseException:
-        if scorers is not None:
-            scorers.close()
-        raise
+        learner = LocalLearner(config, models, pushed_tensors(config, plan), run_dir, tell, scorers)
+        made.pop_all()
+    return learner
 
 
-def _scorers(config: Config, plan: Plan) -> "Scorers | None":
-    """The scorers of a run, which load while the learner does."""
+def start_scorers(config: Config, plan: Plan, made: ExitStack) -> "Scorers | None":
+    """Start the scorers of a plan, which load while the learner does; None where it has none.
+
+    made: closes them where the learner cannot be made.
+    """
     if plan.reference.home != "own devices":
         return None
     from training.scorers import Scorers
 
-    return Scorers(config, plan)
+    scorers = Scorers(config, plan)
+    made.callback(scorers.close)
+    return scorers
 
 
 class LocalLearner(SplitLearner):
@@ -97,7 +101,7 @@ class LocalLearner(SplitLearner):
         release_memory()
 
     def close(self) -> None:
-        """As `Learner.close`: there are none but scorers."""
+        """End the scorers, where there are some."""
         if self.scorers is not None:
             self.scorers.close()
 

@@ -76,8 +76,8 @@ def assemble(
 ) -> Tensor:
     """Put values of microbatches back at their rows of the batch.
 
-    values: [n, R] or [n, R, k] of every microbatch. Returns [N, R] or [N, R, k].
-    like: [N, R], of the dtype and on the device that the result has.
+    values: [n, R] or [n, R, k] of each; returns [N, R] or [N, R, k]. like: [N, R], of the dtype and on the device that
+    the result has.
     """
     together = like.new_zeros((*like.shape, *values[0][0].shape[2:]))
     for share, scored in zip(shares, values, strict=True):

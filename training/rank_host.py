@@ -71,7 +71,9 @@ def aligned(nbytes: int) -> int:
 
 
 class RankProcess:
-    """One of several ranks that compute together. `join` comes first; all get the same calls in the same order.
+    """One of several ranks that compute together.
+
+    `join` comes first; all get the same calls in the same order.
 
     environment: set before anything is built (device selection).
     """

@@ -1,6 +1,7 @@
 """The learner as a group of ranks: each has a shard of every parameter and works on a share of every batch."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from cluster.runtime import Place
 from config.schema import Config
 from plan.plan import Plan
 from training.batch import Batch
+from training.local_learner import start_scorers
 from training.rank_host import RankHost
-from training.ranks import Ranks, RankSettings
+from training.ranks import LOADING, Ranks, RankSettings
 from training.scorers import Scorers
 from training.split_learner import SplitLearner
 from training.tensor_stream import RankTensor, TensorStream
@@ -30,20 +32,15 @@ def make_learner(
         ConfigError: there is no room for the ranks, or their model cannot be loaded.
         RankLost: a rank does not start; everything already started is taken down.
     """
-    scorers: Scorers | None = None
-    ranks = Ranks(rank_places(plan), rank_settings(config, plan), RankHost)
-    try:
-        if plan.reference.home == "own devices":
-            scorers = Scorers(config, plan)
+    with ExitStack() as made:
+        ranks = Ranks(rank_places(plan), rank_settings(config, plan), RankHost)
+        made.callback(ranks.close)
+        scorers = start_scorers(config, plan, made)
         learner = RankedLearner(config, plan, ranks, run_dir, tell, scorers)
         if scorers is not None:
             scorers.wait_ready()
-        return learner
-    except BaseException:
-        if scorers is not None:
-            scorers.close()
-        ranks.close()
-        raise
+        made.pop_all()
+    return learner
 
 
 def rank_places(plan: Plan) -> list[Place]:
@@ -67,6 +64,7 @@ def rank_settings(config: Config, plan: Plan) -> RankSettings:
         on_gpu=not plan.devices.on_cpu,
         timeout_s=config.train.wait_timeout_s,
         address=config.ray.address,
+        asked=f"train_model.num_devices={plan.devices.ranks}, train_model.num_nodes={config.train_model.num_nodes}",
     )
 
 
@@ -88,7 +86,7 @@ class RankedLearner(SplitLearner):
         scorers: Scorers | None = None,
     ) -> None:
         self.ranks = ranks
-        ranks.answers(ranks.begin_same("build", config, plan), "its model", patience=_LOADING)
+        ranks.answers(ranks.begin_same("build", config, plan), "its model", patience=LOADING)
         reference = plan.reference.home not in ("none", "own devices")
         packs = bool(self._same("packs"))
         super().__init__(config, run_dir, plan.devices.ranks, packs, reference, scorers, tell)
@@ -133,9 +131,10 @@ class RankedLearner(SplitLearner):
 
     def close(self) -> None:
         """As `Learner.close`."""
-        if self.scorers is not None:
-            self.scorers.close()
-        self.ranks.close()
+        with ExitStack() as ending:
+            ending.callback(self.ranks.close)
+            if self.scorers is not None:
+                ending.callback(self.scorers.close)
 
     def _same(self, method: str, *arguments: Any) -> Any:
         """What rank 0 answers to a call that all ranks take part in."""
@@ -164,7 +163,3 @@ class RankedLearner(SplitLearner):
 
     def _reference_log_prob(self, shares: list[list[Batch]]) -> list[list[Tensor]]:
         return self._each("reference_log_prob", shares)
-
-
-_LOADING = 3
-"""Loading a model may take longer than anything that ranks wait for later."""

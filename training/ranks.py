@@ -1,4 +1,4 @@
-"""Ranks of a learner, or of a scorer, as Ray actors: placed together, started, called at once, watched.
+"""Ranks of a learner or a scorer: Ray actors that start and work together.
 
     driver ── the same method, each with its share ──▶ rank 0 ... rank N-1 ── collectives among themselves ──▶ answers
 
@@ -28,6 +28,8 @@ from training.rank_host import CONCURRENCY_GROUPS, RankProcess, Sender
 log = logging.getLogger(__name__)
 
 _GRACE_S, _STACKS_S, _CLOSE_S = 3.0, 5.0, 10.0
+LOADING = 3
+"""Times `timeout_s` that a model may take to load: longer than anything that ranks wait for later."""
 _PUSH = 2
 """Times that ranks may wait for one another: those that gather are done long before the engines are."""
 
@@ -37,8 +39,8 @@ class RankSettings:
     """How ranks are started and watched.
 
     nodes: of the cluster, with as many ranks on each. ray_cpus: of a local runtime, where this is the first to start
-    it. timeout_s: that ranks may wait for one another, or the driver for one of them. section: of the config, that asks
-    for them.
+    it. timeout_s: that ranks may wait for one another, or the driver for one of them. asked: the settings that ask for
+    them, for messages.
     """
 
     nodes: int
@@ -46,7 +48,7 @@ class RankSettings:
     on_gpu: bool
     timeout_s: float
     address: str | None = None
-    section: str = "train_model"
+    asked: str = "train_model.num_devices"
 
 
 class Ranks:
@@ -80,8 +82,8 @@ class Ranks:
 
     def _promised(self) -> PlacementGroup:
         """Room for all ranks at once: one bundle a node."""
-        settings, count = self.settings, len(self.places)
-        per_node = count // settings.nodes
+        settings = self.settings
+        per_node = len(self.places) // settings.nodes
         bundle: dict[str, float] = {"CPU": per_node}
         if gpus := sum(place.num_gpus for place in self.places) // settings.nodes:
             bundle["GPU"] = gpus
@@ -91,8 +93,8 @@ class Ranks:
         if not group.wait(settings.timeout_s if settings.address else _CLOSE_S):
             remove_placement_group(group)
             raise ConfigError(
-                f"{settings.section}.num_devices={count} over {settings.nodes} node(s): Ray has no room for "
-                f"{settings.nodes} x {bundle} ({free_resources()}); lower it, or join more nodes to the cluster"
+                f"{settings.asked}: Ray has no room for {settings.nodes} x {bundle} ({free_resources()}); lower it, or "
+                "join more nodes to the cluster"
             )
         return group
 
@@ -107,7 +109,8 @@ class Ranks:
         """Where the ranks find each other: a file on one machine, an address of rank 0 on a cluster."""
         if self.settings.address is None:
             return f"file://{self._meeting / 'store'}"
-        return f"tcp://{ray.get(self.actors[0].free_address.remote(), timeout=self.settings.timeout_s)}"
+        (address,) = self.answers([self.actors[0].free_address.remote()], "its address")
+        return f"tcp://{address}"
 
     def begin(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Reference]:
         """Call METHOD of every rank at once, each with its own arguments."""

@@ -1,4 +1,4 @@
-"""The frozen reference model on the learner's own devices, where it scores in turns with the policy.
+"""The frozen model on the learner's own devices, scoring in turns with the policy.
 
 One with devices of its own is in `training.scorers`.
 """
@@ -96,7 +96,6 @@ class Reference:
     scorer: ResponseScorer
     visit: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    @torch.no_grad()
     def log_prob(self, parts: Iterable[Batch]) -> list[Tensor]:
         """Of each part [n, R] float32, zeros outside the loss mask."""
         with self.visit():
@@ -105,7 +104,10 @@ class Reference:
 
 @torch.no_grad()
 def frozen_log_prob(scorer: ResponseScorer, tokens: Tokens, temperature: Tensor) -> Tensor:
-    """Log-probs [n, R] of the tokens that another model may have drawn, with rows for other ids that are no token."""
+    """Log-probs [n, R] of tokens that another model may have drawn.
+
+    That model's embedding may have more rows, of ids that are no token.
+    """
     rows = causal_model(scorer.model).get_input_embeddings().num_embeddings
     assert isinstance(rows, int)
     return scorer(tokens.below(rows), temperature).log_prob

@@ -35,5 +35,5 @@ class ScorerHost(RankProcess):
         return self.scorer.packs
 
     def log_prob(self, parts: Sequence[tuple[Tokens, Tensor]]) -> list[Tensor]:
-        """Log-probs [n, R] of each part: its tokens, and the temperature [n, 1] of its rows."""
+        """Log-probs [n, R] of each part, given as tokens and temperatures [n, 1]."""
         return [frozen_log_prob(self.scorer, tokens, temperature).cpu() for tokens, temperature in parts]

@@ -1,4 +1,4 @@
-"""Frozen scorers with devices of their own: a reference or a teacher that scores while the learner works.
+"""Scorers: a frozen model on devices of its own that scores while the learner works.
 
     learner's thread      begin(microbatch) ──▶ queue ──▶ thread of copy 0 ──▶ its ranks ──▶ Future ──▶ wait
     or the rollout's                              └─────▶ thread of copy 1 ──▶ its ranks ──▶ Future
@@ -11,7 +11,8 @@ import itertools
 import logging
 import math
 import threading
-from concurrent.futures import Future, InvalidStateError
+import time
+from concurrent.futures import FIRST_EXCEPTION, Future, InvalidStateError, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, PriorityQueue
@@ -20,20 +21,21 @@ import ray
 from torch import Tensor
 
 from cluster.runtime import Place, start_ray
-from config.errors import DeadlineError, RankLost, RunError
+from config.errors import ConfigError, DeadlineError, RankLost, RunError
 from config.schema import Config
 from plan.plan import Plan
 from training.batch import Batch
 from training.microbatches import Microbatch, assemble, share_out
-from training.ranks import Ranks, RankSettings
+from training.ranks import LOADING, Ranks, RankSettings
 from training.scorer_host import ScorerHost
 
 log = logging.getLogger(__name__)
 
 MAX_LOSSES = 3
 """Losses in a row, of one copy or with one microbatch, that end the run."""
-LOADING = 3
-"""Times `train.wait_timeout_s` that a copy may take to load."""
+PATIENCE = MAX_LOSSES * (LOADING + 5)
+"""Times `train.wait_timeout_s` that copies may be lost, placed, loaded and asked in, before a microbatch is scored."""
+CLOSE_S = 15.0
 
 
 @dataclass(order=True)
@@ -50,24 +52,23 @@ class _Task:
 
 
 class Scorers:
-    """All copies of the frozen model, each served by a thread.
+    """The copies of the frozen model, one thread for each.
 
     `wait_ready` returns when every copy is loaded; microbatches may be begun before.
     """
 
     def __init__(self, config: Config, plan: Plan) -> None:
         self.config = config
-        self.plan = plan
         self._numbers = itertools.count()
         self._tasks: PriorityQueue[_Task] = PriorityQueue()
         self._failure: BaseException | None = None
         self._closing = False
         self._owns_ray = start_ray(config.ray.address, plan.ray_cpus)
-        self._copies = [_Copy(config, plan, of_copy) for of_copy in places(plan)]
-        self._loaded: list[Future[None]] = [Future() for _ in self._copies]
+        self.copies = [Copy(config, plan, of_copy) for of_copy in places(plan)]
+        self._loaded: list[Future[None]] = [Future() for _ in self.copies]
         self._threads = [
             threading.Thread(target=self._serve, args=pair, name=str(pair[0]), daemon=True)
-            for pair in zip(self._copies, self._loaded, strict=True)
+            for pair in zip(self.copies, self._loaded, strict=True)
         ]
         for thread in self._threads:
             thread.start()
@@ -78,11 +79,14 @@ class Scorers:
         Raises:
             ConfigError, RankLost: one of them cannot be.
         """
-        for loaded in self._loaded:
+        for loaded in wait(self._loaded, return_when=FIRST_EXCEPTION).done:
             loaded.result()
 
     def begin(self, batch: Batch) -> "Future[Tensor]":
-        """Score rows [N] of a batch, after those that were begun before; log-probs float32 [N, R]. From any thread."""
+        """Score a batch after those that were begun before; log-probs float32 [N, R].
+
+        From any thread. One that is cancelled before its turn comes is not scored.
+        """
         task = _Task(next(self._numbers), batch)
         self._tasks.put(task)
         if self._failure is not None:
@@ -95,35 +99,31 @@ class Scorers:
         Raises:
             DeadlineError: it takes longer than copies may be lost and loaded. RankLost: they were lost too often.
         """
-        limit = MAX_LOSSES * (1 + LOADING) * self.config.train.wait_timeout_s
+        limit = PATIENCE * self.config.train.wait_timeout_s
         try:
             return scored.result(timeout=limit)
         except TimeoutError:
             raise DeadlineError(
-                f"the learner waited {limit:.0f} s ({MAX_LOSSES * (1 + LOADING)} x train.wait_timeout_s) for "
-                f"{', '.join(map(str, self._copies))} to score a microbatch"
+                f"the learner waited {limit:.0f} s ({PATIENCE} x train.wait_timeout_s) for "
+                f"{', '.join(map(str, self.copies))} to score a microbatch"
             ) from None
-
-    @property
-    def process_ids(self) -> list[int]:
-        """Process ids of the scorer ranks that live now."""
-        return [pid for copy in self._copies if copy.ranks is not None for pid in copy.ranks.process_ids]
 
     def close(self) -> None:
         """End all copies, and their threads."""
         self._closing = True
-        self._fail_queue(RunError("the run has ended"))
+        for copy in self.copies:
+            copy.end()
+        self._fail(RunError("the run has ended"))
         for _ in self._threads:
             self._tasks.put(_Task(math.inf))
-        for copy in self._copies:
-            copy.close()
+        deadline = time.monotonic() + CLOSE_S
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, deadline - time.monotonic()))
         if self._owns_ray:
             self._owns_ray = False
             ray.shutdown()
 
-    def _serve(self, copy: "_Copy", loaded: "Future[None]") -> None:
+    def _serve(self, copy: "Copy", loaded: "Future[None]") -> None:
         try:
             copy.load()
             loaded.set_result(None)
@@ -133,9 +133,13 @@ class Scorers:
             self._fail(error)
             with suppress(InvalidStateError):
                 loaded.set_exception(error)
+        finally:
+            copy.close()
 
-    def _score(self, copy: "_Copy", task: _Task, batch: Batch) -> None:
+    def _score(self, copy: "Copy", task: _Task, batch: Batch) -> None:
         """Score a microbatch; where the copy is lost, queue it anew and replace the copy."""
+        if not task.losses and not task.scored.set_running_or_notify_cancel():
+            return
         try:
             task.scored.set_result(copy.log_prob(batch))
             copy.losses = 0
@@ -163,14 +167,18 @@ class Scorers:
                 task = self._tasks.get_nowait()
                 if task.batch is None:
                     ends.append(task)
-                else:
+                    continue
+                with suppress(InvalidStateError):  # it was cancelled
                     task.scored.set_exception(error)
         for end in ends:
             self._tasks.put(end)
 
 
-class _Copy:
-    """One whole model, over the ranks at `places`. losses: in a row."""
+class Copy:
+    """One whole model, over the ranks at `places`.
+
+    losses: in a row. Its thread calls it, but for `end`.
+    """
 
     def __init__(self, config: Config, plan: Plan, places: list[Place]) -> None:
         self.config = config
@@ -178,8 +186,9 @@ class _Copy:
         self.places = places
         self.ranks: Ranks | None = None
         self.losses = 0
+        self._served = False
         self._packs = False
-        self._closed = False
+        self._ended = False
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.places))
@@ -194,11 +203,13 @@ class _Copy:
             try:
                 self._load()
                 return
-            except RankLost as error:
-                self._end()
+            except (RankLost, ConfigError) as error:
+                self.close()
                 self.losses += 1
-                if self._closed or self.losses >= MAX_LOSSES:
-                    raise
+                if isinstance(error, ConfigError) and not self._served:
+                    raise  # else its places are gone for a while, with a node of a cluster
+                if self._ended or self.losses >= MAX_LOSSES:
+                    raise RankLost(str(error)) from error
                 log.warning("%s is lost while it loads, and replaced: %s", self, str(error).splitlines()[-1])
 
     def _load(self) -> None:
@@ -209,23 +220,18 @@ class _Copy:
             on_gpu=not self.plan.devices.on_cpu,
             timeout_s=config.train.wait_timeout_s,
             address=config.ray.address,
-            section="ref_model",
+            asked=f"ref_model.num_devices={self.plan.reference.ranks}, {len(self.places)} to a copy",
         )
         self.ranks = Ranks(self.places, settings, ScorerHost)
-        if self._closed:
+        if self._ended:
             raise RankLost(f"{self} ended with the run")
         built = self.ranks.answers(self.ranks.begin_same("build", config, self.plan), "its model", LOADING)
         self._packs = bool(built[0])
 
     def replace(self) -> None:
         """Load the model anew in other processes at the same places."""
-        self._end()
+        self.close()
         self.load()
-
-    def _end(self) -> None:
-        if self.ranks is not None:
-            self.ranks.close()
-        self.ranks = None
 
     def log_prob(self, batch: Batch) -> Tensor:
         """Log-probs float32 [N, R] of a batch's response tokens."""
@@ -235,21 +241,28 @@ class _Copy:
             "log_prob", [([(one.batch.tokens, one.batch.temperature) for one in share],) for share in shares]
         )
         answers = self.ranks.answers(calls, "log-probs", 1 + max(map(len, shares)))
+        self._served = True
         return assemble(shares, answers, batch.sample_log_prob)
 
     def _shares(self, batch: Batch) -> list[list[Microbatch]]:
         """Microbatches of every rank, of the learner's size at most."""
-        seen = batch.copy()
-        seen.tokens, seen.teacher_tokens = batch.reference_tokens, None
         ranks, rows = len(self.places), self.plan.learner.microbatch_rows
         count = math.ceil(len(batch) / (ranks * rows))
         limit = self.config.train.max_tokens_per_microbatch
-        return share_out(seen, ranks, count, limit, self._packs)
+        return share_out(batch.for_reference(), ranks, count, limit, self._packs)
+
+    def end(self) -> None:
+        """Kill the ranks, for which the copy's thread may be waiting. From any thread."""
+        self._ended = True
+        ranks = self.ranks
+        for actor in [] if ranks is None else list(ranks.actors):
+            ray.kill(actor)
 
     def close(self) -> None:
-        self._closed = True
-        if self.ranks is not None:
-            self.ranks.close()
+        """End the ranks and give their places back."""
+        ranks, self.ranks = self.ranks, None
+        if ranks is not None:
+            ranks.close()
 
 
 def places(plan: Plan) -> list[list[Place]]:

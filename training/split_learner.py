@@ -12,7 +12,6 @@ A share's loss is divided by the totals of the whole batch and gradients are sum
 of workers nor that of microbatches changes an update.
 """
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -113,12 +112,12 @@ class SplitLearner(ABC):
 
     @torch.no_grad()
     def credit(self, groups: Sequence[Group], policy_version: int | None = None) -> Batch:
-        """As `Learner.credit`. Where scorers need not score first, `ref_log_prob` comes in `step`."""
+        """Make the batch of judged groups; where scorers need not score first, `ref_log_prob` comes in `step`."""
         batch, policy = collate(groups), self.config.policy
         if policy_version is not None:
             batch.age = policy_version - batch.policy_version
         if self.reference:
-            batch.ref_log_prob = self._scored(batch, self._reference_log_prob)
+            batch.ref_log_prob = self._scored(batch.for_reference(), self._reference_log_prob)
         elif self.scorers is not None:
             batch.ref_log_prob = self._score_first(self.scorers, groups, batch)
         several_steps = self.config.train.epochs > 1 or len(batch) > self.config.optim_batch_size
@@ -128,17 +127,19 @@ class SplitLearner(ABC):
         return credit(policy, groups, batch, self.config.inference_model.max_tokens, weights)
 
     def begin_scoring(self, group: Group) -> None:
-        """As `Learner.begin_scoring`."""
+        """Begin to score a group that a later `credit` will hold."""
         if self.scorers is not None:
             self._begun[group.group_id] = self.scorers.begin(collate([group]))
 
     def drop_scores(self, groups: Sequence[Group]) -> None:
-        """As `Learner.drop_scores`."""
+        """Forget the scores of groups that no `credit` will hold."""
         for group in groups:
-            self._begun.pop(group.group_id, None)
+            scored = self._begun.pop(group.group_id, None)
+            if scored is not None:
+                scored.cancel()
 
     def _score_first(self, scorers: "Scorers", groups: Sequence[Group], batch: Batch) -> Tensor | None:
-        """Log-probs [N, R] by the scorers: those that were begun, else all, where they are needed before a step."""
+        """Log-probs [N, R] by the scorers, or None where `step` asks for them."""
         begun = [self._begun.pop(group.group_id, None) for group in groups]
         ref_log_prob = torch.zeros_like(batch.sample_log_prob)
         repeats = len(batch) // len(groups)
@@ -153,10 +154,10 @@ class SplitLearner(ABC):
             return None
 
         def score(shares: list[list[Batch]]) -> list[list[Tensor]]:
-            begun = [[scorers.begin(part) for part in share] for share in shares]
-            return [[scorers.wait(scored) for scored in share] for share in begun]
+            asked = [[scorers.begin(part) for part in share] for share in shares]
+            return [[scorers.wait(scored) for scored in share] for share in asked]
 
-        return self._scored(batch, score)
+        return self._scored(batch.for_reference(), score)
 
     def _scored(self, batch: Batch, score: Callable[[list[list[Batch]]], list[list[Tensor]]]) -> Tensor:
         """What `score` says of each token, [N, R] or [N, R, n], by all workers, in microbatches of a step's size."""
@@ -172,7 +173,12 @@ class SplitLearner(ABC):
         assert batch.mask is not None
         totals = BatchTotals.of(policy, batch.mask, environment_tokens(batch.tokens, batch.mask))
         coef = self.entropy_control.applied
-        parts = self._gradients(self._rounds(batch, shares, totals, coef))
+        begun = self._begin_shares(batch, shares)
+        parts = self._gradients(self._rounds(shares, begun, totals, coef))
+        if begun:
+            scored = [[each.result() for each in own] for own in begun]
+            batch = batch.copy()
+            batch.ref_log_prob = assemble(shares, scored, batch.sample_log_prob)
         log_ratio, entropy, advantage = _of_batch(policy, batch, shares, parts)
         update = self._update()
         self.optimizer_steps += 1
@@ -192,24 +198,41 @@ class SplitLearner(ABC):
         report["loss/nonfinite_steps"] = float(self.nonfinite_steps)
         return StepReport(report, not update.applied, log_ratio, entropy, advantage)
 
+    def _begin_shares(self, batch: Batch, shares: list[list[Microbatch]]) -> "list[list[Future[Tensor]]]":
+        """Begin to score every microbatch, [workers][count], where the batch has no scores of the scorers yet."""
+        scorers = self.scorers
+        if scorers is None or batch.ref_log_prob is not None:
+            return []
+        rounds = [[scorers.begin(one.batch) for one in together] for together in zip(*shares, strict=True)]
+        return [list(own) for own in zip(*rounds, strict=True)]
+
     def _rounds(
-        self, batch: Batch, shares: list[list[Microbatch]], totals: BatchTotals, entropy_coef: float
+        self,
+        shares: list[list[Microbatch]],
+        begun: "list[list[Future[Tensor]]]",
+        totals: BatchTotals,
+        entropy_coef: float,
     ) -> Iterator[list[Piece]]:
-        """The next microbatch of every worker, as soon as the scorers, if they have to, have scored it."""
-        rounds = list(zip(*shares, strict=True))
-        begun: dict[int, Future[Tensor]] = {}
-        if self.scorers is not None and batch.ref_log_prob is None:
-            for one in itertools.chain.from_iterable(rounds):
-                if one.idle:
-                    one.batch.ref_log_prob = torch.zeros_like(one.batch.sample_log_prob)
-                else:
-                    begun[id(one)] = self.scorers.begin(one.batch)
-        for number, together in enumerate(rounds, 1):
-            for one in together:
-                if self.scorers is not None and id(one) in begun:
-                    one.batch.ref_log_prob = self.scorers.wait(begun.pop(id(one)))
-            self.tell("optimize", number, len(rounds))
-            yield [Piece(one.batch, totals.select(one.rows), entropy_coef, one.teaches) for one in together]
+        """Yield the next microbatch of every worker, once it is scored."""
+        count = len(shares[0])
+        for number in range(count):
+            together = [share[number] for share in shares]
+            batches = [one.batch for one in together]
+            if begun:
+                batches = [
+                    self._scored_by(own[number], batch) for own, batch in zip(begun, batches, strict=True)
+                ]
+            self.tell("optimize", number + 1, count)
+            yield [
+                Piece(batch, totals.select(one.rows), entropy_coef, one.teaches)
+                for one, batch in zip(together, batches, strict=True)
+            ]
+
+    def _scored_by(self, begun: "Future[Tensor]", batch: Batch) -> Batch:
+        assert self.scorers is not None
+        scored: Batch = batch.copy()
+        scored.ref_log_prob = self.scorers.wait(begun)
+        return scored
 
     def _shared_out(self, batch: Batch) -> tuple[Batch, list[list[Microbatch]]]:
         """The batch of a step and its microbatches; with `weight`, where that takes more than a microbatch to say."""

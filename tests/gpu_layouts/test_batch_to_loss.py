@@ -16,6 +16,7 @@ from config.policy import PRESETS, load_policy
 from envs.group import Group
 from tests.gpu_layouts.layouts import LAYOUTS, PLACES, Case, Layout, judged_groups, learner_on, save_tiny
 from tests.pretend_gpu import pretend_gpus
+from training.kl import ESTIMATORS
 
 HOST, ONE = Layout(0), Layout(1)
 PRESET_NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
@@ -82,6 +83,24 @@ def test_every_layout_gives_the_numbers_of_one_gpu(
     assert step(LAYOUTS[layout], preset, switches, "bf16", folders) == pytest.approx(
         expected, rel=1e-3, abs=1e-6
     )
+
+
+@pytest.mark.parametrize("placement", ["loss", "reward"])
+@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
+def test_a_scorer_on_a_gpu_of_its_own_gives_the_numbers_of_one_process(
+    placement: str, estimator: str, folders: Folders
+) -> None:
+    policy = load_policy("grpo", kl_coef=0.1, kl_placement=placement, kl_estimator=estimator)
+    case = Case(policy, folders[False], precision="fp32")
+    found = []
+    for layout in (HOST, LAYOUTS["3 GPUs"]):
+        with pretend_gpus(layout.gpus) if layout.gpus else nullcontext():
+            learner, plan = learner_on(layout, case, folders[False])
+            found.append([learner.step(learner.credit(groups())).metrics for _ in range(2)])
+    assert plan.reference.home == "own devices" and plan.reference.devices == (2,)
+    for here, there in zip(*found, strict=True):
+        for name in ("loss/objective", "loss/kl", "kl/ref", "grad_norm"):
+            assert there[name] == pytest.approx(here[name], rel=1e-6, abs=1e-6), name
 
 
 @pytest.mark.parametrize("preset", ["grpo", "compat_nanochat", "compat_torchrl"])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cluster.calls import Reference as Call
-from config.errors import ConfigError, RankLost
+from config.errors import ConfigError, RankLost, RunError
 from config.models import RefModelConfig
 from config.policy import PolicyConfig, load_policy
 from config.schema import Config
@@ -24,6 +24,7 @@ from plan.make_plan import make_plan
 from plan.plan import Plan
 from tests.groups import drawn_groups
 from tests.logged import Logged
+from tests.processes import wait_until_gone
 from tests.scripts import configured
 from tests.tiny import numbered_examples
 from tests.training.test_ranks import (
@@ -37,15 +38,16 @@ from tests.training.test_ranks import (
     plan_of,
     small_llama,
     two_ranks,
+    weights,
 )
-from training.batch import Batch
+from training.batch import Batch, collate
 from training.kl import ESTIMATORS
 from training.learner_models import load_base, make_models
 from training.local_learner import LocalLearner
 from training.published_weights import pushed_tensors
 from training.ranked_learner import RankedLearner
 from training.ranks import Ranks
-from training.scorers import Scorers, places
+from training.scorers import Copy, Scorers, places
 from training.worker import Piece
 
 SHARD_SIZES = {"copies": 1, "shards": 2}
@@ -163,6 +165,42 @@ def test_groups_that_were_begun_are_not_scored_again(
     learner.step(batch)
 
 
+def test_a_teacher_that_is_the_policy_moves_nothing(
+    scorers: Scorers, model: str, groups: list[Group], tmp_path: Path
+) -> None:
+    """Not by the rounding of another process either, of which Adam would make whole steps."""
+    learner = local_learner(scored_config(model, 1, load_policy("opd")), tmp_path, scorers)
+    before = weights(learner)
+    reports = [learner.step(learner.credit(groups)) for _ in range(2)]
+    assert all(report.metrics["grad_norm"] == 0 for report in reports)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(learner).items())
+
+
+def test_the_base_of_a_lora_policy_and_its_copy_score_alike(
+    scorers: Scorers, model: str, groups: list[Group], tmp_path: Path
+) -> None:
+    one = in_one_process(config_of(model, 1, gradient_accumulation_steps=2, lora=True), tmp_path)
+    torch.manual_seed(0)
+    other = local_learner(scored_config(model, 1, lora=True), tmp_path, scorers)
+    batch, own = other.credit(groups), one.credit(groups)
+    assert batch.ref_log_prob is None and own.ref_log_prob is not None
+    (log_prob,) = scored(scorers, batch)
+    torch.testing.assert_close(log_prob, own.ref_log_prob, rtol=1e-6, atol=1e-6)
+    assert other.step(batch).metrics["kl/ref"] == pytest.approx(one.step(own).metrics["kl/ref"], abs=1e-9)
+
+
+def test_a_step_that_is_not_finite_is_saved_with_its_scores(
+    scorers: Scorers, model: str, groups: list[Group], tmp_path: Path
+) -> None:
+    learner = local_learner(scored_config(model, 1), tmp_path, scorers)
+    batch = learner.credit(groups)
+    batch.sample_log_prob[-1, 0] = torch.nan
+    assert learner.step(batch).skipped
+    saved = torch.load(tmp_path / "nonfinite" / "optimizer_step_1.pt", weights_only=True)
+    assert saved["ref_log_prob"][batch.tokens.loss_mask].lt(0).all()
+    assert batch.ref_log_prob is None
+
+
 class Watched:
     """Scorers of zeros, and the order in which they and the worker were at work."""
 
@@ -196,8 +234,63 @@ def test_every_microbatch_is_begun_before_the_first_is_learned(
     assert watched.order == ["begin", "begin", "wait", "learn", "wait", "learn"]
 
 
+def process_ids(scorers: Scorers) -> list[int]:
+    return [pid for copy in scorers.copies if copy.ranks is not None for pid in copy.ranks.process_ids]
+
+
+def test_scores_that_nobody_wants_are_not_made(
+    two_copies: Scorers, model: str, groups: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = local_learner(scored_config(model, 1), tmp_path, two_copies)
+    asked: list[int] = []
+    free = threading.Event()
+    log_prob = Copy.log_prob
+
+    def waiting(copy: Copy, batch: Batch) -> Tensor:
+        asked.extend(batch.group_ids)
+        assert free.wait(60)
+        return log_prob(copy, batch)
+
+    monkeypatch.setattr(Copy, "log_prob", waiting)
+    for group in groups:
+        learner.begin_scoring(group)
+    learner.drop_scores(groups[2:])
+    free.set()
+    scored(two_copies, collate(groups[:1]))
+    assert set(asked) <= {groups[0].group_id, groups[1].group_id}
+
+
+def test_an_end_does_not_wait_for_a_copy_that_loads(
+    local_ray: None, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after Ctrl-C: the ranks that load are killed, and no process of theirs is left."""
+    loading = threading.Event()
+    begin = Ranks.begin
+    seen: list[int] = []
+
+    def noted(ranks: Ranks, called: str, arguments: Sequence[Sequence[Any]]) -> list[Call]:
+        begun = begin(ranks, called, arguments)
+        if called == "build":
+            seen.extend(ranks.process_ids)
+            loading.set()
+        return begun
+
+    monkeypatch.setattr(Ranks, "begin", noted)
+    config = scored_config(model, 1)
+    scorers = Scorers(config, scored_plan(config, tmp_path, "shards"))
+    waits = scorers.begin(collate(drawn_groups(small_llama(), numbered_examples(1), 2, 4, judge=judged)))
+    assert loading.wait(60)
+    scorers.close()
+    for pid in seen:
+        wait_until_gone(pid)
+    with pytest.raises(RunError):
+        waits.result(timeout=0)
+    with pytest.raises(RunError):
+        scorers.begin(Batch.__new__(Batch)).result(timeout=0)
+
+
 def kill(scorers: Scorers, number: int = 0) -> None:
-    os.kill(scorers.process_ids[number], signal.SIGKILL)
+    os.kill(process_ids(scorers)[number], signal.SIGKILL)
 
 
 class Killer:
@@ -235,11 +328,11 @@ def test_lost_scorers_are_replaced(
     """While they are idle, both at once; in the middle of a score; and again while the next one loads."""
     batch = local_learner(scored_config(model, 1), tmp_path, two_copies).credit(groups)
     (expected,) = scored(two_copies, batch)
-    before = two_copies.process_ids
+    before = process_ids(two_copies)
     kill(two_copies, 0)
     kill(two_copies, 1)
     assert all(torch.equal(one, expected) for one in scored(two_copies, batch, 4))
-    assert not set(before) & set(two_copies.process_ids)
+    assert not set(before) & set(process_ids(two_copies))
     killers = [Killer(monkeypatch, "log_prob"), Killer(monkeypatch, "build")]
     assert all(torch.equal(one, expected) for one in scored(two_copies, batch, 6))
     assert all(killer.done.wait(60) for killer in killers)
