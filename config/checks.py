@@ -151,9 +151,10 @@ def check_quantization(config: Config) -> None:
         )
     reference = config.ref_model
     if reference.ranks and reference.name is None and config.policy.uses_reference:
+        asked = devices_asked(config, "ref_model")
         raise ConfigError(
-            f"{field} with {devices_asked(config, 'ref_model')}: the base in 4 bits under the adapters is the "
-            "reference, and scorers would hold another one; leave ref_model.num_devices and devices unset"
+            f"{field} with {asked}: the base in 4 bits under the adapters is the reference, and scorers would hold "
+            f"another one; leave {asked.partition('=')[0]} unset"
         )
     if config.run == "rehearse":
         raise ConfigError(
