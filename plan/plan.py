@@ -200,7 +200,7 @@ def most_on_a_node(plan: Plan) -> int:
     """Scorers that one node can have: all, or as many as it has GPUs where these are known."""
     ranks, machine = plan.reference.ranks, plan.machine
     several = machine.nodes > 1 and not plan.devices.on_cpu
-    return min(ranks, machine.num_gpus) if several else ranks
+    return min(ranks, max(1, machine.num_gpus)) if several else ranks
 
 
 def reference_at(plan: Plan) -> ReferenceAt:

@@ -89,7 +89,7 @@ def said_of_reference(config: Config) -> Iterator[None]:
     except ConfigError as error:
         if config.ref_model.name is None:
             raise
-        raise ConfigError(re.sub(r"(?<!ref_)\bmodel\.name=", "ref_model.name=", str(error))) from error
+        raise ConfigError(re.sub(r"\bmodel\.name=", "ref_model.name=", str(error))) from error
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:

@@ -49,6 +49,8 @@ def test_a_copy_that_nobody_split_lies_on_one_node() -> None:
     said = told(plan)
     assert f"ref_model.name={LARGE} with ref_model.num_devices=8: each scorer GPU needs" in said
     assert "shard_size" not in said and "; take ref_model.dtype=bfloat16, or choose a smaller model" in said
+    joined = plan_of(*ranks(2, 2, 1), "device=cuda", gpus=0, **CLUSTER)
+    assert joined.reference.shard_size == 1, "of nodes whose GPUs are not said"
 
 
 @pytest.mark.parametrize(
