@@ -28,6 +28,14 @@ def check(config: Config) -> None:
         )
 
 
+def devices_asked(config: Config, section: str) -> str:
+    """The setting that gives a section its devices, as it was typed: `devices`, `num_devices`, or neither."""
+    asked = vars(config)[section]
+    if asked.devices is not None:
+        return f"{section}.devices={asked.devices}"
+    return f"{section}.num_devices" + (" unset" if asked.num_devices is None else f"={asked.num_devices}")
+
+
 def check_batches(config: Config) -> None:
     train, repeats = config.train, config.env.repeats
     at_least("env.repeats", repeats, 1)
@@ -143,9 +151,10 @@ def check_quantization(config: Config) -> None:
         )
     reference = config.ref_model
     if reference.ranks and reference.name is None and config.policy.uses_reference:
+        asked = devices_asked(config, "ref_model")
         raise ConfigError(
-            f"{field} with ref_model.num_devices={reference.ranks}: the base in 4 bits under the adapters is the "
-            "reference, and scorers would hold another one; leave ref_model.num_devices unset"
+            f"{field} with {asked}: the base in 4 bits under the adapters is the reference, and scorers would hold "
+            f"another one; leave {asked.partition('=')[0]} unset"
         )
     if config.run == "rehearse":
         raise ConfigError(

@@ -104,7 +104,8 @@ class RefModelConfig:
     """Weights of it: `float32` or `bfloat16`. Unset: `model.dtype`."""
     num_devices: int | None = None
     """Scorer ranks: processes with a GPU each (on a CPU a share of its cores), which score while the learner works.
-    Unset: a free GPU beside a learner of one rank, else the learner's own GPUs, in turns; under LoRA the base."""
+    Unset: a free GPU of this machine (none of a Ray cluster) beside a learner of one rank, else the learner's own
+    GPUs, in turns; under LoRA the base."""
     shard_size: int | None = None
     """Scorer ranks that share one copy of its parameters; must divide `num_devices`. Copies share out the microbatches.
     Unset: the smallest that fits."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Literal
 
+from config.checks import devices_asked
 from config.errors import ConfigError
 from config.inference import InferenceModelConfig
 from config.schema import Config
@@ -30,17 +31,18 @@ TransportName = Literal["in_process", "shared_memory", "object_store", "nccl", "
 class _Request:
     """The devices that one section asks for: `num_devices` of them, or `by_hand`, by index.
 
-    num_devices: None leaves it to the plan.
+    num_devices: None leaves it to the plan. typed: the setting that asks for them.
     """
 
     section: str
     num_devices: int | None
     devices: Any
+    typed: str
 
     @classmethod
     def of(cls, config: Config, section: str) -> "_Request":
         asked = vars(config)[section]
-        return cls(section, asked.num_devices, asked.devices)
+        return cls(section, asked.num_devices, asked.devices, devices_asked(config, section))
 
     @property
     def by_hand(self) -> tuple[int, ...]:
@@ -51,7 +53,7 @@ class _Request:
         return len(self.by_hand) or self.num_devices or 0
 
     def __str__(self) -> str:
-        return f"{self.section}.num_devices={self.count}"
+        return self.typed
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ def plan_devices(
     flat: tuple[int, ...] = ()
     if not cluster:
         flat = own.take(generate, shared=train_at if colocated else ())
-    scorers = 0 if reference is None else _scorers(config, reference, own.free)
+    scorers = 0 if reference is None else _scorers(config, reference, 0 if cluster else own.free)
     reference_at: tuple[int, ...] = tuple(range(scorers))
     if reference is not None and scorers and not cluster:
         reference_at = own.take(replace(reference, num_devices=scorers))
@@ -198,9 +200,12 @@ def _check_nodes(config: Config, cluster: bool) -> None:
 
 
 def _scorers(config: Config, reference: _Request, free: int) -> int:
-    """Processes of the reference: those that are asked for, else one on a free GPU.
+    """Processes of the reference: those that are asked for, else one on a free GPU of this machine.
 
-    Several learner ranks take it among them, and so do adapters, whose base it is.
+    Several learner ranks take it among them, and so do adapters, whose base it is. On a cluster nobody knows what is
+    free.
+
+    free: GPUs that are left.
     """
     takes_one = free > 0 and config.train_model.ranks == 1 and _shared_home(config) == "shared"
     return reference.count or int(takes_one)
@@ -292,15 +297,14 @@ def _takes_turns(
     _check_room(requests, inference.colocate, there, overlapped)
     if max(trained, wanted) > there:
         raise ConfigError(
-            f"train_model.num_devices={trained}, inference_model.num_devices={wanted}: this machine has {there} "
-            "GPU(s); lower the larger one, or use a machine with more"
+            f"{train}, {generate}: this machine has {there} GPU(s); lower the larger one, or use a machine with more"
         )
     if not inference.colocate and trained + wanted <= there:
         return False, ()
     if overlapped:
         raise ConfigError(
-            f"inference_model.num_devices={wanted} and train_model.num_devices={trained} must take turns on "
-            f"{there} GPU(s), but grpo_async.py works on both at once: use grpo.py, or more GPUs"
+            f"{generate} and {train} must take turns on {there} GPU(s), but grpo_async.py works on both at once: use "
+            "grpo.py, or more GPUs"
         )
     note = (
         f"{there} GPU(s) for {trained} of train_model and {wanted} of inference_model: they take turns, as "
@@ -321,10 +325,11 @@ def _check_room(requests: list[_Request], colocate: bool, there: int, overlapped
     if not scorers or needed <= there:
         return
     helps = in_turns <= there and not overlapped
+    key = "ref_model.devices" if requests[1].by_hand else "ref_model.num_devices"
     turns = ", or let learner and engines take turns (inference_model.colocate=true)" if helps else ""
     raise ConfigError(
         f"{', '.join(map(str, requests))}: {needed} GPUs are asked for, and this machine has {there} GPU(s): lower one "
-        f"of them, leave ref_model.num_devices unset, so that the reference takes none of its own{turns}"
+        f"of them, leave {key} unset, so that the reference takes none of its own{turns}"
     )
 
 

@@ -11,12 +11,15 @@ from plan.memory import (
     reference_bytes,
 )
 from plan.model_shape import ModelShape
-from plan.plan import SCORER_KNOBS, Plan, cache_on_device, scorer_phase
+from plan.plan import SCORER_KNOBS, Plan, cache_on_device, most_on_a_node, scorer_phase
 
 
 def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
-    """Memory of the machine that the run takes: everything on a CPU; beside GPUs a reference that visits them; and the
-    copies that a checkpoint is written from and that the last push leaves."""
+    """Memory of the machine that the run takes: everything on a CPU; beside GPUs a reference that visits them.
+
+    To that come the copies that a checkpoint is written from and that the last push leaves, or the whole models that
+    shards of scorers are filled from before there are any, whichever are more.
+    """
     if plan.devices.on_cpu:
         on_vllm = plan.engine.backend == "vllm"
         weights = engine_weights(plan.config, shape, plan.engine.dtype, on_cpu=on_vllm)
@@ -40,10 +43,23 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
     devices = plan.devices
     here = devices.ranks_per_node / devices.ranks  # each rank writes its shards
     state = checkpoint_bytes(plan.config, shape) * here if plan.config.train.async_checkpoint else 0.0
-    uses.append(Use("copy for a checkpoint", state, "train.async_checkpoint"))
     copy = pushed_bytes(plan.config, shape, plan.weight_dtype) if plan.transport != "in_process" else 0.0
-    uses.append(Use("copy of the last push", copy, "model.name, inference_model.dtype"))
+    copies = [
+        Use("copy for a checkpoint", state, "train.async_checkpoint"),
+        Use("copy of the last push", copy, "model.name, inference_model.dtype"),
+    ]
+    loading = [Use("scorers while they load", _loading_bytes(plan), SCORER_KNOBS)]
+    uses += max(copies, loading, key=lambda moment: sum(use.bytes for use in moment))
     return [use for use in uses if use.bytes]
+
+
+def _loading_bytes(plan: Plan) -> float:
+    """Whole models on one node that the first rank of each copy reads, for all of them to fill their shards from."""
+    frozen, shards = plan.reference_shape, plan.reference.shard_size
+    if frozen is None or shards == 1:
+        return 0.0
+    here = min(plan.devices.scorers_per_node, most_on_a_node(plan))
+    return -(-here // shards) * reference_bytes(plan.config, frozen, shards)
 
 
 def _offloaded(plan: Plan, shape: ModelShape) -> list[Use]:

@@ -15,7 +15,7 @@ from plan.memory import (
     kv_bytes_per_sequence,
     usable_bytes,
 )
-from plan.microbatches import chunk_size, microbatch_rows, packs, rank_microbatches
+from plan.microbatches import chunk_size, longest_row, microbatch_rows, packs, rank_microbatches
 from plan.model_shape import DTYPE_BYTES, GIB, ModelShape, find_shape, kv_cache_bytes
 from plan.plan import (
     Backend,
@@ -191,16 +191,21 @@ def _weight_check(
     of_learner = coarsest([config.model.dtype, learner.autocast, learner.gathered_dtype])
     of_both = coarsest([of_learner, engine.arithmetic, config.inference_model.quantization and "fp8"])
     longest = config.max_model_len
-    window = shape.window if shape is not None and shape.window < longest else 0
-    prompts = [8, 12, *([window + 4] if window else [])]
     return WeightCheckPlan(
         dtype=of_both,
         bounds=BOUNDS[of_both],
         learner=BOUNDS[of_learner],
         count=3 if engine.backend == "vllm" else 1,
         length=min(160 if engine.backend == "vllm" else 24, longest),
-        prompts=tuple(max(1, min(length, longest - 8)) for length in prompts),
+        prompts=_checked_prompts(shape, longest),
     )
+
+
+def _checked_prompts(shape: ModelShape | None, longest: int) -> tuple[int, ...]:
+    """Lengths of the prompts that a forward pass is checked with. longest: tokens of prompt and response."""
+    window = shape.window if shape is not None and shape.window < longest else 0
+    prompts = [8, 12, *([window + 4] if window else [])]
+    return tuple(max(1, min(length, longest - 8)) for length in prompts)
 
 
 def _backend(config: Config, machine: Machine, on_cpu: bool) -> Backend:
@@ -247,6 +252,7 @@ def _reference(
 ) -> ReferencePlan:
     """The reference, before a place is found for one that has none."""
     home, scorers = devices.reference_home, devices.scorers
+    rounding = coarsest([config.reference_model.dtype, AUTOCAST[config.train.mixed_precision]])
     return ReferencePlan(
         "host memory" if home == "shared" else home,
         devices.reference,
@@ -255,6 +261,8 @@ def _reference(
         num_threads=_threads(overlapped, devices) if scorers else None,
         packs=packs(config, shape),
         chunk_size=None if shape is None else chunk_size(config, shape, devices.on_cpu),
+        prompts=_checked_prompts(shape, longest_row(config)),
+        bounds=BOUNDS[rounding],
     )
 
 
@@ -280,11 +288,12 @@ def _place_reference(plan: Plan) -> Plan:
     size = plan.machine.gpu_memory_gib
     known = plan.shape is not None and plan.reference_shape is not None and size is not None
     fits = known and not plan.devices.colocated
+    left = "no GPU is left for ref_model"
+    if plan.devices.on_cluster:
+        left = "ref_model.num_devices is unset, so it takes no GPU of the Ray cluster"
     if fits and max(phase.bytes for phase in staying.phases) <= ROOM_TO_STAY * usable_bytes(size or 0.0):
-        return replace(
-            staying, notes=(*plan.notes, "no GPU is left for ref_model: it stays on the training GPU")
-        )
-    note = "no GPU is left for ref_model: it lives in host memory and visits the first training GPU to score"
+        return replace(staying, notes=(*plan.notes, f"{left}: it stays on the training GPU"))
+    note = f"{left}: it lives in host memory and visits the first training GPU to score"
     return replace(plan, notes=(*plan.notes, note))
 
 

@@ -9,6 +9,11 @@ from plan.model_shape import ModelShape
 CHUNK_BYTES = {"cpu": (1 << 24) * FLOAT, "cuda": (1 << 27) * FLOAT}
 
 
+def longest_row(config: Config) -> int:
+    """Tokens of the longest prompt and response that are trained on, which the reference scores too."""
+    return config.env.max_prompt_tokens + config.inference_model.max_tokens
+
+
 def packs(config: Config, shape: ModelShape | None) -> bool:
     """Whether a microbatch goes through the model as one sequence.
 

@@ -29,7 +29,7 @@ from plan.memory import (
     train_phases,
 )
 from plan.model_shape import GIB, ModelShape
-from plan.weight_bounds import Bounds
+from plan.weight_bounds import BOUNDS, Bounds
 
 Backend = Literal["vllm", "transformers"]
 ReferenceHome = Literal[
@@ -115,7 +115,8 @@ class ReferencePlan:
     With `own devices` it is `ranks` Ray actors that score while the learner works, `shard_size` of which share one copy
     of its parameters. devices: a GPU index for each; empty on a CPU, and on a cluster only their number counts.
     num_threads: of each; None: all that torch takes.
-    packs, chunk_size: as those of `LearnerPlan`, of this model.
+    packs, chunk_size: as those of `LearnerPlan`, of this model. prompts, bounds: as `prompts` and `learner` of
+    `WeightCheckPlan`, of this model.
     """
 
     home: ReferenceHome
@@ -125,6 +126,8 @@ class ReferencePlan:
     num_threads: int | None = None
     packs: bool = False
     chunk_size: int | None = None
+    prompts: tuple[int, ...] = ()
+    bounds: Bounds = BOUNDS["float32"]
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,13 @@ def scorer_phase(plan: Plan) -> Phase | None:
     widths = frozen_arithmetic(plan.config, on_cpu, ranks)
     uses = (weights, *scoring(plan.config, shape, on_cpu, widths, ranks, SCORER_KNOBS))
     return Phase("scorer", tuple(use for use in uses if use.bytes))
+
+
+def most_on_a_node(plan: Plan) -> int:
+    """Scorers that one node can have: all, or as many as it has GPUs where these are known."""
+    ranks, machine = plan.reference.ranks, plan.machine
+    several = machine.nodes > 1 and not plan.devices.on_cpu
+    return min(ranks, max(1, machine.num_gpus)) if several else ranks
 
 
 def reference_at(plan: Plan) -> ReferenceAt:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from config.checkpoints import checkpoints, model_of
+from config.checks import devices_asked
 from config.errors import ConfigError
 from config.schema import Config
 from plan.disk import checkpoint_bytes, checkpoints_kept, model_bytes
@@ -12,6 +13,7 @@ from plan.host_memory import host_bytes, host_uses
 from plan.machine import ASSUMED_VLLM, Machine
 from plan.make_plan import make_plan
 from plan.memory import Phase, gib, kv_bytes_per_sequence, usable_bytes
+from plan.microbatches import longest_row
 from plan.model_shape import GIB, ModelShape, beyond_rope_limit
 from plan.plan import Plan, cache_on_device, gpus_used, scorer_phase
 from plan.scorers import fits_gpu
@@ -74,7 +76,7 @@ def problems(plan: Plan) -> list[Problem]:
     found = [Problem("engine 0", text) for text in _contradictions(plan)]
     for look in (model_limits, _memory, _cache, _disk):
         found += [] if plan.shape is None else look(plan, plan.shape)
-    return [*found, *_scorers(plan)]
+    return [*found, *scorer_limits(plan)]
 
 
 def _contradictions(plan: Plan) -> Iterator[str]:
@@ -152,14 +154,14 @@ def _cluster(plan: Plan) -> Iterator[str]:
     if plan.reference.shard_size > max(machine.num_gpus, 1) and not devices.on_cpu:
         yield (
             f"ref_model.shard_size={plan.reference.shard_size}: the ranks of one copy lie on one node, which has "
-            f"{machine.num_gpus} GPUs: lower it, or take ref_model.dtype=bfloat16 or a smaller ref_model.name"
+            f"{machine.num_gpus} GPUs: lower it or leave it unset, take ref_model.dtype=bfloat16, or a smaller "
+            "ref_model.name"
         )
     if gpus_used(plan) > there:
-        scorers = f"ref_model.num_devices={len(devices.reference)}, " if devices.reference else ""
+        sections = ("train_model", *(["ref_model"] if devices.reference else []), "inference_model")
+        asked = ", ".join(devices_asked(plan.config, section) for section in sections)
         yield (
-            f"train_model.num_devices={devices.ranks}, {scorers}inference_model.num_devices="
-            f"{sum(map(len, devices.engines))}: {gpus_used(plan)} GPUs are needed, and {machine.nodes} nodes have "
-            f"{there}: lower one of them"
+            f"{asked}: {gpus_used(plan)} GPUs are needed, and {machine.nodes} nodes have {there}: lower one of them"
         )
 
 
@@ -190,7 +192,7 @@ def _limits_of_reference(plan: Plan) -> Iterator[Problem]:
     config, shape, name = plan.config, plan.reference_shape, plan.config.ref_model.name
     if name is None or shape is None or plan.reference.home == "none":
         return
-    longest = config.env.max_prompt_tokens + config.inference_model.max_tokens
+    longest = longest_row(config)
     if shape.max_positions and longest > shape.max_positions:
         yield Problem(
             "ref_model",
@@ -202,26 +204,60 @@ def _limits_of_reference(plan: Plan) -> Iterator[Problem]:
         yield Problem("ref_model", text)
 
 
-def _scorers(plan: Plan) -> Iterator[Problem]:
-    """A frozen model that does not fit the GPUs of its own.
+def scorer_limits(plan: Plan) -> Iterator[Problem]:
+    """What a frozen model with devices of its own cannot be: shards in float16, or larger than its GPUs.
 
-    On a CPU it is a part of host memory.
+    On a CPU its size is a part of host memory.
     """
-    config, machine, reference = plan.config, plan.machine, plan.reference
+    yield from _half_shards(plan)
+    config, machine = plan.config, plan.machine
     scorer, size = scorer_phase(plan), machine.gpu_memory_gib
     if plan.devices.on_cpu or scorer is None or size is None or fits_gpu(scorer, size):
         return
     key = "model.name" if config.ref_model.name is None else "ref_model.name"
-    more = "raise ref_model.num_devices, over which a copy is sharded"
-    if reference.shard_size < reference.ranks:
-        more = f"leave ref_model.shard_size={reference.shard_size} unset, so that more ranks share a copy"
-    half = ", take ref_model.dtype=bfloat16" if config.reference_model.dtype == "float32" else ""
+    half = ["take ref_model.dtype=bfloat16"] if config.reference_model.dtype == "float32" else []
+    remedies = ", ".join([*_more_to_a_copy(plan), *half, "or choose a smaller model"])
     yield Problem(
         "scorer",
-        f"{key}={config.reference_model.name} with ref_model.num_devices={reference.ranks}: each scorer GPU needs "
-        f"about {gib(scorer.bytes)} and has {size:.2f} GiB, of which {gib(usable_bytes(size))} can be planned with; "
-        f"{more}{half}, or choose a smaller model",
+        f"{key}={config.reference_model.name} with {devices_asked(config, 'ref_model')}: each scorer GPU needs about "
+        f"{gib(scorer.bytes)} and has {size:.2f} GiB, of which {gib(usable_bytes(size))} can be planned with; "
+        f"{remedies.removeprefix('or ')}",
     )
+
+
+def _half_shards(plan: Plan) -> Iterator[Problem]:
+    """Shards of a frozen model are loaded in the dtype that they are gathered in, which is no float16."""
+    config, shards = plan.config, plan.reference.shard_size
+    if shards == 1 or config.train.mixed_precision != "fp16":
+        return
+    typed = config.ref_model.shard_size is not None
+    asked = f"ref_model.shard_size={shards}"
+    if not typed:
+        asked = (
+            f"{devices_asked(config, 'ref_model')}, of which {shards} share a copy, for one does not hold it"
+        )
+    yield Problem(
+        "ref_model",
+        f"train.mixed_precision=fp16 with {asked}: the shards of a frozen model are float32 or bfloat16; take "
+        f"train.mixed_precision=bf16, or {'ref_model.shard_size=1' if typed else 'a smaller model'}",
+    )
+
+
+def _more_to_a_copy(plan: Plan) -> Iterator[str]:
+    """What would let more scorers share a copy; nothing where all of a node do."""
+    shards, asked = plan.reference.shard_size, plan.config.ref_model
+    if plan.machine.nodes > 1 and shards == plan.machine.num_gpus:
+        return
+    if asked.shard_size is not None:
+        yield f"leave ref_model.shard_size={shards} unset, so that more ranks share a copy"
+        if shards < plan.reference.ranks:
+            return
+    more = (
+        "give ref_model.num_devices=2 or more" if asked.num_devices is None else "raise ref_model.num_devices"
+    )
+    if asked.devices is not None:
+        more = "list more GPUs in ref_model.devices"
+    yield f"{more}, over which a copy is sharded"
 
 
 def _memory(plan: Plan, shape: ModelShape) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ can be. Keys that cost the run least come first, so that among sets of one size 
 import copy
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from operator import attrgetter
 from typing import Any
@@ -59,6 +59,7 @@ def remedy(plan: Plan, machine: Machine) -> tuple[Setting, ...] | None:
             for setting in settings:
                 section, _, name = setting.key.rpartition(".")
                 setattr(attrgetter(section)(changed), name, setting.value)
+                replace(attrgetter(section)(changed))  # a section checks itself when it is made
             check(changed)
             return not problems(make_plan(changed, plan.overlapped, machine, plan.folder))
         except ConfigError:
@@ -112,6 +113,8 @@ def _changes(plan: Plan, machine: Machine) -> Iterator[Change]:
     yield Change("ref_model.num_devices", _other_scorers(plan, gpus * machine.nodes))
     halves = plan.reference.ranks > 0 and config.reference_model.dtype == "float32"
     yield Change("ref_model.dtype", ("bfloat16",) if halves else ())
+    half_shards = config.train.mixed_precision == "fp16" and plan.reference.shard_size > 1
+    yield Change("train.mixed_precision", ("bf16",) if half_shards else ())
     yield Change("inference_model.quantization", _eight_bits(plan))
     yield Change("policy.kl_coef", () if config.policy.kl_coef == 0 else (0.0,))
     yield Change("train_model.lora.quantization", ("none",) if config.train_model.lora.quantized else ())

@@ -5,19 +5,19 @@ from dataclasses import replace
 from plan.host_memory import host_bytes
 from plan.memory import Phase, usable_bytes
 from plan.model_shape import GIB
-from plan.plan import Plan, scorer_phase
+from plan.plan import Plan, most_on_a_node, scorer_phase
 
 
 def share_copies(plan: Plan) -> Plan:
-    """Choose how many scorers share a copy: as few as it fits on.
+    """Choose how many scorers share a copy, all on one node: as few as it fits on.
 
-    Every copy scores microbatches of its own, so more copies are better. All share one where it does not fit at all;
-    where a size is not known, each has a copy.
+    Every copy scores microbatches of its own, so more copies are better. As many as can share one where it does not
+    fit at all; where a size is not known, each has a copy.
     """
     ranks = plan.reference.ranks
     if not ranks or plan.config.ref_model.shard_size is not None:
         return plan
-    divisors = [size for size in range(1, ranks + 1) if ranks % size == 0]
+    divisors = [size for size in range(1, most_on_a_node(plan) + 1) if ranks % size == 0]
     split = [replace(plan, reference=replace(plan.reference, shard_size=size)) for size in divisors]
     return next(filter(_fits, split), split[-1])
 

@@ -229,7 +229,7 @@ def rehearse_step(config: Config, run_dir: Path, schedule: type[ScheduleType]) -
     without memory. Ends with 2 where it would not fit."""
     from plan.machine import imagined_machine, this_machine
     from plan.make_plan import make_plan
-    from plan.problems import model_limits
+    from plan.problems import model_limits, scorer_limits
     from plan.report import advice
     from run.rehearsal.report import report, too_large
     from run.rehearsal.step import rehearse
@@ -241,7 +241,7 @@ def rehearse_step(config: Config, run_dir: Path, schedule: type[ScheduleType]) -
     rehearsal = rehearse(plan)
     assert plan.shape is not None  # else there was no model to rehearse with
     print(report(plan, plan.shape, rehearsal), flush=True)
-    found = [*model_limits(plan, plan.shape), *too_large(plan, rehearsal.peaks)]
+    found = [*model_limits(plan, plan.shape), *too_large(plan, rehearsal.peaks), *scorer_limits(plan)]
     if found:
         print(advice(plan, found, machine), file=sys.stderr)
         sys.exit(2)

@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 
 import torch
@@ -189,13 +190,13 @@ def references(bench: Bench, homes: Sequence[str]) -> str:
         moved_to = replace(plan.reference, home=home, devices=devices, ranks=len(devices))  # type: ignore[arg-type]
         plan = replace(plan, reference=moved_to)
         learner = make_learner(config, plan, bench.folder)
-        moved(learner.worker.model, seed=1)
-        if learner.scorers is None:
-            assert learner.worker.reference is not None
-            scores = [learner.worker.reference.log_prob([batch])[0].cpu() for _ in range(2)]
-        else:
-            scores = [learner.scorers.wait(learner.scorers.begin(batch)) for _ in range(2)]
-        learner.close()
+        with closing(learner):
+            moved(learner.worker.model, seed=1)
+            if learner.scorers is None:
+                assert learner.worker.reference is not None
+                scores = [learner.worker.reference.log_prob([batch])[0].cpu() for _ in range(2)]
+            else:
+                scores = [learner.scorers.wait(learner.scorers.begin(batch)) for _ in range(2)]
         assert torch.equal(*scores), f"{home}: the same batch scored twice gives other bits"
         gap = float((scores[0][mask] - expected).abs().max())
         assert gap < 2e-3, f"{home}: log-probs differ from the frozen weights' by up to {gap:.2g}"

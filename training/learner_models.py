@@ -17,7 +17,7 @@ from plan.plan import LearnerPlan, Plan, ReferencePlan
 from training.adapters import adapted, add_lora
 from training.compiled import compile_layers
 from training.forward import ResponseScorer
-from training.model_loading import load_frozen, load_in_4bit, load_model, skeleton
+from training.model_loading import load_frozen, load_in_4bit, load_model, said_of_reference, skeleton
 from training.reference import HostMemory, Reference
 from training.sharding import Sharded, Within, directly, fill, shard
 
@@ -83,10 +83,12 @@ def make_frozen_scorer(
     """The frozen model of a scorer rank, whole or a shard over `mesh`."""
     half = plan.learner.gathered_dtype or plan.learner.autocast
     if mesh is not None:
-        root = _sharded_frozen(config, half, mesh, device, offload=False)
+        with said_of_reference(config):
+            root = _sharded_frozen(config, half, mesh, device, offload=False)
         return make_scorer(config, root.model, plan.reference, within=root)
     autocast = None if half is None else getattr(torch, half)
-    frozen = load_frozen(config.reference_model, device, autocast)
+    with said_of_reference(config):
+        frozen = load_frozen(config.reference_model, device, autocast)
     return make_scorer(config, _frozen(config, frozen), plan.reference, autocast)
 
 
@@ -197,7 +199,8 @@ def _frozen_reference(config: Config, plan: Plan, learner: torch.device) -> Refe
         return None
     visits = home == "host memory" and not plan.devices.on_cpu
     place = torch.device("cpu") if visits else learner
-    frozen = load_frozen(config.reference_model, place, _autocast(plan))
+    with said_of_reference(config):
+        frozen = load_frozen(config.reference_model, place, _autocast(plan))
     reference = Reference(make_scorer(config, _frozen(config, frozen), plan.reference, _autocast(plan)))
     if visits:
         reference.visit = HostMemory(frozen, learner).visit

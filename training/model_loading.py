@@ -1,6 +1,7 @@
 """Loading the policy and its tokenizer, with one clear message for everything that can be wrong about a name."""
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 
 from config.errors import ConfigError
 from config.models import ModelConfig
+from config.schema import Config
 from envs.control_tokens import turn_end
 from plan.model_shape import find_config, model_path
 from training.quantization import dequantized, quantized
@@ -77,6 +79,17 @@ def loading(what: str, name: str) -> Iterator[None]:
         raise ConfigError(
             f"model.name={name}: {what} could not be loaded ({type(error).__name__}: {text.splitlines()[0]}). {remedy}"
         ) from error
+
+
+@contextmanager
+def said_of_reference(config: Config) -> Iterator[None]:
+    """Blame `ref_model.name` for files that it names, where an error would blame `model.name`."""
+    try:
+        yield
+    except ConfigError as error:
+        if config.ref_model.name is None:
+            raise
+        raise ConfigError(re.sub(r"\bmodel\.name=", "ref_model.name=", str(error))) from error
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -191,14 +204,22 @@ def load_frozen(config: ModelConfig, device: torch.device, autocast: torch.dtype
 
     Autocast rounds the weights of linear layers to its dtype each time they multiply. Here they are kept that way:
     the same numbers in half the memory. Embeddings, which may be the output head too, and norms keep float32.
+
+    Raises:
+        ConfigError: as `load_model`.
     """
     dtype = getattr(torch, config.dtype)
-    if autocast is None or dtype != torch.float32:
-        return _load(AutoModelForCausalLM, config, dtype, device)
-    bare = skeleton(config)
-    architecture = type(bare)
-    wide = {"_keep_in_fp32_modules_strict": outside_linear_layers(bare)}
-    return _load(type(architecture.__name__, (architecture,), wide), config, autocast, device)
+    loader: Any = AutoModelForCausalLM
+    if autocast is not None and dtype == torch.float32:
+        bare = skeleton(config)
+        architecture = type(bare)
+        wide = {"_keep_in_fp32_modules_strict": outside_linear_layers(bare)}
+        dtype, loader = autocast, type(architecture.__name__, (architecture,), wide)
+    model = _load(loader, config, dtype, device)
+    _check_finite(model, config.name)
+    # Its linear layers may be in half precision already, which needs autocast to compute at all.
+    check_head(model, autocast)
+    return model
 
 
 def skeleton(config: ModelConfig) -> PreTrainedModel:
@@ -329,8 +350,10 @@ def _check_finite(model: PreTrainedModel, name: str) -> None:
         )
 
 
-def check_head(model: PreTrainedModel) -> None:
+def check_head(model: PreTrainedModel, autocast: torch.dtype | None = None) -> None:
     """The loss applies the output head by itself, in chunks: the model's logits must be just that.
+
+    autocast: that it computes under; None: in the dtype of its weights.
 
     Raises:
         ConfigError: the model does more after its last hidden state (soft-capping, scaling, another layer), or takes
@@ -339,7 +362,7 @@ def check_head(model: PreTrainedModel) -> None:
     ids = torch.arange(4, device=model.device)[None]
     why = f"model.name={model.config.name_or_path}: {type(model).__name__}"
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(model.device.type, autocast, enabled=autocast is not None):
             logits = model(ids).logits
             logits_dtype, logits = logits.dtype, logits.float()
             hidden = model.base_model(ids).last_hidden_state

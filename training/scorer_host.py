@@ -31,7 +31,7 @@ class ScorerHost(RankProcess):
         self.scorer = make_frozen_scorer(config, plan, mesh, device)
         # Its linear layers may be in half precision already, which needs autocast to compute at all.
         autocast = self.scorer.autocast_dtype
-        check_forward(self.scorer, plan.weight_check.prompts, plan.weight_check.learner, autocast)
+        check_forward(self.scorer, plan.reference.prompts, plan.reference.bounds, autocast)
         return self.scorer.packs
 
     def log_prob(self, parts: Sequence[tuple[Tokens, Tensor]]) -> list[Tensor]:

@@ -1,7 +1,5 @@
 """Checks of the files of `ref_model.name`, before anything is started."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +8,10 @@ from transformers import PreTrainedTokenizerBase
 
 from config.errors import ConfigError
 from config.schema import Config
+from plan.microbatches import longest_row
 from plan.model_shape import model_path
 from training.model_files import check_files, embedding_rows
-from training.model_loading import load_saved_tokenizer
+from training.model_loading import load_saved_tokenizer, said_of_reference
 
 
 def check_reference_files(tokenizer: PreTrainedTokenizerBase, config: Config) -> None:
@@ -26,8 +25,8 @@ def check_reference_files(tokenizer: PreTrainedTokenizerBase, config: Config) ->
     if not scored_by_another(config):
         return
     own = check_same_tokens(tokenizer, config)
-    with _said_of_reference():
-        check_files(config.reference_model, own, config.max_model_len)
+    with said_of_reference(config):
+        check_files(config.reference_model, own, longest_row(config))
 
 
 def scored_by_another(config: Config) -> bool:
@@ -45,7 +44,7 @@ def check_same_tokens(tokenizer: PreTrainedTokenizerBase, config: Config) -> Pre
     Raises:
         ConfigError: an id is another token to it, none, or beyond its embedding.
     """
-    with _said_of_reference():
+    with said_of_reference(config):
         own = load_saved_tokenizer(replace(config.reference_model, chat_template=None))
     _check_tokens(tokenizer, own, config)
     _check_rows(tokenizer, config)
@@ -61,15 +60,6 @@ def has_tokenizer(name: str) -> bool:
     return Path(model_path(name)).is_dir() or all(
         isinstance(try_to_load_from_cache(name, file), str) for file in files
     )
-
-
-@contextmanager
-def _said_of_reference() -> Iterator[None]:
-    """Say of `ref_model.name` what is said of `model.name` where that is the model."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("model.name=", "ref_model.name=")) from error
 
 
 def _check_tokens(

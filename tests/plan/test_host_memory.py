@@ -53,6 +53,27 @@ def test_a_checkpoint_is_written_from_a_copy_unless_the_run_waits() -> None:
     assert host_uses(make_plan(waits, False, machine(1, 80.0)), plan.shape) == []
 
 
+def test_shards_of_scorers_are_filled_from_whole_models_in_the_hosts_memory() -> None:
+    """One for each copy of a node, before there is a copy of the weights for anything else."""
+    large = ("ref_model.name=Qwen/Qwen2.5-32B-Instruct", "train.mixed_precision=bf16")
+    asked = ("train_model.num_devices=1", "inference_model.num_devices=1", "ref_model.num_devices=4")
+
+    def loading(*more: str, gpus: int = 8, nodes: int = 1) -> float:
+        where = machine(gpus, 80.0, nodes=nodes, imagined=True)
+        plan = make_plan(config_of("grpo_gsm8k", SMALL, *large, *asked, *more), False, where)
+        assert plan.shape is not None and plan.reference_shape is not None
+        (used, *_) = [
+            use.bytes for use in host_uses(plan, plan.shape) if use.what == "scorers while they load"
+        ] or [0.0]
+        return used / (2 * plan.reference_shape.parameters)
+
+    assert [loading(f"ref_model.shard_size={size}") for size in (1, 2, 4)] == [0, 2, 1]
+    assert loading("ref_model.shard_size=2", gpus=2, nodes=4) == 1, "a node has no room for two copies"
+    config = config_of("grpo_gsm8k", SMALL, *large, *asked, "ref_model.shard_size=2")
+    (problem,) = problems(make_plan(config, False, machine(8, 80.0, host_memory_gib=100.0)))
+    assert problem.line == "host memory" and "scorers while they load 122" in problem.text
+
+
 def test_an_engine_of_another_process_than_the_learners_holds_its_weights_packed_too() -> None:
     """In the same one the learner works in the memory that they had."""
     config = ("grpo_gsm8k", SMALL, "device=cpu", "inference_model.backend=transformers")

@@ -274,7 +274,7 @@ def test_a_machine_that_one_is_not_on(qwen: str) -> None:
     assert (there.num_gpus, there.nodes, there.gpu_memory_gib, there.imagined) == (8, 8, 80.0, True)
     plan = make_plan(config_of("grpo_gsm8k", qwen), True, there)
     assert (plan.transport, plan.devices.on_cluster) == ("nccl", True)
-    assert "61 of 64 GPU(s) are unused: inference_model.num_devices=62 generates on them too" in plan.notes
+    assert "62 of 64 GPU(s) are unused: inference_model.num_devices=63 generates on them too" in plan.notes
     assert imagined_machine(MachineConfig(), here) is here
     assert (there.host_memory_gib, there.disk_gib) == (None, None)
     two = imagined_machine(MachineConfig(gpus=2, disk_gib=9.0), here)
@@ -286,7 +286,7 @@ def test_a_machine_that_one_is_not_on(qwen: str) -> None:
     with pytest.raises(ConfigError, match="disk_gib=inf: must be a number above 0"):
         MachineConfig(disk_gib=math.inf)
     too_many = config_of("grpo_gsm8k", qwen, "inference_model.num_devices=64")
-    with pytest.raises(ConfigError, match="66 GPUs are needed, and 8 nodes have 64"):
+    with pytest.raises(ConfigError, match="65 GPUs are needed, and 8 nodes have 64"):
         check(make_plan(too_many, True, there))
 
 

@@ -350,6 +350,14 @@ def test_ray_chooses_the_gpus_of_scorers_on_a_cluster() -> None:
     assert len(plan.reference.devices) == 6, "the cluster's, not this machine's"
 
 
+def test_unset_a_cluster_gives_the_reference_no_gpu() -> None:
+    for how in ({"nodes": 8, "imagined": True}, {}):
+        plan = plan_of(*(() if how else ("ray.address=auto",)), gpus=8, **how)
+        assert (plan.devices.scorers, plan.reference.home) == (0, "training GPU")
+        assert any("it takes no GPU of the Ray cluster: it stays" in note for note in plan.notes)
+    assert plan_of(gpus=8).reference.home == "own devices"
+
+
 def test_what_would_make_scorers_fit() -> None:
     def advised(*asked: str, gpus: int, **how: Any) -> str:
         plan = plan_of(*asked, gpus=64)

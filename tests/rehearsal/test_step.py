@@ -160,6 +160,23 @@ def test_the_job_ends_with_2_where_it_does_not_fit(
     assert "prompt plus response may reach 40" in capsys.readouterr().err
 
 
+def test_the_job_ends_with_2_where_a_scorer_does_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large = (
+        "ref_model.name=Qwen/Qwen2.5-32B-Instruct",
+        "ref_model.num_devices=1",
+        "train.mixed_precision=fp32",
+    )
+    there = ("device=auto", "plan.gpus=3", "run=rehearse")
+    config = config_of("grpo_quickstart", *there, *large, "policy.kl_coef=0.1")
+    (tmp_path / "unused").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        run_job(config, tmp_path / "unused", train, Lockstep)
+    assert ended.value.code == 2
+    assert "with ref_model.num_devices=1: each scorer GPU needs" in capsys.readouterr().err
+
+
 def test_a_model_that_is_not_known_cannot_be_rehearsed() -> None:
     with pytest.raises(ConfigError, match=r"its config\.json is not on this machine"):
         rehearse_memory(plan_of("model.name=nobody/has-this-model", gpus=2))

@@ -1,6 +1,7 @@
 """Files that are not the model of their config.json are refused before anything starts, by one line with the remedy."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -93,6 +94,25 @@ def test_everybody_who_loads_refuses_files_that_are_not_the_model(
         with pytest.raises(ConfigError, match=text) as raised:
             load()
         assert str(raised.value).startswith(f"model.name={config.name}: ") and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_a_frozen_model_is_looked_at_as_the_policy_is(autocast: torch.dtype | None, tmp_path: Path) -> None:
+    """Its head is applied in chunks too, and log-probs of NaN would blame whoever looks at them first."""
+    sizes = {name: value for name, value in TINY.items() if name != "max_position_embeddings"}
+    scaled = AutoConfig.for_model("granite", **sizes, logits_scaling=8)
+    AutoModelForCausalLM.from_config(scaled).save_pretrained(tmp_path / "scaled")
+    damaged = model_of(
+        tmp_path / "nan", lambda tensors: {**tensors, FIRST: torch.full_like(tensors[FIRST], math.nan)}
+    )
+    for config, text in (
+        (ModelConfig(str(tmp_path / "scaled")), "changes its logits after the output head"),
+        (damaged, r"lm_head\.weight holds values that are not finite"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            load_frozen(config, CPU, autocast)
+    for dtype in ("float32", "bfloat16"):
+        load_frozen(ModelConfig(str(QUICKSTART), dtype), CPU, autocast)
 
 
 def test_so_does_a_base_in_4_bits(tmp_path: Path) -> None:
