@@ -1,23 +1,19 @@
 """Whole runs whose learner is two ranks: they give what one process gives, and lose nothing when ranks are killed."""
 
-import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import grpo
 import grpo_async
-from cluster.calls import Reference
 from config.checkpoints import newest_checkpoint
 from config.errors import RankLost
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
+from tests.killed_ranks import Killer
 from tests.scripts import configured, rows, without_clocks
-from training.ranks import Ranks
 
 SMALL = (
     *("env.num_envs=4", "env.repeats=4", "env.options.max_operand=6", "policy.kl_coef=0.1"),
@@ -39,26 +35,6 @@ def assert_close(one: Sequence[dict[str, float]], other: Sequence[dict[str, floa
         assert there == pytest.approx(here, rel=1e-3, abs=1e-5)
 
 
-class Killer:
-    """Kills rank 1 in the middle of chosen calls, each once."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *calls: tuple[str, int]) -> None:
-        self.left = list(calls)
-        self.seen: dict[str, int] = {}
-        begin = Ranks.begin
-
-        def killing(ranks: Ranks, method: str, arguments: Sequence[Sequence[Any]]) -> list[Reference]:
-            begun = begin(ranks, method, arguments)
-            self.seen[method] = self.seen.get(method, 0) + 1
-            if self.left and self.left[0] == (method, self.seen[method]):
-                self.left.pop(0)
-                self.seen = {}
-                os.kill(ranks.process_ids[1], signal.SIGKILL)
-            return begun
-
-        monkeypatch.setattr(Ranks, "begin", killing)
-
-
 def test_ranks_that_are_killed_at_six_moments_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +50,7 @@ def test_ranks_that_are_killed_at_six_moments_lose_nothing(
         ("end_save", 2),
         ("build", 1),
     ]
-    killer = Killer(monkeypatch, *moments)
+    killer = Killer(monkeypatch, "learner rank 1", *moments)
     disturbed = trained(tmp_path / "disturbed", TWO, "train.restarts=6")
     assert not killer.left
     assert disturbed == undisturbed
@@ -89,7 +65,7 @@ def test_ranks_that_are_killed_at_six_moments_lose_nothing(
 def test_a_dead_rank_ends_the_run_with_the_newest_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Killer(monkeypatch, ("gradients", 4))
+    Killer(monkeypatch, "learner rank 1", ("gradients", 4))
     with pytest.raises(RankLost) as error:
         trained(tmp_path, TWO, "train.async_checkpoint=false")
     newest = newest_checkpoint(tmp_path)

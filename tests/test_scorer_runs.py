@@ -2,20 +2,17 @@
 
 import os
 import signal
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import grpo
 import grpo_async
-from cluster.calls import Reference
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
+from tests.killed_ranks import Killer
 from tests.scripts import configured, rows, without_clocks
-from training.ranks import Ranks
 
 SMALL = (
     *("env.num_envs=4", "env.repeats=4", "env.options.max_operand=6", "policy.kl_coef=0.1"),
@@ -25,27 +22,6 @@ SMALL = (
 TWO_OF_EACH = ("train_model.num_devices=2", "ref_model.num_devices=2", "inference_model.num_devices=2")
 """The allocation with which TorchRL's README begins, as processes without GPUs."""
 pytestmark = pytest.mark.usefixtures("local_ray")
-
-
-class Killer:
-    """Kills a scorer at the begin of chosen calls: (method, how many of it came since the last kill)."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *calls: tuple[str, int]) -> None:
-        self.left = list(calls)
-        self.seen: dict[str, int] = {}
-        begin = Ranks.begin
-
-        def killing(ranks: Ranks, method: str, arguments: Sequence[Sequence[Any]]) -> list[Reference]:
-            begun = begin(ranks, method, arguments)
-            if "scorer" in str(ranks.places[0]):
-                self.seen[method] = self.seen.get(method, 0) + 1
-                if self.left and self.left[0] == (method, self.seen[method]):
-                    self.left.pop(0)
-                    self.seen = {}
-                    os.kill(ranks.process_ids[0], signal.SIGKILL)
-            return begun
-
-        monkeypatch.setattr(Ranks, "begin", killing)
 
 
 def kill_between_steps(monkeypatch: pytest.MonkeyPatch, iteration: int) -> list[int]:
@@ -76,7 +52,7 @@ def test_a_scorer_that_is_killed_at_five_moments_loses_nothing(
     without a restart of the run, and with the bits of one that nobody disturbed."""
     undisturbed = trained(tmp_path / "undisturbed")
     moments = [("build", 1), ("log_prob", 2), ("build", 1), ("log_prob", 3)]
-    killer = Killer(monkeypatch, *moments)
+    killer = Killer(monkeypatch, "scorer", *moments)
     killed = kill_between_steps(monkeypatch, 2)
     disturbed = trained(tmp_path / "disturbed", "train.restarts=0")
     assert not killer.left and killed
@@ -88,7 +64,7 @@ def test_a_run_whose_scorer_is_lost_too_often_goes_on_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undisturbed = trained(tmp_path / "undisturbed", "train.checkpoint_frequency=1")
-    killer = Killer(monkeypatch, ("log_prob", 4), ("log_prob", 1), ("log_prob", 1))
+    killer = Killer(monkeypatch, "scorer", ("log_prob", 4), ("log_prob", 1), ("log_prob", 1))
     disturbed = trained(tmp_path / "disturbed", "train.checkpoint_frequency=1", "train.restarts=1")
     assert not killer.left
     assert disturbed == undisturbed
@@ -96,7 +72,7 @@ def test_a_run_whose_scorer_is_lost_too_often_goes_on_from_its_checkpoint(
 
 def test_an_overlapped_run_whose_scorer_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups are scored as they come, by two copies; one that its scorer dies of is scored once more."""
-    killer = Killer(monkeypatch, ("log_prob", 2), ("log_prob", 5))
+    killer = Killer(monkeypatch, "scorer", ("log_prob", 2), ("log_prob", 5))
     config = configured(*SMALL, *TWO_OF_EACH, "train.max_policy_age=1", "train.restarts=0")
     run_job(config, tmp_path, grpo_async.train, Overlapped)
     assert not killer.left
