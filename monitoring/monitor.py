@@ -235,7 +235,8 @@ class Monitor:
                 self._tell_of_trackers(self.tracker)
 
     def _summarize(self, outcome: RunOutcome) -> None:
-        rewards = [row["reward/mean"] for row in self.rows()]
+        rows = self.rows()
+        rewards = [row["reward/mean"] for row in rows]
         summary = {
             "outcome": outcome,
             "optimizer_steps": self.optimizer_step,
@@ -251,6 +252,8 @@ class Monitor:
         told = "nothing was measured"
         if rewards:
             change = f"reward {rewards[0]:.3f} -> {rewards[-1]:.3f}"
+            if "kl/teacher" in rows[-1]:
+                change += f", kl/teacher {rows[0]['kl/teacher']:.3f} -> {rows[-1]['kl/teacher']:.3f}"
             told = (
                 f"{self.optimizer_step} optimizer steps, {change}; metrics and checkpoints in {self.run_dir}"
             )

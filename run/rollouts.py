@@ -161,7 +161,8 @@ def _headline(one: Record, trained: bool) -> str:
     parts = ", ".join(f"{name} {value:.3g}" for name, value in verdict["parts"].items())
     words = [f"#{one['sample']} reward {verdict['score']:.3g}{f' ({parts})' if parts else ''}"]
     if trained and one["chosen"]:
-        words.append(f"advantage {mean_advantage(one['advantage']):+.3g}")
+        each = isinstance(one["advantage"], list)
+        words.append(f"{'mean ' if each else ''}advantage {mean_advantage(one['advantage']):+.3g}")
     words += [f"{len(one['token_ids'])} tokens", one["finish_reason"]]
     words += [verdict["outcome"]] if verdict["outcome"] != "scored" else []
     words += [] if one["chosen"] else ["left out"]

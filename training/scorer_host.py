@@ -1,4 +1,4 @@
-"""The actor of a scorer rank: a frozen model, whole, or its shard of one."""
+"""Ray actor of a scorer rank, with the frozen model or a shard of it."""
 
 from collections.abc import Sequence
 

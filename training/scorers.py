@@ -34,15 +34,15 @@ log = logging.getLogger(__name__)
 MAX_LOSSES = 3
 """Losses in a row, of one copy or with one microbatch, that end the run."""
 PATIENCE = MAX_LOSSES * (LOADING + 5)
-"""Times `train.wait_timeout_s` that copies may be lost, placed, loaded and asked in, before a microbatch is scored."""
+"""Times `train.wait_timeout_s` that `wait` allows, for copies that are lost, placed, loaded and asked once more."""
 CLOSE_S = 15.0
 
 
 @dataclass(order=True)
 class _Task:
-    """A microbatch in the queue; without one, the end of it.
+    """A microbatch to score; without one, the signal to stop.
 
-    number: its place in the order of scoring. losses: copies that were lost with it.
+    number: its place in the order of scoring, infinite for the signal. losses: copies that were lost with it.
     """
 
     number: float
@@ -83,9 +83,9 @@ class Scorers:
             loaded.result()
 
     def begin(self, batch: Batch) -> "Future[Tensor]":
-        """Score a batch after those that were begun before; log-probs float32 [N, R].
+        """Queue a batch; its future gives log-probs float32 [N, R].
 
-        From any thread. One that is cancelled before its turn comes is not scored.
+        Any thread may call it. A batch whose future is cancelled before its turn is not scored.
         """
         task = _Task(next(self._numbers), batch)
         self._tasks.put(task)
@@ -94,10 +94,10 @@ class Scorers:
         return task.scored
 
     def wait(self, scored: "Future[Tensor]") -> Tensor:
-        """Wait for what `begin` gave.
+        """Wait for a future of `begin`.
 
         Raises:
-            DeadlineError: it takes longer than copies may be lost and loaded. RankLost: they were lost too often.
+            DeadlineError: there is no answer within the limit. RankLost: they were lost too often.
         """
         limit = PATIENCE * self.config.train.wait_timeout_s
         try:
@@ -105,7 +105,8 @@ class Scorers:
         except TimeoutError:
             raise DeadlineError(
                 f"the learner waited {limit:.0f} s ({PATIENCE} x train.wait_timeout_s) for "
-                f"{', '.join(map(str, self.copies))} to score a microbatch"
+                f"{', '.join(map(str, self.copies))} to score a microbatch; raise train.wait_timeout_s if "
+                "they are only slow"
             ) from None
 
     def close(self) -> None:
@@ -137,7 +138,7 @@ class Scorers:
             copy.close()
 
     def _score(self, copy: "Copy", task: _Task, batch: Batch) -> None:
-        """Score a microbatch; where the copy is lost, queue it anew and replace the copy."""
+        """Score a microbatch; where the copy is lost, queue the microbatch anew and replace the copy."""
         if not task.losses and not task.scored.set_running_or_notify_cancel():
             return
         try:
@@ -175,9 +176,9 @@ class Scorers:
 
 
 class Copy:
-    """One whole model, over the ranks at `places`.
+    """A copy of the frozen model, on one rank or sharded over several.
 
-    losses: in a row. Its thread calls it, but for `end`.
+    losses: of its ranks, in a row. Only its own thread calls it, except `end`.
     """
 
     def __init__(self, config: Config, plan: Plan, places: list[Place]) -> None:
@@ -207,7 +208,7 @@ class Copy:
                 self.close()
                 self.losses += 1
                 if isinstance(error, ConfigError) and not self._served:
-                    raise  # else its places are gone for a while, with a node of a cluster
+                    raise  # a copy that has scored before waits for its node of the cluster to come back
                 if self._ended or self.losses >= MAX_LOSSES:
                     raise RankLost(str(error)) from error
                 log.warning("%s is lost while it loads, and replaced: %s", self, str(error).splitlines()[-1])
@@ -245,14 +246,14 @@ class Copy:
         return assemble(shares, answers, batch.sample_log_prob)
 
     def _shares(self, batch: Batch) -> list[list[Microbatch]]:
-        """Microbatches of every rank, of the learner's size at most."""
+        """Split a batch over the ranks, in microbatches no larger than the learner's."""
         ranks, rows = len(self.places), self.plan.learner.microbatch_rows
         count = math.ceil(len(batch) / (ranks * rows))
         limit = self.config.train.max_tokens_per_microbatch
         return share_out(batch.for_reference(), ranks, count, limit, self._packs)
 
     def end(self) -> None:
-        """Kill the ranks, for which the copy's thread may be waiting. From any thread."""
+        """Kill the ranks, even while the copy's thread waits for them. Any thread may call it."""
         self._ended = True
         ranks = self.ranks
         for actor in [] if ranks is None else list(ranks.actors):

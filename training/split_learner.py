@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # Ray costs a second, which a run without scorers need not wa
 
 
 class SplitLearner(ABC):
-    """A `training.learner.Learner` but for the weights; its subclasses say who the workers are.
+    """Base of learners, whose subclasses run the workers.
 
     Args:
         workers: how many there are. packs: as `ResponseScorer.packs` of theirs.
@@ -77,13 +77,13 @@ class SplitLearner(ABC):
         self.entropy_control = EntropyControl(config.policy, config.policy.entropy_coef)
 
     def counters(self) -> dict[str, float]:
-        """What a checkpoint holds of a learner beside what its workers have."""
+        """Counters for a checkpoint that no worker holds."""
         control = self.entropy_control
         entropy = {"entropy_coef": control.coef, "entropy_low": control.low}
         return {name: vars(self)[name] for name in COUNTERS} | entropy
 
     def count_from(self, state: Mapping[str, Any]) -> None:
-        """Go on from the `counters` in `state`."""
+        """Restore the `counters` in `state`."""
         self.optimizer_steps, self.nonfinite_steps, self.nonfinite_in_a_row = (
             state[name] for name in COUNTERS
         )
@@ -112,7 +112,10 @@ class SplitLearner(ABC):
 
     @torch.no_grad()
     def credit(self, groups: Sequence[Group], policy_version: int | None = None) -> Batch:
-        """Make the batch of judged groups; where scorers need not score first, `ref_log_prob` comes in `step`."""
+        """Make the batch of judged groups, with advantages.
+
+        With scorers `ref_log_prob` may be left to `step`.
+        """
         batch, policy = collate(groups), self.config.policy
         if policy_version is not None:
             batch.age = policy_version - batch.policy_version
@@ -140,15 +143,12 @@ class SplitLearner(ABC):
 
     def _score_first(self, scorers: "Scorers", groups: Sequence[Group], batch: Batch) -> Tensor | None:
         """Log-probs [N, R] by the scorers, or None where `step` asks for them."""
-        begun = [self._begun.pop(group.group_id, None) for group in groups]
-        ref_log_prob = torch.zeros_like(batch.sample_log_prob)
-        repeats = len(batch) // len(groups)
-        for place, one in enumerate(begun):
-            if one is None:
-                break
-            scored = scorers.wait(one)
-            ref_log_prob[place * repeats : (place + 1) * repeats, : scored.shape[1]] = scored
-        else:
+        begun = [self._begun.pop(group.group_id) for group in groups if group.group_id in self._begun]
+        if len(begun) == len(groups):
+            ref_log_prob = torch.zeros_like(batch.sample_log_prob)
+            for rows, one in zip(ref_log_prob.chunk(len(groups)), begun, strict=True):
+                scored = scorers.wait(one)
+                rows[:, : scored.shape[1]] = scored
             return ref_log_prob
         if self.config.train.epochs == 1 and not self.config.policy.scores_reference_first:
             return None
@@ -160,14 +160,14 @@ class SplitLearner(ABC):
         return self._scored(batch.for_reference(), score)
 
     def _scored(self, batch: Batch, score: Callable[[list[list[Batch]]], list[list[Tensor]]]) -> Tensor:
-        """What `score` says of each token, [N, R] or [N, R, n], by all workers, in microbatches of a step's size."""
+        """Score all tokens by the workers, in microbatches of a step's size: [N, R] or [N, R, n]."""
         steps = -(-len(batch) // self.config.optim_batch_size)
         shares = self._shares(batch, steps)
         answers = score([[piece.batch for piece in share] for share in shares])
         return assemble(shares, answers, batch.sample_log_prob)
 
     def step(self, batch: Batch) -> StepReport:
-        """As `Learner.step`."""
+        """Do one optimizer step on a batch."""
         policy = self.config.policy
         batch, shares = self._shared_out(batch)
         assert batch.mask is not None
@@ -182,7 +182,9 @@ class SplitLearner(ABC):
         log_ratio, entropy, advantage = _of_batch(policy, batch, shares, parts)
         update = self._update()
         self.optimizer_steps += 1
-        report = {"kl/ref": 0.0, "loss/kl": 0.0, "loss/entropy": 0.0}
+        report = {"loss/kl": 0.0, "loss/entropy": 0.0}
+        if policy.distill_coef == 0:
+            report["kl/ref"] = 0.0
         report |= finalize_metrics(merge_metrics([part.metrics for part in parts]))
         if policy.entropy_target is not None:
             report["loss/entropy_coef"] = coef
@@ -199,7 +201,7 @@ class SplitLearner(ABC):
         return StepReport(report, not update.applied, log_ratio, entropy, advantage)
 
     def _begin_shares(self, batch: Batch, shares: list[list[Microbatch]]) -> "list[list[Future[Tensor]]]":
-        """Begin to score every microbatch, [workers][count], where the batch has no scores of the scorers yet."""
+        """Queue every microbatch for the scorers, [workers][count], unless the batch is scored already."""
         scorers = self.scorers
         if scorers is None or batch.ref_log_prob is not None:
             return []
@@ -235,7 +237,7 @@ class SplitLearner(ABC):
         return scored
 
     def _shared_out(self, batch: Batch) -> tuple[Batch, list[list[Microbatch]]]:
-        """The batch of a step and its microbatches; with `weight`, where that takes more than a microbatch to say."""
+        """Split a step's batch into microbatches, with `weight` where the objective needs it."""
         assert batch.mask is not None and batch.advantage is not None, "credit comes before step"
         teaches = teaching_rows(self.config.policy, batch.advantage, batch.mask)
         shares = self._shares(batch, teaches=teaches)
@@ -276,7 +278,7 @@ class SplitLearner(ABC):
         return share_apart(batch, teaches, self.workers, count, train.max_tokens_per_microbatch, self.packs)
 
     def _count_nonfinite(self, report: dict[str, float], batch: Batch) -> None:
-        """Save the batch of a step that was not finite; raise after too many in a row."""
+        """Save the batch of a non-finite step; raise after too many in a row."""
         self.nonfinite_steps += 1
         self.nonfinite_in_a_row += 1
         path = self.run_dir / "nonfinite" / f"optimizer_step_{self.optimizer_steps}.pt"
@@ -294,7 +296,7 @@ class SplitLearner(ABC):
 def _of_batch(
     policy: PolicyConfig, batch: Batch, shares: list[list[Microbatch]], parts: Sequence[Part]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-ratios, entropies and advantages [N, R] of the tokens in the loss, from where each microbatch went."""
+    """Put the tokens' log-ratios, entropies and advantages back into [N, R]."""
     assert batch.mask is not None and batch.advantage is not None
     log_ratio, entropy = (torch.zeros(batch.mask.shape) for _ in range(2))
     taught = policy.distill_coef != 0
