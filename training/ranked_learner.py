@@ -35,6 +35,7 @@ def make_learner(
     with ExitStack() as made:
         ranks = Ranks(rank_places(plan), rank_settings(config, plan), RankHost)
         made.callback(ranks.close)
+        ranks.start()
         scorers = start_scorers(config, plan, made)
         learner = RankedLearner(config, plan, ranks, run_dir, tell, scorers)
         if scorers is not None:

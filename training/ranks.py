@@ -52,29 +52,34 @@ class RankSettings:
 
 
 class Ranks:
-    """The actors, one for each of `places`, that have met.
-
-    host: their class.
-
-    Raises:
-        ConfigError: there is no room for them in the cluster.
-        RankLost: a rank does not start; everything already started is taken down.
-    """
+    """The actors of the class `host`, one for each of `places`; `start` comes first."""
 
     def __init__(self, places: Sequence[Place], settings: RankSettings, host: type[RankProcess]) -> None:
         self.places = list(places)
         self.settings = settings
+        self.host = host
         self.actors: list[Any] = []
+        self.process_ids: list[int] = []
         self._group: PlacementGroup | None = None
         self._sender: Sender | None = None
         self._meeting = Path(tempfile.mkdtemp(prefix="grpo_ranks_"))
-        self._owns_ray = start_ray(settings.address, settings.ray_cpus)
+        self._owns_ray = False
+
+    def start(self) -> None:
+        """Start all ranks at once, and wait until they have met.
+
+        Raises:
+            ConfigError: there is no room for them in the cluster.
+            RankLost: a rank does not start; everything already started is taken down.
+        """
+        settings = self.settings
         try:
+            self._owns_ray = start_ray(settings.address, settings.ray_cpus)
             self._group = self._promised()
             per_node = len(self.places) // settings.nodes
             for number, place in enumerate(self.places):
                 group, bundle = self._group, number // per_node
-                self.actors.append(start_actor(host, place, 1, CONCURRENCY_GROUPS, group, bundle))
+                self.actors.append(start_actor(self.host, place, 1, CONCURRENCY_GROUPS, group, bundle))
             self.process_ids = self._joined()
         except BaseException:
             self.close()

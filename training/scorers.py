@@ -35,7 +35,8 @@ MAX_LOSSES = 3
 """Losses in a row, of one copy or with one microbatch, that end the run."""
 PATIENCE = MAX_LOSSES * (LOADING + 5)
 """Times `train.wait_timeout_s` that `wait` allows, for copies that are lost, placed, loaded and asked once more."""
-CLOSE_S = 15.0
+CLOSE_S = 30.0
+"""That copies may take to end: Ray must not be shut down while one of them calls it."""
 
 
 @dataclass(order=True)
@@ -149,10 +150,10 @@ class Scorers:
             if self._closing or max(task.losses, copy.losses) >= MAX_LOSSES:
                 task.scored.set_exception(error)
                 raise
-            log.warning("%s is lost and replaced: %s", copy, str(error).splitlines()[-1])
+            log.warning("a copy of the frozen model (%s) is lost and replaced: %s", copy, error)
             self._tasks.put(task)
             copy.replace()
-            log.warning("%s is back", copy)
+            log.warning("the copy of the frozen model (%s) is back", copy)
         except BaseException as error:
             task.scored.set_exception(error)
             raise
@@ -211,7 +212,9 @@ class Copy:
                     raise  # a copy that has scored before waits for its node of the cluster to come back
                 if self._ended or self.losses >= MAX_LOSSES:
                     raise RankLost(str(error)) from error
-                log.warning("%s is lost while it loads, and replaced: %s", self, str(error).splitlines()[-1])
+                log.warning(
+                    "a copy of the frozen model (%s) is lost while it loads, and replaced: %s", self, error
+                )
 
     def _load(self) -> None:
         config = self.config
@@ -224,6 +227,7 @@ class Copy:
             asked=f"ref_model.num_devices={self.plan.reference.ranks}, {len(self.places)} to a copy",
         )
         self.ranks = Ranks(self.places, settings, ScorerHost)
+        self.ranks.start()
         if self._ended:
             raise RankLost(f"{self} ended with the run")
         built = self.ranks.answers(self.ranks.begin_same("build", config, self.plan), "its model", LOADING)

@@ -55,7 +55,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def two_ranks() -> Ranks:
-    return Ranks([Place("learner rank 0"), Place("learner rank 1")], TWO, RankHost)
+    ranks = Ranks([Place("learner rank 0"), Place("learner rank 1")], TWO, RankHost)
+    ranks.start()
+    return ranks
 
 
 @pytest.fixture(scope="module")
