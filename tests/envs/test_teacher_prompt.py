@@ -110,8 +110,8 @@ def test_the_limit_holds_for_what_the_teacher_sees(tokenizer: PreTrainedTokenize
     assert [source.draw().answer for _ in range(4)] == ["2"] * 4 and source.left_out == 1
     with pytest.raises(
         ConfigError,
-        match=r"all 1 prompts .*max_prompt_tokens \(prompt 1, as policy.teacher_prompt shows it to the teacher: 43 tok.*"
-        r"raise it .*, or shorten policy.teacher_prompt$",
+        match=r"all 1 prompts .*max_prompt_tokens \(prompt 1, as policy.teacher_prompt shows it to the teacher: "
+        r"43 tok.*raise it .*, or shorten policy.teacher_prompt$",
     ):
         PromptSource([long], 0, limit, told=limit.told).draw()
     assert limit.told([asked("1+1=" * 20)]) == ("prompt 1: 88 tokens, limit 20", "")

@@ -194,7 +194,8 @@ def test_on_a_cluster_ray_chooses_the_engines_devices() -> None:
         ({"train": "0,1"}, "give a list of device indices"),
         (
             {"train": [0], "inference": [0, 1]},
-            r"train_model.devices=\[0\] and inference_model.devices=\[0, 1\] share \[0\]: give .*own, or set .*colocate=true",
+            r"train_model.devices=\[0\] and inference_model.devices=\[0, 1\] share \[0\]: "
+            "give each its own, or set inference_model.colocate=true",
         ),
         ({"train": [0], "reference": [0]}, r"share \[0\]: give each its own$"),
         ({"train": [0], "reference": [1], "inference": [1], "colocate": True}, r"share \[1\]"),
