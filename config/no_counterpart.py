@@ -76,7 +76,10 @@ _TEXTS = (
     (_TEACHER, "use_opd opd_type"),
     (_FIXED_REFERENCE, "sync_ref_model ref_model_sync_steps ref_model_mixup_alpha ref_update_interval"),
     (
-        "a reference beside adapters is their base, and has none of its own",
+        (
+            "beside adapters the reference is their base unless ref_model.name or ref_model.num_devices is set; it "
+            "has none of its own"
+        ),
         "ref_model.lora.enabled ref_model.lora.r ref_model.lora.alpha ref_model.lora.dropout",
     ),
     ("a frozen model is not quantized; ref_model.dtype=bfloat16 halves it", "ref_model.quantization.enabled"),

@@ -57,11 +57,15 @@ class PromptLimit:
             cut *= _CHARACTERS_PER_TOKEN
         return len(encode_prompt(self.tokenizer, example)), True
 
-    def told(self, examples: Sequence[Example]) -> str:
-        """The length of the first prompt, for a message that says that all are too long."""
+    def told(self, examples: Sequence[Example]) -> tuple[str, str]:
+        """The length of the first prompt, for a message that says that all are too long.
+
+        With it what helps beside a higher limit, which may be nothing.
+        """
         own, *of_teacher = self._seen(examples[0])
-        whose, long = "", own
+        whose, long, helps = "", own, ""
         if of_teacher and self._fits(own):
             whose, long = ", as policy.teacher_prompt shows it to the teacher", of_teacher[0]
+            helps = ", or shorten policy.teacher_prompt"
         count, exact = self._tokens(long)
-        return f"prompt 1{whose}: {'' if exact else 'more than '}{count} tokens, limit {self.limit}"
+        return f"prompt 1{whose}: {'' if exact else 'more than '}{count} tokens, limit {self.limit}", helps

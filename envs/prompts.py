@@ -30,7 +30,7 @@ class PromptSource:
         keep: examples it refuses (a prompt over the limit) are left out and counted; asked once a row, when
             the row first comes up.
         difficulty: which success rates are worth training on; see `observe`.
-        told: what a message says of prompts that `keep` all refused: how long they are.
+        told: how long prompts are that `keep` all refused, and what else would help, for messages.
         curriculum: which prompts are asked when.
         setting: what names the data, for messages; in a mixture it is the member.
     """
@@ -41,7 +41,7 @@ class PromptSource:
         seed: int,
         keep: Callable[[Example], bool],
         difficulty: DifficultyConfig | None = None,
-        told: Callable[[Sequence[Example]], str] | None = None,
+        told: Callable[[Sequence[Example]], tuple[str, str]] | None = None,
         curriculum: CurriculumConfig | None = None,
         setting: str = "env.data_files",
     ) -> None:

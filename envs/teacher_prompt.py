@@ -11,6 +11,7 @@ from envs.example import Example
 from envs.row_files import shown
 
 PROMPT, ANSWER = "{prompt}", "{answer}"
+_OTHERWISE = "take another model as teacher (policy=opd ref_model.name=MODEL), or another dataset"
 _PLACES = re.compile(f"{re.escape(PROMPT)}|{re.escape(ANSWER)}")
 
 
@@ -34,7 +35,7 @@ class TeacherPrompt:
             roles = ", ".join(message["role"] for message in example.messages)
             raise ConfigError(
                 f"{_place(example)}: none of its messages ({roles}) is the user's, so there is none that "
-                "policy.teacher_prompt could replace: set policy.teacher_prompt=null, or take another dataset"
+                f"policy.teacher_prompt could replace: {_OTHERWISE}"
             )
         last = example.messages[users[-1]]
         parts = {PROMPT: last["content"], ANSWER: _answer(example)}
@@ -62,8 +63,7 @@ def _answer(example: Example) -> str:
     if isinstance(answer, bool) or not isinstance(answer, str | Number) or not str(answer).strip():
         raise ConfigError(
             f"{_place(example)}: its reference answer is {shown(answer)}, neither a text nor a number, and "
-            f"policy.teacher_prompt shows it to the teacher: take another model for the teacher (policy=opd "
-            "ref_model.name=MODEL), or another dataset"
+            f"policy.teacher_prompt shows it to the teacher: {_OTHERWISE}"
         )
     return str(answer)
 

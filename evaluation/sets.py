@@ -88,8 +88,9 @@ def _load_set(
     check_any_rows(place, examples)
     problems = choose_problems(examples, settings.limit, limit)
     if not problems.examples:
+        length, helps = limit.told(examples)
         raise ConfigError(
             f"{place}: all {problems.too_long} prompts are longer than env.max_prompt_tokens={limit.limit} "
-            f"({limit.told(examples)}); raise it"
+            f"({length}); raise it{helps}"
         )
     return EvalSet(name, settings, env, task, problems)

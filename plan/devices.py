@@ -238,11 +238,12 @@ def _check_list(request: _Request, num_gpus: int) -> None:
 def _check_overlap(hand: dict[str, tuple[int, ...]], colocate: bool) -> None:
     for first, second in combinations(hand, 2):
         shared = sorted(set(hand[first]) & set(hand[second]))
-        in_turns = colocate and {first, second} == {"train_model", "inference_model"}
-        if shared and not in_turns:
+        may_take_turns = {first, second} == {"train_model", "inference_model"}
+        if shared and not (colocate and may_take_turns):
+            turns = ", or set inference_model.colocate=true for learner and engines" if may_take_turns else ""
             raise ConfigError(
                 f"{first}.devices={list(hand[first])} and {second}.devices={list(hand[second])} share "
-                f"{shared}: give each its own, or set inference_model.colocate=true for learner and engines"
+                f"{shared}: give each its own{turns}"
             )
 
 

@@ -4,6 +4,7 @@ from plan.disk import checkpoint_bytes
 from plan.memory import (
     Use,
     engine_weights,
+    frozen_role,
     learner_gradients,
     learner_states,
     learner_weights,
@@ -39,7 +40,8 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
     else:
         frozen = plan.reference_shape if plan.reference.home == "host memory" else None
         visits = 0.0 if frozen is None else reference_bytes(plan.config, frozen, plan.devices.ranks)
-        uses = [Use("visiting reference", visits, "ref_model.num_devices"), *_offloaded(plan, shape)]
+        visitor = Use(f"visiting {frozen_role(plan.config)}", visits, "ref_model.num_devices")
+        uses = [visitor, *_offloaded(plan, shape)]
     devices = plan.devices
     here = devices.ranks_per_node / devices.ranks  # each rank writes its shards
     state = checkpoint_bytes(plan.config, shape) * here if plan.config.train.async_checkpoint else 0.0

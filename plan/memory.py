@@ -39,7 +39,7 @@ CHECKPOINTING = "train.gradient_checkpointing"
 HEAD_KNOBS = "train.log_prob_chunk_size"
 RANKS_KNOB = "train_model.lora.enabled"
 GATHERING_KNOB = "train_model.num_devices=1 gathers none"
-REFERENCE_KNOBS = "ref_model.num_devices, ref_model.dtype, policy.kl_coef"
+FROZEN_KNOBS = "ref_model.num_devices, ref_model.dtype"
 COPIES_SUM, COPIES_KNOB = "gradients summed over copies", "train_model.shard_size"
 
 ReferenceAt = Literal["elsewhere", "resident", "sharded", "visiting"]
@@ -147,7 +147,13 @@ def _reference_there(config: Config, frozen: ModelShape, reference: ReferenceAt)
 
 def _reference(config: Config, frozen: ModelShape, shards: int = 1) -> Use:
     size = reference_bytes(config, frozen, config.train_model.ranks) / shards
-    return Use("reference", size, REFERENCE_KNOBS)
+    without = "ref_model.name" if config.policy.distill_coef != 0 else "policy.kl_coef"
+    return Use(frozen_role(config), size, f"{FROZEN_KNOBS}, {without}")
+
+
+def frozen_role(config: Config) -> str:
+    """What the frozen model is to the run, in a word."""
+    return "teacher" if config.policy.distill_coef != 0 else "reference"
 
 
 def optimizer_state_bytes(config: Config, shape: ModelShape) -> float:

@@ -23,6 +23,7 @@ from plan.memory import (
     engine_weights,
     engine_work_bytes,
     frozen_arithmetic,
+    frozen_role,
     kv_bytes_per_sequence,
     reference_bytes,
     scoring,
@@ -189,7 +190,8 @@ def scorer_phase(plan: Plan) -> Phase | None:
     shape, ranks = plan.reference_shape, plan.reference.shard_size
     if shape is None or not plan.reference.ranks:
         return None
-    weights = Use("frozen weights", reference_bytes(plan.config, shape, ranks) / ranks, SCORER_KNOBS)
+    what = f"weights of the {frozen_role(plan.config)}"
+    weights = Use(what, reference_bytes(plan.config, shape, ranks) / ranks, SCORER_KNOBS)
     on_cpu = plan.devices.on_cpu
     widths = frozen_arithmetic(plan.config, on_cpu, ranks)
     uses = (weights, *scoring(plan.config, shape, on_cpu, widths, ranks, SCORER_KNOBS))

@@ -48,15 +48,28 @@ def planned(config: Config, overlapped: bool, machine: Machine, folder: Path) ->
     Raises:
         ConfigError: no machine has what the configuration asks for.
     """
-    missing: list[Problem] = []
+    missing = ""
     for nearest in _nearest_machines(machine, config.train_model.num_nodes):
         try:
             plan = make_plan(config, overlapped, nearest, folder)
         except ConfigError as error:
-            missing = missing or [Problem("train_model", str(error))]
+            missing = missing or str(error)
             continue
-        return plan, [*missing, *problems(plan)]
-    raise ConfigError(missing[0].text)
+        first = [Problem(_beyond(plan, machine), missing)] if missing else []
+        return plan, [*first, *problems(plan)]
+    raise ConfigError(missing)
+
+
+def _beyond(plan: Plan, machine: Machine) -> str:
+    """The line whose devices the machine lacks; the learner's where it is none's.
+
+    plan: of a machine that has them all.
+    """
+    devices = plan.devices
+    engines = {f"engine {index}": engine for index, engine in enumerate(devices.engines)}
+    lines = {"train_model": devices.train, **engines, "ref_model": devices.reference}
+    lacking = (line for line, used in lines.items() if used and max(used) >= machine.num_gpus)
+    return "train_model" if devices.on_cluster else next(lacking, "train_model")
 
 
 def _nearest_machines(machine: Machine, nodes: int) -> Iterator[Machine]:

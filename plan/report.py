@@ -1,6 +1,7 @@
 """What `run=plan` prints: the whole table, the lines that do not fit marked, then what would make the plan work."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from config.schema import Config
 from plan.disk import checkpoint_bytes, checkpoints_kept, model_bytes
@@ -41,6 +42,23 @@ def report(plan: Plan, found: Sequence[Problem]) -> str:
         for name, lines in sections
         if lines
     )
+
+
+def with_typed_names(plan: Plan, typed: Config) -> Plan:
+    """The plan for its report: models of runs and checkpoints by the names that were typed, too.
+
+    typed: the config before models took the places of such names.
+    """
+
+    def both(name: str, resolved: str) -> str:
+        return name if name == resolved else f"{name} (of {resolved})"
+
+    config = plan.config
+    model = replace(config.model, name=both(typed.model.name, config.model.name))
+    reference = config.ref_model
+    if typed.ref_model.name is not None and reference.name is not None:
+        reference = replace(reference, name=both(typed.ref_model.name, reference.name))
+    return replace(plan, config=replace(config, model=model, ref_model=reference))
 
 
 def advice(plan: Plan, found: Sequence[Problem], machine: Machine) -> str:
@@ -99,9 +117,12 @@ def _learner_at(plan: Plan) -> str:
 
 
 def _reference_at(plan: Plan) -> str:
-    """Home, scorers, and the model where it is not the policy as it begins."""
+    """Home, scorers, whether it teaches, and the model where it is not the policy as it begins."""
     config, reference = plan.config, plan.reference
     place = reference.home if reference.home != "own devices" else _scorers_at(plan)
+    if config.policy.distill_coef != 0:
+        sees = "" if config.policy.teacher_prompt is None else ", which sees policy.teacher_prompt"
+        place += f"; the teacher{sees}"
     given = config.ref_model.name is not None or config.ref_model.dtype is not None
     if not given or reference.home in ("none", "base of the LoRA policy"):
         return place
@@ -279,7 +300,7 @@ def idle_keys(plan: Plan) -> list[str]:
     unless(plan.overlapped, "train", *asynchronous, why="grpo_async.py only")
     reference = config.policy.uses_reference
     of_reference = ("name", "dtype", "num_devices", "shard_size", "devices")
-    why = "policy.kl_coef=0 and policy.distill_coef=0 use no reference"
+    why = "nothing scores with ref_model: policy.kl_coef=0 and policy.distill_coef=0"
     unless(reference, "ref_model", *of_reference, why=why)
     copied = plan.reference.home != "base of the LoRA policy"
     unless(copied or not reference, "ref_model", "dtype", why="the base of the LoRA policy is the reference")

@@ -176,9 +176,9 @@ def print_plan(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> R
     from envs.option_checks import hub_notes, option_problems
     from plan.machine import imagined_machine, this_machine
     from plan.problems import Problem, planned
-    from plan.report import advice, report
+    from plan.report import advice, report, with_typed_names
 
-    config, _ = with_model(config)
+    typed, (config, _) = config, with_model(config)
     machine = imagined_machine(config.plan, this_machine(run_dir))
     plan, found = planned(config, schedule.overlapped, machine, run_dir)
     of_data = option_problems(config) or _data_problems(config)
@@ -186,7 +186,7 @@ def print_plan(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> R
     if not of_data:
         plan = replace(plan, notes=(*plan.notes, *hub_notes(config)))
     found += [Problem("", text) for text in of_data]
-    print(report(plan, found), flush=True)
+    print(report(with_typed_names(plan, typed), found), flush=True)
     remove_if_unused(run_dir)
     if found:
         print(advice(plan, found, machine), file=sys.stderr)

@@ -187,8 +187,8 @@ def test_a_plan_for_a_checkpoint_makes_no_folder(
     shutil.copytree(trained[0], folder, symlinks=True)
     shutil.rmtree(folder / "models")
     (tmp_path / "plan").mkdir()
-    run_job(
-        configured("run=plan", lora, *FAST, f"model.name={folder}"), tmp_path / "plan", grpo.train, Lockstep
-    )
-    assert "checkpoints" in capsys.readouterr().out
+    named = (f"model.name={folder}", f"ref_model.name={folder}", "policy.kl_coef=0.1")
+    run_job(configured("run=plan", lora, *FAST, *named), tmp_path / "plan", grpo.train, Lockstep)
+    told = capsys.readouterr().out
+    assert "checkpoints" in told and f"; {folder} (of models/quickstart), float32" in told
     assert not (folder / "models").exists()

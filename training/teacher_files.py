@@ -69,11 +69,13 @@ def _check_tokens(
     different = next((number for number in sorted(wanted) if found.get(number) != wanted[number]), None)
     if different is None:
         return
+    teaches = config.policy.distill_coef != 0
+    without = "distil from the policy itself (policy=opsd)" if teaches else "leave ref_model.name out"
     is_there = repr(found[different]) if different in found else "no token"
     raise ConfigError(
         f"ref_model.name={config.ref_model.name} has other tokens than model.name={config.model.name}: id "
         f"{different} is {is_there} to it and {wanted[different]!r} to the policy. It scores the ids that the policy "
-        "draws, so they must be the same to both: take a model of the same family, or leave ref_model.name out"
+        f"draws, so they must be the same to both: take a model of the same family, or {without}"
     )
 
 

@@ -14,7 +14,7 @@ class Rows:
         self,
         examples: Sequence[Example],
         keep: Callable[[Example], bool],
-        told: Callable[[Sequence[Example]], str] | None = None,
+        told: Callable[[Sequence[Example]], tuple[str, str]] | None = None,
     ) -> None:
         self.examples, self.keep, self.told = examples, keep, told
         self.left_out: set[int] = set()
@@ -32,8 +32,9 @@ class Rows:
     def check(self, start: int, end: int) -> None:
         """Raises ConfigError where all rows of [start, end) are left out."""
         if all(index in self.left_out for index in range(start, end)):
-            lengths = "" if self.told is None else f" ({self.told([self.examples[start]])})"
+            length, helps = ("", "") if self.told is None else self.told([self.examples[start]])
+            lengths = length and f" ({length})"
             raise ConfigError(
                 f"all {end - start} prompts are longer than env.max_prompt_tokens{lengths}: raise it (and "
-                "inference_model.max_model_len, where that is set)"
+                f"inference_model.max_model_len, where that is set){helps}"
             )

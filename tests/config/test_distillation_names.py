@@ -25,6 +25,10 @@ from tests.config.test_schema import message
         ("distillation.distillation_loss.loss_mode=k1", "policy=opd distills"),
         ("distillation.distillation_loss.use_task_rewards=true", "here it is policy.reward_coef"),
         ("opd_kl_coef=1.0", "here it is policy.distill_coef, with policy=opd"),
+        (
+            "ref_model.lora.enabled=true",
+            "beside adapters the reference is their base unless ref_model.name or ref_model.num_devices is set",
+        ),
         ("opd_type=x", "policy=opd distills"),
         ("teacher_prompt_template=x", "here it is policy.teacher_prompt, with policy=opsd"),
         ("distillation.n_gpus_per_node=2", "here it is ref_model.num_devices, with policy=opd"),

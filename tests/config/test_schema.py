@@ -34,6 +34,12 @@ def message(*overrides: str) -> str:
     return readable(caught.value)
 
 
+def test_the_teacher_of_opsd_is_not_told_to_take_it() -> None:
+    text = message("policy=opsd", "policy.teacher_prompt=null")
+    assert "(policy opsd) without a teacher" in text and "take policy=opsd" not in text
+    assert "leave policy.teacher_prompt as policy=opsd has it" in text
+
+
 def test_a_teacher_alone_needs_no_group() -> None:
     for overrides in (("policy=opd", "ref_model.name=teacher"), ("policy=opsd",)):
         assert composed("grpo_quickstart", "env.repeats=1", *overrides).policy.distill_coef == 1
@@ -101,7 +107,7 @@ def test_batch_arithmetic() -> None:
         ("env.repeats=1", r"env\.repeats=1 with policy\.baseline=mean.*policy\.baseline=none"),
         (
             "policy=opd",
-            r"policy\.distill_coef=1\.0 \(policy opd\) without a teacher.*set ref_model\.name.*policy=opsd",
+            r"policy\.distill_coef=1\.0 \(policy opd\) without a teacher.*set ref_model\.name.*take policy=opsd",
         ),
         ("train.optim_batch_size=100", r"train\.optim_batch_size=100 does not divide"),
         ("train.optim_batch_size=4", r"not a multiple of env\.repeats=8.*take 8"),

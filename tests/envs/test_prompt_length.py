@@ -44,10 +44,10 @@ def test_a_prompt_of_megabytes_is_refused_by_its_beginning() -> None:
     limit = PromptLimit(tokenizer, 40)  # type: ignore[arg-type]
     example = Example(({"role": "user", "content": "7" * 50_000_000},), "7", 0)
     assert not limit(example)
-    assert limit.told([example]) == "prompt 1: more than 320 tokens, limit 40"
+    assert limit.told([example]) == ("prompt 1: more than 320 tokens, limit 40", "")
     assert tokenizer.characters < 1000
     short = Example(({"role": "user", "content": "7" * 61},), "7", 0)
-    assert limit.told([short]) == "prompt 1: 61 tokens, limit 40"
+    assert limit.told([short]) == ("prompt 1: 61 tokens, limit 40", "")
 
 
 class _Runs(LetterTokenizer):
@@ -63,4 +63,4 @@ def test_a_prompt_whose_beginning_is_short_in_tokens_is_measured_whole() -> None
     assert limit(fits)
     beyond = Example(({"role": "user", "content": "a" * 100_000 + "bc" * 20},), "", 0)
     assert not limit(beyond)
-    assert limit.told([beyond]) == "prompt 1: 41 tokens, limit 40"
+    assert limit.told([beyond]) == ("prompt 1: 41 tokens, limit 40", "")

@@ -194,9 +194,10 @@ def test_on_a_cluster_ray_chooses_the_engines_devices() -> None:
         ({"train": "0,1"}, "give a list of device indices"),
         (
             {"train": [0], "inference": [0, 1]},
-            r"train_model.devices=\[0\] and inference_model.devices=\[0, 1\] share",
+            r"train_model.devices=\[0\] and inference_model.devices=\[0, 1\] share \[0\]: "
+            "give each its own, or set inference_model.colocate=true",
         ),
-        ({"train": [0], "reference": [0]}, r"share \[0\]: give each its own"),
+        ({"train": [0], "reference": [0]}, r"share \[0\]: give each its own$"),
         ({"train": [0], "reference": [1], "inference": [1], "colocate": True}, r"share \[1\]"),
         ({"inference": [0, 1, 2], "tp": 2}, "tensor_parallel_size=2 does not divide the 3 devices"),
         ({"train": 0}, "train_model.num_devices=0: must be at least 1"),

@@ -1,15 +1,18 @@
 """Scorers that cannot work: what is said names what was typed, and what is advised helps when it is typed."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from config.errors import ConfigError
+from plan.host_memory import host_uses
 from plan.model_shape import KNOWN
-from plan.plan import Plan
-from plan.problems import problems
+from plan.plan import Plan, scorer_phase
+from plan.problems import planned, problems
 from plan.remedies import remedy
+from plan.report import report, with_typed_names
 from plan.weight_bounds import BOUNDS
 from tests.plan.test_plan import config_of
 from tests.plan.test_scorers import LARGE, MIDDLE, SMALL, plan_of, ranks
@@ -110,3 +113,46 @@ def test_advice_is_not_refused_when_it_is_typed(tmp_path: Path) -> None:
     assert problems(plan) and "policy.kl_coef=0.0" not in advised(plan)
     with pytest.raises(ConfigError):
         config_of("grpo_gsm8k", *asked, "policy.kl_coef=0.0")
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "marked"),
+    [
+        (ranks(2, 2, 2), 4, "ref_model"),
+        (ranks(2, 2, 2), 3, "engine 1"),
+        (ranks(2, None, 1), 1, "train_model"),
+        (("ref_model.devices=[0,5]",), 4, "ref_model"),
+    ],
+)
+def test_the_line_that_goes_beyond_the_machine_is_marked(
+    asked: tuple[str, ...], gpus: int, marked: str, tmp_path: Path
+) -> None:
+    whole = plan_of(*asked, gpus=8)
+    _, found = planned(whole.config, False, replace(whole.machine, num_gpus=gpus), tmp_path)
+    assert [problem.line for problem in found] == [marked]
+
+
+def test_a_teacher_is_told_as_one() -> None:
+    """Its plan never advises to do without: that would be another objective."""
+    taught = ("policy=opd", f"ref_model.name={MIDDLE}", "train_model.num_devices=1")
+    sharing = plan_of(*taught, gpus=2)
+    text = report(sharing, [])
+    assert f"ref_model        training GPU; the teacher; {MIDDLE}, float32" in text
+    assert "  teacher  [ref_model.num_devices, ref_model.dtype, ref_model.name]" in text
+    assert "reference  [" not in text and "policy.kl_coef]" not in text
+    own = scorer_phase(plan_of(*taught, gpus=3))
+    assert own is not None and own.uses[0].what == "weights of the teacher"
+    visiting = plan_of(*taught, gpus=1)
+    assert visiting.shape is not None
+    assert "visiting teacher" in [use.what for use in host_uses(visiting, visiting.shape)]
+    shown = plan_of("policy=opsd", "train_model.num_devices=1", gpus=2)
+    assert "training GPU; the teacher, which sees policy.teacher_prompt\n" in report(shown, [])
+
+
+def test_a_run_as_a_model_keeps_its_name_in_the_report() -> None:
+    plan = plan_of(*ranks(1, 1, 1), f"ref_model.name={MIDDLE}", gpus=3)
+    typed = config_of("grpo_gsm8k", "model.name=outputs/one", "ref_model.name=outputs/two")
+    shown = with_typed_names(plan, typed)
+    assert f"Ray actor; outputs/two (of {MIDDLE}), float32" in report(shown, [])
+    assert shown.config.model.name == f"outputs/one (of {SMALL})"
+    assert with_typed_names(plan, plan.config) == plan

@@ -172,7 +172,7 @@ def test_a_scorer_is_counted_by_itself() -> None:
         f"microbatches, Ray actors; {MIDDLE}, bfloat16",
         f"{shape.parameters / 1e6:.1f} million parameters of {MIDDLE}",
         "scorer           each scorer GPU: ",
-        "27.51 GiB  frozen weights  [ref_model.num_devices, ref_model.shard_size, ref_model.dtype]",
+        "27.51 GiB  weights of the reference  [ref_model.num_devices, ref_model.shard_size, ref_model.dtype]",
     ):
         assert line in text
     assert "gathered parameters  [ref_model.num_devices" in text_of(sharded)
@@ -284,7 +284,7 @@ def test_what_takes_turns_leaves_the_scorers_their_gpus() -> None:
         (
             ("ref_model.devices=[1,2]", "inference_model.devices=[2]"),
             6,
-            r"ref_model.devices=\[1, 2\] and inference_model.devices=\[2\] share \[2\]",
+            r"ref_model.devices=\[1, 2\] and inference_model.devices=\[2\] share \[2\]: give each its own$",
         ),
         (
             ("device=cpu", "ref_model.devices=[0]"),
@@ -376,7 +376,7 @@ def test_keys_of_a_frozen_model_that_nothing_reads() -> None:
     assert idle_keys(plan_of(*keys, gpus=5)) == []
     unread = idle_keys(plan_of(*keys, "policy.kl_coef=0", gpus=5))
     assert sorted(unread) == sorted(
-        f"{key}: policy.kl_coef=0 and policy.distill_coef=0 use no reference" for key in keys
+        f"{key}: nothing scores with ref_model: policy.kl_coef=0 and policy.distill_coef=0" for key in keys
     )
     base = plan_of("ref_model.dtype=bfloat16", "train_model.lora.enabled=true", gpus=5)
     assert idle_keys(base) == ["ref_model.dtype=bfloat16: the base of the LoRA policy is the reference"]

@@ -68,6 +68,8 @@ def test_the_first_token_that_differs_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=said):
         check(folder)
+    with pytest.raises(ConfigError, match=r"family, or distil from the policy itself \(policy=opsd\)$"):
+        check(folder, "policy=opd")
     (problem,) = _token_problems(config_of(folder))
     assert "has other tokens" in problem
 
