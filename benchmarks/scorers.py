@@ -1,4 +1,4 @@
-"""An optimizer step whose reference is scored by a process of its own, beside its two halves alone.
+"""An optimizer step with a scorer in its own process, beside its two halves alone.
 
     python benchmarks/scorers.py [--rounds 5] [--prompts 16] [--repeats 8] [--microbatches 16]
 

@@ -29,7 +29,7 @@ def check(config: Config) -> None:
 
 
 def devices_asked(config: Config, section: str) -> str:
-    """The setting that gives a section its devices, as it was typed: `devices`, `num_devices`, or neither."""
+    """The setting that gives a section its devices, as it was typed."""
     asked = vars(config)[section]
     if asked.devices is not None:
         return f"{section}.devices={asked.devices}"

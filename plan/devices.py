@@ -200,7 +200,7 @@ def _check_nodes(config: Config, cluster: bool) -> None:
 
 
 def _scorers(config: Config, reference: _Request, free: int) -> int:
-    """Processes of the reference: those that are asked for, else one on a free GPU of this machine.
+    """Count the scorers: those asked for, else one on a free GPU of this machine.
 
     Several learner ranks take it among them, and so do adapters, whose base it is. On a cluster nobody knows what is
     free.

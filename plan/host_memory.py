@@ -16,7 +16,9 @@ from plan.plan import SCORER_KNOBS, Plan, cache_on_device, most_on_a_node, score
 
 
 def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
-    """Memory of the machine that the run takes: everything on a CPU; beside GPUs a reference that visits them.
+    """Memory of the machine that the run takes.
+
+    Everything on a CPU; beside GPUs a reference that visits them.
 
     To that come the copies that a checkpoint is written from and that the last push leaves, or the whole models that
     shards of scorers are filled from before there are any, whichever are more.
@@ -56,7 +58,7 @@ def host_uses(plan: Plan, shape: ModelShape) -> list[Use]:
 
 
 def _loading_bytes(plan: Plan) -> float:
-    """Whole models on one node that the first rank of each copy reads, for all of them to fill their shards from."""
+    """Whole models on one node, from which the ranks of copies fill their shards."""
     frozen, shards = plan.reference_shape, plan.reference.shard_size
     if frozen is None or shards == 1:
         return 0.0

@@ -202,7 +202,9 @@ def _weight_check(
 
 
 def _checked_prompts(shape: ModelShape | None, longest: int) -> tuple[int, ...]:
-    """Lengths of the prompts that a forward pass is checked with. longest: tokens of prompt and response."""
+    """Lengths of the prompts that a forward pass is checked with.
+
+    longest: tokens of prompt and response."""
     window = shape.window if shape is not None and shape.window < longest else 0
     prompts = [8, 12, *([window + 4] if window else [])]
     return tuple(max(1, min(length, longest - 8)) for length in prompts)

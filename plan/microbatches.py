@@ -10,7 +10,7 @@ CHUNK_BYTES = {"cpu": (1 << 24) * FLOAT, "cuda": (1 << 27) * FLOAT}
 
 
 def longest_row(config: Config) -> int:
-    """Tokens of the longest prompt and response that are trained on, which the reference scores too."""
+    """Tokens of the longest prompt and response that are trained on."""
     return config.env.max_prompt_tokens + config.inference_model.max_tokens
 
 

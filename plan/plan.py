@@ -133,7 +133,9 @@ class ReferencePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """shape: None for a hub model whose config.json is not known here. reference_shape: likewise, of the model that is
+    """A resolved run: machine, devices, engines, learner and reference.
+
+    shape: None for a hub model whose config.json is not known here. reference_shape: likewise, of the model that is
     the reference. folder: of the checkpoints. weight_dtype: that full weights travel in. notes: what was decided for
     the user, one sentence each."""
 
@@ -199,7 +201,7 @@ def scorer_phase(plan: Plan) -> Phase | None:
 
 
 def most_on_a_node(plan: Plan) -> int:
-    """Scorers that one node can have: all, or as many as it has GPUs where these are known."""
+    """Scorers that one node can have: as many as it has GPUs, if known."""
     ranks, machine = plan.reference.ranks, plan.machine
     several = machine.nodes > 1 and not plan.devices.on_cpu
     return min(ranks, max(1, machine.num_gpus)) if several else ranks

@@ -218,7 +218,7 @@ def _limits_of_reference(plan: Plan) -> Iterator[Problem]:
 
 
 def scorer_limits(plan: Plan) -> Iterator[Problem]:
-    """What a frozen model with devices of its own cannot be: shards in float16, or larger than its GPUs.
+    """Problems of scorers: shards in float16, or a model larger than its GPUs.
 
     On a CPU its size is a part of host memory.
     """
@@ -239,7 +239,7 @@ def scorer_limits(plan: Plan) -> Iterator[Problem]:
 
 
 def _half_shards(plan: Plan) -> Iterator[Problem]:
-    """Shards of a frozen model are loaded in the dtype that they are gathered in, which is no float16."""
+    """Refuse shards in float16, for they are loaded in the dtype of arithmetic."""
     config, shards = plan.config, plan.reference.shard_size
     if shards == 1 or config.train.mixed_precision != "fp16":
         return
@@ -257,7 +257,7 @@ def _half_shards(plan: Plan) -> Iterator[Problem]:
 
 
 def _more_to_a_copy(plan: Plan) -> Iterator[str]:
-    """What would let more scorers share a copy; nothing where all of a node do."""
+    """Advice that lets more scorers share a copy; empty where all of a node do."""
     shards, asked = plan.reference.shard_size, plan.config.ref_model
     if plan.machine.nodes > 1 and shards == plan.machine.num_gpus:
         return

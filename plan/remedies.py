@@ -130,7 +130,7 @@ def _other_counts(present: int, gpus: int) -> tuple[int, ...]:
 
 
 def _other_scorers(plan: Plan, gpus: int) -> tuple[int | None, ...]:
-    """More scorers where GPUs are left; fewer, and at last none, where too many are asked for."""
+    """Other counts of scorers: more where GPUs are left, else fewer, at last none."""
     reference = plan.config.ref_model
     if not plan.reference.ranks or reference.devices is not None or not gpus:
         return ()

@@ -1,4 +1,4 @@
-"""A frozen model on devices of its own: how many scorers share a copy. No torch here."""
+"""The number of scorers that share one copy of the frozen model. No torch here."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from plan.plan import Plan, most_on_a_node, scorer_phase
 
 
 def share_copies(plan: Plan) -> Plan:
-    """Choose how many scorers share a copy, all on one node: as few as it fits on.
+    """Choose the fewest scorers on one node whose memory a copy fits.
 
     Every copy scores microbatches of its own, so more copies are better. As many as can share one where it does not
     fit at all; where a size is not known, each has a copy.

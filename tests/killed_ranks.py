@@ -1,4 +1,4 @@
-"""Kills ranks of a learner or a scorer in the middle of chosen calls. Not a test file."""
+"""Kills ranks in the middle of chosen calls. Not a test file."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Whole runs whose reference is a process of its own: the rows of a run that nobody disturbed, whoever is killed."""
+"""Whole runs with scorers: killed ones change no number of a run."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 
 
 def kill_between_steps(monkeypatch: pytest.MonkeyPatch, iteration: int) -> list[int]:
-    """Kill the scorer while it has nothing to do, after an iteration and its checkpoint. Returns who was killed."""
+    """Kill the idle scorer after an iteration and its checkpoint; returns its process id."""
     killed: list[int] = []
     done = Lockstep.done
 
@@ -48,7 +48,7 @@ def trained(run_dir: Path, *overrides: str) -> list[dict[str, float]]:
 def test_a_scorer_that_is_killed_at_five_moments_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it loads, at its first microbatch, while the next one loads, between two iterations, and in a later step:
+    """The scorer dies while it loads, in a score, while the next one loads, and idle:
     without a restart of the run, and with the bits of one that nobody disturbed."""
     undisturbed = trained(tmp_path / "undisturbed")
     moments = [("build", 1), ("log_prob", 2), ("build", 1), ("log_prob", 3)]
@@ -71,7 +71,7 @@ def test_a_run_whose_scorer_is_lost_too_often_goes_on_from_its_checkpoint(
 
 
 def test_an_overlapped_run_whose_scorer_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups are scored as they come, by two copies; one that its scorer dies of is scored once more."""
+    """Two copies score groups as they come; a group of a lost copy is scored again."""
     killer = Killer(monkeypatch, "scorer", ("log_prob", 2), ("log_prob", 5))
     config = configured(*SMALL, *TWO_OF_EACH, "train.max_policy_age=1", "train.restarts=0")
     run_job(config, tmp_path, grpo_async.train, Overlapped)

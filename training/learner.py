@@ -53,9 +53,9 @@ class Learner(Protocol):
         ...
 
     def begin_scoring(self, group: Group) -> None:
-        """Begin to score a group that a later `credit` will hold, where the reference has devices of its own.
+        """Begin to score a group that a later `credit` will hold.
 
-        From any thread.
+        Nothing is done where the reference has no devices of its own. Any thread may call it.
         """
         ...
 

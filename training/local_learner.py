@@ -40,7 +40,7 @@ def make_learner(
 
 
 def start_scorers(config: Config, plan: Plan, made: ExitStack) -> "Scorers | None":
-    """Start the scorers of a plan, which load while the learner does; None where it has none.
+    """Start the scorers of a plan, if it has some; they load while the learner does.
 
     made: closes them where the learner cannot be made.
     """

@@ -139,7 +139,7 @@ class Scorers:
             copy.close()
 
     def _score(self, copy: "Copy", task: _Task, batch: Batch) -> None:
-        """Score a microbatch; where the copy is lost, queue the microbatch anew and replace the copy."""
+        """Score a microbatch; if the copy is lost, requeue the microbatch and replace the copy."""
         if not task.losses and not task.scored.set_running_or_notify_cancel():
             return
         try:
@@ -257,7 +257,10 @@ class Copy:
         return share_out(batch.for_reference(), ranks, count, limit, self._packs)
 
     def end(self) -> None:
-        """Kill the ranks, even while the copy's thread waits for them. Any thread may call it."""
+        """Kill the ranks, even while the copy's thread waits for them.
+
+        Any thread may call it.
+        """
         self._ended = True
         ranks = self.ranks
         for actor in [] if ranks is None else list(ranks.actors):

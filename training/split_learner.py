@@ -160,7 +160,7 @@ class SplitLearner(ABC):
         return self._scored(batch.for_reference(), score)
 
     def _scored(self, batch: Batch, score: Callable[[list[list[Batch]]], list[list[Tensor]]]) -> Tensor:
-        """Score all tokens by the workers, in microbatches of a step's size: [N, R] or [N, R, n]."""
+        """Score all tokens, [N, R] or [N, R, n], in microbatches of a step's size."""
         steps = -(-len(batch) // self.config.optim_batch_size)
         shares = self._shares(batch, steps)
         answers = score([[piece.batch for piece in share] for share in shares])

@@ -54,7 +54,7 @@ def test_a_checkpoint_is_written_from_a_copy_unless_the_run_waits() -> None:
 
 
 def test_shards_of_scorers_are_filled_from_whole_models_in_the_hosts_memory() -> None:
-    """One for each copy of a node, before there is a copy of the weights for anything else."""
+    """One whole model for each copy of a node, while it loads."""
     large = ("ref_model.name=Qwen/Qwen2.5-32B-Instruct", "train.mixed_precision=bf16")
     asked = ("train_model.num_devices=1", "inference_model.num_devices=1", "ref_model.num_devices=4")
 

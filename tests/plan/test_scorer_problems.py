@@ -1,4 +1,4 @@
-"""Scorers that cannot work: what is said names what was typed, and what is advised helps when it is typed."""
+"""Scorers that cannot work: messages name what was typed, and remedies help."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A frozen model as it is loaded, in one process: checked by bounds of its own, blamed by a name of its own."""
+"""Loading a frozen model: bounds of its own, and messages that name it."""
 
 import math
 import shutil

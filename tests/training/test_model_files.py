@@ -98,7 +98,7 @@ def test_everybody_who_loads_refuses_files_that_are_not_the_model(
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_a_frozen_model_is_looked_at_as_the_policy_is(autocast: torch.dtype | None, tmp_path: Path) -> None:
-    """Its head is applied in chunks too, and log-probs of NaN would blame whoever looks at them first."""
+    """A frozen head is applied in chunks too, and NaN would blame somebody else."""
     sizes = {name: value for name, value in TINY.items() if name != "max_position_embeddings"}
     scaled = AutoConfig.for_model("granite", **sizes, logits_scaling=8)
     AutoModelForCausalLM.from_config(scaled).save_pretrained(tmp_path / "scaled")

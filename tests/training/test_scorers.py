@@ -1,4 +1,4 @@
-"""Scorers in processes of their own: the numbers of one process, the order of work, and what a lost one costs."""
+"""Scorers: the numbers of one process, the order of work, and lost copies."""
 
 import os
 import signal
@@ -151,7 +151,7 @@ def test_a_teacher_scores_first_where_a_batch_is_weighed_as_a_whole(
 def test_groups_that_were_begun_are_not_scored_again(
     scorers: Scorers, model: str, groups: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in the overlapped schedule: a group is begun as it enters the batch; one that no batch takes is forgotten."""
+    """The overlapped schedule begins a group as it enters the batch, and forgets stale ones."""
     learner = local_learner(scored_config(model, 1), tmp_path, scorers)
     expected = in_one_process(config_of(model, 1), tmp_path).credit(groups[1:]).ref_log_prob
     for group in groups:
@@ -263,7 +263,7 @@ def test_scores_that_nobody_wants_are_not_made(
 def test_an_end_does_not_wait_for_a_copy_that_loads(
     local_ray: None, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after Ctrl-C: the ranks that load are killed, and no process of theirs is left."""
+    """After Ctrl-C the ranks that load are killed, and no process is left."""
     loading = threading.Event()
     begin = Ranks.begin
     seen: list[int] = []
@@ -294,7 +294,7 @@ def kill(scorers: Scorers, number: int = 0) -> None:
 
 
 class Killer:
-    """Kills the first process of a scorer at the begin of the next calls of `method`."""
+    """Kills the first rank of a copy at the next calls of `method`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, method: str, times: int = 1) -> None:
         self.left = times
@@ -325,7 +325,7 @@ def test_lost_scorers_are_replaced(
     monkeypatch: pytest.MonkeyPatch,
     logged: Logged,
 ) -> None:
-    """While they are idle, both at once; in the middle of a score; and again while the next one loads."""
+    """Two die idle at once, one in a score, and one while it loads."""
     batch = local_learner(scored_config(model, 1), tmp_path, two_copies).credit(groups)
     (expected,) = scored(two_copies, batch)
     before = process_ids(two_copies)
@@ -368,7 +368,7 @@ def test_half_precision(way: str, local_ray: None, model: str, groups: list[Grou
 
 
 def gpu_places(*overrides: str) -> list[list[str]]:
-    """Devices of every copy's ranks, on six GPUs of a machine that names them by their physical index."""
+    """Physical GPUs of every copy's ranks, on a machine of six."""
     config = configured("device=cuda", *overrides, name="grpo_gsm8k")
     plan = make_plan(config, False, Machine(6, 80.0, 200.0, 500.0, "0.32.0", tuple("234567")), Path())
     return [[",".join(place.devices) for place in copy] for copy in places(plan)]
