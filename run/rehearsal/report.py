@@ -17,7 +17,7 @@ KNOBS = {
     "gradients": "train_model.num_devices, train_model.offload=all, train_model.lora.enabled",
     "gradients on their way": "train_model.lora.enabled",
     "gathered parameters": "model.name",
-    "reference": "policy.kl_coef=0, ref_model.num_devices, train_model.num_devices",
+    "reference": "ref_model.num_devices, ref_model.dtype, train_model.num_devices",
     "activations": "train.gradient_accumulation_steps, train.gradient_checkpointing, inference_model.max_tokens",
     "temporary": "train.gradient_accumulation_steps, train.log_prob_chunk_size",
 }
