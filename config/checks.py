@@ -171,12 +171,10 @@ def check_policy(config: Config) -> None:
             "teacher alone"
         )
     if policy.distill_coef != 0 and config.ref_model.name is None and policy.teacher_prompt is None:
-        shown = "take policy=opsd, whose teacher sees the reference answer (policy.teacher_prompt)"
-        if policy.name == "opsd":
-            shown = "leave policy.teacher_prompt as policy=opsd has it: its teacher sees the reference answer"
         raise ConfigError(
             f"policy.distill_coef={policy.distill_coef} (policy {policy.name}) without a teacher: it would be the "
-            f"policy as it began, seeing what the policy sees; set ref_model.name to another model or run, or {shown}"
+            "policy as it began, seeing what the policy sees; set ref_model.name to another model or run, or show it "
+            "the reference answer: take policy=opsd with the policy.teacher_prompt that it has"
         )
     if config.run == "train" and config.inference_model.temperature == 0:
         raise ConfigError(

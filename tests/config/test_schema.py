@@ -34,10 +34,11 @@ def message(*overrides: str) -> str:
     return readable(caught.value)
 
 
-def test_the_teacher_of_opsd_is_not_told_to_take_it() -> None:
-    text = message("policy=opsd", "policy.teacher_prompt=null")
-    assert "(policy opsd) without a teacher" in text and "take policy=opsd" not in text
-    assert "leave policy.teacher_prompt as policy=opsd has it" in text
+def test_a_policy_without_a_teacher_is_told_of_both_ways_to_one() -> None:
+    for name in ("opd", "opsd"):
+        text = message(f"policy={name}", "policy.teacher_prompt=null")
+        assert f"(policy {name}) without a teacher" in text and "set ref_model.name" in text
+        assert "take policy=opsd with the policy.teacher_prompt that it has" in text
 
 
 def test_a_teacher_alone_needs_no_group() -> None:
