@@ -302,12 +302,14 @@ class Killer:
         begin = Ranks.begin
 
         def killing(ranks: Ranks, called: str, arguments: Sequence[Sequence[Any]]) -> list[Call]:
+            if not self.left or called != method:
+                return begin(ranks, called, arguments)
+            self.left -= 1
+            os.kill(ranks.process_ids[0], signal.SIGSTOP)  # it must not answer before it dies
             begun = begin(ranks, called, arguments)
-            if self.left and called == method:
-                self.left -= 1
-                if not self.left:
-                    self.done.set()
-                os.kill(ranks.process_ids[0], signal.SIGKILL)
+            os.kill(ranks.process_ids[0], signal.SIGKILL)
+            if not self.left:
+                self.done.set()
             return begun
 
         monkeypatch.setattr(Ranks, "begin", killing)
