@@ -128,7 +128,7 @@ def check_reference(config: Config) -> None:
 
 
 def check_quantization(config: Config) -> None:
-    """Of the base under adapters."""
+    """Check the quantization of the base under adapters."""
     lora = config.train_model.lora
     if not lora.quantized:
         return

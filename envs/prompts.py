@@ -98,7 +98,10 @@ class PromptSource:
         return self.examples[place] if place is not None and self.rows.accepts(place) else None
 
     def metrics(self) -> dict[str, float]:
-        """What was left out, and how the curriculum stands. From any thread."""
+        """Metrics of left-out rows and of the curriculum.
+
+        Any thread may call it.
+        """
         found = {"prompts/left_out": float(self.left_out)} | self.sources.metrics()
         for name, member in self.members.items():
             found |= member.metrics(f"/{name}" if name else "")

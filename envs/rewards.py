@@ -77,14 +77,14 @@ def known_rewards() -> list[str]:
 
 
 def reward_names(env: EnvConfig) -> list[str]:
-    """What `env.reward` names: nothing where the task judges, one reward, or several."""
+    """Names in `env.reward`; none where the task judges."""
     if env.reward is None:
         return []
     return env.reward if isinstance(env.reward, list) else [env.reward]
 
 
 def judge_names(env: EnvConfig) -> list[str]:
-    """All rewards that may judge a completion: those of `reward_names`, and `env.reward_second_opinion`."""
+    """Names of the rewards that may judge a completion, the second opinion included."""
     second = env.reward_second_opinion
     return reward_names(env) if second is None else [*reward_names(env), second]
 

@@ -1,4 +1,4 @@
-"""What a task is: rows turned into prompts, and completions turned into rewards. No torch here.
+"""Tasks: rows turned into prompts, completions turned into rewards. No torch here.
 
 A task is a class with `examples(split)` and `reward(completion, example)`: one file in `envs/tasks`, named by the
 `register` decorator (importing `envs.tasks` registers all of them), or a class of the user's, `module:Class`.
@@ -68,7 +68,7 @@ class Task(ABC):
 
     @abstractmethod
     def examples(self, split: str) -> Sequence[Example]:
-        """All prompts of a split, in a fixed order."""
+        """Return the prompts of a split, in a fixed order."""
 
     @abstractmethod
     def reward(self, completion: Completion, example: Example) -> Reward:
@@ -119,8 +119,10 @@ class Task(ABC):
         return usable_columns(row.values) if any(is_own(name) for name in names) else self.kept(row.values)
 
     def kept(self, columns: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Of these columns the one that `env.curriculum.column` names; all where it is not among them, for a message
-        that lists them."""
+        """Select the column that `env.curriculum.column` names.
+
+        All of them where it is not there, for a message that lists them.
+        """
         column = self.env.curriculum.column
         if column is None:
             return {}
@@ -250,7 +252,7 @@ def _is_clean(example: Example) -> bool:
 
 
 def _trouble(example: Any) -> str | None:
-    """What is wrong with an example."""
+    """The fault of an example, as the end of a sentence."""
     if not isinstance(example, Example):
         return f"is {type(example).__name__}; envs.task.Example is needed"
     if not isinstance(example.messages, tuple) or not example.messages:

@@ -32,9 +32,9 @@ class Problems:
 def choose_problems(
     examples: Sequence[Example], limit: int | None, fits: Callable[[Example], bool]
 ) -> Problems:
-    """Each prompt once, however often the file repeats it; with `limit`, a random choice that is always the same.
+    """Choose the problems of a set: every prompt once, at most `limit` of them.
 
-    Order is that of the data set.
+    The random choice is always the same. Order is that of the data set.
     """
     order = list(range(len(examples)))
     if limit is not None:

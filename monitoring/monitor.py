@@ -1,4 +1,4 @@
-"""What a run tells: one row of metrics per optimizer step, a live view, a sample now and then, a summary."""
+"""The monitor of a run: rows of metrics, live view, samples, summary."""
 
 import json
 import logging
@@ -84,7 +84,7 @@ class Monitor:
         self.tokens_before = int(last.get("tokens/total", 0))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Those of optimizer steps that are in the run folder."""
+        """Rows of optimizer steps in the run folder."""
         return [row for row in self.file.rows() if "reward/mean" in row]
 
     @contextmanager
@@ -303,7 +303,10 @@ def sample_text(step: int, group: Group) -> str:
 
 
 def question(example: Example) -> str:
-    """What the user asked; a whole chat with its roles. The system prompt is the same for all and left out."""
+    """The question of an example, a chat with its roles.
+
+    The system prompt is the same for all and left out.
+    """
     asked = [message for message in example.messages if message["role"] not in SYSTEM_ROLES]
     if len(asked) == 1:
         return str(asked[0]["content"])

@@ -70,7 +70,7 @@ class LossInputs:
         if policy.log_ratio_min is not None or policy.log_ratio_max is not None:
             chosen = chosen.clamp(policy.log_ratio_min, policy.log_ratio_max)
         ref = None if ref_log_prob is None else clean(ref_log_prob.detach())
-        worth = policy.reward_coef * clean(advantage.detach().expand_as(mask))
+        rewarded = policy.reward_coef * clean(advantage.detach().expand_as(mask))
         distilled = distilled_advantage(policy, log_prob.detach(), old, ref, mask)
         if policy.entropy_form == "sampled":
             entropy = -log_prob.exp() * log_prob
@@ -79,7 +79,7 @@ class LossInputs:
             sample=sample,
             old=old,
             ref=ref,
-            advantage=worth if distilled is None else worth + distilled,
+            advantage=rewarded if distilled is None else rewarded + distilled,
             distilled=distilled,
             mask=mask,
             inside=inside,

@@ -7,8 +7,11 @@ from envs.example import Example
 
 
 class Rows:
-    """examples: of one split, of all members of a mixture. keep: examples that it refuses are left out; asked once a
-    row, when the row first comes up. told: what a message says of prompts that `keep` all refused."""
+    """The rows of a split that may be asked.
+
+    examples: of all members of a mixture. keep: examples that it refuses are left out; asked once a row, when the row
+    first comes up. told: as for `envs.prompts.PromptSource`.
+    """
 
     def __init__(
         self,

@@ -76,14 +76,17 @@ class Blame:
             self._suspects.update(running)
 
     def of_lost_worker(self, item: Verification, lost: LostWorker, alone: bool) -> Result | None:
-        """What becomes of the verification that a lost worker ran. alone: no other ran in a worker lost with it."""
+        """Result of a verification that a lost worker ran; None to run it again.
+
+        alone: no other ran in a worker lost with it.
+        """
         item.deaths += lost.died and alone
         if lost.died and item.deaths < 2:
             return None
         return self.of_result(item, crashed(lost.seconds, lost.reason))
 
     def of_result(self, item: Verification, result: Result) -> Result | None:
-        """What becomes of a verification with this result."""
+        """Result after the blame is settled; None to run the verification again."""
         key = (item.example.source, item.example.row)
         if item.killed_after is not None:
             failed = result.outcome in (CRASHED, "error")

@@ -1,4 +1,4 @@
-"""Rules that hold when one metric lies beyond a bound, for several rows in a row where a single one may be chance.
+"""Rules on one metric beyond a bound, in several rows where one may be chance.
 
 README.md says the same in its table of metrics, column "worry when".
 """

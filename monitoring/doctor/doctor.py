@@ -1,4 +1,4 @@
-"""Looks at every row of metrics as a person would: says once what is worth worrying about, its cause, and what helps.
+"""The doctor: reports each problem in the metrics once, with cause and remedy.
 
     row ──▶ History ──▶ each of RULES ──▶ Finding, the first time that a rule holds
 
@@ -29,12 +29,12 @@ class Doctor:
         self.findings: dict[str, Finding] = {}
 
     def remember(self, rows: Iterable[Row]) -> None:
-        """The rows of the parts of this run before it was resumed: what they gave cause to say has been said."""
+        """Take up rows from before a resume; their findings are not reported again."""
         for row in rows:
             self.see(row)
 
     def see(self, row: Row) -> list[Finding]:
-        """What is new after one more row, of an optimizer step or of an evaluation."""
+        """New findings after one more row, of an optimizer step or of an evaluation."""
         if "reward/mean" in row:
             self.history.take(row)
             return self._found(OF_STEPS, row["optimizer_step"])

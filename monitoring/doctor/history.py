@@ -1,4 +1,4 @@
-"""What the rules look at: the newest rows of metrics, the last evaluations, the steps that taught nothing."""
+"""History for the rules: newest metrics, last evaluations, steps that taught nothing."""
 
 import math
 from collections import deque
@@ -38,7 +38,7 @@ class Change(NamedTuple):
 
 @dataclass
 class Score:
-    """What one evaluation said of a set.
+    """The score of a set in one evaluation.
 
     low, high: ends of its 95% interval. reward: mean of the training rows before it; NaN until there is one.
     """
@@ -110,7 +110,10 @@ class History:
         return list(islice(reversed(self.rows), count))[::-1]
 
     def change(self, name: str) -> Change | None:
-        """How a metric moved within the window; None before it holds both ends, or where a row has no such metric."""
+        """The change of a metric within the window.
+
+        None before the window holds both ends, or where a row has no such metric.
+        """
         if name not in self._changes:
             self._changes[name] = self._change(name)
         return self._changes[name]
@@ -131,7 +134,7 @@ class History:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Of at least one value."""
+    """The mean of at least one value."""
     return sum(values) / len(values)
 
 
