@@ -110,10 +110,10 @@ class RayCluster:
         """Process ids of the pool's actors, on whichever node."""
         return [pid for node in self._nodes.values() for pid in engine_processes(node.pid)]
 
-    def node_of_a_rank(self) -> int:
-        """One that carries a learner rank and is not the head."""
+    def node_of(self, actor: str) -> int:
+        """A node but the head that carries an actor of this class."""
         others = [number for number in self._nodes if number != 1]
-        return next(number for number in others if actors_under(self._nodes[number].pid, "RankHost"))
+        return next(number for number in others if actors_under(self._nodes[number].pid, actor))
 
     def close(self) -> None:
         self._init.communicate(timeout=LIMIT_S)

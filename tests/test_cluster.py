@@ -1,6 +1,6 @@
 """`ray.address`: the scripts on a cluster of two nodes, one of which fails in mid-run and comes back as another.
 
-Then learner ranks on two nodes of three, one of which fails.
+Then learner ranks on two nodes of three, and scorers on two of three, one of which fails.
 """
 
 import re
@@ -98,7 +98,7 @@ def test_learner_ranks_on_two_nodes_one_of_which_is_lost(cluster: RayCluster, tm
     assert newest is not None
     writers = {path.name for path in (newest / "learner").glob("*.distcp")}
     assert len(writers) == 2, writers
-    cluster.kill_node(cluster.node_of_a_rank())
+    cluster.kill_node(cluster.node_of("RankHost"))
     cluster.start_node(4)
     output = finish(process)
     assert process.returncode == 0, output
@@ -106,3 +106,34 @@ def test_learner_ranks_on_two_nodes_one_of_which_is_lost(cluster: RayCluster, tm
     assert re.search(r"learner rank \d \(CPU\) died in", said), said
     assert "0 of 1 restarts are left (train.restarts)" in said
     assert [row["optimizer_step"] for row in rows(tmp_path)] == list(range(1, 11))
+
+
+def test_scorers_on_two_nodes_one_of_which_is_lost(cluster: RayCluster, tmp_path: Path) -> None:
+    """The copy that is left goes on, and the other comes back on a new node.
+
+    Three nodes have one CPU each: two for the copies of the reference, one for the engine. The run does not begin anew.
+    """
+    cluster.start_node(3)
+    process = start(
+        "grpo.py",
+        tmp_path,
+        f"ray.address={ADDRESS}",
+        *("ref_model.num_devices=2", "policy.kl_coef=0.1", "env.num_envs=4", "env.repeats=4"),
+        *("train.gradient_accumulation_steps=2", "train.restarts=0", "train.total_dialog_turns=1600000"),
+        within=cluster.namespaces,
+        environment=cluster.environment,
+    )
+    said = tmp_path / "grpo.log"
+    wait_for(lambda: steps(tmp_path) >= 3, process)
+    cluster.kill_node(cluster.node_of("ScorerHost"))
+    wait_for(lambda: "is lost and replaced" in said.read_text(), process)
+    lost_at = steps(tmp_path)
+    wait_for(lambda: steps(tmp_path) >= lost_at + 3, process)  # with the copy that is left
+    cluster.start_node(4)
+    wait_for(lambda: re.search(r"the copy of the frozen model .* is back", said.read_text()), process)
+    script = next(one for one in family(process.pid) if one.name() != "nsenter")
+    script.send_signal(signal.SIGINT)
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert [row["optimizer_step"] for row in rows(tmp_path)] == list(range(1, steps(tmp_path) + 1))
+    assert rows(tmp_path)[-1]["kl/ref"] > 0
