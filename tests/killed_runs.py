@@ -1,8 +1,4 @@
-"""A run that notes what it trains on, for processes that are killed. Not a test file.
-
-They are forked from a server that has loaded `tests/killed_preload.py`: they begin at once, and without the threads
-that a test process has.
-"""
+"""A run that notes what it trains on, for processes that are killed. Not a test file."""
 
 import re
 from pathlib import Path

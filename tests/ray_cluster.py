@@ -5,8 +5,6 @@
         ├── node 127.0.0.2: ray start --address   SIGKILL of all its processes is a machine that fails
         └── the script under test                 with ray.address=127.0.0.1:PORT
 
-Where scripts are forked, so are the nodes' processes (`tests/forked_ray`), and the workers of the first run.
-
 Init ends when the test closes its standard input, or dies; the kernel then ends everything in the namespace.
 """
 
@@ -20,14 +18,12 @@ from pathlib import Path
 
 import psutil
 
-from tests.forked_ray import CLIENT
-from tests.namespaces import USER, Namespaces
+from tests.namespaces import USER, nsenter
 from tests.processes import actors_under, engine_processes, family
-from tests.scripts import ROOT, forks
 
 PORT = 6399
 ADDRESS = f"127.0.0.1:{PORT}"
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 NAMESPACE = ["unshare", *USER, "--net", "--pid", "--mount-proc", "--fork"]
 INIT = """
 import fcntl, signal, socket, struct, sys
@@ -57,12 +53,11 @@ class RayCluster:
         assert self._init.stdout is not None
         assert self._init.stdout.readline() == b"up\n"
         (inside,) = psutil.Process(self._init.pid).children()
-        self.namespaces = Namespaces(inside.pid, ["net", "pid", "mount"])
+        self.enter = nsenter(inside.pid, ["net", "pid", "mount"])
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         self.environment = {
             **inherited,
             "OMP_NUM_THREADS": "1",
-            **forks(),
             "RAY_AUTH_MODE": "disabled",
             "RAY_TMPDIR": self._folder.name,
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -79,13 +74,12 @@ class RayCluster:
         )
         size = ["--num-cpus=1", f"--object-store-memory={2**27}"]
         here = [f"--node-ip-address=127.0.0.{number}", "--dashboard-agent-listen-port=0"]  # not the head's
-        script = Path(self._folder.name, "as_ray.py")
-        script.write_text("from ray.scripts.scripts import main; main()")
-        start = [str(script), "start", "--block", *where, *size, *here]
+        ray = ["-c", "from ray.scripts.scripts import main; main()"]
+        start = [*ray, "start", "--block", *where, *size, *here]
         said = Path(self._folder.name, f"node-{number}.txt")
         with said.open("w") as output:
             self._nodes[number] = psutil.Popen(
-                [*self.namespaces.command(str(ROOT)), sys.executable, CLIENT, *start],
+                [*self.enter, sys.executable, *start],
                 env=self.environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,

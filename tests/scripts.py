@@ -1,36 +1,42 @@
-"""Running the scripts as a user does, and in this process where a new one would only cost time."""
+"""Running the scripts: in this process where that shows the same, else in an interpreter of their own."""
 
+import io
 import json
+import logging
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
+
+from hydra.core.global_hydra import GlobalHydra
 
 import grpo
 import grpo_async
 from config.composition import to_config
 from config.schema import Config
+from monitoring import metrics as metric_rows
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
 from tests.composed import composed
-from tests.forked import Forked, Server, at_load, can_fork
-from tests.forked_ray import fork_processes_of_ray
-from tests.keeper import FORKS
-from tests.namespaces import Namespaces
 
+SCRIPTS = {"grpo.py": grpo, "grpo_async.py": grpo_async}
 SCHEDULE_OF: dict[ModuleType, Any] = {grpo: Lockstep, grpo_async: Overlapped}
 """What each script's loop works with."""
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ("logging.progress=false", "logging.sample_frequency=0", "train_model.num_threads=1")
 ENVIRONMENT = dict(os.environ)
 """As the tests found it: engines in this process leave variables behind, some with another value each time."""
+DEADLINE_S = 900.0
+"""After this long a script counts as hung."""
 _OF_RUNS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-_OF_SERVER = {**ENVIRONMENT, **_OF_RUNS}
-"""Of the process that scripts are forked from."""
 
 
 class StoppingAfterTheFirst(Lockstep):
@@ -45,7 +51,104 @@ def configured(*overrides: str, name: str = "grpo_quickstart") -> Config:
     return to_config(composed(name, *QUICK, *overrides))
 
 
-Script = subprocess.Popen[str] | Forked
+# --- in this process ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Exit code and output of a script. output: both streams, in their order."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    output: str
+
+
+class _Stream(io.StringIO):
+    """An output that also writes to `joined`."""
+
+    def __init__(self, joined: io.StringIO) -> None:
+        super().__init__()
+        self._joined = joined
+
+    def write(self, text: str) -> int:
+        self._joined.write(text)
+        return super().write(text)
+
+
+def called(script: str, *arguments: str, modules: Path | None = None) -> Ended:
+    """`python SCRIPT ARGUMENTS` by a call of its `main`.
+
+    modules: folder of the user's modules, first on the import path; they are forgotten afterwards.
+    """
+    joined = io.StringIO()
+    stdout, stderr = _Stream(joined), _Stream(joined)
+    code: Any = 0
+    with ExitStack() as changed:
+        changed.enter_context(_process_state())
+        if modules is not None:
+            changed.enter_context(_user_modules(modules))
+        changed.enter_context(patch.object(sys, "argv", [script, *arguments]))
+        changed.enter_context(redirect_stdout(stdout))
+        changed.enter_context(redirect_stderr(stderr))
+        try:
+            SCRIPTS[script].main()
+        except SystemExit as ended:
+            code = ended.code or 0
+    return Ended(code, stdout.getvalue(), stderr.getvalue(), joined.getvalue())
+
+
+def ran(
+    script: str,
+    run_dir: Path,
+    *overrides: str,
+    name: str = "grpo_quickstart",
+    modules: Path | None = None,
+) -> Ended:
+    """A small run by a call of the script's `main`; see `called`."""
+    return called(script, *_arguments(run_dir, overrides, name), modules=modules)
+
+
+@contextmanager
+def _process_state() -> Iterator[None]:
+    """Put back what a script changes in its process: variables, signals, loggers, Hydra's own state."""
+    variables, root = dict(os.environ), logging.getLogger()
+    handlers, level, raises = list(root.handlers), root.level, logging.raiseExceptions
+    own = logging.getLogger("grpo")
+    own_handlers, own_level, propagates = list(own.handlers), own.level, own.propagate
+    signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        GlobalHydra.instance().clear()
+        for logger in (root, own):
+            for handler in logger.handlers:
+                if handler not in handlers and handler not in own_handlers:
+                    handler.close()
+        root.handlers, root.level, logging.raiseExceptions = handlers, level, raises
+        own.handlers, own.level, own.propagate = own_handlers, own_level, propagates
+        for number, handler_of in signals.items():
+            signal.signal(number, handler_of)
+        os.environ.clear()
+        os.environ.update(variables)
+
+
+@contextmanager
+def _user_modules(folder: Path) -> Iterator[None]:
+    """`folder` on the import path, also of child processes; what was imported from it is forgotten."""
+    outer = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), outer]))
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", None) or "").startswith(f"{folder}{os.sep}"):
+                del sys.modules[name]
+
+
+# --- in an interpreter of its own -----------------------------------------------------------------------------
 
 
 def start(
@@ -54,36 +157,14 @@ def start(
     *overrides: str,
     name: str = "grpo_quickstart",
     environment: Mapping[str, str] = ENVIRONMENT,
-    within: Namespaces | None = None,
-) -> Script:
-    """The script in a process of its own, stdout and stderr joined; see `tests/forked.py` for what kind of one."""
-    command = _command(script, run_dir, overrides, name)
-    return begin(command, ROOT, {**environment, **_OF_RUNS}, subprocess.STDOUT, within)
-
-
-def start_fresh(
-    script: str,
-    run_dir: Path,
-    *overrides: str,
     enter: Sequence[str] = (),
-    environment: Mapping[str, str] = ENVIRONMENT,
 ) -> subprocess.Popen[str]:
-    """The same in a new interpreter, as a user starts it. Every script has a test of it for each way to end.
+    """The script as a user starts it, stdout and stderr joined.
 
-    enter: the command that starts the interpreter.
+    enter: the command that starts the interpreter, as in other namespaces.
     """
-    return subprocess.Popen(
-        [*enter, sys.executable, *_command(script, run_dir, overrides, "grpo_quickstart")],
-        cwd=ROOT,
-        env={**environment, **_OF_RUNS},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def _command(script: str, run_dir: Path, overrides: Sequence[str], name: str) -> list[str]:
-    return [script, "--config-name", name, f"hydra.run.dir={run_dir}", *QUICK, *overrides]
+    command = [script, *_arguments(run_dir, overrides, name)]
+    return begin(command, environment=environment, stderr=subprocess.STDOUT, enter=enter)
 
 
 def begin(
@@ -91,33 +172,34 @@ def begin(
     cwd: Path = ROOT,
     environment: Mapping[str, str] = ENVIRONMENT,
     stderr: int = subprocess.PIPE,
-    within: Namespaces | None = None,
-) -> Script:
-    """`python COMMAND`: forked from a process that has the imports, or a new one where that would not be the same."""
-    if can_fork(environment) and at_load(environment) == at_load(_OF_SERVER):
-        return Forked(command, cwd, environment, stderr, within)
-    enter = [] if within is None else within.command(str(cwd))
-    pipe = subprocess.PIPE
+    enter: Sequence[str] = (),
+) -> subprocess.Popen[str]:
+    """`python COMMAND`."""
     return subprocess.Popen(
-        [*enter, sys.executable, *command], cwd=cwd, env=environment, stdout=pipe, stderr=stderr, text=True
+        [*enter, sys.executable, *command],
+        cwd=cwd,
+        env={**environment, **_OF_RUNS},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
     )
 
 
 def ended(
     command: Sequence[str], cwd: Path = ROOT, environment: Mapping[str, str] = ENVIRONMENT
 ) -> subprocess.CompletedProcess[str]:
-    """What `python COMMAND` said on either stream, and its exit code."""
+    """Exit code and both outputs of `python COMMAND`."""
     process = begin(command, cwd, environment)
     try:
-        stdout, stderr = process.communicate(timeout=300)
+        stdout, stderr = process.communicate(timeout=DEADLINE_S)
     finally:
         process.kill()
-    assert process.returncode is not None
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
-def finish(process: Script, timeout: float = 600.0) -> str:
-    """What it said, once it has ended; killed, and said as well, where the time is over first."""
+def finish(process: subprocess.Popen[str], timeout: float = DEADLINE_S) -> str:
+    """Output of a process that has ended; it is killed where the time is over first."""
     try:
         return process.communicate(timeout=timeout)[0]
     except subprocess.TimeoutExpired as error:
@@ -125,47 +207,10 @@ def finish(process: Script, timeout: float = 600.0) -> str:
         raise AssertionError(f"after {timeout} s still running:\n{process.communicate()[0]}") from error
 
 
-_workers_have_vllm = False
-
-
-@contextmanager
-def vllm_in_workers() -> Iterator[None]:
-    """Workers of the Ray runtimes that are started here meanwhile are forked from a process that has vLLM."""
-    global _workers_have_vllm
-    _workers_have_vllm = True
-    yield
-    _workers_have_vllm = False
-
-
-def fork_ray() -> None:
-    """Of runtimes that tests start in this process from now on; those of forked scripts are by themselves."""
-
-    if can_fork(ENVIRONMENT):
-        fork_processes_of_ray(lambda: os.environ.update(forks()))
-
-
-def forks() -> dict[str, str]:
-    """The variable by which processes of Ray find what forks them; none where scripts are not forked."""
-    if not can_fork(ENVIRONMENT):
-        return {}
-    return {FORKS: Server.of(_OF_SERVER).address(_workers_have_vllm)}
-
-
-def rows(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
-def without_clocks(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows less what depends on how fast the machine was."""
-    from monitoring import metrics as of_a_row
-
-    return [of_a_row.without_clocks(row) for row in metrics]
-
-
-def wait_for(condition: Callable[[], bool], process: Script, timeout: float = 120.0) -> None:
+def wait_for(
+    condition: Callable[[], bool], process: subprocess.Popen[str], timeout: float = DEADLINE_S
+) -> None:
     """Poll until the condition holds; fails when the process ends or the time is over first."""
-    import time
-
     deadline = time.monotonic() + timeout
     while not condition():
         if process.poll() is not None:
@@ -174,3 +219,19 @@ def wait_for(condition: Callable[[], bool], process: Script, timeout: float = 12
             process.kill()
             raise AssertionError(f"after {timeout} s still waiting:\n{process.communicate()[0]}")
         time.sleep(0.05)
+
+
+def _arguments(run_dir: Path, overrides: Sequence[str], name: str) -> list[str]:
+    return ["--config-name", name, f"hydra.run.dir={run_dir}", *QUICK, *overrides]
+
+
+# --- what a run has left --------------------------------------------------------------------------------------
+
+
+def rows(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_clocks(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows less what depends on how fast the machine was."""
+    return [metric_rows.without_clocks(row) for row in metrics]

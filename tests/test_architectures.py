@@ -32,6 +32,8 @@ from training.published_weights import named_weights
 from training.tensor_files import write_tensors
 from training.trained_parameters import MODEL
 
+pytestmark = pytest.mark.long
+
 CPU = torch.device("cpu")
 EXACT = 1e-4
 EOS, VOCABULARY = 2, 263

@@ -18,15 +18,15 @@ from tests.processes import family
 from tests.ray_cluster import ADDRESS, RayCluster, namespaces_allowed
 from tests.scripts import finish, rows, start, wait_for
 
-pytestmark = pytest.mark.skipif(
+pytestmark = [pytest.mark.long, pytest.mark.skipif(
     not (shutil.which("unshare") and shutil.which("nsenter") and namespaces_allowed()),
-    reason="a network namespace for the cluster cannot be made here",
+    reason="a network namespace for the cluster cannot be made here",]
+
 )
 
 
 @pytest.fixture
 def cluster() -> Iterator[RayCluster]:
-    """One for each run: workers of its first one are forked."""
     one = RayCluster()
     try:
         one.start_node(1)
@@ -44,7 +44,7 @@ def test_a_run_survives_the_loss_of_a_node(cluster: RayCluster, tmp_path: Path) 
         f"ray.address={ADDRESS}",
         "inference_model.num_devices=2",
         "train.total_dialog_turns=1600000",
-        within=cluster.namespaces,
+        enter=cluster.enter,
         environment=cluster.environment,
     )
     said = tmp_path / "grpo.log"
@@ -90,7 +90,7 @@ def test_learner_ranks_on_two_nodes_one_of_which_is_lost(cluster: RayCluster, tm
         f"ray.address={ADDRESS}",
         *("train_model.num_devices=2", "train_model.num_nodes=2", "env.num_envs=4", "env.repeats=4"),
         *("train.restarts=1", "train.total_dialog_turns=160", "train.checkpoint_frequency=1"),
-        within=cluster.namespaces,
+        enter=cluster.enter,
         environment=cluster.environment,
     )
     wait_for(lambda: steps(tmp_path) >= 3, process)
@@ -120,7 +120,7 @@ def test_scorers_on_two_nodes_one_of_which_is_lost(cluster: RayCluster, tmp_path
         f"ray.address={ADDRESS}",
         *("ref_model.num_devices=2", "policy.kl_coef=0.1", "env.num_envs=4", "env.repeats=4"),
         *("train.gradient_accumulation_steps=2", "train.restarts=0", "train.total_dialog_turns=1600000"),
-        within=cluster.namespaces,
+        enter=cluster.enter,
         environment=cluster.environment,
     )
     said = tmp_path / "grpo.log"

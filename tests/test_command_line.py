@@ -17,14 +17,14 @@ from safetensors.torch import load_file, save_file
 
 from config.command_line import ENDED, NOT_BEGUN
 from run.stop import ECHO_S
-from tests.scripts import ENVIRONMENT, ROOT, ended, finish, rows, start, start_fresh, wait_for
+from tests.scripts import ENVIRONMENT, ROOT, called, ended, finish, ran, rows, start, wait_for
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 ENDLESS = (*SMALL[:2], "train.total_dialog_turns=1600000", "train.checkpoint_frequency=0")
 
 
 def said(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return ended(["grpo.py", *arguments])
+    return called("grpo.py", *arguments)
 
 
 def said_by_a_new_interpreter(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -171,8 +171,8 @@ def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
 
 def test_a_learner_that_diverged_is_blamed_itself(tmp_path: Path) -> None:
     more = ("optimizer.lr=1e30", "optimizer.schedule=constant", "optimizer.warmup_steps=0")
-    process = start("grpo.py", tmp_path, *SMALL, *more)
-    output = finish(process)
+    process = ran("grpo.py", tmp_path, *SMALL, *more)
+    output = process.output
     assert process.returncode == 1, output
     assert output.count("error: ") == 1
     assert "the learner's own log-probs are not finite" in output
@@ -186,13 +186,13 @@ def test_a_package_that_does_not_load_is_one_message(tmp_path: Path) -> None:
     broken = tmp_path / "packages" / "torchvision" / "__init__.py"
     broken.parent.mkdir(parents=True)
     broken.write_text("raise RuntimeError('operator torchvision::nms does not exist')")
-    process = start_fresh(
+    process = ran(
         "grpo.py",
         tmp_path / "run",
         *SMALL,
-        environment={**ENVIRONMENT, "PYTHONPATH": str(tmp_path / "packages")},
+        modules=tmp_path / "packages",
     )
-    output = finish(process)
+    output = process.output
     assert process.returncode == 2, output
     assert "Traceback" not in output
     said = f"operator torchvision::nms does not exist (RuntimeError in {broken}, line 1)"
@@ -245,7 +245,7 @@ def test_output_that_nobody_reads_to_its_end_ends_in_silence(tmp_path: Path) -> 
 
 def test_an_echo_of_ctrl_c_is_not_a_second_one(tmp_path: Path) -> None:
     """As `timeout --foreground`, make and launchers pass on what the terminal has brought to all."""
-    process = start_fresh("grpo.py", tmp_path, *ENDLESS)
+    process = start("grpo.py", tmp_path, *ENDLESS)
     wait_for(lambda: (tmp_path / "metrics.jsonl").exists(), process)
     for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGINT):
         process.send_signal(number)
@@ -362,10 +362,8 @@ def test_a_job_returns_its_mean_reward_and_logs_what_it_prints(tmp_path: Path) -
     run_dir = tmp_path / "run"
     (tmp_path / "seen.py").write_text(SEEN)
     callback = "+hydra.callbacks.seen._target_=seen.Seen"
-    process = start(
-        "grpo.py", run_dir, *SMALL, callback, environment={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
-    )
-    output = finish(process)
+    process = ran("grpo.py", run_dir, *SMALL, callback, modules=tmp_path)
+    output = process.output
     assert process.returncode == 0, output
     rewards = [row["reward/mean"] for row in rows(run_dir)]
     assert (run_dir / "returned").read_text() == repr(math.fsum(rewards) / len(rewards))
@@ -376,7 +374,7 @@ def test_a_job_returns_its_mean_reward_and_logs_what_it_prints(tmp_path: Path) -
 def test_no_metrics_are_promised_where_no_folder_is_left(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     (tmp_path / "broken.py").write_text("def reward(completion, example):\n    raise ValueError('no')\n")
-    process = start(
+    process = ran(
         "grpo.py",
         run_dir,
         *SMALL,
@@ -384,9 +382,9 @@ def test_no_metrics_are_promised_where_no_folder_is_left(tmp_path: Path) -> None
         "env.reward_workers=1",
         "env.num_envs=8",
         "train.total_dialog_turns=64",
-        environment={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)},
+        modules=tmp_path,
     )
-    output = finish(process)
+    output = process.output
     assert process.returncode == 2, output
     assert not run_dir.exists()
     assert str(run_dir) not in output

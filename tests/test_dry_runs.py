@@ -35,7 +35,6 @@ from training.local_learner import LocalLearner
 
 pytestmark = [
     pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed"),
-    pytest.mark.usefixtures("prepared_vllm"),
 ]
 GPU_CONFIGS = [
     path

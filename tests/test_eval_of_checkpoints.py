@@ -13,7 +13,7 @@ from config.models import ModelConfig
 from plan.machine import installed_vllm
 from run.jobs import run_job
 from run.lockstep import Lockstep
-from tests.scripts import configured, finish, rows, start
+from tests.scripts import configured, ran, rows
 from tests.tiny import resized_quickstart
 from training.model_loading import load_tokenizer
 
@@ -76,7 +76,7 @@ def test_the_folder_of_a_run_is_its_newest_checkpoint(
 def test_on_vllm_in_ray_actors(trained: tuple[Path, str], tmp_path: Path) -> None:
     """As a user starts it; draws of vLLM differ, what the policy can do does not."""
     folder, lora = trained
-    process = start(
+    process = ran(
         "grpo.py",
         tmp_path,
         *(
@@ -89,7 +89,7 @@ def test_on_vllm_in_ray_actors(trained: tuple[Path, str], tmp_path: Path) -> Non
         ),
         "eval.sets={held_out:{dataset:arithmetic,n:1,temperature:0,limit:20}}",
     )
-    output = finish(process)
+    output = process.output
     assert process.returncode == 0, output
     by_transformers = tmp_path / "transformers"
     greedy = "eval.sets={held_out:{dataset:arithmetic,n:1,temperature:0,limit:20}}"

@@ -19,7 +19,7 @@ from config.differences import overrides
 from config.errors import ConfigError
 from run.jobs import run_job
 from run.lockstep import Lockstep
-from tests.scripts import ENVIRONMENT, ROOT, configured, ended, finish, rows, start, wait_for
+from tests.scripts import ENVIRONMENT, ROOT, configured, ended, ran, rows, start, wait_for
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64", "train.checkpoint_frequency=1")
 SETS = "eval.sets={sums:{dataset:arithmetic,n:1,limit:8}}"
@@ -298,8 +298,8 @@ def test_a_run_killed_in_the_middle_of_a_model_loses_nothing(tmp_path: Path) -> 
     assert names(run_dir / "checkpoints") == ["checkpoint_000003"]
     assert "checkpoint_000002" in names(models) and "checkpoint_000003" not in names(models)
     AutoModelForCausalLM.from_pretrained(run_dir / "model")
-    again = start("grpo.py", run_dir, *SMALL, "train.keep_checkpoints=1", "train.resume=auto")
-    said = finish(again)
+    again = ran("grpo.py", run_dir, *SMALL, "train.keep_checkpoints=1", "train.resume=auto")
+    said = again.output
     assert names(models) == ["checkpoint_000004"], said
     assert said.splitlines()[-3].startswith(f"model: {run_dir}/model")
     assert f"run=eval model.name={run_dir}/model" in said.splitlines()[-1]

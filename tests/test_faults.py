@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.disks import Disk, can_mount
-from tests.scripts import ENVIRONMENT, ROOT, finish, rows, start, wait_for, without_clocks
+from tests.scripts import ENVIRONMENT, ROOT, finish, ran, rows, start, wait_for, without_clocks
 
 SMALL = ("env.num_envs=4", "env.repeats=4")
 ITERATIONS = 40
@@ -31,7 +31,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 def breaks(disk: Disk, run_dir: Path, fault: str, *overrides: str) -> tuple[int | None, str]:
     """A run of 40 iterations whose disk fails after the third, in no time. Its exit code and what it said."""
-    process = start("grpo.py", run_dir, *LONG, *overrides, within=disk.namespaces)
+    process = start("grpo.py", run_dir, *LONG, *overrides, enter=disk.enter)
     seen = disk.seen(run_dir)
     wait_for(lambda: (seen / "checkpoints" / "checkpoint_000003").exists(), process)
     process.send_signal(signal.SIGSTOP)
@@ -43,7 +43,7 @@ def breaks(disk: Disk, run_dir: Path, fault: str, *overrides: str) -> tuple[int 
 
 def resumes(disk: Disk, run_dir: Path) -> str:
     """The same run goes on to its end from a checkpoint, and holds every row once. What it said."""
-    process = start("grpo.py", run_dir, *LONG, "train.resume=auto", within=disk.namespaces)
+    process = start("grpo.py", run_dir, *LONG, "train.resume=auto", enter=disk.enter)
     output = finish(process)
     assert process.returncode == 0, output
     seen = disk.seen(run_dir)
@@ -89,7 +89,7 @@ def test_a_run_whose_disk_failed_goes_on_elsewhere(disk: Disk, tmp_path: Path) -
     run_dir, elsewhere = disk.place / "run", tmp_path / "elsewhere"
     breaks(disk, run_dir, "read-only", "train.checkpoint_frequency=1")
     more = ("train.checkpoint_frequency=0", f"train.resume={run_dir}")
-    process = start("grpo.py", elsewhere, *LONG, *more, within=disk.namespaces)
+    process = start("grpo.py", elsewhere, *LONG, *more, enter=disk.enter)
     output = finish(process)
     assert process.returncode == 0, output
     assert f"resumed from {run_dir}" in output
@@ -114,8 +114,8 @@ STEPS = (*SMALL, "train.total_dialog_turns=320", "train.checkpoint_frequency=0")
 @pytest.fixture(scope="module")
 def untracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("untracked") / "run"
-    process = start("grpo.py", run_dir, *STEPS)
-    output = finish(process)
+    process = ran("grpo.py", run_dir, *STEPS)
+    output = process.output
     assert process.returncode == 0, output
     return run_dir
 

@@ -17,7 +17,7 @@ from run.build import build
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from tests.processes import alive
-from tests.scripts import ROOT, configured, ended, finish, rows, start, start_fresh, wait_for, without_clocks
+from tests.scripts import ROOT, called, configured, ended, finish, rows, start, wait_for, without_clocks
 from training.batch import Batch, collate
 from training.checkpoint import LEARNER, load_checkpoint
 from training.local_learner import LocalLearner
@@ -130,7 +130,7 @@ def test_killed_and_resumed_is_bit_identical_to_never_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    killed = start_fresh("grpo.py", broken, *RESUMED)
+    killed = start("grpo.py", broken, *RESUMED)
     wait_for(lambda: (broken / "checkpoints" / "checkpoint_000003").exists(), killed)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
@@ -229,7 +229,7 @@ def test_under_lora_the_base_is_the_reference(tmp_path: Path) -> None:
 def test_bad_input_is_one_message_and_nothing_half_written(
     arguments: list[str], expected: str, tmp_path: Path
 ) -> None:
-    result = ended(["grpo.py", *arguments, f"hydra.run.dir={tmp_path / 'run'}"])
+    result = called("grpo.py", *arguments, f"hydra.run.dir={tmp_path / 'run'}")
     assert result.returncode == 2, result.stderr
     assert expected in result.stderr
     assert result.stderr.count("error: ") == 1

@@ -21,7 +21,7 @@ from run.overlapped import Overlapped
 from tests.logged import Logged
 from tests.processes import engine_processes
 from tests.rollout.pool_engines import HandCarried
-from tests.scripts import configured, finish, rows, start_fresh, wait_for, without_clocks
+from tests.scripts import configured, finish, rows, start, wait_for, without_clocks
 from training.batch import Batch
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=160")
@@ -241,7 +241,7 @@ def test_an_engine_lost_in_an_evaluation_gets_its_weights_there(
 
 
 def test_ctrl_c_ends_in_seconds_with_a_checkpoint(tmp_path: Path) -> None:
-    process = start_fresh(
+    process = start(
         "grpo_async.py",
         tmp_path,
         *SMALL[:2],

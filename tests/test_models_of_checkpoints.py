@@ -15,7 +15,7 @@ import grpo
 from plan.machine import installed_vllm
 from run.jobs import run_job
 from run.lockstep import Lockstep
-from tests.scripts import configured, finish, start
+from tests.scripts import configured, ran
 from tests.tiny import resized_quickstart, tiny_mixture
 from training import model_writer, tensor_writer
 
@@ -186,8 +186,8 @@ def test_vllm_says_what_the_engine_of_the_run_said(lora: tuple[str, ...], tmp_pa
         ((), path),
         (("run=eval", f"model.name={path / 'model'}"), tmp_path / "eval"),
     ):
-        process = start("grpo.py", folder, *given, *settings)
-        output = finish(process)
+        process = ran("grpo.py", folder, *given, *settings)
+        output = process.output
         assert process.returncode == 0, output
     ours, theirs = path / "eval/sums/iteration_2.jsonl", tmp_path / "eval/eval/sums/iteration_0.jsonl"
     texts = [[json.loads(line)["completion"] for line in sorted(each.open())] for each in (ours, theirs)]

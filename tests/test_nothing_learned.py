@@ -12,14 +12,14 @@ from config.errors import RunError
 from run.jobs import run_job
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
-from tests.scripts import configured, finish, rows, start, start_fresh
+from tests.scripts import configured, ran, rows
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.checkpoint_frequency=0")
 CUT = (*SMALL, "inference_model.max_tokens=1")
 
 
 def test_it_says_so_after_five_steps_and_ends_with_2(tmp_path: Path) -> None:
-    said = finish(start("grpo.py", tmp_path, *CUT, "train.total_dialog_turns=128"))
+    said = ran("grpo.py", tmp_path, *CUT, "train.total_dialog_turns=128").output
     why = (
         "All 4 groups had equal rewards (mean 0.00), 100% of the answers were cut at 1 tokens. What helps: raise "
         "inference_model.max_tokens; "
@@ -37,8 +37,8 @@ def test_it_says_so_after_five_steps_and_ends_with_2(tmp_path: Path) -> None:
 
 
 def test_its_exit_code(tmp_path: Path) -> None:
-    process = start_fresh("grpo_async.py", tmp_path, *CUT, "train.total_dialog_turns=16")
-    said = finish(process)
+    process = ran("grpo_async.py", tmp_path, *CUT, "train.total_dialog_turns=16")
+    said = process.output
     assert process.returncode == 1 and "error: nothing was learned: none of 1 optimizer steps" in said
 
 

@@ -7,50 +7,37 @@ import pytest
 
 from plan.machine import installed_vllm
 from tests.own_words import EVALUATION, SMALL, check_every_line_is_ours
-from tests.scripts import Script, finish, start, start_fresh
+from tests.scripts import finish, start
 
 TWO_ENGINES = ("inference_model.num_devices=2", "ray.enabled=true")
-
-
-def check(process: Script) -> None:
-    output = finish(process)
-    assert process.returncode == 0, output
-    check_every_line_is_ours(output)
-
-
-@pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
-def test_every_line_of_new_interpreters_is_ours(tmp_path: Path) -> None:
-    """What imports say, too: those of torch, of Ray, and in Ray of vLLM. tests/test_forked.py has runs without Ray."""
-    process = start_fresh(
-        "grpo_async.py", tmp_path / "run", *SMALL, "ray.enabled=true", "inference_model.backend=vllm"
-    )
-    check(process)
+VLLM = ("ray.enabled=true", "inference_model.backend=vllm")
+needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 
 
 @pytest.mark.parametrize(
     ("script", "overrides"),
     [
         pytest.param("grpo.py", (), id="quickstart"),
-        pytest.param("grpo.py", ("run=eval", EVALUATION), id="evaluation"),
-        pytest.param("grpo_async.py", TWO_ENGINES, id="two engines"),
-        pytest.param("grpo.py", ("train_model.num_devices=2",), id="two ranks"),
+        pytest.param("grpo.py", ("run=eval", EVALUATION), id="evaluation", marks=pytest.mark.long),
+        pytest.param("grpo_async.py", TWO_ENGINES, id="two engines", marks=pytest.mark.long),
+        pytest.param("grpo_async.py", VLLM, id="vLLM", marks=[pytest.mark.long, needs_vllm]),
+        pytest.param("grpo.py", ("train_model.num_devices=2",), id="two ranks", marks=pytest.mark.long),
     ],
 )
-def test_every_line_after_the_imports_is_ours(
-    script: str, overrides: tuple[str, ...], tmp_path: Path
-) -> None:
-    check(start(script, tmp_path / "run", *SMALL, *overrides))
-
-
-def test_rows_of_a_file_come_without_a_bar(tmp_path: Path) -> None:
-    rows = [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in range(20)]
+def test_every_line_is_ours(script: str, overrides: tuple[str, ...], tmp_path: Path) -> None:
+    """What imports say, too: those of torch, of Ray, of vLLM."""
     data = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in range(20)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    check(start("grpo.py", tmp_path / "run", *SMALL, "env.dataset=jsonl", f"env.data_files={data}"))
+    of_a_file = ("env.dataset=jsonl", f"env.data_files={data}")
+    process = start(script, tmp_path / "run", *SMALL, *of_a_file, *overrides)
+    output = finish(process)
+    assert process.returncode == 0, output
+    check_every_line_is_ours(output)
 
 
 def test_a_plan_is_all_that_a_plan_prints(tmp_path: Path) -> None:
-    process = start_fresh("grpo.py", tmp_path / "run", "run=plan")
+    process = start("grpo.py", tmp_path / "run", "run=plan")
     output = finish(process)
     assert process.returncode == 0, output
     assert output.startswith("machine:\n")

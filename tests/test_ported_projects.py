@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 
 from monitoring.ledger_storage import read_records
-from tests.scripts import finish, rows, start
+from tests.scripts import ran, rows
 
 PORTED = Path(__file__).parent / "ported"
 CALL = {"name": "add", "arguments": {"a": 1, "b": 2}}
@@ -61,7 +61,7 @@ def train(name: str, folder: Path, row: Callable[[int], dict[str, Any]]) -> list
     path = folder / "train.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row(number) for number in range(16)]), path)
     short = ("env.num_envs=4", "train.total_dialog_turns=96", f"env.data_files={path}")
-    output = finish(start("grpo.py", folder / "run", *short, f"--config-dir={PORTED}", name=name))
+    output = ran("grpo.py", folder / "run", *short, f"--config-dir={PORTED}", name=name).output
     assert "finished" in output, output
     assert len(rows(folder / "run")) == 3
     return list(read_records(folder / "run"))

@@ -24,7 +24,6 @@ from training.ranked_learner import RankedLearner
 from training.ranks import Ranks
 
 __all__ = ["open_pool"]
-pytestmark = pytest.mark.usefixtures("vllm_in_workers")
 
 
 @pytest.fixture(scope="module")

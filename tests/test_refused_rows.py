@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from monitoring.ledger_storage import read_records
-from tests.scripts import finish, start
+from tests.scripts import ran
 
 SHORT = ("train.total_dialog_turns=96", "env.num_envs=4", "env.max_prompt_tokens=400")
 NO_SYSTEM = (
@@ -23,8 +23,8 @@ def written(path: Path, *rows: object) -> str:
 
 @pytest.mark.parametrize("script", ["grpo.py", "grpo_async.py"])
 def test_a_reward_that_asks_for_a_column_that_no_row_has(script: str, tmp_path: Path) -> None:
-    process = start(script, tmp_path / "run", *SHORT, "env.reward=tests.envs.users_rewards:compute_score")
-    output = finish(process)
+    process = ran(script, tmp_path / "run", *SHORT, "env.reward=tests.envs.users_rewards:compute_score")
+    output = process.output
     assert process.returncode == 2, output
     assert "Traceback" not in output
     last = output.strip().splitlines()[-1]
@@ -39,8 +39,8 @@ def test_a_template_that_refuses_the_system_prompt(tmp_path: Path) -> None:
     (tmp_path / "model" / "chat_template.jinja").write_text(NO_SYSTEM)
     rows = written(tmp_path / "rows.jsonl", {"prompt": "1+1=", "answer": 2})
     local = ("env.dataset=jsonl", f"env.data_files={rows}", f"model.name={tmp_path / 'model'}")
-    process = start("grpo.py", tmp_path / "run", *SHORT, *local, "env.system_prompt=hi")
-    output = finish(process)
+    process = ran("grpo.py", tmp_path / "run", *SHORT, *local, "env.system_prompt=hi")
+    output = process.output
     assert process.returncode == 2, output
     assert "Traceback" not in output
     assert output.strip().splitlines()[-1].startswith("error: row 0: the chat template refuses its messages")
@@ -54,6 +54,6 @@ def test_the_system_prompt_of_the_config_is_that_of_conversations(tmp_path: Path
     )
     rows = written(tmp_path / "rows.jsonl", *({"messages": chat, "answer": 2} for chat in chats))
     local = ("env.dataset=jsonl", f"env.data_files={rows}", "env.system_prompt=ABCDEF")
-    finish(start("grpo.py", tmp_path / "run", *SHORT, *local))
+    ran("grpo.py", tmp_path / "run", *SHORT, *local)
     first = {record["messages"][0]["content"] for record in read_records(tmp_path / "run")}
     assert first == {"ABCDEF"}

@@ -22,7 +22,19 @@ from run.jobs import run_job
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
 from run.resume import find, siblings
-from tests.scripts import QUICK, ROOT, begin, configured, ended, finish, rows, start, wait_for, without_clocks
+from tests.scripts import (
+    QUICK,
+    ROOT,
+    begin,
+    configured,
+    ended,
+    finish,
+    ran,
+    rows,
+    start,
+    wait_for,
+    without_clocks,
+)
 from tests.tiny import resized_quickstart
 from training.checkpoint import LEARNER, load_checkpoint
 from training.local_learner import LocalLearner
@@ -142,8 +154,8 @@ def test_what_a_refused_run_would_have_saved_is_not_saved(tmp_path: Path) -> Non
     folder = tmp_path / "run"
 
     def said(*overrides: str) -> tuple[int, str, float]:
-        process = start("grpo.py", folder, *SMALL, *overrides)
-        output = finish(process)
+        process = ran("grpo.py", folder, *SMALL, *overrides)
+        output = process.output
         composed = yaml.safe_load((folder / ".hydra/config.yaml").read_text())
         return process.returncode, output, composed["optimizer"]["lr"]
 
@@ -277,8 +289,8 @@ def test_a_run_killed_before_its_first_checkpoint_starts_its_metrics_anew(
     wait_for(lambda: (tmp_path / "metrics.jsonl").exists() and len(rows(tmp_path)) > 3, killed)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
-    again = start(script, tmp_path, *given, "train.total_dialog_turns=32")
-    output = finish(again)
+    again = ran(script, tmp_path, *given, "train.total_dialog_turns=32")
+    output = again.output
     assert again.returncode == 0, output
     found = rows(tmp_path)
     assert [row["optimizer_step"] for row in found] == [1, 2]
@@ -338,16 +350,16 @@ def test_a_second_run_in_a_folder_is_refused_while_the_first_lives(tmp_path: Pat
     wait_for(lambda: (folder / "metrics.jsonl").exists(), first)
     settings = (folder / ".hydra/config.yaml").read_bytes()
     for more in ((), ("train.resume=auto",), ("run=eval", "eval.sets={a:{dataset:arithmetic}}")):
-        second = start("grpo.py", folder, *endless, "train.seed=2", *more)
-        output = finish(second)
+        second = ran("grpo.py", folder, *endless, "train.seed=2", *more)
+        output = second.output
         assert second.returncode == 2, output
         assert re.search(rf"error: .*another run works in this folder \(process {first.pid} on ", output)
         assert "Traceback" not in output
     assert (folder / ".hydra/config.yaml").read_bytes() == settings
     first.send_signal(signal.SIGKILL)
     first.communicate()
-    third = start("grpo.py", folder, *SMALL, "train.seed=2")
-    output = finish(third)
+    third = ran("grpo.py", folder, *SMALL, "train.seed=2")
+    output = third.output
     assert third.returncode == 0, output
     assert not (folder / ".lock").exists()
 

@@ -17,7 +17,7 @@ from monitoring.ledger_storage import read_records
 from run.diff import diff
 from run.rollouts import extremes, flipped, matching, reward, rollouts, shown, success
 from tests.recorded_runs import SETS, STEPS, recorded_run
-from tests.scripts import ended
+from tests.scripts import called
 
 
 @pytest.fixture(scope="module")
@@ -246,12 +246,12 @@ def test_runs_that_cannot_be_compared_whole(run: Path, tmp_path: Path) -> None:
 
 def test_on_the_command_line(run: Path, tmp_path: Path) -> None:
     folder = f"hydra.run.dir={tmp_path / 'new'}"
-    printed = ended(["grpo.py", "run=rollouts", f"run_dir={run}", "rollouts.step=3", folder])
+    printed = called("grpo.py", "run=rollouts", f"run_dir={run}", "rollouts.step=3", folder)
     assert printed.returncode == 0, printed.stderr
     assert printed.stdout.rstrip("\n") == rollouts(run, RolloutsConfig(step=3))
-    compared = ended(["grpo.py", "run=diff", f"a={run}", f"b={run}", folder])
+    compared = called("grpo.py", "run=diff", f"a={run}", f"b={run}", folder)
     assert compared.returncode == 0, compared.stderr
     assert compared.stdout.rstrip("\n") == diff(str(run), str(run))
-    wrong = ended(["grpo.py", "run=rollouts", f"run_dir={tmp_path}", folder])
+    wrong = called("grpo.py", "run=rollouts", f"run_dir={tmp_path}", folder)
     assert wrong.returncode == 2 and "no run's folder" in wrong.stderr
     assert not (tmp_path / "new").exists()

@@ -11,7 +11,9 @@ import pytest
 from cluster import sockets
 from cluster.sockets import make_room_for_sockets
 from config.errors import ConfigError
-from tests.scripts import ENVIRONMENT, ROOT, finish, start_fresh
+from tests.scripts import ENVIRONMENT, ROOT, finish, start
+
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture
@@ -86,7 +88,7 @@ def test_where_no_short_name_can_be_made_the_variable_is_named(
 def test_ray_starts(long: Path, tmp_path: Path) -> None:
     environment = {**ENVIRONMENT, "TMPDIR": str(long)}
     few = ("train.total_dialog_turns=32", "env.num_envs=4", "env.repeats=4", "ray.enabled=true")
-    process = start_fresh("grpo.py", tmp_path / "run", *few, environment=environment)
+    process = start("grpo.py", tmp_path / "run", *few, environment=environment)
     output = finish(process)
     assert process.returncode == 0, output
     assert (long / "ray").is_dir(), "its session is where the user wants it"

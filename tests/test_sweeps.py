@@ -22,7 +22,9 @@ from omegaconf import OmegaConf
 from config.sweep_jobs import LAST_STEPS, STOPPED, objective
 from run.sweep import WIDTH, SweepStop, SweptJob, table
 from tests.processes import family
-from tests.scripts import ENVIRONMENT, QUICK, ROOT, Script, begin, ended, finish, rows, wait_for
+from tests.scripts import ENVIRONMENT, QUICK, ROOT, begin, ended, finish, rows, wait_for
+
+pytestmark = pytest.mark.long
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=32", "optimizer.warmup_steps=0")
 LONG = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=1600000", "train.checkpoint_frequency=0")
@@ -36,7 +38,7 @@ LAUNCHERS = {
 }
 
 
-def sweep(folder: Path, *overrides: str, cwd: Path) -> Script:
+def sweep(folder: Path, *overrides: str, cwd: Path) -> subprocess.Popen[str]:
     """Away from the checkout. Jobs of joblib and submitit begin in new interpreters."""
     command = [str(ROOT / "grpo.py"), "--config-name", "grpo_quickstart", "--multirun"]
     return begin([*command, f"hydra.sweep.dir={folder}", *QUICK, *overrides], cwd, stderr=subprocess.STDOUT)
@@ -55,7 +57,7 @@ def table_of(output: str) -> list[str]:
     ]  # Ray says more below
 
 
-def foreign_listeners(process: Script) -> Iterator[str]:
+def foreign_listeners(process: subprocess.Popen[str]) -> Iterator[str]:
     """Addresses other than loopback on which the process or one below it listens now."""
     for one in family(process.pid):
         with suppress(psutil.NoSuchProcess):
@@ -216,7 +218,7 @@ def test_a_study_that_cannot_be_stored_is_refused(tmp_path: Path) -> None:
     if version("sqlalchemy").startswith("1."):
         pytest.skip("SQLAlchemy 1 stores studies")
     study = (f"hydra.sweeper.storage=sqlite:///{tmp_path}/study.db", "hydra.sweeper.study_name=rates")
-    result = ended(["grpo.py", "--multirun", "hydra/sweeper=optuna", f"hydra.sweep.dir={tmp_path}", *study])
+    result = called("grpo.py", "--multirun", "hydra/sweeper=optuna", f"hydra.sweep.dir={tmp_path}", *study)
     assert result.returncode == 2, result.stderr
     assert result.stderr.count("error: ") == 1 and "pip install 'sqlalchemy<2'" in result.stderr
 
@@ -239,7 +241,7 @@ def test_a_study_that_cannot_be_stored_is_refused(tmp_path: Path) -> None:
 def test_a_study_that_makes_no_sense_is_one_message(override: str, expected: str, tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     study = ("hydra/sweeper=optuna", f"hydra.sweep.dir={tmp_path}", "hydra.sweeper.n_trials=1", override)
-    result = ended(["grpo.py", "--multirun", *study])
+    result = called("grpo.py", "--multirun", *study)
     assert result.returncode == 2, result.stderr
     assert result.stderr.count("error: ") == 1 and expected in result.stderr
     assert "Traceback" not in result.stderr

@@ -154,7 +154,6 @@ def folder_of(base_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Cal
 
 
 @needs_vllm
-@pytest.mark.usefixtures("prepared_vllm")
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_command_trains(

@@ -9,11 +9,10 @@ import grpo
 from plan.machine import installed_vllm
 from run.jobs import run_job
 from run.lockstep import Lockstep
-from tests.scripts import configured, finish, rows, start, start_fresh
+from tests.scripts import configured, finish, ran, rows, start
 
 pytestmark = [
     pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed"),
-    pytest.mark.usefixtures("prepared_vllm"),
 ]
 SMALL = ("env.num_envs=8", "env.repeats=8", "train.total_dialog_turns=192", "inference_model.backend=vllm")
 ADAPTER = ("train_model.lora.enabled=true", "inference_model.lora=adapter", "optimizer.lr=1e-2")
@@ -30,8 +29,8 @@ def test_three_iterations_in_one_process(more: tuple[str, ...], tmp_path: Path) 
 
 def test_three_iterations_with_two_ray_engines_overlapped(tmp_path: Path) -> None:
     """As a user starts it."""
-    process = start("grpo_async.py", tmp_path, *SMALL, *TWO_ENGINES)
-    output = finish(process)
+    process = ran("grpo_async.py", tmp_path, *SMALL, *TWO_ENGINES)
+    output = process.output
     assert process.returncode == 0, output
     check(rows(tmp_path))
 
@@ -39,7 +38,7 @@ def test_three_iterations_with_two_ray_engines_overlapped(tmp_path: Path) -> Non
 def test_three_iterations_overlapped_in_one_process(tmp_path: Path) -> None:
     """With the threads that a user's machine has: the learner leaves some of them to the engine."""
     two = ("env", "OMP_NUM_THREADS=2")
-    process = start_fresh("grpo_async.py", tmp_path, *SMALL, "train.max_policy_age=1", enter=two)
+    process = start("grpo_async.py", tmp_path, *SMALL, "train.max_policy_age=1", enter=two)
     output = finish(process)
     assert process.returncode == 0, output
     check(rows(tmp_path))
@@ -58,8 +57,8 @@ NOISE = ("INFO", "WARNING", "FutureWarning", "NUMA", "safetensors", "Triton")
 
 @pytest.mark.parametrize("engines", [(), ("ray.enabled=true",)], ids=["in process", "Ray"])
 def test_what_vllm_prints_as_it_starts_is_in_a_file(engines: tuple[str, ...], tmp_path: Path) -> None:
-    process = start("grpo.py", tmp_path, *SMALL, *engines, "train.total_dialog_turns=64")
-    output = finish(process)
+    process = ran("grpo.py", tmp_path, *SMALL, *engines, "train.total_dialog_turns=64")
+    output = process.output
     assert process.returncode == 0, output
     printed = (tmp_path / "engine.log").read_text()
     assert any(word in printed for word in NOISE), printed
@@ -70,8 +69,8 @@ def test_what_vllm_prints_as_it_starts_is_in_a_file(engines: tuple[str, ...], tm
 
 
 def test_why_vllm_did_not_start_reaches_the_user(tmp_path: Path) -> None:
-    process = start("grpo.py", tmp_path / "run", *SMALL, "inference_model.quantization=nonsense")
-    output = finish(process)
+    process = ran("grpo.py", tmp_path / "run", *SMALL, "inference_model.quantization=nonsense")
+    output = process.output
     assert process.returncode == 2, output
     assert output.count("error: ") == 1
     assert "vLLM could not start" in output

@@ -14,7 +14,7 @@ from monitoring.doctor.rule import Finding
 from monitoring.events import read_events
 from run.doctor import examine
 from tests.doctor.running import run
-from tests.scripts import ROOT, ended, finish, rows, start
+from tests.scripts import ROOT, ended, ran, rows
 
 CUT = ("env.num_envs=4", "env.repeats=4", "inference_model.max_tokens=1", "train.total_dialog_turns=112")
 """Seven steps that teach nothing: an alarm at the fifth."""
@@ -39,15 +39,15 @@ def test_an_alarm_does_what_on_alarm_says(
 
 
 def test_a_run_that_an_alarm_ends_exits_with_1_and_goes_on_without_being_ended_again(tmp_path: Path) -> None:
-    process = start("grpo.py", tmp_path, *CUT, "train.on_alarm=stop")
-    said = finish(process)
+    process = ran("grpo.py", tmp_path, *CUT, "train.on_alarm=stop")
+    said = process.output
     assert process.returncode == 1 and "Traceback" not in said
     assert (
         "error: train.on_alarm=stop: an alarm has ended the run, with a checkpoint.\nalarm: optimizer" in said
     )
     assert "train.resume=auto" in said
     assert json.loads((tmp_path / "summary.json").read_text())["outcome"] == "failed"
-    again = finish(start("grpo.py", tmp_path, *CUT, "train.on_alarm=stop", "train.resume=auto"))
+    again = ran("grpo.py", tmp_path, *CUT, "train.on_alarm=stop", "train.resume=auto").output
     assert "error: nothing was learned: none of 7 optimizer steps" in again
     alarms = [event for event in read_events(tmp_path) if event["event"] == "alarm"]
     assert [event["rule"] for event in alarms].count("nothing_taught") == 1

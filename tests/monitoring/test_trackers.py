@@ -18,7 +18,7 @@ from monitoring.monitor import Monitor
 from monitoring.progress import Progress
 from monitoring.tracker_kinds import Wandb
 from monitoring.trackers import make_tracker
-from tests.scripts import ENVIRONMENT, ROOT, Script, begin
+from tests.scripts import ENVIRONMENT, ROOT, begin
 
 
 def test_every_run_of_a_sweep_is_a_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,9 +132,9 @@ SERVERS = ("refuses", "never answers", "no key")
 @pytest.fixture(scope="module")
 def tried(
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[str, tuple[Path, Script]]]:
+) -> Iterator[dict[str, tuple[Path, subprocess.Popen[str]]]]:
     """The folder and the process of a try with each server, all at once: W&B waits a while for each."""
-    started: dict[str, tuple[Path, Script]] = {}
+    started: dict[str, tuple[Path, subprocess.Popen[str]]] = {}
     with ExitStack() as open_files:
         for server in SERVERS:
             folder = tmp_path_factory.mktemp("wandb")
@@ -149,7 +149,7 @@ def tried(
             process.communicate()
 
 
-def online(server: str, folder: Path, port: int) -> Script:
+def online(server: str, folder: Path, port: int) -> subprocess.Popen[str]:
     ours = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("WANDB_")}
     environment = ours | {
         "NETRC": str(folder / "netrc"),  # no key of the user's
@@ -167,7 +167,7 @@ def online(server: str, folder: Path, port: int) -> Script:
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_wandb_goes_offline_where_it_cannot_be_reached(
-    server: str, tried: dict[str, tuple[Path, Script]]
+    server: str, tried: dict[str, tuple[Path, subprocess.Popen[str]]]
 ) -> None:
     folder, process = tried[server]
     _, stderr = process.communicate(timeout=200)

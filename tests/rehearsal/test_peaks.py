@@ -12,6 +12,8 @@ from tests.composed import composed
 from tests.plan.test_plan import config_of, machine
 from tests.plan.test_recorded_plans import named_machine
 
+pytestmark = pytest.mark.long
+
 CLOSE, CLOSE_ON_A_CPU = 0.03, 0.1
 ON_CPUS = {"grpo_quickstart", "grpo_smollm2"}
 SHIPPED = sorted({path.stem for path in CONFIG_DIR.glob("grpo_*.yaml")} - ON_CPUS)

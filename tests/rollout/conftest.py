@@ -18,7 +18,6 @@ from rollout.engines.supervisor import PoolSettings
 from rollout.engines.vllm_engine import VLLMEngine
 from rollout.engines.vllm_settings import VLLMSettings
 from rollout.weights.transports import SharedMemory, Transport
-from tests.vllm_once import prepare_vllm
 
 VOCAB = 320
 EOS = 2
@@ -96,7 +95,6 @@ def start_engine(tiny_folders: dict[bool, Path]) -> Iterator[StartEngine]:
     process-wide state for all, and with the module, since others run whole scripts in this process."""
     if installed_vllm() is None:
         pytest.skip("vLLM is not installed")
-    prepare_vllm()
     engines: list[VLLMEngine] = []
 
     def start(tied: bool = False, **changes: object) -> VLLMEngine:

@@ -20,7 +20,6 @@ from tests.policies import PolicyHere
 from tests.rollout.conftest import EOS, OpenPool, lora_policy, scores_of_one, tiny_llama, tiny_settings
 from training.published_weights import PolicyWeights, made, named_weights
 
-pytestmark = pytest.mark.usefixtures("vllm_in_workers")
 needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
 SEQUENCES = [list(range(3, 203)), list(range(40, 90))]
 

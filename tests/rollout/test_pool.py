@@ -40,7 +40,6 @@ from tests.rollout.conftest import (
     tiny_settings,
 )
 
-pytestmark = pytest.mark.usefixtures("vllm_in_workers")
 PROJECT = Path(__file__).resolve().parents[2]
 TWO_PLACES = (Place("engine 0"), Place("engine 1"))
 

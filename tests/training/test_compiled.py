@@ -25,6 +25,8 @@ from training.forward_check import check_forward
 from training.scoring import plain_scores
 from training.sharding import shard, whole
 
+pytestmark = pytest.mark.long
+
 OTHERS = (rows(), rows((4, 8, 3), ((2, 5), (9, 31), (6, 6))), rows((17,), ((5, 8, 3, 2),)))
 
 

@@ -1,8 +1,6 @@
 """Anything that a user may type, write into a data file or return from a reward: one message, or a run that trained.
 
-    make fuzz                    ten minutes on two cores; the same inputs each time
-
-Not part of `make test`. FUZZ_EXAMPLES=N sets how many inputs each test tries.
+The inputs are the same each time. FUZZ_EXAMPLES=N sets how many each test tries; 300 take a quarter of an hour.
 """
 
 import json
@@ -15,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from config.schema import Config
 from tests.fuzz.commands import Ended, command
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))
+pytestmark = pytest.mark.long
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))
 SLOWER = 4
 """Rewards that sleep or die take this much longer than bad input, so that fewer are tried."""
 fuzz = settings(
