@@ -18,11 +18,13 @@ from tests.processes import family
 from tests.ray_cluster import ADDRESS, RayCluster, namespaces_allowed
 from tests.scripts import finish, rows, start, wait_for
 
-pytestmark = [pytest.mark.long, pytest.mark.skipif(
-    not (shutil.which("unshare") and shutil.which("nsenter") and namespaces_allowed()),
-    reason="a network namespace for the cluster cannot be made here",]
-
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        not (shutil.which("unshare") and shutil.which("nsenter") and namespaces_allowed()),
+        reason="a network namespace for the cluster cannot be made here",
+    ),
+]
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from config.sweep_jobs import LAST_STEPS, STOPPED, objective
 from run.sweep import WIDTH, SweepStop, SweptJob, table
 from tests.processes import family
-from tests.scripts import ENVIRONMENT, QUICK, ROOT, begin, ended, finish, rows, wait_for
+from tests.scripts import ENVIRONMENT, QUICK, ROOT, begin, called, ended, finish, rows, wait_for
 
 pytestmark = pytest.mark.long
 
