@@ -13,6 +13,8 @@ from config.command_line import escape_what_a_terminal_lacks
 from tests.reports.made_run import Made, make_run
 from tests.scripts import ENVIRONMENT, ROOT
 
+pytestmark = pytest.mark.long
+
 TERMINAL = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
 SYSTEM = {**ENVIRONMENT, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 

@@ -34,6 +34,7 @@ from training.checkpoint import Saved, load_checkpoint
 from training.local_learner import LocalLearner
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed"),
 ]
 GPU_CONFIGS = [

@@ -12,6 +12,8 @@ import pytest
 from tests.disks import Disk, can_mount
 from tests.scripts import ENVIRONMENT, ROOT, finish, ran, rows, start, wait_for, without_clocks
 
+pytestmark = pytest.mark.long
+
 SMALL = ("env.num_envs=4", "env.repeats=4")
 ITERATIONS = 40
 LONG = (*SMALL, f"train.total_dialog_turns={16 * ITERATIONS}", "train.keep_checkpoints=1")

@@ -11,6 +11,8 @@ import pytest
 
 from tests.scripts import QUICK, ROOT, rows
 
+pytestmark = pytest.mark.long
+
 NOT_IN_A_CLONE = shutil.ignore_patterns(
     ".*", "__pycache__", "*.egg-info", "build", "outputs", "multirun", "tests"
 )

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 import grpo
@@ -12,6 +13,8 @@ from tests.saved import saved_model
 from tests.scripts import StoppingAfterTheFirst, configured, rows, without_clocks
 from training.local_learner import LocalLearner
 from training.optimizer import JointOptimizer
+
+pytestmark = pytest.mark.long
 
 MUON = (
     "optimizer=muon_adamw",

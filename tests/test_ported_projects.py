@@ -7,9 +7,12 @@ from typing import Any
 
 import pyarrow
 import pyarrow.parquet
+import pytest
 
 from monitoring.ledger_storage import read_records
 from tests.scripts import ran, rows
+
+pytestmark = pytest.mark.long
 
 PORTED = Path(__file__).parent / "ported"
 CALL = {"name": "add", "arguments": {"a": 1, "b": 2}}

@@ -23,6 +23,8 @@ from tests.training.test_ranks import config_of, over, two_ranks, weights
 from training.ranked_learner import RankedLearner
 from training.ranks import Ranks
 
+pytestmark = pytest.mark.long
+
 __all__ = ["open_pool"]
 
 

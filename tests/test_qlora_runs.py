@@ -15,6 +15,8 @@ from tests.scripts import configured, rows, without_clocks
 from training.checkpoint import LEARNER
 from training.tensor_files import saved_tensors
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("bitsandbytes", reason="pip install -e '.[qlora]' in the project's folder")
 
 SETS = "eval.sets={held_out:{dataset:arithmetic,limit:20,temperature:0}}"

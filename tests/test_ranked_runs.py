@@ -20,7 +20,7 @@ SMALL = (
     *("train.total_dialog_turns=96", "train.checkpoint_frequency=1", "train_model.num_threads=1"),
 )
 TWO = "train_model.num_devices=2"
-pytestmark = pytest.mark.usefixtures("local_ray")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("local_ray")]
 
 
 def trained(run_dir: Path, *overrides: str) -> list[dict[str, float]]:

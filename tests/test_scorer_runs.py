@@ -21,7 +21,7 @@ SMALL = (
 )
 TWO_OF_EACH = ("train_model.num_devices=2", "ref_model.num_devices=2", "inference_model.num_devices=2")
 """The allocation with which TorchRL's README begins, as processes without GPUs."""
-pytestmark = pytest.mark.usefixtures("local_ray")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("local_ray")]
 
 
 def kill_between_steps(monkeypatch: pytest.MonkeyPatch, iteration: int) -> list[int]:

@@ -23,6 +23,8 @@ from tests.rollout import pool_engines
 from tests.rollout.conftest import OpenPool, drain, requests
 from tests.rollout.pool_engines import CountingEngine, HandCarried
 
+pytestmark = pytest.mark.long
+
 
 def test_an_object_store_push_reaches_every_engine(open_pool: OpenPool) -> None:
     pool = open_pool(CountingEngine, engines=2, transport=Transport(ObjectStore()))

@@ -12,6 +12,8 @@ from rollout.engines.sampler import Request, generate
 from rollout.engines.vllm_engine import VLLMEngine
 from tests.rollout.conftest import StartEngine, tiny_llama
 
+pytestmark = pytest.mark.long
+
 PROMPT = (5, 6, 7)
 
 

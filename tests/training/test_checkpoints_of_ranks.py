@@ -9,6 +9,8 @@ from tests.scripts import ENVIRONMENT, ROOT, begin
 from tests.training.ranks_that_save import COUNTS, STEPS, Learning
 from training.tensor_files import check_files, saved_shapes
 
+pytestmark = pytest.mark.long
+
 Tensors = dict[str, torch.Tensor]
 
 

@@ -50,6 +50,8 @@ from training.ranks import Ranks
 from training.scorers import Copy, Scorers, places
 from training.worker import Piece
 
+pytestmark = pytest.mark.long
+
 SHARD_SIZES = {"copies": 1, "shards": 2}
 
 
