@@ -44,7 +44,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def row_lines(row: Row, width: int) -> list[str]:
     columns = max(80, shutil.get_terminal_size((120, 24)).columns)
-    first = f"{row.name:<{width}}  {row.status:<8}  {row.seconds:5.1f} s  "
+    first = f"{row.name:<{width}}  {row.status:<9}  {row.seconds:5.1f} s  "
     if row.status != "does not":
         return [(first + row.detail).rstrip()]
     wrap = partial(textwrap.wrap, width=columns - 4, initial_indent=" " * 4, subsequent_indent=" " * 4)
