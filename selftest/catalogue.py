@@ -32,7 +32,9 @@ LEARNER = (
 )
 ENGINE = "inference_model.backend=transformers; on a GPU VLLM_USE_V2_MODEL_RUNNER=0, inference_model.enforce_eager=true"
 ADAPTERS = "inference_model.lora=merge sends full weights instead"
-PARALLEL = "inference_model.tensor_parallel_size=1; /dev/shm must have room; NCCL_P2P_DISABLE=1 avoids a bad link"
+PARALLEL = (
+    "inference_model.tensor_parallel_size=1; /dev/shm must have room; NCCL_P2P_DISABLE=1 avoids a bad link"
+)
 TURNS = "give learner and engine a GPU each, or lower inference_model.gpu_memory_utilization"
 NCCL = (
     "NCCL_DEBUG=INFO says more; NCCL_P2P_DISABLE=1 avoids a bad link between GPUs; containers need --ipc=host"
