@@ -40,7 +40,7 @@ class Check:
     gpus: int = 0
     vllm: bool = False
     remedy: str = ""
-    seconds: float = 300.0
+    seconds: float = 600.0
 
     @property
     def group(self) -> str:

@@ -5,7 +5,7 @@ import pytest
 from plan.machine import this_machine
 from selftest.catalogue import CHECKS
 from selftest.check import Check
-from selftest.report import vllm_build
+from selftest.main import vllm_build
 from selftest.runner import run_group
 from tests.gpu.longer import EXTRA
 from tests.scripts import ROOT
