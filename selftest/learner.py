@@ -88,11 +88,11 @@ def presets(bench: Bench) -> str:
 
 def ranks(bench: Bench) -> str:
     """Steps of two learner ranks are those of one process on the CPU."""
-    groups, cpu = collected(bench), Bench(bench.folder)
-    config, worst = configured(cpu, WITH_REFERENCE), 0.0
-    alone = make_learner(config, learner_plan(config, cpu), bench.folder)
+    groups, cpu, worst = collected(bench), Bench(bench.folder), 0.0
     config = configured(bench, "train_model.num_devices=2", WITH_REFERENCE)
     with closing(ranked_learner.make_learner(config, learner_plan(config, bench), bench.folder)) as together:
+        config = configured(cpu, WITH_REFERENCE)
+        alone = make_learner(config, learner_plan(config, cpu), bench.folder)
         for number in (1, 2):
             wanted, found = (one.step(one.credit(groups)).metrics for one in (alone, together))
             difference = off(found, wanted)
