@@ -1,4 +1,4 @@
-"""Every check, cheap ones first. `run=selftest` tries them, `make gpu-test` those that need a GPU, and longer ones."""
+"""Catalogue of the checks of `run=selftest` and `make gpu-test`, cheap ones first."""
 
 from selftest.check import Check
 

@@ -14,7 +14,10 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True)
 class Bench:
-    """The place of a check. folder: empty, its own. device: of the learner, and of engines beside it."""
+    """The place of a check.
+
+    folder: empty, its own. device: of the learner, and of engines beside it.
+    """
 
     folder: Path
     device: Device = "cpu"
@@ -44,7 +47,7 @@ class Check:
 
     @property
     def group(self) -> str:
-        """Checks of one group share a process; an engine on a GPU has its own, for it takes most of the memory."""
+        """The group that shares a process. An engine on a GPU, which takes most memory, is alone."""
         return self.name if self.vllm and self.gpus else f"{self.body.rpartition('.')[0]} {self.device}"
 
     @property
@@ -54,7 +57,7 @@ class Check:
         return found
 
     def missing(self, machine: Machine, vllm_build: Device | None) -> str | None:
-        """What this machine lacks for it; None where it can be tried. vllm_build: what the installed vLLM runs on."""
+        """Names what this machine lacks for it; None where it can be tried."""
         if self.gpus > machine.num_gpus:
             return f"needs {self.gpus} GPU{'s' * (self.gpus > 1)}, this machine shows {machine.num_gpus}"
         if not self.vllm or vllm_build == self.device:
@@ -66,7 +69,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Row:
-    """The outcome of a check. detail: what it measured, or why it does not work. trace: the end of its output."""
+    """The outcome of a check.
+
+    detail: what it measured, or why it does not work. trace: the end of its output, for a bug report.
+    """
 
     name: str
     status: Status

@@ -1,4 +1,4 @@
-"""vLLM engines: what they draw and score is the learner's own model, before and after weights arrive."""
+"""Checks of vLLM engines: they draw and score as the learner's model does."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -40,7 +40,7 @@ def requests(sampling: Sampling) -> list[Request]:
 
 
 def drawn_gap(model: nn.Module, engine: SteppedEngine, sampling: Sampling) -> torch.Tensor:
-    """|engine - learner| of the log-probs of newly drawn tokens; every one is of the engine's present version."""
+    """|engine - learner| of log-probs of drawn tokens, each of the engine's present version."""
     asked, gaps = requests(sampling), []
     for request, response in zip(asked, generate(engine, asked, timeout=TIMEOUT_S), strict=True):
         for completion in response.completions:
@@ -52,7 +52,7 @@ def drawn_gap(model: nn.Module, engine: SteppedEngine, sampling: Sampling) -> to
 
 @torch.no_grad()
 def expected(model: nn.Module, request: Request, completion: SampledCompletion) -> torch.Tensor:
-    """The learner's log-probs of a completion's tokens, of the distribution that `request` draws from."""
+    """The learner's log-probs of a completion, of the distribution that `request` draws from."""
     sampling, count = request.sampling, len(completion.token_ids)
     device = next(model.parameters()).device
     ids = torch.tensor([[*request.prompt, *completion.token_ids]], device=device)
@@ -69,7 +69,7 @@ def expected(model: nn.Module, request: Request, completion: SampledCompletion) 
 
 
 def weights_arrive(bench: Bench, overrides: Sequence[str] = (), tied: bool = False, pushes: int = 3) -> str:
-    """Push changed weights, and compare fixed sequences and sampled tokens after each."""
+    """Pushes changed weights, and compares fixed sequences and drawn tokens after each push."""
     with built(bench, VLLM, *overrides, tied=tied) as working:
         run, worst, gap = working.run, 0.0, 0.0
         for version in range(pushes):
@@ -85,7 +85,7 @@ def weights_arrive(bench: Bench, overrides: Sequence[str] = (), tied: bool = Fal
 
 
 def draws(bench: Bench, overrides: Sequence[str] = ()) -> str:
-    """Temperature, top-k, top-p, seeds: the log-probs are those of the distribution that was drawn from."""
+    """Draws with temperature, top-k, top-p and seeds; compares log-probs with the learner's."""
     gap = 0.0
     with built(bench, VLLM, *overrides) as working:
         run, dtype = working.run, working.run.plan.engine.dtype
@@ -113,7 +113,7 @@ def drawn(engine: SteppedEngine, sampling: Sampling) -> list[tuple[int, ...]]:
 
 
 def in_flight(bench: Bench) -> str:
-    """A push while tokens are being drawn, with keep, wait and abort: each token has its version and log-prob."""
+    """Pushes weights between tokens; each token keeps its own version and log-prob."""
     config = configured(bench, VLLM, "inference_model.dtype=float32")
     plan = make_plan(config, False, this_machine(bench.folder), bench.folder)
     plan = replace(plan, engine=replace(plan.engine, async_scheduling=False))  # as beside a learner that runs
@@ -158,7 +158,7 @@ def _push_between_tokens(engine: VLLMEngine, model: nn.Module, version: int, upd
 
 
 def turns(bench: Bench, overrides: Sequence[str] = (), iterations: int = 3) -> str:
-    """Iterations on one GPU: sleep frees the engine's memory, waking fits, and nothing grows."""
+    """Trains on one GPU in turns: sleep frees memory, waking fits, nothing grows."""
     asleep: list[int] = []
     awake: list[int] = []
     with built(bench, VLLM, *overrides) as working:

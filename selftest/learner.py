@@ -1,4 +1,4 @@
-"""The learner on the device of the bench, against the same arithmetic on the CPU or in another layout."""
+"""Checks of the learner against the same arithmetic on the CPU or in another layout."""
 
 import math
 import random
@@ -26,7 +26,7 @@ COMPARED = ("loss/objective", "grad_norm", "kl/ref")
 
 
 def collected(bench: Bench) -> list[Group]:
-    """Four groups of four completions drawn on the CPU, with random rewards, for a random model never is right."""
+    """Groups that a random model draws on the CPU. It never is right, so rewards are random."""
     with built(Bench(bench.folder)) as working:
         groups = working.collect()
     chance = random.Random(3)
@@ -65,7 +65,7 @@ def stepped(config: Config, bench: Bench, groups: list[Group]) -> tuple[dict[str
 
 
 def presets(bench: Bench) -> str:
-    """Every preset's step: on a GPU as on the CPU; on the CPU packed as with whole, padded rows."""
+    """Compares every preset's step on a GPU with the CPU, and packed rows with padded ones."""
     groups, cpu = collected(bench), Bench(bench.folder)
     chance = random.Random(4)
     for completion in (one for group in groups for one in group.completions):
@@ -87,7 +87,7 @@ def presets(bench: Bench) -> str:
 
 
 def ranks(bench: Bench) -> str:
-    """Steps of two learner ranks are those of one process on the CPU."""
+    """Compares steps of two learner ranks with those of one process on the CPU."""
     groups, cpu, worst = collected(bench), Bench(bench.folder), 0.0
     config = configured(bench, "train_model.num_devices=2", WITH_REFERENCE)
     with closing(ranked_learner.make_learner(config, learner_plan(config, bench), bench.folder)) as together:
@@ -102,7 +102,7 @@ def ranks(bench: Bench) -> str:
 
 
 def precision(bench: Bench, mixed: str, overrides: Sequence[str] = ()) -> str:
-    """Steps under `train.mixed_precision`: the weights move, and log-probs stay near those in float32."""
+    """Steps in mixed precision: weights move, log-probs stay near those in float32."""
     groups = collected(bench)
     batch = collate(groups)
     config = configured(bench, f"train.mixed_precision={mixed}", "optimizer.warmup_steps=0", *overrides)
@@ -129,7 +129,7 @@ def precision(bench: Bench, mixed: str, overrides: Sequence[str] = ()) -> str:
 
 
 def head(bench: Bench) -> str:
-    """The chunked output head in three dtypes: values and gradients of a plain float64 softmax."""
+    """Compares the chunked output head in three dtypes with a plain float64 softmax."""
     generator, worst = torch.Generator().manual_seed(0), 0.0
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         hidden = torch.randn(64, 64, generator=generator).to(dtype)
@@ -153,7 +153,7 @@ def head(bench: Bench) -> str:
 
 
 def references(bench: Bench, homes: Sequence[str]) -> str:
-    """The reference scores the same in every home, the same bits twice, and gives a visited GPU's memory back."""
+    """Scores by the reference in every home, twice; a visit leaves nothing on the GPU."""
     batch = collate(collected(bench))
     mask = batch.tokens.response_mask
     for home in homes:
@@ -184,7 +184,7 @@ def references(bench: Bench, homes: Sequence[str]) -> str:
 
 
 def resumes(bench: Bench) -> str:
-    """A learner's state through files, on the same device and on the CPU: equal next steps."""
+    """Saves a learner, loads it on the same device and on the CPU, and compares next steps."""
     groups, config = collected(bench), configured(bench)
     first = make_learner(config, learner_plan(config, bench), bench.folder)
     first.step(first.credit(groups))

@@ -34,7 +34,7 @@ SETTINGS = {
 
 
 def run_checks(checks: Sequence[Check], machine: Machine, vllm_build: Device | None) -> Iterator[Row]:
-    """Yields a row for each check as it ends; those that cannot be tried here come last."""
+    """Yields a row for each check as it ends; those that are not here come last."""
     lacking = {check.name: check.missing(machine, vllm_build) for check in checks}
     possible = [check for check in checks if lacking[check.name] is None]
     for _, group in groupby(possible, key=lambda check: check.group):
@@ -45,7 +45,7 @@ def run_checks(checks: Sequence[Check], machine: Machine, vllm_build: Device | N
 
 
 def run_group(checks: Sequence[Check]) -> Iterator[Row]:
-    """Yields a row for each check; one that dies or runs out of time leaves the rest to a new process."""
+    """Yields a row for each check; one without a result leaves the rest to a new process."""
     done = 0
     while done < len(checks):
         with tempfile.TemporaryDirectory(prefix="grpo_selftest_", ignore_cleanup_errors=True) as folder:
@@ -55,7 +55,7 @@ def run_group(checks: Sequence[Check]) -> Iterator[Row]:
 
 
 def _run_in_one_process(checks: Sequence[Check], folder: Path) -> Iterator[Row]:
-    """Yields rows until a check dies or runs out of time; nothing of the process is left afterwards."""
+    """Yields rows until a check dies or runs out of time; no process is left."""
     (folder / CHECKS).write_text(json.dumps([asdict(check) for check in checks]))
     path = os.pathsep.join([PROJECT, *filter(None, [os.environ.get("PYTHONPATH")])])
     with (folder / OUTPUT).open("wb") as output:

@@ -1,4 +1,4 @@
-"""Whole runs of the scripts, with the quickstart's model, which answers well enough to be taught."""
+"""Checks of whole runs, with the quickstart's model, which answers well enough to be taught."""
 
 import json
 import math
@@ -43,7 +43,7 @@ def train(
 def schedule(
     bench: Bench, overrides: Sequence[str] = (), overlapped: bool = False, iterations: int = 2
 ) -> str:
-    """Iterations of a script: weights move, arrive, and every number is finite."""
+    """Runs a script: weights move and arrive, and every number is finite."""
     rows = train(bench, *overrides, overlapped=overlapped, iterations=iterations)
     for row in rows:
         strange = [key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
@@ -56,7 +56,7 @@ def schedule(
 
 
 def resume(bench: Bench, overrides: Sequence[str] = ()) -> str:
-    """A run that goes on from a checkpoint is the run that never stopped: to the bit on a CPU."""
+    """Resumes a run from a checkpoint: to the bit on a CPU, it is the run that never stopped."""
     usual = ("train.checkpoint_frequency=1", "train.keep_checkpoints=0", *overrides)
     whole = train(bench, *usual, iterations=4, name="whole")
     path = checkpoint_path(bench.folder / "whole", 2)

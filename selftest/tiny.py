@@ -38,7 +38,7 @@ SPREAD = 0.08
 
 
 def model_folder(bench: Bench, tied: bool = False, width: int = 128, layers: int = 2) -> Path:
-    """A Hugging Face folder with random weights: Llama with a head of its own, or Qwen2 (biases, tied head)."""
+    """A folder with random weights: Llama with a head of its own, or Qwen2 with a tied one."""
     folder = bench.folder / f"model_{tied}_{width}_{layers}"
     if folder.exists():
         return folder
@@ -89,7 +89,7 @@ def built(bench: Bench, *overrides: str, tied: bool = False) -> Iterator[Lockste
 
 
 def moved(model: nn.Module, seed: int) -> None:
-    """Moves every weight that is trained a little, as an update would: adapters from zero, others by a tenth."""
+    """Moves every trained weight as an update would: adapters from zero, others by a tenth."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
