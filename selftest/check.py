@@ -1,4 +1,4 @@
-"""What a check is, what it needs of the machine, and what became of it."""
+"""A check, what it needs of the machine, and its outcome."""
 
 import importlib
 from collections.abc import Callable
@@ -8,13 +8,16 @@ from typing import Literal
 
 from plan.machine import Machine
 
-Status = Literal["works", "does not", "not here"]
+Status = Literal["works", "does not", "timed out", "not here"]
 Device = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Where a check works. folder: empty, its own. device: of the learner, and of engines beside it."""
+    """The place of a check.
+
+    folder: empty, its own. device: of the learner, and of engines beside it.
+    """
 
     folder: Path
     device: Device = "cpu"
@@ -30,7 +33,7 @@ class Check:
 
     name: as the table shows it. body: "module.function", the module in this package; a dotted path where it is not.
     options: further arguments of the body. device: that it runs on. gpus: that it needs. vllm: whether it needs
-    vLLM, built for `device`. remedy: what a user can do where it does not work. seconds: after which it has hung.
+    vLLM, built for `device`. remedy: what a user can do where it does not work. seconds: its deadline, generous.
     """
 
     name: str
@@ -40,7 +43,12 @@ class Check:
     gpus: int = 0
     vllm: bool = False
     remedy: str = ""
-    seconds: float = 60.0
+    seconds: float = 600.0
+
+    @property
+    def group(self) -> str:
+        """The group that shares a process. An engine on a GPU, which takes most memory, is alone."""
+        return self.name if self.vllm and self.gpus else f"{self.body.rpartition('.')[0]} {self.device}"
 
     @property
     def function(self) -> Body:
@@ -49,7 +57,7 @@ class Check:
         return found
 
     def missing(self, machine: Machine, vllm_build: Device | None) -> str | None:
-        """What this machine lacks for it; None where it can be tried. vllm_build: what the installed vLLM runs on."""
+        """Names what this machine lacks for it; None where it can be tried."""
         if self.gpus > machine.num_gpus:
             return f"needs {self.gpus} GPU{'s' * (self.gpus > 1)}, this machine shows {machine.num_gpus}"
         if not self.vllm or vllm_build == self.device:
@@ -61,8 +69,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a check. detail: what it measured, or why it does not work or cannot be tried. trace: the end of
-    what its process said, for a bug report."""
+    """The outcome of a check.
+
+    detail: what it measured, or why it does not work. trace: the end of its output, for a bug report.
+    """
 
     name: str
     status: Status

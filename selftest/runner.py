@@ -1,201 +1,104 @@
-"""Tries checks one after the other, each in a process of its own with a deadline.
+"""Runs checks: a process for each group of them, a deadline for each check.
 
 A crash, a hang, or GPU memory that is not given back ends with the process, and takes no other check down.
 """
 
 import json
-import multiprocessing
 import os
-import re
 import signal
+import subprocess
+import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import replace
-from multiprocessing import forkserver
-from multiprocessing.process import BaseProcess
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from time import monotonic, sleep
 
-import psutil
-
-from cluster.sockets import make_room_for_sockets
 from plan.machine import Machine
 from selftest.check import Check, Device, Row
-from selftest.process import OUTCOME, OUTPUT, work
+from selftest.child import CHECKS, RESULTS, end_tree, last_lines
 
-TOTAL_S = 300.0
-OVER = "the time of the whole self-test was over"
-ANOTHER_TIME = "run it when the machine has less to do"
-MANY_CORES = 8
-PROJECT = Path(__file__).resolve().parents[1]
-_LINES = 30  # of a trace
-
-
-class Processes:
-    """Starts the processes of the checks by a context of multiprocessing; see `forked` and `fresh`."""
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-        self._running: set[BaseProcess] = set()
-        self._closed = False
-
-    def end(self) -> None:
-        """Kills what runs, and starts nothing more."""
-        self._closed = True
-        for process in list(self._running):
-            _end(process)
-
-    @contextmanager
-    def running(self, *arguments: Any) -> Iterator[BaseProcess]:
-        """A process that does `work`; gone after the block, with all that it started."""
-        process = self.start(*arguments)
-        self._running.add(process)
-        try:
-            if self._closed:
-                raise KeyboardInterrupt
-            yield process
-        finally:
-            self._running.discard(process)
-            _end(process)
-
-    def start(self, *arguments: Any) -> BaseProcess:
-        try:
-            return self._started(arguments)
-        except (OSError, EOFError):  # the server ended over its imports
-            self._context = multiprocessing.get_context("spawn")
-            return self._started(arguments)
-
-    def _started(self, arguments: tuple[Any, ...]) -> BaseProcess:
-        process: BaseProcess = self._context.Process(target=work, args=arguments)
-        process.start()
-        return process
+OUTPUT = "output.txt"
+POLL_S = 0.1
+EXIT_S = 60.0
+"""For the end of a process whose checks are done: Ray, vLLM and loggers tidy up there."""
+PROJECT = str(Path(__file__).resolve().parents[1])
+SETTINGS = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",  # models are tiny
+    "TOKENIZERS_PARALLELISM": "false",
+    "WANDB_SILENT": "true",
+}
 
 
-def fresh() -> Processes:
-    """Each imports what it needs."""
-    return Processes(multiprocessing.get_context("spawn"))
+def run_checks(checks: Sequence[Check], machine: Machine, vllm_build: Device | None) -> Iterator[Row]:
+    """Yields a row for each check as it ends; those that are not here come last."""
+    lacking = {check.name: check.missing(machine, vllm_build) for check in checks}
+    possible = [check for check in checks if lacking[check.name] is None]
+    for _, group in groupby(possible, key=lambda check: check.group):
+        yield from run_group(list(group))
+    for name, reason in lacking.items():
+        if reason is not None:
+            yield Row(name, "not here", 0.0, reason)
 
 
-def forked() -> Processes:
-    """Forked from a server that has imported everything; fresh ones where that does not start."""
-    make_room_for_sockets()  # the server listens at one
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["selftest.preload"])
-    outer = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(PROJECT), *filter(None, [outer])])
-    try:  # the server does not get our import path by other means
-        forkserver.ensure_running()
-    finally:
-        del os.environ["PYTHONPATH"]
-        if outer is not None:
-            os.environ["PYTHONPATH"] = outer
-    return Processes(context)
+def run_group(checks: Sequence[Check]) -> Iterator[Row]:
+    """Yields a row for each check; one without a result leaves the rest to a new process."""
+    done = 0
+    while done < len(checks):
+        with tempfile.TemporaryDirectory(prefix="grpo_selftest_", ignore_cleanup_errors=True) as folder:
+            for row in _run_in_one_process(checks[done:], Path(folder)):
+                done += 1
+                yield row
 
 
-def run_checks(
-    checks: Sequence[Check],
-    machine: Machine,
-    vllm_build: Device | None,
-    said: Callable[[Row], None],
-    processes: Processes,
-    total_s: float = TOTAL_S,
-) -> list[Row]:
-    """A row for each check, told to `said` as soon as it is known; within `total_s` seconds.
-
-    Where a machine has GPUs and cores to spare, the checks on the CPU run beside those on GPUs.
-    """
-    deadline = time.monotonic() + total_s
-
-    def tried(check: Check) -> Row:
-        row = _try(check, machine, vllm_build, processes, deadline)
-        said(row)
-        return row
-
-    beside = bool(machine.num_gpus) and (os.cpu_count() or 1) >= MANY_CORES
-    lanes = {device: ThreadPoolExecutor(1) for device in ("cpu", "cuda")}
+def _run_in_one_process(checks: Sequence[Check], folder: Path) -> Iterator[Row]:
+    """Yields rows until a check dies or runs out of time; no process is left."""
+    (folder / CHECKS).write_text(json.dumps([asdict(check) for check in checks]))
+    path = os.pathsep.join([PROJECT, *filter(None, [os.environ.get("PYTHONPATH")])])
+    with (folder / OUTPUT).open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", "-m", "selftest.child", str(folder)],
+            cwd=folder,
+            env={**os.environ, **SETTINGS, "PYTHONPATH": path},
+            stdin=subprocess.PIPE,  # its end tells the process that this one is gone
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
-        futures = [lanes[check.device if beside else "cpu"].submit(tried, check) for check in checks]
-        return [future.result() for future in futures]
-    except BaseException:
-        processes.end()  # else a lane would wait for its check
-        raise
+        for number, check in enumerate(checks):
+            row = _result(check, number, process, folder)
+            yield row or _without_result(check, process.returncode, folder)
+            if row is None:
+                return
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(EXIT_S)
     finally:
-        for lane in lanes.values():
-            lane.shutdown(cancel_futures=True)
+        end_tree(process.pid)
+        process.communicate()
 
 
-def _try(
-    check: Check, machine: Machine, vllm_build: Device | None, processes: Processes, deadline: float
-) -> Row:
-    lacking = check.missing(machine, vllm_build)
-    if lacking is not None:
-        return Row(check.name, "not here", 0.0, lacking)
-    left = deadline - time.monotonic()
-    if left <= 0:
-        return Row(check.name, "does not", 0.0, f"not tried: {OVER}", ANOTHER_TIME)
-    row = run_check(check, processes, min(check.seconds, left))
-    if left < check.seconds and row.seconds >= left:
-        return replace(row, detail=f"not tried to its end: {OVER}", remedy=ANOTHER_TIME)
-    return row
+def _result(check: Check, number: int, process: subprocess.Popen[bytes], folder: Path) -> Row | None:
+    """Waits for the check's line; None where its process ends first, or the check's time."""
+    deadline = monotonic() + check.seconds
+    while True:
+        over = process.poll() is not None or monotonic() > deadline  # before the look, which then sees all
+        with suppress(FileNotFoundError):
+            lines = (folder / RESULTS).read_text().split("\n")[:-1]
+            if number < len(lines):
+                return Row(**json.loads(lines[number]))
+        if over:
+            return None
+        sleep(POLL_S)
 
 
-def run_check(check: Check, processes: Processes, seconds: float) -> Row:
-    """The check in a process of its own, which is gone afterwards with all that it started."""
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="grpo_selftest_", ignore_cleanup_errors=True) as place:
-        folder = Path(place)
-        with processes.running(check, folder, seconds) as process:
-            process.join(seconds)
-            ended = process.exitcode
-        ending = _ending(ended, seconds)
-        return _row(check, folder, ended, ending, time.monotonic() - began)
-
-
-def _end(process: BaseProcess) -> None:
-    """Kills the process, its group, and what left the group."""
-    pid = process.pid
-    assert pid is not None
-    others: list[psutil.Process] = []
-    with suppress(psutil.NoSuchProcess):
-        others = psutil.Process(pid).children(recursive=True)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    for one in others:
-        with suppress(psutil.NoSuchProcess):
-            one.kill()
-    if process.exitcode is None:
-        process.kill()
-    process.join()
-
-
-def _row(check: Check, folder: Path, exit_code: int | None, ending: str, seconds: float) -> Row:
-    output, outcome = folder / OUTPUT, folder / OUTCOME
-    lines = output.read_text(encoding="utf-8", errors="replace").splitlines() if output.exists() else []
-    trace = "\n".join(lines[-_LINES:])
-    if not outcome.exists():
-        why = ending + (_place(lines) if exit_code is None else "")
-        return Row(check.name, "does not", seconds, why, check.remedy, trace)
-    told = json.loads(outcome.read_text(encoding="utf-8"))
-    if told["status"] == "works" and exit_code != 0:
-        why = f"it worked, but {ending} when it should have ended"
-        return Row(check.name, "does not", seconds, why, check.remedy, trace)
-    said = "\n".join(told["trace"].splitlines()[-_LINES:])
-    return Row(check.name, told["status"], seconds, told["detail"], told["remedy"], said)
-
-
-def _ending(exit_code: int | None, waited_s: float) -> str:
+def _without_result(check: Check, exit_code: int | None, folder: Path) -> Row:
+    trace = last_lines((folder / OUTPUT).read_text(errors="replace"))
     if exit_code is None:
-        return f"its process was not finished after {waited_s:.0f} s"
-    if exit_code >= 0:
-        return f"its process ended with exit code {exit_code}"
-    return f"its process was ended by {signal.Signals(-exit_code).name}"
-
-
-def _place(lines: Sequence[str]) -> str:
-    """Where the main thread stood: its stack is the last that faulthandler writes, innermost frame first."""
-    starts = [number for number, line in enumerate(lines) if re.match(r"(Current thread|Thread) 0x", line)]
-    frames = lines[starts[-1] + 1 :] if starts else []
-    return f", in {frames[0].strip()}" if frames else ""
+        why = f"ran out of time after {check.seconds:.0f} s; run it again when the machine is less busy"
+        return Row(check.name, "timed out", check.seconds, why, trace=trace)
+    name = f"exit code {exit_code}" if exit_code >= 0 else signal.Signals(-exit_code).name
+    return Row(check.name, "does not", 0.0, f"its process ended with {name}", check.remedy, trace)

@@ -140,5 +140,5 @@ def test_only_the_start_of_the_scripts_starts_the_self_test() -> None:
 
 def test_the_self_test_tells_of_a_torch_that_does_not_load() -> None:
     """What runs outside the processes of the checks imports none."""
-    for name in ("main", "check", "catalogue", "runner", "process", "report"):
+    for name in ("main", "check", "catalogue", "runner", "child"):
         assert not imported(ROOT / "selftest" / f"{name}.py") & {"torch", "transformers", "vllm", "ray"}, name

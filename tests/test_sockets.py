@@ -93,15 +93,3 @@ def test_ray_starts(long: Path, tmp_path: Path) -> None:
     assert process.returncode == 0, output
     assert (long / "ray").is_dir(), "its session is where the user wants it"
     assert not names_left(long)
-
-
-def test_the_selftest_forks(long: Path) -> None:
-    """Its server listens at a socket."""
-    code = """
-from multiprocessing import forkserver
-from selftest.runner import forked
-forked()
-print(len(forkserver._forkserver._forkserver_address))
-"""
-    assert int(ended(code, long)) < 107
-    assert not names_left(long)

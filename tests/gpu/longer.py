@@ -1,13 +1,17 @@
-"""Checks beside those of `run=selftest`: longer ones, or such as measure. Their bodies are here or in selftest/."""
+"""Longer checks than those of `run=selftest`; their bodies are here or in selftest/."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import psutil
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from envs.group import Sampling
+from plan.machine import visible_gpus
 from rollout.weights.outgoing import Outgoing
 from selftest import learner
 from selftest.catalogue import (
@@ -27,12 +31,14 @@ from selftest.catalogue import (
     gpu,
 )
 from selftest.check import Bench
-from selftest.runs import QUICKSTART
-from selftest.tiny import configured, model_folder, train
+from selftest.engines import MEAN_GAP, drawn_gap, policy, weights_arrive
+from selftest.runs import schedule, train
+from selftest.tiny import built, configured, model_folder, moved
 from training.batch import Tokens
 from training.forward import ResponseScorer
 from training.local_learner import make_learner
 
+LARGER = "tests.gpu.longer.larger"
 TRANSFORMERS = "inference_model.backend=transformers"
 FP8 = ["inference_model.quantization=fp8"]
 SWAPPED = ["train_model.devices=[1]", "inference_model.devices=[0]", NO_REFERENCE]
@@ -56,11 +62,11 @@ EXTRA = (
     gpu("vLLM in float32", "engines.draws", ENGINE, overrides=FULL),
     gpu("weights, tied head", ARRIVE, ENGINE, tied=True),
     gpu("LoRA merged over nccl", ARRIVE, NCCL, 2, overrides=[*APART, *LORA]),
-    gpu("engine lost between two pushes", ARRIVE, NCCL, 2, overrides=APART, lose_engine=True),
+    gpu("engine lost between two pushes", "tests.gpu.longer.lost_engine", NCCL, 2, overrides=APART),
     gpu("fp8 weights", ARRIVE, ENGINE, overrides=FP8),
-    gpu("weight check, 40 M parameters", ARRIVE, ENGINE, overrides=[GRAPHS], width=512, layers=12),
-    gpu("weight check, 300 M parameters", ARRIVE, ENGINE, overrides=[GRAPHS], width=1280, layers=16),
-    gpu("nccl, GPUs in reverse", SCHEDULE, NCCL, 2, overrides=[VLLM], reverse_gpus=True),
+    gpu("weight check, 40 M parameters", LARGER, ENGINE, width=512, layers=12),
+    gpu("weight check, 300 M parameters", LARGER, ENGINE, width=1280, layers=16),
+    gpu("nccl, GPUs in reverse", "tests.gpu.longer.reverse_gpus", NCCL, 2),
     gpu("learner on GPU 1, engine on 0", ARRIVE, NCCL, 2, overrides=SWAPPED),
     gpu("transformers engine on another GPU", SCHEDULE, RUN, 2, vllm=False, overrides=[TRANSFORMERS]),
     gpu("two engines", ARRIVE, NCCL, 3, overrides=["inference_model.num_devices=2", NO_REFERENCE]),
@@ -146,11 +152,41 @@ def memory(bench: Bench, width: int = 128, layers: int = 2) -> str:
 
 def learns(bench: Bench, overrides: Sequence[str] = (), iterations: int = 20) -> str:
     """The quickstart's reward rises."""
-    usual = (*QUICKSTART, "env.num_envs=32", *overrides)
+    usual = ("env.num_envs=32", *overrides)
     rewards = [row["reward/mean"] for row in train(bench, *usual, iterations=iterations)]
     first, last = sum(rewards[:4]) / 4, sum(rewards[-4:]) / 4
     assert last > first + 0.1, f"the reward went from {first:.2f} to {last:.2f} in {iterations} iterations"
     return f"reward {first:.2f} to {last:.2f}"
+
+
+def larger(bench: Bench, width: int = 128, layers: int = 2) -> str:
+    """Weights of a larger random model arrive."""
+    name = f"model.name={model_folder(bench, width=width, layers=layers)}"
+    return weights_arrive(bench, [name, GRAPHS])
+
+
+def reverse_gpus(bench: Bench) -> str:
+    """A run in a process that sees the GPUs in the opposite order."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(reversed(visible_gpus()))
+    return schedule(bench, [VLLM])
+
+
+def lost_engine(bench: Bench, overrides: Sequence[str] = ()) -> str:
+    """Weights arrive after the engine was killed between two pushes."""
+    with built(bench, VLLM, *overrides) as working:
+        weights, model = working.run.weights, policy(working)
+        weights.push()
+        actors = [
+            child for child in psutil.Process().children(recursive=True) if "EngineHost" in child.name()
+        ]
+        actors[0].kill()
+        moved(model, seed=0)
+        weights.push()
+        worst = weights.check()["weight_check/largest"]
+        gap = float(drawn_gap(model, working.run.engine, Sampling(max_tokens=8)).mean())
+        dtype = working.run.plan.engine.dtype
+    assert gap < MEAN_GAP[dtype], f"{dtype}: drawn log-probs are {gap:.2g} from the learner's in the mean"
+    return f"weight check {worst:.1g}, drawn tokens {gap:.1g}"
 
 
 # --- a native push whose receiver only keeps the bytes: what leaves the learner, and when -----------------

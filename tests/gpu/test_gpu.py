@@ -1,19 +1,14 @@
-"""What needs GPUs: the bodies are those of `run=selftest`, and some longer ones. Each runs in a process of its own."""
-
-from functools import cache
+"""Checks of `run=selftest` that need GPUs, and longer ones, each in a process of its own."""
 
 import pytest
 
 from plan.machine import this_machine
 from selftest.catalogue import CHECKS
 from selftest.check import Check
-from selftest.report import vllm_build
-from selftest.runner import forked, run_check
+from selftest.main import vllm_build
+from selftest.runner import run_group
 from tests.gpu.longer import EXTRA
 from tests.scripts import ROOT
-
-server = cache(forked)
-"""Of all checks: it imports everything, which is worth it where there is something to check."""
 
 
 @pytest.mark.gpu
@@ -24,6 +19,6 @@ def test_on_gpus(check: Check) -> None:
     lacking = check.missing(this_machine(ROOT), vllm_build())
     if lacking is not None:
         pytest.skip(lacking)
-    row = run_check(check, server(), check.seconds)
+    (row,) = run_group([check])
     assert row.status == "works", f"{row.detail}\n{row.trace}"
     print(row.detail)

@@ -18,7 +18,7 @@ from plan.plan import Plan
 from plan.problems import check as checked
 from run.lockstep import Lockstep
 from run.overlapped import Schedule
-from selftest import engines, learner, tiny
+from selftest import engines, learner, runs, tiny
 from selftest.catalogue import CHECKS
 from selftest.check import Bench, Check
 from tests.gpu import longer
@@ -68,14 +68,14 @@ def plan_of(check: Check, folder: Path, patch: pytest.MonkeyPatch) -> Plan:
 
     for place in (engines, learner):
         patch.setattr(place, "this_machine", lambda where: machine)
-    patch.setattr(engines, "build", build)
+    patch.setattr(tiny, "build", build)
     patch.setattr(learner, "collected", lambda *arguments: MagicMock())
     patch.setattr(learner, "collate", lambda groups: MagicMock())
     for place in (learner, longer, ranked_learner):
         patch.setattr(place, "make_learner", make_learner)
     patch.setattr(engines, "load_model", lambda config, devices: None)
     patch.setattr(engines, "vllm_settings", lambda config, *_: build(config, folder, Lockstep))
-    patch.setattr(tiny, "run_job", run_job)
+    patch.setattr(runs, "run_job", run_job)
     small = {key: value for key, value in check.options.items() if key not in ("width", "layers")}
     with pytest.raises(PlannedError) as planned:
         check.function(Bench(folder, "cuda"), **small)
