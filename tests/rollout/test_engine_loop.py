@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from config.errors import DeadlineError
-from envs.coroutines import together
 from envs.group import SampledCompletion, Sampling
 from envs.task import Completion, Example
+from rollout.collect import together
 from rollout.engine_loop import EngineLoop
 from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.transformers_engine import TransformersEngine
