@@ -184,7 +184,9 @@ class EngineLoop:
 
     def _poll(self, timeout: float) -> bool:
         """Whether any verdicts came. Waits in total at most `timeout` seconds for them."""
-        for grader, ticket in {id(grader): (grader, ticket) for grader, ticket in self._judging.values()}.values():
+        for grader, ticket in {
+            id(grader): (grader, ticket) for grader, ticket in self._judging.values()
+        }.values():
             grader.poll(ticket, timeout)
             timeout = 0.0
         came = False

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from cluster.garbage import search_seldom
 from tests.costs import ENGINE, SLOW
 from tests.forked import SERVED_AT, start_server
 from tests.logged import Logged
@@ -76,7 +75,6 @@ def pytest_collection_finish() -> None:
 def pytest_runtestloop() -> None:
     """Of test processes, and of the one that shares tests out."""
     _freeze()
-    search_seldom()  # as runs do
     gc.enable()
 
 

@@ -67,6 +67,23 @@ def test_what_is_given_up_is_dropped() -> None:
     assert engine.in_flight == 0
 
 
+def test_an_answer_to_what_is_given_up_in_the_same_moment_is_dropped() -> None:
+    engine = ScriptedEngine()
+
+    async def give_up(loop: EngineLoop) -> None:
+        ours, theirs = (asyncio.ensure_future(loop.generate(request(seed))) for seed in (1, 2))
+        while not engine.timeouts:
+            await asyncio.sleep(0)
+        engine.answer(1)
+        engine.answer(2)
+        theirs.cancel()  # it learns of that after the next step
+        await ours
+
+    with looped(engine) as loop:
+        loop.run(give_up(loop))
+    assert engine.in_flight == 0
+
+
 def test_it_waits_for_the_engine_and_only_without_one_for_the_graders() -> None:
     engine, grader = ScriptedEngine(), ScriptedGrader(withheld=True)
 
@@ -238,6 +255,27 @@ def test_a_spawned_task_that_fails_ends_what_runs_and_those_left_end_with_the_th
             with pytest.raises(ZeroDivisionError, match="in a group"):
                 loop.run(asyncio.sleep(60))
         assert ended == ["here"]
+
+
+def test_of_task_groups_that_fail_the_first_failure_is_raised_itself() -> None:
+    """Whoever catches a failure, and the command line, know plain ones."""
+    told: list[BaseException] = []
+
+    async def fail(error: BaseException) -> None:
+        raise error
+
+    async def nested(error: BaseException) -> None:
+        await together([together([asyncio.sleep(60), fail(error), fail(KeyError())]), asyncio.sleep(60)])
+
+    with looped(ScriptedEngine()) as loop:
+        loop.on_failure = told.append
+        for error in (ZeroDivisionError("first"), DeadlineError("first")):
+            with pytest.raises(type(error), match="first"):
+                loop.run(nested(error))
+        loop.spawn(lambda: nested(ZeroDivisionError("spawned")))
+        with pytest.raises(ZeroDivisionError, match="spawned"):
+            loop.run(asyncio.sleep(60))
+    assert [str(error) for error in told] == ["spawned"]
 
 
 def test_engines_without_anything_to_do_are_idle() -> None:
