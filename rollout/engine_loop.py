@@ -145,8 +145,11 @@ class EngineLoop:
             self._pumping = self._loop.create_task(self._pump())
 
     async def _pump(self) -> None:
-        """Each turn lets the groups go on twice, once for those that are begun and once for those that are answered:
-        asyncio has them run before the pump, which comes after them in its queue."""
+        """Steps the engine and polls the graders, turn by turn, while anything is pending.
+
+        `sleep(0)` lets the groups go on: they come before the pump in asyncio's queue. So a turn does it twice, once for
+        those that are begun, once for those that are answered.
+        """
         try:
             while self._woken or self._generating or self._judging:
                 self._woken = False
@@ -183,10 +186,9 @@ class EngineLoop:
         return bool(responses)
 
     def _poll(self, timeout: float) -> bool:
-        """Whether any verdicts came. Waits in total at most `timeout` seconds for them."""
-        for grader, ticket in {
-            id(grader): (grader, ticket) for grader, ticket in self._judging.values()
-        }.values():
+        """Whether any verdicts came, in `timeout` seconds at most."""
+        one_of_each = {id(grader): (grader, ticket) for grader, ticket in self._judging.values()}
+        for grader, ticket in one_of_each.values():
             grader.poll(ticket, timeout)
             timeout = 0.0
         came = False
