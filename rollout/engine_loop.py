@@ -147,8 +147,8 @@ class EngineLoop:
     async def _pump(self) -> None:
         """Steps the engine and polls the graders, turn by turn, while anything is pending.
 
-        `sleep(0)` lets the groups go on: they come before the pump in asyncio's queue. So a turn does it twice, once for
-        those that are begun, once for those that are answered.
+        `sleep(0)` lets the groups go on: they come before the pump in asyncio's queue. A turn does it for those that are
+        begun, and again for those that are answered.
         """
         try:
             while self._woken or self._generating or self._judging:
