@@ -145,16 +145,13 @@ class EngineLoop:
             self._pumping = self._loop.create_task(self._pump())
 
     async def _pump(self) -> None:
-        """Steps the engine and polls the graders, turn by turn, while anything is pending.
-
-        `sleep(0)` lets the groups go on: they come before the pump in asyncio's queue. A turn does it for those that are
-        begun, and again for those that are answered.
-        """
+        """Steps the engine and polls the graders, turn by turn, while anything is pending."""
         try:
             while self._woken or self._generating or self._judging:
                 self._woken = False
                 self.before_step()
-                await asyncio.sleep(0)  # what was begun is submitted before the step
+                # Tasks that can go on come before the pump in asyncio's queue: what was begun is submitted now.
+                await asyncio.sleep(0)
                 if self._generating:
                     answered = self._step() | self._poll(0.0)
                 else:
