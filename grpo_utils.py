@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.garbage import end_without_a_search, search_seldom
 from config.command_line import command_line
 from config.run_outcome import INTERRUPTED, RunOutcome
 from config.schema import Config
@@ -28,8 +27,6 @@ def launch(train: Callable[[ScheduleType], None], schedule: type[ScheduleType]) 
             return run_selftest(run_dir)
         return run_job(config, run_dir, train, schedule, begun)
 
-    search_seldom()
-    end_without_a_search()
     Stop().watch()
     with summed_up():
         command_line(job)

@@ -31,7 +31,6 @@ sys.path.insert(0, str(ROOT))
 
 import psutil  # noqa: E402
 
-from cluster.garbage import spare_what_stays  # noqa: E402
 from envs.group import Group, SampledCompletion, Sampling, Times  # noqa: E402
 from envs.prompts import PromptQueue  # noqa: E402
 from envs.task import Example  # noqa: E402
@@ -296,7 +295,6 @@ def main() -> None:
     )
     asked = parser.parse_args()
     process = psutil.Process()
-    spare_what_stays()  # as runs do
     for stale in ("wait", "drop"):
         print(f"train.stale_groups={stale}, train.max_policy_age={asked.max_age}")
         print(

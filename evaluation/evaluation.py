@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeVar
 
 from config.schema import Config
-from envs.coroutines import together
 from envs.group import Group
 from envs.judging.lowest_scores import LowestScores
 from envs.judging.service import RewardService
@@ -147,7 +146,9 @@ class Evaluation:
             scored = any(verdict.outcome == "scored" for verdict in group.verdicts)
             return finish(group) if scored else group  # which needs the lowest score of all the others
 
-        found = await together([one(*each) for each in enumerate(chosen.problems.examples)])
+        async with asyncio.TaskGroup() as running:
+            tasks = [running.create_task(one(*each)) for each in enumerate(chosen.problems.examples)]
+        found = [task.result() for task in tasks]
         return [finish(each) if isinstance(each, Group) else each for each in found]
 
 

@@ -1,18 +1,27 @@
 """Groups on demand: so many are begun together, and whoever wants them waits for all."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from envs.coroutines import together
 from envs.group import Group
 from envs.prompts import PromptQueue
 from rollout.engine_loop import EngineLoop
 from rollout.generate import Generation
 
+Result = TypeVar("Result")
 Wants = Callable[[Group], bool]
 """Dynamic sampling: whether a group is worth training on."""
 Tell = Callable[[str, int, int], None]
 """Told of a stage, how much of it is done, and of how much (0: not counted)."""
+
+
+async def together(coroutines: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """The results of coroutines that run side by side, in their order."""
+    async with asyncio.TaskGroup() as running:
+        tasks = [running.create_task(coroutine) for coroutine in coroutines]
+    return [task.result() for task in tasks]
 
 
 @dataclass(eq=False)

@@ -1,13 +1,14 @@
 """The asyncio loop that engines, graders and groups share. One thread drives it: the caller's, or one of its own.
 
-    groups (coroutines)                     pump (a callback of the loop, again and again)
-    ───────────────────                     ──────────────────────────────────────────────
+    groups (tasks)                          pump (a task), turn by turn while anything is pending
+    ──────────────                          ─────────────────────────────────────────────────────
+    begin, go on ◀──────────────────────    before_step, then the groups that it began
     await generate(request) ── submit ──▶   engine.step          waits 0.05 s at most for a response
-                            ◀─ tokens ───   the group goes on at once, up to its next await
+                            ◀─ tokens ───   the group goes on before the next step
     await judge(completions) ─ submit ──▶   graders polled       waits as long, where no engine has anything to do
-                            ◀─ verdicts ─   the group goes on at once
-    await anything else (a tool, HTTP) ◀─   ends as soon as asyncio has anything else to do, or after a millisecond;
-                                            with nothing pending it is not called again before a submit
+                            ◀─ verdicts ─   the group goes on before the next step
+    await anything else (a tool, HTTP) ◀─   has its turn between two steps;
+                                            with nothing pending there is no pump before a submit or a wake-up
 
     in lockstep                             in overlap
     ───────────                             ──────────
@@ -16,7 +17,7 @@
 
 The thread of overlap.  consumes: calls, coroutines.  waits for: the engine (one step), a verdict, a tool, or a wake-up.
 unblocked by: any response or verdict, `run`, `call`, `wake`.  What fails in it is raised in `run` and `call`, with its
-traceback, and told to `on_failure`.
+traceback, and told to `on_failure`. Of a task group that fails, it is the first failure.
 """
 
 import asyncio
@@ -25,7 +26,6 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import partial
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
@@ -34,14 +34,12 @@ import torch
 from config.errors import DeadlineError
 from envs.group import SampledCompletion, Verdict
 from envs.task import Completion, Example
-from rollout.asyncio_loop import GivingLoop
 from rollout.engines.sampler import Request, SteppedEngine
 from rollout.generate import Judge
 from rollout.idle import IdleClock
 
 Result = TypeVar("Result")
 _STEP_S = 0.05
-_PASS_S = 0.001
 _LOOK_S = 0.5
 _END_S = 30.0
 
@@ -76,16 +74,15 @@ class EngineLoop:
         self.before_step: Callable[[], None] = lambda: None
         self._ids = count()
         self._generating: dict[int, asyncio.Future[list[SampledCompletion]]] = {}
-        self._judging: list[tuple[Grader, Ticket, asyncio.Future[list[Verdict]]]] = []
+        self._judging: dict[asyncio.Future[list[Verdict]], tuple[Grader, Ticket]] = {}
         self._progressed = 0.0
-        self._woken = False
-        self._loop = GivingLoop()
-        self.future: Callable[[], asyncio.Future[Any]] = partial(asyncio.Future, loop=self._loop)
-        self.give = self._loop.give
+        self._loop = asyncio.new_event_loop()
         self._failure: asyncio.Future[None] = self._loop.create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._thread: threading.Thread | None = None
-        self._pumping: asyncio.Handle | None = self._loop.call_soon(self._pump)
+        self._pumping: asyncio.Task[None] | None = None
+        self._woken = False
+        self._loop.call_soon(self._resume)
 
     # -- for groups, in the loop
 
@@ -95,28 +92,31 @@ class EngineLoop:
         self.engine.submit(Request(own, request.prompt, request.n, request.sampling, request.seed))
         if not self._generating:
             self._progressed = time.monotonic()
-            self._resume()
-        answer: asyncio.Future[list[SampledCompletion]] = self.future()
+            self.idle.end()
+        answer: asyncio.Future[list[SampledCompletion]] = self._loop.create_future()
         self._generating[own] = answer
+        self._resume()
         try:
             return await answer
-        except asyncio.CancelledError:
-            self._generating.pop(own, None)  # what the engine still finishes of it is dropped
-            raise
+        finally:
+            del self._generating[own]  # what the engine finishes of a request that was given up is dropped
 
     def judge(self, grader: Grader) -> Judge:
         """What awaits the verdicts of this grader."""
 
         async def judge(completions: Sequence[Completion], examples: Sequence[Example]) -> list[Verdict]:
             ticket = grader.submit(completions, examples)
-            if ticket.missing:
-                answer: asyncio.Future[list[Verdict]] = self.future()
-                self._judging.append((grader, ticket, answer))
-                self._resume()
+            if not ticket.missing:
+                verdicts = grader.poll(ticket)
+                assert verdicts is not None
+                return list(verdicts)
+            answer: asyncio.Future[list[Verdict]] = self._loop.create_future()
+            self._judging[answer] = grader, ticket
+            self._resume()
+            try:
                 return await answer
-            verdicts = grader.poll(ticket)
-            assert verdicts is not None
-            return list(verdicts)
+            finally:
+                del self._judging[answer]
 
         return judge
 
@@ -133,52 +133,40 @@ class EngineLoop:
 
     def _fail(self, error: BaseException) -> None:
         if not self._failure.done():
+            error = _first(error)
             self._failure.set_exception(error)
             self._failure.exception()  # else asyncio complains of one that nobody asked for
             self.on_failure(error)
 
     def _resume(self) -> None:
-        """Have the pump called, unless it is about to be."""
+        """The pump takes at least one more turn."""
+        self._woken = True
         if self._pumping is None:
-            self.idle.end()
-            self._pumping = self._loop.call_soon(self._pump)
-            self._loop.due = False  # what is there already comes before the pump
+            self._pumping = self._loop.create_task(self._pump())
 
-    def _pump(self) -> None:
+    async def _pump(self) -> None:
+        """Steps the engine and polls the graders, turn by turn, while anything is pending."""
         try:
-            pending = self._advance()
-        except BaseException as error:
-            self._fail(error)
-            return
-        self._pumping = None
-        if pending or self._woken:
-            self._resume()
+            while self._woken or self._generating or self._judging:
+                self._woken = False
+                self.before_step()
+                # Tasks that can go on come before the pump in asyncio's queue: what was begun is submitted now.
+                await asyncio.sleep(0)
+                if self._generating:
+                    answered = self._step() | self._poll(0.0)
+                else:
+                    self.idle.begin()
+                    answered = self._poll(_STEP_S)
+                if answered:
+                    await asyncio.sleep(0)  # the room that they leave is there for `before_step`
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
+            self._fail(error)  # there is no other pump
+        else:
+            self.idle.begin()
+            self._pumping = None
 
-    def _advance(self) -> bool:
-        """Steps for as long as asyncio has nothing else to do; false where nothing is pending."""
-        end, once = time.monotonic() + _PASS_S, self._loop.due
-        self._loop.due = False
-        while True:
-            self._woken = False
-            self.before_step()
-            if self._loop.due:
-                return True  # what was begun is submitted before the step
-            if self._generating:
-                now = self._step()
-                if self._judging:
-                    self._poll(0.0)
-            else:
-                self.idle.begin()
-                if not self._judging:
-                    return False
-                self._poll(_STEP_S)
-                self.idle.end()
-                now = time.monotonic()
-            if once or self._loop.due or now > end:
-                return True
-
-    def _step(self) -> float:
-        """The time after it."""
+    def _step(self) -> bool:
+        """Whether the engine finished anything."""
         responses = self.engine.step(_STEP_S)
         now = time.monotonic()
         if responses:
@@ -189,20 +177,24 @@ class EngineLoop:
                 f"finish any of {len(self._generating)} requests"
             )
         for response in responses:
-            answer = self._generating.pop(response.request_id, None)
-            if answer is not None:
-                self.give(answer, response.completions)
-        return now
+            answer = self._generating.get(response.request_id)
+            if answer is not None and not answer.done():
+                answer.set_result(response.completions)
+        return bool(responses)
 
-    def _poll(self, timeout: float) -> None:
-        self._judging = [waiting for waiting in self._judging if not waiting[2].done()]
-        for grader, ticket in {id(grader): (grader, ticket) for grader, ticket, _ in self._judging}.values():
+    def _poll(self, timeout: float) -> bool:
+        """Whether any verdicts came, in `timeout` seconds at most."""
+        one_of_each = {id(grader): (grader, ticket) for grader, ticket in self._judging.values()}
+        for grader, ticket in one_of_each.values():
             grader.poll(ticket, timeout)
             timeout = 0.0
-        for grader, ticket, answer in tuple(self._judging):
+        came = False
+        for answer, (grader, ticket) in self._judging.items():
             verdicts = None if ticket.missing else grader.poll(ticket)
-            if verdicts is not None:
-                self.give(answer, list(verdicts))
+            if verdicts is not None and not answer.done():
+                answer.set_result(list(verdicts))
+                came = True
+        return came
 
     # -- for whoever drives it, or another thread while its own does
 
@@ -236,6 +228,8 @@ class EngineLoop:
                 task.cancel()
                 await asyncio.wait((task,))
         self._check()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise _first(error)
         return task.result()
 
     def call(self, function: Callable[[], Result]) -> Result:
@@ -289,9 +283,7 @@ class EngineLoop:
 
     def wake(self) -> None:
         """Have `before_step` called soon; from any thread."""
-        self._woken = True
-        if self._pumping is None:  # else it looks before it sleeps
-            self._loop.call_soon_threadsafe(self._resume)
+        self._loop.call_soon_threadsafe(self._resume)
 
     @contextmanager
     def thread(self) -> Iterator[None]:
@@ -326,8 +318,6 @@ class EngineLoop:
     def close(self) -> None:
         """Ends all tasks; the engine is the caller's."""
         if not self._loop.is_running():  # its thread may hang
-            if self._pumping is not None:
-                self._pumping.cancel()
             self._end(lambda: asyncio.all_tasks(self._loop))
             self._loop.close()
 
@@ -338,3 +328,10 @@ class EngineLoop:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*running, return_exceptions=True))
             self._tasks.difference_update(running)  # those that had not begun, too
+
+
+def _first(error: BaseException) -> BaseException:
+    """The failure itself, or the first one of a task group and of those inside it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

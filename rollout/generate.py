@@ -8,13 +8,13 @@ Any number of groups live side by side in one asyncio loop; whoever wants groups
 stream of token ids that is only ever extended.
 """
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from envs.chat import Encoder, answer_prefill
-from envs.coroutines import together
 from envs.example import CompletionInRun
 from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
 from envs.judging.lowest_scores import LowestScores
@@ -74,8 +74,9 @@ class Generation:
         """The completions of a request, every turn of them."""
         completions = await self.sampler.generate(request)
         if self.conversation is not None:
-            rows = enumerate(completions)
-            await together([self._converse(self.conversation, request, row, one) for row, one in rows])
+            async with asyncio.TaskGroup() as conversing:
+                for row, one in enumerate(completions):
+                    conversing.create_task(self._converse(self.conversation, request, row, one))
         return completions
 
     async def _converse(

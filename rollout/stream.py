@@ -121,7 +121,7 @@ class Stream:
         """Begin groups until the engines are full or the buffer wants no more."""
         while place := self._next_place():
             if self._waiting:
-                self.loop.give(self._waiting.pop(), place)
+                self._waiting.pop().set_result(place)
             else:
                 self.loop.spawn(partial(self._fill_places, place))
 
@@ -167,6 +167,6 @@ class Stream:
 
     def _given(self) -> asyncio.Future[_Place]:
         """The place that will be given to a task that waits."""
-        answer: asyncio.Future[_Place] = self.loop.future()
+        answer: asyncio.Future[_Place] = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
         return answer

@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.garbage import spare_what_stays
 from config.command_line import resume_command
 from config.schema import Config
 from run.checkpoint_model import model_maker
@@ -41,13 +40,11 @@ def plan_run(config: Config, schedule: type[ScheduleType], run_dir: Path) -> "Pl
 
 def build(config: Config, run_dir: Path, schedule: type[ScheduleType]) -> ScheduleType:
     """What a script's loop works with, made for `config`, to be closed with `.run.close`."""
-    gc.disable()  # what imports make is no garbage, and looking for it costs half a second
+    gc.collect()  # a run before this one that nobody holds any longer: its model may fill a GPU
     with ExitStack() as built:
-        built.callback(gc.enable)
         run = _build(config, run_dir, schedule, built)
         working = schedule(run)
         built.pop_all()
-    gc.enable()
     run.stop.install(resume_command(run_dir), run.monitor.live.erase)
     return working
 
@@ -69,7 +66,6 @@ def _build(config: Config, run_dir: Path, schedule: type[ScheduleType], built: E
     from run.engines import adapter_shape, build_engine, build_weights
     from run.generation import make_conversation, make_evaluation, make_generation, make_prompts
 
-    spare_what_stays()
     saved, told = starting_point(config, run_dir, schedule)
     plan = plan_run(config, schedule, run_dir)
     prepare(config, plan)

@@ -19,10 +19,10 @@ from torch import Tensor
 from torchrl.data import Binary, Bounded, Composite, Unbounded
 from torchrl.envs import EnvBase
 
-from envs.coroutines import together
 from envs.example import Example
 from envs.group import FINISH_REASONS, OUTCOMES, Group, SampledCompletion
 from envs.prompts import PromptQueue
+from rollout.collect import together
 from rollout.engine_loop import EngineLoop
 from rollout.engines.sampler import Request
 from rollout.generate import Generation

@@ -1,9 +1,11 @@
 """How runs end, and from where they go on: stops in bad places, sweeps, checkpoints that are not theirs."""
 
+import gc
 import json
 import os
 import signal
 import subprocess
+import weakref
 from pathlib import Path
 
 import pytest
@@ -21,8 +23,10 @@ from run.jobs import run_job
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
 from run.resume import find
+from run.run import Run
 from tests.saved import save_checkpoint
 from tests.scripts import QUICK, begin, configured, finish, rows, wait_for
+from training.local_learner import LocalLearner
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 SETS = "eval.sets={held_out:{dataset:arithmetic,n:2,limit:4}}"
@@ -58,6 +62,34 @@ def test_a_stop_during_a_checkpoint_needs_no_other(tmp_path: Path) -> None:
     config = configured(*SMALL, "train.checkpoint_frequency=2")
     assert run_job(config, tmp_path, train, Lockstep) == "interrupted"
     assert checkpoints(tmp_path) == [2]
+
+
+def test_the_model_of_a_finished_run_is_freed_before_a_notebook_builds_the_next(tmp_path: Path) -> None:
+    freed: list[bool] = []
+    first, following = (tmp_path / name for name in ("first", "next"))
+
+    class Next(Lockstep):
+        def __init__(self, run: Run) -> None:
+            super().__init__(run)
+            freed.append(model() is None)
+
+    def run_first() -> weakref.ref[torch.nn.Module]:
+        first.mkdir()
+        working = build(configured(*SMALL), first, Lockstep)
+        working.push_weights()
+        working.learn(working.advantage(working.collect()))
+        working.run.close("finished")
+        assert isinstance(working.run.learner, LocalLearner)
+        return weakref.ref(working.run.learner.worker.model)
+
+    gc.disable()  # the search that Python begins on its own may come late
+    try:
+        model = run_first()
+        following.mkdir()
+        build(configured(*SMALL), following, Next).run.close("finished")
+    finally:
+        gc.enable()
+    assert freed == [True]
 
 
 def test_ctrl_c_while_a_finished_run_closes_lets_it(

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cluster.calls import own_stacks
-from cluster.garbage import spare_what_stays
 from cluster.runtime import own_address
 from config.schema import Config
 from plan.plan import Plan
@@ -129,7 +128,6 @@ class RankHost(RankProcess):
         models = make_sharded_models(config, plan, mesh, device)
         check_forward(models.scorer, plan.weight_check.prompts, plan.weight_check.learner)
         self.worker = Worker(config, models, pushed_tensors(config, plan))
-        spare_what_stays()
 
     def begin_step(self) -> None:
         self.worker.begin_step()

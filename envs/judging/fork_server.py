@@ -10,7 +10,6 @@ workers with it. Started by `envs.judging.pool`; imports torch for TorchRL's par
 """
 
 import ctypes
-import gc
 import importlib
 import mmap
 import os
@@ -52,7 +51,6 @@ def serve(control_fd: int) -> None:
     control = socket.socket(fileno=control_fd)
     handshake = Connection(os.dup(control_fd))
     module, name, env, memory_bytes = handshake.recv()
-    gc.disable()  # what is imported is no garbage
     if any(name.startswith("torchrl.") for name in judge_names(env)):
         import_torchrl_without_vllm()
     try:
@@ -69,8 +67,6 @@ def serve(control_fd: int) -> None:
     if trouble is not None:
         return
     handshake.close()
-    gc.freeze()
-    gc.enable()
     ForkServer(control, judge, memory_bytes, parent).serve()
 
 

@@ -9,7 +9,6 @@ in flight, and is unblocked by any command. `poll` consumes finished responses a
 `timeout` seconds. `stacks` runs in a thread of its own, so it answers while the engine hangs.
 """
 
-import gc
 import os
 import queue
 import threading
@@ -19,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cluster.calls import own_stacks
-from cluster.garbage import spare_what_stays
 from rollout.engines.sampler import Engine, Request, Response, SequenceScores
 from rollout.weights.outgoing import Outgoing
 
@@ -48,7 +46,6 @@ class EngineHost:
 
     def __init__(self, environment: dict[str, str]) -> None:
         os.environ.update(environment)
-        gc.disable()  # what comes next are imports; `start` ends it
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._news = threading.Condition()
         self._responses: list[Response] = []
@@ -64,8 +61,6 @@ class EngineHost:
 
         def build() -> None:
             self._engine = factory()
-            spare_what_stays()
-            gc.enable()
 
         self._do(build)
         return os.getpid()

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from cluster.garbage import freeze_imports, imported_apart, imports_stay_frozen
 from config.errors import ConfigError, DeadlineError, RunError
 from envs.group import ALONE, FinishReason, SampledCompletion, Sampling
 from rollout.engines.sampler import Request, Response, SequenceScores
@@ -30,6 +29,7 @@ from rollout.engines.vllm_settings import (
     check_version,
     communication_files,
     end_of_output,
+    import_in_thread,
     output_into,
     process_state_kept,
     set_environment,
@@ -92,12 +92,11 @@ class VLLMEngine:
 
     def _start(self) -> Any:
         try:
-            LLMEngine = imported_apart("vllm.v1.engine.llm_engine").LLMEngine
+            LLMEngine = import_in_thread("vllm.v1.engine.llm_engine").LLMEngine
             # vLLM would import it while loading, and its constant tensor would lie in the engine's memory for ever.
-            imported_apart("compressed_tensors")
-            freeze_imports()  # vLLM is about to look through them
+            import_in_thread("compressed_tensors")
             alone = self.settings.tensor_parallel_size == 1
-            with imports_stay_frozen(), model_seen_here() if alone else nullcontext():
+            with model_seen_here() if alone else nullcontext():
                 return LLMEngine.from_engine_args(engine_arguments(self.settings))
         except Exception as error:
             s = self.settings
@@ -365,7 +364,7 @@ class VLLMEngine:
             self._adapter_folder = None
         if self.settings.tensor_parallel_size == 1:  # else the workers end with all they hold
             self._llm.collective_rpc("forget")
-        with process_state_kept(), imports_stay_frozen():
+        with process_state_kept():
             self._llm.engine_core.shutdown()
         for file in self._files:
             file.unlink(missing_ok=True)

@@ -1,14 +1,17 @@
 """What a vLLM engine is started with: settings, versions, the process around it. No vLLM is imported here."""
 
+import importlib
 import json
 import os
 import random
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Literal
 
 import numpy as np
@@ -114,6 +117,16 @@ def set_environment() -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     # It takes no seeds and gives no log-probs of what it drew from, so vLLM would load it and never ask it.
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+
+
+def import_in_thread(name: str) -> ModuleType:
+    """Imports vLLM, or a module that brings it, with no frame of the caller's below.
+
+    vLLM keeps the exceptions of what it could not import. Each of them keeps all frames that it was raised in, and so a
+    run with its model after its end.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(importlib.import_module, name).result()
 
 
 @contextmanager

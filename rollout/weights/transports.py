@@ -195,11 +195,11 @@ class ObjectStore:
 
 
 def _native(plan: Plan) -> Transport:
-    from cluster.garbage import imported_apart
     from cluster.runtime import own_address
+    from rollout.engines.vllm_settings import import_in_thread
     from rollout.weights.from_ranks import TransferFromRanks
 
-    imported_apart("rollout.weights.vllm_transfer")  # it brings vLLM
+    import_in_thread("rollout.weights.vllm_transfer")  # it brings vLLM
     from rollout.weights.vllm_transfer import LOOPBACK, NativeTransfer
 
     inference, on_cluster = plan.config.inference_model, plan.devices.on_cluster

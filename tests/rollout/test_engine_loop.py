@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from config.errors import DeadlineError
-from envs.coroutines import together
 from envs.group import SampledCompletion, Sampling
 from envs.task import Completion, Example
+from rollout.collect import together
 from rollout.engine_loop import EngineLoop
 from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.transformers_engine import TransformersEngine
@@ -64,6 +64,23 @@ def test_what_is_given_up_is_dropped() -> None:
         again = loop.run(loop.generate(request(2)))  # the engine may still hold the one of this seed
         (alone,) = generate(TransformersEngine(tiny_llama(), [EOS]), [request(2)])
         assert tokens(again) == tokens(alone.completions)
+    assert engine.in_flight == 0
+
+
+def test_an_answer_to_what_is_given_up_in_the_same_moment_is_dropped() -> None:
+    engine = ScriptedEngine()
+
+    async def give_up(loop: EngineLoop) -> None:
+        ours, theirs = (asyncio.ensure_future(loop.generate(request(seed))) for seed in (1, 2))
+        while not engine.timeouts:
+            await asyncio.sleep(0)
+        engine.answer(1)
+        engine.answer(2)
+        theirs.cancel()  # it learns of that after the next step
+        await ours
+
+    with looped(engine) as loop:
+        loop.run(give_up(loop))
     assert engine.in_flight == 0
 
 
@@ -238,6 +255,27 @@ def test_a_spawned_task_that_fails_ends_what_runs_and_those_left_end_with_the_th
             with pytest.raises(ZeroDivisionError, match="in a group"):
                 loop.run(asyncio.sleep(60))
         assert ended == ["here"]
+
+
+def test_of_task_groups_that_fail_the_first_failure_is_raised_itself() -> None:
+    """Whoever catches a failure, and the command line, know plain ones."""
+    told: list[BaseException] = []
+
+    async def fail(error: BaseException) -> None:
+        raise error
+
+    async def nested(error: BaseException) -> None:
+        await together([together([asyncio.sleep(60), fail(error), fail(KeyError())]), asyncio.sleep(60)])
+
+    with looped(ScriptedEngine()) as loop:
+        loop.on_failure = told.append
+        for error in (ZeroDivisionError("first"), DeadlineError("first")):
+            with pytest.raises(type(error), match="first"):
+                loop.run(nested(error))
+        loop.spawn(lambda: nested(ZeroDivisionError("spawned")))
+        with pytest.raises(ZeroDivisionError, match="spawned"):
+            loop.run(asyncio.sleep(60))
+    assert [str(error) for error in told] == ["spawned"]
 
 
 def test_engines_without_anything_to_do_are_idle() -> None:

@@ -9,6 +9,7 @@ import pytest
 from envs.group import Group, Sampling
 from envs.prompts import PromptQueue
 from rollout.engine_loop import EngineLoop
+from rollout.engines.sampler import Response
 from rollout.group_buffer import GroupBuffer
 from rollout.stream import Stream
 from tests.generating import Listed, generation
@@ -76,6 +77,22 @@ def test_no_more_groups_are_generated_than_the_engines_hold() -> None:
         assert run.grader.rows == [1]
         assert run.engine.seeds == [0, 1, 2, 3]
         assert (run.engine.in_flight, run.stream.groups_in_flight) == (3, 4)
+
+
+def test_the_engines_are_full_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The room that a group leaves as it is judged is used before the next step."""
+    with driven(in_flight=3) as run:
+        run.grader.withheld = True
+        held, step = [], run.engine.step
+
+        def note(timeout: float) -> list[Response]:
+            held.append(run.engine.in_flight)
+            return step(timeout)
+
+        monkeypatch.setattr(run.engine, "step", note)
+        run.answer(1)
+        run.answer(0, 2, 3)
+    assert set(held) == {3}
 
 
 def test_a_group_is_as_old_as_its_oldest_token() -> None:

@@ -1,5 +1,7 @@
 """Weights on their way: bytes in shared memory, into a real engine, through vLLM's native transfer API."""
 
+import gc
+import importlib
 import mmap
 import os
 import pickle
@@ -17,6 +19,7 @@ from envs.group import Sampling
 from plan.machine import installed_vllm
 from rollout.engines.sampler import Request, Response
 from rollout.engines.vllm_engine import VLLMEngine
+from rollout.engines.vllm_settings import import_in_thread
 from rollout.weights.outgoing import Outgoing
 from rollout.weights.transports import Layout, SharedMemory
 from tests.rollout.conftest import StartEngine, lora_policy, scores_of_one, tiny_llama
@@ -231,3 +234,34 @@ def test_each_engines_workers_get_their_own_ranks() -> None:
     client.engines = targets  # type: ignore[assignment]
     client.init_weight_transfer_engine({"rank_offset": 1})
     assert targets.calls == [[1, 3, 5]]
+
+
+# --- imports ----------------------------------------------------------------------------------------------
+
+KEEPS_WHAT_FAILED = """
+try:
+    import a_package_that_is_not_there
+except ImportError as error:
+    failed = error
+"""
+
+
+@pytest.mark.parametrize(("in_thread", "kept"), [(False, True), (True, False)])
+def test_an_import_in_a_thread_keeps_nothing_of_its_importer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_thread: bool, kept: bool
+) -> None:
+    """vLLM keeps the exceptions of what it could not import, and these the frames of a run that imported it first."""
+    name = f"keeps_what_failed_{in_thread}"
+    (tmp_path / f"{name}.py").write_text(KEEPS_WHAT_FAILED)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def begin_a_run() -> weakref.ref[torch.nn.Module]:
+        model = torch.nn.Linear(1, 1)
+        module = import_in_thread(name) if in_thread else importlib.import_module(name)
+        assert module.failed.name == "a_package_that_is_not_there"
+        return weakref.ref(model)
+
+    model = begin_a_run()
+    gc.collect()
+    assert (model() is not None) == kept
+    del sys.modules[name]

@@ -10,10 +10,10 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from config.models import ModelConfig
-from envs.coroutines import together
 from envs.group import Group, SampledCompletion, Sampling
 from envs.task import Completion, Example, Reward
 from envs.turns import Conversation, ThinkAgain
+from rollout.collect import together
 from rollout.engine_loop import EngineLoop
 from rollout.engines.sampler import Request, Response, generate
 from rollout.engines.transformers_engine import TransformersEngine
