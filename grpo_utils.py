@@ -14,7 +14,7 @@ from config.schema import Config
 from run.jobs import run_job
 from run.overlapped import ScheduleType
 from run.stop import Stop
-from run.sweep import summed_up
+from run.sweep import reported
 
 
 def launch(train: Callable[[ScheduleType], None], schedule: type[ScheduleType]) -> None:
@@ -31,7 +31,7 @@ def launch(train: Callable[[ScheduleType], None], schedule: type[ScheduleType]) 
     search_seldom()
     end_without_a_search()
     Stop().watch()
-    with summed_up():
+    with reported():
         command_line(job)
 
 
