@@ -113,5 +113,5 @@ def _write_page(folder: Path) -> bool:
     runs = swept_runs(folder)
     if runs:
         write_sweep(folder)
-        print(f"{len(runs)} runs: {folder / TABLE}, {folder / REPORT}", flush=True)
+        print(f"runs side by side: {folder / REPORT}, {folder / TABLE}", flush=True)
     return any(run.summary.get("outcome") == "failed" for run in runs)

@@ -311,23 +311,3 @@ def test_the_command_that_is_shown_goes_on_exactly(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     assert f"resumed from {run_dir}" in again.stderr
     assert [row["optimizer_step"] for row in rows(run_dir)] == list(range(1, int(done) + 3))
-
-
-def test_no_metrics_are_promised_where_no_folder_is_left(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    (tmp_path / "broken.py").write_text("def reward(completion, example):\n    raise ValueError('no')\n")
-    process = start(
-        "grpo.py",
-        run_dir,
-        *SMALL,
-        "env.reward=broken:reward",
-        "env.reward_workers=1",
-        "env.num_envs=8",
-        "train.total_dialog_turns=64",
-        environment={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)},
-    )
-    output = finish(process)
-    assert process.returncode == 2, output
-    assert not run_dir.exists()
-    assert str(run_dir) not in output
-    assert "Traceback" not in output
