@@ -125,6 +125,7 @@ def test_a_folder_that_cannot_be_written_is_one_message(obstacle: str, tmp_path:
 
 
 def test_a_log_on_a_full_disk_does_not_hide_the_message(tmp_path: Path) -> None:
+    (tmp_path / ".hydra").mkdir()  # of a run, whose log has the refusal too
     (tmp_path / "grpo.log").symlink_to("/dev/full")
     result = said("--config-name", "grpo_quickstart", "env.repeats=1", f"hydra.run.dir={tmp_path}")
     assert result.returncode == 2
