@@ -13,7 +13,7 @@ from config.schema import Config
 from run.jobs import run_job
 from run.overlapped import ScheduleType
 from run.stop import Stop
-from run.sweep import summed_up
+from run.sweep import reported
 
 
 def launch(train: Callable[[ScheduleType], None], schedule: type[ScheduleType]) -> None:
@@ -28,7 +28,7 @@ def launch(train: Callable[[ScheduleType], None], schedule: type[ScheduleType]) 
         return run_job(config, run_dir, train, schedule, begun)
 
     Stop().watch()
-    with summed_up():
+    with reported():
         command_line(job)
 
 

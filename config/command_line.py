@@ -11,10 +11,9 @@ import re
 import select
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from io import TextIOWrapper
-from itertools import pairwise
 from pathlib import Path
 
 import hydra
@@ -30,10 +29,10 @@ from config.composition import CONFIG_DIR, register_schema, to_config
 from config.error_messages import is_readable, quoted, readable
 from config.errors import ConfigError, RunError, causes
 from config.files import disk_full, unwritable
-from config.folders import register_unused_folder, remove_if_unused, save_settings
+from config.folders import SETTINGS, remove_if_unused, save_settings
 from config.run_outcome import INTERRUPTED, RunOutcome
 from config.schema import Config
-from config.sweep_jobs import objective, run_in_sweep
+from config.sweep_jobs import JobFailed, objective, run_in_sweep
 
 log = logging.getLogger("grpo")
 """Goes to `grpo.log` in the run's folder alone (config/base.yaml)."""
@@ -54,15 +53,10 @@ EVERY_TRIAL_FAILED = "every trial of the study failed; see above what each of th
 _NO_TRIAL = "No trials are completed yet."  # Optuna, asked for the best one
 AT_ONCE = "interrupted: ended at once"
 ENDED = f"{AT_ONCE}; what came after the newest checkpoint is lost"
-NOT_BEGUN = "interrupted before the run began; nothing is left of it"
 _OF_THE_START = re.compile(
     r"\+*(hydra\.(run|sweep|mode|sweeper|launcher)\b|hydra/(sweeper|launcher)=|train\.resume=)"
 )
 _OF_THE_MODEL = re.compile(rf"{_OF_THE_START.pattern}|\+*(model\.name|run)=")
-_OVERRIDE = re.compile(r"~|\+*[\w./@:-]+=")
-_TAKE_A_PATH = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd", "--experimental-rerun")
-"""Options of Hydra's whose value may hold an equals sign: folders of a sweep do."""
-
 
 Job = Callable[[Config, Path, Callable[[], None]], RunOutcome]
 """Given the config, the run's folder, and what it calls once it is sure to begin."""
@@ -75,8 +69,7 @@ def command_line(job: Job) -> None:
     # Sums in the same order each time (train.deterministic); cuBLAS reads it when torch first uses a GPU.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     register_schema()
-    register_unused_folder()
-    sys.argv[1:] = overrides_last([_with_list(word) for word in sys.argv[1:]])
+    sys.argv[1:] = map(_with_list, sys.argv[1:])
     logging.raiseExceptions = False  # a log on a full disk does not stand in the way of the message
     began = False
     script = sys.argv[0]
@@ -96,6 +89,8 @@ def command_line(job: Job) -> None:
     try:
         main()
         sys.stdout.flush()
+    except JobFailed as failed:
+        sys.exit(_complain(f"{failed} (the first of the sweep that did)", CANNOT_GO_ON))
     except MarkedYAMLError as error:
         sys.exit(_complain(_of_yaml(error)))
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
@@ -122,16 +117,6 @@ def escape_what_a_terminal_lacks() -> None:
     os.environ["PYTHONIOENCODING"] = f"{encoding}:backslashreplace"
 
 
-def overrides_last(words: Sequence[str]) -> list[str]:
-    """The command line with its overrides at the end: Hydra's parser takes those on one side of its options alone."""
-    options: list[str] = []
-    overrides: list[str] = []
-    for before, word in pairwise(["", *words]):
-        is_override = _OVERRIDE.match(word) and before not in _TAKE_A_PATH
-        (overrides if is_override else options).append(word)
-    return options + overrides
-
-
 def _with_list(word: str) -> str:
     """`run_dir=A,B` as Hydra writes a list; to it commas are a sweep."""
     match = re.fullmatch(r"run_dir=([^\[\]{}'\"]+,[^\[\]{}'\"]+)", word)
@@ -148,10 +133,8 @@ def _outcome(job: Job, composed: DictConfig, run_dir: Path) -> RunOutcome:
         raise SystemExit(_refused(readable(error), run_dir)) from error
     except RunError as error:
         raise SystemExit(_ended_with(str(error), CANNOT_GO_ON)) from error
-    except KeyboardInterrupt as interrupt:
+    except KeyboardInterrupt:
         remove_if_unused(run_dir)
-        if not (str(interrupt) or run_dir.exists()):
-            raise KeyboardInterrupt(NOT_BEGUN) from interrupt
         raise
     except Exception as error:
         if _unread(error):
@@ -169,10 +152,11 @@ def _outcome(job: Job, composed: DictConfig, run_dir: Path) -> RunOutcome:
 
 
 def _refused(message: str, run_dir: Path) -> int:
-    """End as `_ended_with`, and remove the folder of a run that did not begin."""
-    code = _ended_with(message)
+    """End as `_ended_with` where a run has begun in the folder, else remove it."""
+    if (run_dir / SETTINGS).exists():
+        return _ended_with(message)
     remove_if_unused(run_dir)
-    return code
+    return _complain(message)
 
 
 def _ended_with(message: str, code: int = BAD_INPUT) -> int:

@@ -1,11 +1,9 @@
-"""The folder of a run: its unique name, and the lock that a live run holds.
+"""The folder of a run: its files, and the lock that a live run holds.
 
-    outputs/DATE/TIME ──unused_folder──▶ outputs/DATE/TIME or TIME-1, TIME-2 ...     made before Hydra writes to it
-    folder ──held──▶ .lock: a lock that ends with its process, and beside it who holds it
+    folder ──held──▶ .lock: a lock that ends with its process, and in it who holds it
 
 The lock is the kernel's, so that a killed run leaves none. It reaches as far as the file system's locks do: over all
-nodes of NFS, Lustre (mounted with `flock`), GPFS or CephFS. Where it ends at the node, the owner that the file names
-decides.
+nodes of NFS, Lustre (mounted with `flock`), GPFS or CephFS. Without locks, the owner that the file names decides.
 """
 
 import fcntl
@@ -16,7 +14,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +27,10 @@ from config.files import disk_full, remove_unfinished
 LOCK = ".lock"
 _held: set[Path] = set()
 """What this process holds. Its lock on a file would end as soon as it closed the file a second time."""
-_made: set[Path] = set()
-"""Folders that this process made for a run's folder to lie in."""
 SETTINGS = ".hydra"
 SETTINGS_FILES = ("config.yaml", "hydra.yaml", "overrides.yaml")
 LOG, ENGINE_LOG, SUMMARY, EVENTS = "grpo.log", "engine.log", "summary.json", "events.jsonl"
 REPORT = "report.html"
-_ENDS_AT_THE_NODE = {
-    "localflock",
-    "noflock",
-    "nolock",
-    "local_lock=all",
-    "local_lock=flock",
-    "local_lock=posix",
-}
-"""Mount options of network file systems whose locks the other nodes do not see."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +106,7 @@ def holder(folder: Path) -> Owner | None:
     except OSError:
         return None
     try:
-        return _taken_by(descriptor, folder)
+        return _taken_by(descriptor)
     finally:
         os.close(descriptor)
 
@@ -137,7 +123,7 @@ def _lock(folder: Path) -> int:
     path = folder / LOCK
     while True:
         descriptor = _opened(path)
-        other = _taken_by(descriptor, folder)
+        other = _taken_by(descriptor)
         if other is not None:
             os.close(descriptor)
             raise _in_use(folder, other)
@@ -161,63 +147,17 @@ def _opened(path: Path) -> int:
         ) from error
 
 
-def _taken_by(descriptor: int, folder: Path) -> Owner | None:
+def _taken_by(descriptor: int) -> Owner | None:
     """None where the lock is now this process's; else who has it."""
     owner = Owner.read(descriptor)
-    reaches_all = True
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return owner or Owner("a host that it has not named yet", 0, time.time())
     except OSError:  # a file system without locks
-        reaches_all = False
-    if owner is None or owner == Owner.this_process() or not owner.may_live:
-        return None
-    here = owner.host == socket.gethostname()
-    return owner if here or not reaches_all or _locks_end_at_the_node(folder) else None
-
-
-def _locks_end_at_the_node(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
-    """Whether the file system is mounted so that other nodes do not see its locks."""
-    place, found, options = folder.resolve(), Path(), ""
-    with suppress(OSError):
-        for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines():
-            _, point, _, its, *_ = line.split()
-            mount = Path(point.encode().decode("unicode_escape"))
-            if place.is_relative_to(mount) and len(mount.parts) >= len(found.parts):
-                found, options = mount, its
-    return bool(_ENDS_AT_THE_NODE & set(options.split(",")))
-
-
-def register_unused_folder() -> None:
-    """Makes `${unused_folder:NAME}` known to OmegaConf: NAME, or NAME-1, NAME-2 ... where others have that already.
-
-    The folder is made, so that of runs which start at one time each gets its own; OmegaConf asks once per run.
-    """
-    OmegaConf.register_new_resolver("unused_folder", unused_folder, replace=True, use_cache=True)
-
-
-def unused_folder(name: str) -> str:
-    path, count = Path(name), 0
-    try:
-        while True:
-            _made.update(parent for parent in path.absolute().parents if not parent.exists())
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                path.mkdir()
-                return str(path)
-            except FileExistsError:
-                count += 1
-                path = Path(f"{name}-{count}")
-            except FileNotFoundError:
-                if path.parent.exists():
-                    raise
-                # else a run that never began has just taken the folder of the day with it
-    except OSError as error:
-        raise ConfigError(
-            f"{path.absolute()}: this folder cannot be made ({error.strerror}); start in another one, or name one that "
-            "can be written: hydra.run.dir=FOLDER, of a sweep hydra.sweep.dir=FOLDER"
-        ) from error
+        lives = owner is not None and owner != Owner.this_process() and owner.may_live
+        return owner if lives else None
+    return None
 
 
 def save_settings(folder: Path, composed: DictConfig, hydra: Any) -> None:
@@ -229,14 +169,12 @@ def save_settings(folder: Path, composed: DictConfig, hydra: Any) -> None:
 
 
 def remove_if_unused(folder: Path) -> None:
-    """A run that never began leaves no folder behind. Nothing of anybody else's is removed."""
-    if holder(folder) is not None or any((folder / name).exists() for name in ("metrics.jsonl", FOLDER)):
+    """Remove the folder of a job that has not begun. Nothing of anybody else's goes with it."""
+    if any((folder / name).exists() for name in (LOCK, SETTINGS, "metrics.jsonl", FOLDER)):
         return
-    written = (LOG, ENGINE_LOG, SUMMARY, EVENTS, LOCK, *(f"{SETTINGS}/{name}" for name in SETTINGS_FILES))
-    for name in written:
-        with suppress(OSError):
-            (folder / name).unlink()
-    around = takewhile(_made.__contains__, folder.absolute().parents)
-    for emptied in (folder / SETTINGS, folder, *around):
-        with suppress(OSError):  # something else lies in it
+    for name in (LOG, ENGINE_LOG, SUMMARY, EVENTS):
+        (folder / name).unlink(missing_ok=True)
+    made_by_hydra = folder.parents[:2] if folder.parents[1] == Path("outputs").absolute() else ()
+    with suppress(OSError):  # something else lies in one of them
+        for emptied in (folder, *made_by_hydra):
             emptied.rmdir()

@@ -38,6 +38,7 @@ _NO_OTHER_SPLIT = (
 
 _TEXTS = (
     ("policy.select_tokens=top_entropy, with policy.selected_share", "top_entropy_quantile"),
+    ("run=report run_dir=A,B lays two runs over each other", "a b"),
     (
         "a reward gets every column by its name; one for each data set: env.dataset=mixture",
         "reward_fn_key",

@@ -22,7 +22,7 @@ from config.values import one_of
 
 JOBS = (
     *("train", "plan", "rehearse", "rewards", "eval", "export", "selftest"),
-    *("report", "doctor", "rollouts", "replay", "diff"),
+    *("report", "doctor", "rollouts", "replay"),
 )
 """What `run=` names."""
 
@@ -50,16 +50,12 @@ class Config:
     newest below the current folder."""
     step: int | None = None
     """run=replay: the number of the optimizer step that is computed again."""
-    a: str | None = None
-    """run=diff: the folder of a run, which is compared with that of `b`."""
-    b: str | None = None
-    """run=diff: the folder of the other run."""
     rollouts: RolloutsConfig = field(default_factory=RolloutsConfig)
     run: str = "train"
     """`train`, `plan` (print the device plan and stop), `rehearse` (one optimizer step of a learner rank on no device:
     what it would take), `rewards` (grade saved completions), `eval`, `export` (a checkpoint as a model), `selftest`
     (try every path that this machine has). Of a run that has been made: `report` (its page), `doctor` (what is worth
-    worrying about), `rollouts` (what it generated), `replay` (one of its optimizer steps again), `diff` (two runs)."""
+    worrying about), `rollouts` (what it generated), `replay` (one of its optimizer steps again)."""
     checkpoint: str | None = None
     """run=export: a checkpoint, or the folder of a run (its newest one)."""
     to: str | None = None

@@ -47,7 +47,7 @@ def run_job(
 
 
 HAD_FINISHED = "interrupted when the run had finished: nothing of it is lost"
-LOOKING = ("report", "doctor", "rollouts", "replay", "diff")
+LOOKING = ("report", "doctor", "rollouts", "replay")
 """Jobs that look at the folders of runs, and leave none."""
 
 
@@ -63,10 +63,6 @@ def _seen(config: Config) -> str:
         from run.report import report
 
         return report(config)
-    if config.run == "diff":
-        from run.diff import diff
-
-        return diff(config.a, config.b)
     folder = chosen_run(config.run_dir)
     if config.run == "doctor":
         from run.doctor import examine

@@ -1,4 +1,4 @@
-"""`run=replay step=N`: a recorded update computed again, from the ledger, and under another objective beside it.
+"""`run=replay step=N`: a recorded update computed again, from the ledger.
 
     newest checkpoint before step N, or the initial weights
       ─▶ groups of the ledger ─▶ credit ─▶ step, as often as the run did ─▶ step N: its metrics against the recorded row
@@ -6,11 +6,12 @@
 Nothing is written to the run's folder.
 """
 
+import math
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 
 from config.checkpoints import checkpoints
 from config.errors import ConfigError
+from config.saved_settings import saved_config
 from config.schema import Config
 from envs.group import Group
 from monitoring.events import read_events
@@ -27,51 +29,58 @@ from run.checkpoint_model import with_model
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
 from run.recorded import Iteration, iteration_of_step, recorded_iterations, recorded_rows
-from run.replay_report import Comparison, Objectives, differing_completions, first_difference, report
-from run.replayed_objective import configs
 from training.batch import Batch
-from training.checkpoint import Saved, load_checkpoint, random_state, restore_random_state
+from training.checkpoint import Saved, load_checkpoint, restore_random_state
 from training.learner import StepReport
 from training.local_learner import LocalLearner, make_learner
 from training.minibatches import minibatches
 
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A learner between two of its acts, in a folder that is removed afterwards."""
-
-    folder: Path
-    numbers: dict[str, Any]
-    random: dict[str, Any]
-
-    @classmethod
-    def of(cls, learner: LocalLearner, folder: Path) -> "Snapshot":
-        learner.save(folder)()
-        return cls(folder, learner.numbers(), random_state())
-
-    def restore(self, learner: LocalLearner) -> None:
-        learner.load(self.folder, self.numbers)
-        restore_random_state(self.random)
+OF_THE_COMMAND = ("run", "run_dir", "step", "logging", "hydra")
+WHERE = ("device", "model.name", "train_model.num_threads")
+"""Settings of the machine, which may be others than the run's."""
+ONE_RANK = ("num_devices=1", "num_nodes=1", "shard_size=null", "devices=null")
+NO_SCORERS = ("num_devices=null", "shard_size=null", "devices=null")
+"""Of `ref_model`: the reference scores in this process."""
+MOST = 8
+"""Completions that are named."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step that was computed again. groups: of its batch, in order. before: of the learner, at the start
-    of its iteration and before the step, where they were asked for."""
+    """One optimizer step that was computed again. groups: of its batch, in order."""
 
     number: int
     iteration: Iteration
     batch: Batch
     groups: list[Group]
     report: StepReport
-    before: tuple[Snapshot, Snapshot] | None
 
     def metrics(self, policy_version: int) -> dict[str, float]:
-        return step_metrics(self.batch, self.groups, self.report, policy_version)
+        """Compute the row of metrics, less what only a run that goes on knows."""
+        return rollout_metrics(self.batch, self.groups, policy_version) | self.report.metrics
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One optimizer step: its recorded row of metrics and the replayed one, without clocks."""
+
+    step: int
+    recorded: dict[str, Any]
+    replayed: dict[str, float]
+
+    @property
+    def shared(self) -> list[str]:
+        """Metrics that both have, less the version, which is taken over."""
+        return [name for name in self.replayed if name in self.recorded and name != "policy_version"]
+
+    @property
+    def differing(self) -> list[str]:
+        """Metrics whose bits differ."""
+        return [name for name in self.shared if not _same(self.recorded[name], self.replayed[name])]
 
 
 def replay(run_dir: Path, step: int | None, typed: list[str]) -> str:
-    """What is to be printed of a step. typed: see `configs`.
+    """Recompute a step and lay its metrics beside the recorded ones, as text. typed: see `replayed_config`.
 
     Raises:
         ConfigError: the ledger does not hold the step or what leads to it, or a setting cannot be another one.
@@ -79,26 +88,99 @@ def replay(run_dir: Path, step: int | None, typed: list[str]) -> str:
     if step is None:
         raise ConfigError("run=replay needs step=N, the number of an optimizer step")
     number = iteration_of_step(run_dir, step)
-    recorded, changed = (config and with_model(config)[0] for config in configs(run_dir, typed))
-    assert recorded is not None
+    config, _ = with_model(replayed_config(run_dir, typed))
     start, rows = start_before(run_dir, number), recorded_rows(run_dir)
     compared: list[Comparison] = []
     with tempfile.TemporaryDirectory() as scratch:
-        steps = computed_again(run_dir, recorded, start, (number, step), Path(scratch), changed is not None)
-        for last in steps:
+        for last in computed_again(run_dir, config, start, (number, step), Path(scratch)):
             row = rows.get(last.number, {})
             replayed = last.metrics(int(row.get("policy_version", 0)))
             print(f"step {last.number} computed", file=sys.stderr)
             compared.append(Comparison(last.number, without_clocks(row), without_clocks(replayed)))
-        other = None
-        if changed is not None:
-            assert last.before is not None
-            metrics = under(changed, last, Path(scratch), int(rows.get(step, {}).get("policy_version", 0)))
-            other = Objectives(recorded.policy, changed.policy, without_clocks(metrics))
     begun = "the initial weights" if start is None else start.path.name
-    parted = differing_completions(step, last.iteration.records, last.batch, last.report)
-    head = f"step {step} of {run_dir}, in iteration {number}; {len(compared)} steps computed from {begun}"
-    return report(head, compared[-1], first_difference(compared), parted, other)
+    found = compared[-1]
+    lines = [
+        f"step {step} of {run_dir}, in iteration {number}; {len(compared)} steps computed from {begun}",
+        "",
+    ]
+    lines.append(_row("metric", "recorded", "replayed", "difference"))
+    for name in found.shared:
+        before, now = found.recorded[name], found.replayed[name]
+        lines.append(
+            _row(name, f"{before:.9g}", f"{now:.9g}", "" if _same(before, now) else f"{now - before:+.3g}")
+        )
+    lines += ["", first_difference(compared)]
+    completions = differing_advantages(last)
+    lines += [f"  {line}" for line in completions[:MOST]]
+    if len(completions) > MOST:
+        lines.append(f"  and {len(completions) - MOST} more completions")
+    return "\n".join(lines)
+
+
+def replayed_config(run_dir: Path, typed: list[str]) -> Config:
+    """Load the run's config, for a learner in this process.
+
+    typed: overrides as on the command line, of which those of `WHERE` count.
+
+    Raises:
+        ConfigError: one of them is another setting; the message names it.
+    """
+    recorded = saved_config(run_dir)
+    where = [f"train_model.{setting}" for setting in ONE_RANK] if recorded.train_model.ranks > 1 else []
+    where += [f"ref_model.{setting}" for setting in NO_SCORERS] if recorded.ref_model.ranks else []
+    for override in typed:
+        key = override.lstrip("+").partition("=")[0]
+        if key in WHERE:
+            where.append(override.lstrip("+"))
+        elif not key.startswith(OF_THE_COMMAND):
+            raise ConfigError(
+                f"run=replay {override}: the step is computed with the settings of its run; leave this one out. What "
+                f"may differ: {', '.join(WHERE)}"
+            )
+    return saved_config(run_dir, where)
+
+
+def first_difference(compared: list[Comparison]) -> str:
+    """Say where numbers part."""
+    if not all(each.recorded for each in compared):
+        return "metrics.jsonl has no row of some of these steps: nothing to compare them with"
+    for each in compared:
+        if each.differing:
+            name = each.differing[0]
+            more = f" and {len(each.differing) - 1} more" if len(each.differing) > 1 else ""
+            return (
+                f"numbers part at step {each.step}: {name} was {each.recorded[name]!r} and is "
+                f"{each.replayed[name]!r}{more}"
+            )
+    steps = f"all {len(compared)} steps" if len(compared) > 1 else "the step"
+    return f"bit-identical: {len(compared[-1].shared)} metrics of {steps}"
+
+
+def differing_advantages(step: Step) -> list[str]:
+    """Name each completion of a step whose advantage is not the recorded one."""
+    of_id = {record["group_id"]: record for record in step.iteration.records}
+    chosen = [
+        (group, one) for group in step.batch.group_ids for one in of_id[group]["completions"] if one["chosen"]
+    ]
+    found = []
+    for (group, one), advantage in zip(chosen, step.report.advantage, strict=True):
+        recorded, values = one["advantage"], advantage.tolist()
+        if not isinstance(recorded, list):
+            told = "" if values[0] == recorded else f"advantage {recorded} -> {values[0]}"
+        else:  # of each token, in the first step that trained on it
+            first = of_id[group]["optimizer_steps"][0] == step.number
+            told = "another advantage" if first and values[: len(recorded)] != recorded else ""
+        if told:
+            found.append(f"group {group}, completion {one['sample']}: {told}")
+    return found
+
+
+def _same(one: float, other: float) -> bool:
+    return one == other or (math.isnan(one) and math.isnan(other))
+
+
+def _row(name: str, first: str, second: str, third: str) -> str:
+    return f"{name:<32}{first:>17}{second:>17}{third:>13}".rstrip()
 
 
 def start_before(run_dir: Path, iteration: int) -> Saved | None:
@@ -116,11 +198,11 @@ def start_before(run_dir: Path, iteration: int) -> Saved | None:
 
 
 def computed_again(
-    run_dir: Path, config: Config, start: Saved | None, until: tuple[int, int], scratch: Path, keep: bool
+    run_dir: Path, config: Config, start: Saved | None, until: tuple[int, int], scratch: Path
 ) -> Iterator[Step]:
-    """Every optimizer step from a checkpoint (None: the beginning) on.
+    """Compute every optimizer step after a checkpoint (None: from the beginning).
 
-    until: the last one, as its iteration and its number. keep: snapshots of the learner come with it.
+    until: the last one, as its iteration and its number.
     """
     last_iteration, last_step = until
     learner, generator = None, torch.Generator().manual_seed(config.train.seed)
@@ -134,15 +216,11 @@ def computed_again(
                     learner.load(start.learner, start.state["learner"])
                     generator.set_state(start.state["generator"])
                     restore_random_state(start.state["random"])
-            kept = keep and iteration.number == last_iteration
-            first = Snapshot.of(learner, scratch / "iteration") if kept else None
             of_id = {group.group_id: group for group in iteration.groups}
             for batch in batches(learner, iteration, config, generator):
                 number = learner.optimizer_steps + 1
-                second = Snapshot.of(learner, scratch / "step") if first and number == last_step else None
-                before = (first, second) if first and second else None
                 groups = [of_id[group_id] for group_id in batch.group_ids]
-                yield Step(number, iteration, batch, groups, learner.step(batch), before)
+                yield Step(number, iteration, batch, groups, learner.step(batch))
                 if number == last_step:
                     return
 
@@ -150,7 +228,7 @@ def computed_again(
 def batches(
     learner: LocalLearner, iteration: Iteration, config: Config, generator: torch.Generator
 ) -> Iterator[Batch]:
-    """The batch of each optimizer step of an iteration, as `run.run.Run.minibatches` makes them."""
+    """Make the batch of each optimizer step of an iteration, as `run.run.Run.minibatches` does."""
     credited = learner.credit(iteration.groups, iteration.trained_at)
     return minibatches(
         credited, config.env.repeats, config.optim_batch_groups, config.train.epochs, generator
@@ -158,32 +236,8 @@ def batches(
 
 
 def learner_for(config: Config, iteration: Iteration, scratch: Path) -> LocalLearner:
-    """A learner as the run had it when it began, whichever script that was."""
+    """Make a learner as the run had it when it began, whichever script that was."""
     schedule = Lockstep if iteration.trained_at is None else Overlapped
     plan = plan_run(config, schedule, scratch)
     prepare(config, plan)
     return make_learner(config, plan, scratch)
-
-
-def under(config: Config, step: Step, scratch: Path, policy_version: int) -> dict[str, float]:
-    """The metrics of a step under another objective, on the weights that it was made on."""
-    assert step.before is not None
-    with closing(learner_for(config, step.iteration, scratch)) as learner:
-        at_iteration, at_step = step.before
-        at_iteration.restore(learner)
-        groups = step.iteration.groups
-        if config.policy.teacher_prompt is None:
-            groups = [replace(group, teacher_prompt=()) for group in groups]
-        credited = learner.credit(groups, step.iteration.trained_at)
-        at_step.restore(learner)
-        ids = credited.group_id[:, 0]
-        rows = torch.cat([(ids == group.group_id).nonzero()[:, 0] for group in step.groups])
-        batch = credited[rows]
-        return step_metrics(batch, step.groups, learner.step(batch), policy_version)
-
-
-def step_metrics(
-    batch: Batch, groups: list[Group], report: StepReport, policy_version: int
-) -> dict[str, float]:
-    """A row of metrics, less what only a run that goes on knows."""
-    return rollout_metrics(batch, groups, policy_version) | report.metrics

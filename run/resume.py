@@ -35,7 +35,7 @@ BEGUN_WITH = (
 """Settings that the saved state is of: the place in the data, the count of iterations, the optimizer's memory."""
 UNSAID = (
     *("run", "run_dir", "train.resume", "plan", "checkpoint", "to", "hub"),
-    *("step", "a", "b", "rollouts"),
+    *("step", "rollouts"),
 )
 """Settings that say nothing of the run."""
 NO_PART_OF_IT = (

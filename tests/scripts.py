@@ -25,6 +25,7 @@ from config.schema import Config
 from monitoring import metrics as metric_rows
 from run.lockstep import Lockstep
 from run.overlapped import Overlapped
+from run.sweep import SweepStart
 from tests.composed import composed
 
 SCRIPTS = {"grpo.py": grpo, "grpo_async.py": grpo_async}
@@ -121,6 +122,7 @@ def _process_state() -> Iterator[None]:
         yield
     finally:
         GlobalHydra.instance().clear()
+        SweepStart.folder = None
         for logger in (root, own):
             for handler in logger.handlers:
                 if handler not in handlers and handler not in own_handlers:

@@ -43,11 +43,6 @@ def test_what_a_run_left_is_shown(job: str, environment: Mapping[str, str], run:
     assert job != "rollouts" or "\\U0001f600" in shown.stdout
 
 
-def test_two_runs_are_compared(run: Path) -> None:
-    shown = said(SYSTEM, "run=diff", f"a={run}", f"b={run}")
-    assert shown.returncode == 0, shown.stderr
-
-
 def test_what_hydra_prints(tmp_path: Path) -> None:
     shown = said(TERMINAL, "--cfg", "job", "env.system_prompt='算'", f"hydra.run.dir={tmp_path}")
     assert shown.returncode == 0, shown.stderr

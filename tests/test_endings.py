@@ -181,7 +181,7 @@ def test_an_interrupted_sweep_begins_no_other_run(tmp_path: Path) -> None:
     assert "the sweep ends here" in output
     assert len(checkpoints(tmp_path / "0")) == 1
     assert not (tmp_path / "1").exists()
-    assert "1 jobs, 0 finished: " in output and (tmp_path / "summary.csv").exists()
+    assert "runs side by side: " in output and (tmp_path / "summary.csv").exists()
 
 
 def test_each_script_goes_on_from_its_own_checkpoints(tmp_path: Path) -> None:

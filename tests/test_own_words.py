@@ -7,7 +7,7 @@ import pytest
 
 from plan.machine import installed_vllm
 from tests.own_words import EVALUATION, SMALL, check_every_line_is_ours
-from tests.scripts import finish, start
+from tests.scripts import ran
 
 TWO_ENGINES = ("inference_model.num_devices=2", "ray.enabled=true")
 VLLM = ("ray.enabled=true", "inference_model.backend=vllm")
@@ -30,15 +30,15 @@ def test_every_line_is_ours(script: str, overrides: tuple[str, ...], tmp_path: P
     rows = [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in range(20)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     of_a_file = ("env.dataset=jsonl", f"env.data_files={data}")
-    process = start(script, tmp_path / "run", *SMALL, *of_a_file, *overrides)
-    output = finish(process)
+    process = ran(script, tmp_path / "run", *SMALL, *of_a_file, *overrides)
+    output = process.output
     assert process.returncode == 0, output
     check_every_line_is_ours(output)
 
 
 def test_a_plan_is_all_that_a_plan_prints(tmp_path: Path) -> None:
-    process = start("grpo.py", tmp_path / "run", "run=plan")
-    output = finish(process)
+    process = ran("grpo.py", tmp_path / "run", "run=plan")
+    output = process.output
     assert process.returncode == 0, output
     assert output.startswith("machine:\n")
     assert "arning" not in output

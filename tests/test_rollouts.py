@@ -1,4 +1,4 @@
-"""`run=rollouts` and `run=diff`: what a run generated, chosen and as a table; two runs side by side."""
+"""`run=rollouts`: what a run generated, chosen and as a table."""
 
 import csv
 import json
@@ -14,7 +14,6 @@ import pytest
 from config.errors import ConfigError
 from config.rollouts import RolloutsConfig
 from monitoring.ledger_storage import read_records
-from run.diff import diff
 from run.rollouts import extremes, flipped, matching, reward, rollouts, shown, success
 from tests.recorded_runs import SETS, STEPS, recorded_run
 from tests.scripts import called
@@ -23,13 +22,6 @@ from tests.scripts import called
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recorded_run(tmp_path_factory.mktemp("run"), *STEPS, SETS)
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run but for the learning rate after its warm-up."""
-    folder = tmp_path_factory.mktemp("other")
-    return recorded_run(folder, *STEPS, SETS, "optimizer.min_lr_fraction=0.9")
 
 
 def chosen(run: Path, **wanted: Any) -> list[dict[str, Any]]:
@@ -200,58 +192,13 @@ def test_what_is_not_there_is_named(run: Path, tmp_path: Path) -> None:
         rollouts(bare, RolloutsConfig())
 
 
-def test_two_runs_that_part(run: Path, other: Path) -> None:
-    text = diff(str(run), str(other))
-    assert "  optimizer.min_lr_fraction: 0.1 -> 0.9" in text
-    assert "  identical to step 6\n  step 7 differs in 1 of " in text
-    records = {
-        name: [r for r in read_records(folder) if r["set"]] for name, folder in (("a", run), ("b", other))
-    }
-    last = {
-        name: {r["prompt_id"]: success(r) for r in of_run if r["iteration"] == 4}
-        for name, of_run in records.items()
-    }
-    for label, winner, loser in (("a", "a", "b"), ("b", "b", "a")):
-        alone = [key for key, value in last[winner].items() if value >= 0.5 > last[loser][key]]
-        of_set = text.split("held_out: 20 prompts")[1].split("\n\n")[0]
-        assert f"  {len(alone)} solved by {label} alone" in of_set
-        assert all(
-            f"prompt {key}: a {last['a'][key]:.0%}, b {last['b'][key]:.0%}" in of_set for key in alone[:3]
-        )
-    assert "b against a: " in text
-    assert max(map(len, text.splitlines()[2:])) <= 80
-
-
-def test_a_run_and_its_copy(run: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(run, tmp_path / "copy")
-    text = diff(str(run), str(copy))
-    assert "settings: the same" in text and "identical to step 16, the last that both have" in text
-    assert text.count("0 solved by") == 4
-    rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
-    touched = next(row for row in rows if row["optimizer_step"] == 7 and "reward/mean" in row)
-    touched["loss/objective"] += 1
-    (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert "\n    loss/objective" in diff(str(run), str(copy)).split("step 7 differs in 1 of ")[1]
-
-
-def test_runs_that_cannot_be_compared_whole(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="run=diff needs a=RUN b=RUN"):
-        diff(str(run), None)
-    with pytest.raises(ConfigError, match="b=nowhere: no run's folder"):
-        diff(str(run), "nowhere")
-    bare = shutil.copytree(run, tmp_path / "bare", ignore=shutil.ignore_patterns("rollouts"))
-    text = diff(str(run), str(bare))
-    assert text.endswith("b has no rollouts/: prompts cannot be compared") and "identical to step 16" in text
-
-
 def test_on_the_command_line(run: Path, tmp_path: Path) -> None:
     folder = f"hydra.run.dir={tmp_path / 'new'}"
     printed = called("grpo.py", "run=rollouts", f"run_dir={run}", "rollouts.step=3", folder)
     assert printed.returncode == 0, printed.stderr
     assert printed.stdout.rstrip("\n") == rollouts(run, RolloutsConfig(step=3))
-    compared = called("grpo.py", "run=diff", f"a={run}", f"b={run}", folder)
-    assert compared.returncode == 0, compared.stderr
-    assert compared.stdout.rstrip("\n") == diff(str(run), str(run))
+    removed = called("grpo.py", "run=diff", f"a={run}", f"b={run}", folder)
+    assert removed.returncode == 2 and "run=report run_dir=A,B" in removed.stderr
     wrong = called("grpo.py", "run=rollouts", f"run_dir={tmp_path}", folder)
     assert wrong.returncode == 2 and "no run's folder" in wrong.stderr
     assert not (tmp_path / "new").exists()

@@ -1,4 +1,4 @@
-"""The folder of a run: one holder at a time, among real processes, and a name of its own."""
+"""The folder of a run: one holder at a time, among real processes."""
 
 import fcntl
 import json
@@ -13,10 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from config import folders
 from config.errors import ConfigError
 from config.files import written_whole
-from config.folders import LOCK, Owner, held, holder, remove_if_unused, unused_folder
+from config.folders import LOCK, Owner, held, holder, remove_if_unused
 from tests.scripts import ROOT
 
 HOLD = """
@@ -118,20 +117,6 @@ def test_a_lock_file_of_a_dead_process_is_in_nobodys_way(tmp_path: Path) -> None
         pass
 
 
-def test_where_locks_end_at_the_node_the_owner_that_is_named_decides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parent = psutil.Process(os.getppid())
-    leave(tmp_path, Owner("elsewhere", 4242, 0.0))
-    monkeypatch.setattr(folders, "_locks_end_at_the_node", lambda folder: True)
-    with pytest.raises(ConfigError, match=r"process 4242 on elsewhere, .* known to be dead, remove"):
-        held(tmp_path).__enter__()
-    monkeypatch.setattr(folders, "_locks_end_at_the_node", lambda folder: False)
-    leave(tmp_path, Owner(Owner.this_process().host, parent.pid, parent.create_time()))
-    with pytest.raises(ConfigError, match=f"process {parent.pid} on "):
-        held(tmp_path).__enter__()
-
-
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(37, "No locks available")
@@ -142,25 +127,6 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     leave(tmp_path, Owner("elsewhere", 4242, 0.0))
     with pytest.raises(ConfigError, match="process 4242 on elsewhere"):
         held(tmp_path).__enter__()
-
-
-@pytest.mark.parametrize(
-    ("options", "ends"),
-    [
-        ("rw,flock", False),
-        ("rw,localflock", True),
-        ("rw,local_lock=none", False),
-        ("rw,local_lock=all", True),
-    ],
-)
-def test_mount_options_say_how_far_a_lock_reaches(options: str, ends: bool, tmp_path: Path) -> None:
-    mounts, folder = tmp_path / "mounts", tmp_path / "a b"
-    folder.mkdir()
-    point = str(folder).replace(" ", "\\040")
-    mounts.write_text(
-        f"/dev/x / ext4 rw,nolock 0 0\nserver:/x {point} lustre {options} 0 0\nproc /proc proc rw 0 0\n"
-    )
-    assert folders._locks_end_at_the_node(folder, mounts) == ends
 
 
 def test_a_folder_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
@@ -194,29 +160,6 @@ def test_two_writers_of_one_file_each_write_their_own(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
-    name = str(tmp_path / "2026-01-01" / "00-00-00")
-    assert [unused_folder(name) for _ in range(3)] == [name, f"{name}-1", f"{name}-2"]
-
-
-def test_a_run_that_never_began_takes_the_folder_of_the_day_with_it(tmp_path: Path) -> None:
-    """Where it made that, and no other run is in it."""
-    (tmp_path / "mine").mkdir()
-    first = Path(unused_folder(str(tmp_path / "outputs" / "2026-01-01" / "00-00-00")))
-    second = Path(unused_folder(str(first)))
-    remove_if_unused(first)
-    assert second.is_dir()
-    remove_if_unused(second)
-    remove_if_unused(Path(unused_folder(str(tmp_path / "mine" / "00-00-00"))))
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-
-def test_a_place_for_runs_that_cannot_be_made_is_one_message(tmp_path: Path) -> None:
-    (tmp_path / "outputs").touch()
-    with pytest.raises(ConfigError, match=r"cannot be made \(File exists\); .*hydra\.run\.dir=FOLDER"):
-        unused_folder(str(tmp_path / "outputs" / "00-00-00"))
-
-
 def test_a_run_that_never_began_takes_only_its_own_with_it(tmp_path: Path) -> None:
     empty, kept = tmp_path / "empty", tmp_path / "kept"
     for folder in (empty, kept):
@@ -227,3 +170,18 @@ def test_a_run_that_never_began_takes_only_its_own_with_it(tmp_path: Path) -> No
         remove_if_unused(folder)
     assert not empty.exists()
     assert [path.name for path in kept.iterdir()] == ["thesis.tex"]
+
+
+def test_a_run_that_never_began_takes_the_folder_of_the_day_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no other run is in it, and a job beside it has its own."""
+    monkeypatch.chdir(tmp_path)
+    first, second, mine = (Path(name).absolute() for name in ("outputs/day/1", "outputs/day/2", "mine/run"))
+    for folder in (first, second, mine):
+        folder.mkdir(parents=True)
+    remove_if_unused(first)
+    assert second.is_dir()
+    for folder in (second, mine):
+        remove_if_unused(folder)
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
