@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -126,7 +126,8 @@ def _process_state() -> Iterator[None]:
         for logger in (root, own):
             for handler in logger.handlers:
                 if handler not in handlers and handler not in own_handlers:
-                    handler.close()
+                    with suppress(OSError):  # of a log on a full disk
+                        handler.close()
         root.handlers, root.level, logging.raiseExceptions = handlers, level, raises
         own.handlers, own.level, own.propagate = own_handlers, own_level, propagates
         for number, handler_of in signals.items():
