@@ -1,6 +1,6 @@
 """The quickstart through both schedules, or under every preset: reward and time, one run after the other.
 
-    python benchmarks/quickstart.py [--seeds 0 1 2] [key=value ...]
+    python benchmarks/quickstart.py [key=value ...] [--seeds 0 1 2]
     python benchmarks/quickstart.py --presets grpo dapo [--seeds 0 1]        (`--presets all`: every one)
 
 By schedule each seed runs grpo.py, then grpo_async.py with train.max_policy_age=1 and either way of treating stale

@@ -1,7 +1,7 @@
 """Training as an attack on rewards: train against each, then read what was learned by a strict check.
 
-    python benchmarks/reward_attack.py [--rewards math boxed ...] [--steps 60] [--seed 0] [key=value ...]
-    python benchmarks/reward_attack.py --model FOLDER --rewards math --steps 15 optimizer.lr=3e-5
+    python benchmarks/reward_attack.py [key=value ...] [--rewards math boxed ...] [--steps 60] [--seed 0]
+    python benchmarks/reward_attack.py optimizer.lr=3e-5 --model FOLDER --rewards math --steps 15
 
 A row is a run of grpo.py on sums of operands up to 9 and an evaluation of held-out sums before and after it. The
 quickstart model is first taught to babble: right and wrong sums, the question repeated, sums in words, several answers,
