@@ -1,14 +1,12 @@
-"""Wall time of one lockstep iteration beside the same work in a bare loop, in one process, in turn.
+"""Wall time of a lockstep iteration beside the same work in a bare loop of plain torch, in one process, in turn.
 
     python benchmarks/lockstep.py [--iterations 30] [key=value ...]
 
-Prints seconds per iteration of grpo.py's loop (collect, advantage, learn, push, metrics) and of
-benchmarks/bare_loop.py, which shares prompts likewise and has no framework; medians of alternating runs, the
-ratio pair by pair, and the peak memory of either, each alone in a process of its own. Both train from the same
-weights on the same prompts.
+Prints seconds of an iteration of grpo.py's loop (collect, advantage, learn, push, metrics), of the bare loop, which
+shares prompts likewise and has no framework, and of the weight check, which the bare loop has not; the ratio pair by
+pair, and the peak memory of either, each in a process of its own. Both train from the same weights on the same prompts.
 """
 
-import argparse
 import copy
 import itertools
 import resource
@@ -18,37 +16,148 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import torch  # noqa: E402
-from hydra import compose, initialize_config_dir  # noqa: E402
-from transformers import PreTrainedModel  # noqa: E402
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-import grpo  # noqa: E402
-from benchmarks.bare_loop import Bare  # noqa: E402
-from config.composition import register_schema, to_config  # noqa: E402
-from config.schema import Config  # noqa: E402
-from envs.task import Example, make_task  # noqa: E402
-from run.build import build  # noqa: E402
-from run.lockstep import Lockstep  # noqa: E402
-from run.run import Run  # noqa: E402
-from training.adapters import causal_model  # noqa: E402
-from training.local_learner import LocalLearner  # noqa: E402
-from training.model_loading import load_model, load_tokenizer  # noqa: E402
-from training.optimizer import make_optimizer  # noqa: E402
+import grpo
+from benchmarks.common import arguments, configured, machine, spread
+from config.schema import Config
+from envs.task import Example, make_task
+from run.build import build
+from run.lockstep import Lockstep
+from run.run import Run
+from training.adapters import causal_model
+from training.local_learner import LocalLearner
+from training.model_loading import load_model, load_tokenizer
+from training.optimizer import make_optimizer
 
 WARM_UP = 3
 
 
+@dataclass
+class BareLoop:
+    """GRPO with nothing around it: plain torch, the yardstick."""
+
+    model: PreTrainedModel
+    reference: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    optimizer: torch.optim.Optimizer
+    repeats: int
+    max_tokens: int
+    kl_coef: float
+    eos: int
+
+    def iteration(self, examples: Sequence[Example]) -> None:
+        """Samples groups, judges them, and makes one clipped update with a KL to `reference`."""
+        prompts = [
+            self.tokenizer.apply_chat_template(
+                list(example.messages), add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+            for example in examples
+        ]
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        ids = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64)
+        for row, prompt in enumerate(prompts):
+            ids[row, : len(prompt)] = torch.tensor(prompt)
+        responses, mask, sampled = self.generate(ids, lengths)
+        texts = self.tokenizer.batch_decode(
+            [row[keep].tolist() for row, keep in zip(responses, mask, strict=True)], skip_special_tokens=True
+        )
+        rewards = torch.tensor(
+            [float(text.strip() == examples[row // self.repeats].answer) for row, text in enumerate(texts)]
+        ).view(-1, self.repeats)
+        deviation = rewards.std(1, keepdim=True)
+        advantage = ((rewards - rewards.mean(1, keepdim=True)) / (deviation + 1e-4)).view(-1, 1)
+        self.update(ids, lengths, responses, mask, sampled, advantage)
+
+    @torch.no_grad()
+    def generate(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Batched sampling, the prompt prefilled once for its group; finished rows ride along to the end."""
+        cache = DynamicCache()
+        width = ids.shape[1]
+        hidden = self.model.model(ids, past_key_values=cache, use_cache=True).last_hidden_state
+        hidden = hidden[torch.arange(len(ids)), lengths - 1].repeat_interleave(self.repeats, 0)
+        cache.batch_repeat_interleave(self.repeats)
+        lengths = lengths.repeat_interleave(self.repeats)
+        visible = torch.arange(width) < lengths[:, None]
+        running = torch.ones(len(lengths), dtype=torch.bool)
+        tokens, masks, log_probs = [], [], []
+        for step in range(self.max_tokens):
+            logits = self.model.lm_head(hidden).log_softmax(-1)
+            token = torch.multinomial(logits.exp(), 1)
+            tokens.append(token)
+            masks.append(running[:, None].clone())
+            log_probs.append(logits.gather(1, token))
+            running &= token[:, 0] != self.eos
+            if not running.any() or step == self.max_tokens - 1:
+                break
+            visible = torch.cat([visible, torch.ones(len(lengths), 1, dtype=torch.bool)], 1)
+            hidden = self.model.model(
+                token,
+                attention_mask=visible[:, None, None],
+                position_ids=(lengths + step)[:, None],
+                past_key_values=cache,
+                use_cache=True,
+            ).last_hidden_state[:, 0]
+        return torch.cat(tokens, 1), torch.cat(masks, 1), torch.cat(log_probs, 1)
+
+    def log_probs(
+        self, model: PreTrainedModel, ids: Tensor, lengths: Tensor, responses: Tensor, mask: Tensor
+    ) -> Tensor:
+        cache = DynamicCache()
+        hidden = model.model(ids, past_key_values=cache, use_cache=True).last_hidden_state
+        last = hidden[torch.arange(len(ids)), lengths - 1].repeat_interleave(self.repeats, 0)[:, None]
+        cache.batch_repeat_interleave(self.repeats)
+        lengths = lengths.repeat_interleave(self.repeats)
+        queries, width = responses.shape[1] - 1, ids.shape[1]
+        columns = torch.arange(width + queries)
+        own = torch.arange(width, width + queries)[:, None]
+        seen = torch.cat([torch.arange(width) < lengths[:, None], mask[:, :-1]], 1)
+        attend = (seen[:, None, None] & (columns <= own)) | (columns == own)
+        hidden = model.model(
+            responses[:, :-1],
+            attention_mask=attend,
+            position_ids=lengths[:, None] + torch.arange(queries),
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+        logits = model.lm_head(torch.cat([last, hidden], 1)[mask])
+        return logits.log_softmax(-1).gather(1, responses[mask][:, None])[:, 0]
+
+    def update(
+        self,
+        ids: Tensor,
+        lengths: Tensor,
+        responses: Tensor,
+        mask: Tensor,
+        sampled: Tensor,
+        advantage: Tensor,
+    ) -> None:
+        with torch.no_grad():
+            reference = self.log_probs(self.reference, ids, lengths, responses, mask)
+        log_prob = self.log_probs(self.model, ids, lengths, responses, mask)
+        ratio = (log_prob - sampled[mask]).exp()
+        advantage = advantage.expand_as(mask)[mask]
+        objective = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+        difference = reference - log_prob
+        loss = -(objective - self.kl_coef * (difference.exp() - difference - 1)).mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
 class Timed(Lockstep):
-    """grpo.py's loop for some iterations, each timed; a bare loop's comes before each, where there is one."""
+    """grpo.py's loop for some iterations, each timed; an iteration of `bare_loop` comes before each."""
 
     iterations_left = 0
-    examples_for: Callable[[list[Example]], None] = staticmethod(lambda examples: None)
+    bare_loop: Callable[[list[Example]], None] = staticmethod(lambda examples: None)
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -59,9 +168,8 @@ class Timed(Lockstep):
     def iterations(self) -> Iterator[int]:
         for iteration in range(1, self.iterations_left + 1):
             begun = self.run.prompts.begin(self.run.config.prompts_per_iteration)
-            examples = [example for _, example in begun]
             began = time.perf_counter()
-            self.examples_for(examples)
+            self.bare_loop([example for _, example in begun])
             middle = time.perf_counter()
             yield iteration
             self.ours.append(time.perf_counter() - middle)
@@ -77,10 +185,10 @@ class Timed(Lockstep):
         self.run.monitor.consumed(iteration, list(self.run.groups.values()), [])
 
 
-def make_bare(config: Config, model: PreTrainedModel) -> Bare:
+def make_bare(config: Config, model: PreTrainedModel) -> BareLoop:
     own, reference = (copy.deepcopy(model) for _ in range(2))
     tokenizer = load_tokenizer(config.model)
-    return Bare(
+    return BareLoop(
         own.train(),
         reference.eval(),
         tokenizer,
@@ -92,77 +200,65 @@ def make_bare(config: Config, model: PreTrainedModel) -> Bare:
     )
 
 
-def iterate_bare(bare: Bare, examples: Sequence[Example]) -> None:
-    bare.iteration([list(e.messages) for e in examples], [e.answer for e in examples])
-
-
-def peak_alone(which: str, iterations: int, config_name: str, overrides: Sequence[str]) -> float:
+def peak_alone(which: str, arguments: Sequence[str]) -> float:
     """GiB of resident memory that a process of its own reaches."""
-    command = [sys.executable, __file__, "--only", which, "--iterations", str(iterations)]
-    command += ["--config-name", config_name, *overrides]
+    command = [sys.executable, __file__, "--only", which, "--iterations", "5", *arguments]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
 
 
-def run_alone(which: str, config: Config, iterations: int) -> None:
+def run_alone(which: str, config: Config, iterations: int, folder: Path) -> None:
     """Prints the peak after some iterations of one of the two."""
-    with tempfile.TemporaryDirectory() as folder:
-        if which == "ours":
-            working = build(config, Path(folder), Timed)
-            working.iterations_left = iterations
-            grpo.train(working)
-            working.run.close("finished")
-        else:
-            torch.set_num_threads(config.train_model.num_threads or torch.get_num_threads())
-            bare = make_bare(config, load_model(config.model, torch.device("cpu")))
-            examples = itertools.cycle(make_task(config.env).examples("train"))
-            for _ in range(iterations):
-                iterate_bare(bare, list(itertools.islice(examples, config.prompts_per_iteration)))
+    if which == "ours":
+        working = build(config, folder, Timed)
+        working.iterations_left = iterations
+        grpo.train(working)
+        working.run.close("finished")
+    else:
+        torch.set_num_threads(config.train_model.num_threads or torch.get_num_threads())
+        bare = make_bare(config, load_model(config.model, torch.device("cpu")))
+        examples = itertools.cycle(make_task(config.env).examples("train"))
+        for _ in range(iterations):
+            bare.iteration(list(itertools.islice(examples, config.prompts_per_iteration)))
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
 
 
+def compare(config: Config, iterations: int, folder: Path) -> list[list[float]]:
+    """Seconds of each iteration: ours, the bare loop's, the weight check's."""
+    working = build(config, folder, Timed)
+    assert isinstance(working.run.learner, LocalLearner)
+    bare = make_bare(config, causal_model(working.run.learner.worker.model))
+    working.iterations_left = iterations + WARM_UP
+    working.bare_loop = bare.iteration
+    grpo.train(working)
+    working.run.close("finished")
+    return [taken[WARM_UP:] for taken in (working.ours, working.bare, working.check)]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--iterations", type=int, default=30)
+    parser = arguments(__doc__, iterations=30)
     parser.add_argument("--config-name", default="grpo_quickstart")
     parser.add_argument("--only", choices=("ours", "bare"), help="print the peak memory of one, alone")
     parser.add_argument("overrides", nargs="*")
     asked = parser.parse_args()
-    register_schema()
-    quiet = [
-        "logging.progress=false",
-        "logging.sample_frequency=0",
-        "optimizer.lr=0",
-        "train.total_dialog_turns=1000000",
-    ]
-    with initialize_config_dir(str(ROOT / "config"), version_base=None):
-        config = to_config(compose(asked.config_name, overrides=[*quiet, *asked.overrides]))
-    if asked.only:
-        run_alone(asked.only, config, asked.iterations)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        working = build(config, Path(folder), Timed)
-        assert isinstance(working.run.learner, LocalLearner)
-        bare = make_bare(config, causal_model(working.run.learner.worker.model))
-        working.iterations_left = asked.iterations + WARM_UP
-        working.examples_for = partial(iterate_bare, bare)
-        grpo.train(working)
-        working.run.close("finished")
-    ours, theirs, check = (taken[WARM_UP:] for taken in (working.ours, working.bare, working.check))
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    unchecked = [(a - c) / b for a, b, c in zip(ours, theirs, check, strict=True)]
-    peaks = {which: peak_alone(which, 5, asked.config_name, asked.overrides) for which in ("ours", "bare")}
-    print(
-        f"model {config.model.name}, {config.prompts_per_iteration} x {config.env.repeats} completions, "
-        f"{torch.get_num_threads()} threads, {asked.iterations} alternating iterations, medians"
+    config = configured(
+        asked.config_name, "optimizer.lr=0", "train.total_dialog_turns=1000000", *asked.overrides
     )
-    print(f"  ours      {statistics.median(ours):.4f} s")
-    print(f"  bare loop {statistics.median(theirs):.4f} s")
-    print(f"  check     {statistics.mean(check):.4f} s of ours, in the mean")
-    print(f"  ratio     {statistics.median(unchecked):.3f}  (target <= 1.05)")
-    print(f"  ratio     {statistics.median(ratios):.3f}  with the weight check, which the bare loop has not")
-    print(f"  peak memory: ours {peaks['ours']:.2f} GiB, bare loop {peaks['bare']:.2f} GiB")
+    with tempfile.TemporaryDirectory() as folder:
+        if asked.only:
+            run_alone(asked.only, config, asked.iterations, Path(folder))
+            return
+        ours, theirs, check = compare(config, asked.iterations, Path(folder))
+    pairs = list(zip(ours, theirs, check, strict=True))
+    named = ["--config-name", asked.config_name, *asked.overrides]
+    print(
+        f"{machine()}\n{config.model.name}, {config.prompts_per_iteration} x {config.env.repeats} completions, "
+        f"{torch.get_num_threads()} threads, {asked.iterations} iterations in turn"
+    )
+    print(f"  ours          {spread(ours, 4)} s, peak {peak_alone('ours', named):.2f} GiB")
+    print(f"  bare loop     {spread(theirs, 4)} s, peak {peak_alone('bare', named):.2f} GiB")
+    print(f"  weight check  {statistics.mean(check):.4f} s of ours, in the mean")
+    print(f"  ratio         {spread([own / other for own, other, _ in pairs])}")
+    print(f"  without check {spread([(own - part) / other for own, other, part in pairs])}")
 
 
 if __name__ == "__main__":

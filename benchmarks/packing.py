@@ -13,27 +13,20 @@ import argparse
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+import tempfile
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    DynamicCache,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
+from benchmarks.common import answer_length, arguments, machine, save_llama, timed
 from training.batch import Tokens
 from training.forward import ResponseScorer, whole_rows
 from training.packing import packed_positions
-
-SIGMA = 0.8
 
 
 def drawn(asked: argparse.Namespace, vocabulary: int, seed: int = 1) -> Tokens:
@@ -41,8 +34,8 @@ def drawn(asked: argparse.Namespace, vocabulary: int, seed: int = 1) -> Tokens:
     generator = torch.Generator().manual_seed(seed)
     rows = asked.prompts * asked.repeats
     prompts = torch.randint(asked.prompt // 2, asked.prompt + 1, (asked.prompts, 1), generator=generator)
-    spread = torch.randn(rows, 1, generator=generator) * SIGMA
-    lengths = (spread.exp() * asked.limit / 4).long().clamp(min(4, asked.limit), asked.limit)
+    deviations = torch.randn(rows, generator=generator).tolist()
+    lengths = torch.tensor([[answer_length(deviation, asked.limit)] for deviation in deviations])
     if asked.equal:
         prompts, lengths = torch.full_like(prompts, asked.prompt), torch.full_like(lengths, asked.limit)
     mask = torch.arange(asked.limit) < lengths
@@ -95,21 +88,6 @@ class Cached(ResponseScorer):
         return torch.cat([last, rest.last_hidden_state], 1)[tokens.loss_mask]
 
 
-def loaded(folder: str | None) -> PreTrainedModel:
-    if folder is not None:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
-    torch.manual_seed(0)
-    shape = LlamaConfig(
-        vocab_size=8192,
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=6,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-    )
-    return LlamaForCausalLM(shape).train()
-
-
 def ways(asked: argparse.Namespace, model: PreTrainedModel) -> dict[str, ResponseScorer]:
     cached = Cached(model, packs=False)
     cached.repeats = asked.repeats
@@ -117,17 +95,13 @@ def ways(asked: argparse.Namespace, model: PreTrainedModel) -> dict[str, Respons
     return {name: way for name, way in found.items() if asked.only in (None, name)}
 
 
-def timed(
-    model: PreTrainedModel, score: Callable[[Tokens], Tensor], tokens: Tokens
-) -> tuple[float, Tensor, Tensor]:
-    """Seconds, log-probs, and the gradient of their sum."""
-    began = time.perf_counter()
-    log_prob = score(tokens)
+def passes(model: PreTrainedModel, score: ResponseScorer, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    """Log-probs, and the gradient of their sum."""
+    log_prob = score(tokens).log_prob
     (log_prob.sum() / len(tokens)).backward()
-    seconds = time.perf_counter() - began
     gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     model.zero_grad(set_to_none=True)
-    return seconds, log_prob.detach(), gradient
+    return log_prob.detach(), gradient
 
 
 def positions(name: str, tokens: Tokens, repeats: int) -> int:
@@ -152,50 +126,39 @@ def peak_alone(name: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__, prompts=4, repeats=8, prompt=128, limit=128, rounds=3)
     parser.add_argument("model", nargs="?")
-    for name, value in (("prompts", 4), ("repeats", 8), ("prompt", 128), ("limit", 128), ("rounds", 3)):
-        parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--equal", action="store_true", help="all prompts and answers at their limits")
     parser.add_argument("--only", help="print the peak memory of one way")
     asked = parser.parse_args()
-    model = loaded(asked.model)
+    with tempfile.TemporaryDirectory() as folder:
+        name = asked.model or save_llama(Path(folder), 8192, 256, 688, 6, 8, 4)
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).train()
     tokens, scorers = drawn(asked, model.config.vocab_size), ways(asked, model)
     if asked.only:
         before = peak_kib()
-        timed(model, lambda given: scorers[asked.only](given).log_prob, tokens)
+        passes(model, scorers[asked.only], tokens)
         print((peak_kib() - before) / 2**20)
         return
     rounds = [
-        {
-            name: timed(model, lambda given, way=way: way(given).log_prob, tokens)
-            for name, way in scorers.items()
-        }
+        {name: timed(partial(passes, model, way, tokens)) for name, way in scorers.items()}
         for _ in range(asked.rounds)
     ]
-    report(asked, tokens, rounds)
-
-
-def report(
-    asked: argparse.Namespace, tokens: Tokens, rounds: list[dict[str, tuple[float, Tensor, Tensor]]]
-) -> None:
-    expected = rounds[0]["whole"]
     packed = statistics.median(each["packed"][0] for each in rounds)
     fewest = positions("packed", tokens, asked.repeats)
+    expected_log_prob, expected_gradient = rounds[0]["whole"][1]
     print(
-        f"{'way':10}{'seconds':>9}{'ratio':>8}{'positions':>11}{'ratio':>8}"
+        f"{machine()}\n{'way':10}{'seconds':>9}{'ratio':>8}{'positions':>11}{'ratio':>8}"
         f"{'log-prob off':>14}{'gradient off':>14}{'peak GiB':>10}"
     )
-    for name in rounds[0]:
+    for name, (_, (log_prob, gradient)) in rounds[0].items():
         seconds = statistics.median(each[name][0] for each in rounds)
         computed = positions(name, tokens, asked.repeats)
-        off = (rounds[0][name][1] - expected[1]).abs().max()
-        gradient = (rounds[0][name][2] - expected[2]).abs().max() / expected[2].abs().max()
+        off = (log_prob - expected_log_prob).abs().max()
+        gradient_off = (gradient - expected_gradient).abs().max() / expected_gradient.abs().max()
         print(
             f"{name:10}{seconds:9.3f}{seconds / packed:8.2f}{computed:11}{computed / fewest:8.2f}"
-            f"{off:14.1e}{gradient:14.1e}{peak_alone(name):10.2f}",
+            f"{off:14.1e}{gradient_off:14.1e}{peak_alone(name):10.2f}",
             flush=True,
         )
 

@@ -1,28 +1,24 @@
-"""An iteration of grpo.py beside one of TRL's GRPOTrainer: same model, prompts, lengths, dtype, threads, in turn.
+"""An iteration of grpo.py beside one of TRL's GRPOTrainer, in turn, in the same setting.
 
     python benchmarks/peer_trl.py [w1 w2 ...] [--model FOLDER] [--gsm8k FILE] [--engine both|transformers|vllm]
 
-Either side lives in a process of its own and does one iteration (generate, score, one AdamW step, push) while the
-other sleeps, so that noise meets both; seconds are this process's, from the leave to go on to the next request for it.
-Seconds of CPU are told beside them: with `--threads 1` these hardly feel what else the machine does.
-The environment of TRL is made on first use (pip, in `.cache/trl` of the checkout): with the torch and transformers of
-this one. Workloads are in peer_work.py: w1 is the quickstart's model; w2 a given one with forced lengths, w2-bf16 the
-same in bfloat16; w3-right GSM8K with natural ends judged right or wrong, w3-dense the same with a reward that differs
-among all completions. Without `--model` only w1 runs, without `--gsm8k` no w3.
+Model, prompts, lengths, dtype and threads are the same. Either side lives in a process of its own and does one
+iteration (generate, score, one AdamW step, push) while the other sleeps, so that noise meets both. Without
+`--trl-python` our side runs alone. TRL has an environment of its own, with the torch and transformers of this one:
 
-Forced lengths: both read a copy of the model's folder whose end token has a number that the model's head does not
-have, so that nothing is forced step by step. bfloat16: weights and arithmetic on both sides; ours with `model.dtype`,
-`inference_model.dtype` and `train.mixed_precision` (the optimizer keeps the bits that rounding drops), TRL's with
-`dtype=bfloat16` and `bf16=True` (it does not).
+    python -m venv .cache/trl && .cache/trl/bin/pip install trl==1.16.0 torch==VERSION transformers==VERSION
+    python benchmarks/peer_trl.py --trl-python .cache/trl/bin/python
 
-TRL's settings: one generation an optimizer step, hence no pass for old log-probs; beta=0, so no reference;
-gradient_checkpointing=False (its default costs a third more); its default optimizer (fused AdamW) and chunked head;
-no logging, no saving; one microbatch where it fits in a few GB, else the largest that was no slower for it
-(`Workload.microbatch`), and ours as large. `--trl FIELD=JSON` tries others: on a CPU a static cache and torch_compile
-change nothing, and continuous batching is twenty times slower. On GPUs it can generate by vLLM too, in an environment
-that has one it knows (1.16: up to 0.31): `--environment FOLDER --trl use_vllm=true`.
-Ours: the defaults of a run, with its ledger, metrics, doctor and weight check. Engines: both kinds on a CPU,
-vLLM alone on a GPU, which learner and engine share.
+Workloads (peer_sides.py): w1 is the quickstart's model; w2 a given one with forced lengths, w2-bf16 the same in
+bfloat16; w3-right GSM8K with natural ends judged right or wrong, w3-dense with a reward that differs among all
+completions. Without `--model` only w1 runs, without `--gsm8k` no w3. For forced lengths both read a copy of the model
+whose end token has a number that its head does not have, so that nothing is forced step by step.
+
+TRL's settings: one generation an optimizer step, hence no pass for old log-probs; no reference; no gradient
+checkpointing, which costs it a third more; its default optimizer and chunked head; no logging, no saving; a microbatch
+that was no slower for it than others, and ours as large. `--trl FIELD=JSON` tries others, such as `use_vllm=true`.
+Ours: the defaults of a run, with ledger, metrics, doctor and weight check. Engines: both kinds on a CPU, vLLM alone on
+a GPU, which learner and engine share.
 """
 
 import argparse
@@ -37,70 +33,21 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from importlib.metadata import version
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import psutil  # noqa: E402
-import torch  # noqa: E402
-from transformers import AutoConfig, AutoTokenizer  # noqa: E402
+import psutil
+import torch
+from transformers import AutoConfig, AutoTokenizer
 
-from benchmarks.peer_work import SEED, WORKLOADS, Job, Workload  # noqa: E402
-from config.env import EnvConfig  # noqa: E402
-from envs.prompts import PromptSource  # noqa: E402
-from envs.task import Example, make_task  # noqa: E402
-
-TRL = "trl==1.16.0"
-SAME = ("transformers", "accelerate", "datasets")
-"""Packages that both sides have in one version."""
-OWN_SIDE, TRL_SIDE = (ROOT / "benchmarks" / f"peer_{name}_side.py" for name in ("own", "trl"))
-
-
-# -- TRL's environment
-
-
-def trl_python(folder: Path) -> Path:
-    """The interpreter of an environment with TRL in it, which is made where it is missing.
-
-    Raises:
-        SystemExit: pip could not install it; says what it said last.
-    """
-    python = folder / "bin" / "python"
-    build = version("torch")
-    wanted = [TRL, *(f"{name}=={version(name)}" for name in SAME)]
-    done = folder / "installed.json"
-    if done.is_file() and json.loads(done.read_text()) == [build, *wanted]:
-        return python
-    print(f"installing {TRL} into {folder} (a minute or two, once)", flush=True)
-    _made(folder, [sys.executable, "-m", "venv", str(folder)])
-    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    # An index may offer this very build, such as 2.13.0+cpu, or only the version's common one.
-    builds = dict.fromkeys((build, build.partition("+")[0]))
-    _made(folder, *([*install, f"torch=={each}"] for each in builds))
-    _made(folder, [*install, *wanted])
-    done.write_text(json.dumps([build, *wanted]))
-    return python
-
-
-def _made(folder: Path, *commands: Sequence[str]) -> None:
-    """Runs the first command that works."""
-    for command in commands:
-        ended = subprocess.run(command, capture_output=True, text=True)
-        if ended.returncode == 0:
-            return
-    said = "\n".join((ended.stderr or ended.stdout).strip().splitlines()[-5:])
-    raise SystemExit(
-        f"TRL's environment could not be made in {folder}:\n  {' '.join(command)}\n{said}\n"
-        "It needs a package index that pip reaches; --environment FOLDER names one that has been made elsewhere."
-    )
-
-
-# -- what is trained on
+from benchmarks.common import QUICKSTART, ROOT, arguments, machine, spread
+from benchmarks.peer_sides import SEED, WORKLOADS, Job, Workload
+from config.env import EnvConfig
+from envs.prompts import PromptSource
+from envs.task import Example, make_task
 
 
 def make_rows(work: Workload, count: int, gsm8k: Path | None, folder: Path) -> tuple[Path, Path]:
@@ -150,42 +97,30 @@ def never_ending(source: Path, folder: Path) -> Path:
     return folder
 
 
-# -- the two sides, in turn
-
-
-@dataclass
 class Side:
-    """A process that does one iteration at a time. seconds, said: of each; what it said goes to `log`."""
+    """A process that does one iteration at a time; what it prints goes to a log."""
 
-    name: str
-    process: subprocess.Popen[str]
-    reports: Any
-    log: Path
-    seconds: list[float] = field(default_factory=list)
-    said: list[dict[str, float]] = field(default_factory=list)
-
-    @classmethod
-    def start(cls, name: str, python: Path, script: Path, job: Job, folder: Path) -> "Side":
-        """Returns when it is ready to begin."""
-        told, log = folder / f"{name}.json", folder / f"{name}.log"
+    def __init__(self, name: str, python: Path, job: Job, folder: Path) -> None:
+        self.name = name
+        self.seconds: list[float] = []
+        self.said: list[dict[str, float]] = []
+        told, self.log = folder / f"{name}.json", folder / f"{name}.log"
         job.write(told)
         read, written = os.pipe()
-        threads = {"OMP_NUM_THREADS": str(job.threads), "TOKENIZERS_PARALLELISM": "false"}
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                [str(python), str(script), str(told), str(written)],
+        with self.log.open("w") as output:
+            self.process = subprocess.Popen(
+                [str(python), str(ROOT / "benchmarks" / "peer_sides.py"), str(told), str(written)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=(written,),
                 text=True,
                 cwd=ROOT,
-                env=os.environ | threads,
+                env=os.environ | {"OMP_NUM_THREADS": str(job.threads), "TOKENIZERS_PARALLELISM": "false"},
             )
         os.close(written)
-        side = cls(name, process, os.fdopen(read), log)
-        side._listen()
-        return side
+        self.reports = os.fdopen(read)
+        self._listen()
 
     def iterate(self) -> None:
         assert self.process.stdin is not None
@@ -196,19 +131,22 @@ class Side:
         self.seconds.append(time.perf_counter() - began)
         self.said.append(said)
 
-    def end(self) -> str:
-        """There is no more to do; what it printed."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(timeout=60)
-        return self.log.read_text()
-
     def peak_gib(self) -> float:
         """Most resident memory that the process has had, and what its own children hold now (their share of pages)."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         peak = int(status.partition("VmHWM:")[2].split()[0]) * 1024
         children = psutil.Process(self.process.pid).children(recursive=True)
         return (peak + sum(child.memory_full_info().pss for child in children)) / 2**30
+
+    def line(self) -> str:
+        """Time, work and memory of its iterations."""
+        middle = {key: statistics.median(said[key] for said in self.said) for key in self.said[0]}
+        work = {key: middle.pop(key) for key in ("tokens", "prompt_tokens", "reward")}
+        stages = ", ".join(f"{stage} {value:.3f}" for stage, value in middle.items())
+        return (
+            f"  {self.name:<18} {spread(self.seconds)} s, peak {self.peak_gib():.2f} GiB, {work['tokens']:.0f} tokens "
+            f"after {work['prompt_tokens']:.0f} of prompts, reward {work['reward']:.3f}\n  {'':<18} {stages}"
+        )
 
     def _listen(self) -> dict[str, float]:
         line = self.reports.readline()
@@ -233,148 +171,70 @@ def measure(sides: Sequence[Side], warm_up: int, iterations: int, limit_s: float
         del side.seconds[:warm_up], side.said[:warm_up]
 
 
-# -- what is reported
-
-
-STAGES = {
-    "ours": ("collect", "optimize", "push", "weight check", "ledger"),
-    "TRL": ("generate", "score", "step"),
-}
-"""Seconds that a side tells of. The check is part of the push; TRL's step holds generate and score, but not AdamW."""
-
-
-def spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.3f} [{min(values):.3f}, {max(values):.3f}]"
-
-
-def ratio_line(own: Side, other: Side) -> str:
-    """Seconds of one over those of the other, below 1 where the first is faster."""
-    pairs = [a / b for a, b in zip(own.seconds, other.seconds, strict=True)]
-    medians = statistics.median(own.seconds) / statistics.median(other.seconds)
-    cpu = [a["cpu"] / b["cpu"] for a, b in zip(own.said, other.said, strict=True)]
-    names = f"{own.name} / {other.name}"
-    return f"  ratio {names}: {medians:.3f} of medians, pairwise {spread(pairs)}; of CPU {spread(cpu)}"
-
-
-def side_line(side: Side, peak: float) -> str:
-    """What a side's iterations took and what they made."""
-
-    def median(key: str) -> float:
-        return statistics.median(said.get(key, 0.0) for said in side.said)
-
-    stages = STAGES["TRL" if side.name == "TRL" else "ours"]
-    split = ", ".join(f"{stage} {median(stage):.3f}" for stage in stages)
-    gpu = f" + {median('gpu_gib'):.2f} on the GPU" if "gpu_gib" in side.said[0] else ""
-    return (
-        f"  {side.name:<18} {spread(side.seconds)} s   {median('tokens'):.0f} tokens after "
-        f"{median('prompt_tokens'):.0f} of prompts, reward {median('reward'):.3f}, peak {peak:.2f} GiB{gpu}\n"
-        f"  {'':<18} {split}; {median('cpu'):.3f} s of CPU"
-    )
-
-
-def per_token_line(own: Side, other: Side) -> str:
-    """The ratio of seconds a token, where lengths are free and so differ between the two."""
-    each = [sum(side.seconds) / sum(said["tokens"] for said in side.said) * 1000 for side in (own, other)]
-    return f"  ratio of ms a token: {each[0]:.2f} / {each[1]:.2f} = {each[0] / each[1]:.3f}"
-
-
 def start(
-    work: Workload,
-    asked: argparse.Namespace,
-    python: Path,
-    engines: Sequence[str],
-    folder: Path,
-    ending: ExitStack,
+    work: Workload, asked: argparse.Namespace, engines: Sequence[str], folder: Path, ending: ExitStack
 ) -> list[Side]:
-    """Ours by each engine, then TRL but for a profile; `ending` stops them."""
-    model = ROOT / "models" / "quickstart" if work.model == "quickstart" else asked.model.resolve()
+    """Starts ours by each engine, then TRL; `ending` stops them."""
+    model = QUICKSTART if work.model == "quickstart" else asked.model.resolve()
     if work.forced:
         model = never_ending(model, folder / "model")
     rounds = asked.warm_up + asked.iterations
     rows, drawn = make_rows(work, rounds * work.prompts, asked.gsm8k, folder)
-    job = Job(
-        work, str(model), str(rows), rounds, asked.threads, options=tuple(asked.own), profile=asked.profile
-    )
+    job = Job(work, str(model), str(rows), rounds, asked.threads, "", tuple(asked.own))
+    orders = {f"ours, {engine}": (Path(sys.executable), replace(job, engine=engine)) for engine in engines}
+    if asked.trl_python:
+        theirs = replace(job, rows=str(drawn), engine="trl", options=tuple(asked.trl))
+        orders["TRL"] = (asked.trl_python.absolute(), theirs)
     sides = []
-    for engine in engines:
-        own = replace(job, engine=engine)
-        sides.append(Side.start(f"ours, {engine}", Path(sys.executable), OWN_SIDE, own, folder))
-        ending.callback(sides[-1].process.kill)
-    if not asked.profile:
-        theirs = replace(job, rows=str(drawn), options=tuple(asked.trl))
-        sides.append(Side.start("TRL", python, TRL_SIDE, theirs, folder))
+    for name, (python, order) in orders.items():
+        sides.append(Side(name, python, order, folder))
         ending.callback(sides[-1].process.kill)
     return sides
 
 
-def run(work: Workload, asked: argparse.Namespace, python: Path, engines: Sequence[str]) -> None:
+def run(work: Workload, asked: argparse.Namespace, engines: Sequence[str]) -> None:
     """Measures one workload and prints it."""
     with ExitStack() as ending:
         folder = Path(ending.enter_context(tempfile.TemporaryDirectory()))
-        sides = start(work, asked, python, engines, folder, ending)
+        sides = start(work, asked, engines, folder, ending)
         measure(sides, asked.warm_up, asked.iterations, asked.limit)
-        peaks = [side.peak_gib() for side in sides]
-        printed = [side.end() for side in sides]
-    lengths = "forced" if work.forced else "free"
-    print(
-        f"{work.name}: {work.prompts} x {work.repeats} x {work.max_tokens} tokens ({lengths}), {work.model} model, "
-        f"{work.dtype}, {work.reward}, {asked.threads} threads, {len(sides[0].seconds)} iterations in turn after "
-        f"{asked.warm_up}; median [least, most]"
-    )
-    for side, peak in zip(sides, peaks, strict=True):
-        print(side_line(side, peak))
-    if asked.profile:
-        print(*printed, sep="\n")
-        return
-    *own, other = sides
-    for side in own:
-        print(ratio_line(side, other))
-        if not work.forced:
-            print(per_token_line(side, other))
-    print(next(line for line in printed[-1].splitlines() if line.startswith("  TRL ")), flush=True)
+        print(
+            f"{work.name}: {work.prompts} x {work.repeats} x {work.max_tokens} tokens "
+            f"({'forced' if work.forced else 'free'}), {work.model} model, {work.dtype}, {work.reward}, "
+            f"{asked.threads} threads, {len(sides[0].seconds)} iterations in turn after {asked.warm_up}"
+        )
+        print(*(side.line() for side in sides), sep="\n", flush=True)
+    for own in sides[:-1] if asked.trl_python else []:
+        other = sides[-1]
+        pairs = [theirs / ours for ours, theirs in zip(own.seconds, other.seconds, strict=True)]
+        tokens = [sum(said["tokens"] for said in side.said) for side in (own, other)]
+        a_token = sum(other.seconds) / tokens[1] / (sum(own.seconds) / tokens[0])
+        print(f"  TRL over {own.name}: {spread(pairs)} pair by pair, {a_token:.3f} a token", flush=True)
 
 
-def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main() -> None:
+    parser = arguments(__doc__, iterations=8, warm_up=2, limit=600, threads=os.cpu_count() or 1)
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(WORKLOADS)}")
     parser.add_argument("--model", type=Path, help="folder of the model of all workloads but w1")
     parser.add_argument("--gsm8k", type=Path, help="file of GSM8K's rows, train.jsonl, for w3")
     parser.add_argument("--engine", choices=("both", "transformers", "vllm"), default="both")
-    parser.add_argument("--iterations", type=int, default=8)
-    parser.add_argument("--warm-up", type=int, default=2)
-    parser.add_argument("--limit", type=float, default=600, help="seconds, after which no iteration begins")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--environment", type=Path, default=ROOT / ".cache" / "trl", help="of TRL")
-    parser.add_argument("--profile", action="store_true", help="where our time goes; without TRL")
+    parser.add_argument("--trl-python", type=Path, help="interpreter of an environment with TRL")
     parser.add_argument("--trl", nargs="*", default=[], metavar="FIELD=JSON", help="of TRL's GRPOConfig")
     parser.add_argument("--own", nargs="*", default=[], metavar="KEY=VALUE", help="of our config")
     asked = parser.parse_args()
-    unknown = [name for name in asked.workloads if name not in WORKLOADS]
-    if unknown:
-        parser.error(f"no workload {unknown[0]!r}; there are {', '.join(WORKLOADS)}")
-    return asked
-
-
-def possible(work: Workload, asked: argparse.Namespace) -> bool:
-    """Whether what the workload needs has been given."""
-    return (work.model == "quickstart" or asked.model) and (work.data != "gsm8k" or asked.gsm8k)
-
-
-def main() -> None:
-    asked = parsed()
+    if unknown := set(asked.workloads) - set(WORKLOADS):
+        parser.error(f"no workload {unknown.pop()!r}; there are {', '.join(WORKLOADS)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that both sides are stopped too
     engines = [asked.engine]
     if asked.engine == "both":
         engines = [] if torch.cuda.is_available() else ["transformers"]
         engines += ["vllm"] if find_spec("vllm") else []
-    python = Path(sys.executable) if asked.profile else trl_python(asked.environment)
-    for name in asked.workloads or WORKLOADS:
-        if possible(WORKLOADS[name], asked):
-            run(WORKLOADS[name], asked, python, engines)
+    print(machine())
+    for work in [WORKLOADS[name] for name in asked.workloads or WORKLOADS]:
+        if (work.model == "quickstart" or asked.model) and (work.data != "gsm8k" or asked.gsm8k):
+            run(work, asked, engines)
         else:
-            print(f"{name}: left out, it needs --model" + (" and --gsm8k" if "w3" in name else ""))
+            print(f"{work.name}: left out, it needs --model" + (" and --gsm8k" if "w3" in work.name else ""))
 
 
 if __name__ == "__main__":

@@ -13,11 +13,9 @@ after the first; MiB is what was made or copied for one push, to all engines tog
 
 import argparse
 import copy
-import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,8 +23,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
+from benchmarks.common import arguments, machine, save_llama, timed
 from cluster.runtime import Place
 from config.models import LoraConfig
 from rollout.engines.pool import RayPool
@@ -39,32 +38,11 @@ from rollout.weights.transports import HostCopy, ObjectStore, SharedMemory, Tran
 from training.adapters import add_lora
 from training.published_weights import PolicyWeights, made, named_weights
 
-SIZES = {
-    "tiny": LlamaConfig(vocab_size=320, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-                        num_attention_heads=4, num_key_value_heads=2, head_dim=32),
-    "135M": LlamaConfig(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
-                        num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True),
-}  # fmt: skip
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", type=Path, default=None, help="a Hugging Face folder")
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--engines", type=int, nargs="*", default=[1], help="none: in process alone")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the learner")
-    return parser.parse_args()
-
-
-def seconds(action: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    action()
-    return time.perf_counter() - begin
+SIZES = {"tiny": (320, 64, 128, 2, 4, 2), "135M": (49152, 576, 1536, 30, 9, 3)}
 
 
 class Pushes:
-    """Of one model, beside copies of what a push carries."""
+    """Pushes of one model, and copies of what a push carries."""
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         self.folder, self.options = folder, options
@@ -80,8 +58,8 @@ class Pushes:
             took: list[tuple[float, ...]] = []
             for version in range(self.options.repeats + 1):
                 outgoing = Outgoing(learner.publish())
-                push = seconds(lambda outgoing=outgoing, version=version: target.load(outgoing, version))
-                took.append((push, seconds(self._clone), seconds(self._copy)))
+                push = timed(partial(target.load, outgoing, version))[0]
+                took.append((push, timed(self._clone)[0], timed(self._copy)[0]))
             push, clone, warm = (statistics.median(one) for one in zip(*took[1:], strict=True))
             print(
                 f"  {name + kind:26} {1e3 * push:8.1f} ms {outgoing.moved.bytes / 2**20:8.1f} MiB"
@@ -133,14 +111,19 @@ def measure(name: str, folder: Path, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    options = parse()
+    parser = arguments(__doc__, repeats=7, threads=torch.get_num_threads())
+    parser.add_argument("--model", type=Path, help="a Hugging Face folder")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--engines", type=int, nargs="*", default=[1], help="none: in process alone")
+    options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    print(machine())
     if options.model is not None:
         measure(options.model.name, options.model, options)
         return
     for name in options.sizes:
         with tempfile.TemporaryDirectory() as folder:
-            LlamaForCausalLM(SIZES[name]).save_pretrained(folder)
+            save_llama(Path(folder), *SIZES[name])
             measure(name, Path(folder), options)
 
 

@@ -1,13 +1,14 @@
-"""The quickstart through both schedules: reward and wall time, one process after the other, in turn.
+"""The quickstart through both schedules, or under every preset: reward and time, one run after the other.
 
-    python benchmarks/quickstart.py [--seeds 0 1 2] [--engine thread|actor] [key=value ...]
+    python benchmarks/quickstart.py [key=value ...] [--seeds 0 1 2]
+    python benchmarks/quickstart.py --presets grpo dapo [--seeds 0 1]        (`--presets all`: every one)
 
-Each seed runs grpo.py, then grpo_async.py with train.max_policy_age=1 and either way of treating stale groups. Two
-cores are enough: one for the engine and one for the learner. `reward` is the mean of the last five optimizer steps;
-`to 0.8` the seconds of training until five steps in a row reached 0.8 on average; `cpu` includes all processes.
+By schedule each seed runs grpo.py, then grpo_async.py with train.max_policy_age=1 and either way of treating stale
+groups (`ray.enabled=true` puts the engine into a Ray actor). By preset each seed runs grpo.py with `policy=NAME`.
+`first` is the reward of the first optimizer step, `last` the mean of the last five; `to 0.75` the seconds of training
+until five steps in a row reached that on average; `cpu` includes all processes of the run.
 """
 
-import argparse
 import json
 import os
 import resource
@@ -16,57 +17,68 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.common import QUIET, ROOT, arguments, machine
+from config.policy import PRESETS, load_policy
+
 ASYNC = ("train.max_policy_age=1", "inference_model.update=keep")
-RUNS = {
+SCHEDULES = {
     "lockstep": ("grpo.py",),
     "async wait": ("grpo_async.py", *ASYNC, "train.stale_groups=wait"),
     "async drop": ("grpo_async.py", *ASYNC, "train.stale_groups=drop"),
 }
+KNOWN = sorted(
+    path.stem
+    for path in PRESETS.glob("*.yaml")
+    if not (policy := load_policy(path.stem)).distill_coef or policy.teacher_prompt
+)
+"""Presets that need no other model as a teacher."""
+WINDOW, TARGET = 5, 0.75
 
 
 @dataclass
 class Outcome:
-    """Seconds are of the whole process, its start included, except `to_target`."""
+    """Seconds are of the whole process, its start included, except `to_target_s`, infinite where it is not reached."""
 
-    reward: float
+    first: float
+    last: float
     wall_s: float
     cpu_s: float
     to_target_s: float
     idle_learner: float
 
 
-def run_once(arguments: tuple[str, ...], seed: int, overrides: list[str]) -> Outcome:
-    """Raises RuntimeError with the script's output where it fails."""
+def run_once(arguments: Sequence[str], seed: int) -> Outcome:
+    """One run of a script.
+
+    Raises:
+        RuntimeError: it failed; with what it printed.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            arguments[0],
-            "--config-name",
-            "grpo_quickstart",
-            f"hydra.run.dir={folder}",
-        ]
-        command += ["logging.progress=false", f"train.seed={seed}", *arguments[1:], *overrides]
+        script, *overrides = arguments
+        command = [sys.executable, script, "--config-name", "grpo_quickstart", f"hydra.run.dir={folder}"]
+        command += [*QUIET, f"train.seed={seed}", *overrides]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         before, began = _child_cpu(), time.perf_counter()
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         wall = time.perf_counter() - began
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
-        lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    rewards = [row["reward/mean"] for row in rows]
-    return Outcome(
-        reward=statistics.mean(rewards[-5:]),
-        wall_s=wall,
-        cpu_s=_child_cpu() - before,
-        to_target_s=_seconds_to(0.8, rows),
-        idle_learner=statistics.mean(row["idle/learner"] for row in rows),
-    )
+        rows = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    rewards, seconds, to_target = [], 0.0, float("inf")
+    for row in rows:
+        seconds += sum(row[f"time/{phase}_s"] for phase in ("collect", "optimize", "push"))
+        rewards.append(row["reward/mean"])
+        if len(rewards) >= WINDOW and statistics.mean(rewards[-WINDOW:]) >= TARGET:
+            to_target = min(to_target, seconds)
+    idle = statistics.mean(row["idle/learner"] for row in rows)
+    last = statistics.mean(rewards[-WINDOW:])
+    return Outcome(rewards[0], last, wall, _child_cpu() - before, to_target, idle)
 
 
 def _child_cpu() -> float:
@@ -74,44 +86,32 @@ def _child_cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _seconds_to(target: float, rows: list[dict[str, Any]]) -> float:
-    """Of the training loop; infinite where the target is not reached."""
-    seconds, recent = 0.0, []
-    for row in rows:
-        seconds += sum(row[f"time/{phase}_s"] for phase in ("collect", "optimize", "push"))
-        recent = [*recent[-4:], row["reward/mean"]]
-        if len(recent) == 5 and statistics.mean(recent) >= target:
-            return seconds
-    return float("inf")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument(
-        "--engine", choices=("thread", "actor"), default="thread", help="where grpo_async.py's engine runs"
-    )
+    parser.add_argument("--presets", nargs="+", choices=["all", *KNOWN], metavar="NAME")
     parser.add_argument("overrides", nargs="*")
     asked = parser.parse_args()
-    outcomes: dict[str, list[Outcome]] = {name: [] for name in RUNS}
-    print("run          seed  reward  wall s   cpu s  to 0.8 s  learner idle")
+    runs = SCHEDULES
+    if asked.presets:
+        presets = KNOWN if "all" in asked.presets else asked.presets
+        runs = {preset: ("grpo.py", f"policy={preset}") for preset in presets}
+    print(f"{machine()}\n{'run':22}  seed   first    last  wall s   cpu s  to {TARGET} s  learner idle")
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in runs}
     for seed in asked.seeds:
-        for name, arguments in RUNS.items():
-            extra = ["ray.enabled=true"] if asked.engine == "actor" and name != "lockstep" else []
-            one = run_once(arguments, seed, [*extra, *asked.overrides])
+        for name, arguments_of_run in runs.items():
+            one = run_once([*arguments_of_run, *asked.overrides], seed)
             outcomes[name].append(one)
             print(
-                f"{name:12s} {seed:4d}  {one.reward:6.3f}  {one.wall_s:6.1f}  {one.cpu_s:6.1f}  {one.to_target_s:8.1f}"
-                f"  {one.idle_learner:6.2f}",
+                f"{name:22}{seed:6}{one.first:8.3f}{one.last:8.3f}{one.wall_s:8.1f}{one.cpu_s:8.1f}"
+                f"{one.to_target_s:11.1f}{one.idle_learner:14.2f}",
                 flush=True,
             )
-    print("medians")
     for name, ones in outcomes.items():
-        reward, wall = (statistics.median(getattr(one, key) for one in ones) for key in ("reward", "wall_s"))
-        target = statistics.median(one.to_target_s for one in ones)
-        print(f"{name:12s}       {reward:6.3f}  {wall:6.1f}          {target:8.1f}")
+        last, wall, target = (
+            statistics.median(getattr(one, key) for one in ones) for key in ("last", "wall_s", "to_target_s")
+        )
+        print(f"{name:22}median{'':8}{last:8.3f}{wall:8.1f}{'':8}{target:11.1f}")
 
 
 if __name__ == "__main__":

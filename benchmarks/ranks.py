@@ -3,13 +3,12 @@
     python benchmarks/ranks.py [MODEL_FOLDER ...] [--rounds 5] [--prompts 8] [--repeats 8] [--prompt 32] [--limit 64]
 
 Ranks are Ray actors with a thread each, as in a run (gloo, FSDP2). The same groups for all, their answers log-normal in
-length (sigma 0.8); without a folder the quickstart's model and a random Llama of 51 million parameters. A step and
+length (sigma 0.8); without a folder the quickstart's model and a random Llama of 43 million parameters. A step and
 a push of each learner warm it up; then they take turns. Prints
 
 - medians of the seconds of a step, and of a push into shared memory without an engine, and their ratios to those of the
   process with two threads;
-- how far the ranks' gradient norm is from the one process's in the first step (relative);
-- bytes of every collective of a step, counted in a rank in a step of its own, beside the theory.
+- how far the ranks' gradient norm is from the one process's in the first step (relative).
 """
 
 import argparse
@@ -17,21 +16,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig
 
+from benchmarks import common
+from benchmarks.common import QUICKSTART, answer_length, arguments, machine, save_llama
 from config.env import EnvConfig
 from config.inference import InferenceModelConfig
 from config.models import ModelConfig, TrainModelConfig
@@ -42,56 +37,21 @@ from envs.group import Group, SampledCompletion, Sampling, Times, Verdict
 from envs.task import Example
 from plan.machine import this_machine
 from plan.make_plan import make_plan
-from plan.plan import Plan
 from rollout.weights.outgoing import Outgoing
 from rollout.weights.transports import SharedMemory
-from run.rehearsal.roofline import theory
-from run.rehearsal.tracking import COLLECTIVES
-from training import ranked_learner
 from training.batch import Batch
 from training.learner import Learner
 from training.local_learner import make_learner
 from training.packing import real_tokens
 from training.process import prepare_process
-from training.rank_host import RankHost
-from training.ranked_learner import RankedLearner
 from training.ranked_learner import make_learner as make_ranked_learner
-from training.worker import Part, Piece
 
-QUICKSTART = Path(__file__).resolve().parents[1] / "models" / "quickstart"
-SIGMA = 0.8
 RANKS = 2
 ONE, TWO_THREADS = "1 process, 1 thread", f"1 process, {RANKS} threads"
 SEVERAL = f"{RANKS} ranks, 1 thread each"
 MIB = 2**20
 PAUSE_S = 0.2
 """Between two measurements: threads of OpenMP go on spinning for a while."""
-
-
-class Collectives(TorchDispatchMode):
-    """Bytes of the whole tensor of every collective, as a rehearsal counts them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if DTensor in types:
-            return NotImplemented
-        out = func(*args, **(kwargs or {}))
-        name = func.name().partition("::")[2].partition(".")[0]
-        if func.namespace in ("c10d", "_c10d_functional") and name in COLLECTIVES:
-            tensors = [leaf for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, Tensor)]
-            self.sent[COLLECTIVES[name]] += max(tensor.nbytes for tensor in tensors)
-        return out
-
-
-class CountingHost(RankHost):
-    """A rank that can count."""
-
-    def counted_gradients(self, pieces: Sequence[Piece]) -> tuple[Part, Counter[str]]:
-        with Collectives() as collectives:
-            return self.worker.gradients(pieces), collectives.sent
 
 
 class Ways:
@@ -102,8 +62,7 @@ class Ways:
         self.plan = make_plan(several, False, this_machine(folder), folder)
         prepare_process(one, 1, torch.device("cpu"))
         self.local = make_learner(one, make_plan(one, False, this_machine(folder), folder), folder)
-        with patch.object(ranked_learner, "RankHost", CountingHost):
-            self.ranked: RankedLearner = make_ranked_learner(several, self.plan, folder)
+        self.ranked = make_ranked_learner(several, self.plan, folder)
         self.by_name: dict[str, tuple[Learner, int]] = {
             ONE: (self.local, 1),
             TWO_THREADS: (self.local, RANKS),
@@ -121,20 +80,6 @@ class Ways:
         torch.set_num_threads(threads)
         return timed(lambda: self.memory.write(Outgoing(learner.publish())))[0]
 
-    def bytes_of_step(self, batch: Batch) -> Counter[str]:
-        """Of rank 0, by collective."""
-
-        def counted(rounds: Iterator[list[Piece]]) -> list[Part]:
-            shares = [list(own) for own in zip(*rounds, strict=True)]
-            answers = self.ranked._each("counted_gradients", shares)
-            found.update(answers[0][1])
-            return [part for part, _ in answers]
-
-        found: Counter[str] = Counter()
-        with patch.object(self.ranked, "_gradients", counted):
-            self.ranked.step(batch)
-        return found
-
     def close(self) -> None:
         self.ranked.close()
         self.memory.close()
@@ -142,9 +87,7 @@ class Ways:
 
 def timed(action: Callable[[], Any]) -> tuple[float, Any]:
     time.sleep(PAUSE_S)
-    began = time.perf_counter()
-    result = action()
-    return time.perf_counter() - began, result
+    return common.timed(action)
 
 
 def config_of(model: str, ranks: int, asked: argparse.Namespace) -> Config:
@@ -169,8 +112,7 @@ def drawn(asked: argparse.Namespace, vocabulary: int) -> list[Group]:
         return torch.randint(vocabulary, (count,), generator=chance).tolist()
 
     def completion() -> SampledCompletion:
-        spread = torch.randn((), generator=chance) * SIGMA
-        length = min(asked.limit, max(4, int(spread.exp() * asked.limit / 4)))
+        length = answer_length(float(torch.randn((), generator=chance)), asked.limit)
         score = float(torch.rand((), generator=chance))
         verdict = Verdict(score, {}, "scored")
         return SampledCompletion(tokens(length), [-1.0] * length, [0] * length, "stop", verdict=verdict)
@@ -201,7 +143,6 @@ def measure(model: str, asked: argparse.Namespace, folder: Path) -> None:
         ]
         print_seconds(ways, batch, rounds)
         print(f"gradient norm of the first step: {norms[1] / norms[0] - 1:+.1e} from that of one process")
-        print_bytes(ways.plan, ways.bytes_of_step(batch))
     finally:
         ways.close()
 
@@ -223,40 +164,16 @@ def print_seconds(ways: Ways, batch: Batch, rounds: list[dict[str, tuple[float, 
         print(f"{name:24}{step:9.3f}{fastest:9.3f}{ratios[0]:7.2f}{push:9.3f}{ratios[1]:7.2f}", flush=True)
 
 
-def print_bytes(plan: Plan, sent: Counter[str]) -> None:
-    assert plan.shape is not None
-    expected = theory(plan, plan.shape)
-    for name, size in sent.items():
-        of_theory = f"; in theory {expected[name] / MIB:.2f}" if expected[name] else ""
-        print(f"{name:15} {size / MIB:9.2f} MiB a step{of_theory}")
-
-
-def random_llama(folder: Path) -> str:
-    torch.manual_seed(0)
-    shape = LlamaConfig(
-        vocab_size=16384,
-        hidden_size=512,
-        intermediate_size=1376,
-        num_hidden_layers=12,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        tie_word_embeddings=False,
-    )
-    LlamaForCausalLM(shape).save_pretrained(folder)
-    return str(folder)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__, rounds=5, prompts=8, repeats=8, prompt=32, limit=64)
     parser.add_argument("models", nargs="*")
-    sizes = (("rounds", 5), ("prompts", 8), ("repeats", 8), ("prompt", 32), ("limit", 64))
-    for name, value in sizes:
-        parser.add_argument(f"--{name}", type=int, default=value)
     asked = parser.parse_args()
+    print(machine())
     with tempfile.TemporaryDirectory() as folder:
-        models = asked.models or [str(QUICKSTART), random_llama(Path(folder) / "llama")]
+        models = asked.models or [
+            str(QUICKSTART),
+            save_llama(Path(folder) / "llama", 16384, 512, 1376, 12, 8, 4),
+        ]
         for model in models:
             measure(model, asked, Path(folder))
 

@@ -21,33 +21,21 @@ from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import psutil  # noqa: E402
-import torch  # noqa: E402
+import psutil
+import torch
 
-from cluster.runtime import Place  # noqa: E402
-from envs.group import Sampling  # noqa: E402
-from plan.model_shape import find_shape, kv_cache_bytes  # noqa: E402
-from rollout.engines.pool import RayPool  # noqa: E402
-from rollout.engines.sampler import Engine, Request, generate  # noqa: E402
-from rollout.engines.supervisor import PoolSettings  # noqa: E402
-from rollout.engines.vllm_engine import VLLMEngine  # noqa: E402
-from rollout.engines.vllm_settings import VLLMSettings  # noqa: E402
-from rollout.weights.transports import SharedMemory, Transport  # noqa: E402
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", default=str(ROOT / "models" / "quickstart"), help="a Hugging Face folder")
-    parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--prompt-tokens", type=int, default=32)
-    parser.add_argument("--n", type=int, default=8, help="completions per prompt")
-    parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--engines", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=7)
-    return parser.parse_args()
+from benchmarks.common import QUICKSTART, arguments, machine, spread
+from cluster.runtime import Place
+from envs.group import Sampling
+from plan.model_shape import find_shape, kv_cache_bytes
+from rollout.engines.pool import RayPool
+from rollout.engines.sampler import Engine, Request, generate
+from rollout.engines.supervisor import PoolSettings
+from rollout.engines.vllm_engine import VLLMEngine
+from rollout.engines.vllm_settings import VLLMSettings
+from rollout.weights.transports import SharedMemory, Transport
 
 
 def make_requests(options: argparse.Namespace, vocabulary: int) -> list[Request]:
@@ -87,7 +75,9 @@ def cpu_seconds() -> float:
 
 
 def main() -> None:
-    options = parse()
+    parser = arguments(__doc__, prompts=64, prompt_tokens=32, n=8, max_tokens=96, engines=1, rounds=7)
+    parser.add_argument("--model", default=str(QUICKSTART), help="a Hugging Face folder")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     shape = find_shape(options.model)
     assert shape is not None
@@ -120,15 +110,14 @@ def main() -> None:
     finally:
         pool.close()
         engine.close()
-    print(f"{options.model}: {options.prompts} x {options.n} completions of {options.max_tokens} tokens")
+    print(
+        f"{machine()}\n{options.model}: {options.prompts} x {options.n} completions of {options.max_tokens} tokens"
+    )
     for name, values in rates.items():
         pairs = list(zip(values, rates["bare"], strict=True))
         by_clock, by_cpu = (statistics.median(mine[i] / bare[i] for mine, bare in pairs) for i in (0, 1))
-        wall = [rate for rate, _ in values]
-        print(
-            f"  {name:10} {statistics.median(wall):9.0f} tokens/s ({min(wall):.0f} to {max(wall):.0f})   "
-            f"{by_clock:4.2f} x bare, by CPU time {by_cpu:4.2f} x"
-        )
+        rate = spread([rate for rate, _ in values], digits=0)
+        print(f"  {name:10} {rate} tokens/s   {by_clock:.2f} x bare, by CPU time {by_cpu:.2f} x")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def proportion_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     and Graubard 1998, Survey Methodology 24) and Student's quantile: with p the mean, s^2 the variance, N problems,
     d = (N s^2 + c) / (N p (1 - p) + c) and a = t^2 d / N, the ends are
     (p + a/2 +- sqrt(a p (1 - p) + a^2 / 4)) / (1 + a). c = 0.1 takes d to 1, as of one answer a problem, where nearly
-    all problems agree and s^2 says little. Coverage: benchmarks/intervals.py.
+    all problems agree and s^2 says little.
 
     NaN: the problem does not count in that column; every column counts at least one, and one alone says nothing: 0..1.
     Returns the lower and the upper ends, [columns].
@@ -119,7 +119,7 @@ def paired_test(first: Sequence[float] | np.ndarray, last: Sequence[float] | np.
 
     Pairs take out how hard a problem is (Miller 2024, arXiv 2411.00640, section 4). Where all differences are equal
     they have no spread to measure; then two made-up ones, 1 and -1 of half a problem's weight each beside one of 0,
-    stand in (Agresti and Min 2005, Statistics in Medicine 24). False-positive rates: benchmarks/intervals.py.
+    stand in (Agresti and Min 2005, Statistics in Medicine 24).
 
     Raises:
         ValueError: not the same number of problems.

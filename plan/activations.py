@@ -5,8 +5,8 @@
     backward of a block     what it kept (computed again under checkpointing), gradients of its widest vectors
 
 Each formula counts the tensors that PyTorch's autograd keeps for a decoder block of the Llama kind (two RMS norms,
-rotary embeddings, scaled dot-product attention, gated MLP). `benchmarks/memory.py` holds them against torch's memory
-tracker.
+rotary embeddings, scaled dot-product attention, gated MLP). tests/plan/test_memory_estimates.py holds
+them against a rehearsal.
 """
 
 from dataclasses import dataclass

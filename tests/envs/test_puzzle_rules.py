@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.puzzles import right_answer
 from config.env import EnvConfig
 from envs.task import Completion, Example, Task, make_task
+from tests.envs.puzzle_answers import right_answer
 
 pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed")
 

@@ -1,7 +1,7 @@
 """Estimated memory of the learner against its rehearsal, and between numbers of ranks.
 
-No GPU is here: a rehearsal counts tensors that have a shape and no memory. `benchmarks/memory.py` compares every case
-at full depth, tests/rehearsal/test_peaks.py every shipped config.
+No GPU is here: a rehearsal counts tensors that have a shape and no memory. tests/rehearsal/test_peaks.py compares the
+peak of every shipped config at full depth.
 """
 
 import json
@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.memory import ALONE, CASES, NAMES, peak_of, plan_of
 from plan.activations import FLOAT
 from plan.disk import checkpoint_bytes
+from plan.machine import Machine
+from plan.make_plan import make_plan
 from plan.memory import (
     MASTER_BUCKET,
     Phase,
@@ -20,42 +21,67 @@ from plan.memory import (
 )
 from plan.microbatches import CHUNK_BYTES, chunk_size
 from plan.model_shape import KNOWN, find_shape
-from run.rehearsal.step import rehearse_memory
+from plan.plan import Plan
+from run.rehearsal.step import Peaks, rehearse_memory
 from tests.scripts import configured
 from training.log_probs import CHUNK_ELEMENTS
 from training.master_weights import BUCKET_ELEMENTS
 
 CLOSE = 0.15
-SHAPES = {size: shape for size, name in NAMES.items() if (shape := find_shape(name.partition("=")[2]))}
+MODELS = {size: f"Qwen/Qwen2.5-{size}-Instruct" for size in ("1.5B", "3B", "7B")}
+SHAPES = {size: shape for size, name in MODELS.items() if (shape := find_shape(name))}
+LORA, KEPT = "train_model.lora.enabled=true", "train.gradient_checkpointing=false"
+HALF, ALONE, EIGHT = "model.dtype=bfloat16", "train_model.num_devices=1", "train_model.num_devices=8"
+ONE_MICROBATCH = ("train.gradient_accumulation_steps=1", "train.optim_batch_size=16")
+CASES = {
+    "math 7B bf16": ("7B", "grpo_math", (HALF,)),
+    "math 7B LoRA": ("7B", "grpo_math", (LORA, "model.dtype=float32")),
+    "countdown 1.5B LoRA": ("1.5B", "grpo_countdown", (LORA,)),
+    "countdown 1.5B kept": ("1.5B", "grpo_countdown", (KEPT, "train.gradient_accumulation_steps=16")),
+    "countdown 1.5B one microbatch of 16": ("1.5B", "grpo_countdown", ONE_MICROBATCH),
+    "countdown 1.5B entropy": ("1.5B", "grpo_countdown", ("policy.entropy_coef=0.01",)),
+    "gsm8k 3B on 8": ("3B", "grpo_gsm8k", (EIGHT,)),
+    "math 7B on 8 in groups of 4": ("7B", "grpo_math", (EIGHT, "train_model.shard_size=4")),
+    "math 7B LoRA on 8": ("7B", "grpo_math", (EIGHT, LORA)),
+    "countdown 1.5B on 8, one microbatch": ("1.5B", "grpo_countdown", (EIGHT, *ONE_MICROBATCH)),
+}
+"""Model, config and overrides."""
+PHASES = {
+    "score": ("score",),
+    "optimize": ("forward", "backward"),
+    "optimizer step": ("clip", "optimizer step"),
+}
+"""Of a plan, and those of a rehearsal that it sums up."""
 
 
-def estimated(name: str, *overrides: str) -> dict[str, Phase]:
-    return {phase.name: phase for phase in plan_of(name, *overrides).phases}
+def plan_of(size: str, name: str, *overrides: str) -> Plan:
+    """The plan of a config with a model of this size on as many GPUs of 80 GiB as it needs, without a reference."""
+    config = configured(ALONE, "policy.kl_coef=0", f"model.name={MODELS[size]}", *overrides, name=name)
+    gpus = config.train_model.ranks + 1
+    machine = Machine(gpus, 80.0, 512.0, 4096.0, "0.32.0", tuple(map(str, range(gpus))), imagined=True)
+    return make_plan(config, False, machine)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "math 7B bf16",
-        "math 7B LoRA",
-        "countdown 1.5B LoRA",
-        "countdown 1.5B kept",
-        "countdown 1.5B one microbatch of 16",
-        "countdown 1.5B entropy",
-        "gsm8k 3B on 8",
-        "math 7B on 8 in groups of 4",
-        "math 7B LoRA on 8",
-        "countdown 1.5B on 8, one microbatch",
-    ],
-)
-def test_every_phase_of_a_model_of_real_width(name: str, tmp_path: Path) -> None:
+def rehearsed(peaks: Peaks, phase: str) -> int:
+    """Bytes of the rehearsal in a phase of the plan."""
+    return max(peaks[part].total() for part in PHASES[phase])
+
+
+def estimated(*asked: str) -> dict[str, Phase]:
+    return {phase.name: phase for phase in plan_of(*asked).phases}
+
+
+@pytest.mark.parametrize(("size", "name", "overrides"), CASES.values(), ids=CASES)
+def test_every_phase_of_a_model_of_real_width(
+    size: str, name: str, overrides: tuple[str, ...], tmp_path: Path
+) -> None:
     """Two layers, all being alike, weigh less than the rest, which is to be right too."""
-    raw = KNOWN[NAMES[CASES[name][0]].partition("=")[2]] | {"num_hidden_layers": 2}
+    raw = KNOWN[MODELS[size]] | {"num_hidden_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    plan = plan_of(name, f"model.name={tmp_path}")
+    plan = plan_of(size, name, *overrides, f"model.name={tmp_path}")
     peaks = rehearse_memory(plan)
     for phase in plan.phases:
-        assert phase.bytes == pytest.approx(peak_of(peaks, phase.name), rel=CLOSE), phase.name
+        assert phase.bytes == pytest.approx(rehearsed(peaks, phase.name), rel=CLOSE), phase.name
 
 
 def test_numbers_that_are_the_learners_own() -> None:
@@ -111,7 +137,9 @@ def test_shards_of_several_ranks() -> None:
 
 
 def test_ranks_take_less_memory_each() -> None:
-    one, two, eight = (estimated("math 7B", f"train_model.num_devices={ranks}") for ranks in (1, 2, 8))
+    one, two, eight = (
+        estimated("7B", "grpo_math", f"train_model.num_devices={ranks}") for ranks in (1, 2, 8)
+    )
     for phase in ("optimize", "optimizer step"):
         assert one[phase].bytes > two[phase].bytes > eight[phase].bytes
     assert eight["optimizer step"].bytes == one["optimizer step"].bytes / 8
@@ -119,8 +147,12 @@ def test_ranks_take_less_memory_each() -> None:
 
 def test_every_part_names_a_knob_that_exists() -> None:
     sections = vars(configured(name="grpo_math"))
-    for name in ("code 7B bf16", "gsm8k 3B LoRA", "countdown 1.5B kept"):
-        for phase in estimated(name).values():
+    for asked in (
+        ("7B", "grpo_code", HALF),
+        ("3B", "grpo_gsm8k", LORA),
+        ("1.5B", "grpo_countdown", KEPT),
+    ):
+        for phase in estimated(*asked).values():
             for use in phase.uses:
                 assert use.bytes >= 0
                 for knob in use.knobs.split(" ")[0].rstrip(",").split(", "):

@@ -2,11 +2,11 @@
 
 import re
 
-from benchmarks.plans import RECORDED, ROOT, configs, rows
 from plan.machine import Machine
 from plan.make_plan import make_plan
 from plan.problems import problems
 from tests.plan.test_plan import machine
+from tests.plans import ROOT, configs, recorded, rows
 
 NUMBERS = {"one": 1, "two": 2, "three": 3, "eight": 8}
 NAMED = r"(?:(eight) nodes of )?(one|two|three|eight) GPUs? of (24|80) GB"
@@ -26,9 +26,8 @@ def named_machine(config: str) -> Machine:
 
 
 def test_the_plans_of_the_shipped_configs_are_those_on_the_page() -> None:
-    recorded = RECORDED.text.splitlines()
-    assert recorded == list(rows()), (
-        "if the change is meant: python benchmarks/plans.py --write, and look at it"
+    assert recorded().splitlines() == list(rows()), (
+        "if the change is meant: python -m tests.plans --write, and look at it"
     )
 
 

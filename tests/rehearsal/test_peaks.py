@@ -2,7 +2,6 @@
 
 import pytest
 
-from benchmarks.plans import configs
 from config.composition import CONFIG_DIR, to_config
 from plan.make_plan import make_plan
 from plan.model_shape import GIB
@@ -11,6 +10,7 @@ from run.rehearsal.step import peak, rehearse_memory
 from tests.composed import composed
 from tests.plan.test_plan import config_of, machine
 from tests.plan.test_recorded_plans import named_machine
+from tests.plans import configs
 
 pytestmark = pytest.mark.long
 

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from benchmarks.scheduler import Simulation
 from envs.group import Sampling
 from rollout.engines.dispatch import Assigned, Dispatch
 from rollout.engines.sampler import Request
+from tests.rollout.simulated_cluster import Simulation
 
 
 def request(number: int, n: int = 1) -> Request:

@@ -1,9 +1,9 @@
-"""Every shipped GPU config on machines of several sizes: what fits, how full it is, and what would make the rest fit.
+"""The generator of the table of docs/plans.md: every shipped GPU config on machines of several sizes.
 
-    python benchmarks/plans.py           prints the table of docs/plans.md
-    python benchmarks/plans.py --write   puts it there
+python -m tests.plans            prints the table
+python -m tests.plans --write    writes it
 
-No GPU is needed: it is what `run=plan plan.gpus=… plan.gpu_memory_gib=…` says, one row for each.
+It is what `run=plan plan.gpus=… plan.gpu_memory_gib=…` says, one row for each; no GPU is needed.
 """
 
 import sys
@@ -12,25 +12,29 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from config.composition import CONFIG_DIR, register_schema, to_config
+from config.schema import Config
+from plan.machine import Machine
+from plan.memory import gib, kv_bytes_per_sequence
+from plan.plan import Plan, cache_on_device
+from plan.problems import Problem, planned
+from plan.remedies import remedy
 
-from benchmarks.pages import Recorded  # noqa: E402
-from config.composition import register_schema, to_config  # noqa: E402
-from config.schema import Config  # noqa: E402
-from plan.machine import Machine  # noqa: E402
-from plan.memory import gib, kv_bytes_per_sequence  # noqa: E402
-from plan.plan import Plan, cache_on_device  # noqa: E402
-from plan.problems import Problem, planned  # noqa: E402
-from plan.remedies import remedy  # noqa: E402
-
-RECORDED = Recorded(__file__, "plans.md")
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "plans.md"
+BEGIN, END = "<!-- table: python -m tests.plans --write -->\n\n", "\n\n<!-- end of the table -->"
 HEAD = "| config | GPUs x GiB | fits | learner's fullest GPU | reference | engine: share, full sequences | changes |"
+SIZES = ((1, 1, 24.0), (1, 1, 80.0), (1, 2, 80.0), (1, 4, 80.0), (1, 8, 80.0), (8, 8, 80.0))
+"""Nodes, GPUs of each, GiB of a GPU."""
+
+
+def recorded() -> str:
+    """The table that the page holds."""
+    return PAGE.read_text().split(BEGIN)[1].split(END)[0]
 
 
 def machines() -> dict[str, Machine]:
-    """1 x 24 GiB to 8 nodes of 8 x 80 GiB, with memory and disk as such machines have them."""
-    sizes = ((1, 1, 24.0), (1, 1, 80.0), (1, 2, 80.0), (1, 4, 80.0), (1, 8, 80.0), (8, 8, 80.0))
+    """Machines of `SIZES` by their labels, with memory and disk as such machines have them."""
     return {
         f"{nodes * gpus} x {memory:g}": Machine(
             num_gpus=gpus,
@@ -42,20 +46,21 @@ def machines() -> dict[str, Machine]:
             nodes=nodes,
             imagined=True,
         )
-        for nodes, gpus, memory in sizes
+        for nodes, gpus, memory in SIZES
     }
 
 
 def configs() -> dict[str, Config]:
     """The shipped configs that want a GPU."""
     register_schema()
-    with initialize_config_dir(str(ROOT / "config"), version_base=None):
-        names = sorted(path.stem for path in (ROOT / "config").glob("grpo_*.yaml"))
+    with initialize_config_dir(str(CONFIG_DIR), version_base=None):
+        names = sorted(path.stem for path in CONFIG_DIR.glob("grpo_*.yaml"))
         found = {name: to_config(compose(name)) for name in names}
     return {name: config for name, config in found.items() if config.device == "cuda"}
 
 
 def rows() -> Iterator[str]:
+    """The lines of the table."""
     yield HEAD
     yield "|" + "---|" * (HEAD.count("|") - 1)
     for name, config in configs().items():
@@ -82,4 +87,8 @@ def _cells(plan: Plan, found: list[Problem], machine: Machine) -> tuple[str, ...
 
 
 if __name__ == "__main__":
-    RECORDED.print_or_write(__doc__, lambda: "\n".join(rows()))
+    table = "\n".join(rows())
+    if "--write" in sys.argv[1:]:
+        PAGE.write_text(PAGE.read_text().replace(recorded(), table))
+    else:
+        print(table)

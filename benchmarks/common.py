@@ -1,0 +1,85 @@
+"""Arguments, clocks, figures and models that several benchmarks share."""
+
+import argparse
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra import compose, initialize_config_dir
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from config.composition import CONFIG_DIR, register_schema, to_config
+from config.schema import Config
+
+ROOT = Path(__file__).resolve().parent.parent
+QUICKSTART = ROOT / "models" / "quickstart"
+QUIET = ("logging.progress=false", "logging.sample_frequency=0", "train.checkpoint_frequency=0")
+"""Overrides of a run that prints and saves nothing."""
+
+
+def arguments(about: str | None, **numbers: int) -> argparse.ArgumentParser:
+    """A parser with the benchmark's docstring as its help, and an option for each number with its default."""
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    for name, value in numbers.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
+    return parser
+
+
+def configured(name: str, *overrides: str) -> Config:
+    """A shipped config with overrides."""
+    register_schema()
+    with initialize_config_dir(str(CONFIG_DIR), version_base=None):
+        return to_config(compose(name, overrides=[*QUIET, *overrides]))
+
+
+def timed(action: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds of a call, and its result."""
+    began = time.perf_counter()
+    result = action()
+    return time.perf_counter() - began, result
+
+
+def spread(values: Sequence[float], digits: int = 3) -> str:
+    """Median, least and most."""
+    middle, least, most = statistics.median(values), min(values), max(values)
+    return f"{middle:.{digits}f} ({least:.{digits}f} to {most:.{digits}f})"
+
+
+def machine() -> str:
+    """Processor, cores, GPU, torch and date: what a figure needs beside it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    processor = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "a CPU")
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    cores = len(os.sched_getaffinity(0))
+    return f"{cores} cores of {processor}{gpu}, torch {torch.__version__}, {date.today()}"
+
+
+def save_llama(
+    folder: Path, vocabulary: int, width: int, inner: int, layers: int, heads: int, kv_heads: int
+) -> str:
+    """Saves a Llama with random weights and one embedding for both ends; returns its folder."""
+    torch.manual_seed(0)
+    shape = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(shape).save_pretrained(folder)
+    return str(folder)
+
+
+def answer_length(deviation: float, limit: int) -> int:
+    """Tokens of an answer, log-normal around a quarter of the limit, from a standard normal number."""
+    return min(limit, max(4, int(math.exp(0.8 * deviation) * limit / 4)))
