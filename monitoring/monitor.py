@@ -24,7 +24,6 @@ from monitoring.metrics_file import MetricsFile
 from monitoring.progress import Progress
 from monitoring.record import token_values
 from monitoring.repetition import Repetition
-from monitoring.trace import TRACE, write_trace
 from monitoring.tracker_kinds import ShownCompletion
 from monitoring.trackers import Trackers
 
@@ -43,7 +42,7 @@ class Monitor:
         live: shows how far the run is.
         first_step: steps already done by an earlier part of the run.
         members: of a mixture, its data sets, which have metrics of their own.
-        rollouts_gb: that the ledger may take. traced: write `trace.json` at the end.
+        rollouts_gb: that the ledger may take.
     """
 
     def __init__(
@@ -54,12 +53,10 @@ class Monitor:
         first_step: int = 0,
         members: Sequence[str] = (),
         rollouts_gb: float = 0.0,
-        traced: bool = False,
     ) -> None:
         self.run_dir = run_dir
         self.tracker = tracker
         self.live = live
-        self.traced = traced
         self.members = members
         self.file = MetricsFile(run_dir / "metrics.jsonl")
         self.ledger = Ledger(run_dir, int(rollouts_gb * 1e9), self.say)
@@ -220,14 +217,13 @@ class Monitor:
             self.tracker.completions(self.shown, self.optimizer_step)
 
     def close(self, outcome: RunOutcome) -> None:
-        """Write `summary.json` and the trace; end the ledger and, also where nothing can be written, the trackers."""
+        """Write `summary.json`; end the ledger and, also where nothing can be written, the trackers."""
         self.live.close()
         try:
             self.ledger.close()
             self._summarize(outcome)
             if self.file.path.exists():
                 self.event("ended", outcome=outcome)
-                self._trace()
         finally:
             self.events.close()
             if self.tracker is not None:
@@ -260,15 +256,6 @@ class Monitor:
         elif self.file.path.exists():  # else the folder may not stay
             told = f"metrics in {self.run_dir}"
         self.say(f"{outcome}: {told}")
-
-    def _trace(self) -> None:
-        """What it shows has been written elsewhere: where it cannot be made, the run has ended no worse."""
-        if not self.traced:
-            return
-        try:
-            self.say(f"{write_trace(self.run_dir)} opens in ui.perfetto.dev")
-        except OSError as error:
-            self.say(f"warning: {self.run_dir / TRACE} cannot be written ({error.strerror})")
 
 
 def shown_completions(groups: Sequence[Group], advantage: Tensor, mask: Tensor) -> list[ShownCompletion]:
