@@ -16,7 +16,7 @@ from config.run_outcome import RunOutcome
 from envs.example import SYSTEM_ROLES
 from envs.group import Group, SampledCompletion, Verdict
 from envs.task import Example
-from monitoring.doctor.rule import Finding
+from monitoring.doctor.doctor import Finding
 from monitoring.events import Events
 from monitoring.ledger import Ledger
 from monitoring.metrics import Trained, rollout_metrics
