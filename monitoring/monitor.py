@@ -1,4 +1,4 @@
-"""The monitor of a run: rows of metrics, live view, samples, summary."""
+"""The monitor of a run: rows of metrics, progress, samples, summary."""
 
 import json
 import logging
@@ -75,7 +75,6 @@ class Monitor:
 
     def resumed(self) -> None:
         """The run folder holds the rows of an earlier part of the run: its seconds and tokens count."""
-        self.live.remember(self.file.rows())
         *_, last = [{}, *self.rows()]
         self.seconds_before = float(last.get("time/elapsed_s", 0.0))
         self.tokens_before = int(last.get("tokens/total", 0))
@@ -94,7 +93,6 @@ class Monitor:
         finally:
             seconds = time.perf_counter() - began
             self.seconds[phase] += seconds
-            self.live.spent(phase, seconds)
             self.event("phase", name=phase, seconds=seconds)
 
     def event(self, event: str, **fields: Any) -> None:
@@ -164,8 +162,6 @@ class Monitor:
         self.event("evaluated", after=iteration, policy_version=policy_version, metrics=metrics)
         self.evaluation = metrics
         self.since += seconds
-        self.live.spent("evaluate", seconds)
-        self.live.evaluated(self.optimizer_step, metrics)
         return row
 
     def _track(self, row: dict[str, Any]) -> None:
@@ -200,13 +196,12 @@ class Monitor:
         }
 
     def say(self, text: str) -> None:
-        """A line above the live view, and in `grpo.log`."""
+        """A line above the bar, and in `grpo.log`."""
         self.live.say(text)
         log.info(text)
 
     def alarm(self, finding: Finding) -> None:
-        """What the doctor has found: said, shown until the next one, and an event."""
-        self.live.alarm(finding.line)
+        """Say what the doctor has found, and write an event of it."""
         self.say(finding.line)
         self.event("alarm", rule=finding.rule, severity=finding.severity, text=finding.line)
 
