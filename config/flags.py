@@ -124,7 +124,7 @@ _TEXTS = (
     ),
     ("here it is train.weight_check_every", "rl_verify_model_weights_swap"),
     (_DOCUMENT, "rl_skip_bos_token tokenizer_hf_include_special_tokens"),
-    ("here it is logging.trace", "rl_profile rl_profile_dir"),
+    ("the timeline of the report shows where time goes (run=report)", "rl_profile rl_profile_dir"),
     ("turns come from env.tools or env.reasoning, with env.max_steps", "rl_inference_parsers"),
     (
         _GRAPHS,

@@ -22,10 +22,8 @@ class LoggingConfig:
     """Name of the run in the tracker. Unset: the run folder's."""
     sample_frequency: int = 20
     """Iterations between sample completions, printed and sent to the trackers; 0: none."""
-    trace: bool = False
-    """Write `trace.json` when the run ends: who did what when, for ui.perfetto.dev or chrome://tracing."""
     progress: bool = True
-    """The live view on a terminal, a line every ten seconds in a log."""
+    """A bar with step, reward and time left on a terminal, a line every ten seconds in a log."""
     rollouts_gb: float = 10.0
     """The ledger: every group of training and evaluation goes to `rollouts/` in the run's folder, which may take so
     many gigabytes; then the oldest files go. 0: none is kept."""

@@ -205,6 +205,7 @@ _TEXTS = (
         "validation_shuffle",
     ),
     ("the model's configuration is that of model.name", "hf_config_overrides"),
+    ("the timeline of the report shows who did what when (run=report)", "logging.trace"),
     (
         "not needed: a microbatch is one sequence without padding (train.packing)",
         "make_sequence_length_divisible_by",

@@ -1,4 +1,4 @@
-"""Which engines drew a group, by name; for the lanes of report and trace."""
+"""Which engines drew a group, by name; for the lanes of the report."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The monitor of a run: rows of metrics, live view, samples, summary."""
+"""The monitor of a run: rows of metrics, progress, samples, summary."""
 
 import json
 import logging
@@ -16,7 +16,7 @@ from config.run_outcome import RunOutcome
 from envs.example import SYSTEM_ROLES
 from envs.group import Group, SampledCompletion, Verdict
 from envs.task import Example
-from monitoring.doctor.rule import Finding
+from monitoring.doctor.doctor import Finding
 from monitoring.events import Events
 from monitoring.ledger import Ledger
 from monitoring.metrics import Trained, rollout_metrics
@@ -24,7 +24,6 @@ from monitoring.metrics_file import MetricsFile
 from monitoring.progress import Progress
 from monitoring.record import token_values
 from monitoring.repetition import Repetition
-from monitoring.trace import TRACE, write_trace
 from monitoring.tracker_kinds import ShownCompletion
 from monitoring.trackers import Trackers
 
@@ -43,7 +42,7 @@ class Monitor:
         live: shows how far the run is.
         first_step: steps already done by an earlier part of the run.
         members: of a mixture, its data sets, which have metrics of their own.
-        rollouts_gb: that the ledger may take. traced: write `trace.json` at the end.
+        rollouts_gb: that the ledger may take.
     """
 
     def __init__(
@@ -54,12 +53,10 @@ class Monitor:
         first_step: int = 0,
         members: Sequence[str] = (),
         rollouts_gb: float = 0.0,
-        traced: bool = False,
     ) -> None:
         self.run_dir = run_dir
         self.tracker = tracker
         self.live = live
-        self.traced = traced
         self.members = members
         self.file = MetricsFile(run_dir / "metrics.jsonl")
         self.ledger = Ledger(run_dir, int(rollouts_gb * 1e9), self.say)
@@ -78,7 +75,6 @@ class Monitor:
 
     def resumed(self) -> None:
         """The run folder holds the rows of an earlier part of the run: its seconds and tokens count."""
-        self.live.remember(self.file.rows())
         *_, last = [{}, *self.rows()]
         self.seconds_before = float(last.get("time/elapsed_s", 0.0))
         self.tokens_before = int(last.get("tokens/total", 0))
@@ -97,7 +93,6 @@ class Monitor:
         finally:
             seconds = time.perf_counter() - began
             self.seconds[phase] += seconds
-            self.live.spent(phase, seconds)
             self.event("phase", name=phase, seconds=seconds)
 
     def event(self, event: str, **fields: Any) -> None:
@@ -167,8 +162,6 @@ class Monitor:
         self.event("evaluated", after=iteration, policy_version=policy_version, metrics=metrics)
         self.evaluation = metrics
         self.since += seconds
-        self.live.spent("evaluate", seconds)
-        self.live.evaluated(self.optimizer_step, metrics)
         return row
 
     def _track(self, row: dict[str, Any]) -> None:
@@ -203,13 +196,12 @@ class Monitor:
         }
 
     def say(self, text: str) -> None:
-        """A line above the live view, and in `grpo.log`."""
+        """A line above the bar, and in `grpo.log`."""
         self.live.say(text)
         log.info(text)
 
     def alarm(self, finding: Finding) -> None:
-        """What the doctor has found: said, shown until the next one, and an event."""
-        self.live.alarm(finding.line)
+        """Say what the doctor has found, and write an event of it."""
         self.say(finding.line)
         self.event("alarm", rule=finding.rule, severity=finding.severity, text=finding.line)
 
@@ -220,14 +212,13 @@ class Monitor:
             self.tracker.completions(self.shown, self.optimizer_step)
 
     def close(self, outcome: RunOutcome) -> None:
-        """Write `summary.json` and the trace; end the ledger and, also where nothing can be written, the trackers."""
+        """Write `summary.json`; end the ledger and, also where nothing can be written, the trackers."""
         self.live.close()
         try:
             self.ledger.close()
             self._summarize(outcome)
             if self.file.path.exists():
                 self.event("ended", outcome=outcome)
-                self._trace()
         finally:
             self.events.close()
             if self.tracker is not None:
@@ -260,15 +251,6 @@ class Monitor:
         elif self.file.path.exists():  # else the folder may not stay
             told = f"metrics in {self.run_dir}"
         self.say(f"{outcome}: {told}")
-
-    def _trace(self) -> None:
-        """What it shows has been written elsewhere: where it cannot be made, the run has ended no worse."""
-        if not self.traced:
-            return
-        try:
-            self.say(f"{write_trace(self.run_dir)} opens in ui.perfetto.dev")
-        except OSError as error:
-            self.say(f"warning: {self.run_dir / TRACE} cannot be written ({error.strerror})")
 
 
 def shown_completions(groups: Sequence[Group], advantage: Tensor, mask: Tensor) -> list[ShownCompletion]:

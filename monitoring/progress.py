@@ -1,194 +1,214 @@
-"""The live view: how far the run is, and what it is doing now; rows at the end of a terminal, lines in a log."""
+"""Progress of a run, live: a bar at the end of a terminal, lines in a log."""
 
+import math
 import sys
 import time
-from collections.abc import Iterable, Mapping
 from multiprocessing import parent_process
-from typing import Any, Protocol
+from typing import Protocol
 
+from rich import progress as bars
 from rich.console import Console
 from rich.text import Text
 
 from config.logging import LoggingConfig
-from monitoring.live_rows import TO_ASCII, log_line, printable, screen_rows
-from monitoring.progress_numbers import Course
 
-SHARE = 1e-3
-"""Of the time that updates may take: the next one waits so much longer, but not over `_PATIENCE` intervals."""
-_PATIENCE = 10
-ERASE = "\x1b[J"
-"""Erases from the cursor to the end of a terminal."""
-
-
-class Output(Protocol):
-    """Where the view is shown. interval: least seconds between two updates. erase: what takes it from the screen.
-
-    `say` shows a text above it, `close` leaves its last state.
-    """
-
-    interval: float
-    erase: str
-
-    def show(self, course: Course) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-    def close(self, course: Course) -> None: ...
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 class Progress:
-    """One view on standard error: a terminal sees it change up to twice a second, a file gets a line every ten seconds.
+    """Steps, reward and stage of a run, shown on standard error.
 
-    Whoever works shows it, in passing: there is no thread, so nothing is shown while nothing is told.
+    A terminal sees them up to twice a second, a file gets a line every ten seconds. The training loop shows them in
+    passing: there is no thread, so nothing is shown while nothing is told.
 
     Args:
         total_steps: optimizer steps of the whole run; 0: it trains nothing.
     """
 
     def __init__(self, logging: LoggingConfig, total_steps: int) -> None:
-        self.course = Course(total_steps)
-        self.output = _output(logging)
+        self.total_steps = total_steps
+        self.steps = 0
+        self.reward = self.length = math.nan
+        self.stage_name, self.done, self.of = "", 0, 0
+        self.began = self.counting_since = time.monotonic()
+        self._training_since: float | None = None
+        self._steps_before = 0
+        self._view = _view(logging, total_steps)
         self._due = 0.0
 
     @property
     def erase(self) -> str:
-        """What a signal handler, which must not print, writes before its own message."""
-        return self.output.erase
+        """The characters that a signal handler, which must not print, writes before its own message."""
+        return self._view.erase
 
     def begin(self, stage: str) -> None:
-        """A stage before the first step, which may take long: shown at once."""
-        now = time.monotonic()
-        self.course.does(stage, 0, 0, now)
-        self.output.show(self.course)
-        self._due = now + self.output.interval
+        """Show a stage before the first step, which may take long, at once."""
+        self._due = 0.0
+        self.stage(stage)
 
     def resume(self, first_step: int) -> None:
-        """Everything is there, and so many steps are done: clocks and shares of time count from here."""
-        self.course.steps = first_step
-        self.course.began = time.monotonic()
-
-    def remember(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Rows of metrics of an earlier part of the run."""
-        for row in rows:
-            if "reward/mean" in row:
-                self.course.rewards.add(row["reward/mean"])
-                self.course.reward, self.course.length = row["reward/mean"], row["length/response_mean"]
-            else:
-                self.course.evaluated(row["optimizer_step"], row)
+        """Count clocks from here, with so many steps done."""
+        self.steps = self._steps_before = first_step
+        self.began = time.monotonic()
 
     def stage(self, name: str, done: int = 0, total: int = 0) -> None:
-        """What the run does now: `collect 40/128`. Cheap: most calls note it and look at the clock."""
+        """Tell the present stage, such as `collect 40/128`. Most calls note it and look at the clock."""
         now = time.monotonic()
-        self.course.does(name, done, total, now)
+        if name != self.stage_name or done < self.done:
+            self.counting_since = now
+        if name == "collect" and self._training_since is None:
+            self._training_since = now
+        self.stage_name, self.done, self.of = name, done, total
         if now >= self._due:
-            self.output.show(self.course)
-            least, taken = self.output.interval, time.monotonic() - now
-            self._due = now + min(max(least, taken / SHARE), _PATIENCE * least)
-
-    def spent(self, phase: str, seconds: float) -> None:
-        """A phase, such as `collect`, has taken so long."""
-        self.course.seconds[phase] = self.course.seconds.get(phase, 0.0) + seconds
+            self._view.show(self)
+            self._due = now + self._view.interval
 
     def step(self, reward: float, length: float) -> None:
-        """An optimizer step is done."""
-        self.course.stepped(reward, length)
-
-    def evaluated(self, optimizer_step: int, metrics: Mapping[str, float]) -> None:
-        """Every set has been evaluated after that step."""
-        self.course.evaluated(optimizer_step, metrics)
-
-    def alarm(self, text: str) -> None:
-        """The newest worry about the run; it stays in sight until another takes its place."""
-        self.course.alarm = text
+        """Count an optimizer step."""
+        self.steps += 1
+        self.reward, self.length = reward, length
 
     def say(self, text: str) -> None:
-        """A text above the view."""
-        self.output.say(text)
+        """Print a text above the bar."""
+        self._view.say(text)
 
     def close(self) -> None:
-        """Leaves the numbers of the last step, and nothing of a run that made none. May be called more than once."""
-        self.course.doing = ""
-        self.output.close(self.course)
-        self.output = Silent()
+        """Leave the numbers of the last step, and nothing of a run that made none. A second call does nothing."""
+        self.stage_name = ""
+        self._view.close(self)
+        self._view = Silent()
+
+    def told(self) -> dict[str, str]:
+        """The numbers in words, those that are known: step, reward, length, so far, left, stage."""
+        now = time.monotonic()
+        words = {}
+        if self.total_steps and (self.steps or self._training_since is not None):
+            words["step"] = f"step {self.steps}/{self.total_steps}"
+            if not math.isnan(self.reward):
+                words |= {"reward": f"reward {self.reward:.3f}", "length": f"length {self.length:.1f}"}
+            words["so far"] = f"{clock(now - self.began)} so far"
+            since, steps = self._training_since, self.steps - self._steps_before
+            if since is not None and steps and self.stage_name:
+                left = (now - since) / steps * (self.total_steps - self.steps)
+                words["left"] = f"{clock(left)} left"
+        if self.stage_name:
+            counted = f" {self.done}/{self.of}" if self.of else ""
+            words["stage"] = f"{printable(self.stage_name)}{counted}"
+            if self.done and not self.total_steps:
+                each = (now - self.counting_since) / self.done
+                words["left"] = f"{clock(each * (self.of - self.done))} to go"
+        return words
 
 
-def _output(logging: LoggingConfig) -> Output:
-    """As the user and standard error have it."""
+class View(Protocol):
+    """A place where progress is shown. interval: least seconds between two updates. erase: takes it from the screen."""
+
+    interval: float
+    erase: str
+
+    def show(self, progress: Progress) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def close(self, progress: Progress) -> None: ...
+
+
+def _view(logging: LoggingConfig, total_steps: int) -> View:
+    """The view that the settings and standard error ask for."""
     if not logging.progress:
         return Silent()
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    console = _Console(stderr=True, highlight=False, markup=False, emoji=False)
     # A console takes FORCE_COLOR for a terminal; colours are all that it may force.
     terminal = sys.stderr.isatty() and console.is_terminal and not console.is_dumb_terminal
-    alone = parent_process() is None  # jobs that a launcher runs side by side would erase each other's rows
-    return Screen(console) if terminal and alone else Log()
+    alone = parent_process() is None  # jobs that a launcher runs side by side would erase each other's bars
+    return Bar(console, total_steps) if terminal and alone else Lines()
+
+
+class _Console(Console):
+    """A console that never hides the cursor, so that a run that is killed leaves a terminal that works."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        return False
 
 
 class Silent:
-    """No view; what the run says is said all the same."""
+    """No view; texts are printed all the same."""
 
     interval = float("inf")
     erase = ""
 
-    def show(self, course: Course) -> None:
+    def show(self, progress: Progress) -> None:
         pass
 
     def say(self, text: str) -> None:
         print(printable(text), file=sys.stderr, flush=True)
 
-    def close(self, course: Course) -> None:
+    def close(self, progress: Progress) -> None:
         pass
 
 
-class Log(Silent):
-    """Lines."""
+class Lines(Silent):
+    """A line for each update."""
 
     interval = 10.0
 
-    def show(self, course: Course) -> None:
-        line = log_line(course, time.monotonic())
-        if line:
-            self.say(line)
+    def show(self, progress: Progress) -> None:
+        self.say(", ".join(progress.told().values()))
 
-    def close(self, course: Course) -> None:
-        if course.rewards.count:
-            self.show(course)
+    def close(self, progress: Progress) -> None:
+        if not math.isnan(progress.reward):
+            self.show(progress)
 
 
-class Screen:
-    """Rows below all that is printed.
+class Bar:
+    """A bar of rich's in the last line of a terminal.
 
-    The cursor waits on an empty line above them, and every update erases from there on. So nothing has to be put right
-    in the end, however the run ends, and what others print, past Python or from other processes, goes above the rows
-    and stays. (rich's own Live hides the cursor, and erases what it did not print itself.)
+    Standard streams stay as they are, for processes that are forked from this one would else draw bars too.
     """
 
     interval = 0.5
-    erase = ERASE
+    erase = "\r\x1b[2K"
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.shown = ""
+    def __init__(self, console: Console, total_steps: int) -> None:
+        self.total_steps = total_steps
+        columns = [bars.BarColumn(bar_width=None)] if total_steps else []
+        self._bars = bars.Progress(
+            *columns,
+            bars.TextColumn("{task.description}", markup=False),
+            console=console,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            expand=True,
+        )
+        self._task = self._bars.add_task("", total=max(total_steps, 1))
+        self._bars.start()
 
-    def show(self, course: Course) -> None:
-        rows = self._rows(course)
-        self.shown = f"\n{rows}\x1b[{rows.count(chr(10)) + 1}A\r" if rows else ""
-        self._write(f"\r{ERASE}{self.shown}")
+    def show(self, progress: Progress) -> None:
+        told = progress.told()
+        names = ("step", "reward", "left" if "left" in told else "so far", "stage")
+        words = "  ".join(told[name].removeprefix("step ") for name in names if name in told)
+        self._bars.update(self._task, completed=progress.steps, description=words, refresh=True)
 
     def say(self, text: str) -> None:
-        self._write(f"\r{ERASE}{printable(text)}\n{self.shown}")
+        self._bars.console.print(Text(printable(text)), soft_wrap=True)
 
-    def close(self, course: Course) -> None:
-        rows = self._rows(course) if course.rewards.count else ""
-        self._write(f"\r{ERASE}{rows}\n" if rows else f"\r{ERASE}")
+    def close(self, progress: Progress) -> None:
+        self._bars.live.transient = math.isnan(progress.reward)
+        self.show(progress)
+        self._bars.stop()
 
-    def _rows(self, course: Course) -> str:
-        """With the terminal's colours. One column and two lines stay free, so that no terminal wraps or scrolls."""
-        size = self.console.size
-        rows = screen_rows(course, size.width - 1, time.monotonic())[: max(size.height - 2, 0)]
-        with self.console.capture() as drawn:
-            self.console.print(Text("\n").join(rows), end="", soft_wrap=True)
-        return drawn.get() if self.console.encoding.startswith("utf") else drawn.get().translate(TO_ASCII)
 
-    def _write(self, text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+def clock(seconds: float) -> str:
+    """`02:03`, `1:02:03`, `3 d 04:05`."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days} d {hour:02}:{minute:02}"
+    return f"{hour}:{minute:02}:{second:02}" if hours else f"{minute:02}:{second:02}"
+
+
+def printable(text: str) -> str:
+    """A model's text without what would move a terminal's cursor or change its colours; lines stay lines."""
+    return text.translate(_CONTROL)

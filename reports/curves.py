@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from monitoring.metric_table import meaning_of, pattern_of
 from reports.run_folder import Row
 
 MOST_POINTS = 2000
@@ -38,7 +39,7 @@ SECTIONS = (
         (
             Chart("Reward", ("reward/mean",), "mean of a completion"),
             Chart("Evaluation, pass@1", ("eval/*/pass@1",), "share of problems"),
-            Chart("Parts of the reward", ("reward/PARTS",), "mean"),
+            Chart("Parts of the reward", ("reward/PART",), "mean"),
             Chart("Groups with equal rewards", ("reward/zero_variance_groups",), "share, teach nothing"),
         ),
     ),
@@ -111,10 +112,6 @@ SECTIONS = (
         ),
     ),
 )
-_NO_PARTS = {
-    "mean", "std", "zero_variance_groups", "errors", "invalid", "invalid_gap", "control_tokens", "errors_total",
-    "invalid_total", "workers_replaced", "length",
-}  # fmt: skip
 
 
 def layout(names: Sequence[str]) -> list[dict[str, Any]]:
@@ -127,11 +124,11 @@ def layout(names: Sequence[str]) -> list[dict[str, Any]]:
             mine = [name for name in left if any(_belongs(name, pattern) for pattern in chart.metrics)]
             left = [name for name in left if name not in mine]
             if mine:
-                charts.append({"title": chart.title, "unit": chart.unit, "metrics": mine})
+                charts.append(_chart(chart.title, chart.unit, mine))
         if charts:
             sections.append({"title": section.title, "how": section.how_to_read, "charts": charts})
     left = [name for name in left if not name.startswith("eval/")]
-    rest = [{"title": name, "unit": "", "metrics": [name]} for name in left]
+    rest = [_chart(name, "", [name]) for name in left]
     how = "Everything else that was logged, one metric a picture, by its name in metrics.jsonl."
     return (
         [*sections, {"title": "Other metrics", "how": how, "charts": rest, "folded": True}]
@@ -140,10 +137,18 @@ def layout(names: Sequence[str]) -> list[dict[str, Any]]:
     )
 
 
+def _chart(title: str, unit: str, metrics: list[str]) -> dict[str, Any]:
+    """about: the meaning of each metric, which the page shows where a pointer rests on its name."""
+    return {
+        "title": title,
+        "unit": unit,
+        "metrics": metrics,
+        "about": {each: meaning_of(each) for each in metrics},
+    }
+
+
 def _belongs(name: str, pattern: str) -> bool:
-    if pattern == "reward/PARTS":
-        return name.startswith("reward/") and name.count("/") == 1 and name.split("/")[1] not in _NO_PARTS
-    return fnmatchcase(name, pattern)
+    return pattern_of(name) == "reward/PART" if pattern == "reward/PART" else fnmatchcase(name, pattern)
 
 
 def curves(steps: Sequence[Row], evaluations: Sequence[Row], points: int = MOST_POINTS) -> dict[str, Any]:

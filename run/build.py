@@ -147,8 +147,7 @@ def _monitor(
         built.callback(tracker.close, "failed")
     _, first_step, _ = (0, 0, 0) if saved is None else saved.place
     live.resume(first_step)
-    logging = config.logging
-    return Monitor(run_dir, tracker, live, first_step, members, logging.rollouts_gb, logging.trace)
+    return Monitor(run_dir, tracker, live, first_step, members, config.logging.rollouts_gb)
 
 
 def prepare(config: Config, plan: "Plan") -> None:

@@ -1,11 +1,18 @@
 """The job `run=doctor run_dir=RUN`: what is worth worrying about in a run that is over, or that goes on."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from monitoring.doctor.diagnosis import diagnosis
-from monitoring.doctor.doctor import RULES
-from monitoring.doctor.examples import examples
-from monitoring.doctor.rule import Finding
+from monitoring.doctor.doctor import Finding, diagnosis
+from monitoring.doctor.rules import RULES
+from monitoring.ledger_storage import read_records
+from monitoring.repetition import holds_question
+
+Record = dict[str, Any]
+"""A line of the ledger."""
+_LONGEST = 160
+"""Characters of a text that are shown."""
 
 
 def examine(run_dir: Path) -> str:
@@ -19,7 +26,7 @@ def examine(run_dir: Path) -> str:
     looked_at = f"{counted} of {run_dir}"
     if not found.findings:
         return f"nothing to worry about: {looked_at}"
-    shown = examples(run_dir, found.findings)
+    shown = _examples(run_dir, found.findings)
     told = [_told(finding, shown.get(finding.rule)) for finding in found.findings]
     return "\n\n".join([looked_at, *told])
 
@@ -29,4 +36,58 @@ def _told(finding: Finding, example: str | None) -> str:
     when = f"optimizer step {first}" if first == last else f"optimizer steps {first} to {last}"
     lines = [f"{finding.severity}: {finding.rule}, {when}", finding.text, f"likely cause: {finding.cause}"]
     lines += [] if example is None else [f"for example: {example}"]
-    return "\n  ".join([*lines, f"what helps: {finding.knob}"])
+    return "\n  ".join([*lines, f"what helps: {finding.setting}"])
+
+
+def _examples(run_dir: Path, findings: Sequence[Finding]) -> dict[str, str]:
+    """By the name of a rule, the first completion between its steps that shows what it found.
+
+    Rules about numbers alone, and groups that are no longer in the ledger, have none.
+    """
+    wanted = {finding.rule: finding for finding in findings if finding.rule in _SHOWS}
+    shown: dict[str, str] = {}
+    for record in read_records(run_dir, "train") if wanted else ():
+        for name, finding in wanted.items():
+            within = any(
+                finding.first_step <= step <= finding.last_step for step in record["optimizer_steps"]
+            )
+            if name in shown or not within:
+                continue
+            one = next((one for one in record["completions"] if _SHOWS[name](record, one)), None)
+            if one is not None:
+                asked = _short(record["messages"][-1]["content"])
+                shown[name] = f"group {record['group_id']}, {asked}: {_described(one)}"
+        if len(shown) == len(wanted):
+            break
+    return shown
+
+
+def _described(one: Record) -> str:
+    verdict = one["verdict"]
+    parts = "".join(f", {name} {value:.3g}" for name, value in verdict["parts"].items())
+    return f"{_short(one['text'])} ({one['finish_reason']}, reward {verdict['score']:.3g}{parts})"
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ...")
+
+
+def _is_cut(record: Record, one: Record) -> bool:
+    return bool(one["finish_reason"] == "length")
+
+
+def _is_wrong_and_paid(record: Record, one: Record) -> bool:
+    return bool(one["verdict"]["success"] < 1 and one["verdict"]["score"] > 0)
+
+
+_SHOWS: dict[str, Callable[[Record, Record], bool]] = {
+    "duplicated_completions": lambda record, one: (
+        [other["text"] for other in record["completions"]].count(one["text"]) > 1
+    ),
+    "repeats_question": lambda record, one: holds_question(record["messages"][-1]["content"], one["text"]),
+    "reward_errors": lambda record, one: one["verdict"]["outcome"] == "error",
+    "truncation": _is_cut,
+    "end_token_vanished": _is_cut,
+    "part_hacked": _is_wrong_and_paid,
+    "evaluation_falls": _is_wrong_and_paid,
+}

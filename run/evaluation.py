@@ -81,8 +81,7 @@ def evaluate_alone(
         ending.callback(loop.close)
         tracker = make_tracker(config.logging, run_dir, asdict(config))
         live = Progress(config.logging, total_steps=0)
-        logging = config.logging
-        monitor = Monitor(run_dir, tracker, live, steps, (), logging.rollouts_gb, logging.trace)
+        monitor = Monitor(run_dir, tracker, live, steps, (), config.logging.rollouts_gb)
         ending.callback(ReportWriter(run_dir, monitor.say).finish)
         ending.callback(lambda: monitor.close(outcome))
         evaluation = make_evaluation(config, plan, sets, tokenizer, conversation, loop, monitor)

@@ -32,8 +32,7 @@ if TYPE_CHECKING:  # torch costs seconds, which a wrong key on the command line 
     from envs.prompts import PromptQueue
     from envs.task import Example
     from evaluation.evaluation import Evaluation
-    from monitoring.doctor.doctor import Doctor
-    from monitoring.doctor.rule import Finding
+    from monitoring.doctor.doctor import Doctor, Finding
     from monitoring.monitor import Monitor
     from plan.plan import Plan
     from rollout.engine_loop import EngineLoop

@@ -20,7 +20,7 @@ class Stop:
     """Whether a signal has asked the run to stop: `requested` is read between two iterations.
 
     heeded: the clock when a signal was last acted on. over: there is no iteration left to finish.
-    resume: the command that goes on after the stop, told with the first signal. erase: takes the live view away first.
+    resume: the command that goes on after the stop, told with the first signal. erase: takes the bar away first.
     """
 
     requested: bool = False

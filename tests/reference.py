@@ -1,13 +1,16 @@
-"""The generator of docs/config.md: every key with its type, its default and the docstring beneath its field.
+"""The generator of docs/config.md and docs/metrics.md: every key, every metric, every rule of the doctor.
 
-python -m tests.reference            prints the page
-python -m tests.reference --write    writes it
+A key has its type, its default and the docstring beneath its field.
+
+python -m tests.reference            prints the pages
+python -m tests.reference --write    writes them
 """
 
 import ast
 import inspect
 import sys
 import textwrap
+from collections.abc import Iterable
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -16,13 +19,34 @@ from omegaconf import MISSING as UNSET
 
 from config.evaluation import EvalSetConfig
 from config.schema import Config
+from monitoring.doctor.rules import RULES, Bound, Other, Rule, Trend
+from monitoring.metric_table import METRICS, Metric
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "config.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE, METRICS_PAGE = DOCS / "config.md", DOCS / "metrics.md"
 HEAD = """# Every key
 
 Made from the dataclasses in `config/` by `python -m tests.reference --write`; a test keeps it current. `KEY=VALUE` on
 the command line sets one, a YAML file says what differs ([Hydra](hydra.md)). Values that stand in backquotes in a
 meaning are those that a key takes. `null` is no value.
+"""
+METRICS_HEAD = """# What the numbers mean
+
+Made from `monitoring/metric_table.py` and `monitoring/doctor/rules.py` by `python -m tests.reference --write`; a test
+keeps it current.
+
+`metrics.jsonl` has one row for each optimizer step, and one for each evaluation. Every mean is over real tokens or
+completions, never padding. K stands for a number; PART, MEMBER, LEVEL, SET and METRIC stand for names.
+[The doctor](doctor.md) watches what stands in the last column.
+
+| metric | meaning | worry when |
+|---|---|---|
+"""
+RULES_HEAD = """
+## The doctor's rules
+
+| rule | severity | holds when | likely cause | what helps |
+|---|---|---|---|---|
 """
 
 
@@ -117,8 +141,37 @@ def _escaped(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def metrics_page() -> str:
+    """Two tables: the metrics, and the rules that read them."""
+    return f"{METRICS_HEAD}{_rows(map(_metric_cells, METRICS))}{RULES_HEAD}{_rows(map(_rule_cells, RULES))}"
+
+
+def _metric_cells(metric: Metric) -> tuple[str, str, str]:
+    """Names, meaning, and the bounds on one of the names; which of several is said."""
+    worries = []
+    for rule in RULES:
+        bounded = [name for name in metric.names if name in rule.metrics]
+        if isinstance(rule.check, Bound) and bounded:
+            worries.append(rule.when if [*metric.names] == bounded else f"{_quoted(bounded)} {rule.when}")
+    return _quoted(metric.names), metric.meaning, "; ".join(worries)
+
+
+def _rule_cells(rule: Rule) -> tuple[str, ...]:
+    about = {Bound: f"{_quoted(rule.metrics)} ", Trend: f"{_quoted(rule.metrics[:1])}: ", Other: ""}
+    return f"`{rule.name}`", rule.severity, f"{about[type(rule.check)]}{rule.when}", rule.cause, rule.setting
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _rows(cells: Iterable[tuple[str, ...]]) -> str:
+    return "".join(f"| {' | '.join(map(_escaped, row))} |\n" for row in cells)
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--write"]:
-        PAGE.write_text(page())
-    else:
-        print(page())
+    for path, made in ((PAGE, page()), (METRICS_PAGE, metrics_page())):
+        if sys.argv[1:] == ["--write"]:
+            path.write_text(made)
+        else:
+            print(made)

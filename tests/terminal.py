@@ -17,7 +17,7 @@ _PIECE = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|[\r\n]|\x1b|[^\x1b\r\n]+")
 
 
 class Terminal:
-    """As much of a VT100 as programs here use: text that wraps, `\\r`, `\\n`, cursor up, erase to the end, colours.
+    """As much of a VT100 as programs here use: text that wraps, `\\r`, `\\n`, cursor up, erase the line, colours.
 
     lines: all that was ever written, the scrolled ones too. wrapped: how often text reached the right edge.
     """
@@ -49,10 +49,9 @@ class Terminal:
     def _command(self, given: str, command: str) -> None:
         if command == "A":
             self.row = max(self.row - int(given or 1), len(self.lines) - self.height, 0)
-        elif command == "J":
-            assert given in ("", "0")
-            self.lines[self.row] = self.lines[self.row][: self.column]
-            del self.lines[self.row + 1 :]
+        elif command == "K":
+            assert given == "2"
+            self.lines[self.row] = ""
         else:
             assert command == "m", f"{given}{command}: what would the terminal be left with?"
 

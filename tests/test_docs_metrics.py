@@ -1,42 +1,85 @@
-"""README.md explains every number that a run logs."""
+"""The table of metrics holds every metric that a run writes, and rules name metrics and settings that exist."""
 
 import re
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
 
 import grpo
 import grpo_async
-from monitoring.doctor.bounds import BOUNDS
+from config.schema import Config
+from monitoring.doctor.rules import RULES
+from monitoring.metric_table import METRICS, is_part_of_reward, meaning_of, pattern_of
 from run.jobs import run_job
-from tests.scripts import ROOT, SCHEDULE_OF, configured, rows
+from tests.scripts import SCHEDULE_OF, configured, rows
 
-SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
-COUNTED = re.compile(r"(age/histogram/|ess/age_)\d+")
+SMALL = (
+    *("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=32"),
+    "eval.sets={sums: {dataset: arithmetic, n: 2, limit: 4}}",
+)
 
 
-def table() -> list[tuple[set[str], str]]:
-    """The rows of README's table of metrics: names, and when to worry."""
-    text = (ROOT / "README.md").read_text().partition("| metric | meaning | worry when |")[2]
-    found = []
-    for line in text.partition("\n\n")[0].splitlines()[2:]:
-        names, _, worry = (cell.strip() for cell in line.strip("|").split("|"))
-        found.append((set(re.findall(r"`([^`]+)`", names)), worry))
+@pytest.mark.parametrize("script", [grpo, grpo_async])
+def test_every_metric_is_in_the_table(script: ModuleType, tmp_path: Path) -> None:
+    run_job(configured(*SMALL), tmp_path, script.train, SCHEDULE_OF[script])
+    logged = {name for row in rows(tmp_path) for name in row}
+    assert "eval/sums/pass@2" in logged
+    assert {name for name in logged if not meaning_of(name)} == set()
+    parts = {name for name in logged if is_part_of_reward(name)}
+    assert parts == {"reward/accuracy"}
+
+
+@pytest.mark.parametrize(
+    ("logged", "pattern"),
+    [
+        ("reward/mean", "reward/mean"),
+        ("reward/brief", "reward/PART"),
+        ("reward/mean/near", "reward/mean/MEMBER"),
+        ("ess/age_12", "ess/age_K"),
+        ("ess/age_x", None),
+        ("age/histogram/3", "age/histogram/K"),
+        ("eval/a/b", "eval/SET/METRIC"),
+        ("new", None),
+    ],
+)
+def test_names_with_placeholders_stand_for_logged_ones(logged: str, pattern: str | None) -> None:
+    assert pattern_of(logged) == pattern
+
+
+def test_a_meaning_is_told_without_links_and_quotes() -> None:
+    assert meaning_of("reward/control_tokens").endswith("ids of no token (rewards); they are invalid")
+    assert meaning_of("new") == ""
+
+
+def keys(kind: Any, prefix: str = "") -> set[str]:
+    """Every dotted key of the config."""
+    found = set()
+    for field in fields(kind):
+        found.add(f"{prefix}{field.name}")
+        if isinstance(field.type, type) and is_dataclass(field.type):
+            found |= keys(field.type, f"{prefix}{field.name}.")
     return found
 
 
-def test_every_worry_is_watched_and_every_bound_is_explained() -> None:
-    worries = {worry: names for names, worry in table() if worry}
-    watched = {rule.when: set(rule.metrics) for rule in BOUNDS}
-    assert worries.keys() == watched.keys()
-    for worry, metrics in watched.items():
-        assert metrics <= worries[worry], worry
+def test_names_are_told_apart() -> None:
+    names = [rule.name for rule in RULES]
+    metrics = [name for metric in METRICS for name in metric.names]
+    assert len(set(names)) == len(names) and len(set(metrics)) == len(metrics)
 
 
-def test_every_metric_is_explained(tmp_path: Path) -> None:
-    explained = {name for names, _ in table() for name in names}
-    for script in (grpo, grpo_async):
-        folder = tmp_path / script.__name__
-        folder.mkdir()
-        run_job(configured(*SMALL), folder, script.train, SCHEDULE_OF[script])
-        logged = {name for row in rows(folder) for name in row}
-        general = {COUNTED.sub(r"\1K", name.replace("reward/accuracy", "reward/PART")) for name in logged}
-        assert general - explained == set()
+def test_rules_read_metrics_of_the_table() -> None:
+    metrics = {name for metric in METRICS for name in metric.names}
+    for rule in RULES:
+        assert {name.replace("pass@1", "METRIC") for name in rule.metrics} <= metrics, rule.name
+
+
+def test_settings_that_rules_name_are_settings() -> None:
+    known = keys(Config)
+    for rule in RULES:
+        named = re.findall(r"`([a-z_.]+)[*=`]", f"{rule.cause} {rule.setting}")
+        assert named, rule.name
+        for name in named:
+            assert any(key == name or (name.endswith("_") and key.startswith(name)) for key in known), name

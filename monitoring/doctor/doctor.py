@@ -2,23 +2,42 @@
 
     row ──▶ History ──▶ each of RULES ──▶ Finding, the first time that a rule holds
 
-A run does this after every optimizer step and evaluation, `diagnose` (diagnosis.py) with the rows of a folder: it is
-the same code and finds the same.
+A run does this after every optimizer step and evaluation, `diagnose` with the rows of a folder: it is the same code and
+finds the same.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from config.errors import RunError
+from config.saved_settings import METRICS, saved_config
 from config.schema import Config
-from monitoring.doctor.bounds import BOUNDS
-from monitoring.doctor.history import History, Row
-from monitoring.doctor.idle import IDLE, explanation
-from monitoring.doctor.rule import Finding, Rule
-from monitoring.doctor.trends import EVALUATIONS, TRENDS
+from monitoring.doctor.history import History, Row, explanation
+from monitoring.doctor.rules import RULES, Rule, Severity
+from monitoring.metrics_file import MetricsFile
 
-OF_STEPS = (*IDLE, *BOUNDS, *TRENDS)
-RULES = (*OF_STEPS, *EVALUATIONS)
+_OF_EVALUATIONS = [rule for rule in RULES if rule.metrics[0].startswith("eval/")]
+_OF_STEPS = [rule for rule in RULES if rule not in _OF_EVALUATIONS]
+_ORDER = ("alarm", "warning", "info")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule that held. first_step, last_step: the optimizer steps at which it did so first and last."""
+
+    rule: str
+    severity: Severity
+    first_step: int
+    last_step: int
+    text: str
+    cause: str
+    setting: str
+
+    @property
+    def line(self) -> str:
+        """The words of a run that goes on."""
+        return f"{self.severity}: {self.text}. {self.cause}. What helps: {self.setting}"
 
 
 class Doctor:
@@ -37,11 +56,11 @@ class Doctor:
         """New findings after one more row, of an optimizer step or of an evaluation."""
         if "reward/mean" in row:
             self.history.take(row)
-            return self._found(OF_STEPS, row["optimizer_step"])
+            return self._found(_OF_STEPS, row["optimizer_step"])
         self.history.take_evaluation(row)
-        return self._found(EVALUATIONS, row["optimizer_step"])
+        return self._found(_OF_EVALUATIONS, row["optimizer_step"])
 
-    def _found(self, rules: tuple[Rule, ...], step: int) -> list[Finding]:
+    def _found(self, rules: Iterable[Rule], step: int) -> list[Finding]:
         new = []
         for rule in rules:
             seen = rule.look(self.history)
@@ -51,8 +70,8 @@ class Doctor:
             if known is not None:
                 self.findings[rule.name] = replace(known, last_step=step)
                 continue
-            cause, knob = seen.cause or rule.cause, (seen.knob or rule.knob).replace("`", "")
-            found = Finding(rule.name, rule.severity, step, step, seen.text, cause.replace("`", ""), knob)
+            cause, setting = seen.cause or rule.cause, (seen.setting or rule.setting).replace("`", "")
+            found = Finding(rule.name, rule.severity, step, step, seen.text, cause.replace("`", ""), setting)
             self.findings[rule.name] = found
             new.append(found)
         return new
@@ -74,3 +93,31 @@ class Doctor:
             f"nothing was learned: none of {history.seen} optimizer steps had a gradient that came from {source}. "
             f"{why}. What helps: {helps}"
         )
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """findings: alarms first, then in the order in which they came. steps, evaluations: rows that were looked at."""
+
+    findings: list[Finding]
+    steps: int
+    evaluations: int
+
+
+def diagnosis(run_dir: Path) -> Diagnosis:
+    """Look at every row of a run's metrics.
+
+    Raises:
+        ConfigError: the folder holds no settings of a run, or those of another version of this code.
+    """
+    doctor = Doctor(saved_config(run_dir))
+    rows = MetricsFile(run_dir / METRICS).rows()
+    doctor.remember(rows)
+    found = sorted(doctor.findings.values(), key=lambda finding: _ORDER.index(finding.severity))
+    steps = doctor.history.seen
+    return Diagnosis(found, steps, len(rows) - steps)
+
+
+def diagnose(run_dir: Path) -> list[Finding]:
+    """The findings of `diagnosis`, alarms first."""
+    return diagnosis(run_dir).findings

@@ -19,14 +19,17 @@ SOLVED = 0.9
 """Accuracy from which equal rewards and a small entropy are what success looks like."""
 RISE = 0.02
 """A difference between two means of rewards or shares from which one of them counts as higher."""
+IDLE_STEPS = 5
+"""Steps in a row that taught nothing, after which the run says so."""
 PASS = "/pass@1"
 
 
 class Change(NamedTuple):
-    """Means of one metric over the oldest and the newest rows of the window."""
+    """Means of one metric over the oldest and the newest rows of the window; most: the largest value in it."""
 
     before: float
     now: float
+    most: float = math.inf
 
     @property
     def rose(self) -> bool:
@@ -125,12 +128,7 @@ class History:
         now = [row[name] for row in islice(reversed(self.rows), ENDS) if name in row]
         if len(before) < ENDS or len(now) < ENDS:
             return None
-        return Change(mean(before), mean(now))
-
-    def rose(self, name: str) -> bool:
-        """Whether a metric is higher at the end of the window than at its beginning."""
-        change = self.change(name)
-        return change is not None and change.rose
+        return Change(mean(before), mean(now), max(row[name] for row in self.rows if name in row))
 
 
 def mean(values: Sequence[float]) -> float:
@@ -156,3 +154,51 @@ def teaches(row: Row, config: Config) -> bool:
         return False
     some = row["advantage/std"] > 0 or row["advantage/mean"] != 0
     return bool(some and moved)
+
+
+def explanation(rows: Sequence[Row], config: Config) -> tuple[str, str]:
+    """Why these steps taught nothing, in figures, and what helps."""
+
+    def share(name: str) -> float:
+        return mean([row.get(name, 0.0) for row in rows])
+
+    found: list[str] = []
+    helps: list[str] = []
+    if share("reward/errors") >= 0.5:
+        found.append(f"{share('reward/errors'):.0%} of the answers could not be judged")
+        helps.append("mend the reward (run=rewards tries it on saved answers)")
+    from_rewards = not config.policy.teaches_equal_rewards
+    if from_rewards and share("reward/zero_variance_groups") >= 1:
+        reward = share("reward/mean")
+        found.append(f"all {config.optim_batch_groups} groups had equal rewards (mean {reward:.2f})")
+    if share("reward/invalid") >= 0.5:
+        found.append(f"{share('reward/invalid'):.0%} of the answers were invalid")
+        helps.append("see what the model writes in the printed samples")
+    if share("length/truncated") >= 0.5:
+        limit = config.inference_model.max_tokens
+        found.append(f"{share('length/truncated'):.0%} of the answers were cut at {limit} tokens")
+        helps.append("raise inference_model.max_tokens")
+    if share("sample_utilization") == 0:
+        found.append("no answer was in the loss")
+        if config.policy.filter_range is not None:
+            helps.append(f"widen policy.filter_range={config.policy.filter_range}")
+        if config.policy.filter_truncated:
+            helps.append("set policy.filter_truncated=false")
+    if not all(math.isfinite(row["grad_norm"]) for row in rows):
+        found.append("gradients were not finite")
+        helps.append("lower optimizer.lr")
+    if config.policy.distill_coef != 0 and share("sample_utilization") > 0 and share("kl/teacher") == 0:
+        found.append("the teacher finds every token as likely as the policy does")
+        helps.append("another teacher (ref_model.name), or one that sees the answer (policy=opsd)")
+    if from_rewards and any(row["grad_norm"] > 0 for row in rows) and config.policy.kl_coef > 0:
+        found.append("only the KL to the reference moved the weights")
+    if from_rewards and share("reward/zero_variance_groups") >= 1 and share("reward/errors") < 0.5:
+        if mean([row.get("reward/accuracy", row["reward/mean"]) for row in rows]) >= 1:
+            helps.append("harder prompts: every answer is right")
+        else:
+            helps.append("compare the printed samples with what the reward asks for")
+            helps.append(
+                "take easier prompts, a larger env.repeats, or a reward with more steps between 0 and 1"
+            )
+    why = ", ".join(found) or "the gradient was zero"
+    return f"{why[0].upper()}{why[1:]}", "; ".join(helps) or "look at grad_norm and lr"

@@ -5,7 +5,7 @@ const PLOT_HEIGHT = 150;
 const MOST_NAMED = 6; // lines with their names over a picture; the runs of a larger sweep are named in its table alone
 
 /**
- * lines: [{ name, x: { step, seconds, tokens }, y, run, metric, dots, low, high }], where `dots` is drawn as points, with
+ * lines: [{ name, about, x: { step, seconds, tokens }, y, run, metric, dots, low, high }], where `dots` is drawn as points, with
  * intervals from low to high. marks: events of the run, by step.
  */
 function curveChart({ title, unit, lines, marks = [], view, height = PLOT_HEIGHT }) {
@@ -26,7 +26,7 @@ function curveChart({ title, unit, lines, marks = [], view, height = PLOT_HEIGHT
 }
 
 function legendEntry(line, index, value) {
-  return element("li", {}, lineSign(line.colour ?? index), element("span", {}, breakable(line.name)), value);
+  return element("li", {}, lineSign(line.colour ?? index), element("span", { title: line.about }, breakable(line.name)), value);
 }
 
 /** A piece of the line with this number. */

@@ -129,7 +129,7 @@ function metricLine(run, name, more) {
 
 /** Several runs in one picture leave room for one metric. */
 function oneMetricEach(chart) {
-  return chart.metrics.length === 1 ? [chart] : chart.metrics.map((name) => ({ title: name, unit: chart.unit, metrics: [name] }));
+  return chart.metrics.length === 1 ? [chart] : chart.metrics.map((name) => ({ ...chart, title: name, metrics: [name] }));
 }
 
 /** The sections that `layout` names, for one run or several. */
@@ -137,7 +137,7 @@ function curveSections(layout, runs, view, marks) {
   return layout.map((part) => {
     const charts = (runs.length > 1 ? part.charts.flatMap(oneMetricEach) : part.charts).map((chart) => {
       const lines = runs.flatMap((run, index) => chart.metrics.map((name) => metricLine(
-        run, name, runs.length > 1 ? { run: index, colour: index, name: run.name } : { name },
+        run, name, runs.length > 1 ? { run: index, colour: index, name: run.name, about: chart.about[name] } : { name, about: chart.about[name] },
       ))).filter(Boolean);
       return lines.length ? curveChart({ title: chart.title, unit: chart.unit, lines, marks, view }) : null;
     });

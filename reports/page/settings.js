@@ -19,13 +19,13 @@ function findingsSection({ found, unknown }) {
   return section("findings", "Findings", "What the doctor's rules saw in metrics and rollouts, with a likely cause and the setting that helps.", content);
 }
 
-function findingEntry({ rule, severity, first_step: first, last_step: last, text, cause, knob }) {
+function findingEntry({ rule, severity, first_step: first, last_step: last, text, cause, setting }) {
   const steps = first === last ? `step ${grouped(first)}` : `steps ${grouped(first)} to ${grouped(last)}`;
   return element(
     "li", { class: `finding ${severity}` },
     element("p", {}, element("span", { class: "severity", text: severity }), element("strong", { text: rule }), element("span", { class: "aside", text: ` ${steps}` })),
     element("p", { text }),
-    element("p", { class: "aside", text: `Likely cause: ${cause}. What helps: ${knob}.` }),
+    element("p", { class: "aside", text: `Likely cause: ${cause}. What helps: ${setting}.` }),
   );
 }
 

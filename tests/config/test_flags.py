@@ -75,7 +75,7 @@ MEGATRON = {
     "refit-method": "run=plan",
     "rl-verify-model-weights-swap": "train.weight_check_every",
     "rl-skip-bos-token": "model.chat_template",
-    "rl-profile": "logging.trace",
+    "rl-profile": "run=report",
     "rl-inference-parsers": "env.tools",
     "seq-length": "inference_model.max_model_len",
     "inference-max-seq-length": "inference_model.max_model_len",

@@ -1,4 +1,4 @@
-"""docs/config.md is what the dataclasses say, and they say something of every field."""
+"""docs/config.md is what the dataclasses say, docs/metrics.md what the tables say; every field has a meaning."""
 
 import re
 
@@ -6,11 +6,12 @@ from config.error_messages import known_keys
 from config.evaluation import EvalSetConfig
 from config.schema import Config
 from tests.config.test_schema import composed
-from tests.reference import PAGE, meanings, page, type_name
+from tests.reference import METRICS_PAGE, PAGE, meanings, metrics_page, page, type_name
 
 
-def test_the_page_is_current() -> None:
+def test_the_pages_are_current() -> None:
     assert PAGE.read_text() == page(), "python -m tests.reference --write"
+    assert METRICS_PAGE.read_text() == metrics_page(), "python -m tests.reference --write"
 
 
 def test_every_key_has_a_row_with_a_type_a_default_and_a_meaning() -> None:

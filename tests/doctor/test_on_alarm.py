@@ -9,8 +9,6 @@ import pytest
 from config.checkpoints import checkpoints
 from config.errors import ConfigError
 from monitoring.doctor import diagnose
-from monitoring.doctor.bounds import BOUNDS
-from monitoring.doctor.rule import Finding
 from monitoring.events import read_events
 from run.doctor import examine
 from tests.doctor.running import run
@@ -69,7 +67,7 @@ def test_the_job_prints_findings_with_steps_cause_example_and_knob(tmp_path: Pat
         text for text in told if text.startswith("warning: truncation, optimizer steps 5 to 7\n")
     ]
     share = rows(tmp_path)[4]["length/truncated"]
-    assert f"\n  length/truncated is {share:.3g} at optimizer step 5 (truncated above 0.1)\n" in truncation
+    assert f"\n  length/truncated is {share:.3g} at optimizer step 5 (above 0.1 in 5 rows)\n" in truncation
     assert "\n  for example: group " in truncation and "(length, reward " in truncation
     assert truncation.endswith("what helps: raise inference_model.max_tokens, or ask for shorter answers")
     assert not (tmp_path / "unused").exists()
@@ -90,9 +88,3 @@ def test_folders_that_hold_no_run_are_named(tmp_path: Path) -> None:
     assert done.returncode == 2 and f"run_dir={tmp_path}: no run's folder" in done.stderr
     with pytest.raises(ConfigError, match="no run has left its settings there"):
         diagnose(tmp_path)
-
-
-def test_what_is_said_names_the_figure_the_cause_and_the_knob() -> None:
-    finding = Finding("x", "warning", 3, 9, "it is 4", "It grew", "lower it")
-    assert finding.line == "warning: it is 4. It grew. What helps: lower it"
-    assert len({rule.name for rule in BOUNDS}) == len(BOUNDS)

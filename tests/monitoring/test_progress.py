@@ -1,6 +1,5 @@
 """What the run is doing, on a terminal and in a log, from its first second on."""
 
-import io
 import re
 import signal
 import subprocess
@@ -13,7 +12,7 @@ import pytest
 import grpo
 import grpo_async
 from config.logging import LoggingConfig
-from monitoring.progress import Progress
+from monitoring.progress import Progress, clock, printable
 from run.jobs import run_job
 from tests.scripts import ENVIRONMENT, ROOT, SCHEDULE_OF, configured
 from tests.terminal import OnATerminal, Terminal
@@ -22,20 +21,17 @@ SHOW = """
 import subprocess, sys, time
 from config.logging import LoggingConfig
 from monitoring.progress import Progress
-clock = [1000.0]  # of its own: how long a slow machine takes to show a row decides when it shows the next
-time.monotonic = lambda: clock[0]
+now = [1000.0]  # a clock of its own: how long a slow machine takes to show a bar decides when it shows the next
+time.monotonic = lambda: now[0]
 live = Progress(LoggingConfig(), 1000)
 live.begin("starting engines")
 live.resume(990)
 for step in range(3):
     for done in range(129):
         live.stage("collect", done, 128)
-    clock[0] += 0.6
+    now[0] += 0.6
     live.stage("collect", 128, 128)
     live.step(0.12345, 1024.25)
-    live.spent("collect", 0.6)
-    live.evaluated(991 + step, {"eval/sums/pass@1": 0.25})
-    live.alarm(f"step {step}: half of the groups teach nothing")
     BETWEEN
 live.close()
 """
@@ -60,48 +56,37 @@ def show(between: str = "pass") -> str:
     return SHOW.replace("    BETWEEN", "    " + between.strip())
 
 
-def screens(said: str, columns: int) -> list[str]:
-    """What the terminal holds after each update, the last lines alone of it; nothing may wrap."""
-    terminal, seen = Terminal(columns), []
-    for number, piece in enumerate(said.split("\r\x1b[J")):
-        terminal.feed(f"\r\x1b[J{piece}" if number else piece)
-        seen.append(terminal.text)
+def left_of(said: str, columns: int) -> list[str]:
+    """The lines that stand on the terminal in the end; nothing may wrap."""
+    terminal = Terminal(columns)
+    terminal.feed(said)
     assert terminal.wrapped == 0
-    return seen
+    return terminal.text.splitlines()
 
 
-@pytest.mark.parametrize("columns", [40, 80, 200])
-def test_rows_of_a_terminal(columns: int) -> None:
+@pytest.mark.parametrize("columns", [20, 40, 80, 200])
+def test_a_bar_of_a_terminal(columns: int) -> None:
     said = seen_on_a_terminal(show(), columns)
-    seen = screens(said, columns)
-    assert any("starting engines" in screen for screen in seen)
-    amid = [screen for screen in seen if "collect 128/128" in screen and "0.123" in screen]
-    names = [line.split()[0] for line in amid[-1].splitlines() if line]
-    assert names == ["step", "reward", "eval", "time", "now", "alarm"]
-    *rows, alarm = seen[-1].splitlines()
-    assert [row.split()[0] for row in rows] == ["step", "reward", "eval", "time"]
-    assert "993/1000" in rows[0] and "0.123" in rows[1] and "sums pass@1" in rows[2]
-    assert alarm.split()[:3] == ["alarm", "step", "2:"]
-    assert len(seen) < 10  # it does not show each of 387 calls
+    assert "starting engines" in said
+    (row,) = left_of(said, columns)
+    assert row.split()[0 if columns == 20 else 1] == "993/1000"
+    if columns >= 40:
+        assert re.fullmatch(r"[━╸╺]+ *993/1000  reward 0\.123  00:02 so far", row)
+    if columns >= 80:
+        assert "992/1000  reward 0.123  00:07 left  collect 128/128" in said
+    assert said.count("/1000") < 10  # it does not show each of 387 calls
 
 
 def test_what_others_print_stays_and_breaks_nothing() -> None:
-    said = seen_on_a_terminal(show(OTHERS), 80)
-    final = screens(said, 80)[-1]
+    terminal = Terminal(160)
+    terminal.feed(seen_on_a_terminal(show(OTHERS), 160))
+    left = terminal.text
     for step in range(3):
-        assert re.search(rf"^said {step}$", final, re.MULTILINE)
-        assert f"printed {step}, by the program itself" in final
-        assert f"told {step}, by another process" in final
-    assert final.count("and once more") == 3
-    assert final.splitlines()[-1].startswith("alarm   step 2: half of the groups teach nothing")
-
-
-def test_colours_only_where_they_are_wanted() -> None:
-    colour = re.compile(r"\x1b\[[0-9;]*3[0-9]m")
-    coloured = seen_on_a_terminal(show(), 80, COLORTERM="")
-    without = seen_on_a_terminal(show(), 80, COLORTERM="", NO_COLOR="1")
-    assert colour.search(coloured) and not colour.search(without)
-    assert screens(coloured, 80)[-1].splitlines()[1:3] == screens(without, 80)[-1].splitlines()[1:3]
+        assert re.search(rf"^said {step}$", left, re.MULTILINE)
+        assert f"printed {step}, by the program itself" in left
+        assert f"told {step}, by another process" in left
+    assert left.count("and once more") == 3
+    assert "993/1000" in left.splitlines()[-1]
 
 
 @pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": "unknown"}])
@@ -120,7 +105,7 @@ def test_jobs_side_by_side_share_a_terminal_as_lines() -> None:
 def test_a_terminal_without_these_characters() -> None:
     said = seen_on_a_terminal(show(), 80, PYTHONIOENCODING="ascii")
     assert said.isascii() and "\\u" not in said
-    assert re.search(r"^step    #+-*  993/1000", screens(said, 80)[-1], re.MULTILINE)
+    assert re.match(r"-+ +993/1000", left_of(said, 80)[0])
 
 
 @pytest.mark.parametrize("environment", [{}, {"FORCE_COLOR": "1", "TERM": "xterm-256color"}])
@@ -137,53 +122,71 @@ def test_a_log_has_lines(environment: dict[str, str]) -> None:
     assert "\x1b" not in done.stderr and "\r" not in done.stderr
     assert first == "starting engines"
     assert lines == ["said 0", "said 1", "said 2"]  # the next line would come after ten seconds
-    assert re.fullmatch(r"step 993/1000, reward 0\.123, length 1024\.2, 00:0\d so far", last)
+    assert last == "step 993/1000, reward 0.123, length 1024.2, 00:02 so far"
 
 
-def test_a_log_has_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream, clock = io.StringIO(), [1000.0]
-    monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that stands still."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_log_has_a_line_every_ten_seconds(capsys: pytest.CaptureFixture[str], now: list[float]) -> None:
     live = Progress(LoggingConfig(), 100)
-    live.resume(0)
-    for done in range(101):
-        live.stage("collect", done, 100)
-        clock[0] += 1.0
-    lines = stream.getvalue().splitlines()
-    assert len(lines) == 11
-    assert lines[3] == "step 0/100, 00:30 so far, collect 30/100, 01:10 to go"
+    live.resume(40)
+    for step in range(3):
+        for done in range(16):
+            live.stage("collect", done, 16)
+            now[0] += 1.0
+        live.step(step / 2, 3.25)
+    assert capsys.readouterr().err.splitlines() == [
+        "step 40/100, 00:00 so far, collect 0/16",
+        "step 40/100, 00:10 so far, collect 10/16",
+        "step 41/100, reward 0.000, length 3.2, 00:20 so far, 19:40 left, collect 4/16",
+        "step 41/100, reward 0.000, length 3.2, 00:30 so far, 29:30 left, collect 14/16",
+        "step 42/100, reward 0.500, length 3.2, 00:40 so far, 19:20 left, collect 8/16",
+    ]
 
 
-def test_nothing_is_shown_where_it_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
+def test_an_evaluation_alone_counts_its_problems(
+    capsys: pytest.CaptureFixture[str], now: list[float]
+) -> None:
+    live = Progress(LoggingConfig(), 0)
+    for done in range(31):
+        live.stage("eval sums", done, 120)
+        now[0] += 1.0
+    live.close()
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "eval sums 0/120" and told[-1] == "eval sums 30/120, 01:30 to go"
+
+
+def test_nothing_is_shown_where_it_is_off(capsys: pytest.CaptureFixture[str]) -> None:
     live = Progress(LoggingConfig(progress=False), 10)
     live.begin("starting")
     live.stage("collect", 1, 2)
     live.step(0.5, 3.0)
-    live.alarm("a worry")
     live.close()
     live.close()
-    assert stream.getvalue() == ""
+    assert capsys.readouterr().err == ""
     live.say("said all the same")
-    assert stream.getvalue() == "said all the same\n"
+    assert capsys.readouterr().err == "said all the same\n"
 
 
 def test_a_run_that_never_began_leaves_no_row() -> None:
     said = seen_on_a_terminal(show().partition("live.resume")[0] + "live.close()", 80)
-    seen = screens(said, 80)
-    assert any("starting engines" in screen for screen in seen)
-    assert seen[-1] == ""
+    assert "starting engines" in said and left_of(said, 80) == []
 
 
-def test_what_an_earlier_part_of_the_run_left_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    live = Progress(LoggingConfig(), 10)
-    live.resume(2)
-    rows = [{"optimizer_step": step, "reward/mean": step / 4, "length/response_mean": 8.0} for step in (1, 2)]
-    live.remember([*rows, {"optimizer_step": 2, "eval/sums/pass@1": 0.5}])
-    assert live.course.rewards.means == [0.25, 0.5] and live.course.steps == 2
-    assert live.course.evaluations == {"sums": [(2, 0.5)]}
+def test_clock() -> None:
+    assert [clock(seconds) for seconds in (0, 59.6, 3599, 3600, 86399, 86400, 900_000)] == [
+        *("00:00", "01:00", "59:59", "1:00:00", "23:59:59", "1 d 00:00", "10 d 10:00")
+    ]
+
+
+def test_what_a_model_wrote_cannot_move_the_cursor() -> None:
+    assert printable("a\x1b[2J\rb\x07\x9bc\n\td é 数") == "a\\x1b[2J\\x0db\\x07\\x9bc\n\td é 数"
 
 
 QUICKSTART = ("--config-name", "grpo_quickstart", "logging.sample_frequency=2")
@@ -208,9 +211,7 @@ def test_a_run_on_a_terminal_that_ctrl_c_ends(tmp_path: Path) -> None:
         r"^  python grpo\.py .* train\.resume=auto$", final, re.MULTILINE
     )  # and nothing behind it
     assert re.search(r"^interrupted: \d+ optimizer steps", final, re.MULTILINE)
-    rows = final.splitlines()
-    shown = next(index for index, row in enumerate(rows) if re.match(r"step    ━+", row))
-    assert [row.split()[0] for row in rows[shown : shown + 4]] == ["step", "reward", "eval", "time"]
+    assert re.search(r"^[━╸╺]+ *\d+/\d+  reward 0\.\d{3}  \d\d:\d\d so far$", final, re.MULTILINE)
     assert "Loading weights" not in final and "Warning" not in final
 
 

@@ -228,9 +228,11 @@ def test_every_metric_has_its_place_once(data: dict[str, Any], made: Path) -> No
     logged = {name for row in RunFolder.read(made).steps for name in row}
     assert logged - set(names) == {"optimizer_step", "age/histogram/0"}
     assert layout(["reward/my_part"])[0]["charts"][0]["title"] == "Parts of the reward"
+    (learning,) = layout(["reward/zero_variance_groups"])
+    assert "they teach nothing" in learning["charts"][0]["about"]["reward/zero_variance_groups"]
     (other,) = layout(["new/thing"])
     assert other["folded"] and other["charts"] == [
-        {"title": "new/thing", "unit": "", "metrics": ["new/thing"]}
+        {"title": "new/thing", "unit": "", "metrics": ["new/thing"], "about": {"new/thing": ""}}
     ]
 
 
