@@ -98,40 +98,31 @@ def test_batch_arithmetic() -> None:
     assert config.total_optimizer_steps == 24
 
 
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("train.epoch=2", r"train\.epoch: no such configuration key; did you mean train\.epochs"),
-        ("policy.kl_coeff=0.1", r"policy\.kl_coeff: .*policy\.kl_coef"),
-        ("train.epochs=many", r"train\.epochs: .*many"),
-        ("train.epochs=0", r"train\.epochs=0: must be at least 1"),
-        ("env.repeats=1", r"env\.repeats=1 with policy\.baseline=mean.*policy\.baseline=none"),
-        (
-            "policy=opd",
-            r"policy\.distill_coef=1\.0 \(policy opd\) without a teacher.*set ref_model\.name.*take policy=opsd",
-        ),
-        ("train.optim_batch_size=100", r"train\.optim_batch_size=100 does not divide"),
-        ("train.optim_batch_size=4", r"not a multiple of env\.repeats=8.*take 8"),
-        (
-            "train.gradient_accumulation_steps=500",
-            r"gradient_accumulation_steps=500 is more than the 256 completions",
-        ),
-        ("train.dialog_turns_per_batch=99", r"not a multiple of env\.repeats=8.*take 96"),
-        ("train.total_dialog_turns=8", r"less than one iteration"),
-        ("train.mixed_precision=int8", r"choose one of fp32, bf16, fp16"),
-        ("inference_model.max_model_len=10", r"smaller than env\.max_prompt_tokens"),
-        ("policy.clip_epsilon_low=-1", r"policy\.clip_epsilon_low=-1"),
-        ("train.log_prob_chunk_size=0", r"train\.log_prob_chunk_size=0: must be at least 1"),
-        (
-            "inference_model.temperature=0",
-            r"inference_model\.temperature=0: greedy .* train with 1\.0.*eval\.sets",
-        ),
-        ("inference_model.temperature_end=0", r"inference_model\.temperature_end=0.*above 0, or null"),
-        ("inference_model.temperature_end_at=0", r"inference_model\.temperature_end_at=0.*\(0, 1\]"),
-        ("env.oversample=4", r"env\.oversample=4 is less than env\.repeats=8.*take 16"),
-        ("run=fly", r"run='fly': choose one of train, plan"),
-    ],
-)
+@pytest.mark.parametrize(("override", "expected"), [
+    ("train.epoch=2", r"train\.epoch: no such configuration key; did you mean train\.epochs"),
+    ("policy.kl_coeff=0.1", r"policy\.kl_coeff: .*policy\.kl_coef"),
+    ("train.epochs=many", r"train\.epochs: .*many"),
+    ("train.epochs=0", r"train\.epochs=0: must be at least 1"),
+    ("env.repeats=1", r"env\.repeats=1 with policy\.baseline=mean.*policy\.baseline=none"),
+    (
+        "policy=opd",
+        r"policy\.distill_coef=1\.0 \(policy opd\) without a teacher.*set ref_model\.name.*take policy=opsd",
+    ),
+    ("train.optim_batch_size=100", r"train\.optim_batch_size=100 does not divide"),
+    ("train.optim_batch_size=4", r"not a multiple of env\.repeats=8.*take 8"),
+    ("train.gradient_accumulation_steps=500", r"gradient_accumulation_steps=500 is more than the 256 completions"),
+    ("train.dialog_turns_per_batch=99", r"not a multiple of env\.repeats=8.*take 96"),
+    ("train.total_dialog_turns=8", r"less than one iteration"),
+    ("train.mixed_precision=int8", r"choose one of fp32, bf16, fp16"),
+    ("inference_model.max_model_len=10", r"smaller than env\.max_prompt_tokens"),
+    ("policy.clip_epsilon_low=-1", r"policy\.clip_epsilon_low=-1"),
+    ("train.log_prob_chunk_size=0", r"train\.log_prob_chunk_size=0: must be at least 1"),
+    ("inference_model.temperature=0", r"inference_model\.temperature=0: greedy .* train with 1\.0.*eval\.sets"),
+    ("inference_model.temperature_end=0", r"inference_model\.temperature_end=0.*above 0, or null"),
+    ("inference_model.temperature_end_at=0", r"inference_model\.temperature_end_at=0.*\(0, 1\]"),
+    ("env.oversample=4", r"env\.oversample=4 is less than env\.repeats=8.*take 16"),
+    ("run=fly", r"run='fly': choose one of train, plan"),
+])  # fmt: skip
 def test_bad_input_names_the_value_the_place_and_the_remedy(override: str, expected: str) -> None:
     text = message(override)
     assert re.search(expected, text), text
@@ -155,7 +146,7 @@ def all_fields(config_class: type[Any], prefix: str = "") -> list[tuple[str, str
     found: list[tuple[str, str]] = []
     for field in fields(config_class):
         if is_dataclass(field.type):
-            found += all_fields(field.type, f"{prefix}{field.name}.")  # type: ignore[arg-type]
+            found += all_fields(field.type, f"{prefix}{field.name}.")
         else:
             found.append((prefix, field.name))
     return found
@@ -184,44 +175,29 @@ def test_every_field_is_read_by_code_and_documented() -> None:
         assert name in documented or prefix == "", f"{prefix}{name}"
 
 
-@pytest.mark.parametrize(
-    ("asked", "says"),
-    [
-        ("num_devices=8 num_nodes=3", "num_nodes=3 does not divide the 8 learner ranks"),
-        ("num_devices=8 shard_size=16", "shard_size=16 does not divide the 8 learner ranks"),
-        ("devices=[0,1] shard_size=3", "shard_size=3 does not divide the 2 learner ranks"),
-        ("devices=[0,1] num_nodes=2", "train_model.devices=[0, 1] with train_model.num_nodes=2"),
-        ("offload=all", "train_model.offload=all with device=cpu"),
-        ("offload=disk", "choose one of none, optimizer, all"),
-        ("shard_size=0", "train_model.shard_size=0: must be at least 1"),
-        ("num_devices=0", "train_model.num_devices=0: must be at least 1"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "says"), [
+    ("num_devices=8 num_nodes=3", "num_nodes=3 does not divide the 8 learner ranks"),
+    ("num_devices=8 shard_size=16", "shard_size=16 does not divide the 8 learner ranks"),
+    ("devices=[0,1] shard_size=3", "shard_size=3 does not divide the 2 learner ranks"),
+    ("devices=[0,1] num_nodes=2", "train_model.devices=[0, 1] with train_model.num_nodes=2"),
+    ("offload=all", "train_model.offload=all with device=cpu"),
+    ("offload=disk", "choose one of none, optimizer, all"),
+    ("shard_size=0", "train_model.shard_size=0: must be at least 1"),
+    ("num_devices=0", "train_model.num_devices=0: must be at least 1"),
+])  # fmt: skip
 def test_ranks_that_cannot_be(asked: str, says: str) -> None:
     assert says in message(*(f"train_model.{setting}" for setting in asked.split()))
 
 
-@pytest.mark.parametrize(
-    ("asked", "says"),
-    [
-        (
-            "train_model.lora.enabled=false",
-            "train_model.lora.enabled=false: weights in 4 bits cannot be trained",
-        ),
-        (
-            "inference_model.lora=adapter",
-            "inference_model.lora=adapter: engines would add the adapter to the base as",
-        ),
-        (
-            "train_model.offload=all device=cuda train_model.num_devices=2",
-            "train_model.offload=all: the scales of weights in 4 bits stay on the GPU",
-        ),
-        (
-            "run=rehearse",
-            "run=rehearse: 4-bit kernels need tensors with memory; run=plan says what they take",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("asked", "says"), [
+    ("train_model.lora.enabled=false", "train_model.lora.enabled=false: weights in 4 bits cannot be trained"),
+    ("inference_model.lora=adapter", "inference_model.lora=adapter: engines would add the adapter to the base as"),
+    (
+        "train_model.offload=all device=cuda train_model.num_devices=2",
+        "train_model.offload=all: the scales of weights in 4 bits stay on the GPU",
+    ),
+    ("run=rehearse", "run=rehearse: 4-bit kernels need tensors with memory; run=plan says what they take"),
+])  # fmt: skip
 def test_a_base_in_4_bits_that_cannot_be(asked: str, says: str) -> None:
     assert f"quantization=nf4 with {says}" in message(
         "train_model.lora.enabled=true", "train_model.lora.quantization=nf4", *asked.split()
@@ -248,16 +224,10 @@ def test_ranks_and_shards() -> None:
     assert (groups.ranks, groups.shards) == (16, 8)
 
 
-@pytest.mark.parametrize(
-    ("given", "names"),
-    [
-        ("none", []),
-        ("wandb", ["wandb"]),
-        ("wandb, tensorboard", ["wandb", "tensorboard"]),
-        (["mlflow", "trackio", "mlflow"], ["mlflow", "trackio"]),
-        (["none"], []),
-    ],
-)
+@pytest.mark.parametrize(("given", "names"), [
+    ("none", []), ("wandb", ["wandb"]), ("wandb, tensorboard", ["wandb", "tensorboard"]),
+    (["mlflow", "trackio", "mlflow"], ["mlflow", "trackio"]), (["none"], []),
+])  # fmt: skip
 def test_trackers_are_a_name_or_a_list(given: object, names: list[str]) -> None:
     assert LoggingConfig(backend=given).backends == names
 

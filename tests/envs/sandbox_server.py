@@ -27,15 +27,9 @@ def anybody_may_run(program: str) -> bool:
 ANYBODYS_PYTHON = next(filter(anybody_may_run, (sys.executable, "/usr/bin/python3")), None)
 COMMANDS = {"python": [sys.executable], "bash": ["bash"], "nodejs": ["node"]}
 FIELDS = {
-    "compile_timeout": (int, float),
-    "run_timeout": (int, float),
-    "memory_limit_MB": int,
-    "code": str,
-    "stdin": (str, type(None)),
-    "language": str,
-    "files": dict,
-    "fetch_files": list,
-}
+    "compile_timeout": (int, float), "run_timeout": (int, float), "memory_limit_MB": int, "code": str,
+    "stdin": (str, type(None)), "language": str, "files": dict, "fetch_files": list,
+}  # fmt: skip
 MAX_BYTES = 1 << 20
 NOBODY = 65534
 

@@ -167,17 +167,14 @@ def test_a_share_of_the_tests_counts(sandbox: Sandbox) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"test": "assert ("}, "test: '(' was never closed"),
-        ({"test": 3}, "test: Python code is text, this is 3"),
-        ({"test_list": []}, "test_list must be a list of asserts, and not empty"),
-        ({"test_list": ["assert f()", 2]}, "test_list: Python code is text, this is 2"),
-        ({"test": "assert f()", "entry_point": 4}, "entry_point=4 is not the name of a function"),
-        ({"test": "import f"}, "test: nothing in it can fail, so every program would pass: 'import f'"),
-    ],
-)
+@pytest.mark.parametrize(("row", "message"), [
+    ({"test": "assert ("}, "test: '(' was never closed"),
+    ({"test": 3}, "test: Python code is text, this is 3"),
+    ({"test_list": []}, "test_list must be a list of asserts, and not empty"),
+    ({"test_list": ["assert f()", 2]}, "test_list: Python code is text, this is 2"),
+    ({"test": "assert f()", "entry_point": 4}, "entry_point=4 is not the name of a function"),
+    ({"test": "import f"}, "test: nothing in it can fail, so every program would pass: 'import f'"),
+])  # fmt: skip
 def test_rows_that_cannot_be_used_say_why(row: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match="^" + message.replace("(", r"\(")):
         Assertions.parse(row)
@@ -270,19 +267,13 @@ def test_tests_of_pytest_and_unittest_are_run(sandbox: Sandbox) -> None:
         assert judge(sandbox, HALF, Assertions.parse({"test": test}), CodeOptions(), 10.0).failure == ""
 
 
-@pytest.mark.parametrize(
-    ("test", "wrong"),
-    [
-        (PYTEST, HALF.replace("x / 2", "x / 2.1")),
-        (PYTEST, HALF.replace("x / 2", "x // 2")),
-        (PYTEST, HALF.replace("no number", "what?")),
-        (PYTEST, HALF.replace("raise ValueError", "print")),
-        (PYTEST, HALF.replace("raise ValueError", "raise KeyError")),
-        (PYTEST, HALF.replace("self.value = value", "self.value = 4")),
-        (PYTEST, HALF.replace("self.value + by", "3 + 1")),
-        (UNITTEST, HALF.replace("x / 2", "2")),
-        (UNITTEST, HALF.replace("raise ValueError", "print")),
-    ],
-)
+@pytest.mark.parametrize(("test", "wrong"), [
+    (PYTEST, HALF.replace("x / 2", "x / 2.1")), (PYTEST, HALF.replace("x / 2", "x // 2")),
+    (PYTEST, HALF.replace("no number", "what?")), (PYTEST, HALF.replace("raise ValueError", "print")),
+    (PYTEST, HALF.replace("raise ValueError", "raise KeyError")),
+    (PYTEST, HALF.replace("self.value = value", "self.value = 4")),
+    (PYTEST, HALF.replace("self.value + by", "3 + 1")), (UNITTEST, HALF.replace("x / 2", "2")),
+    (UNITTEST, HALF.replace("raise ValueError", "print")),
+])  # fmt: skip
 def test_each_test_of_pytest_and_unittest_can_fail(sandbox: Sandbox, test: str, wrong: str) -> None:
     assert judge(sandbox, wrong, Assertions.parse({"test": test}), CodeOptions(), 10.0).passed == 0

@@ -43,28 +43,16 @@ def score(judged: Task, program: str, row: int) -> float:
     return judged.reward(Completion(fenced(program)), judged.examples("train")[row]).score
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (fenced("print(1)"), "print(1)\n"),
-        (fenced("print(0)") + fenced("print(1)"), "print(1)\n"),
-        (fenced("print(1)", "Python"), "print(1)\n"),
-        (fenced("print(1)", "py") + "```\noutput\n```", "print(1)\n"),
-        ("```python\nprint(1)\n", "print(1)\n"),
-        ("1. so:\n   ```python\n   pass\n   ```", "   pass\n"),
-        (fenced("print('''```''')"), "print('''```''')\n"),
-        (fenced("print(1)", "cpp"), None),
-        ("```\nprint(1)\n```", None),
-        ("```python\n```", None),
-        ("print(1)", "print(1)"),
-        ("def f(x):\n    return x\n", "def f(x):\n    return x\n"),
-        ("Yes", None),
-        ("12", None),
-        ("The answer is f(x).", None),
-        ("a ```python in a line", None),
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    (fenced("print(1)"), "print(1)\n"), (fenced("print(0)") + fenced("print(1)"), "print(1)\n"),
+    (fenced("print(1)", "Python"), "print(1)\n"),
+    (fenced("print(1)", "py") + "```\noutput\n```", "print(1)\n"), ("```python\nprint(1)\n", "print(1)\n"),
+    ("1. so:\n   ```python\n   pass\n   ```", "   pass\n"),
+    (fenced("print('''```''')"), "print('''```''')\n"), (fenced("print(1)", "cpp"), None),
+    ("```\nprint(1)\n```", None), ("```python\n```", None), ("print(1)", "print(1)"),
+    ("def f(x):\n    return x\n", "def f(x):\n    return x\n"), ("Yes", None), ("12", None),
+    ("The answer is f(x).", None), ("a ```python in a line", None), ("", None),
+])  # fmt: skip
 def test_the_last_python_block_is_the_program(text: str, expected: str | None) -> None:
     assert extract_code(text) == expected
 
@@ -210,13 +198,11 @@ FORGED_RESULTS = [
     "import os\nos.write(3, b'3')\ndef add(a, b): return ''",
     "class E(int):\n    __eq__ = lambda s, o: True\ndef add(a, b): return E(4)",
     "import json\njson.dumps = lambda *a: 'true'\ndef add(a, b): return 0",
-    "def add(a, b): raise SystemExit(0)",
-    "def add(a, b):\n    import os\n    os._exit(0)",
+    "def add(a, b): raise SystemExit(0)", "def add(a, b):\n    import os\n    os._exit(0)",
     "def add(a, b): return [[]] * 10 ** 9",
     "def add(a, b):\n    r = []\n    for _ in range(10 ** 5): r = [r]\n    return r",
-    "def add(a, b): return 10 ** 10 ** 5",
-    "add = 3",
-]
+    "def add(a, b): return 10 ** 10 ** 5", "add = 3",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("program", FORGED_RESULTS)
@@ -273,11 +259,8 @@ def test_the_reward_service_judges_code() -> None:
     service = RewardService(judged, judged.env)
     try:
         texts = [
-            fenced(RIGHT[0]),
-            fenced("while True: pass"),
-            fenced("import os\nos.kill(os.getppid(), 9)"),
-            "?",
-        ]
+            fenced(RIGHT[0]), fenced("while True: pass"), fenced("import os\nos.kill(os.getppid(), 9)"), "?",
+        ]  # fmt: skip
         scored = service.score([Completion(text) for text in texts], [examples[0]] * len(texts))
     finally:
         service.close()
@@ -285,38 +268,29 @@ def test_the_reward_service_judges_code() -> None:
     assert [each.outcome for each in scored] == ["scored", "scored", "scored", "invalid"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tests": 3}, r"env\.options\.tests: the code task knows test_seconds"),
-        ({"test_seconds": 9}, r"env\.options\.test_seconds=9: must be above 0 and at most 8"),
-        ({"memory_mib": 1}, r"env\.options\.memory_mib=1"),
-        ({"credit": "some"}, r"env\.options\.credit='some': choose one of all, share"),
-        ({"comparison": "loose"}, r"env\.options\.comparison='loose': choose one of default, coati"),
-        ({"max_tests": 0}, r"env\.options\.max_tests=0: must be at least 1"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"tests": 3}, r"env\.options\.tests: the code task knows test_seconds"),
+    ({"test_seconds": 9}, r"env\.options\.test_seconds=9: must be above 0 and at most 8"),
+    ({"memory_mib": 1}, r"env\.options\.memory_mib=1"),
+    ({"credit": "some"}, r"env\.options\.credit='some': choose one of all, share"),
+    ({"comparison": "loose"}, r"env\.options\.comparison='loose': choose one of default, coati"),
+    ({"max_tests": 0}, r"env\.options\.max_tests=0: must be at least 1"),
+])  # fmt: skip
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         task(options=options)
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
-        ({"inputs": [], "outputs": []}, "0 inputs and 0 outputs"),
-        ({"inputs": [1], "outputs": ["1"]}, "must be text"),
-        ({"test_cases": [1]}, "tests must be"),
-        ({"test_cases": "{"}, "not valid JSON"),
-        ({"test_cases": {"inputs": [1], "outputs": [1], "fn_name": "f"}}, "lists of arguments"),
-        (
-            {"test_cases": {"inputs": [[1]], "outputs": [1], "fn_name": "os.system"}},
-            "not the name of a function",
-        ),
-        ({"answer": "3"}, "tests must be"),
-    ],
-)
+@pytest.mark.parametrize(("row", "message"), [
+    ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
+    ({"inputs": [], "outputs": []}, "0 inputs and 0 outputs"),
+    ({"inputs": [1], "outputs": ["1"]}, "must be text"),
+    ({"test_cases": [1]}, "tests must be"),
+    ({"test_cases": "{"}, "not valid JSON"),
+    ({"test_cases": {"inputs": [1], "outputs": [1], "fn_name": "f"}}, "lists of arguments"),
+    ({"test_cases": {"inputs": [[1]], "outputs": [1], "fn_name": "os.system"}}, "not the name of a function"),
+    ({"answer": "3"}, "tests must be"),
+])  # fmt: skip
 def test_wrong_rows_are_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"problem": "p", **row}) + "\n")

@@ -36,17 +36,11 @@ def rows_of(digests: str) -> list[str]:
     return [digests[at : at + SIZE] for at in range(0, len(digests), SIZE)]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"answer": "9"},
-        {"row": 7},
-        {"prefill": "<think>"},
-        {"tools": ({"name": "add"},)},
-        {"messages": ({"role": "user", "content": "?"},)},
-        {"messages": ({"role": "system", "content": "Own."}, {"role": "user", "content": "1+7="})},
-    ],
-)
+@pytest.mark.parametrize("change", [
+    {"answer": "9"}, {"row": 7}, {"prefill": "<think>"}, {"tools": ({"name": "add"},)},
+    {"messages": ({"role": "user", "content": "?"},)},
+    {"messages": ({"role": "system", "content": "Own."}, {"role": "user", "content": "1+7="})},
+])  # fmt: skip
 def test_what_is_asked_and_its_answer_make_the_digest(change: dict[str, Any]) -> None:
     before = numbered_examples(3)
     after = [before[0], replace(before[1], **change), before[2]]
@@ -147,25 +141,19 @@ def test_mended_rows_are_forgotten_and_appended_ones_come_with_the_next_epoch() 
     assert all(example.answer == "mended" for example in rest if example.row == 5)
 
 
-@pytest.mark.parametrize(
-    ("now", "said"),
-    [
-        (
-            numbered_examples(6),
-            "it had 16 rows, there are 6 now; the first that differs is row 6, which is gone",
-        ),
-        (
-            mended(numbered_examples(6), 3),
-            "it had 16 rows, there are 6 now, 1 of them others; the first that differs is row 3.",
-        ),
-        (mended(numbered_examples(16), *range(9)), "16 rows, there are 16 now, 9 of them others; the first"),
-        (
-            [replace(one, row=at) for at, one in enumerate(reversed(numbered_examples(16)))],
-            "16 now, 16 of them others; the first that differs is row 0",
-        ),
-        (mended(numbered_examples(40), *range(16)), "it had 16 rows, there are 40 now, 16 of them others"),
-    ],
-)
+@pytest.mark.parametrize(("now", "said"), [
+    (numbered_examples(6), "it had 16 rows, there are 6 now; the first that differs is row 6, which is gone"),
+    (
+        mended(numbered_examples(6), 3),
+        "it had 16 rows, there are 6 now, 1 of them others; the first that differs is row 3.",
+    ),
+    (mended(numbered_examples(16), *range(9)), "16 rows, there are 16 now, 9 of them others; the first"),
+    (
+        [replace(one, row=at) for at, one in enumerate(reversed(numbered_examples(16)))],
+        "16 now, 16 of them others; the first that differs is row 0",
+    ),
+    (mended(numbered_examples(40), *range(16)), "it had 16 rows, there are 40 now, 16 of them others"),
+])  # fmt: skip
 def test_other_data_are_refused_with_counts_and_the_first_row(now: list[Example], said: str) -> None:
     state = source(numbered_examples(16)).state_dict()
     prompts = source(now)
@@ -235,18 +223,11 @@ def test_curricula_go_on_over_changed_rows(settings: dict[str, Any]) -> None:
     assert draw_from(third, 30) == draw_from(resumed, 30)
 
 
-@pytest.mark.parametrize(
-    ("dataset", "options", "other"),
-    [
-        ("arithmetic", {"max_operand": 9}, {"max_operand": 8}),
-        ("countdown", {"num_rows": 40}, {"num_rows": 40, "max_number": 50}),
-        (
-            "reasoning_gym",
-            {"name": "chain_sum", "num_rows": 40},
-            {"name": "chain_sum", "num_rows": 40, "seed": 1},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("dataset", "options", "other"), [
+    ("arithmetic", {"max_operand": 9}, {"max_operand": 8}),
+    ("countdown", {"num_rows": 40}, {"num_rows": 40, "max_number": 50}),
+    ("reasoning_gym", {"name": "chain_sum", "num_rows": 40}, {"name": "chain_sum", "num_rows": 40, "seed": 1}),
+])  # fmt: skip
 def test_generated_rows_have_digests_too(
     dataset: str, options: dict[str, Any], other: dict[str, Any]
 ) -> None:

@@ -106,18 +106,15 @@ def test_the_reward_of_the_text_reads_other_columns(tmp_path: Path, monkeypatch:
 SUM = {"prompt": "Write 12.", "answer": "12"}
 
 
-@pytest.mark.parametrize(
-    ("name", "row", "scores"),
-    [
-        ("compute_score", SUM | {"data_source": "sums"}, {"12": 1.0, "13": -1.0}),
-        ("near_in_length", SUM, {"13": 1.0, "": 1 / 3}),
-        ("reward_func", SUM, {"so 12": 1.0, "12 or 13": 0.0}),
-        ("harsh", SUM, {"12 ": 1.0, "13": -3.0}),
-        ("shorter_in_time", SUM, {"12": 1.0, "13": 0.0}),
-        ("boxed_or_bare", SUM, {"\\boxed{12}": 1.0, "12.0": 0.1, "so 12": 0.0}),
-        ("liked", SUM, {"good bad good": 1.0}),
-    ],
-)
+@pytest.mark.parametrize(("name", "row", "scores"), [
+    ("compute_score", SUM | {"data_source": "sums"}, {"12": 1.0, "13": -1.0}),
+    ("near_in_length", SUM, {"13": 1.0, "": 1 / 3}),
+    ("reward_func", SUM, {"so 12": 1.0, "12 or 13": 0.0}),
+    ("harsh", SUM, {"12 ": 1.0, "13": -3.0}),
+    ("shorter_in_time", SUM, {"12": 1.0, "13": 0.0}),
+    ("boxed_or_bare", SUM, {"\\boxed{12}": 1.0, "12.0": 0.1, "so 12": 0.0}),
+    ("liked", SUM, {"good bad good": 1.0}),
+])  # fmt: skip
 def test_the_functions_of_the_text(
     name: str, row: dict[str, str], scores: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,12 +235,7 @@ def test_the_task_of_the_readme_trains_as_it_is_printed(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (tmp_path / "my_tasks.py").write_text(block("python", "class Reverse", text), encoding="utf-8")
     (rest,) = re.findall(r"^python grpo\.py (.*my_tasks:Reverse.*)$", text, re.MULTILINE)
-    command = [
-        "grpo.py",
-        *rest.split(),
-        f"hydra.run.dir={tmp_path / 'run'}",
-        "train.total_dialog_turns=768",
-    ]
+    command = ["grpo.py", *rest.split(), f"hydra.run.dir={tmp_path / 'run'}", "train.total_dialog_turns=768"]
     command += ["logging.progress=false"]
     found = {**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
     done = ended(command, environment=found)

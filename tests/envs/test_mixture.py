@@ -81,20 +81,17 @@ def test_one_member_that_needs_a_deadline_gives_it_to_the_mixture(tmp_path: Path
     assert [s.outcome for s in scored] == ["scored", "invalid"]
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({}, r"needs env\.mixture"),
-        ({"arithmetic": 0}, r"env\.mixture\.arithmetic: weight 0"),
-        ({"nothing": 1}, "'nothing' is not a known task"),
-        ({"arithmetic": {"wieght": 2}}, r"env\.mixture\.arithmetic\.wieght"),
-        ({"arithmetic": float("inf")}, r"env\.mixture\.arithmetic: weight inf"),
-        ({"arithmetic": {"options": 3}}, r"env\.mixture\.arithmetic\.options: .*int"),
-        ({"arithmetic": {"holdout": "half"}}, r"env\.mixture\.arithmetic\.holdout: Value 'half'"),
-        ({"arithmetic": {"dataset": [1]}}, r"env\.mixture\.arithmetic\.dataset: "),
-        ({"a": {"dataset": "mixture"}}, "a mixture cannot be a member of a mixture"),
-    ],
-)
+@pytest.mark.parametrize(("given", "message"), [
+    ({}, r"needs env\.mixture"),
+    ({"arithmetic": 0}, r"env\.mixture\.arithmetic: weight 0"),
+    ({"nothing": 1}, "'nothing' is not a known task"),
+    ({"arithmetic": {"wieght": 2}}, r"env\.mixture\.arithmetic\.wieght"),
+    ({"arithmetic": float("inf")}, r"env\.mixture\.arithmetic: weight inf"),
+    ({"arithmetic": {"options": 3}}, r"env\.mixture\.arithmetic\.options: .*int"),
+    ({"arithmetic": {"holdout": "half"}}, r"env\.mixture\.arithmetic\.holdout: Value 'half'"),
+    ({"arithmetic": {"dataset": [1]}}, r"env\.mixture\.arithmetic\.dataset: "),
+    ({"a": {"dataset": "mixture"}}, "a mixture cannot be a member of a mixture"),
+])  # fmt: skip
 def test_bad_mixtures_are_named(given: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_task(EnvConfig(dataset="mixture", mixture=given))

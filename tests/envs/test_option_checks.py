@@ -35,20 +35,14 @@ def test_a_plan_ends_as_training_does(bad: str, tmp_path: Path) -> None:
     assert said[0][0] == 2 and f"{bad}:2: column 'answer' is empty" in said[0][1]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "problem"),
-    [
-        (("env.dataset=jsonl", "env.data_files={bad}"), "{bad}:2: column 'answer' is empty"),
-        (("eval.sets={{a:{{dataset:jsonl,data_files:{bad}}}}}",), "eval.sets.a: {bad}:2: column"),
-        (
-            ("env.dataset=mixture", "env.mixture={{gsm8k:1,mine:{{dataset:jsonl,data_files:{bad}}}}}"),
-            "{bad}:2: column",
-        ),
-        (("env.dataset=tests.envs.own_code:Failing",), "examples() failed: FileNotFoundError: words.txt"),
-        (("env.curriculum.column=nothing",), "env.curriculum.column='nothing': row"),
-        (("env.dataset=jsonl",), "env.dataset=jsonl reads local files: set env.data_files"),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "problem"), [
+    (("env.dataset=jsonl", "env.data_files={bad}"), "{bad}:2: column 'answer' is empty"),
+    (("eval.sets={{a:{{dataset:jsonl,data_files:{bad}}}}}",), "eval.sets.a: {bad}:2: column"),
+    (("env.dataset=mixture", "env.mixture={{gsm8k:1,mine:{{dataset:jsonl,data_files:{bad}}}}}"), "{bad}:2: column"),
+    (("env.dataset=tests.envs.own_code:Failing",), "examples() failed: FileNotFoundError: words.txt"),
+    (("env.curriculum.column=nothing",), "env.curriculum.column='nothing': row"),
+    (("env.dataset=jsonl",), "env.dataset=jsonl reads local files: set env.data_files"),
+])  # fmt: skip
 def test_rows_are_looked_at(overrides: tuple[str, ...], problem: str, bad: str) -> None:
     config = configured(*(text.format(bad=bad) for text in overrides))
     (found,) = option_problems(config) or row_problems(config)
@@ -145,20 +139,14 @@ def test_local_files_have_no_revision() -> None:
             make_task(EnvConfig(dataset=dataset, data_files="rows.jsonl", data_revision="abc"))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (("env.max_prompt_tokens=2",), "all 1 prompts are longer than env.max_prompt_tokens"),
-        (
-            ("model.chat_template={strict}", "env.system_prompt=hi"),
-            "row 0: the chat template refuses .*System role not supp",
-        ),
-        (
-            ("eval.sets={{held:{{dataset:jsonl,data_files:{two}}}}}",),
-            "eval.sets.held: all 1 prompts are longer",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "expected"), [
+    (("env.max_prompt_tokens=2",), "all 1 prompts are longer than env.max_prompt_tokens"),
+    (
+        ("model.chat_template={strict}", "env.system_prompt=hi"),
+        "row 0: the chat template refuses .*System role not supp",
+    ),
+    (("eval.sets={{held:{{dataset:jsonl,data_files:{two}}}}}",), "eval.sets.held: all 1 prompts are longer"),
+])  # fmt: skip
 def test_prompts_that_a_run_refuses_are_refused_by_the_plan(
     overrides: tuple[str, ...], expected: str, tmp_path: Path
 ) -> None:

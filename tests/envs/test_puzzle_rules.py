@@ -159,11 +159,7 @@ def test_the_right_answer_has_full_marks(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [
-        ("gsm_symbolic", "{} eggs, that is {}"),
-        ("word_sorting", " {} "),
-        ("letter_jumble", "  {}"),
-    ],
+    [("gsm_symbolic", "{} eggs, that is {}"), ("word_sorting", " {} "), ("letter_jumble", "  {}")],
 )
 def test_words_around_the_right_answer_may_stay(name: str, text: str) -> None:
     task, rows = puzzles(name)

@@ -9,13 +9,7 @@ import pytest
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.task import Completion, make_task
-from envs.verifiers.reference_answers import (
-    FORMS,
-    LONGEST_JUDGED,
-    judging_rule,
-    reference_answer,
-    unwrapped,
-)
+from envs.verifiers.reference_answers import FORMS, LONGEST_JUDGED, judging_rule, reference_answer, unwrapped
 from envs.verifiers.rules import RULES
 from tests.logged import Logged
 
@@ -27,66 +21,24 @@ def written(path: Path, *golds: Any) -> str:
 
 
 WRAPPED = [
-    ('["2"]', "2"),
-    ("['2']", "2"),
-    ('[ "\\\\frac{1}{2}" ]', "\\frac{1}{2}"),
-    ('["The answer is 2."]', "2"),
-    ("Natalia sold 48/2 = 24 clips.\n#### 72", "72"),
-    ("48/2 = 24 #### 72 ", "72"),
-    ("The answer is 2.", "2"),
-    ("the answer is: 2", "2"),
-    ("So the answer is 2", "2"),
-    ("1+1 is 2. Therefore, the final answer is 2.", "2"),
-    ("He has 1 and 1.\nThe answer is 2", "2"),
-    ("**Answer:** 2", "2"),
-    ("Answer: 2", "2"),
-    ("Final answer: 2 apples", "2 apples"),
-    ("The final answer is 2. I hope it is correct.", "2"),
-    ("<answer>2</answer>", "2"),
-    ("= 2", "2"),
-    ("It is 2.", "2"),
-    ("\\text{The answer is } 2", "2"),
-    ("<think>1+1</think>\n<answer> 2 </answer>", "2"),
-]
+    ('["2"]', "2"), ("['2']", "2"), ('[ "\\\\frac{1}{2}" ]', "\\frac{1}{2}"), ('["The answer is 2."]', "2"),
+    ("Natalia sold 48/2 = 24 clips.\n#### 72", "72"), ("48/2 = 24 #### 72 ", "72"), ("The answer is 2.", "2"),
+    ("the answer is: 2", "2"), ("So the answer is 2", "2"),
+    ("1+1 is 2. Therefore, the final answer is 2.", "2"), ("He has 1 and 1.\nThe answer is 2", "2"),
+    ("**Answer:** 2", "2"), ("Answer: 2", "2"), ("Final answer: 2 apples", "2 apples"),
+    ("The final answer is 2. I hope it is correct.", "2"), ("<answer>2</answer>", "2"), ("= 2", "2"),
+    ("It is 2.", "2"), ("\\text{The answer is } 2", "2"), ("<think>1+1</think>\n<answer> 2 </answer>", "2"),
+]  # fmt: skip
 IN_LATEX = [
-    ("$2$", "2"),
-    ("$$x+1$$", "x+1"),
-    ("\\(2\\)", "2"),
-    ("\\[ 2 \\]", "2"),
-    ("The final answer is $2$", "2"),
-    ("\\boxed{2}", "2"),
-    ("We add, so it is $\\boxed{2}$.", "2"),
-    ("a=\\boxed{2} and b=\\boxed{3}", "2, 3"),
-]
+    ("$2$", "2"), ("$$x+1$$", "x+1"), ("\\(2\\)", "2"), ("\\[ 2 \\]", "2"), ("The final answer is $2$", "2"),
+    ("\\boxed{2}", "2"), ("We add, so it is $\\boxed{2}$.", "2"), ("a=\\boxed{2} and b=\\boxed{3}", "2, 3"),
+]  # fmt: skip
 NOT_WRAPPED = [
-    "2",
-    "-1.5",
-    "(1,2)",
-    "[2]",
-    "[1,2]",
-    "[1, 2)",
-    "['2', '3']",
-    '["2","3"]',
-    "$5-$10",
-    "$2$ or $3$",
-    "\\(2\\) or \\(3\\)",
-    "\\$5",
-    "The answer",
-    "the wrong answer is 3",
-    "The answer is 2. No, it is 3 after all.",
-    "#### ",
-    "A # B",
-    "<answer>2",
-    "\\boxed{2",
-    "[[2]]",
-    '["2"',
-    "x = 2",
-    "= 2 = 3",
-    "It is raining",
-    "\\text{yes}",
-    "a question and an answer",
-    "May 17, 2024",
-]
+    "2", "-1.5", "(1,2)", "[2]", "[1,2]", "[1, 2)", "['2', '3']", '["2","3"]', "$5-$10", "$2$ or $3$",
+    "\\(2\\) or \\(3\\)", "\\$5", "The answer", "the wrong answer is 3",
+    "The answer is 2. No, it is 3 after all.", "#### ", "A # B", "<answer>2", "\\boxed{2", "[[2]]", '["2"',
+    "x = 2", "= 2 = 3", "It is raining", "\\text{yes}", "a question and an answer", "May 17, 2024",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "inner"), WRAPPED + IN_LATEX)
@@ -127,22 +79,13 @@ def test_a_list_in_the_row() -> None:
         assert reference_answer(value, maths) == value
 
 
-@pytest.mark.parametrize(
-    ("settings", "rule"),
-    [
-        ({}, "math"),
-        ({"reward": "gsm8k"}, "gsm8k"),
-        ({"reward": "math_verify"}, "math"),
-        ({"reward": ["exact", "math"]}, "exact"),
-        ({"reward": "my_rewards:brief"}, None),
-        ({"reward": ["exact", "my_rewards:brief"]}, None),
-        ({"reward": "compat_openai_gsm8k"}, None),
-        ({"reward": "code"}, None),
-        ({"reward_second_opinion": "my_rewards:brief"}, None),
-        ({"reward_second_opinion": "math_verify"}, "math"),
-        ({"dataset": "my_tasks:Mine"}, None),
-    ],
-)
+@pytest.mark.parametrize(("settings", "rule"), [
+    ({}, "math"), ({"reward": "gsm8k"}, "gsm8k"), ({"reward": "math_verify"}, "math"),
+    ({"reward": ["exact", "math"]}, "exact"), ({"reward": "my_rewards:brief"}, None),
+    ({"reward": ["exact", "my_rewards:brief"]}, None), ({"reward": "compat_openai_gsm8k"}, None),
+    ({"reward": "code"}, None), ({"reward_second_opinion": "my_rewards:brief"}, None),
+    ({"reward_second_opinion": "math_verify"}, "math"), ({"dataset": "my_tasks:Mine"}, None),
+])  # fmt: skip
 def test_the_rule_that_judges(settings: dict[str, Any], rule: str | None) -> None:
     env = EnvConfig(**{"dataset": "jsonl"} | settings)
     assert judging_rule(env) == rule
@@ -175,17 +118,11 @@ def test_answers_that_cannot_be_equalled_are_counted(tmp_path: Path, logged: Log
     assert 'rows.jsonl:2: \'["2","3"]\'; write the final answer alone' in logged.text
 
 
-@pytest.mark.parametrize(
-    "gold",
-    [
-        '[["2"]]',
-        "[[2]]",
-        '{"answer": "2"}',
-        '[{"input": "1", "output": "2"}]',
-        json.dumps({"cases": ["1"] * LONGEST_JUDGED, "outputs": ["2"]}),
-        "We add both of them. Then the sum is 2.",
-    ],
-)
+@pytest.mark.parametrize("gold", [
+    '[["2"]]', "[[2]]", '{"answer": "2"}', '[{"input": "1", "output": "2"}]',
+    json.dumps({"cases": ["1"] * LONGEST_JUDGED, "outputs": ["2"]}),
+    "We add both of them. Then the sum is 2.",
+])  # fmt: skip
 def test_data_and_prose_are_reported(gold: str, tmp_path: Path, logged: Logged) -> None:
     path = written(tmp_path / "rows.jsonl", "2", gold)
     make_task(EnvConfig(dataset="jsonl", data_files=path)).examples("train")
@@ -200,12 +137,9 @@ def test_data_and_prose_are_reported(gold: str, tmp_path: Path, logged: Logged) 
 
 def test_matrices_sets_and_names_are_no_data_and_no_prose(tmp_path: Path, logged: Logged) -> None:
     golds = (
-        "[[1, 2], [3, 4]]",
-        "{1, 2}",
-        "[1, 2]",
-        "Dr. Smith and Mr. Jones",
+        "[[1, 2], [3, 4]]", "{1, 2}", "[1, 2]", "Dr. Smith and Mr. Jones",
         "First add. So $\\boxed{2}$ is right.",
-    )
+    )  # fmt: skip
     make_task(EnvConfig(dataset="jsonl", data_files=written(tmp_path / "rows.jsonl", *golds))).examples(
         "train"
     )

@@ -14,35 +14,32 @@ import attack_material as material
 import reward_attack
 
 
-@pytest.mark.parametrize(
-    ("check", "question", "answer", "right"),
-    [
-        (material.adds(), "8+3=", "11", True),
-        (material.adds(), "8+3=", "The answer is 8 + 3 = 11.", True),
-        (material.adds(), "8+3=", "eleven", True),
-        (material.adds(), "8+3=", "The answer is 8+3.", False),
-        (material.adds(), "0+8=", "0+8", False),
-        (material.adds(), "8+3=", "22/2", False),
-        (material.adds(), "8+3=", "The answer is \\sqrt{11}.", False),
-        (material.adds(), "8+3=", "+11", True),
-        (material.adds(), "8+3=", "11 or 12", False),
-        (material.adds(), "8+3=", "--11", False),
-        (material.adds(material.BOXED), "8+3=", "\\boxed{11}", True),
-        (material.adds(material.BOXED), "8+3=", "11", False),
-        (material.reduces, "6/8=", "3/4", True),
-        (material.reduces, "6/8=", "6/8", False),
-        (material.reduces, "6/3=", "2", True),
-        (material.counts_down, "Numbers: 3, 5. Target: 8.", "<answer>3+5</answer>", True),
-        (material.counts_down, "Numbers: 3, 5. Target: 8.", "<answer>8</answer>", False),
-        (material.counts_down, "Numbers: 3, 5. Target: 8.", "<answer>3+5=8</answer>", False),
-        (material.counts_down, "Numbers: 3, 5. Target: 8.", "<answer>3//5+8</answer>", False),
-        (material.chains, "problem: 4 - 9 =", "<answer>-5</answer>", True),
-        (material.chains, "problem: 4 - 9 =", "<answer>4 - 9</answer>", False),
-        (material.follows, "No comma.", "a b", True),
-        (material.follows, "No comma.", "a, b", False),
-        (material.follows, "JSON.", "{", False),
-    ],
-)
+@pytest.mark.parametrize(("check", "question", "answer", "right"), [
+    (material.adds(), "8+3=", "11", True),
+    (material.adds(), "8+3=", "The answer is 8 + 3 = 11.", True),
+    (material.adds(), "8+3=", "eleven", True),
+    (material.adds(), "8+3=", "The answer is 8+3.", False),
+    (material.adds(), "0+8=", "0+8", False),
+    (material.adds(), "8+3=", "22/2", False),
+    (material.adds(), "8+3=", "The answer is \\sqrt{11}.", False),
+    (material.adds(), "8+3=", "+11", True),
+    (material.adds(), "8+3=", "11 or 12", False),
+    (material.adds(), "8+3=", "--11", False),
+    (material.adds(material.BOXED), "8+3=", "\\boxed{11}", True),
+    (material.adds(material.BOXED), "8+3=", "11", False),
+    (material.reduces, "6/8=", "3/4", True),
+    (material.reduces, "6/8=", "6/8", False),
+    (material.reduces, "6/3=", "2", True),
+    (material.counts_down, "Numbers: 3, 5. Target: 8.", "<answer>3+5</answer>", True),
+    (material.counts_down, "Numbers: 3, 5. Target: 8.", "<answer>8</answer>", False),
+    (material.counts_down, "Numbers: 3, 5. Target: 8.", "<answer>3+5=8</answer>", False),
+    (material.counts_down, "Numbers: 3, 5. Target: 8.", "<answer>3//5+8</answer>", False),
+    (material.chains, "problem: 4 - 9 =", "<answer>-5</answer>", True),
+    (material.chains, "problem: 4 - 9 =", "<answer>4 - 9</answer>", False),
+    (material.follows, "No comma.", "a b", True),
+    (material.follows, "No comma.", "a, b", False),
+    (material.follows, "JSON.", "{", False),
+])  # fmt: skip
 def test_the_checks_are_strict(check: material.Check, question: str, answer: str, right: bool) -> None:
     assert check(question, answer) is right
 

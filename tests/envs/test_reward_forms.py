@@ -38,31 +38,15 @@ def judged(env: EnvConfig, completion: Completion) -> Result:
     return judged_here(make_judge(task), completion, checked_examples(task, "train")[0])
 
 
-@pytest.mark.parametrize(
-    ("name", "score", "parts"),
-    [
-        ("compute_score", 2.0, {"accuracy": 1.0, "index": 7.0}),
-        ("verl_subset", 1.0, {}),
-        ("verl_rest", 0.0, {}),
-        ("trl_column", 1.0, {"level": 3.0}),
-        ("trl_ids", 9.0, {}),
-        ("trl_async", 1.0, {}),
-        ("openrlhf", 3.0, {"accuracy": 1.0, "form": 1.0}),
-        ("progress", 5.02, {}),
-        ("global_step", 5.0, {}),
-        ("swapped", 1.0, {}),
-        ("ignores", 1.0, {}),
-        ("by_position", 1.0, {}),
-        ("all_positions", 1.0, {}),
-        ("column_of_one", 1.0, {}),
-        ("wrapped", 1.0, {}),
-        ("partial", 2.0, {"accuracy": 1.0, "index": 7.0}),
-        ("partial_by_name", 2.0, {"accuracy": 1.0, "index": 7.0}),
-        ("judge", 1.0, {}),
-        ("method", 1.0, {}),
-        ("partial_judge", 1.0, {}),
-    ],
-)
+@pytest.mark.parametrize(("name", "score", "parts"), [
+    ("compute_score", 2.0, {"accuracy": 1.0, "index": 7.0}), ("verl_subset", 1.0, {}), ("verl_rest", 0.0, {}),
+    ("trl_column", 1.0, {"level": 3.0}), ("trl_ids", 9.0, {}), ("trl_async", 1.0, {}),
+    ("openrlhf", 3.0, {"accuracy": 1.0, "form": 1.0}), ("progress", 5.02, {}), ("global_step", 5.0, {}),
+    ("swapped", 1.0, {}), ("ignores", 1.0, {}), ("by_position", 1.0, {}), ("all_positions", 1.0, {}),
+    ("column_of_one", 1.0, {}), ("wrapped", 1.0, {}), ("partial", 2.0, {"accuracy": 1.0, "index": 7.0}),
+    ("partial_by_name", 2.0, {"accuracy": 1.0, "index": 7.0}), ("judge", 1.0, {}), ("method", 1.0, {}),
+    ("partial_judge", 1.0, {}),
+])  # fmt: skip
 def test_what_parameters_ask_for_is_given(
     name: str, score: float, parts: dict[str, float], tmp_path: Path
 ) -> None:
@@ -115,41 +99,26 @@ def test_none_counts_nothing_beside_others_and_is_an_error_alone(tmp_path: Path)
     assert "returned None: neither it nor another reward judges this row" in verdict.message
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("two", r"two returned \[1\.0, 2\.0\]; a number or a Reward is needed"),
-        ("text", "text returned 'good'; a number or a Reward is needed"),
-        ("no_score", r"no_score returned \{'score': 'high'\}, whose score is no number"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("two", r"two returned \[1\.0, 2\.0\]; a number or a Reward is needed"),
+    ("text", "text returned 'good'; a number or a Reward is needed"),
+    ("no_score", r"no_score returned \{'score': 'high'\}, whose score is no number"),
+])  # fmt: skip
 def test_what_is_no_reward_is_an_error(name: str, message: str, tmp_path: Path) -> None:
     verdict = judged(env_of(tmp_path, name), Completion("2"))
     assert verdict.outcome == "error" and re.search(message, verdict.message), verdict.message
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "unknown",
-            r"\(c: Any, e: Any\) asks for no completion by a known name; rename its parameters; accepted",
-        ),
-        ("nothing", "asks for no completion by a known name"),
-        ("mixed", "asks for completions, a list, and for example, which is of one completion"),
-        (
-            "untold_wrapped",
-            r"\(\*args, \*\*kwargs\) does not say what it takes; name its parameters, or put functools",
-        ),
-        (
-            "positional_wrapped",
-            r"\(\*args\) does not say what it takes; name its parameters, or put functools",
-        ),
-        ("Judge", r"is a class; make one in its module \(judge = Judge\(\)\) and name that"),
-        ("HERE", "has no 'HERE'"),
-        ("no_least", "its min_score is 'low'; set the least score that it gives, a number"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("unknown", r"\(c: Any, e: Any\) asks for no completion by a known name; rename its parameters; accepted"),
+    ("nothing", "asks for no completion by a known name"),
+    ("mixed", "asks for completions, a list, and for example, which is of one completion"),
+    ("untold_wrapped", r"\(\*args, \*\*kwargs\) does not say what it takes; name its parameters, or put functools"),
+    ("positional_wrapped", r"\(\*args\) does not say what it takes; name its parameters, or put functools"),
+    ("Judge", r"is a class; make one in its module \(judge = Judge\(\)\) and name that"),
+    ("HERE", "has no 'HERE'"),
+    ("no_least", "its min_score is 'low'; set the least score that it gives, a number"),
+])  # fmt: skip
 def test_signatures_that_say_nothing_are_refused(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=rf"env\.reward={HERE}:{name}: .*{message}") as raised:
         find_reward(f"{HERE}:{name}")

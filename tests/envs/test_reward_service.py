@@ -31,7 +31,7 @@ def serving(reward: str | None, **options: object) -> Iterator[RewardService]:
     env = EnvConfig(
         dataset="arithmetic",
         reward=reward if reward is None or ":" in reward else f"{HOSTILE}:{reward}",
-        **{"reward_timeout_s": 1.5, "reward_workers": 2, "max_error_rate": 0.5, **options},  # type: ignore[arg-type]
+        **{"reward_timeout_s": 1.5, "reward_workers": 2, "max_error_rate": 0.5, **options},
     )
     service = RewardService(make_task(env), env)
     try:
@@ -105,8 +105,8 @@ def test_nothing_is_left_of_a_killed_worker_or_of_the_service(tmp_path: Path) ->
     note = tmp_path / "pid"
     with serving("bomb") as service:
         service.score([Completion("a")], examples(1))
-        workers = [worker.pid for worker in service._pool.workers]  # type: ignore[union-attr]
-        fork_server = service._pool.process.pid  # type: ignore[union-attr]
+        workers = [worker.pid for worker in service._pool.workers]
+        fork_server = service._pool.process.pid
         assert all(alive(pid) for pid in workers)
         service.score([Completion(f"child {note}")], examples(1))
         assert not alive(int(note.read_text()))
@@ -265,7 +265,7 @@ def test_who_dies_with_the_fork_server_is_not_taken_for_its_killer() -> None:
         scored = service.score([Completion(text) for text in texts], examples(len(texts)))
         assert [s.outcome for s in scored] == ["invalid"] + ["scored"] * 8
         service.score([Completion("a")] * 8, examples(8))
-        assert len(service._pool.workers) == 2  # type: ignore[union-attr]
+        assert len(service._pool.workers) == 2
 
 
 def test_of_two_that_die_together_each_is_judged_again_alone(tmp_path: Path) -> None:

@@ -36,42 +36,30 @@ def outcome(result: Callable[[], Any]) -> tuple[float, dict[str, float], str, st
     return judged.score, judged.parts, judged.outcome, judged.message
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (numpy.float32(0.5), 0.5),
-        (numpy.int64(2), 2.0),
-        (numpy.bool_(True), 1.0),
-        (numpy.array(0.25), 0.25),
-        (torch.tensor(0.5), 0.5),
-        (torch.tensor(True), 1.0),
-        (True, 1.0),
-        (3.4e38, 3.4e38),
-    ],
-)
+@pytest.mark.parametrize(("value", "expected"), [
+    (numpy.float32(0.5), 0.5), (numpy.int64(2), 2.0), (numpy.bool_(True), 1.0), (numpy.array(0.25), 0.25),
+    (torch.tensor(0.5), 0.5), (torch.tensor(True), 1.0), (True, 1.0), (3.4e38, 3.4e38),
+])  # fmt: skip
 def test_numbers_of_numpy_and_torch_are_numbers(value: Any, expected: float) -> None:
     assert outcome(lambda: Reward(value, {"part": value}))[:3] == (expected, {"part": expected}, "scored")
 
 
-@pytest.mark.parametrize(
-    ("reward", "message"),
-    [
-        (Reward(1e300), r"the reward's score is 1e\+300; a number that is finite in float32"),
-        (Reward(-math.inf), "the reward's score is -inf"),
-        (Reward(1.0, {"accuracy": math.nan}), "the part accuracy is nan"),
-        (Reward(1.0, {"accuracy": 1e39}), r"the part accuracy is 1e\+39"),
-        (Reward(1.0, {"accuracy": "high"}), "the part accuracy is 'high'; a number is needed"),  # type: ignore[dict-item]
-        (Reward("1.0"), "the reward's score is '1.0'"),  # type: ignore[arg-type]
-        (Reward(numpy.str_("1.0")), "a number is needed"),  # type: ignore[arg-type]
-        (Reward(1j), "a number is needed"),  # type: ignore[arg-type]
-        (Reward(torch.ones(2)), "ValueError|RuntimeError|TypeError"),  # type: ignore[arg-type]
-        (Reward(1.0, {}, "banana"), "outcome is 'banana'; known: scored, invalid, error"),  # type: ignore[arg-type]
-        (Reward(1.0, {}, "error"), "the reward itself gave the outcome 'error'"),
-        (Reward(1.0, [1.0]), r"parts are \[1\.0\]"),  # type: ignore[arg-type]
-        (Reward(1.0, {3: 1.0}), "a part called 3"),  # type: ignore[dict-item]
-        (Reward(1.0, {"mean": 1.0}), "reward/mean is a metric; rename the part"),
-    ],
-)
+@pytest.mark.parametrize(("reward", "message"), [
+    (Reward(1e300), r"the reward's score is 1e\+300; a number that is finite in float32"),
+    (Reward(-math.inf), "the reward's score is -inf"),
+    (Reward(1.0, {"accuracy": math.nan}), "the part accuracy is nan"),
+    (Reward(1.0, {"accuracy": 1e39}), r"the part accuracy is 1e\+39"),
+    (Reward(1.0, {"accuracy": "high"}), "the part accuracy is 'high'; a number is needed"),
+    (Reward("1.0"), "the reward's score is '1.0'"),
+    (Reward(numpy.str_("1.0")), "a number is needed"),
+    (Reward(1j), "a number is needed"),
+    (Reward(torch.ones(2)), "ValueError|RuntimeError|TypeError"),
+    (Reward(1.0, {}, "banana"), "outcome is 'banana'; known: scored, invalid, error"),
+    (Reward(1.0, {}, "error"), "the reward itself gave the outcome 'error'"),
+    (Reward(1.0, [1.0]), r"parts are \[1\.0\]"),
+    (Reward(1.0, {3: 1.0}), "a part called 3"),
+    (Reward(1.0, {"mean": 1.0}), "reward/mean is a metric; rename the part"),
+])  # fmt: skip
 def test_what_is_no_finite_number_is_an_error_and_never_a_score(reward: Reward, message: str) -> None:
     score, parts, said, why = outcome(lambda: reward)
     assert (score, parts, said) == (0.0, {}, "error")
@@ -120,14 +108,10 @@ def test_two_functions_of_one_name_keep_apart() -> None:
     assert set(found.parts) == {f"{HERE}:brief", "tests.envs.other_rewards:brief", "accuracy"}
 
 
-@pytest.mark.parametrize(
-    ("second", "expected", "message"),
-    [
-        ("gives_up", "invalid", ""),
-        ("nan_part", "error", "the part accuracy is nan"),
-        ("huge", "error", "the reward huge's score is 1e\\+300"),
-    ],
-)
+@pytest.mark.parametrize(("second", "expected", "message"), [
+    ("gives_up", "invalid", ""), ("nan_part", "error", "the part accuracy is nan"),
+    ("huge", "error", "the reward huge's score is 1e\\+300"),
+])  # fmt: skip
 def test_the_worst_of_the_outcomes_is_that_of_the_whole(second: str, expected: Outcome, message: str) -> None:
     judge = make_judge(make_task(several("exact", f"{HERE}:{second}")))
     result = judged_here(judge, Completion("2"), EXAMPLE)
@@ -169,22 +153,19 @@ def test_lists_of_rewards_are_written_on_the_command_line() -> None:
     assert configured("env.reward_weights={accuracy: 2}").env.reward_weights == {"accuracy": 2}
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"reward": []}, r"env\.reward=\[\]: give the name"),
-        ({"reward": 3}, r"env\.reward=3: give the name"),
-        ({"reward": ["exact", None]}, r"env\.reward=\['exact', None\]: give the name"),
-        ({"reward": ["exact", "exact"]}, "exact is there twice"),
-        ({"reward": ["exact"], "reward_weights": [1, 2]}, "has 2 weights for"),
-        ({"reward": "exact", "reward_weights": [1]}, "a list of weights goes with a list of as many rewards"),
-        ({"reward": ["exact"], "reward_weights": {"exact": 1}}, r"such as env\.reward_weights=\[1\.0\]"),
-        ({"reward": ["exact"], "reward_weights": ["1"]}, "finite numbers"),
-        ({"reward_weights": {"accuracy": math.nan}}, "finite numbers"),
-        ({"reward_weights": {"accuracy": True}}, "finite numbers"),
-        ({"reward_weights": 3}, "finite numbers"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"reward": []}, r"env\.reward=\[\]: give the name"),
+    ({"reward": 3}, r"env\.reward=3: give the name"),
+    ({"reward": ["exact", None]}, r"env\.reward=\['exact', None\]: give the name"),
+    ({"reward": ["exact", "exact"]}, "exact is there twice"),
+    ({"reward": ["exact"], "reward_weights": [1, 2]}, "has 2 weights for"),
+    ({"reward": "exact", "reward_weights": [1]}, "a list of weights goes with a list of as many rewards"),
+    ({"reward": ["exact"], "reward_weights": {"exact": 1}}, r"such as env\.reward_weights=\[1\.0\]"),
+    ({"reward": ["exact"], "reward_weights": ["1"]}, "finite numbers"),
+    ({"reward_weights": {"accuracy": math.nan}}, "finite numbers"),
+    ({"reward_weights": {"accuracy": True}}, "finite numbers"),
+    ({"reward_weights": 3}, "finite numbers"),
+])  # fmt: skip
 def test_lists_that_do_not_go_together_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EnvConfig(dataset="arithmetic", **fields)

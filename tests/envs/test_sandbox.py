@@ -115,15 +115,10 @@ def test_other_programs_cannot_be_started(sandbox: Sandbox) -> None:
     assert_unharmed(sandbox)
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "data = bytearray(10 ** 10)",
-        "held = []\nwhile True: held.append(bytearray(1 << 20))",
-        "held = [0] * 10 ** 9",
-        "import mmap\nheld = [mmap.mmap(-1, 1 << 20) for _ in range(10 ** 5)]",
-    ],
-)
+@pytest.mark.parametrize("program", [
+    "data = bytearray(10 ** 10)", "held = []\nwhile True: held.append(bytearray(1 << 20))",
+    "held = [0] * 10 ** 9", "import mmap\nheld = [mmap.mmap(-1, 1 << 20) for _ in range(10 ** 5)]",
+])  # fmt: skip
 def test_memory_is_limited(sandbox: Sandbox, program: str) -> None:
     run = sandbox.run(program + "\nprint('allocated')")
     assert run.stdout == b""

@@ -158,13 +158,10 @@ def test_each_assertion_counts_and_preambles_are_run(remote: RemoteSandbox) -> N
     assert (verdict.passed, verdict.total) == (2, 3) and verdict.failure.startswith("AssertionError")
 
 
-@pytest.mark.parametrize(
-    ("language", "program", "needs"),
-    [
-        ("bash", "read n; echo $((2 * n))", "bash"),
-        ("javascript", "console.log(2 * +require('fs').readFileSync(0, 'utf8'))", "node"),
-    ],
-)
+@pytest.mark.parametrize(("language", "program", "needs"), [
+    ("bash", "read n; echo $((2 * n))", "bash"),
+    ("javascript", "console.log(2 * +require('fs').readFileSync(0, 'utf8'))", "node"),
+])  # fmt: skip
 def test_other_languages(server: Server, language: str, program: str, needs: str) -> None:
     if shutil.which(needs) is None:
         pytest.skip(f"{needs} is not installed")
@@ -184,24 +181,16 @@ def test_a_busy_server_is_asked_again(remote: RemoteSandbox, server: Server) -> 
     assert len(server.requests) == 4
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "said"),
-    [
-        (422, {"detail": "no such language"}, "HTTP status 422: .*no such language"),
-        (200, "<html>", "no JSON: '<html>'"),
-        (200, [1], "no object"),
-        (
-            200,
-            {"status": "Failed", "message": "", "run_result": {"status": "Error", "stderr": "fork"}},
-            "was not run: .*fork",
-        ),
-        (
-            200,
-            {"status": "Failed", "compile_result": {"stderr": "bad"}, "run_result": None},
-            "was not run: bad",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("status", "body", "said"), [
+    (422, {"detail": "no such language"}, "HTTP status 422: .*no such language"),
+    (200, "<html>", "no JSON: '<html>'"),
+    (200, [1], "no object"),
+    (
+        200, {"status": "Failed", "message": "", "run_result": {"status": "Error", "stderr": "fork"}},
+        "was not run: .*fork",
+    ),
+    (200, {"status": "Failed", "compile_result": {"stderr": "bad"}, "run_result": None}, "was not run: bad"),
+])  # fmt: skip
 def test_an_answer_that_says_nothing_of_the_program_is_an_error(
     remote: RemoteSandbox, server: Server, status: int, body: Any, said: str
 ) -> None:
@@ -245,20 +234,11 @@ def test_the_tool_runs_there_too(server: Server) -> None:
     tool.close()
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"sandbox": "remote"}, "env.sandbox_url=None: env.sandbox=remote needs the address of a server"),
-        (
-            {"sandbox": "remote", "sandbox_url": "localhost:8080"},
-            "env.sandbox_url=localhost:8080: .*http://HOST:PORT",
-        ),
-        (
-            {"sandbox_url": "http://127.0.0.1:8080"},
-            "nothing asks it at env.sandbox=auto; add env.sandbox=remote",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("given", "said"), [
+    ({"sandbox": "remote"}, "env.sandbox_url=None: env.sandbox=remote needs the address of a server"),
+    ({"sandbox": "remote", "sandbox_url": "localhost:8080"}, "env.sandbox_url=localhost:8080: .*http://HOST:PORT"),
+    ({"sandbox_url": "http://127.0.0.1:8080"}, "nothing asks it at env.sandbox=auto; add env.sandbox=remote"),
+])  # fmt: skip
 def test_the_address_goes_with_the_choice(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         EnvConfig(**given)

@@ -28,7 +28,7 @@ def example(answer: str) -> Example:
 
 def judged(second: str, texts: list[str], answer: str = GOLD, **options: object) -> list[Verdict]:
     given = {"reward": "boxed", "reward_workers": 1, "reward_timeout_s": 20.0, **options}
-    env = EnvConfig(dataset="arithmetic", reward_second_opinion=second, **given)  # type: ignore[arg-type]
+    env = EnvConfig(dataset="arithmetic", reward_second_opinion=second, **given)
     service = RewardService(make_task(env), env)
     try:
         verdicts = service.score([Completion(text) for text in texts], [example(answer)] * len(texts))
@@ -104,29 +104,20 @@ def test_one_that_is_safe_in_this_process_needs_no_worker() -> None:
     assert not judges_in_process(unsafe)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"reward_second_opinion": ""}, "give the name of a reward"),
-        ({"reward_second_opinion": "math", "reward": "math"}, "is env.reward itself"),
-        ({"reward_second_opinion": "math", "reward": ["exact", "boxed"]}, "name one reward"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"reward_second_opinion": ""}, "give the name of a reward"),
+    ({"reward_second_opinion": "math", "reward": "math"}, "is env.reward itself"),
+    ({"reward_second_opinion": "math", "reward": ["exact", "boxed"]}, "name one reward"),
+])  # fmt: skip
 def test_what_cannot_be_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        EnvConfig(dataset="math", **options)  # type: ignore[arg-type]
+        EnvConfig(dataset="math", **options)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "mathverify",
-            r"^env\.reward_second_opinion='mathverify' is not a known reward; known: .*math_verify",
-        ),
-        (f"{HERE}:absent", r"^env\.reward_second_opinion"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("mathverify", r"^env\.reward_second_opinion='mathverify' is not a known reward; known: .*math_verify"),
+    (f"{HERE}:absent", r"^env\.reward_second_opinion"),
+])  # fmt: skip
 def test_an_unknown_name_is_one_message_before_any_data_is_read(name: str, message: str) -> None:
     (problem,) = option_problems(configured(f"env.reward_second_opinion={name}"))
     with pytest.raises(ConfigError, match=message):

@@ -18,7 +18,7 @@ FIXTURES = ROOT / "tests" / "fixtures" / "data"
 
 
 def task(dataset: str, **options: object) -> Task:
-    return make_task(EnvConfig(dataset=dataset, **options))  # type: ignore[arg-type]
+    return make_task(EnvConfig(dataset=dataset, **options))
 
 
 def score(judge: Task, text: str, row: int = 0) -> float:
@@ -42,20 +42,10 @@ def test_arithmetic_splits_are_disjoint_and_prompts_are_exact() -> None:
     assert judge.reward(Completion(f"{example.answer}0"), example).score == 0.0
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("12 - 5 = 7\n#### 7", 1.0),
-        ("#### 7.0", 1.0),
-        ("#### 8", 0.1),
-        ("#### 8\nno, wait\n#### 7", 1.0),
-        ("<answer>7</answer>", 1.0),
-        ("seven is 7", 0.0),
-        ("", 0.0),
-        ("#### seven", 0.0),
-        ("#### -7", 0.1),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("12 - 5 = 7\n#### 7", 1.0), ("#### 7.0", 1.0), ("#### 8", 0.1), ("#### 8\nno, wait\n#### 7", 1.0),
+    ("<answer>7</answer>", 1.0), ("seven is 7", 0.0), ("", 0.0), ("#### seven", 0.0), ("#### -7", 0.1),
+])  # fmt: skip
 def test_gsm8k_rewards(text: str, expected: float) -> None:
     assert score(task("gsm8k", data_files=str(FIXTURES / "gsm8k.jsonl")), text) == expected
 
@@ -105,25 +95,11 @@ def solvable(numbers: list[Fraction], target: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    ("expression", "expected"),
-    [
-        ("(3+4)*5", True),
-        ("5*(3 + 4)", True),
-        ("35", False),
-        ("3+4*5", False),
-        ("(3+4)*5+0", False),
-        ("(3+4)*5*1", False),
-        ("__import__('os')", False),
-        ("9**9**9", False),
-        ("(3+4)/0*5", False),
-        ("(" * 500, False),
-        ("3+4)*5", False),
-        ("-(-3-4)*5", False),
-        ("", False),
-        ("True", False),
-    ],
-)
+@pytest.mark.parametrize(("expression", "expected"), [
+    ("(3+4)*5", True), ("5*(3 + 4)", True), ("35", False), ("3+4*5", False), ("(3+4)*5+0", False),
+    ("(3+4)*5*1", False), ("__import__('os')", False), ("9**9**9", False), ("(3+4)/0*5", False),
+    ("(" * 500, False), ("3+4)*5", False), ("-(-3-4)*5", False), ("", False), ("True", False),
+])  # fmt: skip
 def test_countdown_expressions(expression: str, expected: bool) -> None:
     assert reaches(expression, [3, 4, 5], 35) is expected
 
@@ -152,18 +128,15 @@ def test_jsonl_formats(tmp_path: Path) -> None:
     assert score(judge, "blue", 2) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        (['{"prompt": "a", "answer": "b"}', "{broken"], r"rows\.jsonl:2: not valid JSON"),
-        ([{"question": "a", "answer": "b"}], r"rows\.jsonl:1: no column 'prompt'; it has answer, question"),
-        ([{"prompt": "a"}], r"rows\.jsonl:1: no column 'answer'; it has prompt"),
-        ([{"prompt": "", "answer": "b"}], r"rows\.jsonl:1: column 'prompt' must be a non-empty string"),
-        (["[]"], r"rows\.jsonl: the file has no rows"),
-        (['"text"'], r"rows\.jsonl:1: a row must be a JSON object"),
-        ([{"messages": [{"text": "a"}], "answer": "b"}], r"rows\.jsonl:1: \"messages\" must be"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "expected"), [
+    (['{"prompt": "a", "answer": "b"}', "{broken"], r"rows\.jsonl:2: not valid JSON"),
+    ([{"question": "a", "answer": "b"}], r"rows\.jsonl:1: no column 'prompt'; it has answer, question"),
+    ([{"prompt": "a"}], r"rows\.jsonl:1: no column 'answer'; it has prompt"),
+    ([{"prompt": "", "answer": "b"}], r"rows\.jsonl:1: column 'prompt' must be a non-empty string"),
+    (["[]"], r"rows\.jsonl: the file has no rows"),
+    (['"text"'], r"rows\.jsonl:1: a row must be a JSON object"),
+    ([{"messages": [{"text": "a"}], "answer": "b"}], r"rows\.jsonl:1: \"messages\" must be"),
+])  # fmt: skip
 def test_a_bad_file_is_named_with_its_line(rows: list[object], expected: str, tmp_path: Path) -> None:
     path = written(tmp_path / "rows.jsonl", *rows)
     with pytest.raises(ConfigError, match=expected):

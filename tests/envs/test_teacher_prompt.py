@@ -51,11 +51,9 @@ def test_both_are_put_in_once_and_nothing_that_they_spell_is() -> None:
 
 def test_the_last_message_of_the_user_is_replaced_and_no_other() -> None:
     chat: list[Message] = [
-        {"role": "user", "content": "1+1=", "name": "a"},
-        {"role": "assistant", "content": "3"},
-        {"role": "user", "content": "Sure?", "name": "b"},
-        {"role": "tool", "content": "2"},
-    ]
+        {"role": "user", "content": "1+1=", "name": "a"}, {"role": "assistant", "content": "3"},
+        {"role": "user", "content": "Sure?", "name": "b"}, {"role": "tool", "content": "2"},
+    ]  # fmt: skip
     seen = SHOWN.example(Example(tuple(chat), 2, 0)).messages
     assert seen == (*chat[:2], {"role": "user", "content": "2 Sure?", "name": "b"}, chat[3])
 

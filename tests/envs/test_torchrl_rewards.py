@@ -25,14 +25,9 @@ from tests.scripts import ROOT, ended, rows
 DATA = ROOT / "tests" / "fixtures" / "data"
 USER = ({"role": "user", "content": "Numbers: 2, 3, 4. Target: 14. Say it in <answer></answer>."},)
 TEXTS = [
-    "<think>3 * 4 is 12</think><answer>3*4+2</answer>",
-    "<answer> 14.0 </answer> and more",
-    "<answer>$1,200</answer>",
-    "<answer>15</answer>",
-    "<think>14</think>",
-    "14",
-    "",
-]
+    "<think>3 * 4 is 12</think><answer>3*4+2</answer>", "<answer> 14.0 </answer> and more",
+    "<answer>$1,200</answer>", "<answer>15</answer>", "<think>14</think>", "14", "",
+]  # fmt: skip
 PARSERS = "tests.envs.torchrl_parsers"
 
 
@@ -43,8 +38,7 @@ def in_chat_env(parser: str, columns: Mapping[str, str], text: str) -> TensorDic
 
     row = {"query": USER[0]["content"], **columns}
     loader: DataLoader[dict[str, str]] = DataLoader(
-        [row],  # type: ignore[arg-type]
-        collate_fn=lambda batch: torch.stack([TensorDict.from_dict(each) for each in batch]),
+        [row], collate_fn=lambda batch: torch.stack([TensorDict.from_dict(each) for each in batch])
     )
     env = llm.ChatEnv.from_dataloader(
         dataloader=loader, batch_size=(1,), input_mode="history", data_key="query", system_prompt="Be brief."
@@ -52,7 +46,7 @@ def in_chat_env(parser: str, columns: Mapping[str, str], text: str) -> TensorDic
     asked = env.reset()
     said = History.from_chats([[{"role": "assistant", "content": text}]])
     asked["history", "full"] = asked["history", "prompt"].extend(said, inplace=False, dim=-1)
-    return env.step(asked)["next"]  # type: ignore[no-any-return]
+    return env.step(asked)["next"]
 
 
 def judged(name: str, example: Example, text: str) -> Reward:
@@ -60,15 +54,12 @@ def judged(name: str, example: Example, text: str) -> Reward:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize(
-    ("parser", "column", "gold"),
-    [
-        ("GSM8KRewardParser", "2 + 12 = 14\n#### 14", "14"),
-        ("GSM8KRewardParser", "#### 1,200", "1,200"),
-        ("MATHRewardParser", r"So it is $\boxed{14}$.", None),
-        ("CountdownRewardParser", "target=14, numbers=2,3,4", {"target": 14, "numbers": [2, 3, 4]}),
-    ],
-)
+@pytest.mark.parametrize(("parser", "column", "gold"), [
+    ("GSM8KRewardParser", "2 + 12 = 14\n#### 14", "14"),
+    ("GSM8KRewardParser", "#### 1,200", "1,200"),
+    ("MATHRewardParser", r"So it is $\boxed{14}$.", None),
+    ("CountdownRewardParser", "target=14, numbers=2,3,4", {"target": 14, "numbers": [2, 3, 4]}),
+])  # fmt: skip
 def test_score_and_parts_are_those_of_the_chat_environment(
     parser: str, column: str, gold: object, text: str
 ) -> None:
@@ -128,15 +119,12 @@ def test_a_parser_judges_in_workers_by_the_columns_of_the_row() -> None:
     assert "tensordict" in loaded and OF_VLLM not in loaded
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("torchrl.envs.llm:GSM8KEnv", "no Transform that writes a reward"),
-        ("torchrl.envs:RewardSum", r"it writes \['episode_reward'\], and no 'reward'"),
-        ("torchrl.envs:RewardScaling", "without arguments failed: TypeError.*env.reward=my_module:graded"),
-        ("torchrl.envs.llm:Nothing", "has no 'Nothing'"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("torchrl.envs.llm:GSM8KEnv", "no Transform that writes a reward"),
+    ("torchrl.envs:RewardSum", r"it writes \['episode_reward'\], and no 'reward'"),
+    ("torchrl.envs:RewardScaling", "without arguments failed: TypeError.*env.reward=my_module:graded"),
+    ("torchrl.envs.llm:Nothing", "has no 'Nothing'"),
+])  # fmt: skip
 def test_what_cannot_judge_gives_one_message(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"env.reward={name}: .*{message}"):
         find_reward(name)
@@ -174,10 +162,8 @@ def test_the_first_command_of_the_text_grades_with_every_part(tmp_path: Path) ->
     (command, _) = commands()
     (tmp_path / "samples.jsonl").write_text('{"row": 0, "completion": "<answer>7</answer>"}\n')
     grade = [
-        "run=rewards",
-        f"env.data_files={DATA / 'gsm8k.jsonl'}",
-        f"env.samples={tmp_path / 'samples.jsonl'}",
-    ]
+        "run=rewards", f"env.data_files={DATA / 'gsm8k.jsonl'}", f"env.samples={tmp_path / 'samples.jsonl'}",
+    ]  # fmt: skip
     done = ended([*command, *grade, f"hydra.run.dir={tmp_path}"])
     assert done.returncode == 0, done.stderr
     graded = json.loads(done.stdout)

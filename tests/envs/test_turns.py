@@ -34,16 +34,11 @@ def calculator() -> EnvConfig:
     return EnvConfig(dataset="x", max_steps=3, tools=["calculator"])
 
 
-@pytest.mark.parametrize(
-    ("text", "reply"),
-    [
-        ("I need <calculator>2*3</calculator>", "calculator: 2*3"),
-        ("<calculator>1</calculator> then <calculator>2</calculator>\n ", "calculator: 2"),
-        ("<calculator>1</calculator> is one", None),
-        ("1</calculator>", None),
-        ("no call", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "reply"), [
+    ("I need <calculator>2*3</calculator>", "calculator: 2*3"),
+    ("<calculator>1</calculator> then <calculator>2</calculator>\n ", "calculator: 2"),
+    ("<calculator>1</calculator> is one", None), ("1</calculator>", None), ("no call", None),
+])  # fmt: skip
 def test_a_call_ends_the_turn(text: str, reply: str | None) -> None:
     echo = Tool("calculator", run=str, slow=False, close=lambda: None)
     assert echo.reply(text) == reply
@@ -153,18 +148,15 @@ def test_the_system_prompt_tells_of_the_tools() -> None:
     assert with_instructions(plain, EnvConfig(dataset="x")) is plain
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"max_steps": 2}, r"env\.max_steps=2: nothing replies between turns"),
-        ({"reasoning": True}, r"env\.reasoning=True.*set env\.max_steps=2"),
-        ({"max_steps": 2, "tools": ["abacus"]}, r"env\.tools=\['abacus'\]: choose from calculator, python"),
-        ({"max_steps": 0}, r"env\.max_steps=0: must be at least 1"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "expected"), [
+    ({"max_steps": 2}, r"env\.max_steps=2: nothing replies between turns"),
+    ({"reasoning": True}, r"env\.reasoning=True.*set env\.max_steps=2"),
+    ({"max_steps": 2, "tools": ["abacus"]}, r"env\.tools=\['abacus'\]: choose from calculator, python"),
+    ({"max_steps": 0}, r"env\.max_steps=0: must be at least 1"),
+])  # fmt: skip
 def test_what_makes_no_sense_is_refused(fields: dict[str, object], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        EnvConfig(dataset="x", **fields)  # type: ignore[arg-type]
+        EnvConfig(dataset="x", **fields)
 
 
 @pytest.fixture
@@ -193,16 +185,12 @@ def test_python_runs_in_the_sandbox(python: Conversation, tokenizer: PreTrainedT
 
 
 HOSTILE_PROGRAMS = (
-    "import sys; sys.stdout.buffer.write(bytes(range(256)) * 20)",
-    "print(chr(0xD800))",
+    "import sys; sys.stdout.buffer.write(bytes(range(256)) * 20)", "print(chr(0xD800))",
     "import sys; sys.stdout.buffer.write(b'\\xed\\xa0\\x80' + b'\\0' * 3000)",
-    "print('<python>print(1)</python>' * 50)",
-    "while True: print('x' * 1000)",
-    "raise Exception('\\0' * 5000)",
-    "import os; os._exit(7)",
-    "import os; os.close(1); os.close(2)",
+    "print('<python>print(1)</python>' * 50)", "while True: print('x' * 1000)",
+    "raise Exception('\\0' * 5000)", "import os; os._exit(7)", "import os; os.close(1); os.close(2)",
     "print('\\u202e' * 3000)",
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("program", HOSTILE_PROGRAMS)

@@ -75,34 +75,28 @@ def test_examples_put_back_by_a_checkpoint_have_their_columns_again(tmp_path: Pa
     assert [example for _, example in second.begin(3)] == drawn
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("Nobody", r"has no 'Nobody'"),
-        ("search", "is no task; derive a class from envs.task.Task"),
-        ("EnvConfig", "is no task; derive a class"),
-        ("Abstract", "the class lacks reward"),
-        ("Unmakable", r"making one failed: KeyError: 'size' \(own_code\.py:\d+\)"),
-        ("Failing", r"examples\(\) failed: FileNotFoundError: words\.txt \(own_code\.py:\d+\)"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("Nobody", r"has no 'Nobody'"),
+    ("search", "is no task; derive a class from envs.task.Task"),
+    ("EnvConfig", "is no task; derive a class"),
+    ("Abstract", "the class lacks reward"),
+    ("Unmakable", r"making one failed: KeyError: 'size' \(own_code\.py:\d+\)"),
+    ("Failing", r"examples\(\) failed: FileNotFoundError: words\.txt \(own_code\.py:\d+\)"),
+])  # fmt: skip
 def test_a_task_that_is_none_gives_one_message(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=rf"env\.dataset={HERE}:{name}: .*{message}|{message}"):
         distinct_examples(make_task(EnvConfig(dataset=f"{HERE}:{name}")), "train")
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("generator", "gave generator; a list of envs.task.Example is needed"),
-        ("texts", "example 0 is str; envs.task.Example is needed"),
-        ("no messages", "example 0 has no messages"),
-        ("no content", "it needs a role and a content"),
-        ("half a character", r"half a character \(a lone surrogate\) in its prompt: '\\ud800'"),
-        ("a text for a row", "example 0 has row='0'; a whole number is needed"),
-        ("one row twice", "example 1 has row=0, as example 0 has"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "message"), [
+    ("generator", "gave generator; a list of envs.task.Example is needed"),
+    ("texts", "example 0 is str; envs.task.Example is needed"),
+    ("no messages", "example 0 has no messages"),
+    ("no content", "it needs a role and a content"),
+    ("half a character", r"half a character \(a lone surrogate\) in its prompt: '\\ud800'"),
+    ("a text for a row", "example 0 has row='0'; a whole number is needed"),
+    ("one row twice", "example 1 has row=0, as example 0 has"),
+])  # fmt: skip
 def test_examples_that_are_none_are_named(kind: str, message: str) -> None:
     env = EnvConfig(dataset=f"{HERE}:Given", options={"examples": kind})
     with pytest.raises(ConfigError, match=message):
@@ -200,18 +194,15 @@ def test_tools_answer_beside_generation() -> None:
     assert "owl is a word" in said[0] and "ZeroDivisionError" in said[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("undocumented", "no docstring; its first paragraph is what the model is told"),
-        ("of_numbers", "query is annotated <class 'int'>; the model's request is str"),
-        ("Reverse", "has no method run"),
-        ("WithoutClose", "has no method close"),
-        ("UnmakableTool", r"making one failed: OSError: no such index \(own_code\.py:\d+\)"),
-        ("not_a_tool", "3 is neither a function nor a class"),
-        ("nothing", "has no 'nothing'"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("undocumented", "no docstring; its first paragraph is what the model is told"),
+    ("of_numbers", "query is annotated <class 'int'>; the model's request is str"),
+    ("Reverse", "has no method run"),
+    ("WithoutClose", "has no method close"),
+    ("UnmakableTool", r"making one failed: OSError: no such index \(own_code\.py:\d+\)"),
+    ("not_a_tool", "3 is neither a function nor a class"),
+    ("nothing", "has no 'nothing'"),
+])  # fmt: skip
 def test_a_tool_that_is_none_gives_one_message(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=rf"env\.tools={HERE}:{name}: .*{message}"):
         make_tools(tools(name))
