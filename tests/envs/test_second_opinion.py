@@ -12,10 +12,7 @@ from envs.judging.judge import judges_in_process, make_judge
 from envs.judging.service import RewardService
 from envs.option_checks import option_problems
 from envs.task import Completion, Example, make_task
-from envs.verifiers.math_verify_reward import same_by_math_verify
-from tests.envs.test_verifiers_forms import KINDS
-from tests.envs.test_verifiers_math import DIFFERENT
-from tests.envs.test_verifiers_worked_out import NOT_ELEVEN, WORKED_OUT
+from tests.envs.test_verifiers_worked_out import NOT_ELEVEN
 from tests.scripts import configured
 
 HERE = "tests.envs.second_opinions"
@@ -55,12 +52,6 @@ def test_an_expression_that_still_has_to_be_evaluated_stays_wrong() -> None:
     given = [text for texts in NOT_ELEVEN.values() for text in texts]
     verdicts = judged("math_verify", [f"\\boxed{{{text}}}" for text in given], "11")
     assert [text for text, verdict in zip(given, verdicts, strict=True) if verdict.score] == []
-
-
-def test_the_library_alone_accepts_nothing_wrong() -> None:
-    wrong = [*DIFFERENT, *(pair for _, near in KINDS.values() for pair in near)]
-    wrong += [(given, gold) for given, gold, right in WORKED_OUT if not right]
-    assert [pair for pair in wrong if same_by_math_verify(*pair)] == []
 
 
 @pytest.mark.parametrize("deed", ["hang", "spin", "die", "fail", "eat"])

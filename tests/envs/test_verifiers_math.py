@@ -49,6 +49,7 @@ def test_nothing_is_the_same_as_nothing() -> None:
     assert not same_number("?", "?")
     assert not same_number("9999", "10,000")
     assert same_number("1,000", "1000.0")
+    assert same_answer("(" * 500 + "7" + ")" * 500, "7")
 
 
 @pytest.mark.parametrize(
@@ -123,40 +124,6 @@ def test_the_final_answer_however_it_is_marked(text: str, answer: str | None) ->
 ])  # fmt: skip
 def test_think_answer_format(text: str, formatted: bool) -> None:
     assert extract.think_answer_format(text) is formatted
-
-
-SAME = [
-    ("\\dfrac{1}{2}", "\\frac12"), ("1/2", "0.5"), ("1 1/2", "\\frac{3}{2}"), ("½", "\\frac{1}{2}"),
-    ("50\\%", "50"), ("1\\,000", "1000"), ("10,\\!080", "10080"), ("60 \\text{ degrees}", "60^\\circ"),
-    ("5 \\text{ cm}", "5"), ("5 feet", "5\\text{ foot}"), ("\\text{(C)}", "C"), ("East", "\\text{east}"),
-    ("thirty-four", "34"), ("the answer is 7.", "7"), ("\\boxed{7}", "7"), ("k=3", "3"), ("3=k", "k=3"),
-    ("x \\in [0,1)", "[0,1)"), ("(1,2)", "\\left( 1, 2 \\right)"), ("2, 1", "1,2"), ("3 and 5", "5,3"),
-    ("\\{1,2\\}", "\\{2,1\\}"), ("1\\pm\\sqrt2", "1-\\sqrt{2}, 1+\\sqrt{2}"),
-    ("(2,3)\\cup[0,1)", "[0,1) \\cup (2,3)"),
-    ("\\begin{bmatrix}1/2&0\\\\0&1\\end{bmatrix}", "\\begin{pmatrix} 0.5 & 0 \\\\ 0 & 1 \\end{pmatrix}."),
-    ("3>x", "x<3"), ("2x-y+3=0", "y=2x+3"), ("4i+3", "3+4i"), ("1.5\\times10^6", "1500000"),
-    ("1.5\\times10^{6}", "1500000"), ("1.5\\cdot10^{-2}", "0.015"), ("n(n-1)", "n^2-n"), ("11_{2}", "11_2"),
-    ("(" * 500 + "7" + ")" * 500, "7"),
-]  # fmt: skip
-DIFFERENT = [
-    ("9999", "10,000"), ("0.333", "\\frac13"), ("50\\%", "0.5"), ("7,8", "7"), ("7 or 8", "7"),
-    ("It is 5 or it is 7", "7"), ("3 4", "34"), ("3 xy", "3"), ("7 pi", "7"), ("7 dozen", "7"),
-    ("5 cm", "5 mm"), ("(2,1)", "(1,2)"), ("(1,2]", "(1,2)"), ("(1,2)", "1,2"), ("2k=6", "k=3"),
-    ("k=3", "j=3"), ("seat", "east"), ("a", "A"), ("-\\infty", "\\infty"), ("\\infty+1", "\\infty"),
-    ("i", "-i"), ("|x|", "x"), ("x^2+1", "y^2+1"), ("2^{100}-1", "2^{100}-2"),
-    ("2^{100}\\sqrt{2}+1", "2^{100}\\sqrt{2}"), ("4210_6", "4210_5"), ("\\boxed{7", "7"), ("", ""),
-    ("?", "!"), ("x+*", "x+/"), ("\\frac{1}{0}", "\\frac{2}{0}"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("given", "gold"), SAME)
-def test_same_answers(given: str, gold: str) -> None:
-    assert same_answer(given, gold)
-
-
-@pytest.mark.parametrize(("given", "gold"), DIFFERENT)
-def test_different_answers(given: str, gold: str) -> None:
-    assert not same_answer(given, gold)
 
 
 def test_default_grader_on_recorded_answers() -> None:

@@ -1,7 +1,6 @@
 """A number must be worked out to be an answer: what an optimiser tries against each rule, and what stays right."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +47,6 @@ ELEVEN = {
     "a number": ("11", "11.0", "+11", "11.", "11 apples", "011"),
     "a chain by its end": ("8 + 3 = 11", "8+3=11", "11=11", "2\\cdot3+5=6+5=11", "8 apples + 3 apples = 11 apples"),
 }  # fmt: skip
-ELEVEN_IN_WORDS = (
-    "eleven", "x=11", "x=8+3=11", "8 + 3 is 11", "The sum of 8 and 3 is 11", "1.1\\times10^1",
-    "1.1 \\cdot 10^{1}",
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("rule", FORMS)
@@ -78,11 +73,6 @@ def test_a_number_and_a_chain_that_ends_in_it_are_right(rule: str, why: str) -> 
     assert refused == []
 
 
-@pytest.mark.parametrize("text", ELEVEN_IN_WORDS)
-def test_names_words_and_scientific_notation_stay_right(text: str) -> None:
-    assert same_answer(text, "11")
-
-
 @pytest.mark.parametrize(("text", "right"), [
     ("\\boxed{8+3} \\boxed{11}", True), ("\\boxed{11} \\boxed{8+3}", False),
     ("\\boxed{11}\\boxed{12}", False), ("What is 8+3? What is 8+3?", False),
@@ -91,36 +81,6 @@ def test_names_words_and_scientific_notation_stay_right(text: str) -> None:
 ])  # fmt: skip
 def test_the_last_answer_counts_whatever_stands_before_it(text: str, right: bool) -> None:
     assert bool(RULES["math"].judge(text, "11", ENV)["accuracy"]) is right
-
-
-WORKED_OUT = [
-    ("1/2", "\\frac{1}{2}", True), ("0.5", "\\frac{1}{2}", True), ("2/4", "\\frac{1}{2}", False),
-    ("2/4", "2/4", True), ("1/2", "2/4", True), ("\\frac{3}{6}", "2/4", True), ("\\frac{8}{2}", "4", False),
-    ("1 1/2", "3/2", True), ("1 2/4", "3/2", False), ("-\\left(\\frac{1}{2}\\right)", "-0.5", True),
-    ("1024", "2^{10}", True), ("2^{10}", "2^{10}", True), ("4^5", "2^{10}", False), ("2^{10}", "1024", False),
-    ("2^5\\cdot2^5", "2^{10}", False), ("\\sqrt{8}", "2\\sqrt{2}", False), ("2\\sqrt2", "\\sqrt{8}", True),
-    ("\\sqrt{2}+\\sqrt{2}", "2\\sqrt{2}", False), ("\\frac{4\\sqrt{2}}{2}", "2\\sqrt{2}", False),
-    ("\\frac{4+2\\sqrt{2}}{2}", "2+\\sqrt{2}", False), ("\\sqrt2+2", "2+\\sqrt{2}", True),
-    ("\\frac{3}{2}\\sqrt{2}", "\\frac{3\\sqrt{2}}{2}", True), ("3\\sqrt{2}/2", "\\frac{3}{2}\\sqrt{2}", True),
-    ("1.5\\sqrt{2}", "\\frac{3\\sqrt{2}}{2}", True), ("\\frac{1}{\\sqrt{3}}", "\\frac{\\sqrt{3}}{3}", True),
-    ("\\frac{6}{\\sqrt{3}}", "2\\sqrt{3}", False), ("\\sqrt{3}\\sqrt{2}", "\\sqrt{6}", False),
-    ("\\frac{\\pi}{2}", "\\frac{1}{2}\\pi", True), ("\\pi+\\pi", "2\\pi", False),
-    ("3\\pi-\\pi", "2\\pi", False), ("2\\cdot3\\pi", "6\\pi", False), ("4i+3", "3+4i", True),
-    ("1-\\frac{1}{e}", "\\frac{e-1}{e}", True), ("\\frac12+\\frac1{72}", "\\frac{1}{2}+\\frac{1}{72}", True),
-    ("\\frac{37}{72}", "\\frac{1}{2}+\\frac{1}{72}", True), ("x=\\sqrt{8}", "x=2\\sqrt{2}", False),
-    ("x=8+3", "x=11", False), ("x=8+3=11", "x=11", True), ("\\{2,1+2\\}", "\\{2,3\\}", False),
-    ("(1+1,3)", "(2,3)", False), ("[0,2/2)", "[0,1)", False), ("3\\pm1", "2,4", False),
-    ("2,4", "3\\pm1", True),
-    ("\\begin{pmatrix}1+1&0\\end{pmatrix}", "\\begin{pmatrix}2&0\\end{pmatrix}", False),
-    ("x+x+8+3", "2x+11", True), ("n(n-1)", "n^2-n", True), ("2n=6", "3", False), ("32, 349", "32349", False),
-    ("12", "\\boxed{12}", True),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("given", "gold", "right"), WORKED_OUT)
-def test_no_more_is_left_to_be_done_than_in_the_gold(given: str, gold: str, right: bool) -> None:
-    """Formulas with variables are compared in value, as ever."""
-    assert same_answer(given, gold) is right
 
 
 def test_what_is_left_to_be_done_is_counted_in_the_text() -> None:
@@ -172,23 +132,6 @@ def test_an_upper_case_exponent_never_reaches_sympy(text: str, monkeypatch: pyte
     assert not bounds.is_bounded(text)
 
 
-@pytest.mark.parametrize(("given", "gold"), [
-    ("(1,2)", "(1,2,3)"), ("(1,2,3)", "(1,2)"), ("[1,2]", "[1,2,3]"), ("\\{1,2\\}", "\\{1,2,3\\}"),
-    ("\\{1,1,2\\}", "\\{1,2,2\\}"), ("1<x<2", "1<x<2<3"), ("A=\\{1,2\\}", "A=\\{1,3\\}"),
-    ("A=\\{1,2\\}", "B=\\{1,2\\}"), ("A\\neq\\{1,2\\}", "A=\\{1,2\\}"),
-])  # fmt: skip
-def test_parts_must_be_as_many_and_the_same(given: str, gold: str) -> None:
-    assert not same_answer(given, gold)
-
-
-@pytest.mark.parametrize(
-    ("given", "gold"),
-    [("A=\\{2,1\\}", "A=\\{1,2\\}"), ("\\{2,1\\}=A", "A=\\{1,2\\}"), ("A\\neq\\{2,1\\}", "A\\neq\\{1,2\\}")],
-)
-def test_a_relation_between_a_name_and_a_set_is_compared_by_its_sides(given: str, gold: str) -> None:
-    assert same_answer(given, gold)
-
-
 @pytest.mark.parametrize("brackets", ["()", "[]", ("\\{", "\\}")])
 def test_more_parts_than_the_limit_are_wrong_unless_written_alike(brackets: tuple[str, str]) -> None:
     for count, right in ((MAX_ELEMENTS, True), (MAX_ELEMENTS + 1, False)):
@@ -198,6 +141,10 @@ def test_more_parts_than_the_limit_are_wrong_unless_written_alike(brackets: tupl
         opened, closed = brackets
         assert same_answer(opened + parts + closed, opened + golds + closed) is right
         assert same_answer(opened + golds + closed, opened + golds + closed)
+
+
+def test_a_set_is_compared_as_it_is_written() -> None:
+    assert not same_answer("\\{1,1,2\\}", "\\{1,2,2\\}")
 
 
 @pytest.mark.parametrize(("left", "right"), [("y=9^{9^{9}}x", "2y=x"), ("2y=x", "y=9^{9^{9}}x")])
@@ -255,15 +202,3 @@ def test_every_gold_is_its_own_answer_however_it_is_wrapped(dataset: str, file: 
         and not ("$" in gold and "$" in form)
     ]
     assert refused == []
-
-
-def test_the_tables_of_the_docs_say_what_is_judged() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
-    table = text.partition("| the gold | right | wrong |")[2].partition("\n\n")[0]
-    rows = [re.findall(r"`([^`]*)`|( \| )", line) for line in table.splitlines()[2:]]
-    assert len(rows) == 9
-    for cells in rows:
-        gold, column = cells[0][0], 0
-        for code, bar in cells[1:]:
-            column += bool(bar)
-            assert bar or same_answer(code, gold) is (column == 1), (code, gold)
