@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from config.env import DifficultyConfig, EnvConfig
+from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.judging.service import RewardService
 from envs.prompts import PromptSource
@@ -95,24 +95,6 @@ def test_one_member_that_needs_a_deadline_gives_it_to_the_mixture(tmp_path: Path
 def test_bad_mixtures_are_named(given: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_task(EnvConfig(dataset="mixture", mixture=given))
-
-
-def test_too_easy_prompts_are_skipped_and_come_back() -> None:
-    prompts = PromptSource(
-        numbered_examples(6), 0, always, DifficultyConfig(low=0.1, high=0.9, retry_epochs=2)
-    )
-    first = draw_from(prompts, 6)
-    for example in first:
-        prompts.observe(example, 1.0 if example.row < 2 else 0.5)
-    assert sorted(example.row for example in draw_from(prompts, 8)) == [2, 2, 3, 3, 4, 4, 5, 5]
-    assert sorted(example.row for example in draw_from(prompts, 6)) == list(range(6))
-
-
-def test_when_all_prompts_are_too_easy_all_are_drawn() -> None:
-    prompts = PromptSource(numbered_examples(3), 0, always, DifficultyConfig(high=0.9, retry_epochs=99))
-    for example in draw_from(prompts, 3):
-        prompts.observe(example, 1.0)
-    assert sorted(example.row for example in draw_from(prompts, 3)) == [0, 1, 2]
 
 
 def test_held_out_rows_are_disjoint_and_equal_prompts_stay_together(tmp_path: Path) -> None:

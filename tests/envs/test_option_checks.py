@@ -14,7 +14,7 @@ from config.errors import ConfigError
 from envs.option_checks import hub_notes, option_problems, row_problems
 from envs.task import make_task
 from run.generation import prompt_problem
-from tests.scripts import configured, finish, start
+from tests.scripts import configured
 
 BAD = '{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2=", "answer": ""}\n'
 
@@ -23,16 +23,6 @@ BAD = '{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2=", "answer": ""}\n'
 def bad(tmp_path: Path) -> str:
     (tmp_path / "rows.jsonl").write_text(BAD)
     return str(tmp_path / "rows.jsonl")
-
-
-def test_a_plan_ends_as_training_does(bad: str, tmp_path: Path) -> None:
-    said = []
-    for run in ("run=plan", "run=train"):
-        process = start("grpo.py", tmp_path / run[4:], run, "env.dataset=jsonl", f"env.data_files={bad}")
-        output = finish(process)
-        said.append((process.returncode, output.strip().splitlines()[-1].strip().removeprefix("error: ")))
-    assert said[0] == said[1]
-    assert said[0][0] == 2 and f"{bad}:2: column 'answer' is empty" in said[0][1]
 
 
 @pytest.mark.parametrize(("overrides", "problem"), [

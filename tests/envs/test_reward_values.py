@@ -131,17 +131,6 @@ def test_the_first_reward_that_asks_for_a_form_gives_the_system_prompt() -> None
     assert "boxed" in one.messages[0]["content"]
 
 
-def test_several_rewards_judge_in_workers() -> None:
-    env = several("exact", f"{HERE}:brief", weights=[1.0, 0.5])
-    env.reward_workers = 1
-    service = RewardService(make_task(env), env)
-    try:
-        scored = service.score([Completion("2", 0), Completion("3", 0)], [EXAMPLE] * 2)
-    finally:
-        service.close()
-    assert [(each.score, each.parts["accuracy"]) for each in scored] == [(1.5, 1.0), (0.5, 0.0)]
-
-
 def test_lists_of_rewards_are_written_on_the_command_line() -> None:
     config = configured(f"env.reward=[exact,{HERE}:brief]", "env.reward_weights=[1.0,0.2]")
     assert [each.name for each in find_rewards(config.env)] == ["exact", f"{HERE}:brief"]

@@ -13,7 +13,6 @@ from envs.task import Completion, Task, make_task
 from envs.tasks.countdown import reaches
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = ROOT.parent / "shared" / "data"
 FIXTURES = ROOT / "tests" / "fixtures" / "data"
 
 
@@ -55,16 +54,6 @@ def test_gsm8k_thousands() -> None:
     assert score(judge, "#### 1200", row=1) == 1.0
     assert score(judge, "#### $1,200", row=1) == 1.0
     assert score(judge, "#### 12,00", row=1) < 1.0
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the GSM8K files are not beside this checkout")
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_an_oracle_solves_all_of_gsm8k_and_a_neighbour_nothing(split: str) -> None:
-    judge = task("gsm8k", data_files=str(SHARED / "gsm8k" / f"{split}.jsonl"))
-    for example in judge.examples(split):
-        assert judge.reward(Completion(f"#### {example.answer}"), example).score == 1.0
-        neighbour = int(example.answer.replace(",", "")) + 1
-        assert judge.reward(Completion(f"#### {neighbour}"), example).score < 1.0
 
 
 def test_every_countdown_puzzle_can_be_solved_and_splits_are_disjoint() -> None:

@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -135,20 +134,9 @@ def test_a_column_that_is_not_there_is_named() -> None:
         judged(f"{PARSERS}:scaling", Example(USER, "14", 0, row_data={"hint": "?"}), "14")
 
 
-def test_the_scorer_of_ifeval_says_which_library_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchrl.envs.llm.reward.ifeval._scorer._has_immutabledict", False)
-    with pytest.raises(ImportError, match="immutabledict must be installed"):
-        judged("torchrl.envs.llm:IfEvalScorer", Example(USER, "", 0), "14")
-
-
 def test_nested_scores_are_parts_and_columns_may_be_lists() -> None:
     example = Example(USER, "", 0, row_data={"instruction_id_list": ["no_comma", "json"], "reward": 9})
     assert judged(f"{PARSERS}:TwoScores", example, "x") == Reward(0.25, {"ifeval_score.strict": 0.5})
-
-
-def test_torch_is_imported_only_where_a_parser_is_named() -> None:
-    code = "import sys; from envs.rewards import find_reward; find_reward('exact'); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 def commands() -> list[list[str]]:
