@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -256,14 +257,11 @@ def test_a_failing_sandbox_is_an_error_and_no_verdict(monkeypatch: pytest.Monkey
 def test_the_reward_service_judges_code() -> None:
     judged = task(reward_workers=1, options={"test_seconds": 1}, reward_timeout_s=20.0)
     examples = judged.examples("train")
-    service = RewardService(judged, judged.env)
-    try:
+    with closing(RewardService(judged, judged.env)) as service:
         texts = [
             fenced(RIGHT[0]), fenced("while True: pass"), fenced("import os\nos.kill(os.getppid(), 9)"), "?",
         ]  # fmt: skip
         scored = service.score([Completion(text) for text in texts], [examples[0]] * len(texts))
-    finally:
-        service.close()
     assert [each.score for each in scored] == [1.0, 0.0, 0.0, 0.0]
     assert [each.outcome for each in scored] == ["scored", "scored", "scored", "invalid"]
 

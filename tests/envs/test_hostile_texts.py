@@ -1,5 +1,6 @@
 """Texts that no model should write, through every reward that ships: each gets a verdict, in its time."""
 
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -37,11 +38,8 @@ JUDGES: dict[str, tuple[dict[str, Any], Any]] = {
 def outcomes(settings: dict[str, Any], answer: Any) -> dict[str, str]:
     env = EnvConfig(**settings, reward_workers=1, reward_timeout_s=DEADLINE_S, max_error_rate=1.0)
     example = Example(({"role": "user", "content": "?"},), answer, 0)
-    service = RewardService(make_task(env), env)
-    try:
+    with closing(RewardService(make_task(env), env)) as service:
         verdicts = service.score([Completion(text) for text in TEXTS.values()], [example] * len(TEXTS))
-    finally:
-        service.close()
     return {name: verdict.outcome for name, verdict in zip(TEXTS, verdicts, strict=True)}
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -56,10 +57,9 @@ def test_every_member_is_judged_by_its_own_reward(tmp_path: Path) -> None:
     env = mixture(tmp_path)
     task = make_task(env)
     drawn = draw_from(PromptSource(task.examples("train"), 0, always), 8)
-    service = RewardService(task, env)
-    right = service.score([Completion(example.answer) for example in drawn], drawn)
-    wrong = service.score([Completion("nothing")] * 8, drawn)
-    service.close()
+    with closing(RewardService(task, env)) as service:
+        right = service.score([Completion(example.answer) for example in drawn], drawn)
+        wrong = service.score([Completion("nothing")] * 8, drawn)
     assert [scored.score for scored in right] == [1.0] * 8
     assert [scored.score for scored in wrong] == [0.0] * 8
 
@@ -67,17 +67,13 @@ def test_every_member_is_judged_by_its_own_reward(tmp_path: Path) -> None:
 def test_one_member_that_needs_a_deadline_gives_it_to_the_mixture(tmp_path: Path) -> None:
     file = rows(tmp_path / "mine.jsonl", 5)
     hostile = {"dataset": "jsonl", "data_files": file, "reward": "tests.envs.hostile_rewards:bomb"}
-    env = EnvConfig(
-        dataset="mixture",
-        mixture={"arithmetic": 1, "hostile": hostile},
-        reward_timeout_s=2.0,
-        reward_workers=1,
-    )
+    members = {"arithmetic": 1, "hostile": hostile}
+    env = EnvConfig(dataset="mixture", mixture=members, reward_timeout_s=2.0, reward_workers=1)
     task = make_task(env)
     examples = task.examples("train")
-    service = RewardService(task, env)
-    scored = service.score([Completion(examples[0].answer), Completion("late")], [examples[0], examples[-1]])
-    service.close()
+    said = [Completion(examples[0].answer), Completion("late")]
+    with closing(RewardService(task, env)) as service:
+        scored = service.score(said, [examples[0], examples[-1]])
     assert [s.outcome for s in scored] == ["scored", "invalid"]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -189,10 +190,7 @@ def test_a_reward_says_its_least_score(tmp_path: Path) -> None:
 def test_what_a_reward_loads_comes_with_the_fork(tmp_path: Path) -> None:
     env = env_of(tmp_path, "loaded_before")
     task = make_task(env)
-    service = RewardService(task, env)
-    try:
+    with closing(RewardService(task, env)) as service:
         (verdict,) = service.score([Completion("2")], task.examples("train"))
-    finally:
-        service.close()
     assert verdict.score == 1.0
     assert not users_rewards.LOADED_IN, "nothing is loaded here"

@@ -4,6 +4,7 @@ import math
 import pickle
 import re
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +67,11 @@ def test_what_is_no_finite_number_is_an_error_and_never_a_score(reward: Reward, 
     assert re.search(message, why), why
 
 
-@pytest.mark.parametrize("name", ["huge", "nan_part", "banana"])
-def test_such_a_reward_stops_the_run_with_its_row(name: str) -> None:
-    env = EnvConfig(dataset="arithmetic", reward=f"{HERE}:{name}", reward_workers=1)
-    service = RewardService(make_task(env), env)
-    try:
-        with pytest.raises(
-            ConfigError, match=r"\d+ of the last \d+ verifications failed.*The last: row 7: ValueError"
-        ):
-            service.score([Completion("2")] * 20, [EXAMPLE] * 20)
-    finally:
-        service.close()
+def test_such_a_reward_stops_the_run_with_its_row() -> None:
+    env = EnvConfig(dataset="arithmetic", reward=f"{HERE}:nan_part", reward_workers=1)
+    message = r"\d+ of the last \d+ verifications failed.*The last: row 7: ValueError"
+    with closing(RewardService(make_task(env), env)) as service, pytest.raises(ConfigError, match=message):
+        service.score([Completion("2")] * 20, [EXAMPLE] * 20)
 
 
 def several(*names: str, weights: list[float] | None = None) -> EnvConfig:
@@ -163,23 +158,18 @@ def test_lists_that_do_not_go_together_are_refused(fields: dict[str, Any], messa
 ROW = '{"prompt": "1+1=", "question": "1+1=", "problem": "1+1=", "answer": "#### 2", "rubric": "be kind"}'
 
 
-@pytest.mark.parametrize("dataset", ["jsonl", "gsm8k", "math"])
-def test_other_columns_of_a_row_reach_a_reward_in_its_worker(dataset: str, tmp_path: Path) -> None:
+def test_other_columns_of_a_row_reach_a_reward_in_its_worker(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(ROW)
-    env = EnvConfig(
-        dataset=dataset,
-        data_files=str(tmp_path / "rows.jsonl"),
-        reward=["exact", f"{HERE}:rubric"],
-        reward_workers=1,
-    )
-    task = make_task(env)
-    (example,) = task.examples("train")
-    assert example.row_data["rubric"] == "be kind"
-    service = RewardService(task, env)
-    try:
+    rewards = ["exact", f"{HERE}:rubric"]
+    for dataset in ("jsonl", "gsm8k", "math"):
+        env = EnvConfig(
+            dataset=dataset, data_files=str(tmp_path / "rows.jsonl"), reward=rewards, reward_workers=1
+        )
+        task = make_task(env)
+        (example,) = task.examples("train")
+        assert example.row_data["rubric"] == "be kind"
+    with closing(RewardService(task, env)) as service:
         (scored,) = service.score([Completion("be kind")], [example])
-    finally:
-        service.close()
     assert scored.parts["rubric"] == 1.0
 
 

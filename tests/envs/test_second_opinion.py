@@ -1,6 +1,7 @@
 """A second opinion is asked where the first verdict is not "right", turns it only by "right", and harms nothing."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -26,13 +27,10 @@ def example(answer: str) -> Example:
 def judged(second: str, texts: list[str], answer: str = GOLD, **options: object) -> list[Verdict]:
     given = {"reward": "boxed", "reward_workers": 1, "reward_timeout_s": 20.0, **options}
     env = EnvConfig(dataset="arithmetic", reward_second_opinion=second, **given)
-    service = RewardService(make_task(env), env)
-    try:
+    with closing(RewardService(make_task(env), env)) as service:
         verdicts = service.score([Completion(text) for text in texts], [example(answer)] * len(texts))
         assert service.metrics()["reward/workers_replaced"] == 0
         return verdicts
-    finally:
-        service.close()
 
 
 def test_the_library_turns_what_our_rules_cannot_read_and_nothing_that_is_not_worked_out() -> None:

@@ -1,10 +1,11 @@
 """TorchRL's reward parsers as rewards: the same numbers as in TorchRL's own chat environment."""
 
+import io
 import json
 import re
-import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -17,9 +18,10 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.example import Completion, Example, Reward
 from envs.judging.service import RewardService
-from envs.rewards import find_reward
+from envs.rewards import find_reward, find_rewards
 from envs.task import make_task
-from tests.scripts import ROOT, ended, rows
+from run.rewards import run_rewards
+from tests.scripts import ROOT, configured
 
 DATA = ROOT / "tests" / "fixtures" / "data"
 USER = ({"role": "user", "content": "Numbers: 2, 3, 4. Target: 14. Say it in <answer></answer>."},)
@@ -98,21 +100,14 @@ def loaded_by_fork_servers() -> set[str]:
 
 
 def test_a_parser_judges_in_workers_by_the_columns_of_the_row() -> None:
-    env = EnvConfig(
-        dataset="gsm8k",
-        data_files=str(DATA / "gsm8k.jsonl"),
-        reward="torchrl.envs.llm:GSM8KRewardParser",
-        reward_workers=1,
-    )
+    reward = "torchrl.envs.llm:GSM8KRewardParser"
+    env = EnvConfig(dataset="gsm8k", data_files=str(DATA / "gsm8k.jsonl"), reward=reward, reward_workers=1)
     task = make_task(env)
-    service = RewardService(task, env)
-    try:
+    with closing(RewardService(task, env)) as service:
         apples, bus = service.score(
             [Completion("<answer>7</answer>"), Completion("<answer>1</answer>")], task.examples("train")[:2]
         )
         loaded = loaded_by_fork_servers() if sys.platform == "linux" else {"tensordict"}
-    finally:
-        service.close()
     assert (apples.score, apples.parts["accuracy"], apples.outcome) == (1.0, 1.0, "scored")
     assert (bus.score, bus.parts["accuracy"]) == (pytest.approx(0.1), 0.0)
     assert "tensordict" in loaded and OF_VLLM not in loaded
@@ -139,35 +134,17 @@ def test_nested_scores_are_parts_and_columns_may_be_lists() -> None:
     assert judged(f"{PARSERS}:TwoScores", example, "x") == Reward(0.25, {"ifeval_score.strict": 0.5})
 
 
-def commands() -> list[list[str]]:
+def test_the_commands_of_the_text_grade_with_every_part_and_name_both_rewards(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
-    return [
-        shlex.split(line) for line in re.findall(r"^python (grpo\.py .*GSM8KRewardParser.*)$", text, re.M)
-    ]
-
-
-def test_the_first_command_of_the_text_grades_with_every_part(tmp_path: Path) -> None:
-    (command, _) = commands()
-    (tmp_path / "samples.jsonl").write_text('{"row": 0, "completion": "<answer>7</answer>"}\n')
-    grade = [
-        "run=rewards", f"env.data_files={DATA / 'gsm8k.jsonl'}", f"env.samples={tmp_path / 'samples.jsonl'}",
-    ]  # fmt: skip
-    done = ended([*command, *grade, f"hydra.run.dir={tmp_path}"])
-    assert done.returncode == 0, done.stderr
-    graded = json.loads(done.stdout)
-    assert graded["score"] == 1.0
-    assert graded["parts"] == {
-        "accuracy": 1.0,
-        "reward_answer": 1.0,
-        "reward_right": 1.0,
-        "reward_think": 0.0,
-    }
-
-
-def test_the_second_command_of_the_text_trains(tmp_path: Path) -> None:
-    (_, command) = commands()
-    short = ["train.total_dialog_turns=512", "env.reward_workers=1", "logging.progress=false"]
-    done = ended([*command, *short, f"hydra.run.dir={tmp_path}"])
-    assert done.returncode == 0, done.stderr
-    logged = [row for row in rows(tmp_path) if "reward/mean" in row]
-    assert logged and all({"reward/exact", "reward/GSM8KRewardParser"} <= set(row) for row in logged)
+    found = re.findall(r"^python grpo\.py --config-name (\w+) (env\.reward=.*|'env\.reward=.*')$", text, re.M)
+    grading, training = ((name, word.strip("'")) for name, word in found if "GSM8KRewardParser" in word)
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text('{"row": 0, "completion": "<answer>7</answer>"}\n')
+    files = (f"env.data_files={DATA / 'gsm8k.jsonl'}", f"env.samples={samples}")
+    out = io.StringIO()
+    assert run_rewards(configured(grading[1], *files, name=grading[0]).env, out, io.StringIO()) == 0
+    graded = json.loads(out.getvalue())
+    parts = {"accuracy": 1.0, "reward_answer": 1.0, "reward_right": 1.0, "reward_think": 0.0}
+    assert (graded["score"], graded["parts"]) == (1.0, parts)
+    rewards = find_rewards(configured(training[1], name=training[0]).env)
+    assert [each.name for each in rewards] == ["exact", "torchrl.envs.llm:GSM8KRewardParser"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,8 @@ def test_a_task_of_ones_own_is_judged_in_workers() -> None:
     examples = distinct_examples(task, "train")
     assert task.name == f"{HERE}:Reverse"
     assert examples[0].messages[0]["content"] == "Spell it backwards."
-    service = RewardService(task, env)
-    try:
+    with closing(RewardService(task, env)) as service:
         scored = service.score([Completion("no"), Completion("on")], [examples[0]] * 2)
-    finally:
-        service.close()
     assert [each.score for each in scored] == [1.0, 0.0]
 
 
@@ -245,23 +243,15 @@ def short(completion, example):
 '''
 
 
-@pytest.mark.parametrize("script", ["grpo.py", "grpo_async.py"])
-def test_a_run_from_a_folder_with_ones_own_task_tool_and_rewards(script: str, tmp_path: Path) -> None:
+def test_a_run_from_a_folder_with_ones_own_task_tool_and_rewards(tmp_path: Path) -> None:
     (tmp_path / "outside.py").write_text(OUTSIDE)
-    command = [str(ROOT / script), "--config-name", "grpo_quickstart", "hydra.run.dir=run"]
-    command += [f"model.name={ROOT / 'models' / 'quickstart'}", "logging.progress=false", "env.num_envs=4"]
-    command += [
-        "env.repeats=4",
-        "train.total_dialog_turns=32",
-        "env.max_prompt_tokens=150",
-        "env.reward_workers=1",
-    ]
-    command += ["env.dataset=mixture", "env.options={}", "env.max_steps=2", "env.tools=[outside:look]"]
-    command += [
-        "env.mixture={digits: {dataset: outside:Digits, reward: [exact, outside:short]}, arithmetic: 1}"
-    ]
-    command += ["eval.sets={held: {dataset: outside:Digits, limit: 2}}", "inference_model.max_tokens=40"]
-    done = ended(command, cwd=tmp_path)
+    mixture = "{digits: {dataset: outside:Digits, reward: [exact, outside:short]}, arithmetic: 1}"
+    settings = f"""hydra.run.dir=run model.name={ROOT / "models" / "quickstart"} logging.progress=false
+        env.num_envs=4 env.repeats=4 env.max_prompt_tokens=150 env.reward_workers=1 env.dataset=mixture env.options={{}}
+        env.max_steps=2 env.tools=[outside:look] train.total_dialog_turns=32 inference_model.max_tokens=40"""
+    sets = "eval.sets={held: {dataset: outside:Digits, limit: 2}}"
+    command = [str(ROOT / "grpo.py"), "--config-name", "grpo_quickstart", *settings.split()]
+    done = ended([*command, f"env.mixture={mixture}", sets], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     logged = [row for row in rows(tmp_path / "run") if "reward/mean" in row]
     assert len(logged) == 2
