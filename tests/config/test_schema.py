@@ -7,24 +7,22 @@ from typing import Any
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from config.composition import register_schema, to_config
+from config.composition import to_config
 from config.error_messages import readable
 from config.errors import ConfigError
 from config.logging import LoggingConfig
 from config.policy import load_policy
 from config.schema import Config
+from tests.composed import composed as as_hydra_does
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "config").glob("grpo_*.yaml"))
 
 
 def composed(name: str, *overrides: str) -> Config:
-    register_schema()
-    with initialize_config_dir(str(ROOT / "config"), version_base=None):
-        return to_config(compose(name, overrides=list(overrides)))
+    return to_config(as_hydra_does(name, *overrides))
 
 
 def message(*overrides: str) -> str:
@@ -61,9 +59,7 @@ def test_an_experiment_says_only_what_differs(name: str) -> None:
     said = yaml.safe_load((ROOT / "config" / f"{name}.yaml").read_text())
     base, *_ = defaults = said.pop("defaults")
     presets = [entry["override policy"] for entry in defaults if isinstance(entry, dict)]
-    register_schema()
-    with initialize_config_dir(str(ROOT / "config"), version_base=None):
-        without = compose(base, overrides=[f"policy={preset}" for preset in presets])
+    without = as_hydra_does(base, *(f"policy={preset}" for preset in presets))
     for section, fields_of in said.items():
         if not isinstance(fields_of, dict):
             assert without[section] != fields_of, section
