@@ -53,14 +53,9 @@ def test_the_engines_hold_the_longest_response_of_all() -> None:
 
 def test_the_same_data_set_inherits_and_another_does_not() -> None:
     training = EnvConfig(
-        dataset="x",
-        data_files={"train": "a", "test": "b"},
-        options={"size": 3},
-        system_prompt="Think.",
-        reward="boxed",
-        reward_weights={"format": 0.1},
-        repeats=16,
-    )
+        dataset="x", data_files={"train": "a", "test": "b"}, options={"size": 3}, system_prompt="Think.",
+        reward="boxed", reward_weights={"format": 0.1}, repeats=16,
+    )  # fmt: skip
     same = EvalSetConfig("x", n=2, options={"depth": 1}).env("eval.sets.a", training)
     assert (same.data_files, same.split, same.repeats) == ({"train": "a", "test": "b"}, "test", 2)
     assert same.options == {"size": 3, "depth": 1}

@@ -79,13 +79,9 @@ def test_no_experiment_changes_a_preset(name: str, preset: str) -> None:
 
 def test_batch_arithmetic() -> None:
     config = composed(
-        "grpo_quickstart",
-        "env.num_envs=6",
-        "env.repeats=4",
-        "train.optim_batch_size=8",
-        "train.epochs=2",
+        "grpo_quickstart", "env.num_envs=6", "env.repeats=4", "train.optim_batch_size=8", "train.epochs=2",
         "train.total_dialog_turns=100",
-    )
+    )  # fmt: skip
     assert config.completions_per_iteration == 24
     assert config.prompts_per_iteration == 6
     assert config.optim_batch_groups == 2

@@ -46,15 +46,9 @@ def run_code(request: dict[str, Any]) -> dict[str, Any]:
         script.chmod(0o644)
     command = [str(ANYBODYS_PYTHON)] if as_nobody else COMMANDS[request["language"]]
     started = subprocess.Popen(
-        [*command, str(script)],
-        cwd=folder,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={"PATH": os.environ["PATH"]},
-        start_new_session=True,
-        **as_nobody,
-    )
+        [*command, str(script)], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env={"PATH": os.environ["PATH"]}, start_new_session=True, **as_nobody,
+    )  # fmt: skip
     try:
         out, err = started.communicate((request.get("stdin") or "").encode(), request.get("run_timeout", 10))
         status = "Finished"

@@ -61,12 +61,8 @@ def test_the_last_python_block_is_the_program(text: str, expected: str | None) -
 def test_rows_of_every_form_are_read() -> None:
     examples = task().examples("train")
     assert [Tests.parse(example.answer).function for example in examples] == [
-        None,
-        "mean",
-        None,
-        "pairs",
-        None,
-    ]
+        None, "mean", None, "pairs", None,
+    ]  # fmt: skip
     assert all(example.messages[0]["content"].startswith("Solve the programming") for example in examples)
     assert examples[4].answer == {"inputs": ["1\n", "2\n"], "outputs": ["3.141592653\n", "12.566370614\n"]}
     named = find_reward("code")

@@ -61,15 +61,9 @@ def test_nothing_of_the_graders_is_reached(level: str, landlock: int, user: str,
         os.chown(own, number, number)
     ended = subprocess.run(
         [anybodys / "bin" / "python3", "-m", "tests.envs.sandbox_attacker", level, str(landlock), own],
-        cwd=anybodys,
-        env={"PATH": os.environ["PATH"], "SECRET": "x"},
-        user=number,
-        group=number,
-        extra_groups=None if number is None else [],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+        cwd=anybodys, env={"PATH": os.environ["PATH"], "SECRET": "x"}, user=number, group=number,
+        extra_groups=None if number is None else [], capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     managed, changed = json.loads(ended.stdout)
     assert managed == []

@@ -130,13 +130,8 @@ def test_functions_and_classes_answer() -> None:
     env = tools("search", "later", "Counter", "calculator")
     turns = ["<search>owl</search>", "<later>a</later>", "<Counter>2</Counter>", "<Counter>3</Counter>"]
     assert answers(env, *turns, "<calculator>6*7</calculator>", "owl") == [
-        "search: owl is a word",
-        "later: A",
-        "Counter: 6",
-        "Counter: 9",
-        "calculator: 42",
-        None,
-    ]
+        "search: owl is a word", "later: A", "Counter: 6", "Counter: 9", "calculator: 42", None,
+    ]  # fmt: skip
 
 
 def test_what_a_tool_raises_is_told_and_counted(logged: Logged) -> None:
@@ -159,11 +154,8 @@ def test_any_result_is_text() -> None:
         tools("search"), *(f"<search>{word}</search>" for word in ("nothing", "number", "half", "long"))
     )
     assert told == [
-        "search: (no result)",
-        "search: 3",
-        "search: a?b",
-        f"search: {'a' * 1000}\n...\n{'a' * 1000}",
-    ]
+        "search: (no result)", "search: 3", "search: a?b", f"search: {'a' * 1000}\n...\n{'a' * 1000}",
+    ]  # fmt: skip
 
 
 def test_a_tool_that_hangs_is_left_behind_and_does_not_keep_the_process(tmp_path: Path) -> None:
