@@ -129,6 +129,7 @@ def test_hydras_and_omegaconfs_errors_keep_their_help(override: str, expected: s
     assert "$VALUE" not in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("value", [["a", "b"], {"a": "b"}, "nonsense of no type", 1.5, None], ids=repr)
 def test_no_value_of_the_wrong_type_ends_in_anything_but_a_message(value: object) -> None:
     register_schema()

@@ -1,11 +1,12 @@
-"""Sandboxes that the tests of a module share."""
+"""Sandboxes and the tokenizer that the tests of a module share."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from envs.sandbox.sandbox import Sandbox
-from tests.envs.sandboxes import LIMITS, SHUT_IN
+from tests.envs.sandboxes import LIMITS, ROOT, SHUT_IN
 
 
 def _name(case: tuple[str, tuple[str, ...]]) -> str:
@@ -17,6 +18,13 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     level, without = request.param
     with Sandbox(level, LIMITS, without) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(ROOT / "models" / "quickstart")
 
 
 @pytest.fixture(scope="module")

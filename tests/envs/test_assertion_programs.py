@@ -1,7 +1,6 @@
 """Tests that are Python code and programs with classes, exceptions, iterators and callbacks: what stands for them in
 the tests, and that no operator of theirs decides."""
 
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -10,8 +9,9 @@ from envs.sandbox.limits import Limits
 from envs.sandbox.sandbox import LEVELS, Sandbox, why_not
 from envs.verifiers.assertion_tests import Assertions
 from envs.verifiers.code import CodeOptions, judge
+from tests.envs.sandboxes import NEEDS_LINUX
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
+pytestmark = NEEDS_LINUX
 
 
 @pytest.fixture(scope="module", params=[level for level in LEVELS if why_not(level) is None])

@@ -1,7 +1,6 @@
 """Tests that are Python code: the forms they come in, what crosses to the program, and that none is fooled."""
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from envs.sandbox.limits import Limits
 from envs.sandbox.sandbox import LEVELS, Sandbox, why_not
 from envs.verifiers.assertion_tests import Assertions
 from envs.verifiers.code import CodeOptions, code_reward, judge
+from tests.envs.sandboxes import NEEDS_LINUX
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
+pytestmark = NEEDS_LINUX
 GOLDEN = Path(__file__).resolve().parents[2].parent / "shared" / "golden" / "code_tests.json"
 
 
@@ -58,25 +58,7 @@ class Solution:
 def check(candidate):
     assert candidate(x=2) == -2
 """, "entry_point": "Solution().f"}),
-        ("""
-class Stack:
-    def __init__(self): self.held = []
-    def push(self, x): self.held.append(x)
-    def pop(self): return self.held.pop()
-""",
-         {"test_list": ["s = Stack()\ns.push(3)\ns.push(4)\nassert s.pop() == 4 and s.pop() == 3"]}),
         ("def f(xs): xs.sort()", {"test_list": ["xs = [2, 1]\nys = xs\nassert f(xs) is None\nassert ys == [1, 2]"]}),
-        ("def f(n):\n    for i in range(n): yield i", {"test_list": ["assert list(f(3)) == [0, 1, 2]"]}),
-        ("""
-def f(x):
-    raise ValueError('no')
-""", {"test_list": ["""
-try:
-    f(1)
-    assert False
-except ValueError as error:
-    assert str(error) == 'no'
-"""]}),
         ("def f(node):\n    node.next, node.value = Node(7), 9\n    return node",
          {"prompt": "class Node:\n    def __init__(self, value, next=None): self.value, self.next = value, next\n",
           "test_list": ["""
@@ -151,9 +133,9 @@ def total(xs):
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CHEATS)
-def test_a_program_that_cheats_fails(sandbox: Sandbox, name: str) -> None:
-    assert passed(sandbox, CHEATS[name], **TOTAL) == 0
+def test_a_program_that_cheats_fails(sandbox: Sandbox) -> None:
+    for name, program in CHEATS.items():
+        assert passed(sandbox, program, **TOTAL) == 0, name
     assert passed(sandbox, RIGHT, **TOTAL) == 1  # the sandbox is none the worse
 
 

@@ -1,7 +1,6 @@
 """The code reward: what is extracted, what its tests decide, and that no program can talk itself right."""
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,8 +17,9 @@ from envs.sandbox.sandbox import Run, Sandbox, SandboxError
 from envs.task import Completion, Task, make_task
 from envs.verifiers import code
 from envs.verifiers.code import CodeOptions, CodeResult, Tests, extract_code, judge
+from tests.envs.sandboxes import NEEDS_LINUX
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
+pytestmark = NEEDS_LINUX
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
@@ -99,11 +99,6 @@ for _ in range(int(input())):
     print((a + c) % 2)
 """,
     "code_contests_test-51": "for _ in range(int(input())):\n    n = int(input())\n    print(1 - n, n)",
-    "code_contests_test-52": """
-for _ in range(int(input())):
-    n, k = map(int, input().split())
-    print(sum(pow(n, bit, 10**9 + 7) for bit in range(31) if k >> bit & 1) % (10**9 + 7))
-""",
     "code_contests_test-26": """
 import sys
 ns = list(map(int, sys.stdin.read().split()))[1:]
@@ -113,24 +108,6 @@ for i in range(3, 2 * max(ns) + 1):
     answers[i / 2] = value
 for n in ns:
     print(answers[n])
-""",
-    "code_contests_test-3": """
-s = input()
-count = 0
-for x in range(10) if "X" in s else [0]:
-    states = {("", False): 1}
-    for place, c in enumerate(s):
-        digits = range(10) if c == "_" else [x] if c == "X" else [int(c)]
-        after = {}
-        for (tail, _), ways in states.items():
-            for d in digits:
-                if place == 0 and d == 0 and len(s) > 1:
-                    continue
-                key = ((tail + str(d))[-2:], True)
-                after[key] = after.get(key, 0) + ways
-        states = after
-    count += sum(ways for (tail, _), ways in states.items() if int(tail) % 25 == 0)
-print(count)
 """,
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from config.env import EnvConfig
 from config.errors import ConfigError
@@ -22,15 +22,8 @@ from envs.turns import Conversation
 from rollout.engines.sampler import Request
 from rollout.generate import Generation
 
-QUICKSTART = Path(__file__).resolve().parents[2] / "models" / "quickstart"
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden" / "special_tokens.json"
 PAD, BOS, EOS, USER, ASSISTANT = 0, 1, 2, 4, 5
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
-    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(QUICKSTART)
-    return loaded
 
 
 def example(*contents: str) -> Example:
@@ -104,10 +97,6 @@ HOSTILE = (
 )  # fmt: skip
 
 
-def own_families() -> list[tuple[str, list[str], str, list[str]]]:
-    return [("chatml", list(CHATML_TOKENS), CHATML, list(HOSTILE))]
-
-
 def golden_families() -> list[tuple[str, list[str], str, list[str]]]:
     """Templates for one user message, from how a harmless one was rendered."""
     if not GOLDEN.exists():
@@ -121,7 +110,7 @@ def golden_families() -> list[tuple[str, list[str], str, list[str]]]:
     return families
 
 
-FAMILIES = [*own_families(), *golden_families()]
+FAMILIES = [("chatml", list(CHATML_TOKENS), CHATML, list(HOSTILE)), *golden_families()]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

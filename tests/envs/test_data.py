@@ -40,6 +40,8 @@ def refused(path: Path, expected: str, dataset: str = "jsonl") -> None:
     (b"\n \n", r"rows: the file has no rows"),
     (b"[]", r"rows: the file has no rows"),
     (GOOD + GOOD[:20], r"rows:2: not valid JSON"),
+    (b'{"question": "a", "answer": "b"}', r"rows:1: no column 'prompt'; it has answer, question"),
+    (b'{"prompt": "a"}', r"rows:1: no column 'answer'; it has prompt"),
     (b"[" + GOOD, r"rows:2: not valid JSON .*mend the file"),
     (b'[{"prompt": "a", "answer": "\xe9"}]', r"byte 29 \(0xe9\) is not UTF-8"),
     (GOOD + b"3\n", r"rows:2: a row must be a JSON object, it is 3"),
@@ -72,6 +74,7 @@ def test_a_broken_file_is_named_with_its_line(content: bytes, expected: str, tmp
     ({"answer": True}, r"column 'answer' must be text or a number, it is True"),
     ({"answer": None}, r"column 'answer' must be text or a number, it is None"),
     ({"answer": {"x": 1}}, r"column 'answer' must be text or a number"),
+    ({"prompt": ""}, r"column 'prompt' must be a non-empty string"),
     ({"prompt": 3}, r"column 'prompt' must be a non-empty string, it is 3"),
     ({"prompt": ["a" * 100_000]}, r'"prompt" must be \{"role".* or a list of them, it has .aaa'),
     ({"messages": "hello"}, r'"messages" must be'),
@@ -206,7 +209,6 @@ def test_no_column_of_a_wrong_type_gives_a_traceback(dataset: str, tmp_path: Pat
     (b'{"row": 0, "completion": "a", "num_tokens": NaN}', r"samples:1: NaN is no JSON"),
     (b'{"row": true, "completion": "a"}', r"samples:1: row True is not among the 1 prompts"),
     (b"[" * 100_000, r"samples: nested too deep"),
-    (b"", r"samples: the file has no lines"),
 ])  # fmt: skip
 def test_broken_samples_are_named_with_their_line(content: bytes, expected: str, tmp_path: Path) -> None:
     (tmp_path / "rows").write_bytes(GOOD)

@@ -11,6 +11,8 @@ from envs.task import Completion, Example, make_task
 from envs.verifiers.ifeval import RULES, SENTENCE_RULES
 from envs.verifiers.ifeval_rules import LANGUAGE_RULES
 
+pytestmark = pytest.mark.long
+
 TEXTS = {
     "nothing": "", "spaces": " " * 1_000_000, "a long word": "a" * 10_000_000,
     "a long number": "9" * 1_000_000, "exponents": "-1e-9999999 #### 1E+99999999999999999999",

@@ -9,6 +9,8 @@ from envs.judging.judge import make_judge
 from envs.task import Completion, Example, Task, make_task
 from tests.punkt import OWN_PUNKT, use_punkt
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT / ".." / "shared" / "data"
 FIXTURE = ROOT / "tests" / "fixtures" / "data" / "gsm8k.jsonl"

@@ -7,7 +7,7 @@ import pytest
 from envs.sandbox.sandbox import Sandbox
 from tests.envs.sandboxes import LIMITS, NEEDS_LINUX, assert_unharmed
 
-pytestmark = NEEDS_LINUX
+pytestmark = [NEEDS_LINUX, pytest.mark.long]
 
 
 ENDLESS = {

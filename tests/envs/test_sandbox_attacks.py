@@ -15,7 +15,7 @@ from envs.sandbox.isolation import landlock_version
 from envs.sandbox.sandbox import Sandbox
 from tests.envs.sandboxes import NEEDS_LINUX, ROOT, WORKING
 
-pytestmark = NEEDS_LINUX
+pytestmark = [NEEDS_LINUX, pytest.mark.long]
 USER = 4242
 NEWEST = 99
 USERS = ("root", "user") if os.geteuid() == 0 else ("user",)

@@ -19,7 +19,7 @@ from envs.task import make_task
 from envs.verifiers.code import CodeOptions, Tests, code_reward, extract_code
 from tests.envs.sandboxes import NEEDS_LINUX, descendants, supervisor
 
-pytestmark = NEEDS_LINUX
+pytestmark = [NEEDS_LINUX, pytest.mark.long]
 LEVELS_HERE = [
     level for level in LEVELS if level != "rlimits" and sys.platform == "linux" and why_not(level) is None
 ]

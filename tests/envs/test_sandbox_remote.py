@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -21,10 +20,12 @@ from envs.tools.python import PythonTool
 from envs.verifiers.assertion_tests import Assertions
 from envs.verifiers.code import CodeOptions, Tests, code_reward, judge
 from tests.envs.sandbox_server import ANYBODYS_PYTHON, Server, running
+from tests.envs.sandboxes import NEEDS_LINUX
 
-pytestmark = pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="a test's process hides its memory"
-)
+pytestmark = [
+    NEEDS_LINUX,
+    pytest.mark.long,
+]
 LIMITS = Limits(wall_seconds=20.0)
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.prompts import PromptSource
 from envs.task import Completion, Task, make_task
 from envs.tasks.countdown import reaches
 
@@ -117,21 +116,6 @@ def test_jsonl_formats(tmp_path: Path) -> None:
     assert score(judge, "blue", 2) == 1.0
 
 
-@pytest.mark.parametrize(("rows", "expected"), [
-    (['{"prompt": "a", "answer": "b"}', "{broken"], r"rows\.jsonl:2: not valid JSON"),
-    ([{"question": "a", "answer": "b"}], r"rows\.jsonl:1: no column 'prompt'; it has answer, question"),
-    ([{"prompt": "a"}], r"rows\.jsonl:1: no column 'answer'; it has prompt"),
-    ([{"prompt": "", "answer": "b"}], r"rows\.jsonl:1: column 'prompt' must be a non-empty string"),
-    (["[]"], r"rows\.jsonl: the file has no rows"),
-    (['"text"'], r"rows\.jsonl:1: a row must be a JSON object"),
-    ([{"messages": [{"text": "a"}], "answer": "b"}], r"rows\.jsonl:1: \"messages\" must be"),
-])  # fmt: skip
-def test_a_bad_file_is_named_with_its_line(rows: list[object], expected: str, tmp_path: Path) -> None:
-    path = written(tmp_path / "rows.jsonl", *rows)
-    with pytest.raises(ConfigError, match=expected):
-        PromptSource(task("jsonl", data_files=path).examples("train"), 0, lambda example: True)
-
-
 def test_a_missing_file_and_an_unreachable_hub_say_what_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"env\.data_files=nowhere\.jsonl: no such file"):
         task("jsonl", data_files="nowhere.jsonl").examples("train")
@@ -176,9 +160,3 @@ def test_only_jsonl_rows_with_tests_need_what_programs_need(tmp_path: Path) -> N
     tested = written(tmp_path / "tested.jsonl", {"prompt": "?", "test_cases": cases})
     with pytest.raises(ConfigError, match=r"test_seconds=4.0: must be above 0 and at most 2.4"):
         task("jsonl", data_files=tested, reward_timeout_s=3.0).examples("train")
-
-
-def test_jsonl_test_cases_are_checked(tmp_path: Path) -> None:
-    path = written(tmp_path / "rows.jsonl", {"prompt": "?", "test_cases": {"inputs": ["1"], "outputs": []}})
-    with pytest.raises(ConfigError, match=r"rows.jsonl:1: 1 inputs and 0 outputs"):
-        task("jsonl", data_files=path).examples("train")

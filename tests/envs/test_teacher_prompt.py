@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from config.errors import ConfigError
 from config.policy import PolicyConfig
@@ -22,16 +22,10 @@ from envs.teacher_prompt import TeacherPrompt, teacher_prompt
 from rollout.engines.sampler import Request
 from rollout.generate import Generation
 from run.generation import prompt_problem
-from tests.scripts import ROOT, configured
+from tests.scripts import configured
 
 TEACHER = ("policy.kl_coef=0", "policy.distill_coef=1", "policy.teacher_prompt='{answer} {prompt}'")
 SHOWN = TeacherPrompt("{answer} {prompt}")
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
-    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(ROOT / "models" / "quickstart")
-    return loaded
 
 
 def asked(text: str, answer: Any = "2", **more: Any) -> Example:

@@ -1,12 +1,12 @@
 """What the environment says, in text and in token ids."""
 
 import asyncio
+import copy
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from config.env import EnvConfig
 from config.errors import ConfigError
@@ -15,14 +15,7 @@ from envs.tools.tool import LONGEST, Tool
 from envs.turns import Conversation, ThinkAgain, make_repliers, with_instructions
 from tests.tiny import numbered_examples
 
-QUICKSTART = Path(__file__).resolve().parents[2] / "models" / "quickstart"
 EOS = 2
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
-    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(QUICKSTART)
-    return loaded
 
 
 def drawn(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -125,7 +118,7 @@ def test_slow_answers_come_beside_generation_and_their_errors_surface(
 
 
 def test_a_template_without_a_second_question_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
-    other: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(QUICKSTART)
+    other = copy.copy(tokenizer)
     other.chat_template = "{{ messages[0]['content'] }}"
     with pytest.raises(
         ConfigError, match=r"does not render a user message after an assistant's.*env\.max_steps=1"

@@ -4,9 +4,9 @@ import asyncio
 import json
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from config.env import TOOLS, EnvConfig
 from config.errors import ConfigError
@@ -169,8 +169,7 @@ def test_a_tool_that_hangs_is_left_behind_and_does_not_keep_the_process(tmp_path
     assert "error: TimeoutError: took longer than 0.2 s" in done.stdout
 
 
-def test_tools_answer_beside_generation() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "quickstart")
+def test_tools_answer_beside_generation(tokenizer: Any) -> None:
     conversation = Conversation(tokenizer, make_repliers(tools("search")), 3)
     calls = [
         tokenizer.encode(f"<search>{word}</search>", add_special_tokens=False) for word in ("owl", "break")

@@ -168,6 +168,7 @@ def test_every_recorded_grader_is_reproduced_or_listed_with_a_reason(golden: dic
     assert set(golden) - set(GRADER_OF) == set(NOT_REPRODUCED)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("function", sorted(GRADER_OF))
 def test_recorded_verdicts(function: str, golden: dict[str, list[Case]]) -> None:
     grade, every = GRADER_OF[function]

@@ -32,6 +32,7 @@ def by_hand(name: str, response: str, **arguments: Any) -> bool:
     return follows(response, Instruction(name, arguments))
 
 
+@pytest.mark.long
 def test_recorded_verdicts_for_every_instruction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not (SHARED / "golden" / "ifeval.jsonl.gz").is_file():
         pytest.skip("no ../shared/golden/ifeval.jsonl.gz")

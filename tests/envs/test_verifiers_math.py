@@ -126,6 +126,7 @@ def test_think_answer_format(text: str, formatted: bool) -> None:
     assert extract.think_answer_format(text) is formatted
 
 
+@pytest.mark.long
 def test_default_grader_on_recorded_answers() -> None:
     """No false positive, and every right one but those that are named with the reason."""
     if not GOLDEN.is_file():
@@ -173,6 +174,7 @@ def _judge_bombs(verdicts: Any) -> None:
     verdicts.put(None)
 
 
+@pytest.mark.long
 def test_bombs_end_and_score_nothing() -> None:
     """All of them together, in a process that is stopped after two minutes; they take a few seconds."""
     context = multiprocessing.get_context("spawn")

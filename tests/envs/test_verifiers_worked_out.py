@@ -162,6 +162,7 @@ IN_ANOTHER_ORDER = ("Ma5acf0f08a", "M16fa9125c4")
 """Bare lists in another order, by a test of equal texts. The recording calls four other such lists right, as we do."""
 
 
+@pytest.mark.long
 def test_recorded_pairs_of_gold_and_answer() -> None:
     """Nothing wrong is accepted, and of what a teacher is sure to call right at most one in 200 is refused.
 
@@ -188,6 +189,7 @@ FILES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("dataset", "file", "every"), FILES)
 def test_every_gold_is_its_own_answer_however_it_is_wrapped(dataset: str, file: str, every: int) -> None:
     if not (SHARED / "data" / file).is_file():
