@@ -7,8 +7,14 @@ from config.command_line import overrides_last
 
 def test_overrides_stand_on_both_sides_of_options() -> None:
     words = [
-        "train.seed=1,2", "--config-name", "mine", "~logging", "-m", "env@train=x", "+env.options={a: 1}",
-    ]  # fmt: skip
+        "train.seed=1,2",
+        "--config-name",
+        "mine",
+        "~logging",
+        "-m",
+        "env@train=x",
+        "+env.options={a: 1}",
+    ]
     parsed = get_args_parser().parse_args(overrides_last(words))
     assert (parsed.config_name, parsed.multirun) == ("mine", True)
     assert parsed.overrides == ["train.seed=1,2", "~logging", "env@train=x", "+env.options={a: 1}"]

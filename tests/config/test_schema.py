@@ -182,6 +182,14 @@ def test_ranks_that_cannot_be(asked: str, says: str) -> None:
 
 
 @pytest.mark.parametrize(("asked", "says"), [
+    ("train_model.lora.enabled=true train_model.lora.quantization=fp4", "quantization='fp4': choose one of none, nf4"),
+    ("train_model.num_devices=2 train.mixed_precision=fp16", "fp16 with train_model.num_devices=2"),
+])  # fmt: skip
+def test_precisions_that_cannot_be(asked: str, says: str) -> None:
+    assert says in message(*asked.split())
+
+
+@pytest.mark.parametrize(("asked", "says"), [
     ("train_model.lora.enabled=false", "train_model.lora.enabled=false: weights in 4 bits cannot be trained"),
     ("inference_model.lora=adapter", "inference_model.lora=adapter: engines would add the adapter to the base as"),
     (
@@ -194,16 +202,6 @@ def test_a_base_in_4_bits_that_cannot_be(asked: str, says: str) -> None:
     assert f"quantization=nf4 with {says}" in message(
         "train_model.lora.enabled=true", "train_model.lora.quantization=nf4", *asked.split()
     )
-
-
-def test_kinds_of_4_bits() -> None:
-    said = message("train_model.lora.enabled=true", "train_model.lora.quantization=fp4")
-    assert "train_model.lora.quantization='fp4': choose one of none, nf4" in said
-
-
-def test_no_gradient_scaler_over_several_ranks() -> None:
-    said = message("train_model.num_devices=2", "train.mixed_precision=fp16")
-    assert "train.mixed_precision=fp16 with train_model.num_devices=2" in said and "take bf16" in said
 
 
 def test_ranks_and_shards() -> None:

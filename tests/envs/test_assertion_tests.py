@@ -168,6 +168,7 @@ def test_the_reward_takes_a_program_with_and_without_a_fence(text: str) -> None:
     assert code_reward(Completion(text), example, EnvConfig(dataset="code")).score == 1.0
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not GOLDEN.exists(), reason="the recorded programs are not here")
 def test_recorded_programs_are_judged_as_recorded() -> None:
     recorded = json.loads(GOLDEN.read_text())

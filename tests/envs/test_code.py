@@ -276,6 +276,7 @@ DIFFERENCES = {
 }
 
 
+@pytest.mark.long
 def test_recorded_verdicts_of_another_grader_are_reproduced() -> None:
     path = SHARED / "golden" / "code.json"
     if not path.exists():
@@ -308,6 +309,7 @@ def test_recorded_verdicts_of_another_grader_are_reproduced() -> None:
     assert compared == len(rows) - 2 * len(DIFFERENCES)
 
 
+@pytest.mark.long
 def test_the_default_is_right_wherever_right_is_known() -> None:
     path = SHARED / "golden" / "code.json"
     if not path.exists():

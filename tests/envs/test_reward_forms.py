@@ -56,16 +56,26 @@ def test_what_parameters_ask_for_is_given(
     assert (verdict.score, verdict.parts) == (pytest.approx(score), parts)
 
 
-def test_kwargs_of_verl_are_what_it_would_give(tmp_path: Path) -> None:
-    bare = {"prompt": "1+1=", "answer": "2"}
-    verdict = judged(env_of(tmp_path, "verl_rest", bare), Completion("2"))
-    assert verdict.score == 1.0
+BARE = {"prompt": "1+1=", "answer": "2"}
+NESTED = {"prompt": "1+1=", "reward_model": {"ground_truth": "2"}, "other": {"gold": "3"}}
+TALK = [{"role": "user", "content": "1+1="}]
 
 
-def test_the_ground_truth_of_a_row_of_verl(tmp_path: Path) -> None:
-    row = ROW | {"reward_model": {"style": "rule", "ground_truth": "two"}}
-    verdict = judged(env_of(tmp_path, "verl_subset", row), Completion("two"))
-    assert verdict.score == 1.0
+@pytest.mark.parametrize(("name", "row", "options", "score"), [
+    ("verl_rest", BARE, {}, 1.0),  # nothing but what verl gives
+    ("verl_subset", ROW | {"reward_model": {"style": "rule", "ground_truth": "2"}, "answer": "3"}, {}, 1.0),
+    ("lists_step", ROW, {}, 5.2),  # progress is no list in any form
+    ("lists_step_default", ROW, {}, 5.2), ("state_of_one", ROW, {}, 5.0),
+    ("of_extra", NESTED, {}, 0.0), ("of_truth", NESTED, {}, 2.0), ("of_truth", NESTED, {"answer": "other.gold"}, 3.0),
+    ("is_chat", {"question": "1+1=", "messages": TALK, "answer": "2"}, {"prompt": "question"}, 0.0),
+    ("is_chat", {"conversation": TALK, "answer": "2"}, {"prompt": "conversation"}, 1.0),
+    ("adapter", ROW, {}, 1.0),  # a decorator that names parameters
+])  # fmt: skip
+def test_rows_of_other_systems_give_what_theirs_do(
+    name: str, row: dict[str, Any], options: dict[str, str], score: float, tmp_path: Path
+) -> None:
+    completion = CompletionInRun("2", step=5, total_steps=20)
+    assert judged(env_of(tmp_path, name, row, options=options), completion).score == score
 
 
 def test_lists_of_plain_rows_and_of_conversations(tmp_path: Path) -> None:
@@ -148,36 +158,6 @@ def test_a_row_without_a_column_that_others_have_gives_none(tmp_path: Path) -> N
         judged_here(make_judge(task), Completion("2"), each).score for each in checked_examples(task, "train")
     ]
     assert scores == [-1.0, 3.0]
-
-
-def test_progress_is_no_list_in_any_form(tmp_path: Path) -> None:
-    completion = CompletionInRun("2", step=5, total_steps=20)
-    for name in ("lists_step", "lists_step_default"):
-        assert judged(env_of(tmp_path, name), completion).score == 5.2
-    assert judged(env_of(tmp_path, "state_of_one"), completion).score == 5.0
-
-
-def test_extra_info_and_ground_truth_are_what_verl_gives(tmp_path: Path) -> None:
-    row = {"prompt": "1+1=", "reward_model": {"ground_truth": "2"}, "other": {"gold": "3"}}
-    assert judged(env_of(tmp_path, "of_extra", row), Completion("2")).score == 0.0
-    assert judged(env_of(tmp_path, "of_truth", row), Completion("2")).score == 2.0
-    chosen = env_of(tmp_path, "of_truth", row, options={"answer": "other.gold"})
-    assert judged(chosen, Completion("2")).score == 3.0
-
-
-def test_the_column_of_the_prompt_says_whether_a_row_is_conversational(tmp_path: Path) -> None:
-    chat = [{"role": "user", "content": "1+1="}]
-    row = {"question": "1+1=", "messages": chat, "answer": "2"}
-    text = env_of(tmp_path, "is_chat", row, options={"prompt": "question"})
-    assert judged(text, Completion("2")).score == 0.0
-    named = env_of(
-        tmp_path, "is_chat", {"conversation": chat, "answer": "2"}, options={"prompt": "conversation"}
-    )
-    assert judged(named, Completion("2")).score == 1.0
-
-
-def test_a_decorator_that_names_parameters_is_called_by_them(tmp_path: Path) -> None:
-    assert judged(env_of(tmp_path, "adapter"), Completion("2")).score == 1.0
 
 
 def test_a_reward_says_its_least_score(tmp_path: Path) -> None:

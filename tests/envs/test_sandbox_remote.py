@@ -22,10 +22,7 @@ from envs.verifiers.code import CodeOptions, Tests, code_reward, judge
 from tests.envs.sandbox_server import ANYBODYS_PYTHON, Server, running
 from tests.envs.sandboxes import NEEDS_LINUX
 
-pytestmark = [
-    NEEDS_LINUX,
-    pytest.mark.long,
-]
+pytestmark = [NEEDS_LINUX, pytest.mark.long]
 LIMITS = Limits(wall_seconds=20.0)
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from config.env import TOOLS, EnvConfig
 from config.errors import ConfigError
-from envs.coroutines import together
 from envs.duplicates import distinct_examples
 from envs.example import Mixed
 from envs.judging.service import RewardService
@@ -176,7 +175,8 @@ def test_tools_answer_beside_generation(tokenizer: Any) -> None:
     ]
 
     async def ask() -> list[list[int]]:
-        return await asyncio.wait_for(together([conversation.reply([*ids, 2], 1) for ids in calls]), 30)
+        async with asyncio.timeout(30):
+            return await asyncio.gather(*(conversation.reply([*ids, 2], 1) for ids in calls))
 
     said = [tokenizer.decode(ids) for ids in asyncio.run(ask())]
     conversation.close()
