@@ -71,7 +71,7 @@ def test_an_experiment_says_only_what_differs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-@pytest.mark.parametrize("preset", ["grpo", "dapo", "reinforce", "compat_torchrl"])
+@pytest.mark.parametrize("preset", ["dapo", "compat_torchrl"])
 def test_no_experiment_changes_a_preset(name: str, preset: str) -> None:
     config = composed(name, f"policy={preset}")
     assert config.policy == load_policy(preset, constant_length=config.inference_model.max_tokens)
@@ -96,10 +96,6 @@ def test_batch_arithmetic() -> None:
     ("train.epochs=many", r"train\.epochs: .*many"),
     ("train.epochs=0", r"train\.epochs=0: must be at least 1"),
     ("env.repeats=1", r"env\.repeats=1 with policy\.baseline=mean.*policy\.baseline=none"),
-    (
-        "policy=opd",
-        r"policy\.distill_coef=1\.0 \(policy opd\) without a teacher.*set ref_model\.name.*take policy=opsd",
-    ),
     ("train.optim_batch_size=100", r"train\.optim_batch_size=100 does not divide"),
     ("train.optim_batch_size=4", r"not a multiple of env\.repeats=8.*take 8"),
     ("train.gradient_accumulation_steps=500", r"gradient_accumulation_steps=500 is more than the 256 completions"),
@@ -147,16 +143,8 @@ def all_fields(config_class: type[Any], prefix: str = "") -> list[tuple[str, str
 def test_every_field_is_read_by_code_and_documented() -> None:
     code = list(ROOT.glob("*.py"))
     for room in (
-        "envs",
-        "rollout",
-        "training",
-        "evaluation",
-        "monitoring",
-        "run",
-        "cluster",
-        "plan",
-        "config",
-    ):
+        "envs", "rollout", "training", "evaluation", "monitoring", "run", "cluster", "plan", "config",
+    ):  # fmt: skip
         code += (ROOT / room).rglob("*.py")
     text = "\n".join(path.read_text() for path in code)
     read = {name for pair in re.findall(r"(?<=[\w\])])\.(\w+)|[\"'](\w+)[\"']", text) for name in pair}

@@ -48,7 +48,7 @@ def test_prompts_are_drawn_by_their_own_success_above_a_floor(rule: str, worth: 
     successes = {0: 1.0, 1: 0.75, 2: 0.5}
     counts: Counter[int] = Counter()
     prompts = seen(successes, priority=rule, floor=0.2, prior=0.2)
-    for _ in range(20_000):
+    for _ in range(5_000):
         (example,) = draw_from(prompts, 1)
         counts[example.row] += 1
         known = prompts.members[""].asked[example.row]

@@ -65,13 +65,9 @@ def test_any_answer_has_the_same_digest_in_every_process() -> None:
     class Bare: ...
 
     for make in (
-        lambda: {"b": 1, "a": Decimal("0.50")},
-        lambda: {1: "x", (2, 3): "y"},
-        lambda: {"tip", "pu", "rob"},
-        lambda: Bare(),
-        lambda: [Gold({"x"}), Bare()],
-        lambda: "\ud800",
-    ):
+        lambda: {"b": 1, "a": Decimal("0.50")}, lambda: {1: "x", (2, 3): "y"}, lambda: {"tip", "pu", "rob"},
+        lambda: Bare(), lambda: [Gold({"x"}), Bare()], lambda: "\ud800",
+    ):  # fmt: skip
         one, other = (Example(({"role": "user", "content": "?"},), make(), 0) for _ in range(2))
         assert DataDigest.of([one]) == DataDigest.of([other])
 

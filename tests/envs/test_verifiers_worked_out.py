@@ -85,13 +85,8 @@ def test_the_last_answer_counts_whatever_stands_before_it(text: str, right: bool
 
 def test_what_is_left_to_be_done_is_counted_in_the_text() -> None:
     for text, work in (
-        ("11", 0),
-        ("\\frac{1}{2}", 0),
-        ("8+3", 1),
-        ("2*3*4", 2),
-        ("2\\sqrt{2}", 1),
-        ("|x|!", 2),
-    ):
+        ("11", 0), ("\\frac{1}{2}", 0), ("8+3", 1), ("2*3*4", 2), ("2\\sqrt{2}", 1), ("|x|!", 2),
+    ):  # fmt: skip
         form = read(text)
         assert form is not None
         assert form.work == work, text
@@ -111,12 +106,9 @@ def test_numbers_in_words() -> None:
     assert number_in_words("Tuesday") is None
     assert number_in_words("Nine hundred ninety-nine thousand nine hundred and ninety-nine") == 999_999
     for text in (
-        "eight three",
-        "eight and three",
-        "twenty eleven",
-        "five hundred six hundred",
+        "eight three", "eight and three", "twenty eleven", "five hundred six hundred",
         "two thousand thousand",
-    ):
+    ):  # fmt: skip
         assert number_in_words(text) is None, text
 
 
