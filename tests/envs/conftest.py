@@ -1,6 +1,7 @@
 """Sandboxes and the tokenizer that the tests of a module share."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,3 +32,14 @@ def tokenizer() -> Any:
 def strongest() -> Iterator[Sandbox]:
     with Sandbox("auto", LIMITS) as made:
         yield made
+
+
+@pytest.fixture
+def own_punkt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Sentences are cut by rules that lie among the tests."""
+    from envs.verifiers import sentences
+    from tests.punkt import OWN_PUNKT, use_punkt
+
+    use_punkt(OWN_PUNKT, tmp_path / "data", monkeypatch)
+    yield
+    sentences.load.cache_clear()

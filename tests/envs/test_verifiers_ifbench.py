@@ -9,12 +9,11 @@ import pytest
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.task import Completion, make_task
-from envs.verifiers import ifeval, sentences
+from envs.verifiers import ifeval
 from envs.verifiers.english import starts_with_verb, syllables
 from envs.verifiers.ifbench_custom import CAPITALS
 from envs.verifiers.ifbench_rules import NEEDED_ARGUMENTS, RULES, SENTENCE_RULES
 from envs.verifiers.ifeval import Instruction, follows, instructions, judge
-from tests.punkt import OWN_PUNKT, use_punkt
 
 KEYWORDS = {"keyword1": "oak", "keyword2": "elm", "keyword3": "fir", "keyword4": "ash", "keyword5": "yew"}
 PLANTED = "Oak, elm, elm, fir fir fir, ash ash ash ash ash, yew yew yew yew yew yew yew."
@@ -126,11 +125,7 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def own_punkt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    use_punkt(OWN_PUNKT, tmp_path / "data", monkeypatch)
-    yield
-    sentences.load.cache_clear()
+pytestmark = pytest.mark.usefixtures("own_punkt")
 
 
 def by_hand(name: str, response: str, arguments: dict[str, Any]) -> bool:
@@ -152,9 +147,8 @@ def test_every_rule_is_tested_by_hand() -> None:
     assert len(ifeval.RULES) == 25 + 58
 
 
-@pytest.mark.parametrize("name", sorted(RULES))
-def test_an_empty_response_follows_nothing(name: str) -> None:
-    assert not follows(" \n", Instruction(name, {}))
+def test_an_empty_response_follows_nothing() -> None:
+    assert [name for name in ifeval.RULES if follows(" \n", Instruction(name, {}))] == []
 
 
 @pytest.mark.parametrize("name", sorted(RULES))

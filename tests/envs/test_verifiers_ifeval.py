@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,13 @@ from config.errors import ConfigError
 from envs.verifiers import language, sentences
 from envs.verifiers.ifeval import Followed, Instruction, follows, instructions, judge, variants
 from envs.verifiers.ifeval_rules import NEEDED_ARGUMENTS, RULES
-from tests.punkt import OWN_PUNKT, use_punkt
+from tests.punkt import use_punkt
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT / ".." / "shared"
 DIFFERENT = {
     (1129, "keywords:letter_frequency"): "asks for exclamation marks; the original draws a random letter instead",
 }  # fmt: skip
-
-
-@pytest.fixture
-def own_punkt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    use_punkt(OWN_PUNKT, tmp_path / "data", monkeypatch)
-    yield
-    sentences.load.cache_clear()
 
 
 def by_hand(name: str, response: str, **arguments: Any) -> bool:
@@ -124,11 +116,6 @@ def test_loose_drops_first_or_last_line_or_asterisks() -> None:
     assert judge("Sure!\n**bye**\nAnything else?", [ends]) == Followed((False,), (True,))
     assert judge("Sure!\nbye\nmore\nAnything else?", [ends]) == Followed((False,), (False,))
     assert variants("one line") == ("one line", "")
-
-
-@pytest.mark.parametrize("name", sorted(RULES))
-def test_an_empty_response_follows_nothing(name: str) -> None:
-    assert not follows(" \n", Instruction(name, {}))
 
 
 def test_language_is_the_same_every_time() -> None:
