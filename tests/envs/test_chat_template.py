@@ -116,10 +116,7 @@ def test_a_template_that_refuses_roles_says_which_row_and_what_helps(
 ) -> None:
     tokenizer = with_template(tmp_path, STRICT)
     rows = [example(ASKED)] * 3 + [Example(messages, "2", 7)]
-    with pytest.raises(
-        ConfigError,
-        match=rf"^row 7: the chat template refuses its messages {expected}.*model\.chat_template=FILE$",
-    ):
+    with pytest.raises(ConfigError, match=rf"^row 7: .* {expected}.*model\.chat_template=FILE$"):
         check_prompts(tokenizer, rows, "jsonl")
     check_prompts(tokenizer, rows[:3], "jsonl")
 
@@ -132,9 +129,7 @@ def test_a_template_that_refuses_what_a_call_holds_is_found_before_a_run(tmp_pat
     single = example(ASKED, CALLED, RESULT)
     double = Example((ASKED, CALLED | {"tool_calls": CALLED["tool_calls"] * 2}, RESULT), "2", 7)
     check_prompts(tokenizer, [single], "jsonl")
-    with pytest.raises(
-        ConfigError, match=r"^row 7: the chat template refuses .*zero; mend or remove the row"
-    ):
+    with pytest.raises(ConfigError, match=r"^row 7: .*zero; mend or remove the row"):
         check_prompts(tokenizer, [single, double], "jsonl")
 
 

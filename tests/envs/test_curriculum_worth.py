@@ -110,9 +110,7 @@ def test_values_without_a_place_are_named(
 
 
 def test_a_row_without_the_column_is_named_with_those_it_has() -> None:
-    with pytest.raises(
-        ConfigError, match=r"column='grade': row 0 has no such column; it has level\. Name one"
-    ):
+    with pytest.raises(ConfigError, match=r"column='grade': .*it has level\. Name one"):
         make_levels(rows(1, 2), "grade", CurriculumConfig(column="grade"))
 
 

@@ -239,9 +239,7 @@ def test_generated_rows_have_digests_too(
 def test_a_state_without_digests_is_of_an_earlier_version() -> None:
     state = source(numbered_examples(3)).state_dict()
     del state["members"]
-    with pytest.raises(
-        ConfigError, match="it holds no digest of the data: another version of this code wrote it"
-    ):
+    with pytest.raises(ConfigError, match="another version of this code wrote it"):
         source(numbered_examples(3)).load_state_dict(state)
 
 

@@ -40,9 +40,7 @@ def test_rows_are_looked_at(overrides: tuple[str, ...], problem: str, bad: str) 
 
 
 def test_a_weight_of_no_part_is_refused_when_the_task_is_made() -> None:
-    with pytest.raises(
-        ConfigError, match=r"env\.reward_weights\.nopart: the reward of arithmetic has no such part"
-    ):
+    with pytest.raises(ConfigError, match=r"env\.reward_weights\.nopart: .*no such part"):
         make_task(EnvConfig(dataset="arithmetic", reward_weights={"nopart": 1.0}))
 
 
@@ -99,9 +97,7 @@ def test_a_revision_reaches_the_hub(hub: Hub) -> None:
 
 def test_a_revision_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(
-        ConfigError, match=r"openai/gsm8k \(split train, env\.data_revision=abc\) could not be read"
-    ):
+    with pytest.raises(ConfigError, match=r"gsm8k .*env\.data_revision=abc\) could not be read"):
         make_task(EnvConfig(dataset="gsm8k", data_revision="abc")).examples("train")
 
 

@@ -90,7 +90,5 @@ def test_how_long_prompts_are_that_are_all_too_long() -> None:
         lambda example: False,
         told=lambda examples: (f"row {examples[0].row}: 61 tokens", ""),
     )
-    with pytest.raises(
-        ConfigError, match=r"all 3 prompts are longer than env\.max_prompt_tokens \(row 0: 61 tokens\): raise"
-    ):
+    with pytest.raises(ConfigError, match=r"all 3 .*max_prompt_tokens \(row 0: 61 tokens\): raise"):
         draw_from(prompts, 1)

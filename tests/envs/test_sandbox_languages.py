@@ -108,9 +108,7 @@ def test_rlimits_refuses_what_starts_programs() -> None:
 
 def test_a_missing_interpreter_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(
-        ConfigError, match=r"programs in javascript need node, which is not on PATH: .*env.sandbox=remote"
-    ):
+    with pytest.raises(ConfigError, match=r"node, which is not on PATH: .*env.sandbox=remote"):
         Sandbox("auto", language="javascript")
 
 

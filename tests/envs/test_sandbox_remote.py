@@ -201,9 +201,7 @@ def test_an_answer_that_says_nothing_of_the_program_is_an_error(
 def test_a_server_that_stays_busy_or_silent_is_named(server: Server) -> None:
     server.pretend += [(503, "busy")] * 50
     began = time.monotonic()
-    with pytest.raises(
-        SandboxError, match=rf"{server.url}/run_code: HTTP status 503: busy \(asked \d+ times"
-    ):
+    with pytest.raises(SandboxError, match=rf"{server.url}/run_code: .*503: busy \(asked \d+ times"):
         RemoteSandbox(server.url, Limits(wall_seconds=0.3)).run("print(1)")
     assert time.monotonic() - began < 10
     with pytest.raises(SandboxError, match=r"http://127.0.0.1:9/run_code: ConnectError"):
@@ -214,9 +212,7 @@ def test_the_start_finds_out_whether_the_server_works(server: Server) -> None:
     check_sandbox(EnvConfig(sandbox="remote", sandbox_url=server.url))
     check_sandbox(EnvConfig(sandbox="remote", sandbox_url=server.url))
     assert len(server.requests) == 1
-    with pytest.raises(
-        ConfigError, match=r"env.sandbox_url=http.*/elsewhere: .*HTTP status 404.*start SandboxFusion there"
-    ):
+    with pytest.raises(ConfigError, match=r"sandbox_url=.*/elsewhere: .*status 404.*start SandboxFusion"):
         check_sandbox(EnvConfig(sandbox="remote", sandbox_url=f"{server.url}/elsewhere"))
     server.pretend.append(
         (200, {"run_result": {"status": "Finished", "return_code": 0, "stdout": "hello", "stderr": ""}})
@@ -249,7 +245,5 @@ def test_a_reward_leaves_the_server_time() -> None:
         reward_timeout_s=3,
         options={"test_seconds": 1.0},
     )
-    with pytest.raises(
-        ConfigError, match=r"env.reward_timeout_s=3: with env.sandbox=remote it must be at least 5"
-    ):
+    with pytest.raises(ConfigError, match=r"env.reward_timeout_s=3: .*must be at least 5"):
         CodeOptions.of(env)

@@ -61,19 +61,13 @@ def test_texts_and_numbers_are_shown(answer: Any, text: str) -> None:
 
 @pytest.mark.parametrize("answer", [None, ["assert f(1)"], {"target": 3}, True, "", " \n"])
 def test_another_answer_is_refused_with_row_and_remedy(answer: Any) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"env\.dataset=x: row 7: its reference answer is .*policy=opd ref_model\.name=MODEL",
-    ):
+    with pytest.raises(ConfigError, match=r"env\.dataset=x: row 7: .*policy=opd ref_model\.name=MODEL"):
         SHOWN.check([asked("?"), asked("?", answer)], "env.dataset=x")
 
 
 def test_a_chat_without_a_user_is_refused() -> None:
     alone = Example(({"role": "system", "content": "Speak."},), "2", 3)
-    with pytest.raises(
-        ConfigError,
-        match=r"x: row 3: none of its messages \(system\) is the user's.*: take another model as teacher \(policy=opd",
-    ):
+    with pytest.raises(ConfigError, match=r"x: row 3: none of its messages \(system\) .*\(policy=opd"):
         SHOWN.check([alone], "x")
 
 
