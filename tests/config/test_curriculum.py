@@ -44,9 +44,7 @@ def test_bad_values_are_named(given: dict[str, Any], message: str) -> None:
         r"env\.curriculum\.priority=failure and env\.difficulty both",
     ),
 ])  # fmt: skip
-def test_what_the_data_cannot_have_is_named(
-    curriculum: dict[str, Any], more: dict[str, Any], message: str
-) -> None:
+def test_what_data_cannot_have(curriculum: dict[str, Any], more: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EnvConfig(**({"dataset": "arithmetic"} | more), curriculum=CurriculumConfig(**curriculum))
 

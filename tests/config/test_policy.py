@@ -104,9 +104,7 @@ def test_what_a_teacher_may_be_shown() -> None:
     ({"distill_coef": 1.0}, False), ({"distill_coef": 1.0, "select_tokens": "kl_covariance"}, True),
     ({"select_tokens": "kl_covariance"}, False),
 ])  # fmt: skip
-def test_when_the_reference_has_to_score_before_the_first_microbatch(
-    fields: dict[str, Any], first: bool
-) -> None:
+def test_when_the_reference_scores_first(fields: dict[str, Any], first: bool) -> None:
     assert PolicyConfig(**fields).scores_reference_first == first
 
 

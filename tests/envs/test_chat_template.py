@@ -111,9 +111,7 @@ def test_a_text_that_is_a_prompt_begins_once() -> None:
     ((SYSTEM, ASKED), r"\(system, user\): System role not supported; env\.system_prompt='' leaves"),
     ((ASKED, ASKED), r"\(user, user\): Conversation roles must alternate; join messages of one role"),
 ])  # fmt: skip
-def test_a_template_that_refuses_roles_says_which_row_and_what_helps(
-    messages: tuple[dict[str, Any], ...], expected: str, tmp_path: Path
-) -> None:
+def test_roles_that_are_refused(messages: tuple[dict[str, Any], ...], expected: str, tmp_path: Path) -> None:
     tokenizer = with_template(tmp_path, STRICT)
     rows = [example(ASKED)] * 3 + [Example(messages, "2", 7)]
     with pytest.raises(ConfigError, match=rf"^row 7: .* {expected}.*model\.chat_template=FILE$"):

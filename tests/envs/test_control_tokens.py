@@ -213,9 +213,7 @@ def test_a_turn_that_holds_control_tokens_is_not_answered(tokenizer: PreTrainedT
 
 
 @pytest.mark.parametrize("hole", [False, True], ids=["beyond the last token", "between tokens"])
-def test_an_id_of_no_token_is_treated_as_a_control_token(
-    tokenizer: PreTrainedTokenizerBase, hole: bool
-) -> None:
+def test_an_id_of_no_token_counts_as_a_control_token(tokenizer: PreTrainedTokenizerBase, hole: bool) -> None:
     """Of models with more rows than their tokenizer has tokens."""
 
     class Holed:
@@ -287,9 +285,7 @@ class Drawn:
 
 
 @pytest.mark.parametrize("name", list(RESPONSES))
-def test_control_tokens_are_never_cleaned_into_a_right_answer(
-    tokenizer: PreTrainedTokenizerBase, name: str
-) -> None:
+def test_control_tokens_are_never_cleaned_away(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     ids, _, reason, outcome = RESPONSES[name]
     service = RewardService(Right(EnvConfig(dataset="x")), EnvConfig(dataset="x"))
 

@@ -96,9 +96,7 @@ def test_the_columns_of_prompt_and_answer_can_be_named(tmp_path: Path) -> None:
     ("reward_model.style.x", r"'reward_model\.style' has no 'x', it is 'rule'"),
     ("solution", r"rows:1: no column 'solution'; it has ability"),
 ])  # fmt: skip
-def test_an_answer_that_is_not_there_is_named_with_what_there_is(
-    path: str, expected: str, tmp_path: Path
-) -> None:
+def test_an_answer_that_is_not_there_is_named(path: str, expected: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=expected):
         read(tmp_path, VERL, options={"answer": path})
 
@@ -177,9 +175,7 @@ def test_calls_and_results_of_tools_are_kept(tmp_path: Path) -> None:
     ({"prompt": [ASKED], "reward_model": '{"ground_truth": NaN}'}, r"NaN is no JSON"),
     ({"prompt": [ASKED], "reward_model": '{"ground_truth": "\\ud83d"}'}, r"has half a character"),
 ])  # fmt: skip
-def test_what_is_no_conversation_is_refused_with_its_row(
-    row: dict[str, Any], expected: str, tmp_path: Path
-) -> None:
+def test_what_is_no_conversation_is_refused(row: dict[str, Any], expected: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"rows:1: .*{expected}"):
         read(tmp_path, row | {"answer": "2"})
 

@@ -102,9 +102,7 @@ def test_levels_of_a_column(
     ((1, float("nan")), {}, r"the value nan"),
     (("a", "b"), {"order": ["a"]}, r"order=\['a'\] lacks 'b', which column 'level' has \(example 1\)"),
 ])  # fmt: skip
-def test_values_without_a_place_are_named(
-    values: tuple[Any, ...], settings: dict[str, Any], message: str
-) -> None:
+def test_values_without_a_place(values: tuple[Any, ...], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_levels(rows(*values), "level", CurriculumConfig(column="level", **settings))
 

@@ -88,9 +88,7 @@ def test_a_broken_file_is_named_with_its_line(content: bytes, expected: str, tmp
     ({"messages": {"role": "system", "content": "a"}}, r"the last of \"messages\" is of the system"),
     ({"messages": {"role": "user", "content": " "}}, r"the last of \"messages\" is empty"),
 ])  # fmt: skip
-def test_a_row_that_asks_or_answers_nothing_is_refused(
-    row: dict[str, Any], expected: str, tmp_path: Path
-) -> None:
+def test_an_empty_or_odd_row_is_refused(row: dict[str, Any], expected: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(GOOD + json.dumps({"prompt": "a", "answer": "b"} | row).encode())
     refused(path, rf"rows\.jsonl:2: .*{expected}")

@@ -224,9 +224,7 @@ def test_curricula_go_on_over_changed_rows(settings: dict[str, Any]) -> None:
     ("countdown", {"num_rows": 40}, {"num_rows": 40, "max_number": 50}),
     ("reasoning_gym", {"name": "chain_sum", "num_rows": 40}, {"name": "chain_sum", "num_rows": 40, "seed": 1}),
 ])  # fmt: skip
-def test_generated_rows_have_digests_too(
-    dataset: str, options: dict[str, Any], other: dict[str, Any]
-) -> None:
+def test_generated_rows_have_digests(dataset: str, options: dict[str, Any], other: dict[str, Any]) -> None:
     first, same, others = (
         make_task(EnvConfig(dataset=dataset, options=each)).examples("train")
         for each in (options, options, other)

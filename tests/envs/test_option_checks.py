@@ -133,9 +133,7 @@ def test_local_files_have_no_revision() -> None:
     ),
     (("eval.sets={{held:{{dataset:jsonl,data_files:{two}}}}}",), "eval.sets.held: all 1 prompts are longer"),
 ])  # fmt: skip
-def test_prompts_that_a_run_refuses_are_refused_by_the_plan(
-    overrides: tuple[str, ...], expected: str, tmp_path: Path
-) -> None:
+def test_the_plan_refuses_prompts_as_a_run(overrides: tuple[str, ...], expected: str, tmp_path: Path) -> None:
     strict = tmp_path / "strict.jinja"
     strict.write_text(
         "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"

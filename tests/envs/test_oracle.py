@@ -35,9 +35,7 @@ def load(dataset: str, file: Path) -> Task:
 
 
 @pytest.mark.parametrize(("dataset", "file", "form", "count"), FILES[:6])
-def test_the_gold_scores_one_and_the_gold_plus_one_nothing(
-    dataset: str, file: Path, form: str, count: int
-) -> None:
+def test_gold_scores_one_and_gold_plus_one_nothing(dataset: str, file: Path, form: str, count: int) -> None:
     task = load(dataset, file)
     examples = task.examples("train")
     judge = make_judge(task)

@@ -20,9 +20,7 @@ class _Counting(LetterTokenizer):
 
 
 @pytest.mark.parametrize(("limit", "fits", "tokenized"), [(100, True, 0), (7, True, 1), (5, False, 1)])
-def test_a_prompt_is_tokenized_only_where_its_bytes_do_not_decide(
-    limit: int, fits: bool, tokenized: int
-) -> None:
+def test_a_prompt_is_tokenized_only_where_it_must(limit: int, fits: bool, tokenized: int) -> None:
     tokenizer = _Counting()
     example = Example(({"role": "user", "content": "12+84="},), "96", 0)
     assert PromptLimit(tokenizer, limit)(example) is fits

@@ -48,7 +48,7 @@ def judged(env: EnvConfig, completion: Completion) -> Result:
     ("partial_by_name", 2.0, {"accuracy": 1.0, "index": 7.0}), ("judge", 1.0, {}), ("method", 1.0, {}),
     ("partial_judge", 1.0, {}),
 ])  # fmt: skip
-def test_what_parameters_ask_for_is_given(
+def test_parameters_get_what_they_name(
     name: str, score: float, parts: dict[str, float], tmp_path: Path
 ) -> None:
     verdict = judged(env_of(tmp_path, name), CompletionInRun("2", token_ids=(4, 5), step=5, total_steps=20))
@@ -137,9 +137,7 @@ def test_signatures_that_say_nothing_are_refused(name: str, message: str) -> Non
 
 
 @pytest.mark.parametrize(("name", "column"), [("compute_score", "data_source"), ("trl_column", "level")])
-def test_columns_that_rows_lack_are_named_before_anything_starts(
-    name: str, column: str, tmp_path: Path
-) -> None:
+def test_columns_that_rows_lack_are_named(name: str, column: str, tmp_path: Path) -> None:
     env = env_of(tmp_path, name, {"prompt": "1+1=", "answer": "2", "kind": "sum"})
     message = (
         f"it asks for {column}, and the rows of env.dataset=jsonl have no such column; they have prompt, "

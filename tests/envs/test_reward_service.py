@@ -126,9 +126,7 @@ def test_a_safe_reward_needs_no_process() -> None:
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(8, 7), (1, 1), (None, 1)])
-def test_without_a_number_of_workers_one_core_is_left_to_the_trainer(
-    cores: int | None, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_core_is_left_free(cores: int | None, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     with serving(None, reward_workers=None) as service:
         assert service.num_workers == workers
@@ -204,9 +202,7 @@ def test_a_verification_that_kills_the_fork_server_is_invalid_and_the_service_go
         assert service.score([Completion("ccc")], examples(1))[0].score == 3.0
 
 
-def test_a_verification_that_ends_at_its_deadline_leaves_no_blame_to_the_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_end_at_the_deadline_leaves_no_blame_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """One reading of the worker's progress says that the first is over its deadline; any later one says more."""
     readings = iter([(0, 99.0)])
     monkeypatch.setattr(Worker, "running", lambda worker: next(readings, (1, 0.1)))
@@ -232,9 +228,7 @@ def test_a_verdict_after_its_deadline_counts_as_none_though_nobody_looked_meanwh
 
 
 @pytest.mark.skipif("rlimits" not in WORKING, reason="no sandbox of this level here")
-def test_a_killed_verification_leaves_no_file_of_its_sandbox(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_sandbox_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At level rlimits a process of the sandbox outlives the grader, to remove them."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with serving("bomb") as service:

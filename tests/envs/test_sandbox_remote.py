@@ -124,9 +124,7 @@ CHEATS = [
 
 
 @pytest.mark.parametrize("nobody", [False, True])
-def test_assertions_are_checked_where_the_program_cannot_look(
-    remote: RemoteSandbox, server: Server, nobody: bool
-) -> None:
+def test_programs_cannot_look_at_assertions(remote: RemoteSandbox, server: Server, nobody: bool) -> None:
     if nobody and (os.geteuid() != 0 or ANYBODYS_PYTHON is None):
         pytest.skip(
             "only root can run the server's programs as somebody else, and with a Python that all may run"
@@ -189,7 +187,7 @@ def test_a_busy_server_is_asked_again(remote: RemoteSandbox, server: Server) -> 
     ),
     (200, {"status": "Failed", "compile_result": {"stderr": "bad"}, "run_result": None}, "was not run: bad"),
 ])  # fmt: skip
-def test_an_answer_that_says_nothing_of_the_program_is_an_error(
+def test_odd_replies_are_errors(
     remote: RemoteSandbox, server: Server, status: int, body: Any, said: str
 ) -> None:
     server.pretend.append((status, body))

@@ -123,9 +123,7 @@ GYM = {"name": "leg_counting", "num_rows": 60}
         for datasets in (None, [], ["sudoku"], [{"name": "no such"}], [{"name": "sudoku", "wieght": 1}])
     ),
 ])  # fmt: skip
-def test_what_a_task_does_not_have_is_refused(
-    dataset: str, options: dict[str, Any], split: str, message: str
-) -> None:
+def test_a_task_refuses_options(dataset: str, options: dict[str, Any], split: str, message: str) -> None:
     if dataset == "reasoning_gym":
         pytest.importorskip("reasoning_gym")
     with pytest.raises(ConfigError, match=message):

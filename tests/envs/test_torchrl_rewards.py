@@ -61,9 +61,7 @@ def judged(name: str, example: Example, text: str) -> Reward:
     ("MATHRewardParser", r"So it is $\boxed{14}$.", None),
     ("CountdownRewardParser", "target=14, numbers=2,3,4", {"target": 14, "numbers": [2, 3, 4]}),
 ])  # fmt: skip
-def test_score_and_parts_are_those_of_the_chat_environment(
-    parser: str, column: str, gold: object, text: str
-) -> None:
+def test_score_and_parts_are_the_environments(parser: str, column: str, gold: object, text: str) -> None:
     wanted = in_chat_env(parser, {"answer": column}, text)
     examples = [Example(USER, "unused", 0, row_data={"answer": column})]
     if gold is not None:  # rows without such a column: the task's own gold

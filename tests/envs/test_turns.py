@@ -56,9 +56,7 @@ def test_the_stream_reads_as_the_template_would_have_written_it(tokenizer: PreTr
     assert conversation.reply_now(drawn(tokenizer, "It is 42.")) == []
 
 
-def test_an_end_token_that_the_template_does_not_use_stays_in_the_stream(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def test_an_end_token_of_no_template_stays_in_the_stream(tokenizer: PreTrainedTokenizerBase) -> None:
     conversation: Conversation = Conversation(tokenizer, [ThinkAgain("?")], 2)
     other = [25, 22, 7]  # ended by an end token other than the template's
     assert conversation.reply_now(other) == [EOS, *conversation.reply_now([25, 22, EOS])]
@@ -80,9 +78,7 @@ def test_after_the_last_turn_it_is_silent(tokenizer: PreTrainedTokenizerBase) ->
     assert asyncio.run(conversation.reply(drawn(tokenizer, "2"), turn=2)) == []
 
 
-def test_slow_answers_come_beside_generation_and_their_errors_surface(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def test_slow_answers_come_beside_generation(tokenizer: PreTrainedTokenizerBase) -> None:
     go = threading.Event()
 
     def slow(request: str) -> str:
