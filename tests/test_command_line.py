@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from config.command_line import ENDED
 from run.stop import ECHO_S
 from tests.config.test_schema import composed
-from tests.scripts import ENVIRONMENT, ROOT, Ended, called, ended, finish, ran, rows, start, wait_for
+from tests.scripts import ENVIRONMENT, Ended, ROOT, called, ended, finish, ran, rows, start, wait_for
 
 SMALL = ("env.num_envs=4", "env.repeats=4", "train.total_dialog_turns=64")
 ENDLESS = (*SMALL[:2], "train.total_dialog_turns=1600000", "train.checkpoint_frequency=0")
@@ -167,13 +167,13 @@ def test_a_package_that_does_not_load_is_one_message(tmp_path: Path) -> None:
     broken = tmp_path / "packages" / "torchvision" / "__init__.py"
     broken.parent.mkdir(parents=True)
     broken.write_text("raise RuntimeError('operator torchvision::nms does not exist')")
-    process = start(
+    process = ran(
         "grpo.py",
         tmp_path / "run",
         *SMALL,
-        environment={**ENVIRONMENT, "PYTHONPATH": str(tmp_path / "packages")},
+        modules=tmp_path / "packages",
     )
-    output = finish(process)
+    output = process.output
     assert process.returncode == 2, output
     assert "Traceback" not in output
     said = f"operator torchvision::nms does not exist (RuntimeError in {broken}, line 1)"

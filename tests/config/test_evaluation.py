@@ -11,27 +11,21 @@ from config.evaluation import EvalSetConfig
 from tests.config.test_schema import composed, message
 
 
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        (
-            "eval.sets={a:{dataset:x,tmperature:2}}",
-            r"eval\.sets\.a\.tmperature: no such .*did you mean temperature",
-        ),
-        ("eval.sets={a:{dataset:x,wxyz:2}}", r"eval\.sets\.a\.wxyz: no such .*known: dataset, data_files"),
-        ("eval.sets={a:{dataset:x,n:lots}}", r"eval\.sets\.a\.n: Value 'lots'"),
-        ("eval.sets={a:{n:2}}", r"eval\.sets\.a\.dataset: no value"),
-        ("eval.sets={a:3}", r"eval\.sets\.a=3: give the fields"),
-        ("eval.sets={a/b:{dataset:x}}", r"eval\.sets\.a/b: the name of a set becomes a folder"),
-        ("eval.sets={a:{dataset:x,n:0}}", r"eval\.sets\.a\.n=0: must be at least 1"),
-        ("eval.sets={a:{dataset:x,top_p:2}}", r"eval\.sets\.a\.top_p=2\.0: must lie in"),
-        ("eval.sets={a:{dataset:x,temperature:-1}}", r"eval\.sets\.a\.temperature=-1\.0"),
-        ("eval.sets={a:{dataset:x,n:2,temperature:0}}", r"the same completion 2 times"),
-        ("eval.frequency=3", r"eval\.frequency=3 without eval\.sets"),
-        ("eval.frequency=-3", r"eval\.frequency=-3: must be at least 0"),
-        ("run=eval", r"run=eval without eval\.sets"),
-    ],
-)
+@pytest.mark.parametrize(("override", "expected"), [
+    ("eval.sets={a:{dataset:x,tmperature:2}}", r"eval\.sets\.a\.tmperature: no such .*did you mean temperature"),
+    ("eval.sets={a:{dataset:x,wxyz:2}}", r"eval\.sets\.a\.wxyz: no such .*known: dataset, data_files"),
+    ("eval.sets={a:{dataset:x,n:lots}}", r"eval\.sets\.a\.n: Value 'lots'"),
+    ("eval.sets={a:{n:2}}", r"eval\.sets\.a\.dataset: no value"),
+    ("eval.sets={a:3}", r"eval\.sets\.a=3: give the fields"),
+    ("eval.sets={a/b:{dataset:x}}", r"eval\.sets\.a/b: the name of a set becomes a folder"),
+    ("eval.sets={a:{dataset:x,n:0}}", r"eval\.sets\.a\.n=0: must be at least 1"),
+    ("eval.sets={a:{dataset:x,top_p:2}}", r"eval\.sets\.a\.top_p=2\.0: must lie in"),
+    ("eval.sets={a:{dataset:x,temperature:-1}}", r"eval\.sets\.a\.temperature=-1\.0"),
+    ("eval.sets={a:{dataset:x,n:2,temperature:0}}", r"the same completion 2 times"),
+    ("eval.frequency=3", r"eval\.frequency=3 without eval\.sets"),
+    ("eval.frequency=-3", r"eval\.frequency=-3: must be at least 0"),
+    ("run=eval", r"run=eval without eval\.sets"),
+])  # fmt: skip
 def test_bad_sets_are_named(override: str, expected: str) -> None:
     text = message(override)
     assert re.search(expected, text), text
@@ -59,14 +53,9 @@ def test_the_engines_hold_the_longest_response_of_all() -> None:
 
 def test_the_same_data_set_inherits_and_another_does_not() -> None:
     training = EnvConfig(
-        dataset="x",
-        data_files={"train": "a", "test": "b"},
-        options={"size": 3},
-        system_prompt="Think.",
-        reward="boxed",
-        reward_weights={"format": 0.1},
-        repeats=16,
-    )
+        dataset="x", data_files={"train": "a", "test": "b"}, options={"size": 3}, system_prompt="Think.",
+        reward="boxed", reward_weights={"format": 0.1}, repeats=16,
+    )  # fmt: skip
     same = EvalSetConfig("x", n=2, options={"depth": 1}).env("eval.sets.a", training)
     assert (same.data_files, same.split, same.repeats) == ({"train": "a", "test": "b"}, "test", 2)
     assert same.options == {"size": 3, "depth": 1}

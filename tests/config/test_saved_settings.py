@@ -53,14 +53,9 @@ def test_the_newest_run_is_taken_where_none_is_named(tmp_path: Path, monkeypatch
         chosen_run("nowhere")
 
 
-@pytest.mark.parametrize(
-    ("word", "read"),
-    [
-        ("run_dir=a,b/c d", 'run_dir=["a","b/c d"]'),
-        ("run_dir=a", "run_dir=a"),
-        ("run_dir=[a,b]", "run_dir=[a,b]"),
-        ("optimizer.lr=1,2", "optimizer.lr=1,2"),
-    ],
-)
+@pytest.mark.parametrize(("word", "read"), [
+    ("run_dir=a,b/c d", 'run_dir=["a","b/c d"]'), ("run_dir=a", "run_dir=a"),
+    ("run_dir=[a,b]", "run_dir=[a,b]"), ("optimizer.lr=1,2", "optimizer.lr=1,2"),
+])  # fmt: skip
 def test_several_folders_are_a_list(word: str, read: str) -> None:
     assert _with_list(word) == read

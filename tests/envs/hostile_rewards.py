@@ -19,32 +19,24 @@ def bomb(completion: Completion, example: Example) -> Reward:
     """Does what the completion says; a number is a score."""
     word, _, rest = completion.text.partition(" ")
     deeds: dict[str, Any] = {
-        "power": lambda: len(str(9**9**9)),
-        "regex": lambda: re.fullmatch(r"(a+)+b", "a" * 60),
-        "sleep": lambda: time.sleep(600),
-        "slow": lambda: time.sleep(0.5),
-        "late": lambda: time.sleep(4.0),
-        "memory": lambda: bytearray(1 << 40),
-        "recurse": lambda: _recurse(0),
-        "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
-        "fork": os.fork,
+        "power": lambda: len(str(9**9**9)), "regex": lambda: re.fullmatch(r"(a+)+b", "a" * 60),
+        "sleep": lambda: time.sleep(600), "slow": lambda: time.sleep(0.5), "late": lambda: time.sleep(4.0),
+        "memory": lambda: bytearray(1 << 40), "recurse": lambda: _recurse(0),
+        "die": lambda: os.kill(os.getpid(), signal.SIGKILL), "fork": os.fork,
         "fork_server": lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(600)),
-        "print": lambda: print("said a reward", flush=True),
-        "exit": lambda: sys.exit(3),
+        "print": lambda: print("said a reward", flush=True), "exit": lambda: sys.exit(3),
         "fail": lambda: 1 / 0,
         "sandbox": lambda: Sandbox("rlimits", Limits(wall_seconds=600.0)).run("import time; time.sleep(600)"),
-        "wait": lambda: _wait_for(Path(rest)),
-        "note": lambda: Path(rest).touch(),
-        "beside": lambda: (Path(rest).touch(), time.sleep(1.0)),
-        "along": lambda: _take_along(Path(rest)),
+        "wait": lambda: _wait_for(Path(rest)), "note": lambda: Path(rest).touch(),
+        "beside": lambda: (Path(rest).touch(), time.sleep(1.0)), "along": lambda: _take_along(Path(rest)),
         "child": lambda: _leave_child(Path(rest)),
-    }
+    }  # fmt: skip
     if word in deeds:
         deeds[word]()
     scores = {"nan": math.nan, "text": "good"}
     parts = {"function": {"accuracy": _recurse}, "words": {"accuracy": "high"}}
     score: Any = scores.get(word, float(len(completion.text)))
-    return Reward(score, parts.get(word, {"accuracy": 1.0}))  # type: ignore[arg-type]
+    return Reward(score, parts.get(word, {"accuracy": 1.0}))
 
 
 def accident(completion: Completion, example: Example) -> float:

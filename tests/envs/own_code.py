@@ -53,14 +53,12 @@ class Given(Reverse):
     def examples(self, split: str) -> Any:
         chat = self.messages("a")
         kinds: dict[str, Any] = {
-            "generator": (Example(chat, "a", 0) for _ in range(1)),
-            "texts": ["a"],
-            "no messages": [Example((), "a", 0)],
-            "no content": [Example(({"role": "user"},), "a", 0)],
+            "generator": (Example(chat, "a", 0) for _ in range(1)), "texts": ["a"],
+            "no messages": [Example((), "a", 0)], "no content": [Example(({"role": "user"},), "a", 0)],
             "half a character": [Example(self.messages("\ud800"), "a", 0)],
-            "a text for a row": [Example(chat, "a", "0")],  # type: ignore[arg-type]
+            "a text for a row": [Example(chat, "a", "0")],
             "one row twice": [Example(chat, "a", 0), Example(chat, "b", 0)],
-        }
+        }  # fmt: skip
         return kinds[self.env.options["examples"]]
 
 
@@ -76,14 +74,9 @@ def search(query: str) -> str:
     This is for the reader of the code.
     """
     deeds: dict[str, Any] = {
-        "break": lambda: 1 / 0,
-        "exit": lambda: exit(3),
-        "hang": lambda: time.sleep(600),
-        "nothing": lambda: None,
-        "number": lambda: 3,
-        "half": lambda: "a\ud800b",
-        "long": lambda: "a" * 9000,
-    }
+        "break": lambda: 1 / 0, "exit": lambda: exit(3), "hang": lambda: time.sleep(600),
+        "nothing": lambda: None, "number": lambda: 3, "half": lambda: "a\ud800b", "long": lambda: "a" * 9000,
+    }  # fmt: skip
     return deeds.get(query, lambda: f"{query} is a word")()
 
 

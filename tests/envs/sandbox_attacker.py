@@ -225,29 +225,17 @@ def programs(
     }
     kept = [str(folder / "kept"), str(folder / "folder")]
     values: dict[str, Any] = {
-        "CALLS": calls,
-        "CLONE": syscall_filter.CLONE[column],
-        "TKILL": syscall_filter.REFUSED["tkill"][column],
-        "TGKILL": syscall_filter.TGKILL[column],
-        "VM_READ": syscall_filter.REFUSED["process_vm_readv"][column],
-        "VICTIM": victim,
-        "PORT": port,
-        "PATH": str(folder / "socket"),
-        "ABSTRACT": f"\0sandbox {os.getpid()}",
-        "IDS": ids,
-        "KEPT": kept,
-        "PROJECT": str(errors.__file__),
-        "PIDS": [os.getpid(), victim],
-    }
+        "CALLS": calls, "CLONE": syscall_filter.CLONE[column],
+        "TKILL": syscall_filter.REFUSED["tkill"][column], "TGKILL": syscall_filter.TGKILL[column],
+        "VM_READ": syscall_filter.REFUSED["process_vm_readv"][column], "VICTIM": victim, "PORT": port,
+        "PATH": str(folder / "socket"), "ABSTRACT": f"\0sandbox {os.getpid()}", "IDS": ids, "KEPT": kept,
+        "PROJECT": str(errors.__file__), "PIDS": [os.getpid(), victim],
+    }  # fmt: skip
     named = "".join(f"{name} = {value!r}\n" for name, value in values.items())
     chosen = {
-        "refused calls": REFUSED_CALLS,
-        "processes": PROCESSES,
-        "sockets": SOCKETS,
-        "signals": SIGNALS,
-        "shared": SHARED,
-        "files": FILES,
-    }
+        "refused calls": REFUSED_CALLS, "processes": PROCESSES, "sockets": SOCKETS, "signals": SIGNALS,
+        "shared": SHARED, "files": FILES,
+    }  # fmt: skip
     if level != "rlimits" or files == "landlock":
         chosen["secrets"] = SECRETS
     return {name: COMMON + named + text for name, text in chosen.items()}
@@ -257,14 +245,8 @@ def state(folder: Path) -> dict[str, Any]:
     """What must stay as it is; times of access apart."""
     found: dict[str, Any] = {}
     for path in (folder / "kept", folder / "folder", Path(os.__file__), Path(os.__file__).parent):
-        status = path.stat()
-        found[str(path)] = (
-            status.st_mode,
-            status.st_uid,
-            status.st_size,
-            status.st_mtime_ns,
-            status.st_ctime_ns,
-        )
+        now = path.stat()
+        found[str(path)] = (now.st_mode, now.st_uid, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
     return found | {"listed": sorted(path.name for path in (folder / "folder").iterdir())}
 
 

@@ -27,15 +27,9 @@ def anybody_may_run(program: str) -> bool:
 ANYBODYS_PYTHON = next(filter(anybody_may_run, (sys.executable, "/usr/bin/python3")), None)
 COMMANDS = {"python": [sys.executable], "bash": ["bash"], "nodejs": ["node"]}
 FIELDS = {
-    "compile_timeout": (int, float),
-    "run_timeout": (int, float),
-    "memory_limit_MB": int,
-    "code": str,
-    "stdin": (str, type(None)),
-    "language": str,
-    "files": dict,
-    "fetch_files": list,
-}
+    "compile_timeout": (int, float), "run_timeout": (int, float), "memory_limit_MB": int, "code": str,
+    "stdin": (str, type(None)), "language": str, "files": dict, "fetch_files": list,
+}  # fmt: skip
 MAX_BYTES = 1 << 20
 NOBODY = 65534
 
@@ -52,15 +46,9 @@ def run_code(request: dict[str, Any]) -> dict[str, Any]:
         script.chmod(0o644)
     command = [str(ANYBODYS_PYTHON)] if as_nobody else COMMANDS[request["language"]]
     started = subprocess.Popen(
-        [*command, str(script)],
-        cwd=folder,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={"PATH": os.environ["PATH"]},
-        start_new_session=True,
-        **as_nobody,
-    )
+        [*command, str(script)], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env={"PATH": os.environ["PATH"]}, start_new_session=True, **as_nobody,
+    )  # fmt: skip
     try:
         out, err = started.communicate((request.get("stdin") or "").encode(), request.get("run_timeout", 10))
         status = "Finished"

@@ -12,15 +12,9 @@ from envs.sandbox.sandbox import LEVELS, Sandbox, why_not
 NEEDS_LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = Limits(
-    wall_seconds=10.0,
-    cpu_seconds=1,
-    memory_mib=256,
-    threads=16,
-    file_mib=2,
-    disk_mib=4,
-    output_mib=1,
+    wall_seconds=10.0, cpu_seconds=1, memory_mib=256, threads=16, file_mib=2, disk_mib=4, output_mib=1,
     open_files=32,
-)
+)  # fmt: skip
 WORKING = [level for level in LEVELS if sys.platform.startswith("linux") and why_not(level) is None]
 SHUT_IN = [(level, ()) for level in WORKING] + [
     # what is beneath the filter must hold by itself where a process-number namespace ends all

@@ -28,4 +28,4 @@ def nan_part(completion: Completion, example: Example) -> Reward:
 
 
 def banana(completion: Completion, example: Example) -> Reward:
-    return Reward(1.0, {}, "banana")  # type: ignore[arg-type]
+    return Reward(1.0, {}, "banana")

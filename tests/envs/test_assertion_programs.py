@@ -1,7 +1,6 @@
 """Tests that are Python code and programs with classes, exceptions, iterators and callbacks: what stands for them in
 the tests, and that no operator of theirs decides."""
 
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -10,8 +9,9 @@ from envs.sandbox.limits import Limits
 from envs.sandbox.sandbox import LEVELS, Sandbox, why_not
 from envs.verifiers.assertion_tests import Assertions
 from envs.verifiers.code import CodeOptions, judge
+from tests.envs.sandboxes import NEEDS_LINUX
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
+pytestmark = NEEDS_LINUX
 
 
 @pytest.fixture(scope="module", params=[level for level in LEVELS if why_not(level) is None])
@@ -208,16 +208,10 @@ class f:
 """
 
 
-@pytest.mark.parametrize(
-    ("program", "passes"),
-    [
-        ("def f(x): return [2 * y for y in x]", True),
-        ("def f(x): return [2 * y + 1e-3 for y in x]", False),
-        ("def f(x): return []", False),
-        ("def f(x): return [2.0]", False),
-        (CLOSE_TO_ALL, False),
-    ],
-)
+@pytest.mark.parametrize(("program", "passes"), [
+    ("def f(x): return [2 * y for y in x]", True), ("def f(x): return [2 * y + 1e-3 for y in x]", False),
+    ("def f(x): return []", False), ("def f(x): return [2.0]", False), (CLOSE_TO_ALL, False),
+])  # fmt: skip
 def test_the_tests_of_evalplus_run_without_numpy(sandbox: Sandbox, program: str, passes: bool) -> None:
     assert (failure(sandbox, program, {"test": EVALPLUS, "entry_point": "f"}) == "") == passes
 
@@ -282,20 +276,12 @@ def f(x):
 """
 
 
-@pytest.mark.parametrize(
-    "node",
-    [
-        ["library", ["os", "system", ["true"]]],
-        ["library", ["decimal", "Decimal", ["no number"]]],
-        ["namedtuple", ["P", ["x; import os"], []]],
-        ["enum", ["Tests", "ask", 1]],
-        ["object", ["Tests", [], None]],
-        ["defaultdict of exec", []],
-        ["items", [[0]]],
-        ["standing", [-5, "f"]],
-        ["nothing", 3],
-    ],
-)
+@pytest.mark.parametrize("node", [
+    ["library", ["os", "system", ["true"]]], ["library", ["decimal", "Decimal", ["no number"]]],
+    ["namedtuple", ["P", ["x; import os"], []]], ["enum", ["Tests", "ask", 1]],
+    ["object", ["Tests", [], None]], ["defaultdict of exec", []], ["items", [[0]]], ["standing", [-5, "f"]],
+    ["nothing", 3],
+])  # fmt: skip
 def test_what_a_program_writes_by_hand_fails_the_test(sandbox: Sandbox, node: list[object]) -> None:
     program = RAW.format(node=repr(node))
     assert failure(sandbox, program, {"test_list": ["assert f(1) == 3"]}) != ""

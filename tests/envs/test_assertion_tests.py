@@ -1,7 +1,6 @@
 """Tests that are Python code: the forms they come in, what crosses to the program, and that none is fooled."""
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from envs.sandbox.limits import Limits
 from envs.sandbox.sandbox import LEVELS, Sandbox, why_not
 from envs.verifiers.assertion_tests import Assertions
 from envs.verifiers.code import CodeOptions, code_reward, judge
+from tests.envs.sandboxes import NEEDS_LINUX
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
+pytestmark = NEEDS_LINUX
 GOLDEN = Path(__file__).resolve().parents[2].parent / "shared" / "golden" / "code_tests.json"
 
 
@@ -58,25 +58,7 @@ class Solution:
 def check(candidate):
     assert candidate(x=2) == -2
 """, "entry_point": "Solution().f"}),
-        ("""
-class Stack:
-    def __init__(self): self.held = []
-    def push(self, x): self.held.append(x)
-    def pop(self): return self.held.pop()
-""",
-         {"test_list": ["s = Stack()\ns.push(3)\ns.push(4)\nassert s.pop() == 4 and s.pop() == 3"]}),
         ("def f(xs): xs.sort()", {"test_list": ["xs = [2, 1]\nys = xs\nassert f(xs) is None\nassert ys == [1, 2]"]}),
-        ("def f(n):\n    for i in range(n): yield i", {"test_list": ["assert list(f(3)) == [0, 1, 2]"]}),
-        ("""
-def f(x):
-    raise ValueError('no')
-""", {"test_list": ["""
-try:
-    f(1)
-    assert False
-except ValueError as error:
-    assert str(error) == 'no'
-"""]}),
         ("def f(node):\n    node.next, node.value = Node(7), 9\n    return node",
          {"prompt": "class Node:\n    def __init__(self, value, next=None): self.value, self.next = value, next\n",
           "test_list": ["""
@@ -151,9 +133,9 @@ def total(xs):
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CHEATS)
-def test_a_program_that_cheats_fails(sandbox: Sandbox, name: str) -> None:
-    assert passed(sandbox, CHEATS[name], **TOTAL) == 0
+def test_a_program_that_cheats_fails(sandbox: Sandbox) -> None:
+    for name, program in CHEATS.items():
+        assert passed(sandbox, program, **TOTAL) == 0, name
     assert passed(sandbox, RIGHT, **TOTAL) == 1  # the sandbox is none the worse
 
 
@@ -167,17 +149,14 @@ def test_a_share_of_the_tests_counts(sandbox: Sandbox) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"test": "assert ("}, "test: '(' was never closed"),
-        ({"test": 3}, "test: Python code is text, this is 3"),
-        ({"test_list": []}, "test_list must be a list of asserts, and not empty"),
-        ({"test_list": ["assert f()", 2]}, "test_list: Python code is text, this is 2"),
-        ({"test": "assert f()", "entry_point": 4}, "entry_point=4 is not the name of a function"),
-        ({"test": "import f"}, "test: nothing in it can fail, so every program would pass: 'import f'"),
-    ],
-)
+@pytest.mark.parametrize(("row", "message"), [
+    ({"test": "assert ("}, "test: '(' was never closed"),
+    ({"test": 3}, "test: Python code is text, this is 3"),
+    ({"test_list": []}, "test_list must be a list of asserts, and not empty"),
+    ({"test_list": ["assert f()", 2]}, "test_list: Python code is text, this is 2"),
+    ({"test": "assert f()", "entry_point": 4}, "entry_point=4 is not the name of a function"),
+    ({"test": "import f"}, "test: nothing in it can fail, so every program would pass: 'import f'"),
+])  # fmt: skip
 def test_rows_that_cannot_be_used_say_why(row: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match="^" + message.replace("(", r"\(")):
         Assertions.parse(row)
@@ -189,6 +168,7 @@ def test_the_reward_takes_a_program_with_and_without_a_fence(text: str) -> None:
     assert code_reward(Completion(text), example, EnvConfig(dataset="code")).score == 1.0
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not GOLDEN.exists(), reason="the recorded programs are not here")
 def test_recorded_programs_are_judged_as_recorded() -> None:
     recorded = json.loads(GOLDEN.read_text())
@@ -270,19 +250,13 @@ def test_tests_of_pytest_and_unittest_are_run(sandbox: Sandbox) -> None:
         assert judge(sandbox, HALF, Assertions.parse({"test": test}), CodeOptions(), 10.0).failure == ""
 
 
-@pytest.mark.parametrize(
-    ("test", "wrong"),
-    [
-        (PYTEST, HALF.replace("x / 2", "x / 2.1")),
-        (PYTEST, HALF.replace("x / 2", "x // 2")),
-        (PYTEST, HALF.replace("no number", "what?")),
-        (PYTEST, HALF.replace("raise ValueError", "print")),
-        (PYTEST, HALF.replace("raise ValueError", "raise KeyError")),
-        (PYTEST, HALF.replace("self.value = value", "self.value = 4")),
-        (PYTEST, HALF.replace("self.value + by", "3 + 1")),
-        (UNITTEST, HALF.replace("x / 2", "2")),
-        (UNITTEST, HALF.replace("raise ValueError", "print")),
-    ],
-)
+@pytest.mark.parametrize(("test", "wrong"), [
+    (PYTEST, HALF.replace("x / 2", "x / 2.1")), (PYTEST, HALF.replace("x / 2", "x // 2")),
+    (PYTEST, HALF.replace("no number", "what?")), (PYTEST, HALF.replace("raise ValueError", "print")),
+    (PYTEST, HALF.replace("raise ValueError", "raise KeyError")),
+    (PYTEST, HALF.replace("self.value = value", "self.value = 4")),
+    (PYTEST, HALF.replace("self.value + by", "3 + 1")), (UNITTEST, HALF.replace("x / 2", "2")),
+    (UNITTEST, HALF.replace("raise ValueError", "print")),
+])  # fmt: skip
 def test_each_test_of_pytest_and_unittest_can_fail(sandbox: Sandbox, test: str, wrong: str) -> None:
     assert judge(sandbox, wrong, Assertions.parse({"test": test}), CodeOptions(), 10.0).passed == 0

@@ -67,18 +67,15 @@ def test_a_template_of_a_file_takes_the_place_of_the_tokenizers(tmp_path: Path) 
     assert saved.chat_template == tokenizer.chat_template
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("{% for %}", r"other\.jinja: it cannot render a message"),
-        ("{{ 1 // 0 }}", r"other\.jinja: it cannot render a message \(.*division"),
-        ("{% include 'x' %}", r"other\.jinja: it cannot render a message"),
-        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", r"it cannot render a message \(.*recursion"),
-        ("", r"other\.jinja: it leaves the message of the user out"),
-        ("{{ bos_token }}", r"leaves the message of the user out"),
-        (None, r"model\.chat_template=.*other\.jinja: no such file .*give a file of Jinja, or none"),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("{% for %}", r"other\.jinja: it cannot render a message"),
+    ("{{ 1 // 0 }}", r"other\.jinja: it cannot render a message \(.*division"),
+    ("{% include 'x' %}", r"other\.jinja: it cannot render a message"),
+    ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", r"it cannot render a message \(.*recursion"),
+    ("", r"other\.jinja: it leaves the message of the user out"),
+    ("{{ bos_token }}", r"leaves the message of the user out"),
+    (None, r"model\.chat_template=.*other\.jinja: no such file .*give a file of Jinja, or none"),
+])  # fmt: skip
 def test_a_file_that_is_no_template_is_refused(text: str | None, expected: str, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "other.jinja").write_text(text)
@@ -110,22 +107,14 @@ def test_a_text_that_is_a_prompt_begins_once() -> None:
     assert [token for token in bare if token != tokenizer.bos_token_id] == begun[1:]
 
 
-@pytest.mark.parametrize(
-    ("messages", "expected"),
-    [
-        ((SYSTEM, ASKED), r"\(system, user\): System role not supported; env\.system_prompt='' leaves"),
-        ((ASKED, ASKED), r"\(user, user\): Conversation roles must alternate; join messages of one role"),
-    ],
-)
-def test_a_template_that_refuses_roles_says_which_row_and_what_helps(
-    messages: tuple[dict[str, Any], ...], expected: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("messages", "expected"), [
+    ((SYSTEM, ASKED), r"\(system, user\): System role not supported; env\.system_prompt='' leaves"),
+    ((ASKED, ASKED), r"\(user, user\): Conversation roles must alternate; join messages of one role"),
+])  # fmt: skip
+def test_roles_that_are_refused(messages: tuple[dict[str, Any], ...], expected: str, tmp_path: Path) -> None:
     tokenizer = with_template(tmp_path, STRICT)
     rows = [example(ASKED)] * 3 + [Example(messages, "2", 7)]
-    with pytest.raises(
-        ConfigError,
-        match=rf"^row 7: the chat template refuses its messages {expected}.*model\.chat_template=FILE$",
-    ):
+    with pytest.raises(ConfigError, match=rf"^row 7: .* {expected}.*model\.chat_template=FILE$"):
         check_prompts(tokenizer, rows, "jsonl")
     check_prompts(tokenizer, rows[:3], "jsonl")
 
@@ -138,19 +127,14 @@ def test_a_template_that_refuses_what_a_call_holds_is_found_before_a_run(tmp_pat
     single = example(ASKED, CALLED, RESULT)
     double = Example((ASKED, CALLED | {"tool_calls": CALLED["tool_calls"] * 2}, RESULT), "2", 7)
     check_prompts(tokenizer, [single], "jsonl")
-    with pytest.raises(
-        ConfigError, match=r"^row 7: the chat template refuses .*zero; mend or remove the row"
-    ):
+    with pytest.raises(ConfigError, match=r"^row 7: .*zero; mend or remove the row"):
         check_prompts(tokenizer, [single, double], "jsonl")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ("c.function.arguments | tojson", 'add({"a": "<eos>"})'),
-        ("'' + c.function.arguments", 'add({"a": "<eos>"})'),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "expected"), [
+    ("c.function.arguments | tojson", 'add({"a": "<eos>"})'),
+    ("'' + c.function.arguments", 'add({"a": "<eos>"})'),
+])  # fmt: skip
 def test_tools_and_calls_reach_the_template(arguments: str, expected: str, tmp_path: Path) -> None:
     tokenizer = with_template(tmp_path, CALLING.replace("ARGUMENTS", arguments))
     tools = ({"type": "function", "function": {"name": "add"}},)
@@ -180,17 +164,12 @@ def test_a_prefill_is_part_of_the_prompt_and_text() -> None:
     assert tokenizer.decode(hostile[len(bare) :]) == "<eos>"
 
 
-@pytest.mark.parametrize(
-    ("prompt", "prefill", "expected"),
-    [
-        ("<user>1+1=<assistant>", "", ""),
-        ("<user>1+1=<assistant><think>\n", "", "<think>\n"),
-        ("<user>Write <think>.<assistant>", "", ""),
-        ("<assistant><think>\n\n</think>\n\n", "", ""),
-        ("<assistant><think>\nWell, ", "Well, ", "<think>\nWell, "),
-        ("<assistant>So <think>", "So <think>", "So <think>"),
-    ],
-)
+@pytest.mark.parametrize(("prompt", "prefill", "expected"), [
+    ("<user>1+1=<assistant>", "", ""), ("<user>1+1=<assistant><think>\n", "", "<think>\n"),
+    ("<user>Write <think>.<assistant>", "", ""), ("<assistant><think>\n\n</think>\n\n", "", ""),
+    ("<assistant><think>\nWell, ", "Well, ", "<think>\nWell, "),
+    ("<assistant>So <think>", "So <think>", "So <think>"),
+])  # fmt: skip
 def test_an_answer_that_the_prompt_begins(prompt: str, prefill: str, expected: str) -> None:
     assert answer_prefill(prompt, prefill) == expected
 

@@ -1,8 +1,8 @@
 """The code reward: what is extracted, what its tests decide, and that no program can talk itself right."""
 
 import json
-import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from envs.sandbox.sandbox import Run, Sandbox, SandboxError
 from envs.task import Completion, Task, make_task
 from envs.verifiers import code
 from envs.verifiers.code import CodeOptions, CodeResult, Tests, extract_code, judge
+from tests.envs.sandboxes import NEEDS_LINUX
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
+pytestmark = NEEDS_LINUX
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
@@ -43,28 +44,16 @@ def score(judged: Task, program: str, row: int) -> float:
     return judged.reward(Completion(fenced(program)), judged.examples("train")[row]).score
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (fenced("print(1)"), "print(1)\n"),
-        (fenced("print(0)") + fenced("print(1)"), "print(1)\n"),
-        (fenced("print(1)", "Python"), "print(1)\n"),
-        (fenced("print(1)", "py") + "```\noutput\n```", "print(1)\n"),
-        ("```python\nprint(1)\n", "print(1)\n"),
-        ("1. so:\n   ```python\n   pass\n   ```", "   pass\n"),
-        (fenced("print('''```''')"), "print('''```''')\n"),
-        (fenced("print(1)", "cpp"), None),
-        ("```\nprint(1)\n```", None),
-        ("```python\n```", None),
-        ("print(1)", "print(1)"),
-        ("def f(x):\n    return x\n", "def f(x):\n    return x\n"),
-        ("Yes", None),
-        ("12", None),
-        ("The answer is f(x).", None),
-        ("a ```python in a line", None),
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    (fenced("print(1)"), "print(1)\n"), (fenced("print(0)") + fenced("print(1)"), "print(1)\n"),
+    (fenced("print(1)", "Python"), "print(1)\n"),
+    (fenced("print(1)", "py") + "```\noutput\n```", "print(1)\n"), ("```python\nprint(1)\n", "print(1)\n"),
+    ("1. so:\n   ```python\n   pass\n   ```", "   pass\n"),
+    (fenced("print('''```''')"), "print('''```''')\n"), (fenced("print(1)", "cpp"), None),
+    ("```\nprint(1)\n```", None), ("```python\n```", None), ("print(1)", "print(1)"),
+    ("def f(x):\n    return x\n", "def f(x):\n    return x\n"), ("Yes", None), ("12", None),
+    ("The answer is f(x).", None), ("a ```python in a line", None), ("", None),
+])  # fmt: skip
 def test_the_last_python_block_is_the_program(text: str, expected: str | None) -> None:
     assert extract_code(text) == expected
 
@@ -72,12 +61,8 @@ def test_the_last_python_block_is_the_program(text: str, expected: str | None) -
 def test_rows_of_every_form_are_read() -> None:
     examples = task().examples("train")
     assert [Tests.parse(example.answer).function for example in examples] == [
-        None,
-        "mean",
-        None,
-        "pairs",
-        None,
-    ]
+        None, "mean", None, "pairs", None,
+    ]  # fmt: skip
     assert all(example.messages[0]["content"].startswith("Solve the programming") for example in examples)
     assert examples[4].answer == {"inputs": ["1\n", "2\n"], "outputs": ["3.141592653\n", "12.566370614\n"]}
     named = find_reward("code")
@@ -114,11 +99,6 @@ for _ in range(int(input())):
     print((a + c) % 2)
 """,
     "code_contests_test-51": "for _ in range(int(input())):\n    n = int(input())\n    print(1 - n, n)",
-    "code_contests_test-52": """
-for _ in range(int(input())):
-    n, k = map(int, input().split())
-    print(sum(pow(n, bit, 10**9 + 7) for bit in range(31) if k >> bit & 1) % (10**9 + 7))
-""",
     "code_contests_test-26": """
 import sys
 ns = list(map(int, sys.stdin.read().split()))[1:]
@@ -128,24 +108,6 @@ for i in range(3, 2 * max(ns) + 1):
     answers[i / 2] = value
 for n in ns:
     print(answers[n])
-""",
-    "code_contests_test-3": """
-s = input()
-count = 0
-for x in range(10) if "X" in s else [0]:
-    states = {("", False): 1}
-    for place, c in enumerate(s):
-        digits = range(10) if c == "_" else [x] if c == "X" else [int(c)]
-        after = {}
-        for (tail, _), ways in states.items():
-            for d in digits:
-                if place == 0 and d == 0 and len(s) > 1:
-                    continue
-                key = ((tail + str(d))[-2:], True)
-                after[key] = after.get(key, 0) + ways
-        states = after
-    count += sum(ways for (tail, _), ways in states.items() if int(tail) % 25 == 0)
-print(count)
 """,
 }
 
@@ -210,13 +172,11 @@ FORGED_RESULTS = [
     "import os\nos.write(3, b'3')\ndef add(a, b): return ''",
     "class E(int):\n    __eq__ = lambda s, o: True\ndef add(a, b): return E(4)",
     "import json\njson.dumps = lambda *a: 'true'\ndef add(a, b): return 0",
-    "def add(a, b): raise SystemExit(0)",
-    "def add(a, b):\n    import os\n    os._exit(0)",
+    "def add(a, b): raise SystemExit(0)", "def add(a, b):\n    import os\n    os._exit(0)",
     "def add(a, b): return [[]] * 10 ** 9",
     "def add(a, b):\n    r = []\n    for _ in range(10 ** 5): r = [r]\n    return r",
-    "def add(a, b): return 10 ** 10 ** 5",
-    "add = 3",
-]
+    "def add(a, b): return 10 ** 10 ** 5", "add = 3",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("program", FORGED_RESULTS)
@@ -270,53 +230,38 @@ def test_a_failing_sandbox_is_an_error_and_no_verdict(monkeypatch: pytest.Monkey
 def test_the_reward_service_judges_code() -> None:
     judged = task(reward_workers=1, options={"test_seconds": 1}, reward_timeout_s=20.0)
     examples = judged.examples("train")
-    service = RewardService(judged, judged.env)
-    try:
+    with closing(RewardService(judged, judged.env)) as service:
         texts = [
-            fenced(RIGHT[0]),
-            fenced("while True: pass"),
-            fenced("import os\nos.kill(os.getppid(), 9)"),
-            "?",
-        ]
+            fenced(RIGHT[0]), fenced("while True: pass"), fenced("import os\nos.kill(os.getppid(), 9)"), "?",
+        ]  # fmt: skip
         scored = service.score([Completion(text) for text in texts], [examples[0]] * len(texts))
-    finally:
-        service.close()
     assert [each.score for each in scored] == [1.0, 0.0, 0.0, 0.0]
     assert [each.outcome for each in scored] == ["scored", "scored", "scored", "invalid"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tests": 3}, r"env\.options\.tests: the code task knows test_seconds"),
-        ({"test_seconds": 9}, r"env\.options\.test_seconds=9: must be above 0 and at most 8"),
-        ({"memory_mib": 1}, r"env\.options\.memory_mib=1"),
-        ({"credit": "some"}, r"env\.options\.credit='some': choose one of all, share"),
-        ({"comparison": "loose"}, r"env\.options\.comparison='loose': choose one of default, coati"),
-        ({"max_tests": 0}, r"env\.options\.max_tests=0: must be at least 1"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"tests": 3}, r"env\.options\.tests: the code task knows test_seconds"),
+    ({"test_seconds": 9}, r"env\.options\.test_seconds=9: must be above 0 and at most 8"),
+    ({"memory_mib": 1}, r"env\.options\.memory_mib=1"),
+    ({"credit": "some"}, r"env\.options\.credit='some': choose one of all, share"),
+    ({"comparison": "loose"}, r"env\.options\.comparison='loose': choose one of default, coati"),
+    ({"max_tests": 0}, r"env\.options\.max_tests=0: must be at least 1"),
+])  # fmt: skip
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         task(options=options)
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
-        ({"inputs": [], "outputs": []}, "0 inputs and 0 outputs"),
-        ({"inputs": [1], "outputs": ["1"]}, "must be text"),
-        ({"test_cases": [1]}, "tests must be"),
-        ({"test_cases": "{"}, "not valid JSON"),
-        ({"test_cases": {"inputs": [1], "outputs": [1], "fn_name": "f"}}, "lists of arguments"),
-        (
-            {"test_cases": {"inputs": [[1]], "outputs": [1], "fn_name": "os.system"}},
-            "not the name of a function",
-        ),
-        ({"answer": "3"}, "tests must be"),
-    ],
-)
+@pytest.mark.parametrize(("row", "message"), [
+    ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
+    ({"inputs": [], "outputs": []}, "0 inputs and 0 outputs"),
+    ({"inputs": [1], "outputs": ["1"]}, "must be text"),
+    ({"test_cases": [1]}, "tests must be"),
+    ({"test_cases": "{"}, "not valid JSON"),
+    ({"test_cases": {"inputs": [1], "outputs": [1], "fn_name": "f"}}, "lists of arguments"),
+    ({"test_cases": {"inputs": [[1]], "outputs": [1], "fn_name": "os.system"}}, "not the name of a function"),
+    ({"answer": "3"}, "tests must be"),
+])  # fmt: skip
 def test_wrong_rows_are_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"problem": "p", **row}) + "\n")
@@ -331,6 +276,7 @@ DIFFERENCES = {
 }
 
 
+@pytest.mark.long
 def test_recorded_verdicts_of_another_grader_are_reproduced() -> None:
     path = SHARED / "golden" / "code.json"
     if not path.exists():
@@ -363,6 +309,7 @@ def test_recorded_verdicts_of_another_grader_are_reproduced() -> None:
     assert compared == len(rows) - 2 * len(DIFFERENCES)
 
 
+@pytest.mark.long
 def test_the_default_is_right_wherever_right_is_known() -> None:
     path = SHARED / "golden" / "code.json"
     if not path.exists():

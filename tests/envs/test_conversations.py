@@ -16,19 +16,13 @@ from envs.task import Example, make_task
 from tests.logged import Logged
 
 ASKED = {"role": "user", "content": "1+1="}
-CALL = {
-    "id": "call_1",
-    "type": "function",
-    "function": {"name": "add", "arguments": '{"a": 1, "b": 1}'},
-}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 1}'}}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 VERL = {
-    "data_source": "openai/gsm8k",
-    "prompt": [ASKED],
-    "ability": "math",
+    "data_source": "openai/gsm8k", "prompt": [ASKED], "ability": "math",
     "reward_model": {"style": "rule", "ground_truth": "2"},
     "extra_info": {"index": 0, "answer": "1+1=2", "split": "train"},
-}
+}  # fmt: skip
 OWN_REWARD = "tests.envs.several_rewards:brief"
 
 
@@ -97,20 +91,12 @@ def test_the_columns_of_prompt_and_answer_can_be_named(tmp_path: Path) -> None:
     assert example.answer == "3"
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        (
-            "reward_model.gold",
-            r"rows:1: no 'reward_model\.gold': 'reward_model' has no 'gold', it has style, ground",
-        ),
-        ("reward_model.style.x", r"'reward_model\.style' has no 'x', it is 'rule'"),
-        ("solution", r"rows:1: no column 'solution'; it has ability"),
-    ],
-)
-def test_an_answer_that_is_not_there_is_named_with_what_there_is(
-    path: str, expected: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("path", "expected"), [
+    ("reward_model.gold", r"rows:1: no 'reward_model\.gold': 'reward_model' has no 'gold', it has style, ground"),
+    ("reward_model.style.x", r"'reward_model\.style' has no 'x', it is 'rule'"),
+    ("solution", r"rows:1: no column 'solution'; it has ability"),
+])  # fmt: skip
+def test_an_answer_that_is_not_there_is_named(path: str, expected: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=expected):
         read(tmp_path, VERL, options={"answer": path})
 
@@ -173,31 +159,23 @@ def test_calls_and_results_of_tools_are_kept(tmp_path: Path) -> None:
     assert as_text.tools == (TOOL,)
 
 
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, r"a part of the type 'image'"),
-        ({"prompt": [{"role": "user", "content": 3}]}, r"messages whose content is text, it is 3"),
-        ({"prompt": [{"content": "a"}]}, r'"prompt" must be \{"role"'),
-        ({"prompt": [ASKED, {"role": "assistant", "content": "a"}]}, r'its beginning into "prefill"'),
-        (
-            {"prompt": [{"role": "assistant", "content": "", "tool_calls": "add"}, ASKED]},
-            r'"tool_calls" must be',
-        ),
-        ({"prompt": [ASKED], "tools": "[1]"}, r"column 'tools' must be a list of schemas, it is \[1\]"),
-        ({"prompt": [ASKED], "tools": "[1"}, r"column 'tools': not valid JSON"),
-        ({"prompt": [ASKED], "prefill": 3}, r"column 'prefill' must be text, it is 3"),
-        ({"prompt": [ASKED], "tools": '[{"name": "\\ud83d"}]'}, r"column 'tools' has half a character"),
-        ({"prompt": [ASKED], "tools": "[" * 900 + "]" * 900}, r"column 'tools' is nested deeper"),
-        ({"prompt": [called('{"a": "\\ud83d"}'), ASKED]}, r"the arguments of a call has half a character"),
-        ({"prompt": str([ASKED])}, r"messages in Python's notation, .*; write JSON"),
-        ({"prompt": [ASKED], "reward_model": '{"ground_truth": NaN}'}, r"NaN is no JSON"),
-        ({"prompt": [ASKED], "reward_model": '{"ground_truth": "\\ud83d"}'}, r"has half a character"),
-    ],
-)
-def test_what_is_no_conversation_is_refused_with_its_row(
-    row: dict[str, Any], expected: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("row", "expected"), [
+    ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, r"a part of the type 'image'"),
+    ({"prompt": [{"role": "user", "content": 3}]}, r"messages whose content is text, it is 3"),
+    ({"prompt": [{"content": "a"}]}, r'"prompt" must be \{"role"'),
+    ({"prompt": [ASKED, {"role": "assistant", "content": "a"}]}, r'its beginning into "prefill"'),
+    ({"prompt": [{"role": "assistant", "content": "", "tool_calls": "add"}, ASKED]}, r'"tool_calls" must be'),
+    ({"prompt": [ASKED], "tools": "[1]"}, r"column 'tools' must be a list of schemas, it is \[1\]"),
+    ({"prompt": [ASKED], "tools": "[1"}, r"column 'tools': not valid JSON"),
+    ({"prompt": [ASKED], "prefill": 3}, r"column 'prefill' must be text, it is 3"),
+    ({"prompt": [ASKED], "tools": '[{"name": "\\ud83d"}]'}, r"column 'tools' has half a character"),
+    ({"prompt": [ASKED], "tools": "[" * 900 + "]" * 900}, r"column 'tools' is nested deeper"),
+    ({"prompt": [called('{"a": "\\ud83d"}'), ASKED]}, r"the arguments of a call has half a character"),
+    ({"prompt": str([ASKED])}, r"messages in Python's notation, .*; write JSON"),
+    ({"prompt": [ASKED], "reward_model": '{"ground_truth": NaN}'}, r"NaN is no JSON"),
+    ({"prompt": [ASKED], "reward_model": '{"ground_truth": "\\ud83d"}'}, r"has half a character"),
+])  # fmt: skip
+def test_what_is_no_conversation_is_refused(row: dict[str, Any], expected: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"rows:1: .*{expected}"):
         read(tmp_path, row | {"answer": "2"})
 

@@ -41,15 +41,14 @@ def seen(successes: dict[int, float], **settings: Any) -> PromptSource:
 
 
 @pytest.mark.parametrize(
-    ("rule", "worth"),
-    [("learnability", [0.0, 0.1875, 0.25, 0.16]), ("failure", [0.0, 0.25, 0.5, 0.8])],
+    ("rule", "worth"), [("learnability", [0.0, 0.1875, 0.25, 0.16]), ("failure", [0.0, 0.25, 0.5, 0.8])]
 )
 def test_prompts_are_drawn_by_their_own_success_above_a_floor(rule: str, worth: list[float]) -> None:
     """Rows 0 to 2 have 1, 0.75 and 0.5; row 3 was never asked and has the prior, 0.2."""
     successes = {0: 1.0, 1: 0.75, 2: 0.5}
     counts: Counter[int] = Counter()
     prompts = seen(successes, priority=rule, floor=0.2, prior=0.2)
-    for _ in range(20_000):
+    for _ in range(5_000):
         (example,) = draw_from(prompts, 1)
         counts[example.row] += 1
         known = prompts.members[""].asked[example.row]
@@ -66,11 +65,8 @@ def test_the_weight_of_a_draw_is_one_over_its_chance() -> None:
     """Of four rows: 4 x (0.2 / 4 + 0.8 x 0.25 / 0.4375) = 2.0286 for row 2, whose success is 0.5."""
     prompts = seen({0: 1.0, 1: 0.75, 2: 0.5, 3: 0.0}, priority="learnability", floor=0.2)
     expected = {
-        0: 1 / 0.2,
-        1: 1 / (0.2 + 3.2 * 0.1875 / 0.4375),
-        2: 1 / (0.2 + 3.2 * 0.25 / 0.4375),
-        3: 1 / 0.2,
-    }
+        0: 1 / 0.2, 1: 1 / (0.2 + 3.2 * 0.1875 / 0.4375), 2: 1 / (0.2 + 3.2 * 0.25 / 0.4375), 3: 1 / 0.2,
+    }  # fmt: skip
     chooser, chance = prompts.members[""].chooser, random.Random(0)
     found = dict(chooser.next(chance) for _ in range(500))
     assert found == pytest.approx(expected)
@@ -162,10 +158,8 @@ def test_weights_of_sources_follow_their_success_above_a_floor() -> None:
     prompts = mixed(sources="learnability", floor=0.2, window=20)
     drawn_and_judged(prompts, 200, lambda example: SUCCESS[example.source])
     expected = {
-        "easy": 0.2 / 2 + 0.8 * 0.045 / 0.1075,
-        "middling": 0.2 / 4 + 0.8 * 0.0625 / 0.1075,
-        "hard": 0.2 / 4,
-    }
+        "easy": 0.2 / 2 + 0.8 * 0.045 / 0.1075, "middling": 0.2 / 4 + 0.8 * 0.0625 / 0.1075, "hard": 0.2 / 4,
+    }  # fmt: skip
     found = prompts.metrics()
     assert {name: found[f"curriculum/weight/{name}"] for name in SUCCESS} == pytest.approx(expected)
     assert {name: found[f"curriculum/success/{name}"] for name in SUCCESS} == pytest.approx(SUCCESS)

@@ -78,18 +78,15 @@ def rows(*values: Any) -> list[Example]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("values", "settings", "levels", "labels"),
-    [
-        ((3.0, 1.0, 2.0, 1.0), {}, [2, 0, 1, 0], ["1", "2", "3"]),
-        (("Level 10", "Level 9"), {}, [1, 0], ["Level_9", "Level_10"]),
-        ((Decimal("0.5"), 0.25, 1), {"order": "descending"}, [1, 2, 0], ["1", "0.5", "0.25"]),
-        (("hard", "easy", "easy"), {"order": ["easy", "middling", "hard"]}, [1, 0, 0], ["easy", "hard"]),
-        ((1, 2, 3, 4, 5, 6), {"bins": 3}, [0, 0, 1, 1, 2, 2], ["1", "2", "3"]),
-        ((1, 2, 3, 4, 5, 6), {"bins": 2, "order": "descending"}, [1, 1, 1, 0, 0, 0], ["1", "2"]),
-        ((7, 7, 7, 7, 1, 9), {"bins": 3}, [0, 0, 0, 0, 0, 1], ["1", "2"]),
-    ],
-)
+@pytest.mark.parametrize(("values", "settings", "levels", "labels"), [
+    ((3.0, 1.0, 2.0, 1.0), {}, [2, 0, 1, 0], ["1", "2", "3"]),
+    (("Level 10", "Level 9"), {}, [1, 0], ["Level_9", "Level_10"]),
+    ((Decimal("0.5"), 0.25, 1), {"order": "descending"}, [1, 2, 0], ["1", "0.5", "0.25"]),
+    (("hard", "easy", "easy"), {"order": ["easy", "middling", "hard"]}, [1, 0, 0], ["easy", "hard"]),
+    ((1, 2, 3, 4, 5, 6), {"bins": 3}, [0, 0, 1, 1, 2, 2], ["1", "2", "3"]),
+    ((1, 2, 3, 4, 5, 6), {"bins": 2, "order": "descending"}, [1, 1, 1, 0, 0, 0], ["1", "2"]),
+    ((7, 7, 7, 7, 1, 9), {"bins": 3}, [0, 0, 0, 0, 0, 1], ["1", "2"]),
+])  # fmt: skip
 def test_levels_of_a_column(
     values: tuple[Any, ...], settings: dict[str, Any], levels: list[int], labels: list[str]
 ) -> None:
@@ -98,27 +95,20 @@ def test_levels_of_a_column(
     assert (made.of_rows, made.labels) == (levels, labels)
 
 
-@pytest.mark.parametrize(
-    ("values", "settings", "message"),
-    [
-        (("easy", "hard"), {}, r"the value 'easy', in which there is no number .* \('easy', 'hard'\)"),
-        ((1, None), {}, r"column='level' has the value None"),
-        ((1, True), {}, r"the value True"),
-        ((1, float("nan")), {}, r"the value nan"),
-        (("a", "b"), {"order": ["a"]}, r"order=\['a'\] lacks 'b', which column 'level' has \(example 1\)"),
-    ],
-)
-def test_values_without_a_place_are_named(
-    values: tuple[Any, ...], settings: dict[str, Any], message: str
-) -> None:
+@pytest.mark.parametrize(("values", "settings", "message"), [
+    (("easy", "hard"), {}, r"the value 'easy', in which there is no number .* \('easy', 'hard'\)"),
+    ((1, None), {}, r"column='level' has the value None"),
+    ((1, True), {}, r"the value True"),
+    ((1, float("nan")), {}, r"the value nan"),
+    (("a", "b"), {"order": ["a"]}, r"order=\['a'\] lacks 'b', which column 'level' has \(example 1\)"),
+])  # fmt: skip
+def test_values_without_a_place(values: tuple[Any, ...], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_levels(rows(*values), "level", CurriculumConfig(column="level", **settings))
 
 
 def test_a_row_without_the_column_is_named_with_those_it_has() -> None:
-    with pytest.raises(
-        ConfigError, match=r"column='grade': row 0 has no such column; it has level\. Name one"
-    ):
+    with pytest.raises(ConfigError, match=r"column='grade': .*it has level\. Name one"):
         make_levels(rows(1, 2), "grade", CurriculumConfig(column="grade"))
 
 

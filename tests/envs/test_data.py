@@ -27,82 +27,68 @@ def refused(path: Path, expected: str, dataset: str = "jsonl") -> None:
     assert len(str(caught.value)) < 800
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (GOOD.decode().encode("utf-16"), r"UTF-16 text; save it as UTF-8"),
-        (
-            GOOD + '{"prompt": "caf\u00e9", "answer": 2}'.encode("latin-1"),
-            r":2: byte 16 \(0xe9\) is not UTF-8",
-        ),
-        (GOOD + bytes(range(256)), r"rows:2: not valid JSON"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(200), r"rows:1: byte 1 \(0x89\) is not UTF-8"),
-        (b"\x1f\x8b\x08\x00" + bytes(20), r"compressed by gzip; unpack it"),
-        (b"PK\x03\x04" + bytes(20), r"a zip archive; unpack it"),
-        (b"\xff\xff\xff\xffx\x00\x00\x00", r"an Arrow file; save it as parquet"),
-        (b"PAR1 and nothing else", r"cannot be read as parquet"),
-        (b"", r"rows: the file has no rows"),
-        (b"\n \n", r"rows: the file has no rows"),
-        (b"[]", r"rows: the file has no rows"),
-        (GOOD + GOOD[:20], r"rows:2: not valid JSON"),
-        (b"[" + GOOD, r"rows:2: not valid JSON .*mend the file"),
-        (b'[{"prompt": "a", "answer": "\xe9"}]', r"byte 29 \(0xe9\) is not UTF-8"),
-        (GOOD + b"3\n", r"rows:2: a row must be a JSON object, it is 3"),
-        (b'{\n  "prompt": "a"\n}\n', r"rows:1: not valid JSON .*one whole object in each"),
-        (GOOD + b"[" * 100_000, r"rows:2: nested too deep"),
-        (GOOD + b'{"a": ' * 100_000, r"rows:2: nested too deep"),
-        (b"[" * 100_000, r"rows: nested too deep"),
-        (
-            b'{"prompt": "a", "answer": 1, "x": ' + b"[" * 300 + b"]" * 300 + b"}",
-            rf"rows:1: column 'x' is nested deeper than {DEEPEST}",
-        ),
-        (b'{"prompt": "a", "answer": ' + b"7" * 10_000 + b"}", r"rows:1: Exceeds the limit .*mend or remove"),
-        (b'{"prompt": "a", "answer": NaN}', r"rows:1: NaN is no JSON and no number"),
-        (b'{"prompt": "a", "answer": -Infinity}', r"rows:1: -Infinity is no JSON"),
-        (b'{"prompt": "a", "answer": 1e999}', r"rows:1: column 'answer' holds a number that is not finite"),
-        (GOOD + rb'{"prompt": "7+\ud8007=", "answer": 14}', r"rows:2: column 'prompt' has half a character"),
-        (rb'{"prompt": "a", "answer": "\udc00"}', r"rows:1: column 'answer' has half a character"),
-        (
-            rb'{"prompt": "a", "answer": 1, "x": {"y": ["\ud83d"]}}',
-            r"rows:1: column 'x' has half a character",
-        ),
-        (rb'{"prompt": "a", "answer": 1, "\ud83d": 0}', r"rows:1: column '\\ud83d' has half a character"),
-    ],
-)
+@pytest.mark.parametrize(("content", "expected"), [
+    (GOOD.decode().encode("utf-16"), r"UTF-16 text; save it as UTF-8"),
+    (GOOD + '{"prompt": "caf\u00e9", "answer": 2}'.encode("latin-1"), r":2: byte 16 \(0xe9\) is not UTF-8"),
+    (GOOD + bytes(range(256)), r"rows:2: not valid JSON"),
+    (b"\x89PNG\r\n\x1a\n" + bytes(200), r"rows:1: byte 1 \(0x89\) is not UTF-8"),
+    (b"\x1f\x8b\x08\x00" + bytes(20), r"compressed by gzip; unpack it"),
+    (b"PK\x03\x04" + bytes(20), r"a zip archive; unpack it"),
+    (b"\xff\xff\xff\xffx\x00\x00\x00", r"an Arrow file; save it as parquet"),
+    (b"PAR1 and nothing else", r"cannot be read as parquet"),
+    (b"", r"rows: the file has no rows"),
+    (b"\n \n", r"rows: the file has no rows"),
+    (b"[]", r"rows: the file has no rows"),
+    (GOOD + GOOD[:20], r"rows:2: not valid JSON"),
+    (b'{"question": "a", "answer": "b"}', r"rows:1: no column 'prompt'; it has answer, question"),
+    (b'{"prompt": "a"}', r"rows:1: no column 'answer'; it has prompt"),
+    (b"[" + GOOD, r"rows:2: not valid JSON .*mend the file"),
+    (b'[{"prompt": "a", "answer": "\xe9"}]', r"byte 29 \(0xe9\) is not UTF-8"),
+    (GOOD + b"3\n", r"rows:2: a row must be a JSON object, it is 3"),
+    (b'{\n  "prompt": "a"\n}\n', r"rows:1: not valid JSON .*one whole object in each"),
+    (GOOD + b"[" * 100_000, r"rows:2: nested too deep"),
+    (GOOD + b'{"a": ' * 100_000, r"rows:2: nested too deep"),
+    (b"[" * 100_000, r"rows: nested too deep"),
+    (
+        b'{"prompt": "a", "answer": 1, "x": ' + b"[" * 300 + b"]" * 300 + b"}",
+        rf"rows:1: column 'x' is nested deeper than {DEEPEST}",
+    ),
+    (b'{"prompt": "a", "answer": ' + b"7" * 10_000 + b"}", r"rows:1: Exceeds the limit .*mend or remove"),
+    (b'{"prompt": "a", "answer": NaN}', r"rows:1: NaN is no JSON and no number"),
+    (b'{"prompt": "a", "answer": -Infinity}', r"rows:1: -Infinity is no JSON"),
+    (b'{"prompt": "a", "answer": 1e999}', r"rows:1: column 'answer' holds a number that is not finite"),
+    (GOOD + rb'{"prompt": "7+\ud8007=", "answer": 14}', r"rows:2: column 'prompt' has half a character"),
+    (rb'{"prompt": "a", "answer": "\udc00"}', r"rows:1: column 'answer' has half a character"),
+    (rb'{"prompt": "a", "answer": 1, "x": {"y": ["\ud83d"]}}', r"rows:1: column 'x' has half a character"),
+    (rb'{"prompt": "a", "answer": 1, "\ud83d": 0}', r"rows:1: column '\\ud83d' has half a character"),
+])  # fmt: skip
 def test_a_broken_file_is_named_with_its_line(content: bytes, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "rows"
     path.write_bytes(content)
     refused(path, expected)
 
 
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        ({"answer": ""}, r"column 'answer' is empty"),
-        ({"answer": " \n"}, r"column 'answer' is empty"),
-        ({"answer": True}, r"column 'answer' must be text or a number, it is True"),
-        ({"answer": None}, r"column 'answer' must be text or a number, it is None"),
-        ({"answer": {"x": 1}}, r"column 'answer' must be text or a number"),
-        ({"prompt": 3}, r"column 'prompt' must be a non-empty string, it is 3"),
-        ({"prompt": ["a" * 100_000]}, r'"prompt" must be \{"role".* or a list of them, it has .aaa'),
-        ({"messages": "hello"}, r'"messages" must be'),
-        ({"messages": []}, r'"messages" must be'),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, r'"messages" must be'),
-        (
-            {"messages": [{"role": "human", "content": "a"}]},
-            r"the role 'human'; known: system, developer, user",
-        ),
-        (
-            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
-            r"the last of \"messages\" is of the assistant, .*end with one of the user",
-        ),
-        ({"messages": {"role": "system", "content": "a"}}, r"the last of \"messages\" is of the system"),
-        ({"messages": {"role": "user", "content": " "}}, r"the last of \"messages\" is empty"),
-    ],
-)
-def test_a_row_that_asks_or_answers_nothing_is_refused(
-    row: dict[str, Any], expected: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("row", "expected"), [
+    ({"answer": ""}, r"column 'answer' is empty"),
+    ({"answer": " \n"}, r"column 'answer' is empty"),
+    ({"answer": True}, r"column 'answer' must be text or a number, it is True"),
+    ({"answer": None}, r"column 'answer' must be text or a number, it is None"),
+    ({"answer": {"x": 1}}, r"column 'answer' must be text or a number"),
+    ({"prompt": ""}, r"column 'prompt' must be a non-empty string"),
+    ({"prompt": 3}, r"column 'prompt' must be a non-empty string, it is 3"),
+    ({"prompt": ["a" * 100_000]}, r'"prompt" must be \{"role".* or a list of them, it has .aaa'),
+    ({"messages": "hello"}, r'"messages" must be'),
+    ({"messages": []}, r'"messages" must be'),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, r'"messages" must be'),
+    ({"messages": [{"role": "human", "content": "a"}]}, r"the role 'human'; known: system, developer, user"),
+    (
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+        r"the last of \"messages\" is of the assistant, .*end with one of the user",
+    ),
+    ({"messages": {"role": "system", "content": "a"}}, r"the last of \"messages\" is of the system"),
+    ({"messages": {"role": "user", "content": " "}}, r"the last of \"messages\" is empty"),
+])  # fmt: skip
+def test_an_empty_or_odd_row_is_refused(row: dict[str, Any], expected: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(GOOD + json.dumps({"prompt": "a", "answer": "b"} | row).encode())
     refused(path, rf"rows\.jsonl:2: .*{expected}")
@@ -120,15 +106,12 @@ def parquet(path: Path, **columns: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("column", "expected"),
-    [
-        ([b"1", b"\xff\xfe"], r"\[0\]: column 'answer' holds bytes, which are no text"),
-        (numpy.array([1.0, numpy.nan]), r"\[1\]: column 'answer' holds a number that is not finite"),
-        ([True, False], r"\[0\]: column 'answer' must be text or a number"),
-        ([["1", "2"], ["2", "3"]], r"\[0\]: column 'answer' must be text or a number"),
-    ],
-)
+@pytest.mark.parametrize(("column", "expected"), [
+    ([b"1", b"\xff\xfe"], r"\[0\]: column 'answer' holds bytes, which are no text"),
+    (numpy.array([1.0, numpy.nan]), r"\[1\]: column 'answer' holds a number that is not finite"),
+    ([True, False], r"\[0\]: column 'answer' must be text or a number"),
+    ([["1", "2"], ["2", "3"]], r"\[0\]: column 'answer' must be text or a number"),
+])  # fmt: skip
 def test_what_parquet_can_hold_and_no_answer_can_be(column: Any, expected: str, tmp_path: Path) -> None:
     refused(parquet(tmp_path / "rows.parquet", prompt=["a", "b"], answer=column), expected)
 
@@ -162,62 +145,35 @@ def test_text_in_parquet_that_is_none_is_named_by_its_row(tmp_path: Path) -> Non
     )
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("nowhere.jsonl", r"env\.data_files=nowhere\.jsonl: no such file \(looked from "),
-        ("/", r"env\.data_files=/: a folder, not a file"),
-        ([], r"env\.data_files=\[\]: no file"),
-        ("", r"env\.data_files='': no file"),
-        ({1: "rows.jsonl"}, r"env\.data_files has 1 and no file for env\.split=train"),
-        ({"train": 3}, r"env\.data_files=3: give the path of a file"),
-        ({"train": None}, r"env\.data_files=None: give the path of a file"),
-        ([None], r"env\.data_files=\[None\]: give the path"),
-        (7, r"env\.data_files=7: give the path"),
-    ],
-)
+@pytest.mark.parametrize(("given", "expected"), [
+    ("nowhere.jsonl", r"env\.data_files=nowhere\.jsonl: no such file \(looked from "),
+    ("/", r"env\.data_files=/: a folder, not a file"),
+    ([], r"env\.data_files=\[\]: no file"),
+    ("", r"env\.data_files='': no file"),
+    ({1: "rows.jsonl"}, r"env\.data_files has 1 and no file for env\.split=train"),
+    ({"train": 3}, r"env\.data_files=3: give the path of a file"),
+    ({"train": None}, r"env\.data_files=None: give the path of a file"),
+    ([None], r"env\.data_files=\[None\]: give the path"),
+    (7, r"env\.data_files=7: give the path"),
+])  # fmt: skip
 def test_files_that_are_none_are_named(given: Any, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         make_task(EnvConfig(dataset="jsonl", data_files=given)).examples("train")
 
 
-WRONG: tuple[Any, ...] = (
-    None,
-    True,
-    3,
-    0.5,
-    "",
-    "\x00",
-    "text",
-    [],
-    [None],
-    [1],
-    {},
-    {"a": 1},
-    [{"role": "user"}],
-)
+WRONG: list[Any] = [None, True, 3, 0.5, "", "\x00", "text", [], [None], [1], {}, {"a": 1}, [{"role": "user"}]]
 COLUMNS = {
-    "jsonl": ("prompt", "messages", "answer", "test_cases"),
-    "gsm8k": ("question", "answer"),
-    "math": ("problem", "answer", "solution"),
-    "aime": ("problem", "answer"),
-    "dapo_math": ("prompt", "answer", "reward_model"),
-    "ifeval": ("prompt", "instruction_id_list", "kwargs"),
+    "jsonl": ("prompt", "messages", "answer", "test_cases"), "gsm8k": ("question", "answer"),
+    "math": ("problem", "answer", "solution"), "aime": ("problem", "answer"),
+    "dapo_math": ("prompt", "answer", "reward_model"), "ifeval": ("prompt", "instruction_id_list", "kwargs"),
     "code": ("problem", "inputs", "outputs", "fn_name", "test_cases", "public_tests"),
-}
+}  # fmt: skip
 RIGHT = {
-    "messages": {"role": "user", "content": "1+1="},
-    "answer": "#### 2",
-    "solution": r"\boxed{2}",
-    "reward_model": {"ground_truth": "2"},
-    "instruction_id_list": ["punctuation:no_comma"],
-    "kwargs": [{}],
-    "inputs": ["1"],
-    "outputs": ["1"],
-    "fn_name": None,
-    "test_cases": {"inputs": ["1"], "outputs": ["1"]},
+    "messages": {"role": "user", "content": "1+1="}, "answer": "#### 2", "solution": r"\boxed{2}",
+    "reward_model": {"ground_truth": "2"}, "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}],
+    "inputs": ["1"], "outputs": ["1"], "fn_name": None, "test_cases": {"inputs": ["1"], "outputs": ["1"]},
     "public_tests": {"input": ["1"], "output": ["1"]},
-}
+}  # fmt: skip
 
 
 def said(dataset: str, path: Path) -> str:
@@ -243,19 +199,15 @@ def test_no_column_of_a_wrong_type_gives_a_traceback(dataset: str, tmp_path: Pat
             assert f"{path}:1" in said(dataset, path), (column, value)
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (b"\xff\xfe{\x00", "UTF-16 text"),
-        (b"\xe9", r"samples:1: byte 1 \(0xe9\) is not UTF-8"),
-        (rb'{"row": 0, "completion": "\ud800"}', r"samples:1: column 'completion' has half a character"),
-        (b'{"row": 0, "completion": "a", "num_tokens": "many"}', r"samples:1: num_tokens='many'"),
-        (b'{"row": 0, "completion": "a", "num_tokens": NaN}', r"samples:1: NaN is no JSON"),
-        (b'{"row": true, "completion": "a"}', r"samples:1: row True is not among the 1 prompts"),
-        (b"[" * 100_000, r"samples: nested too deep"),
-        (b"", r"samples: the file has no lines"),
-    ],
-)
+@pytest.mark.parametrize(("content", "expected"), [
+    (b"\xff\xfe{\x00", "UTF-16 text"),
+    (b"\xe9", r"samples:1: byte 1 \(0xe9\) is not UTF-8"),
+    (rb'{"row": 0, "completion": "\ud800"}', r"samples:1: column 'completion' has half a character"),
+    (b'{"row": 0, "completion": "a", "num_tokens": "many"}', r"samples:1: num_tokens='many'"),
+    (b'{"row": 0, "completion": "a", "num_tokens": NaN}', r"samples:1: NaN is no JSON"),
+    (b'{"row": true, "completion": "a"}', r"samples:1: row True is not among the 1 prompts"),
+    (b"[" * 100_000, r"samples: nested too deep"),
+])  # fmt: skip
 def test_broken_samples_are_named_with_their_line(content: bytes, expected: str, tmp_path: Path) -> None:
     (tmp_path / "rows").write_bytes(GOOD)
     (tmp_path / "samples").write_bytes(content)

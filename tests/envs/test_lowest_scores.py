@@ -1,6 +1,7 @@
 """Invalid completions never score above a wrong one, whatever a reward gives."""
 
 from collections.abc import Sequence
+from contextlib import closing
 
 import pytest
 
@@ -93,25 +94,18 @@ def test_an_invalid_completion_is_no_success(score: float) -> None:
 def test_a_declared_minimum_is_given_by_the_service() -> None:
     env = EnvConfig(dataset="arithmetic", reward=[f"{HERE}:least", f"{HERE}:judge"], reward_workers=1)
     task = make_task(env)
-    service = RewardService(task, env)
-    try:
+    with closing(RewardService(task, env)) as service:
         marked = Completion("", control_tokens=True)
         (verdict,) = service.score([marked], task.examples("train")[:1])
-    finally:
-        service.close()
     assert (verdict.outcome, verdict.score) == ("invalid", -6.5)
 
 
 @pytest.mark.parametrize("in_process", [True, False])
 def test_a_judge_that_says_invalid_itself_gives_no_more_than_the_minimum(in_process: bool) -> None:
-    reward = "tests.envs.users_rewards:invalid_five"
-    env = EnvConfig(dataset="arithmetic", reward=reward, reward_workers=1)
-    service = RewardService(make_task(env), env)
-    if in_process:
-        service.close()
-        service._pool = None
-    try:
+    env = EnvConfig(dataset="arithmetic", reward=f"{HERE}:invalid_five", reward_workers=1)
+    with closing(RewardService(make_task(env), env)) as service:
+        if in_process:
+            service.close()
+            service._pool = None
         (verdict,) = service.score([Completion("2")], make_task(env).examples("train")[:1])
-    finally:
-        service.close()
     assert (verdict.outcome, verdict.score, verdict.success) == ("invalid", 0.0, 0.0)

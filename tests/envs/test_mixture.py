@@ -2,11 +2,12 @@
 
 import json
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from config.env import DifficultyConfig, EnvConfig
+from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.judging.service import RewardService
 from envs.prompts import PromptSource
@@ -56,10 +57,9 @@ def test_every_member_is_judged_by_its_own_reward(tmp_path: Path) -> None:
     env = mixture(tmp_path)
     task = make_task(env)
     drawn = draw_from(PromptSource(task.examples("train"), 0, always), 8)
-    service = RewardService(task, env)
-    right = service.score([Completion(example.answer) for example in drawn], drawn)
-    wrong = service.score([Completion("nothing")] * 8, drawn)
-    service.close()
+    with closing(RewardService(task, env)) as service:
+        right = service.score([Completion(example.answer) for example in drawn], drawn)
+        wrong = service.score([Completion("nothing")] * 8, drawn)
     assert [scored.score for scored in right] == [1.0] * 8
     assert [scored.score for scored in wrong] == [0.0] * 8
 
@@ -67,55 +67,30 @@ def test_every_member_is_judged_by_its_own_reward(tmp_path: Path) -> None:
 def test_one_member_that_needs_a_deadline_gives_it_to_the_mixture(tmp_path: Path) -> None:
     file = rows(tmp_path / "mine.jsonl", 5)
     hostile = {"dataset": "jsonl", "data_files": file, "reward": "tests.envs.hostile_rewards:bomb"}
-    env = EnvConfig(
-        dataset="mixture",
-        mixture={"arithmetic": 1, "hostile": hostile},
-        reward_timeout_s=2.0,
-        reward_workers=1,
-    )
+    members = {"arithmetic": 1, "hostile": hostile}
+    env = EnvConfig(dataset="mixture", mixture=members, reward_timeout_s=2.0, reward_workers=1)
     task = make_task(env)
     examples = task.examples("train")
-    service = RewardService(task, env)
-    scored = service.score([Completion(examples[0].answer), Completion("late")], [examples[0], examples[-1]])
-    service.close()
+    said = [Completion(examples[0].answer), Completion("late")]
+    with closing(RewardService(task, env)) as service:
+        scored = service.score(said, [examples[0], examples[-1]])
     assert [s.outcome for s in scored] == ["scored", "invalid"]
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({}, r"needs env\.mixture"),
-        ({"arithmetic": 0}, r"env\.mixture\.arithmetic: weight 0"),
-        ({"nothing": 1}, "'nothing' is not a known task"),
-        ({"arithmetic": {"wieght": 2}}, r"env\.mixture\.arithmetic\.wieght"),
-        ({"arithmetic": float("inf")}, r"env\.mixture\.arithmetic: weight inf"),
-        ({"arithmetic": {"options": 3}}, r"env\.mixture\.arithmetic\.options: .*int"),
-        ({"arithmetic": {"holdout": "half"}}, r"env\.mixture\.arithmetic\.holdout: Value 'half'"),
-        ({"arithmetic": {"dataset": [1]}}, r"env\.mixture\.arithmetic\.dataset: "),
-        ({"a": {"dataset": "mixture"}}, "a mixture cannot be a member of a mixture"),
-    ],
-)
+@pytest.mark.parametrize(("given", "message"), [
+    ({}, r"needs env\.mixture"),
+    ({"arithmetic": 0}, r"env\.mixture\.arithmetic: weight 0"),
+    ({"nothing": 1}, "'nothing' is not a known task"),
+    ({"arithmetic": {"wieght": 2}}, r"env\.mixture\.arithmetic\.wieght"),
+    ({"arithmetic": float("inf")}, r"env\.mixture\.arithmetic: weight inf"),
+    ({"arithmetic": {"options": 3}}, r"env\.mixture\.arithmetic\.options: .*int"),
+    ({"arithmetic": {"holdout": "half"}}, r"env\.mixture\.arithmetic\.holdout: Value 'half'"),
+    ({"arithmetic": {"dataset": [1]}}, r"env\.mixture\.arithmetic\.dataset: "),
+    ({"a": {"dataset": "mixture"}}, "a mixture cannot be a member of a mixture"),
+])  # fmt: skip
 def test_bad_mixtures_are_named(given: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_task(EnvConfig(dataset="mixture", mixture=given))
-
-
-def test_too_easy_prompts_are_skipped_and_come_back() -> None:
-    prompts = PromptSource(
-        numbered_examples(6), 0, always, DifficultyConfig(low=0.1, high=0.9, retry_epochs=2)
-    )
-    first = draw_from(prompts, 6)
-    for example in first:
-        prompts.observe(example, 1.0 if example.row < 2 else 0.5)
-    assert sorted(example.row for example in draw_from(prompts, 8)) == [2, 2, 3, 3, 4, 4, 5, 5]
-    assert sorted(example.row for example in draw_from(prompts, 6)) == list(range(6))
-
-
-def test_when_all_prompts_are_too_easy_all_are_drawn() -> None:
-    prompts = PromptSource(numbered_examples(3), 0, always, DifficultyConfig(high=0.9, retry_epochs=99))
-    for example in draw_from(prompts, 3):
-        prompts.observe(example, 1.0)
-    assert sorted(example.row for example in draw_from(prompts, 3)) == [0, 1, 2]
 
 
 def test_held_out_rows_are_disjoint_and_equal_prompts_stay_together(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from config.errors import ConfigError
 from envs.option_checks import hub_notes, option_problems, row_problems
 from envs.task import make_task
 from run.generation import prompt_problem
-from tests.scripts import configured, ran
+from tests.scripts import configured
 
 BAD = '{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2=", "answer": ""}\n'
 
@@ -25,30 +25,14 @@ def bad(tmp_path: Path) -> str:
     return str(tmp_path / "rows.jsonl")
 
 
-def test_a_plan_ends_as_training_does(bad: str, tmp_path: Path) -> None:
-    said = []
-    for run in ("run=plan", "run=train"):
-        process = ran("grpo.py", tmp_path / run[4:], run, "env.dataset=jsonl", f"env.data_files={bad}")
-        output = process.output
-        said.append((process.returncode, output.strip().splitlines()[-1].strip().removeprefix("error: ")))
-    assert said[0] == said[1]
-    assert said[0][0] == 2 and f"{bad}:2: column 'answer' is empty" in said[0][1]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "problem"),
-    [
-        (("env.dataset=jsonl", "env.data_files={bad}"), "{bad}:2: column 'answer' is empty"),
-        (("eval.sets={{a:{{dataset:jsonl,data_files:{bad}}}}}",), "eval.sets.a: {bad}:2: column"),
-        (
-            ("env.dataset=mixture", "env.mixture={{gsm8k:1,mine:{{dataset:jsonl,data_files:{bad}}}}}"),
-            "{bad}:2: column",
-        ),
-        (("env.dataset=tests.envs.own_code:Failing",), "examples() failed: FileNotFoundError: words.txt"),
-        (("env.curriculum.column=nothing",), "env.curriculum.column='nothing': row"),
-        (("env.dataset=jsonl",), "env.dataset=jsonl reads local files: set env.data_files"),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "problem"), [
+    (("env.dataset=jsonl", "env.data_files={bad}"), "{bad}:2: column 'answer' is empty"),
+    (("eval.sets={{a:{{dataset:jsonl,data_files:{bad}}}}}",), "eval.sets.a: {bad}:2: column"),
+    (("env.dataset=mixture", "env.mixture={{gsm8k:1,mine:{{dataset:jsonl,data_files:{bad}}}}}"), "{bad}:2: column"),
+    (("env.dataset=tests.envs.own_code:Failing",), "examples() failed: FileNotFoundError: words.txt"),
+    (("env.curriculum.column=nothing",), "env.curriculum.column='nothing': row"),
+    (("env.dataset=jsonl",), "env.dataset=jsonl reads local files: set env.data_files"),
+])  # fmt: skip
 def test_rows_are_looked_at(overrides: tuple[str, ...], problem: str, bad: str) -> None:
     config = configured(*(text.format(bad=bad) for text in overrides))
     (found,) = option_problems(config) or row_problems(config)
@@ -56,9 +40,7 @@ def test_rows_are_looked_at(overrides: tuple[str, ...], problem: str, bad: str) 
 
 
 def test_a_weight_of_no_part_is_refused_when_the_task_is_made() -> None:
-    with pytest.raises(
-        ConfigError, match=r"env\.reward_weights\.nopart: the reward of arithmetic has no such part"
-    ):
+    with pytest.raises(ConfigError, match=r"env\.reward_weights\.nopart: .*no such part"):
         make_task(EnvConfig(dataset="arithmetic", reward_weights={"nopart": 1.0}))
 
 
@@ -115,9 +97,7 @@ def test_a_revision_reaches_the_hub(hub: Hub) -> None:
 
 def test_a_revision_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(
-        ConfigError, match=r"openai/gsm8k \(split train, env\.data_revision=abc\) could not be read"
-    ):
+    with pytest.raises(ConfigError, match=r"gsm8k .*env\.data_revision=abc\) could not be read"):
         make_task(EnvConfig(dataset="gsm8k", data_revision="abc")).examples("train")
 
 
@@ -145,23 +125,15 @@ def test_local_files_have_no_revision() -> None:
             make_task(EnvConfig(dataset=dataset, data_files="rows.jsonl", data_revision="abc"))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (("env.max_prompt_tokens=2",), "all 1 prompts are longer than env.max_prompt_tokens"),
-        (
-            ("model.chat_template={strict}", "env.system_prompt=hi"),
-            "row 0: the chat template refuses .*System role not supp",
-        ),
-        (
-            ("eval.sets={{held:{{dataset:jsonl,data_files:{two}}}}}",),
-            "eval.sets.held: all 1 prompts are longer",
-        ),
-    ],
-)
-def test_prompts_that_a_run_refuses_are_refused_by_the_plan(
-    overrides: tuple[str, ...], expected: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("overrides", "expected"), [
+    (("env.max_prompt_tokens=2",), "all 1 prompts are longer than env.max_prompt_tokens"),
+    (
+        ("model.chat_template={strict}", "env.system_prompt=hi"),
+        "row 0: the chat template refuses .*System role not supp",
+    ),
+    (("eval.sets={{held:{{dataset:jsonl,data_files:{two}}}}}",), "eval.sets.held: all 1 prompts are longer"),
+])  # fmt: skip
+def test_the_plan_refuses_prompts_as_a_run(overrides: tuple[str, ...], expected: str, tmp_path: Path) -> None:
     strict = tmp_path / "strict.jinja"
     strict.write_text(
         "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"

@@ -11,15 +11,9 @@ from envs.verifiers.rules import RULES
 
 OPENED, CLOSED = "<think>\n", "<think>\n\n</think>\n\n"
 FORMS = {
-    "math": "\\boxed{2}",
-    "boxed": "\\boxed{2}",
-    "think_answer_tags": "<answer>2</answer>",
-    "gsm8k": "#### 2",
-    "dapo": "Answer: 2",
-    "exact": "2",
-    "last_number": "2",
-    "math_verify": "\\boxed{2}",
-}
+    "math": "\\boxed{2}", "boxed": "\\boxed{2}", "think_answer_tags": "<answer>2</answer>", "gsm8k": "#### 2",
+    "dapo": "Answer: 2", "exact": "2", "last_number": "2", "math_verify": "\\boxed{2}",
+}  # fmt: skip
 
 
 def right(rule: str, completion: Completion, gold: Any = "2") -> bool:

@@ -20,9 +20,7 @@ class _Counting(LetterTokenizer):
 
 
 @pytest.mark.parametrize(("limit", "fits", "tokenized"), [(100, True, 0), (7, True, 1), (5, False, 1)])
-def test_a_prompt_is_tokenized_only_where_its_bytes_do_not_decide(
-    limit: int, fits: bool, tokenized: int
-) -> None:
+def test_a_prompt_is_tokenized_only_where_it_must(limit: int, fits: bool, tokenized: int) -> None:
     tokenizer = _Counting()
     example = Example(({"role": "user", "content": "12+84="},), "96", 0)
     assert PromptLimit(tokenizer, limit)(example) is fits
@@ -41,7 +39,7 @@ class _PerCharacter(LetterTokenizer):
 
 def test_a_prompt_of_megabytes_is_refused_by_its_beginning() -> None:
     tokenizer = _PerCharacter()
-    limit = PromptLimit(tokenizer, 40)  # type: ignore[arg-type]
+    limit = PromptLimit(tokenizer, 40)
     example = Example(({"role": "user", "content": "7" * 50_000_000},), "7", 0)
     assert not limit(example)
     assert limit.told([example]) == ("prompt 1: more than 320 tokens, limit 40", "")
@@ -58,7 +56,7 @@ class _Runs(LetterTokenizer):
 
 
 def test_a_prompt_whose_beginning_is_short_in_tokens_is_measured_whole() -> None:
-    limit = PromptLimit(_Runs(), 40)  # type: ignore[arg-type]
+    limit = PromptLimit(_Runs(), 40)
     fits = Example(({"role": "user", "content": "a" * 100_000 + "b"},), "", 0)
     assert limit(fits)
     beyond = Example(({"role": "user", "content": "a" * 100_000 + "bc" * 20},), "", 0)

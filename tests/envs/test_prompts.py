@@ -74,11 +74,6 @@ def test_an_epoch_that_would_be_empty_is_followed_by_one_of_all_rows() -> None:
             prompts.observe(example, 1.0)
 
 
-def test_when_nothing_fits_it_says_so() -> None:
-    with pytest.raises(ConfigError, match=r"all 10 prompts are longer than env\.max_prompt_tokens"):
-        draw_from(source(longest=1), 1)
-
-
 def test_examples_put_back_come_first_and_survive_a_checkpoint() -> None:
     prompts = PromptQueue(source())
     drawn = [example for _, example in prompts.begin(6)]
@@ -95,7 +90,5 @@ def test_how_long_prompts_are_that_are_all_too_long() -> None:
         lambda example: False,
         told=lambda examples: (f"row {examples[0].row}: 61 tokens", ""),
     )
-    with pytest.raises(
-        ConfigError, match=r"all 3 prompts are longer than env\.max_prompt_tokens \(row 0: 61 tokens\): raise"
-    ):
+    with pytest.raises(ConfigError, match=r"all 3 .*max_prompt_tokens \(row 0: 61 tokens\): raise"):
         draw_from(prompts, 1)

@@ -53,13 +53,8 @@ def test_no_answer_is_run_as_a_program(name: str, tmp_path: Path) -> None:
     assert trace.exists()  # so the library itself runs it
     trace.unlink()
     for text in (
-        code,
-        f"[{code}]",
-        f"1 + {code}",
-        f"sqrt({code})",
-        f"sqrt(x=1, y={code})",
-        f"({code}, 1)[1]",
-    ):
+        code, f"[{code}]", f"1 + {code}", f"sqrt({code})", f"sqrt(x=1, y={code})", f"({code}, 1)[1]",
+    ):  # fmt: skip
         assert score(task, rows[0], text) == 0.0
         assert not trace.exists()
 
@@ -159,11 +154,7 @@ def test_the_right_answer_has_full_marks(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [
-        ("gsm_symbolic", "{} eggs, that is {}"),
-        ("word_sorting", " {} "),
-        ("letter_jumble", "  {}"),
-    ],
+    [("gsm_symbolic", "{} eggs, that is {}"), ("word_sorting", " {} "), ("letter_jumble", "  {}")],
 )
 def test_words_around_the_right_answer_may_stay(name: str, text: str) -> None:
     task, rows = puzzles(name)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -38,32 +39,16 @@ def judged(env: EnvConfig, completion: Completion) -> Result:
     return judged_here(make_judge(task), completion, checked_examples(task, "train")[0])
 
 
-@pytest.mark.parametrize(
-    ("name", "score", "parts"),
-    [
-        ("compute_score", 2.0, {"accuracy": 1.0, "index": 7.0}),
-        ("verl_subset", 1.0, {}),
-        ("verl_rest", 0.0, {}),
-        ("trl_column", 1.0, {"level": 3.0}),
-        ("trl_ids", 9.0, {}),
-        ("trl_async", 1.0, {}),
-        ("openrlhf", 3.0, {"accuracy": 1.0, "form": 1.0}),
-        ("progress", 5.02, {}),
-        ("global_step", 5.0, {}),
-        ("swapped", 1.0, {}),
-        ("ignores", 1.0, {}),
-        ("by_position", 1.0, {}),
-        ("all_positions", 1.0, {}),
-        ("column_of_one", 1.0, {}),
-        ("wrapped", 1.0, {}),
-        ("partial", 2.0, {"accuracy": 1.0, "index": 7.0}),
-        ("partial_by_name", 2.0, {"accuracy": 1.0, "index": 7.0}),
-        ("judge", 1.0, {}),
-        ("method", 1.0, {}),
-        ("partial_judge", 1.0, {}),
-    ],
-)
-def test_what_parameters_ask_for_is_given(
+@pytest.mark.parametrize(("name", "score", "parts"), [
+    ("compute_score", 2.0, {"accuracy": 1.0, "index": 7.0}), ("verl_subset", 1.0, {}), ("verl_rest", 0.0, {}),
+    ("trl_column", 1.0, {"level": 3.0}), ("trl_ids", 9.0, {}), ("trl_async", 1.0, {}),
+    ("openrlhf", 3.0, {"accuracy": 1.0, "form": 1.0}), ("progress", 5.02, {}), ("global_step", 5.0, {}),
+    ("swapped", 1.0, {}), ("ignores", 1.0, {}), ("by_position", 1.0, {}), ("all_positions", 1.0, {}),
+    ("column_of_one", 1.0, {}), ("wrapped", 1.0, {}), ("partial", 2.0, {"accuracy": 1.0, "index": 7.0}),
+    ("partial_by_name", 2.0, {"accuracy": 1.0, "index": 7.0}), ("judge", 1.0, {}), ("method", 1.0, {}),
+    ("partial_judge", 1.0, {}),
+])  # fmt: skip
+def test_parameters_get_what_they_name(
     name: str, score: float, parts: dict[str, float], tmp_path: Path
 ) -> None:
     verdict = judged(env_of(tmp_path, name), CompletionInRun("2", token_ids=(4, 5), step=5, total_steps=20))
@@ -71,16 +56,26 @@ def test_what_parameters_ask_for_is_given(
     assert (verdict.score, verdict.parts) == (pytest.approx(score), parts)
 
 
-def test_kwargs_of_verl_are_what_it_would_give(tmp_path: Path) -> None:
-    bare = {"prompt": "1+1=", "answer": "2"}
-    verdict = judged(env_of(tmp_path, "verl_rest", bare), Completion("2"))
-    assert verdict.score == 1.0
+BARE = {"prompt": "1+1=", "answer": "2"}
+NESTED = {"prompt": "1+1=", "reward_model": {"ground_truth": "2"}, "other": {"gold": "3"}}
+TALK = [{"role": "user", "content": "1+1="}]
 
 
-def test_the_ground_truth_of_a_row_of_verl(tmp_path: Path) -> None:
-    row = ROW | {"reward_model": {"style": "rule", "ground_truth": "two"}}
-    verdict = judged(env_of(tmp_path, "verl_subset", row), Completion("two"))
-    assert verdict.score == 1.0
+@pytest.mark.parametrize(("name", "row", "options", "score"), [
+    ("verl_rest", BARE, {}, 1.0),  # nothing but what verl gives
+    ("verl_subset", ROW | {"reward_model": {"style": "rule", "ground_truth": "2"}, "answer": "3"}, {}, 1.0),
+    ("lists_step", ROW, {}, 5.2),  # progress is no list in any form
+    ("lists_step_default", ROW, {}, 5.2), ("state_of_one", ROW, {}, 5.0),
+    ("of_extra", NESTED, {}, 0.0), ("of_truth", NESTED, {}, 2.0), ("of_truth", NESTED, {"answer": "other.gold"}, 3.0),
+    ("is_chat", {"question": "1+1=", "messages": TALK, "answer": "2"}, {"prompt": "question"}, 0.0),
+    ("is_chat", {"conversation": TALK, "answer": "2"}, {"prompt": "conversation"}, 1.0),
+    ("adapter", ROW, {}, 1.0),  # a decorator that names parameters
+])  # fmt: skip
+def test_rows_of_other_systems_give_what_theirs_do(
+    name: str, row: dict[str, Any], options: dict[str, str], score: float, tmp_path: Path
+) -> None:
+    completion = CompletionInRun("2", step=5, total_steps=20)
+    assert judged(env_of(tmp_path, name, row, options=options), completion).score == score
 
 
 def test_lists_of_plain_rows_and_of_conversations(tmp_path: Path) -> None:
@@ -115,41 +110,26 @@ def test_none_counts_nothing_beside_others_and_is_an_error_alone(tmp_path: Path)
     assert "returned None: neither it nor another reward judges this row" in verdict.message
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("two", r"two returned \[1\.0, 2\.0\]; a number or a Reward is needed"),
-        ("text", "text returned 'good'; a number or a Reward is needed"),
-        ("no_score", r"no_score returned \{'score': 'high'\}, whose score is no number"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("two", r"two returned \[1\.0, 2\.0\]; a number or a Reward is needed"),
+    ("text", "text returned 'good'; a number or a Reward is needed"),
+    ("no_score", r"no_score returned \{'score': 'high'\}, whose score is no number"),
+])  # fmt: skip
 def test_what_is_no_reward_is_an_error(name: str, message: str, tmp_path: Path) -> None:
     verdict = judged(env_of(tmp_path, name), Completion("2"))
     assert verdict.outcome == "error" and re.search(message, verdict.message), verdict.message
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "unknown",
-            r"\(c: Any, e: Any\) asks for no completion by a known name; rename its parameters; accepted",
-        ),
-        ("nothing", "asks for no completion by a known name"),
-        ("mixed", "asks for completions, a list, and for example, which is of one completion"),
-        (
-            "untold_wrapped",
-            r"\(\*args, \*\*kwargs\) does not say what it takes; name its parameters, or put functools",
-        ),
-        (
-            "positional_wrapped",
-            r"\(\*args\) does not say what it takes; name its parameters, or put functools",
-        ),
-        ("Judge", r"is a class; make one in its module \(judge = Judge\(\)\) and name that"),
-        ("HERE", "has no 'HERE'"),
-        ("no_least", "its min_score is 'low'; set the least score that it gives, a number"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("unknown", r"\(c: Any, e: Any\) asks for no completion by a known name; rename its parameters; accepted"),
+    ("nothing", "asks for no completion by a known name"),
+    ("mixed", "asks for completions, a list, and for example, which is of one completion"),
+    ("untold_wrapped", r"\(\*args, \*\*kwargs\) does not say what it takes; name its parameters, or put functools"),
+    ("positional_wrapped", r"\(\*args\) does not say what it takes; name its parameters, or put functools"),
+    ("Judge", r"is a class; make one in its module \(judge = Judge\(\)\) and name that"),
+    ("HERE", "has no 'HERE'"),
+    ("no_least", "its min_score is 'low'; set the least score that it gives, a number"),
+])  # fmt: skip
 def test_signatures_that_say_nothing_are_refused(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=rf"env\.reward={HERE}:{name}: .*{message}") as raised:
         find_reward(f"{HERE}:{name}")
@@ -157,9 +137,7 @@ def test_signatures_that_say_nothing_are_refused(name: str, message: str) -> Non
 
 
 @pytest.mark.parametrize(("name", "column"), [("compute_score", "data_source"), ("trl_column", "level")])
-def test_columns_that_rows_lack_are_named_before_anything_starts(
-    name: str, column: str, tmp_path: Path
-) -> None:
+def test_columns_that_rows_lack_are_named(name: str, column: str, tmp_path: Path) -> None:
     env = env_of(tmp_path, name, {"prompt": "1+1=", "answer": "2", "kind": "sum"})
     message = (
         f"it asks for {column}, and the rows of env.dataset=jsonl have no such column; they have prompt, "
@@ -180,36 +158,6 @@ def test_a_row_without_a_column_that_others_have_gives_none(tmp_path: Path) -> N
     assert scores == [-1.0, 3.0]
 
 
-def test_progress_is_no_list_in_any_form(tmp_path: Path) -> None:
-    completion = CompletionInRun("2", step=5, total_steps=20)
-    for name in ("lists_step", "lists_step_default"):
-        assert judged(env_of(tmp_path, name), completion).score == 5.2
-    assert judged(env_of(tmp_path, "state_of_one"), completion).score == 5.0
-
-
-def test_extra_info_and_ground_truth_are_what_verl_gives(tmp_path: Path) -> None:
-    row = {"prompt": "1+1=", "reward_model": {"ground_truth": "2"}, "other": {"gold": "3"}}
-    assert judged(env_of(tmp_path, "of_extra", row), Completion("2")).score == 0.0
-    assert judged(env_of(tmp_path, "of_truth", row), Completion("2")).score == 2.0
-    chosen = env_of(tmp_path, "of_truth", row, options={"answer": "other.gold"})
-    assert judged(chosen, Completion("2")).score == 3.0
-
-
-def test_the_column_of_the_prompt_says_whether_a_row_is_conversational(tmp_path: Path) -> None:
-    chat = [{"role": "user", "content": "1+1="}]
-    row = {"question": "1+1=", "messages": chat, "answer": "2"}
-    text = env_of(tmp_path, "is_chat", row, options={"prompt": "question"})
-    assert judged(text, Completion("2")).score == 0.0
-    named = env_of(
-        tmp_path, "is_chat", {"conversation": chat, "answer": "2"}, options={"prompt": "conversation"}
-    )
-    assert judged(named, Completion("2")).score == 1.0
-
-
-def test_a_decorator_that_names_parameters_is_called_by_them(tmp_path: Path) -> None:
-    assert judged(env_of(tmp_path, "adapter"), Completion("2")).score == 1.0
-
-
 def test_a_reward_says_its_least_score(tmp_path: Path) -> None:
     for name, least in (("least", -2.5), ("judge", -4.0), ("partial_judge", -4.0), ("verl_subset", 0.0)):
         assert least_score(make_task(env_of(tmp_path, name))) == least
@@ -220,10 +168,7 @@ def test_a_reward_says_its_least_score(tmp_path: Path) -> None:
 def test_what_a_reward_loads_comes_with_the_fork(tmp_path: Path) -> None:
     env = env_of(tmp_path, "loaded_before")
     task = make_task(env)
-    service = RewardService(task, env)
-    try:
+    with closing(RewardService(task, env)) as service:
         (verdict,) = service.score([Completion("2")], task.examples("train"))
-    finally:
-        service.close()
     assert verdict.score == 1.0
     assert not users_rewards.LOADED_IN, "nothing is loaded here"

@@ -6,8 +6,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,37 +28,37 @@ HOSTILE = "tests.envs.hostile_rewards"
 
 
 @contextmanager
-def serving(reward: str | None, **options: object) -> Iterator[RewardService]:
-    env = EnvConfig(
-        dataset="arithmetic",
-        reward=reward if reward is None or ":" in reward else f"{HOSTILE}:{reward}",
-        **{"reward_timeout_s": 1.5, "reward_workers": 2, "max_error_rate": 0.5, **options},  # type: ignore[arg-type]
-    )
-    service = RewardService(make_task(env), env)
-    try:
+def serving(reward: str | None, **options: Any) -> Iterator[RewardService]:
+    named = reward if reward is None or ":" in reward else f"{HOSTILE}:{reward}"
+    given = {"reward_timeout_s": 1.5, "reward_workers": 2, "max_error_rate": 0.5, **options}
+    env = EnvConfig(dataset="arithmetic", reward=named, **given)
+    with closing(RewardService(make_task(env), env)) as service:
         yield service
-    finally:
-        service.close()
 
 
 def examples(count: int) -> list[Example]:
     return [Example(({"role": "user", "content": "?"},), "ok", row) for row in range(count)]
 
 
-@pytest.mark.parametrize("deed", ["power", "regex", "sleep", "memory", "recurse", "die"])
-def test_a_completion_that_breaks_the_verifier_is_invalid_and_harms_no_other(deed: str) -> None:
-    texts = ["a", "bb", deed, "ccc"] + ["dddd"] * 20
+def outcomes(service: RewardService, *texts: str) -> list[str]:
+    return [
+        each.outcome for each in service.score([Completion(text) for text in texts], examples(len(texts)))
+    ]
+
+
+def test_a_completion_that_breaks_the_verifier_is_invalid_and_harms_no_other() -> None:
+    deeds = ("power", "regex", "sleep", "memory", "recurse", "die")
     with serving("bomb") as service:
-        scored = service.score([Completion(text) for text in texts], examples(len(texts)))
-    assert [s.outcome for s in scored] == ["scored"] * 2 + ["invalid"] + ["scored"] * 21
-    assert [s.score for s in scored] == [1.0, 2.0, 0.0, 3.0] + [4.0] * 20
+        for deed in deeds:
+            texts = ["a", "bb", deed, "ccc"] + ["dddd"] * 20
+            scored = service.score([Completion(text) for text in texts], examples(len(texts)))
+            assert [s.outcome for s in scored] == ["scored"] * 2 + ["invalid"] + ["scored"] * 21, deed
+            assert [s.score for s in scored] == [1.0, 2.0, 0.0, 3.0] + [4.0] * 20, deed
 
 
 def test_a_hanging_worker_does_not_stop_the_service_from_sending() -> None:
-    texts = ["sleep"] + ["x" * 100_000] * 30
     with serving("bomb", reward_workers=1) as service:
-        scored = service.score([Completion(text) for text in texts], examples(len(texts)))
-    assert [s.outcome for s in scored] == ["invalid"] + ["scored"] * 30
+        assert outcomes(service, "sleep", *["x" * 100_000] * 30) == ["invalid"] + ["scored"] * 30
 
 
 def test_a_child_that_a_reward_leaves_behind_sends_no_verdict() -> None:
@@ -68,20 +69,17 @@ def test_a_child_that_a_reward_leaves_behind_sends_no_verdict() -> None:
         assert service.metrics()["reward/workers_replaced"] == 0.0
 
 
-@pytest.mark.parametrize("deed", ["fail", "exit", "nan", "text", "function", "words"])
-def test_an_exception_is_an_error_and_never_a_silent_zero(deed: str) -> None:
-    with serving("bomb") as service:
-        scored = service.score([Completion("a"), Completion(deed)], examples(2))
-        assert [s.outcome for s in scored] == ["scored", "error"]
-        assert service.metrics()["reward/errors_total"] == 1.0
+def test_an_exception_is_an_error_and_never_a_silent_zero() -> None:
+    deeds = ("fail", "exit", "nan", "text", "function", "words")
+    with serving("bomb", max_error_rate=1.0) as service:
+        assert outcomes(service, "a", *deeds) == ["scored"] + ["error"] * 6
+        assert service.metrics()["reward/errors_total"] == 6.0
 
 
 def test_a_row_that_hangs_whatever_is_said_is_an_error() -> None:
     with serving("bad_row") as service:
-        scored = service.score([Completion("a")] * 4, examples(4))
-        again = service.score([Completion("b")], [examples(2)[1]])
-    assert [s.outcome for s in scored] == ["scored", "error", "scored", "scored"]
-    assert again[0].outcome == "error"
+        assert outcomes(service, *"aaaa") == ["scored", "error", "scored", "scored"]
+        assert service.score([Completion("b")], [examples(2)[1]])[0].outcome == "error"
 
 
 def test_the_run_stops_above_the_error_rate() -> None:
@@ -105,8 +103,8 @@ def test_nothing_is_left_of_a_killed_worker_or_of_the_service(tmp_path: Path) ->
     note = tmp_path / "pid"
     with serving("bomb") as service:
         service.score([Completion("a")], examples(1))
-        workers = [worker.pid for worker in service._pool.workers]  # type: ignore[union-attr]
-        fork_server = service._pool.process.pid  # type: ignore[union-attr]
+        workers = [worker.pid for worker in service._pool.workers]
+        fork_server = service._pool.process.pid
         assert all(alive(pid) for pid in workers)
         service.score([Completion(f"child {note}")], examples(1))
         assert not alive(int(note.read_text()))
@@ -115,10 +113,8 @@ def test_nothing_is_left_of_a_killed_worker_or_of_the_service(tmp_path: Path) ->
 
 def test_async_rewards_and_polling() -> None:
     with serving("later") as service:
-        ticket = service.submit([Completion("ok"), Completion("no")], examples(2))
-        scored = service.poll(ticket, timeout=30.0)
-    assert scored is not None
-    assert [s.score for s in scored] == [1.0, 0.0]
+        scored = service.poll(service.submit([Completion("ok"), Completion("no")], examples(2)), timeout=30.0)
+    assert [s.score for s in scored or ()] == [1.0, 0.0]
 
 
 def test_a_safe_reward_needs_no_process() -> None:
@@ -130,9 +126,7 @@ def test_a_safe_reward_needs_no_process() -> None:
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(8, 7), (1, 1), (None, 1)])
-def test_without_a_number_of_workers_one_core_is_left_to_the_trainer(
-    cores: int | None, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_core_is_left_free(cores: int | None, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     with serving(None, reward_workers=None) as service:
         assert service.num_workers == workers
@@ -204,20 +198,16 @@ def test_a_death_in_company_is_not_counted_against_who_dies_once_more(tmp_path: 
 
 def test_a_verification_that_kills_the_fork_server_is_invalid_and_the_service_goes_on() -> None:
     with serving("bomb") as service:
-        scored = service.score([Completion("a"), Completion("fork_server"), Completion("bb")], examples(3))
-        assert [s.outcome for s in scored] == ["scored", "invalid", "scored"]
+        assert outcomes(service, "a", "fork_server", "bb") == ["scored", "invalid", "scored"]
         assert service.score([Completion("ccc")], examples(1))[0].score == 3.0
 
 
-def test_a_verification_that_ends_at_its_deadline_leaves_no_blame_to_the_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_end_at_the_deadline_leaves_no_blame_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """One reading of the worker's progress says that the first is over its deadline; any later one says more."""
     readings = iter([(0, 99.0)])
     monkeypatch.setattr(Worker, "running", lambda worker: next(readings, (1, 0.1)))
     with serving("bomb", reward_workers=1) as service:
-        scored = service.score([Completion("slow")] * 2, examples(2))
-    assert [s.outcome for s in scored] == ["invalid", "scored"]
+        assert outcomes(service, "slow", "slow") == ["invalid", "scored"]
 
 
 def test_an_accident_while_it_is_probed_makes_no_error_of_the_example(tmp_path: Path) -> None:
@@ -238,14 +228,11 @@ def test_a_verdict_after_its_deadline_counts_as_none_though_nobody_looked_meanwh
 
 
 @pytest.mark.skipif("rlimits" not in WORKING, reason="no sandbox of this level here")
-def test_a_killed_verification_leaves_no_file_of_its_sandbox(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_sandbox_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At level rlimits a process of the sandbox outlives the grader, to remove them."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with serving("bomb") as service:
-        scored = service.score([Completion("sandbox")] * 3, examples(3))
-        assert [s.outcome for s in scored] == ["invalid"] * 3
+        assert outcomes(service, *["sandbox"] * 3) == ["invalid"] * 3
         assert list(tmp_path.iterdir()) == []
 
 
@@ -260,12 +247,10 @@ def test_what_is_submitted_begins_before_anybody_asks_for_it(tmp_path: Path) -> 
 
 
 def test_who_dies_with_the_fork_server_is_not_taken_for_its_killer() -> None:
-    texts = ["fork_server"] + ["slow"] * 8
     with serving("bomb", reward_timeout_s=30.0) as service:
-        scored = service.score([Completion(text) for text in texts], examples(len(texts)))
-        assert [s.outcome for s in scored] == ["invalid"] + ["scored"] * 8
+        assert outcomes(service, "fork_server", *["slow"] * 8) == ["invalid"] + ["scored"] * 8
         service.score([Completion("a")] * 8, examples(8))
-        assert len(service._pool.workers) == 2  # type: ignore[union-attr]
+        assert len(service._pool.workers) == 2
 
 
 def test_of_two_that_die_together_each_is_judged_again_alone(tmp_path: Path) -> None:
@@ -288,8 +273,7 @@ def test_a_fork_server_that_died_before_a_worker_was_missed_is_started_anew() ->
         (worker,) = pool.workers
         os.kill(pool.process.pid, signal.SIGKILL)
         wait_until_gone(worker.pid)
-        scored = service.score([Completion("a")], examples(1))
-        assert [s.outcome for s in scored] == ["scored"]
+        assert outcomes(service, "a") == ["scored"]
 
 
 def test_workers_that_end_before_they_begin_are_not_started_for_ever() -> None:

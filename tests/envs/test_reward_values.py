@@ -4,6 +4,7 @@ import math
 import pickle
 import re
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -36,59 +37,41 @@ def outcome(result: Callable[[], Any]) -> tuple[float, dict[str, float], str, st
     return judged.score, judged.parts, judged.outcome, judged.message
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (numpy.float32(0.5), 0.5),
-        (numpy.int64(2), 2.0),
-        (numpy.bool_(True), 1.0),
-        (numpy.array(0.25), 0.25),
-        (torch.tensor(0.5), 0.5),
-        (torch.tensor(True), 1.0),
-        (True, 1.0),
-        (3.4e38, 3.4e38),
-    ],
-)
+@pytest.mark.parametrize(("value", "expected"), [
+    (numpy.float32(0.5), 0.5), (numpy.int64(2), 2.0), (numpy.bool_(True), 1.0), (numpy.array(0.25), 0.25),
+    (torch.tensor(0.5), 0.5), (torch.tensor(True), 1.0), (True, 1.0), (3.4e38, 3.4e38),
+])  # fmt: skip
 def test_numbers_of_numpy_and_torch_are_numbers(value: Any, expected: float) -> None:
     assert outcome(lambda: Reward(value, {"part": value}))[:3] == (expected, {"part": expected}, "scored")
 
 
-@pytest.mark.parametrize(
-    ("reward", "message"),
-    [
-        (Reward(1e300), r"the reward's score is 1e\+300; a number that is finite in float32"),
-        (Reward(-math.inf), "the reward's score is -inf"),
-        (Reward(1.0, {"accuracy": math.nan}), "the part accuracy is nan"),
-        (Reward(1.0, {"accuracy": 1e39}), r"the part accuracy is 1e\+39"),
-        (Reward(1.0, {"accuracy": "high"}), "the part accuracy is 'high'; a number is needed"),  # type: ignore[dict-item]
-        (Reward("1.0"), "the reward's score is '1.0'"),  # type: ignore[arg-type]
-        (Reward(numpy.str_("1.0")), "a number is needed"),  # type: ignore[arg-type]
-        (Reward(1j), "a number is needed"),  # type: ignore[arg-type]
-        (Reward(torch.ones(2)), "ValueError|RuntimeError|TypeError"),  # type: ignore[arg-type]
-        (Reward(1.0, {}, "banana"), "outcome is 'banana'; known: scored, invalid, error"),  # type: ignore[arg-type]
-        (Reward(1.0, {}, "error"), "the reward itself gave the outcome 'error'"),
-        (Reward(1.0, [1.0]), r"parts are \[1\.0\]"),  # type: ignore[arg-type]
-        (Reward(1.0, {3: 1.0}), "a part called 3"),  # type: ignore[dict-item]
-        (Reward(1.0, {"mean": 1.0}), "reward/mean is a metric; rename the part"),
-    ],
-)
+@pytest.mark.parametrize(("reward", "message"), [
+    (Reward(1e300), r"the reward's score is 1e\+300; a number that is finite in float32"),
+    (Reward(-math.inf), "the reward's score is -inf"),
+    (Reward(1.0, {"accuracy": math.nan}), "the part accuracy is nan"),
+    (Reward(1.0, {"accuracy": 1e39}), r"the part accuracy is 1e\+39"),
+    (Reward(1.0, {"accuracy": "high"}), "the part accuracy is 'high'; a number is needed"),
+    (Reward("1.0"), "the reward's score is '1.0'"),
+    (Reward(numpy.str_("1.0")), "a number is needed"),
+    (Reward(1j), "a number is needed"),
+    (Reward(torch.ones(2)), "ValueError|RuntimeError|TypeError"),
+    (Reward(1.0, {}, "banana"), "outcome is 'banana'; known: scored, invalid, error"),
+    (Reward(1.0, {}, "error"), "the reward itself gave the outcome 'error'"),
+    (Reward(1.0, [1.0]), r"parts are \[1\.0\]"),
+    (Reward(1.0, {3: 1.0}), "a part called 3"),
+    (Reward(1.0, {"mean": 1.0}), "reward/mean is a metric; rename the part"),
+])  # fmt: skip
 def test_what_is_no_finite_number_is_an_error_and_never_a_score(reward: Reward, message: str) -> None:
     score, parts, said, why = outcome(lambda: reward)
     assert (score, parts, said) == (0.0, {}, "error")
     assert re.search(message, why), why
 
 
-@pytest.mark.parametrize("name", ["huge", "nan_part", "banana"])
-def test_such_a_reward_stops_the_run_with_its_row(name: str) -> None:
-    env = EnvConfig(dataset="arithmetic", reward=f"{HERE}:{name}", reward_workers=1)
-    service = RewardService(make_task(env), env)
-    try:
-        with pytest.raises(
-            ConfigError, match=r"\d+ of the last \d+ verifications failed.*The last: row 7: ValueError"
-        ):
-            service.score([Completion("2")] * 20, [EXAMPLE] * 20)
-    finally:
-        service.close()
+def test_such_a_reward_stops_the_run_with_its_row() -> None:
+    env = EnvConfig(dataset="arithmetic", reward=f"{HERE}:nan_part", reward_workers=1)
+    message = r"\d+ of the last \d+ verifications failed.*The last: row 7: ValueError"
+    with closing(RewardService(make_task(env), env)) as service, pytest.raises(ConfigError, match=message):
+        service.score([Completion("2")] * 20, [EXAMPLE] * 20)
 
 
 def several(*names: str, weights: list[float] | None = None) -> EnvConfig:
@@ -120,14 +103,10 @@ def test_two_functions_of_one_name_keep_apart() -> None:
     assert set(found.parts) == {f"{HERE}:brief", "tests.envs.other_rewards:brief", "accuracy"}
 
 
-@pytest.mark.parametrize(
-    ("second", "expected", "message"),
-    [
-        ("gives_up", "invalid", ""),
-        ("nan_part", "error", "the part accuracy is nan"),
-        ("huge", "error", "the reward huge's score is 1e\\+300"),
-    ],
-)
+@pytest.mark.parametrize(("second", "expected", "message"), [
+    ("gives_up", "invalid", ""), ("nan_part", "error", "the part accuracy is nan"),
+    ("huge", "error", "the reward huge's score is 1e\\+300"),
+])  # fmt: skip
 def test_the_worst_of_the_outcomes_is_that_of_the_whole(second: str, expected: Outcome, message: str) -> None:
     judge = make_judge(make_task(several("exact", f"{HERE}:{second}")))
     result = judged_here(judge, Completion("2"), EXAMPLE)
@@ -147,17 +126,6 @@ def test_the_first_reward_that_asks_for_a_form_gives_the_system_prompt() -> None
     assert "boxed" in one.messages[0]["content"]
 
 
-def test_several_rewards_judge_in_workers() -> None:
-    env = several("exact", f"{HERE}:brief", weights=[1.0, 0.5])
-    env.reward_workers = 1
-    service = RewardService(make_task(env), env)
-    try:
-        scored = service.score([Completion("2", 0), Completion("3", 0)], [EXAMPLE] * 2)
-    finally:
-        service.close()
-    assert [(each.score, each.parts["accuracy"]) for each in scored] == [(1.5, 1.0), (0.5, 0.0)]
-
-
 def test_lists_of_rewards_are_written_on_the_command_line() -> None:
     config = configured(f"env.reward=[exact,{HERE}:brief]", "env.reward_weights=[1.0,0.2]")
     assert [each.name for each in find_rewards(config.env)] == ["exact", f"{HERE}:brief"]
@@ -169,22 +137,19 @@ def test_lists_of_rewards_are_written_on_the_command_line() -> None:
     assert configured("env.reward_weights={accuracy: 2}").env.reward_weights == {"accuracy": 2}
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"reward": []}, r"env\.reward=\[\]: give the name"),
-        ({"reward": 3}, r"env\.reward=3: give the name"),
-        ({"reward": ["exact", None]}, r"env\.reward=\['exact', None\]: give the name"),
-        ({"reward": ["exact", "exact"]}, "exact is there twice"),
-        ({"reward": ["exact"], "reward_weights": [1, 2]}, "has 2 weights for"),
-        ({"reward": "exact", "reward_weights": [1]}, "a list of weights goes with a list of as many rewards"),
-        ({"reward": ["exact"], "reward_weights": {"exact": 1}}, r"such as env\.reward_weights=\[1\.0\]"),
-        ({"reward": ["exact"], "reward_weights": ["1"]}, "finite numbers"),
-        ({"reward_weights": {"accuracy": math.nan}}, "finite numbers"),
-        ({"reward_weights": {"accuracy": True}}, "finite numbers"),
-        ({"reward_weights": 3}, "finite numbers"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"reward": []}, r"env\.reward=\[\]: give the name"),
+    ({"reward": 3}, r"env\.reward=3: give the name"),
+    ({"reward": ["exact", None]}, r"env\.reward=\['exact', None\]: give the name"),
+    ({"reward": ["exact", "exact"]}, "exact is there twice"),
+    ({"reward": ["exact"], "reward_weights": [1, 2]}, "has 2 weights for"),
+    ({"reward": "exact", "reward_weights": [1]}, "a list of weights goes with a list of as many rewards"),
+    ({"reward": ["exact"], "reward_weights": {"exact": 1}}, r"such as env\.reward_weights=\[1\.0\]"),
+    ({"reward": ["exact"], "reward_weights": ["1"]}, "finite numbers"),
+    ({"reward_weights": {"accuracy": math.nan}}, "finite numbers"),
+    ({"reward_weights": {"accuracy": True}}, "finite numbers"),
+    ({"reward_weights": 3}, "finite numbers"),
+])  # fmt: skip
 def test_lists_that_do_not_go_together_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EnvConfig(dataset="arithmetic", **fields)
@@ -193,23 +158,18 @@ def test_lists_that_do_not_go_together_are_refused(fields: dict[str, Any], messa
 ROW = '{"prompt": "1+1=", "question": "1+1=", "problem": "1+1=", "answer": "#### 2", "rubric": "be kind"}'
 
 
-@pytest.mark.parametrize("dataset", ["jsonl", "gsm8k", "math"])
-def test_other_columns_of_a_row_reach_a_reward_in_its_worker(dataset: str, tmp_path: Path) -> None:
+def test_other_columns_of_a_row_reach_a_reward_in_its_worker(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(ROW)
-    env = EnvConfig(
-        dataset=dataset,
-        data_files=str(tmp_path / "rows.jsonl"),
-        reward=["exact", f"{HERE}:rubric"],
-        reward_workers=1,
-    )
-    task = make_task(env)
-    (example,) = task.examples("train")
-    assert example.row_data["rubric"] == "be kind"
-    service = RewardService(task, env)
-    try:
+    rewards = ["exact", f"{HERE}:rubric"]
+    for dataset in ("jsonl", "gsm8k", "math"):
+        env = EnvConfig(
+            dataset=dataset, data_files=str(tmp_path / "rows.jsonl"), reward=rewards, reward_workers=1
+        )
+        task = make_task(env)
+        (example,) = task.examples("train")
+        assert example.row_data["rubric"] == "be kind"
+    with closing(RewardService(task, env)) as service:
         (scored,) = service.score([Completion("be kind")], [example])
-    finally:
-        service.close()
     assert scored.parts["rubric"] == 1.0
 
 

@@ -21,12 +21,9 @@ def run(
     )
     (tmp_path / "samples.jsonl").write_text(samples)
     env = EnvConfig(
-        dataset="jsonl",
-        data_files=str(data),
-        samples=str(tmp_path / "samples.jsonl"),
-        reward_timeout_s=3.0,
-        **options,  # type: ignore[arg-type]
-    )
+        dataset="jsonl", data_files=str(data), samples=str(tmp_path / "samples.jsonl"), reward_timeout_s=3.0,
+        **options,
+    )  # fmt: skip
     out, report = io.StringIO(), io.StringIO()
     code = run_rewards(env, out, report, model)
     return code, [json.loads(line) for line in out.getvalue().splitlines()], report.getvalue()
@@ -82,15 +79,10 @@ def test_bombs_are_invalid_and_failures_are_errors_with_an_exit_code(tmp_path: P
     assert "ZeroDivisionError" in table
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", r"samples.jsonl:1: not valid JSON"),
-        ('{"row": 0}', r"samples.jsonl:1: a sample is"),
-        (sample(9, "x"), r"row 9 is not among the 5 prompts \(rows 0 to 4\)"),
-        ("", "no lines"),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), [
+    ("{", r"samples.jsonl:1: not valid JSON"), ('{"row": 0}', r"samples.jsonl:1: a sample is"),
+    (sample(9, "x"), r"row 9 is not among the 5 prompts \(rows 0 to 4\)"), ("", "no lines"),
+])  # fmt: skip
 def test_bad_samples_are_named(tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run(tmp_path, line)

@@ -15,7 +15,7 @@ from envs.sandbox.isolation import landlock_version
 from envs.sandbox.sandbox import Sandbox
 from tests.envs.sandboxes import NEEDS_LINUX, ROOT, WORKING
 
-pytestmark = NEEDS_LINUX
+pytestmark = [NEEDS_LINUX, pytest.mark.long]
 USER = 4242
 NEWEST = 99
 USERS = ("root", "user") if os.geteuid() == 0 else ("user",)
@@ -25,12 +25,9 @@ CASES += [("rlimits", version) for version in LANDLOCKS if "rlimits" in WORKING]
 
 
 MODULES = (
-    "config/__init__.py",
-    "config/errors.py",
-    "tests/__init__.py",
-    "tests/envs/__init__.py",
+    "config/__init__.py", "config/errors.py", "tests/__init__.py", "tests/envs/__init__.py",
     "envs/__init__.py",
-)
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +61,9 @@ def test_nothing_of_the_graders_is_reached(level: str, landlock: int, user: str,
         os.chown(own, number, number)
     ended = subprocess.run(
         [anybodys / "bin" / "python3", "-m", "tests.envs.sandbox_attacker", level, str(landlock), own],
-        cwd=anybodys,
-        env={"PATH": os.environ["PATH"], "SECRET": "x"},
-        user=number,
-        group=number,
-        extra_groups=None if number is None else [],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+        cwd=anybodys, env={"PATH": os.environ["PATH"], "SECRET": "x"}, user=number, group=number,
+        extra_groups=None if number is None else [], capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     managed, changed = json.loads(ended.stdout)
     assert managed == []

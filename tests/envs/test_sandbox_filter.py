@@ -74,15 +74,12 @@ def test_the_filter_refuses_what_it_should(machine: str, column: int) -> None:
         files: [
             verdict(syscall_filter.OPENAT, 0, 0, flags, files=files)
             for flags in (
-                os.O_RDONLY | os.O_CLOEXEC,
-                os.O_WRONLY | os.O_TRUNC,
-                os.O_RDWR,
-                os.O_RDONLY | os.O_TRUNC,
+                os.O_RDONLY | os.O_CLOEXEC, os.O_WRONLY | os.O_TRUNC, os.O_RDWR, os.O_RDONLY | os.O_TRUNC,
                 3 | os.O_TRUNC,
             )
         ]
         for files in levels
-    }
+    }  # fmt: skip
     assert opened == {
         "root of its own": [allow] * 5,
         "landlock": [allow, allow, allow, refuse, refuse],

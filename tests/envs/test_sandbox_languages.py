@@ -19,7 +19,7 @@ from envs.task import make_task
 from envs.verifiers.code import CodeOptions, Tests, code_reward, extract_code
 from tests.envs.sandboxes import NEEDS_LINUX, descendants, supervisor
 
-pytestmark = NEEDS_LINUX
+pytestmark = [NEEDS_LINUX, pytest.mark.long]
 LEVELS_HERE = [
     level for level in LEVELS if level != "rlimits" and sys.platform == "linux" and why_not(level) is None
 ]
@@ -57,41 +57,21 @@ def test_node_reads_prints_and_waits(node: Sandbox) -> None:
     assert node.run("throw new Error('so')").code == 1
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "cat /etc/passwd",
-        f"ls {Path(__file__).resolve().parents[2]}",
-        "ls /proc/1",
-        "ls /home/*",
-        "echo x > /usr/x",
-        "echo x > /dev/x",
-        "exec 3<>/dev/tcp/127.0.0.1/80",
-        "kill -KILL 1",
-        "kill -INT 1",
-        "kill -KILL -1",
-        "unshare -r true",
-        "mount -t tmpfs none /tmp",
-        "chroot / true",
-        "mknod /tmp/x c 1 1",
-        "cp /bin/ls /tmp/ls && /tmp/ls",
-        "nice -n -5 true 2>&1 | grep . && exit 1",
-    ],
-)
+@pytest.mark.parametrize("program", [
+    "cat /etc/passwd", f"ls {Path(__file__).resolve().parents[2]}", "ls /proc/1", "ls /home/*",
+    "echo x > /usr/x", "echo x > /dev/x", "exec 3<>/dev/tcp/127.0.0.1/80", "kill -KILL 1", "kill -INT 1",
+    "kill -KILL -1", "unshare -r true", "mount -t tmpfs none /tmp", "chroot / true", "mknod /tmp/x c 1 1",
+    "cp /bin/ls /tmp/ls && /tmp/ls", "nice -n -5 true 2>&1 | grep . && exit 1",
+])  # fmt: skip
 def test_what_a_shell_must_not_do(bash: Sandbox, program: str) -> None:
     assert bash.run(program).code != 0
     assert bash.run("echo 42; ls").stdout == b"42\nsolution.sh\n"
 
 
-@pytest.mark.parametrize(
-    ("program", "ended"),
-    [
-        ("while :; do :; done", "time"),
-        (":(){ :|:& };:; sleep 0.2; echo over", "finished"),
-        ("yes", "output"),
-        ("setsid sleep 1000 & disown; echo started", "finished"),
-    ],
-)
+@pytest.mark.parametrize(("program", "ended"), [
+    ("while :; do :; done", "time"), (":(){ :|:& };:; sleep 0.2; echo over", "finished"), ("yes", "output"),
+    ("setsid sleep 1000 & disown; echo started", "finished"),
+])  # fmt: skip
 def test_a_shell_is_held_to_its_limits_and_ends_whole(bash: Sandbox, program: str, ended: str) -> None:
     assert bash.run(program).status == ended
     assert bash.run("echo 42").stdout == b"42\n"
@@ -107,18 +87,13 @@ def test_files_and_memory_of_a_shell_are_limited(bash: Sandbox) -> None:
     assert bash.run("x=$(head -c 400M /dev/zero | tr '\\0' a); echo ${#x}").stdout == b""
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "require('fs').readFileSync('/etc/passwd')",
-        "require('fs').writeFileSync('/usr/x', '')",
-        "process.kill(1, 'SIGKILL')",
-        "Buffer.alloc(1e9).fill(1)",
-        "const a = []; for (;;) a.push(new Array(1e6).fill(a.length))",
-        "require('net').connect(80, '127.0.0.1').on('error', () => process.exit(1))",
-        "require('child_process').execFileSync('cat', ['/etc/passwd'])",
-    ],
-)
+@pytest.mark.parametrize("program", [
+    "require('fs').readFileSync('/etc/passwd')", "require('fs').writeFileSync('/usr/x', '')",
+    "process.kill(1, 'SIGKILL')", "Buffer.alloc(1e9).fill(1)",
+    "const a = []; for (;;) a.push(new Array(1e6).fill(a.length))",
+    "require('net').connect(80, '127.0.0.1').on('error', () => process.exit(1))",
+    "require('child_process').execFileSync('cat', ['/etc/passwd'])",
+])  # fmt: skip
 def test_what_node_must_not_do(node: Sandbox, program: str) -> None:
     assert node.run(program).code != 0
     assert node.run("console.log(42)").stdout == b"42\n"
@@ -133,9 +108,7 @@ def test_rlimits_refuses_what_starts_programs() -> None:
 
 def test_a_missing_interpreter_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(
-        ConfigError, match=r"programs in javascript need node, which is not on PATH: .*env.sandbox=remote"
-    ):
+    with pytest.raises(ConfigError, match=r"node, which is not on PATH: .*env.sandbox=remote"):
         Sandbox("auto", language="javascript")
 
 

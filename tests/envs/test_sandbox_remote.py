@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -21,10 +20,9 @@ from envs.tools.python import PythonTool
 from envs.verifiers.assertion_tests import Assertions
 from envs.verifiers.code import CodeOptions, Tests, code_reward, judge
 from tests.envs.sandbox_server import ANYBODYS_PYTHON, Server, running
+from tests.envs.sandboxes import NEEDS_LINUX
 
-pytestmark = pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="a test's process hides its memory"
-)
+pytestmark = [NEEDS_LINUX, pytest.mark.long]
 LIMITS = Limits(wall_seconds=20.0)
 
 
@@ -126,9 +124,7 @@ CHEATS = [
 
 
 @pytest.mark.parametrize("nobody", [False, True])
-def test_assertions_are_checked_where_the_program_cannot_look(
-    remote: RemoteSandbox, server: Server, nobody: bool
-) -> None:
+def test_programs_cannot_look_at_assertions(remote: RemoteSandbox, server: Server, nobody: bool) -> None:
     if nobody and (os.geteuid() != 0 or ANYBODYS_PYTHON is None):
         pytest.skip(
             "only root can run the server's programs as somebody else, and with a Python that all may run"
@@ -158,13 +154,10 @@ def test_each_assertion_counts_and_preambles_are_run(remote: RemoteSandbox) -> N
     assert (verdict.passed, verdict.total) == (2, 3) and verdict.failure.startswith("AssertionError")
 
 
-@pytest.mark.parametrize(
-    ("language", "program", "needs"),
-    [
-        ("bash", "read n; echo $((2 * n))", "bash"),
-        ("javascript", "console.log(2 * +require('fs').readFileSync(0, 'utf8'))", "node"),
-    ],
-)
+@pytest.mark.parametrize(("language", "program", "needs"), [
+    ("bash", "read n; echo $((2 * n))", "bash"),
+    ("javascript", "console.log(2 * +require('fs').readFileSync(0, 'utf8'))", "node"),
+])  # fmt: skip
 def test_other_languages(server: Server, language: str, program: str, needs: str) -> None:
     if shutil.which(needs) is None:
         pytest.skip(f"{needs} is not installed")
@@ -184,25 +177,17 @@ def test_a_busy_server_is_asked_again(remote: RemoteSandbox, server: Server) -> 
     assert len(server.requests) == 4
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "said"),
-    [
-        (422, {"detail": "no such language"}, "HTTP status 422: .*no such language"),
-        (200, "<html>", "no JSON: '<html>'"),
-        (200, [1], "no object"),
-        (
-            200,
-            {"status": "Failed", "message": "", "run_result": {"status": "Error", "stderr": "fork"}},
-            "was not run: .*fork",
-        ),
-        (
-            200,
-            {"status": "Failed", "compile_result": {"stderr": "bad"}, "run_result": None},
-            "was not run: bad",
-        ),
-    ],
-)
-def test_an_answer_that_says_nothing_of_the_program_is_an_error(
+@pytest.mark.parametrize(("status", "body", "said"), [
+    (422, {"detail": "no such language"}, "HTTP status 422: .*no such language"),
+    (200, "<html>", "no JSON: '<html>'"),
+    (200, [1], "no object"),
+    (
+        200, {"status": "Failed", "message": "", "run_result": {"status": "Error", "stderr": "fork"}},
+        "was not run: .*fork",
+    ),
+    (200, {"status": "Failed", "compile_result": {"stderr": "bad"}, "run_result": None}, "was not run: bad"),
+])  # fmt: skip
+def test_odd_replies_are_errors(
     remote: RemoteSandbox, server: Server, status: int, body: Any, said: str
 ) -> None:
     server.pretend.append((status, body))
@@ -214,9 +199,7 @@ def test_an_answer_that_says_nothing_of_the_program_is_an_error(
 def test_a_server_that_stays_busy_or_silent_is_named(server: Server) -> None:
     server.pretend += [(503, "busy")] * 50
     began = time.monotonic()
-    with pytest.raises(
-        SandboxError, match=rf"{server.url}/run_code: HTTP status 503: busy \(asked \d+ times"
-    ):
+    with pytest.raises(SandboxError, match=rf"{server.url}/run_code: .*503: busy \(asked \d+ times"):
         RemoteSandbox(server.url, Limits(wall_seconds=0.3)).run("print(1)")
     assert time.monotonic() - began < 10
     with pytest.raises(SandboxError, match=r"http://127.0.0.1:9/run_code: ConnectError"):
@@ -227,9 +210,7 @@ def test_the_start_finds_out_whether_the_server_works(server: Server) -> None:
     check_sandbox(EnvConfig(sandbox="remote", sandbox_url=server.url))
     check_sandbox(EnvConfig(sandbox="remote", sandbox_url=server.url))
     assert len(server.requests) == 1
-    with pytest.raises(
-        ConfigError, match=r"env.sandbox_url=http.*/elsewhere: .*HTTP status 404.*start SandboxFusion there"
-    ):
+    with pytest.raises(ConfigError, match=r"sandbox_url=.*/elsewhere: .*status 404.*start SandboxFusion"):
         check_sandbox(EnvConfig(sandbox="remote", sandbox_url=f"{server.url}/elsewhere"))
     server.pretend.append(
         (200, {"run_result": {"status": "Finished", "return_code": 0, "stdout": "hello", "stderr": ""}})
@@ -245,20 +226,11 @@ def test_the_tool_runs_there_too(server: Server) -> None:
     tool.close()
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"sandbox": "remote"}, "env.sandbox_url=None: env.sandbox=remote needs the address of a server"),
-        (
-            {"sandbox": "remote", "sandbox_url": "localhost:8080"},
-            "env.sandbox_url=localhost:8080: .*http://HOST:PORT",
-        ),
-        (
-            {"sandbox_url": "http://127.0.0.1:8080"},
-            "nothing asks it at env.sandbox=auto; add env.sandbox=remote",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("given", "said"), [
+    ({"sandbox": "remote"}, "env.sandbox_url=None: env.sandbox=remote needs the address of a server"),
+    ({"sandbox": "remote", "sandbox_url": "localhost:8080"}, "env.sandbox_url=localhost:8080: .*http://HOST:PORT"),
+    ({"sandbox_url": "http://127.0.0.1:8080"}, "nothing asks it at env.sandbox=auto; add env.sandbox=remote"),
+])  # fmt: skip
 def test_the_address_goes_with_the_choice(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         EnvConfig(**given)
@@ -271,7 +243,5 @@ def test_a_reward_leaves_the_server_time() -> None:
         reward_timeout_s=3,
         options={"test_seconds": 1.0},
     )
-    with pytest.raises(
-        ConfigError, match=r"env.reward_timeout_s=3: with env.sandbox=remote it must be at least 5"
-    ):
+    with pytest.raises(ConfigError, match=r"env.reward_timeout_s=3: .*must be at least 5"):
         CodeOptions.of(env)

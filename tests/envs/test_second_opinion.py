@@ -1,6 +1,7 @@
 """A second opinion is asked where the first verdict is not "right", turns it only by "right", and harms nothing."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,7 @@ from envs.judging.judge import judges_in_process, make_judge
 from envs.judging.service import RewardService
 from envs.option_checks import option_problems
 from envs.task import Completion, Example, make_task
-from envs.verifiers.math_verify_reward import same_by_math_verify
-from tests.envs.test_verifiers_forms import KINDS
-from tests.envs.test_verifiers_math import DIFFERENT
-from tests.envs.test_verifiers_worked_out import NOT_ELEVEN, WORKED_OUT
+from tests.envs.test_verifiers_worked_out import NOT_ELEVEN
 from tests.scripts import configured
 
 HERE = "tests.envs.second_opinions"
@@ -28,14 +26,11 @@ def example(answer: str) -> Example:
 
 def judged(second: str, texts: list[str], answer: str = GOLD, **options: object) -> list[Verdict]:
     given = {"reward": "boxed", "reward_workers": 1, "reward_timeout_s": 20.0, **options}
-    env = EnvConfig(dataset="arithmetic", reward_second_opinion=second, **given)  # type: ignore[arg-type]
-    service = RewardService(make_task(env), env)
-    try:
+    env = EnvConfig(dataset="arithmetic", reward_second_opinion=second, **given)
+    with closing(RewardService(make_task(env), env)) as service:
         verdicts = service.score([Completion(text) for text in texts], [example(answer)] * len(texts))
         assert service.metrics()["reward/workers_replaced"] == 0
         return verdicts
-    finally:
-        service.close()
 
 
 def test_the_library_turns_what_our_rules_cannot_read_and_nothing_that_is_not_worked_out() -> None:
@@ -55,12 +50,6 @@ def test_an_expression_that_still_has_to_be_evaluated_stays_wrong() -> None:
     given = [text for texts in NOT_ELEVEN.values() for text in texts]
     verdicts = judged("math_verify", [f"\\boxed{{{text}}}" for text in given], "11")
     assert [text for text, verdict in zip(given, verdicts, strict=True) if verdict.score] == []
-
-
-def test_the_library_alone_accepts_nothing_wrong() -> None:
-    wrong = [*DIFFERENT, *(pair for _, near in KINDS.values() for pair in near)]
-    wrong += [(given, gold) for given, gold, right in WORKED_OUT if not right]
-    assert [pair for pair in wrong if same_by_math_verify(*pair)] == []
 
 
 @pytest.mark.parametrize("deed", ["hang", "spin", "die", "fail", "eat"])
@@ -104,29 +93,20 @@ def test_one_that_is_safe_in_this_process_needs_no_worker() -> None:
     assert not judges_in_process(unsafe)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"reward_second_opinion": ""}, "give the name of a reward"),
-        ({"reward_second_opinion": "math", "reward": "math"}, "is env.reward itself"),
-        ({"reward_second_opinion": "math", "reward": ["exact", "boxed"]}, "name one reward"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"reward_second_opinion": ""}, "give the name of a reward"),
+    ({"reward_second_opinion": "math", "reward": "math"}, "is env.reward itself"),
+    ({"reward_second_opinion": "math", "reward": ["exact", "boxed"]}, "name one reward"),
+])  # fmt: skip
 def test_what_cannot_be_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        EnvConfig(dataset="math", **options)  # type: ignore[arg-type]
+        EnvConfig(dataset="math", **options)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "mathverify",
-            r"^env\.reward_second_opinion='mathverify' is not a known reward; known: .*math_verify",
-        ),
-        (f"{HERE}:absent", r"^env\.reward_second_opinion"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("mathverify", r"^env\.reward_second_opinion='mathverify' is not a known reward; known: .*math_verify"),
+    (f"{HERE}:absent", r"^env\.reward_second_opinion"),
+])  # fmt: skip
 def test_an_unknown_name_is_one_message_before_any_data_is_read(name: str, message: str) -> None:
     (problem,) = option_problems(configured(f"env.reward_second_opinion={name}"))
     with pytest.raises(ConfigError, match=message):

@@ -8,17 +8,15 @@ import pytest
 
 from config.env import EnvConfig
 from config.errors import ConfigError
-from envs.prompts import PromptSource
 from envs.task import Completion, Task, make_task
 from envs.tasks.countdown import reaches
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = ROOT.parent / "shared" / "data"
 FIXTURES = ROOT / "tests" / "fixtures" / "data"
 
 
 def task(dataset: str, **options: object) -> Task:
-    return make_task(EnvConfig(dataset=dataset, **options))  # type: ignore[arg-type]
+    return make_task(EnvConfig(dataset=dataset, **options))
 
 
 def score(judge: Task, text: str, row: int = 0) -> float:
@@ -42,20 +40,10 @@ def test_arithmetic_splits_are_disjoint_and_prompts_are_exact() -> None:
     assert judge.reward(Completion(f"{example.answer}0"), example).score == 0.0
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("12 - 5 = 7\n#### 7", 1.0),
-        ("#### 7.0", 1.0),
-        ("#### 8", 0.1),
-        ("#### 8\nno, wait\n#### 7", 1.0),
-        ("<answer>7</answer>", 1.0),
-        ("seven is 7", 0.0),
-        ("", 0.0),
-        ("#### seven", 0.0),
-        ("#### -7", 0.1),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("12 - 5 = 7\n#### 7", 1.0), ("#### 7.0", 1.0), ("#### 8", 0.1), ("#### 8\nno, wait\n#### 7", 1.0),
+    ("<answer>7</answer>", 1.0), ("seven is 7", 0.0), ("", 0.0), ("#### seven", 0.0), ("#### -7", 0.1),
+])  # fmt: skip
 def test_gsm8k_rewards(text: str, expected: float) -> None:
     assert score(task("gsm8k", data_files=str(FIXTURES / "gsm8k.jsonl")), text) == expected
 
@@ -65,16 +53,6 @@ def test_gsm8k_thousands() -> None:
     assert score(judge, "#### 1200", row=1) == 1.0
     assert score(judge, "#### $1,200", row=1) == 1.0
     assert score(judge, "#### 12,00", row=1) < 1.0
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the GSM8K files are not beside this checkout")
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_an_oracle_solves_all_of_gsm8k_and_a_neighbour_nothing(split: str) -> None:
-    judge = task("gsm8k", data_files=str(SHARED / "gsm8k" / f"{split}.jsonl"))
-    for example in judge.examples(split):
-        assert judge.reward(Completion(f"#### {example.answer}"), example).score == 1.0
-        neighbour = int(example.answer.replace(",", "")) + 1
-        assert judge.reward(Completion(f"#### {neighbour}"), example).score < 1.0
 
 
 def test_every_countdown_puzzle_can_be_solved_and_splits_are_disjoint() -> None:
@@ -105,25 +83,11 @@ def solvable(numbers: list[Fraction], target: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    ("expression", "expected"),
-    [
-        ("(3+4)*5", True),
-        ("5*(3 + 4)", True),
-        ("35", False),
-        ("3+4*5", False),
-        ("(3+4)*5+0", False),
-        ("(3+4)*5*1", False),
-        ("__import__('os')", False),
-        ("9**9**9", False),
-        ("(3+4)/0*5", False),
-        ("(" * 500, False),
-        ("3+4)*5", False),
-        ("-(-3-4)*5", False),
-        ("", False),
-        ("True", False),
-    ],
-)
+@pytest.mark.parametrize(("expression", "expected"), [
+    ("(3+4)*5", True), ("5*(3 + 4)", True), ("35", False), ("3+4*5", False), ("(3+4)*5+0", False),
+    ("(3+4)*5*1", False), ("__import__('os')", False), ("9**9**9", False), ("(3+4)/0*5", False),
+    ("(" * 500, False), ("3+4)*5", False), ("-(-3-4)*5", False), ("", False), ("True", False),
+])  # fmt: skip
 def test_countdown_expressions(expression: str, expected: bool) -> None:
     assert reaches(expression, [3, 4, 5], 35) is expected
 
@@ -150,24 +114,6 @@ def test_jsonl_formats(tmp_path: Path) -> None:
     assert [m["content"] for m in kept[2].messages] == ["Be brief.", "2+2?"]
     assert [score(judge, "#### 4.0", row) for row in range(3)] == [1.0, 1.0, 0.0]
     assert score(judge, "blue", 2) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        (['{"prompt": "a", "answer": "b"}', "{broken"], r"rows\.jsonl:2: not valid JSON"),
-        ([{"question": "a", "answer": "b"}], r"rows\.jsonl:1: no column 'prompt'; it has answer, question"),
-        ([{"prompt": "a"}], r"rows\.jsonl:1: no column 'answer'; it has prompt"),
-        ([{"prompt": "", "answer": "b"}], r"rows\.jsonl:1: column 'prompt' must be a non-empty string"),
-        (["[]"], r"rows\.jsonl: the file has no rows"),
-        (['"text"'], r"rows\.jsonl:1: a row must be a JSON object"),
-        ([{"messages": [{"text": "a"}], "answer": "b"}], r"rows\.jsonl:1: \"messages\" must be"),
-    ],
-)
-def test_a_bad_file_is_named_with_its_line(rows: list[object], expected: str, tmp_path: Path) -> None:
-    path = written(tmp_path / "rows.jsonl", *rows)
-    with pytest.raises(ConfigError, match=expected):
-        PromptSource(task("jsonl", data_files=path).examples("train"), 0, lambda example: True)
 
 
 def test_a_missing_file_and_an_unreachable_hub_say_what_serves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,9 +160,3 @@ def test_only_jsonl_rows_with_tests_need_what_programs_need(tmp_path: Path) -> N
     tested = written(tmp_path / "tested.jsonl", {"prompt": "?", "test_cases": cases})
     with pytest.raises(ConfigError, match=r"test_seconds=4.0: must be above 0 and at most 2.4"):
         task("jsonl", data_files=tested, reward_timeout_s=3.0).examples("train")
-
-
-def test_jsonl_test_cases_are_checked(tmp_path: Path) -> None:
-    path = written(tmp_path / "rows.jsonl", {"prompt": "?", "test_cases": {"inputs": ["1"], "outputs": []}})
-    with pytest.raises(ConfigError, match=r"rows.jsonl:1: 1 inputs and 0 outputs"):
-        task("jsonl", data_files=path).examples("train")

@@ -12,12 +12,10 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.duplicates import distinct_examples, resolve_duplicates
 from envs.task import Completion, Example, Task, make_task
-from envs.verifiers.numbers import parse_number
 from tests.logged import Logged
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "tests" / "fixtures" / "data"
-SHARED = ROOT / ".." / "shared" / "data"
 
 
 def task(dataset: str, file: Path | None = None, **settings: Any) -> Task:
@@ -26,42 +24,6 @@ def task(dataset: str, file: Path | None = None, **settings: Any) -> Task:
 
 def accuracy(judge: Task, example: Example, text: str) -> float:
     return judge.reward(Completion(text), example).parts["accuracy"]
-
-
-def plus_one(gold: str) -> str:
-    number = parse_number(gold)
-    return f"{gold}+1" if number is None else str(number + 1)
-
-
-ORACLES = [
-    ("dapo_math", "dapo_math_1500.jsonl", "train", "Answer: {}", 1500, 1),
-    ("aime", "aime2024.jsonl", "test", "so \\boxed{{{}}}", 30, 1),
-    ("math", "math_train.json", "train", "so $\\boxed{{{}}}$.", 7470, 20),
-    ("gsm8k", "gsm8k/train.jsonl", "train", "#### {}", 7473, 1),
-    ("gsm8k", "gsm8k/test.jsonl", "test", "#### {}", 1319, 1),
-]
-
-
-@pytest.mark.parametrize(("dataset", "file", "split", "form", "rows", "every"), ORACLES)
-def test_an_oracle_scores_everything_and_gold_plus_one_nothing(
-    dataset: str, file: str, split: str, form: str, rows: int, every: int
-) -> None:
-    """Gold + 1 is tried on every twentieth formula of MATH: reading one takes milliseconds."""
-    if not (SHARED / file).is_file():
-        pytest.skip(f"no ../shared/data/{file}")
-    judge = task(dataset, SHARED / file)
-    examples = judge.examples(split)
-    assert len(examples) == rows
-    missed = [
-        example.row for example in examples if not accuracy(judge, example, form.format(example.answer))
-    ]
-    believed = [
-        example.row
-        for example in examples
-        if (example.row % every == 0 or parse_number(example.answer) is not None)
-        and accuracy(judge, example, form.format(plus_one(example.answer)))
-    ]
-    assert (missed, believed) == ([], [])
 
 
 def test_math_reads_answers_and_solutions_and_reports_rows_without(logged: Logged) -> None:
@@ -144,11 +106,28 @@ def test_aime_refuses_other_golds(answer: Any, tmp_path: Path) -> None:
         task("aime", file).examples("test")
 
 
-def test_aime_options() -> None:
-    with pytest.raises(ConfigError, match=r"env.options.year=2020: choose one of 2024, 2025"):
-        task("aime", options={"year": 2020})
-    with pytest.raises(ConfigError, match=r"env.options.yaer"):
-        task("aime", options={"yaer": 2024})
+NAME_SEVERAL = r"name=composite: datasets.*\[\{name: GENERATOR, weight: NUMBER"
+GYM = {"name": "leg_counting", "num_rows": 60}
+
+
+@pytest.mark.parametrize(("dataset", "options", "split", "message"), [
+    ("aime", {"year": 2020}, "test", r"env.options.year=2020: choose one of 2024, 2025"),
+    ("aime", {"yaer": 2024}, "test", r"env.options.yaer"),
+    ("math", {}, "dev", r"env.split='dev': math has train, test"),
+    ("ifeval", {"verdict": "soft"}, "train", r"env.options.verdict='soft'.*verdict: strict, loose"),
+    ("reasoning_gym", GYM | {"name": "nothing"}, "train", r"env.options.name='nothing': not a generator.*leg_counting"),
+    ("reasoning_gym", GYM | {"no_such": 1}, "train", r"name=leg_counting: .*no_such"),
+    ("reasoning_gym", GYM, "dev", r"env.split='dev'"),
+    *(
+        ("reasoning_gym", {"name": "composite", "num_rows": 60, "datasets": datasets}, "train", NAME_SEVERAL)
+        for datasets in (None, [], ["sudoku"], [{"name": "no such"}], [{"name": "sudoku", "wieght": 1}])
+    ),
+])  # fmt: skip
+def test_a_task_refuses_options(dataset: str, options: dict[str, Any], split: str, message: str) -> None:
+    if dataset == "reasoning_gym":
+        pytest.importorskip("reasoning_gym")
+    with pytest.raises(ConfigError, match=message):
+        task(dataset, options=options).examples(split)
 
 
 def test_bad_math_rows_are_named(tmp_path: Path) -> None:
@@ -156,12 +135,8 @@ def test_bad_math_rows_are_named(tmp_path: Path) -> None:
     file.write_text('{"problem": "x", "answer": "1"}\n{"problem": 3, "answer": "1"}\n')
     with pytest.raises(ConfigError, match=r"rows.jsonl:2: column 'problem' must be a non-empty text"):
         task("math", file).examples("train")
-    with pytest.raises(ConfigError, match=r"env.split='dev': math has train, test"):
-        task("math").examples("dev")
     file.write_text('{"prompt": "x", "reward_model": {"style": "rule"}}\n')
-    with pytest.raises(
-        ConfigError, match=r"rows.jsonl:1: no 'reward_model.ground_truth': 'reward_model' has no 'gr"
-    ):
+    with pytest.raises(ConfigError, match=r"rows.jsonl:1: no 'reward_model.ground_truth': .* has no 'gr"):
         task("dapo_math", file).examples("train")
 
 
@@ -180,24 +155,13 @@ def test_ifeval_rewards_shares_or_all() -> None:
     fenced = Completion("Sure:\n{}")
     assert judge.reward(fenced, second).parts["loose"] == 1.0
     assert judge.reward(fenced, second).score == 0.0
-    assert (
-        task("ifeval", file, options={"verdict": "loose", "credit": "all"}).reward(fenced, second).score
-        == 1.0
-    )
-
-
-def test_ifeval_refuses_bad_options_and_rows(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"env.options.verdict='soft'.*verdict: strict, loose"):
-        task("ifeval", options={"verdict": "soft"})
-    file = tmp_path / "rows.jsonl"
-    file.write_text('{"prompt": "x", "instruction_id_list": ["a:b"], "kwargs": [{}]}\n')
-    with pytest.raises(ConfigError, match=r"rows.jsonl:1: unknown instruction 'a:b'"):
-        task("ifeval", file).examples("train")
+    loose = task("ifeval", file, options={"verdict": "loose", "credit": "all"})
+    assert loose.reward(fenced, second).score == 1.0
 
 
 def puzzles(**options: Any) -> Task:
     pytest.importorskip("reasoning_gym")
-    return task("reasoning_gym", options={"name": "leg_counting", "num_rows": 60, **options})
+    return task("reasoning_gym", options=GYM | options)
 
 
 @pytest.mark.parametrize("name", ["leg_counting", "sudoku"])
@@ -217,11 +181,8 @@ def test_an_answer_that_a_scorer_without_a_solution_stumbles_over_is_invalid() -
 
 
 def test_reasoning_gym_draws_from_several_generators() -> None:
-    several = [
-        {"name": "leg_counting", "weight": 3},
-        {"name": "coin_flip"},
-        {"name": "sudoku", "config": {"min_empty": 30}},
-    ]
+    several = [{"name": "leg_counting", "weight": 3}, {"name": "coin_flip"}]
+    several += [{"name": "sudoku", "config": {"min_empty": 30}}]
     made = puzzles(name="composite", num_rows=40, datasets=several)
     drawn = set()
     for row in made.examples("train"):
@@ -231,14 +192,6 @@ def test_reasoning_gym_draws_from_several_generators() -> None:
         if row.answer["metadata"]["source_dataset"] == "coin_flip":
             assert made.reward(Completion("<answer>0</answer>"), row).score < 1.0
     assert drawn == {"leg_counting", "coin_flip", "sudoku"}
-
-
-@pytest.mark.parametrize(
-    "datasets", [None, [], ["sudoku"], [{"name": "no such"}], [{"name": "sudoku", "wieght": 1}]]
-)
-def test_reasoning_gym_says_how_several_generators_are_named(datasets: Any) -> None:
-    with pytest.raises(ConfigError, match=r"name=composite: datasets.*\[\{name: GENERATOR, weight: NUMBER"):
-        puzzles(name="composite", datasets=datasets).examples("train")
 
 
 def test_reasoning_gym_splits_are_disjoint_and_seeded() -> None:
@@ -261,15 +214,6 @@ def test_a_scorer_knows_the_options_of_its_generator() -> None:
         off = str(right + Decimal("0.0005"))
         assert by_default(off, row.answer) == 1.0
         assert [accuracy(made, row, f"<answer>{text}</answer>") for text in (right, off)] == [1.0, 0.0]
-
-
-def test_reasoning_gym_refuses_what_the_library_does_not_know() -> None:
-    with pytest.raises(ConfigError, match=r"env.options.name='nothing': not a generator.*leg_counting"):
-        puzzles(name="nothing")
-    with pytest.raises(ConfigError, match=r"name=leg_counting: .*no_such"):
-        puzzles(no_such=1).examples("train")
-    with pytest.raises(ConfigError, match=r"env.split='dev'"):
-        puzzles().examples("dev")
 
 
 def test_a_scorer_that_fails_on_an_answer_makes_it_invalid(monkeypatch: pytest.MonkeyPatch) -> None:

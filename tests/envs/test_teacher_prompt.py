@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from config.errors import ConfigError
 from config.policy import PolicyConfig
@@ -22,16 +22,10 @@ from envs.teacher_prompt import TeacherPrompt, teacher_prompt
 from rollout.engines.sampler import Request
 from rollout.generate import Generation
 from run.generation import prompt_problem
-from tests.scripts import ROOT, configured
+from tests.scripts import configured
 
 TEACHER = ("policy.kl_coef=0", "policy.distill_coef=1", "policy.teacher_prompt='{answer} {prompt}'")
 SHOWN = TeacherPrompt("{answer} {prompt}")
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
-    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(ROOT / "models" / "quickstart")
-    return loaded
 
 
 def asked(text: str, answer: Any = "2", **more: Any) -> Example:
@@ -51,11 +45,9 @@ def test_both_are_put_in_once_and_nothing_that_they_spell_is() -> None:
 
 def test_the_last_message_of_the_user_is_replaced_and_no_other() -> None:
     chat: list[Message] = [
-        {"role": "user", "content": "1+1=", "name": "a"},
-        {"role": "assistant", "content": "3"},
-        {"role": "user", "content": "Sure?", "name": "b"},
-        {"role": "tool", "content": "2"},
-    ]
+        {"role": "user", "content": "1+1=", "name": "a"}, {"role": "assistant", "content": "3"},
+        {"role": "user", "content": "Sure?", "name": "b"}, {"role": "tool", "content": "2"},
+    ]  # fmt: skip
     seen = SHOWN.example(Example(tuple(chat), 2, 0)).messages
     assert seen == (*chat[:2], {"role": "user", "content": "2 Sure?", "name": "b"}, chat[3])
 
@@ -69,19 +61,13 @@ def test_texts_and_numbers_are_shown(answer: Any, text: str) -> None:
 
 @pytest.mark.parametrize("answer", [None, ["assert f(1)"], {"target": 3}, True, "", " \n"])
 def test_another_answer_is_refused_with_row_and_remedy(answer: Any) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"env\.dataset=x: row 7: its reference answer is .*policy=opd ref_model\.name=MODEL",
-    ):
+    with pytest.raises(ConfigError, match=r"env\.dataset=x: row 7: .*policy=opd ref_model\.name=MODEL"):
         SHOWN.check([asked("?"), asked("?", answer)], "env.dataset=x")
 
 
 def test_a_chat_without_a_user_is_refused() -> None:
     alone = Example(({"role": "system", "content": "Speak."},), "2", 3)
-    with pytest.raises(
-        ConfigError,
-        match=r"x: row 3: none of its messages \(system\) is the user's.*: take another model as teacher \(policy=opd",
-    ):
+    with pytest.raises(ConfigError, match=r"x: row 3: none of its messages \(system\) .*\(policy=opd"):
         SHOWN.check([alone], "x")
 
 

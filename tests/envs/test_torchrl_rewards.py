@@ -1,11 +1,11 @@
 """TorchRL's reward parsers as rewards: the same numbers as in TorchRL's own chat environment."""
 
+import io
 import json
 import re
-import shlex
-import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -18,21 +18,17 @@ from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.example import Completion, Example, Reward
 from envs.judging.service import RewardService
-from envs.rewards import find_reward
+from envs.rewards import find_reward, find_rewards
 from envs.task import make_task
-from tests.scripts import ROOT, ended, rows
+from run.rewards import run_rewards
+from tests.scripts import ROOT, configured
 
 DATA = ROOT / "tests" / "fixtures" / "data"
 USER = ({"role": "user", "content": "Numbers: 2, 3, 4. Target: 14. Say it in <answer></answer>."},)
 TEXTS = [
-    "<think>3 * 4 is 12</think><answer>3*4+2</answer>",
-    "<answer> 14.0 </answer> and more",
-    "<answer>$1,200</answer>",
-    "<answer>15</answer>",
-    "<think>14</think>",
-    "14",
-    "",
-]
+    "<think>3 * 4 is 12</think><answer>3*4+2</answer>", "<answer> 14.0 </answer> and more",
+    "<answer>$1,200</answer>", "<answer>15</answer>", "<think>14</think>", "14", "",
+]  # fmt: skip
 PARSERS = "tests.envs.torchrl_parsers"
 
 
@@ -43,8 +39,7 @@ def in_chat_env(parser: str, columns: Mapping[str, str], text: str) -> TensorDic
 
     row = {"query": USER[0]["content"], **columns}
     loader: DataLoader[dict[str, str]] = DataLoader(
-        [row],  # type: ignore[arg-type]
-        collate_fn=lambda batch: torch.stack([TensorDict.from_dict(each) for each in batch]),
+        [row], collate_fn=lambda batch: torch.stack([TensorDict.from_dict(each) for each in batch])
     )
     env = llm.ChatEnv.from_dataloader(
         dataloader=loader, batch_size=(1,), input_mode="history", data_key="query", system_prompt="Be brief."
@@ -52,7 +47,7 @@ def in_chat_env(parser: str, columns: Mapping[str, str], text: str) -> TensorDic
     asked = env.reset()
     said = History.from_chats([[{"role": "assistant", "content": text}]])
     asked["history", "full"] = asked["history", "prompt"].extend(said, inplace=False, dim=-1)
-    return env.step(asked)["next"]  # type: ignore[no-any-return]
+    return env.step(asked)["next"]
 
 
 def judged(name: str, example: Example, text: str) -> Reward:
@@ -60,18 +55,13 @@ def judged(name: str, example: Example, text: str) -> Reward:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize(
-    ("parser", "column", "gold"),
-    [
-        ("GSM8KRewardParser", "2 + 12 = 14\n#### 14", "14"),
-        ("GSM8KRewardParser", "#### 1,200", "1,200"),
-        ("MATHRewardParser", r"So it is $\boxed{14}$.", None),
-        ("CountdownRewardParser", "target=14, numbers=2,3,4", {"target": 14, "numbers": [2, 3, 4]}),
-    ],
-)
-def test_score_and_parts_are_those_of_the_chat_environment(
-    parser: str, column: str, gold: object, text: str
-) -> None:
+@pytest.mark.parametrize(("parser", "column", "gold"), [
+    ("GSM8KRewardParser", "2 + 12 = 14\n#### 14", "14"),
+    ("GSM8KRewardParser", "#### 1,200", "1,200"),
+    ("MATHRewardParser", r"So it is $\boxed{14}$.", None),
+    ("CountdownRewardParser", "target=14, numbers=2,3,4", {"target": 14, "numbers": [2, 3, 4]}),
+])  # fmt: skip
+def test_score_and_parts_are_the_environments(parser: str, column: str, gold: object, text: str) -> None:
     wanted = in_chat_env(parser, {"answer": column}, text)
     examples = [Example(USER, "unused", 0, row_data={"answer": column})]
     if gold is not None:  # rows without such a column: the task's own gold
@@ -108,35 +98,25 @@ def loaded_by_fork_servers() -> set[str]:
 
 
 def test_a_parser_judges_in_workers_by_the_columns_of_the_row() -> None:
-    env = EnvConfig(
-        dataset="gsm8k",
-        data_files=str(DATA / "gsm8k.jsonl"),
-        reward="torchrl.envs.llm:GSM8KRewardParser",
-        reward_workers=1,
-    )
+    reward = "torchrl.envs.llm:GSM8KRewardParser"
+    env = EnvConfig(dataset="gsm8k", data_files=str(DATA / "gsm8k.jsonl"), reward=reward, reward_workers=1)
     task = make_task(env)
-    service = RewardService(task, env)
-    try:
+    with closing(RewardService(task, env)) as service:
         apples, bus = service.score(
             [Completion("<answer>7</answer>"), Completion("<answer>1</answer>")], task.examples("train")[:2]
         )
         loaded = loaded_by_fork_servers() if sys.platform == "linux" else {"tensordict"}
-    finally:
-        service.close()
     assert (apples.score, apples.parts["accuracy"], apples.outcome) == (1.0, 1.0, "scored")
     assert (bus.score, bus.parts["accuracy"]) == (pytest.approx(0.1), 0.0)
     assert "tensordict" in loaded and OF_VLLM not in loaded
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("torchrl.envs.llm:GSM8KEnv", "no Transform that writes a reward"),
-        ("torchrl.envs:RewardSum", r"it writes \['episode_reward'\], and no 'reward'"),
-        ("torchrl.envs:RewardScaling", "without arguments failed: TypeError.*env.reward=my_module:graded"),
-        ("torchrl.envs.llm:Nothing", "has no 'Nothing'"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("torchrl.envs.llm:GSM8KEnv", "no Transform that writes a reward"),
+    ("torchrl.envs:RewardSum", r"it writes \['episode_reward'\], and no 'reward'"),
+    ("torchrl.envs:RewardScaling", "without arguments failed: TypeError.*env.reward=my_module:graded"),
+    ("torchrl.envs.llm:Nothing", "has no 'Nothing'"),
+])  # fmt: skip
 def test_what_cannot_judge_gives_one_message(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"env.reward={name}: .*{message}"):
         find_reward(name)
@@ -147,53 +127,22 @@ def test_a_column_that_is_not_there_is_named() -> None:
         judged(f"{PARSERS}:scaling", Example(USER, "14", 0, row_data={"hint": "?"}), "14")
 
 
-def test_the_scorer_of_ifeval_says_which_library_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchrl.envs.llm.reward.ifeval._scorer._has_immutabledict", False)
-    with pytest.raises(ImportError, match="immutabledict must be installed"):
-        judged("torchrl.envs.llm:IfEvalScorer", Example(USER, "", 0), "14")
-
-
 def test_nested_scores_are_parts_and_columns_may_be_lists() -> None:
     example = Example(USER, "", 0, row_data={"instruction_id_list": ["no_comma", "json"], "reward": 9})
     assert judged(f"{PARSERS}:TwoScores", example, "x") == Reward(0.25, {"ifeval_score.strict": 0.5})
 
 
-def test_torch_is_imported_only_where_a_parser_is_named() -> None:
-    code = "import sys; from envs.rewards import find_reward; find_reward('exact'); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
-
-
-def commands() -> list[list[str]]:
+def test_the_commands_of_the_text_grade_with_every_part_and_name_both_rewards(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
-    return [
-        shlex.split(line) for line in re.findall(r"^python (grpo\.py .*GSM8KRewardParser.*)$", text, re.M)
-    ]
-
-
-def test_the_first_command_of_the_text_grades_with_every_part(tmp_path: Path) -> None:
-    (command, _) = commands()
-    (tmp_path / "samples.jsonl").write_text('{"row": 0, "completion": "<answer>7</answer>"}\n')
-    grade = [
-        "run=rewards",
-        f"env.data_files={DATA / 'gsm8k.jsonl'}",
-        f"env.samples={tmp_path / 'samples.jsonl'}",
-    ]
-    done = ended([*command, *grade, f"hydra.run.dir={tmp_path}"])
-    assert done.returncode == 0, done.stderr
-    graded = json.loads(done.stdout)
-    assert graded["score"] == 1.0
-    assert graded["parts"] == {
-        "accuracy": 1.0,
-        "reward_answer": 1.0,
-        "reward_right": 1.0,
-        "reward_think": 0.0,
-    }
-
-
-def test_the_second_command_of_the_text_trains(tmp_path: Path) -> None:
-    (_, command) = commands()
-    short = ["train.total_dialog_turns=512", "env.reward_workers=1", "logging.progress=false"]
-    done = ended([*command, *short, f"hydra.run.dir={tmp_path}"])
-    assert done.returncode == 0, done.stderr
-    logged = [row for row in rows(tmp_path) if "reward/mean" in row]
-    assert logged and all({"reward/exact", "reward/GSM8KRewardParser"} <= set(row) for row in logged)
+    found = re.findall(r"^python grpo\.py --config-name (\w+) (env\.reward=.*|'env\.reward=.*')$", text, re.M)
+    grading, training = ((name, word.strip("'")) for name, word in found if "GSM8KRewardParser" in word)
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text('{"row": 0, "completion": "<answer>7</answer>"}\n')
+    files = (f"env.data_files={DATA / 'gsm8k.jsonl'}", f"env.samples={samples}")
+    out = io.StringIO()
+    assert run_rewards(configured(grading[1], *files, name=grading[0]).env, out, io.StringIO()) == 0
+    graded = json.loads(out.getvalue())
+    parts = {"accuracy": 1.0, "reward_answer": 1.0, "reward_right": 1.0, "reward_think": 0.0}
+    assert (graded["score"], graded["parts"]) == (1.0, parts)
+    rewards = find_rewards(configured(training[1], name=training[0]).env)
+    assert [each.name for each in rewards] == ["exact", "torchrl.envs.llm:GSM8KRewardParser"]

@@ -1,12 +1,12 @@
 """What the environment says, in text and in token ids."""
 
 import asyncio
+import copy
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from config.env import EnvConfig
 from config.errors import ConfigError
@@ -15,14 +15,7 @@ from envs.tools.tool import LONGEST, Tool
 from envs.turns import Conversation, ThinkAgain, make_repliers, with_instructions
 from tests.tiny import numbered_examples
 
-QUICKSTART = Path(__file__).resolve().parents[2] / "models" / "quickstart"
 EOS = 2
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
-    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(QUICKSTART)
-    return loaded
 
 
 def drawn(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -34,16 +27,11 @@ def calculator() -> EnvConfig:
     return EnvConfig(dataset="x", max_steps=3, tools=["calculator"])
 
 
-@pytest.mark.parametrize(
-    ("text", "reply"),
-    [
-        ("I need <calculator>2*3</calculator>", "calculator: 2*3"),
-        ("<calculator>1</calculator> then <calculator>2</calculator>\n ", "calculator: 2"),
-        ("<calculator>1</calculator> is one", None),
-        ("1</calculator>", None),
-        ("no call", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "reply"), [
+    ("I need <calculator>2*3</calculator>", "calculator: 2*3"),
+    ("<calculator>1</calculator> then <calculator>2</calculator>\n ", "calculator: 2"),
+    ("<calculator>1</calculator> is one", None), ("1</calculator>", None), ("no call", None),
+])  # fmt: skip
 def test_a_call_ends_the_turn(text: str, reply: str | None) -> None:
     echo = Tool("calculator", run=str, slow=False, close=lambda: None)
     assert echo.reply(text) == reply
@@ -68,9 +56,7 @@ def test_the_stream_reads_as_the_template_would_have_written_it(tokenizer: PreTr
     assert conversation.reply_now(drawn(tokenizer, "It is 42.")) == []
 
 
-def test_an_end_token_that_the_template_does_not_use_stays_in_the_stream(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def test_an_end_token_of_no_template_stays_in_the_stream(tokenizer: PreTrainedTokenizerBase) -> None:
     conversation: Conversation = Conversation(tokenizer, [ThinkAgain("?")], 2)
     other = [25, 22, 7]  # ended by an end token other than the template's
     assert conversation.reply_now(other) == [EOS, *conversation.reply_now([25, 22, EOS])]
@@ -92,9 +78,7 @@ def test_after_the_last_turn_it_is_silent(tokenizer: PreTrainedTokenizerBase) ->
     assert asyncio.run(conversation.reply(drawn(tokenizer, "2"), turn=2)) == []
 
 
-def test_slow_answers_come_beside_generation_and_their_errors_surface(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def test_slow_answers_come_beside_generation(tokenizer: PreTrainedTokenizerBase) -> None:
     go = threading.Event()
 
     def slow(request: str) -> str:
@@ -130,11 +114,9 @@ def test_slow_answers_come_beside_generation_and_their_errors_surface(
 
 
 def test_a_template_without_a_second_question_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
-    other: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(QUICKSTART)
+    other = copy.copy(tokenizer)
     other.chat_template = "{{ messages[0]['content'] }}"
-    with pytest.raises(
-        ConfigError, match=r"does not render a user message after an assistant's.*env\.max_steps=1"
-    ):
+    with pytest.raises(ConfigError, match=r"does not render a user message .*env\.max_steps=1"):
         Conversation(other, [ThinkAgain("?")], 2)
 
 
@@ -153,18 +135,15 @@ def test_the_system_prompt_tells_of_the_tools() -> None:
     assert with_instructions(plain, EnvConfig(dataset="x")) is plain
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"max_steps": 2}, r"env\.max_steps=2: nothing replies between turns"),
-        ({"reasoning": True}, r"env\.reasoning=True.*set env\.max_steps=2"),
-        ({"max_steps": 2, "tools": ["abacus"]}, r"env\.tools=\['abacus'\]: choose from calculator, python"),
-        ({"max_steps": 0}, r"env\.max_steps=0: must be at least 1"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "expected"), [
+    ({"max_steps": 2}, r"env\.max_steps=2: nothing replies between turns"),
+    ({"reasoning": True}, r"env\.reasoning=True.*set env\.max_steps=2"),
+    ({"max_steps": 2, "tools": ["abacus"]}, r"env\.tools=\['abacus'\]: choose from calculator, python"),
+    ({"max_steps": 0}, r"env\.max_steps=0: must be at least 1"),
+])  # fmt: skip
 def test_what_makes_no_sense_is_refused(fields: dict[str, object], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        EnvConfig(dataset="x", **fields)  # type: ignore[arg-type]
+        EnvConfig(dataset="x", **fields)
 
 
 @pytest.fixture
@@ -193,16 +172,12 @@ def test_python_runs_in_the_sandbox(python: Conversation, tokenizer: PreTrainedT
 
 
 HOSTILE_PROGRAMS = (
-    "import sys; sys.stdout.buffer.write(bytes(range(256)) * 20)",
-    "print(chr(0xD800))",
+    "import sys; sys.stdout.buffer.write(bytes(range(256)) * 20)", "print(chr(0xD800))",
     "import sys; sys.stdout.buffer.write(b'\\xed\\xa0\\x80' + b'\\0' * 3000)",
-    "print('<python>print(1)</python>' * 50)",
-    "while True: print('x' * 1000)",
-    "raise Exception('\\0' * 5000)",
-    "import os; os._exit(7)",
-    "import os; os.close(1); os.close(2)",
+    "print('<python>print(1)</python>' * 50)", "while True: print('x' * 1000)",
+    "raise Exception('\\0' * 5000)", "import os; os._exit(7)", "import os; os.close(1); os.close(2)",
     "print('\\u202e' * 3000)",
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("program", HOSTILE_PROGRAMS)

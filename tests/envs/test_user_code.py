@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from config.env import TOOLS, EnvConfig
 from config.errors import ConfigError
@@ -34,11 +35,8 @@ def test_a_task_of_ones_own_is_judged_in_workers() -> None:
     examples = distinct_examples(task, "train")
     assert task.name == f"{HERE}:Reverse"
     assert examples[0].messages[0]["content"] == "Spell it backwards."
-    service = RewardService(task, env)
-    try:
+    with closing(RewardService(task, env)) as service:
         scored = service.score([Completion("no"), Completion("on")], [examples[0]] * 2)
-    finally:
-        service.close()
     assert [each.score for each in scored] == [1.0, 0.0]
 
 
@@ -74,34 +72,28 @@ def test_examples_put_back_by_a_checkpoint_have_their_columns_again(tmp_path: Pa
     assert [example for _, example in second.begin(3)] == drawn
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("Nobody", r"has no 'Nobody'"),
-        ("search", "is no task; derive a class from envs.task.Task"),
-        ("EnvConfig", "is no task; derive a class"),
-        ("Abstract", "the class lacks reward"),
-        ("Unmakable", r"making one failed: KeyError: 'size' \(own_code\.py:\d+\)"),
-        ("Failing", r"examples\(\) failed: FileNotFoundError: words\.txt \(own_code\.py:\d+\)"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("Nobody", r"has no 'Nobody'"),
+    ("search", "is no task; derive a class from envs.task.Task"),
+    ("EnvConfig", "is no task; derive a class"),
+    ("Abstract", "the class lacks reward"),
+    ("Unmakable", r"making one failed: KeyError: 'size' \(own_code\.py:\d+\)"),
+    ("Failing", r"examples\(\) failed: FileNotFoundError: words\.txt \(own_code\.py:\d+\)"),
+])  # fmt: skip
 def test_a_task_that_is_none_gives_one_message(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=rf"env\.dataset={HERE}:{name}: .*{message}|{message}"):
         distinct_examples(make_task(EnvConfig(dataset=f"{HERE}:{name}")), "train")
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("generator", "gave generator; a list of envs.task.Example is needed"),
-        ("texts", "example 0 is str; envs.task.Example is needed"),
-        ("no messages", "example 0 has no messages"),
-        ("no content", "it needs a role and a content"),
-        ("half a character", r"half a character \(a lone surrogate\) in its prompt: '\\ud800'"),
-        ("a text for a row", "example 0 has row='0'; a whole number is needed"),
-        ("one row twice", "example 1 has row=0, as example 0 has"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "message"), [
+    ("generator", "gave generator; a list of envs.task.Example is needed"),
+    ("texts", "example 0 is str; envs.task.Example is needed"),
+    ("no messages", "example 0 has no messages"),
+    ("no content", "it needs a role and a content"),
+    ("half a character", r"half a character \(a lone surrogate\) in its prompt: '\\ud800'"),
+    ("a text for a row", "example 0 has row='0'; a whole number is needed"),
+    ("one row twice", "example 1 has row=0, as example 0 has"),
+])  # fmt: skip
 def test_examples_that_are_none_are_named(kind: str, message: str) -> None:
     env = EnvConfig(dataset=f"{HERE}:Given", options={"examples": kind})
     with pytest.raises(ConfigError, match=message):
@@ -137,13 +129,8 @@ def test_functions_and_classes_answer() -> None:
     env = tools("search", "later", "Counter", "calculator")
     turns = ["<search>owl</search>", "<later>a</later>", "<Counter>2</Counter>", "<Counter>3</Counter>"]
     assert answers(env, *turns, "<calculator>6*7</calculator>", "owl") == [
-        "search: owl is a word",
-        "later: A",
-        "Counter: 6",
-        "Counter: 9",
-        "calculator: 42",
-        None,
-    ]
+        "search: owl is a word", "later: A", "Counter: 6", "Counter: 9", "calculator: 42", None,
+    ]  # fmt: skip
 
 
 def test_what_a_tool_raises_is_told_and_counted(logged: Logged) -> None:
@@ -166,11 +153,8 @@ def test_any_result_is_text() -> None:
         tools("search"), *(f"<search>{word}</search>" for word in ("nothing", "number", "half", "long"))
     )
     assert told == [
-        "search: (no result)",
-        "search: 3",
-        "search: a?b",
-        f"search: {'a' * 1000}\n...\n{'a' * 1000}",
-    ]
+        "search: (no result)", "search: 3", "search: a?b", f"search: {'a' * 1000}\n...\n{'a' * 1000}",
+    ]  # fmt: skip
 
 
 def test_a_tool_that_hangs_is_left_behind_and_does_not_keep_the_process(tmp_path: Path) -> None:
@@ -184,8 +168,7 @@ def test_a_tool_that_hangs_is_left_behind_and_does_not_keep_the_process(tmp_path
     assert "error: TimeoutError: took longer than 0.2 s" in done.stdout
 
 
-def test_tools_answer_beside_generation() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "quickstart")
+def test_tools_answer_beside_generation(tokenizer: Any) -> None:
     conversation = Conversation(tokenizer, make_repliers(tools("search")), 3)
     calls = [
         tokenizer.encode(f"<search>{word}</search>", add_special_tokens=False) for word in ("owl", "break")
@@ -200,18 +183,15 @@ def test_tools_answer_beside_generation() -> None:
     assert "owl is a word" in said[0] and "ZeroDivisionError" in said[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("undocumented", "no docstring; its first paragraph is what the model is told"),
-        ("of_numbers", "query is annotated <class 'int'>; the model's request is str"),
-        ("Reverse", "has no method run"),
-        ("WithoutClose", "has no method close"),
-        ("UnmakableTool", r"making one failed: OSError: no such index \(own_code\.py:\d+\)"),
-        ("not_a_tool", "3 is neither a function nor a class"),
-        ("nothing", "has no 'nothing'"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("undocumented", "no docstring; its first paragraph is what the model is told"),
+    ("of_numbers", "query is annotated <class 'int'>; the model's request is str"),
+    ("Reverse", "has no method run"),
+    ("WithoutClose", "has no method close"),
+    ("UnmakableTool", r"making one failed: OSError: no such index \(own_code\.py:\d+\)"),
+    ("not_a_tool", "3 is neither a function nor a class"),
+    ("nothing", "has no 'nothing'"),
+])  # fmt: skip
 def test_a_tool_that_is_none_gives_one_message(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=rf"env\.tools={HERE}:{name}: .*{message}"):
         make_tools(tools(name))
@@ -254,23 +234,15 @@ def short(completion, example):
 '''
 
 
-@pytest.mark.parametrize("script", ["grpo.py", "grpo_async.py"])
-def test_a_run_from_a_folder_with_ones_own_task_tool_and_rewards(script: str, tmp_path: Path) -> None:
+def test_a_run_from_a_folder_with_ones_own_task_tool_and_rewards(tmp_path: Path) -> None:
     (tmp_path / "outside.py").write_text(OUTSIDE)
-    command = [str(ROOT / script), "--config-name", "grpo_quickstart", "hydra.run.dir=run"]
-    command += [f"model.name={ROOT / 'models' / 'quickstart'}", "logging.progress=false", "env.num_envs=4"]
-    command += [
-        "env.repeats=4",
-        "train.total_dialog_turns=32",
-        "env.max_prompt_tokens=150",
-        "env.reward_workers=1",
-    ]
-    command += ["env.dataset=mixture", "env.options={}", "env.max_steps=2", "env.tools=[outside:look]"]
-    command += [
-        "env.mixture={digits: {dataset: outside:Digits, reward: [exact, outside:short]}, arithmetic: 1}"
-    ]
-    command += ["eval.sets={held: {dataset: outside:Digits, limit: 2}}", "inference_model.max_tokens=40"]
-    done = ended(command, cwd=tmp_path)
+    mixture = "{digits: {dataset: outside:Digits, reward: [exact, outside:short]}, arithmetic: 1}"
+    settings = f"""hydra.run.dir=run model.name={ROOT / "models" / "quickstart"} logging.progress=false
+        env.num_envs=4 env.repeats=4 env.max_prompt_tokens=150 env.reward_workers=1 env.dataset=mixture env.options={{}}
+        env.max_steps=2 env.tools=[outside:look] train.total_dialog_turns=32 inference_model.max_tokens=40"""
+    sets = "eval.sets={held: {dataset: outside:Digits, limit: 2}}"
+    command = [str(ROOT / "grpo.py"), "--config-name", "grpo_quickstart", *settings.split()]
+    done = ended([*command, f"env.mixture={mixture}", sets], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     logged = [row for row in rows(tmp_path / "run") if "reward/mean" in row]
     assert len(logged) == 2

@@ -29,11 +29,9 @@ SLOW = 3
 """Of graders on math-verify with its default extraction every third row is run: some 20 ms each."""
 NOT_REPRODUCED = {
     "reward_score.prime_math.compute_score": "verl's fourth grader (data sources numina_*): a normaliser and a "
-    "comparison in sympy of its own, whose rules for units, tuples and percent are not written down anywhere but there",
+    "comparison in sympy of its own, whose rules for units, tuples and percent are not written down anywhere but there"
 }
-DIFFERENT = {
-    ("reward_fn.boxed_math_reward_fn (boxed)", "G0111"): "the recording left out empty responses",
-}
+DIFFERENT = {("reward_fn.boxed_math_reward_fn (boxed)", "G0111"): "the recording left out empty responses"}
 
 
 def on_text(name: str) -> Callable[[Case], Any]:
@@ -99,8 +97,7 @@ GRADER_OF: dict[str, tuple[Callable[[Case], Any], int]] = {
     "tasks.gsm8k.GSM8K.evaluate": (on_both("nanochat_gsm8k"), 1),
     "dataset.is_correct": (openai, 1),
     "reward_score.gsm8k.extract_solution": (
-        lambda case: GRADERS["verl_gsm8k_answer"](case["input"], case["params"]["method"]),
-        1,
+        lambda case: GRADERS["verl_gsm8k_answer"](case["input"], case["params"]["method"]), 1,
     ),
     "reward_score.gsm8k.compute_score": (on_both("verl_gsm8k", "method"), 1),
     "reward_score.math_dapo.normalize_final_answer": (on_gold("verl_dapo_normalize"), 1),
@@ -108,15 +105,11 @@ GRADER_OF: dict[str, tuple[Callable[[Case], Any], int]] = {
     "reward_score.math_reward.compute_score": (on_both("verl_math"), 1),
     "reward_score.math_verify.compute_score": (on_both("verl_math_verify"), SLOW),
     "GSM8KRewardParser.normalize_answer": (on_gold("torchrl_number"), 1),
-    "GSM8KRewardParser extract_tags+_single_correctness_reward": (
-        on_both("torchrl_gsm8k", "format_reward"),
-        1,
-    ),
+    "GSM8KRewardParser extract_tags+_single_correctness_reward": (on_both("torchrl_gsm8k", "format_reward"), 1),
     "MATHRewardParser.extract_boxed": (on_text("torchrl_boxed"), 1),
     "MATHRewardParser extract_tags+_single_correctness_reward": (on_both("torchrl_math", "format_reward"), 1),
     "CountdownRewardParser extract_tags+_parse_ground_truth+_single_correctness_reward": (
-        countdown("torchrl_countdown", lambda text: int(float(text))),
-        1,
+        countdown("torchrl_countdown", lambda text: int(float(text))), 1,
     ),
     "reward_utils.extract_solution": (on_text("coati_solution"), 1),
     "reward_utils.extract_boxed_solution": (on_text("coati_boxed_solution"), 1),
@@ -134,7 +127,7 @@ GRADER_OF: dict[str, tuple[Callable[[Case], Any], int]] = {
     "rewards.think_format_reward": (on_text("trl_think_format"), 1),
     "verify(parse(gold), parse(output))": (math_verify, SLOW),
     'verify(parse("$"+gold+"$"), parse(output))': (math_verify, SLOW),
-}
+}  # fmt: skip
 
 
 def recorded() -> list[Case]:
@@ -175,6 +168,7 @@ def test_every_recorded_grader_is_reproduced_or_listed_with_a_reason(golden: dic
     assert set(golden) - set(GRADER_OF) == set(NOT_REPRODUCED)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("function", sorted(GRADER_OF))
 def test_recorded_verdicts(function: str, golden: dict[str, list[Case]]) -> None:
     grade, every = GRADER_OF[function]
@@ -190,57 +184,40 @@ def test_recorded_verdicts(function: str, golden: dict[str, list[Case]]) -> None
 TAGS = "<think>a</think><answer>{}</answer>"
 
 
-@pytest.mark.parametrize(
-    ("text", "length", "expected"),
-    [
-        (TAGS.format(42), 75, [10.0, 1.0, 1.0]),
-        (TAGS.format(42), 76, [9.6, 1.0, 1.0]),
-        (TAGS.format(42), 99, [0.4, 1.0, 1.0]),
-        (TAGS.format(42), 100, [0.0, 1.0, 1.0]),
-        (TAGS.format(43), 99, [-9.6, 1.0, 0.0]),
-        (TAGS.format(43), 100, [0.0, 1.0, 0.0]),
-        (TAGS.format(42) + "\n", 10, [0.0, 0.0, 0.0]),
-        (TAGS.format(42) + "\n", 99, [-9.6, 0.0, 0.0]),
-        ("42", 99, [0.0, 0.0, 0.0]),
-    ],
-)
+@pytest.mark.parametrize(("text", "length", "expected"), [
+    (TAGS.format(42), 75, [10.0, 1.0, 1.0]), (TAGS.format(42), 76, [9.6, 1.0, 1.0]),
+    (TAGS.format(42), 99, [0.4, 1.0, 1.0]), (TAGS.format(42), 100, [0.0, 1.0, 1.0]),
+    (TAGS.format(43), 99, [-9.6, 1.0, 0.0]), (TAGS.format(43), 100, [0.0, 1.0, 0.0]),
+    (TAGS.format(42) + "\n", 10, [0.0, 0.0, 0.0]), (TAGS.format(42) + "\n", 99, [-9.6, 0.0, 0.0]),
+    ("42", 99, [0.0, 0.0, 0.0]),
+])  # fmt: skip
 def test_coati_tags_with_soft_punishment(text: str, length: int, expected: list[float]) -> None:
     got = GRADERS["coati_think_answer_tags"](text, "42", length, 100, 25, True)
     assert got == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("grader", "text", "gold", "expected"),
-    [
-        ("nanochat_gsm8k", "#### 1,000", "1000", 1),
-        ("nanochat_gsm8k", "#### 7\n#### 8", "8", 0),
-        ("verl_gsm8k", "#### 7\n#### 8", "8", 1.0),
-        ("openai_gsm8k", "#### 7", "\\frac12", None),
-        ("verl_math", "\\boxed{\\dfrac12}", "\\frac{1}{2}", 1.0),
-        ("verl_math", "\\boxed{1/2}", "0.5", 1.0),
-        ("verl_dapo", "Answer: 34 km", "34", {"score": 1.0, "acc": True, "pred": "34"}),
-        ("verl_dapo", "34", "34", {"score": -1.0, "acc": False, "pred": "[INVALID]"}),
-        ("megatron_math", "\\boxed{7}", "7", 1.0),
-        ("megatron_math", "no box", "7", 0.0),
-        ("trl_accuracy", "\\boxed{\\frac{2}{4}}", "$\\frac12$", 1.0),
-        ("verl_math_verify", "\\boxed{\\sqrt{8}}", "2\\sqrt2", 1.0),
-        ("math_verify", "$3+4i$", "$4i+3$", True),
-    ],
-)
+@pytest.mark.parametrize(("grader", "text", "gold", "expected"), [
+    ("nanochat_gsm8k", "#### 1,000", "1000", 1),
+    ("nanochat_gsm8k", "#### 7\n#### 8", "8", 0),
+    ("verl_gsm8k", "#### 7\n#### 8", "8", 1.0),
+    ("openai_gsm8k", "#### 7", "\\frac12", None),
+    ("verl_math", "\\boxed{\\dfrac12}", "\\frac{1}{2}", 1.0),
+    ("verl_math", "\\boxed{1/2}", "0.5", 1.0),
+    ("verl_dapo", "Answer: 34 km", "34", {"score": 1.0, "acc": True, "pred": "34"}),
+    ("verl_dapo", "34", "34", {"score": -1.0, "acc": False, "pred": "[INVALID]"}),
+    ("megatron_math", "\\boxed{7}", "7", 1.0),
+    ("megatron_math", "no box", "7", 0.0),
+    ("trl_accuracy", "\\boxed{\\frac{2}{4}}", "$\\frac12$", 1.0),
+    ("verl_math_verify", "\\boxed{\\sqrt{8}}", "2\\sqrt2", 1.0),
+    ("math_verify", "$3+4i$", "$4i+3$", True),
+])  # fmt: skip
 def test_verdicts_without_the_recording(grader: str, text: str, gold: str, expected: Any) -> None:
     assert GRADERS[grader](text, gold) == expected
 
 
 @pytest.mark.parametrize(
     ("answer", "expected"),
-    [
-        ("3*5+7", 1.0),
-        ("7+3*5", 1.0),
-        ("3*5", 0.1),
-        ("3*5+7+0", 0.1),
-        ("(3*5)+7", 1.0),
-        ("3**5+7", 0.1),
-    ],
+    [("3*5+7", 1.0), ("7+3*5", 1.0), ("3*5", 0.1), ("3*5+7+0", 0.1), ("(3*5)+7", 1.0), ("3**5+7", 0.1)],
 )
 def test_countdown_graders(answer: str, expected: float) -> None:
     text = f"<answer>{answer}</answer>"

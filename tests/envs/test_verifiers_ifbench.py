@@ -9,12 +9,11 @@ import pytest
 from config.env import EnvConfig
 from config.errors import ConfigError
 from envs.task import Completion, make_task
-from envs.verifiers import ifeval, sentences
+from envs.verifiers import ifeval
 from envs.verifiers.english import starts_with_verb, syllables
 from envs.verifiers.ifbench_custom import CAPITALS
 from envs.verifiers.ifbench_rules import NEEDED_ARGUMENTS, RULES, SENTENCE_RULES
 from envs.verifiers.ifeval import Instruction, follows, instructions, judge
-from tests.punkt import OWN_PUNKT, use_punkt
 
 KEYWORDS = {"keyword1": "oak", "keyword2": "elm", "keyword3": "fir", "keyword4": "ash", "keyword5": "yew"}
 PLANTED = "Oak, elm, elm, fir fir fir, ash ash ash ash ash, yew yew yew yew yew yew yew."
@@ -69,12 +68,7 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("words:last_first", {}, "This is it. It, so to say, works! Works well.", "This is it. So."),
     ("words:paragraph_last_first", {}, "This, is this.\n\nSo say so!", "This is this.\nAnd that."),
     ("words:no_consecutive", {}, "This was, though", "The two"),
-    (
-        "words:keywords_specific_position",
-        {"keyword": "elm", "n": 2, "m": 3},
-        "So. An old, elm.",
-        "So. An elm.",
-    ),
+    ("words:keywords_specific_position", {"keyword": "elm", "n": 2, "m": 3}, "So. An old, elm.", "So. An elm."),
     ("words:words_position", {"keyword": "elm"}, "An Elm is an elm tree.", "An elm is an old tree."),
     ("sentence:keyword", {"word": "elm", "N": 2}, "No tree. An Elm!", "An elm. No elms."),
     ("sentence:alliteration_increment", {}, "One two. See some. Big bad bees.", "Big bad bees. See some."),
@@ -103,9 +97,7 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("format:title_case", {}, "Lord of the Rings: A Well-known Tale, Don't Miss It", "Lord of the rings"),
     ("format:title_case", {}, "A 3rd NASA iPhone", "of Mice"),
     (
-        "format:output_template",
-        {},
-        "My Answer: 1\nMy Conclusion: 2\nFuture Outlook: 3",
+        "format:output_template", {}, "My Answer: 1\nMy Conclusion: 2\nFuture Outlook: 3",
         "My Conclusion: My Answer: Future Outlook:",
     ),
     ("format:no_whitespace", {}, "so-it-is", "so it"),
@@ -130,14 +122,10 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("custom:csv_quotes", {}, STUDENTS, STUDENTS.replace('"Art"', "")),
     ("custom:date_format_list", {}, "1796-04-12, 1815-06-18", "1796-04-12, 1815-00-18"),
     ("custom:date_format_list", {}, "1796-02-29", "1797-02-29"),
-]
+]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def own_punkt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    use_punkt(OWN_PUNKT, tmp_path / "data", monkeypatch)
-    yield
-    sentences.load.cache_clear()
+pytestmark = pytest.mark.usefixtures("own_punkt")
 
 
 def by_hand(name: str, response: str, arguments: dict[str, Any]) -> bool:
@@ -159,9 +147,8 @@ def test_every_rule_is_tested_by_hand() -> None:
     assert len(ifeval.RULES) == 25 + 58
 
 
-@pytest.mark.parametrize("name", sorted(RULES))
-def test_an_empty_response_follows_nothing(name: str) -> None:
-    assert not follows(" \n", Instruction(name, {}))
+def test_an_empty_response_follows_nothing() -> None:
+    assert [name for name in ifeval.RULES if follows(" \n", Instruction(name, {}))] == []
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
@@ -191,20 +178,17 @@ def test_arguments_as_the_data_have_them() -> None:
         instructions(["keywords:existence"], [{"keywords": "one"}])
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("count:words_japanese", {"N": 0}),
-        ("sentence:keyword", {"word": "so", "N": 0}),
-        ("sentence:keyword", {"word": "so", "N": 9}),
-        ("words:keywords_specific_position", {"keyword": "so", "n": 0, "m": 1}),
-        ("words:keywords_specific_position", {"keyword": "so", "n": 1, "m": 0}),
-        ("words:keywords_specific_position", {"keyword": "so", "n": 1, "m": 99}),
-        ("words:words_position", {"keyword": "so"}),
-        ("ratio:overlap", {"reference_text": "so", "percentage": 0}),
-        ("ratio:stop_words", {"percentage": 0}),
-    ],
-)
+@pytest.mark.parametrize(("name", "arguments"), [
+    ("count:words_japanese", {"N": 0}),
+    ("sentence:keyword", {"word": "so", "N": 0}),
+    ("sentence:keyword", {"word": "so", "N": 9}),
+    ("words:keywords_specific_position", {"keyword": "so", "n": 0, "m": 1}),
+    ("words:keywords_specific_position", {"keyword": "so", "n": 1, "m": 0}),
+    ("words:keywords_specific_position", {"keyword": "so", "n": 1, "m": 99}),
+    ("words:words_position", {"keyword": "so"}),
+    ("ratio:overlap", {"reference_text": "so", "percentage": 0}),
+    ("ratio:stop_words", {"percentage": 0}),
+])  # fmt: skip
 def test_places_that_a_text_does_not_have(name: str, arguments: dict[str, Any]) -> None:
     assert not by_hand(name, "So.", arguments)
 
@@ -215,42 +199,24 @@ def test_loose_finds_the_table_in_its_fence() -> None:
     assert (followed.strict, followed.loose) == ((False,), (True,))
 
 
-@pytest.mark.parametrize(
-    ("words", "count"),
-    [
-        ("strength cake little people league jumped I rhythm", [1, 1, 2, 2, 1, 1, 1, 1]),
-        ("wanted player poet lion quiet makes churches hundred", [2, 2, 2, 2, 2, 1, 2, 2]),
-        ("creation radio beautiful loyal station banana every-one", [3, 3, 3, 2, 2, 3, 3]),
-        ("employment historically 2024 x1 猫", [3, 4, 0, 0, 0]),
-    ],
-)
+@pytest.mark.parametrize(("words", "count"), [
+    ("strength cake little people league jumped I rhythm", [1, 1, 2, 2, 1, 1, 1, 1]),
+    ("wanted player poet lion quiet makes churches hundred", [2, 2, 2, 2, 2, 1, 2, 2]),
+    ("creation radio beautiful loyal station banana every-one", [3, 3, 3, 2, 2, 3, 3]),
+    ("employment historically 2024 x1 猫", [3, 4, 0, 0, 0]),
+])  # fmt: skip
 def test_syllables(words: str, count: list[int]) -> None:
     assert [syllables(word) for word in words.split()] == count
 
 
 def test_verbs_that_start_a_text() -> None:
     verbs = [
-        "Don’t go",
-        "1. Try it",
-        "Is it?",
-        "Let's go",
-        "Dying",
-        "Stopped",
-        "Tried it",
-        "Given that",
+        "Don’t go", "1. Try it", "Is it?", "Let's go", "Dying", "Stopped", "Tried it", "Given that",
         "Does it?",
-    ]
+    ]  # fmt: skip
     others = [
-        "",
-        "!",
-        "Can I go?",
-        "Love can hurt",
-        "Morning!",
-        "Water is wet",
-        "Results of it",
-        "It's so",
-        "King",
-    ]
+        "", "!", "Can I go?", "Love can hurt", "Morning!", "Water is wet", "Results of it", "It's so", "King",
+    ]  # fmt: skip
     assert [text for text in verbs if not starts_with_verb(text)] == []
     assert [text for text in others if starts_with_verb(text)] == []
 
@@ -285,27 +251,12 @@ def test_a_bad_row_is_told_its_place(tmp_path: Path) -> None:
 
 
 HOSTILE = (
-    " ",
-    "\n",
-    ".",
-    "'",
-    '"',
-    "(",
-    "* ",
-    "*a\n",
-    "-\n",
-    ", ",
-    "a. ",
-    "A? ",
-    "a\n",
-    "Question 1",
-    "<i>",
-    "😀",
-    "ia",
-    '",',
-)
+    " ", "\n", ".", "'", '"', "(", "* ", "*a\n", "-\n", ", ", "a. ", "A? ", "a\n", "Question 1", "<i>", "😀",
+    "ia", '",',
+)  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("unit", HOSTILE, ids=repr)
 def test_hostile_text_takes_linear_time(unit: str) -> None:
     """Quadratic rules would take minutes here; the suite's limit is the bound."""

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +11,20 @@ from config.errors import ConfigError
 from envs.verifiers import language, sentences
 from envs.verifiers.ifeval import Followed, Instruction, follows, instructions, judge, variants
 from envs.verifiers.ifeval_rules import NEEDED_ARGUMENTS, RULES
-from tests.punkt import OWN_PUNKT, use_punkt
+from tests.punkt import use_punkt
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT / ".." / "shared"
 DIFFERENT = {
-    (
-        1129,
-        "keywords:letter_frequency",
-    ): "asks for exclamation marks; the original draws a random letter instead",
-}
-
-
-@pytest.fixture
-def own_punkt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    use_punkt(OWN_PUNKT, tmp_path / "data", monkeypatch)
-    yield
-    sentences.load.cache_clear()
+    (1129, "keywords:letter_frequency"): "asks for exclamation marks; the original draws a random letter instead",
+}  # fmt: skip
 
 
 def by_hand(name: str, response: str, **arguments: Any) -> bool:
     return follows(response, Instruction(name, arguments))
 
 
+@pytest.mark.long
 def test_recorded_verdicts_for_every_instruction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not (SHARED / "golden" / "ifeval.jsonl.gz").is_file():
         pytest.skip("no ../shared/golden/ifeval.jsonl.gz")
@@ -70,15 +60,11 @@ RESPONSES: list[tuple[str, dict[str, Any], str, str]] = [
     ("length_constraints:number_words", {"num_words": 3, "relation": "at least"}, "one two-three", "one two"),
     (
         "length_constraints:nth_paragraph_first_word",
-        {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "Well"},
-        'a\n\n"Well, so."',
-        "a\n\nSo well.",
+        {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "Well"}, 'a\n\n"Well, so."', "a\n\nSo well.",
     ),
     (
         "length_constraints:nth_paragraph_first_word",
-        {"num_paragraphs": 2, "nth_paragraph": 3, "first_word": "c"},
-        "",
-        "a\n\nb",
+        {"num_paragraphs": 2, "nth_paragraph": 3, "first_word": "c"}, "", "a\n\nb",
     ),
     ("detectable_content:number_placeholders", {"num_placeholders": 2}, "[a] and [[b]", "[a\n]"),
     ("detectable_content:postscript", {"postscript_marker": "P.S."}, "bye\nP. S. more", "bye\nPS more"),
@@ -86,12 +72,7 @@ RESPONSES: list[tuple[str, dict[str, Any], str, str]] = [
     ("detectable_format:number_bullet_lists", {"num_bullets": 2}, "* a\n\n\n - b\n", "* a\n** b"),
     ("detectable_format:constrained_response", {}, "So: My answer is no.", "No."),
     ("detectable_format:number_highlighted_sections", {"num_highlights": 2}, "*a* and **b**", "*a* and * *"),
-    (
-        "detectable_format:multiple_sections",
-        {"section_spliter": "Day", "num_sections": 2},
-        "Day 1 a Day 2",
-        "Day 1",
-    ),
+    ("detectable_format:multiple_sections", {"section_spliter": "Day", "num_sections": 2}, "Day 1 a Day 2", "Day 1"),
     ("detectable_format:json_format", {}, '```json\n{"a": 1}\n```', "{a: 1}"),
     ("detectable_format:title", {}, "<<Title>>\ntext", "<<>> <<\n>>"),
     ("combination:two_responses", {}, "a\n******\nb", "a\n******\na"),
@@ -99,26 +80,11 @@ RESPONSES: list[tuple[str, dict[str, Any], str, str]] = [
     ("combination:repeat_prompt", {"prompt_to_repeat": "Do it."}, " do it. Done.", "Done. Do it."),
     ("startend:end_checker", {"end_phrase": "Bye."}, 'So long. "BYE."', "Bye. Not."),
     ("startend:quotation", {}, ' "a" ', '"'),
-    (
-        "change_case:english_capital",
-        {},
-        "THIS IS AN ENGLISH SENTENCE, IS IT NOT?",
-        "This is an English sentence.",
-    ),
-    (
-        "change_case:english_lowercase",
-        {},
-        "this is an english sentence, is it not?",
-        "This is an English sentence.",
-    ),
-    (
-        "language:response_language",
-        {"language": "de"},
-        "Das ist ein ganz gewöhnlicher Satz.",
-        "A common sentence.",
-    ),
+    ("change_case:english_capital", {}, "THIS IS AN ENGLISH SENTENCE, IS IT NOT?", "This is an English sentence."),
+    ("change_case:english_lowercase", {}, "this is an english sentence, is it not?", "This is an English sentence."),
+    ("language:response_language", {"language": "de"}, "Das ist ein ganz gewöhnlicher Satz.", "A common sentence."),
     ("punctuation:no_comma", {}, "a; b", "a, b"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "arguments", "good", "bad"), RESPONSES)
@@ -152,11 +118,6 @@ def test_loose_drops_first_or_last_line_or_asterisks() -> None:
     assert variants("one line") == ("one line", "")
 
 
-@pytest.mark.parametrize("name", sorted(RULES))
-def test_an_empty_response_follows_nothing(name: str) -> None:
-    assert not follows(" \n", Instruction(name, {}))
-
-
 def test_language_is_the_same_every_time() -> None:
     text = "no si la tu me"
     assert len({language.detect_language(text) for _ in range(20)}) == 1
@@ -170,29 +131,21 @@ def test_missing_sentence_data_stops_with_the_remedy(monkeypatch: pytest.MonkeyP
         sentences.split("One. Two.")
 
 
-@pytest.mark.parametrize(
-    ("ids", "arguments", "message"),
-    [
-        (["no:such"], [{}], "unknown instruction 'no:such'"),
-        (["punctuation:no_comma"], [], "1 instruction ids with 0 sets"),
-        (["startend:end_checker"], [{"end_phrase": None}], "needs the argument 'end_phrase'"),
-        ([], [], "0 instruction ids"),
-    ],
-)
+@pytest.mark.parametrize(("ids", "arguments", "message"), [
+    (["no:such"], [{}], "unknown instruction 'no:such'"),
+    (["punctuation:no_comma"], [], "1 instruction ids with 0 sets"),
+    (["startend:end_checker"], [{"end_phrase": None}], "needs the argument 'end_phrase'"),
+    ([], [], "0 instruction ids"),
+])  # fmt: skip
 def test_bad_rows_are_refused(ids: list[str], arguments: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         instructions(ids, arguments)
 
 
 HOSTILE = [
-    " " * 100_000,
-    "\n" * 100_000,
-    "[" * 100_000,
-    "<" * 100_000,
-    "* " * 50_000,
-    " \n" * 50_000,
+    " " * 100_000, "\n" * 100_000, "[" * 100_000, "<" * 100_000, "* " * 50_000, " \n" * 50_000,
     "-\n" * 50_000,
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: repr(text[:2]))

@@ -34,27 +34,13 @@ EXPECTED_MISSES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("7", Fraction(7)),
-        ("1,000", Fraction(1000)),
-        ("-.5", Fraction(-1, 2)),
-        ("+3.", Fraction(3)),
-        ("3/6", Fraction(1, 2)),
-        ("1 1/2", Fraction(3, 2)),
-        ("-2\\frac{1}{3}", Fraction(-7, 3)),
-        ("\\frac12", Fraction(1, 2)),
-        ("-\\dfrac{3}{-4}", Fraction(3, 4)),
-        *(
-            (text, None)
-            for text in ("", "-", ".", "1,00", "1.2.3", "1e9", "3/0", "\\frac10", "٧", "７", "12 3")
-        ),
-        ("9" * 401, None),
-        ("inf", None),
-        ("nan", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "value"), [
+    ("7", Fraction(7)), ("1,000", Fraction(1000)), ("-.5", Fraction(-1, 2)), ("+3.", Fraction(3)),
+    ("3/6", Fraction(1, 2)), ("1 1/2", Fraction(3, 2)), ("-2\\frac{1}{3}", Fraction(-7, 3)),
+    ("\\frac12", Fraction(1, 2)), ("-\\dfrac{3}{-4}", Fraction(3, 4)),
+    *((text, None) for text in ("", "-", ".", "1,00", "1.2.3", "1e9", "3/0", "\\frac10", "٧", "７", "12 3")),
+    ("9" * 401, None), ("inf", None), ("nan", None),
+])  # fmt: skip
 def test_numbers_are_exact(text: str, value: Fraction | None) -> None:
     assert parse_number(text) == value
 
@@ -63,6 +49,7 @@ def test_nothing_is_the_same_as_nothing() -> None:
     assert not same_number("?", "?")
     assert not same_number("9999", "10,000")
     assert same_number("1,000", "1000.0")
+    assert same_answer("(" * 500 + "7" + ")" * 500, "7")
 
 
 @pytest.mark.parametrize(
@@ -109,145 +96,37 @@ def test_final_number(text: str, number: str | None) -> None:
     assert final_number(text) == number
 
 
-@pytest.mark.parametrize(
-    ("text", "contents"),
-    [
-        ("\\boxed{7}", "7"),
-        ("\\boxed{7} then \\boxed{8}", "8"),
-        ("\\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
-        ("\\boxed{\\{1,2\\}}", "\\{1,2\\}"),
-        ("\\boxed {7}", "7"),
-        ("\\boxed{}", ""),
-        ("\\boxed{7", None),
-        ("\\boxed{7} \\boxed{8", None),
-        ("\\boxed 7", None),
-        ("\\fbox{7}", None),
-        ("7", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "contents"), [
+    ("\\boxed{7}", "7"), ("\\boxed{7} then \\boxed{8}", "8"), ("\\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
+    ("\\boxed{\\{1,2\\}}", "\\{1,2\\}"), ("\\boxed {7}", "7"), ("\\boxed{}", ""), ("\\boxed{7", None),
+    ("\\boxed{7} \\boxed{8", None), ("\\boxed 7", None), ("\\fbox{7}", None), ("7", None),
+])  # fmt: skip
 def test_boxes_match_their_braces(text: str, contents: str | None) -> None:
     assert extract.boxed(text) == contents
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("<think>a</think><answer>7</answer>", "7"),
-        ("<think><answer>8</answer></think><answer>7</answer>", "7"),
-        ("<think>\\boxed{8}</think>so \\boxed{7}", "7"),
-        ("thoughts \\boxed{8}</think> \\boxed{7}", "7"),
-        ("<think>\\boxed{7}", None),
-        ("<answer>\\boxed{7}</answer>", "7"),
-        ("#### 7", "7"),
-        ("##### 7", None),
-        ("Answer: 7\nAnswer: 8", "8"),
-        ("Final answer:\n34", "34"),
-        ("it follows that $x = 7$.", "x = 7"),
-        ("\\(7\\)", "7"),
-        ("seven", None),
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "answer"), [
+    ("<think>a</think><answer>7</answer>", "7"), ("<think><answer>8</answer></think><answer>7</answer>", "7"),
+    ("<think>\\boxed{8}</think>so \\boxed{7}", "7"), ("thoughts \\boxed{8}</think> \\boxed{7}", "7"),
+    ("<think>\\boxed{7}", None), ("<answer>\\boxed{7}</answer>", "7"), ("#### 7", "7"), ("##### 7", None),
+    ("Answer: 7\nAnswer: 8", "8"), ("Final answer:\n34", "34"), ("it follows that $x = 7$.", "x = 7"),
+    ("\\(7\\)", "7"), ("seven", None), ("", None),
+])  # fmt: skip
 def test_the_final_answer_however_it_is_marked(text: str, answer: str | None) -> None:
     assert extract.final_answer(text) == answer
 
 
-@pytest.mark.parametrize(
-    ("text", "formatted"),
-    [
-        ("<think>a</think><answer>7</answer>", True),
-        ("<think>a</think>\n<answer>7</answer>\n", True),
-        ("<think>a</think><answer>7</answer> done", False),
-        ("<think>a</think>7", False),
-        ("<answer>7</answer><think>a</think>", False),
-        ("<think>a</think><answer>7</answer><answer>7</answer>", False),
-    ],
-)
+@pytest.mark.parametrize(("text", "formatted"), [
+    ("<think>a</think><answer>7</answer>", True), ("<think>a</think>\n<answer>7</answer>\n", True),
+    ("<think>a</think><answer>7</answer> done", False), ("<think>a</think>7", False),
+    ("<answer>7</answer><think>a</think>", False),
+    ("<think>a</think><answer>7</answer><answer>7</answer>", False),
+])  # fmt: skip
 def test_think_answer_format(text: str, formatted: bool) -> None:
     assert extract.think_answer_format(text) is formatted
 
 
-SAME = [
-    ("\\dfrac{1}{2}", "\\frac12"),
-    ("1/2", "0.5"),
-    ("1 1/2", "\\frac{3}{2}"),
-    ("½", "\\frac{1}{2}"),
-    ("50\\%", "50"),
-    ("1\\,000", "1000"),
-    ("10,\\!080", "10080"),
-    ("60 \\text{ degrees}", "60^\\circ"),
-    ("5 \\text{ cm}", "5"),
-    ("5 feet", "5\\text{ foot}"),
-    ("\\text{(C)}", "C"),
-    ("East", "\\text{east}"),
-    ("thirty-four", "34"),
-    ("the answer is 7.", "7"),
-    ("\\boxed{7}", "7"),
-    ("k=3", "3"),
-    ("3=k", "k=3"),
-    ("x \\in [0,1)", "[0,1)"),
-    ("(1,2)", "\\left( 1, 2 \\right)"),
-    ("2, 1", "1,2"),
-    ("3 and 5", "5,3"),
-    ("\\{1,2\\}", "\\{2,1\\}"),
-    ("1\\pm\\sqrt2", "1-\\sqrt{2}, 1+\\sqrt{2}"),
-    ("(2,3)\\cup[0,1)", "[0,1) \\cup (2,3)"),
-    ("\\begin{bmatrix}1/2&0\\\\0&1\\end{bmatrix}", "\\begin{pmatrix} 0.5 & 0 \\\\ 0 & 1 \\end{pmatrix}."),
-    ("3>x", "x<3"),
-    ("2x-y+3=0", "y=2x+3"),
-    ("4i+3", "3+4i"),
-    ("1.5\\times10^6", "1500000"),
-    ("1.5\\times10^{6}", "1500000"),
-    ("1.5\\cdot10^{-2}", "0.015"),
-    ("n(n-1)", "n^2-n"),
-    ("11_{2}", "11_2"),
-    ("(" * 500 + "7" + ")" * 500, "7"),
-]
-DIFFERENT = [
-    ("9999", "10,000"),
-    ("0.333", "\\frac13"),
-    ("50\\%", "0.5"),
-    ("7,8", "7"),
-    ("7 or 8", "7"),
-    ("It is 5 or it is 7", "7"),
-    ("3 4", "34"),
-    ("3 xy", "3"),
-    ("7 pi", "7"),
-    ("7 dozen", "7"),
-    ("5 cm", "5 mm"),
-    ("(2,1)", "(1,2)"),
-    ("(1,2]", "(1,2)"),
-    ("(1,2)", "1,2"),
-    ("2k=6", "k=3"),
-    ("k=3", "j=3"),
-    ("seat", "east"),
-    ("a", "A"),
-    ("-\\infty", "\\infty"),
-    ("\\infty+1", "\\infty"),
-    ("i", "-i"),
-    ("|x|", "x"),
-    ("x^2+1", "y^2+1"),
-    ("2^{100}-1", "2^{100}-2"),
-    ("2^{100}\\sqrt{2}+1", "2^{100}\\sqrt{2}"),
-    ("4210_6", "4210_5"),
-    ("\\boxed{7", "7"),
-    ("", ""),
-    ("?", "!"),
-    ("x+*", "x+/"),
-    ("\\frac{1}{0}", "\\frac{2}{0}"),
-]
-
-
-@pytest.mark.parametrize(("given", "gold"), SAME)
-def test_same_answers(given: str, gold: str) -> None:
-    assert same_answer(given, gold)
-
-
-@pytest.mark.parametrize(("given", "gold"), DIFFERENT)
-def test_different_answers(given: str, gold: str) -> None:
-    assert not same_answer(given, gold)
-
-
+@pytest.mark.long
 def test_default_grader_on_recorded_answers() -> None:
     """No false positive, and every right one but those that are named with the reason."""
     if not GOLDEN.is_file():
@@ -267,45 +146,22 @@ def test_default_grader_on_recorded_answers() -> None:
 
 
 EXPRESSIONS = {
-    "tower": "9^{9^{9^9}}",
-    "python tower": "9**9**9",
-    "tower in a fraction": "9^{\\frac{9^{9}}{1}}",
-    "symbolic tower": "x^{x^{x^{9}}}",
-    "brackets": "(9^{3000})^{3000}",
-    "factorial": "100000!",
-    "factorials": "((((99999!)!)!)!)",
-    "factorial to a factorial": "200!^{200!}",
-    "sum": "\\sum_{k=1}^{10^{9}} \\frac{1}{k}",
-    "binomial": "\\binom{10^9}{10^8}",
-    "large binomial": "\\binom{1000000}{500000}",
-    "expansion": "(x+1)^{1000}",
-    "digits": "9" * 100_000,
-    "open brackets": "(" * 50_000 + "7",
-    "open braces": "{" * 100_000,
-    "nested fractions": "\\frac{1}{" * 20_000,
-    "nested roots": "\\sqrt{" * 3_000,
-    "list": ",".join(["1"] * 50_000),
-    "unions": "\\cup" * 20_000,
-    "relations": "1<" * 40_000,
-    "equations": "=" * 100_000,
-    "matrix": "\\begin{pmatrix}" + "&".join(["1"] * 20_000) + "\\end{pmatrix}",
-    "spaces": " " * 100_000,
-    "words": "seven " * 20_000,
-    "units": "7 " + "a/" * 40_000,
-    "prose": "is " * 30_000,
-    "fractions of characters": "½" * 50_000,
-}
+    "tower": "9^{9^{9^9}}", "python tower": "9**9**9", "tower in a fraction": "9^{\\frac{9^{9}}{1}}",
+    "symbolic tower": "x^{x^{x^{9}}}", "brackets": "(9^{3000})^{3000}", "factorial": "100000!",
+    "factorials": "((((99999!)!)!)!)", "factorial to a factorial": "200!^{200!}",
+    "sum": "\\sum_{k=1}^{10^{9}} \\frac{1}{k}", "binomial": "\\binom{10^9}{10^8}",
+    "large binomial": "\\binom{1000000}{500000}", "expansion": "(x+1)^{1000}", "digits": "9" * 100_000,
+    "open brackets": "(" * 50_000 + "7", "open braces": "{" * 100_000,
+    "nested fractions": "\\frac{1}{" * 20_000, "nested roots": "\\sqrt{" * 3_000,
+    "list": ",".join(["1"] * 50_000), "unions": "\\cup" * 20_000, "relations": "1<" * 40_000,
+    "equations": "=" * 100_000, "matrix": "\\begin{pmatrix}" + "&".join(["1"] * 20_000) + "\\end{pmatrix}",
+    "spaces": " " * 100_000, "words": "seven " * 20_000, "units": "7 " + "a/" * 40_000,
+    "prose": "is " * 30_000, "fractions of characters": "½" * 50_000,
+}  # fmt: skip
 TEXTS = [
-    "<think>" * 12_000,
-    "<answer>" * 12_000,
-    "<answer></answe" + "</answe" * 14_000,
-    "\\boxed{" * 14_000,
-    "####" * 25_000,
-    "Answer:" * 15_000,
-    "Answer: " + " " * 100_000,
-    "$" * 100_000,
-    "\\(" * 50_000,
-]
+    "<think>" * 12_000, "<answer>" * 12_000, "<answer></answe" + "</answe" * 14_000, "\\boxed{" * 14_000,
+    "####" * 25_000, "Answer:" * 15_000, "Answer: " + " " * 100_000, "$" * 100_000, "\\(" * 50_000,
+]  # fmt: skip
 
 
 def _judge_bombs(verdicts: Any) -> None:
@@ -318,6 +174,7 @@ def _judge_bombs(verdicts: Any) -> None:
     verdicts.put(None)
 
 
+@pytest.mark.long
 def test_bombs_end_and_score_nothing() -> None:
     """All of them together, in a process that is stopped after two minutes; they take a few seconds."""
     context = multiprocessing.get_context("spawn")

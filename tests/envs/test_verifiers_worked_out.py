@@ -1,7 +1,6 @@
 """A number must be worked out to be an answer: what an optimiser tries against each rule, and what stays right."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -20,85 +19,34 @@ SHARED = Path(__file__).resolve().parents[2] / ".." / "shared"
 ENV = EnvConfig(dataset="math")
 FORMS = {
     "math": (
-        "{}",
-        "The answer is {}.",
-        "so $\\boxed{{{}}}$",
-        "#### {}",
-        "Answer: {}",
-        "<answer>{}</answer>",
+        "{}", "The answer is {}.", "so $\\boxed{{{}}}$", "#### {}", "Answer: {}", "<answer>{}</answer>",
         "${}$",
     ),
-    "boxed": ("\\boxed{{{}}}",),
-    "think_answer_tags": ("<think>a</think><answer>{}</answer>",),
-    "gsm8k": ("#### {}", "<answer>{}</answer>"),
-    "dapo": ("Answer: {}", "Answer: \\boxed{{{}}}"),
+    "boxed": ("\\boxed{{{}}}",), "think_answer_tags": ("<think>a</think><answer>{}</answer>",),
+    "gsm8k": ("#### {}", "<answer>{}</answer>"), "dapo": ("Answer: {}", "Answer: \\boxed{{{}}}"),
     "exact": ("{}", "#### {}"),
-}
+}  # fmt: skip
 NOT_ELEVEN = {
-    "the question": (
-        "8+3",
-        "8 + 3",
-        "(8+3)",
-        "8+3=",
-        "{8}+{3}",
-        "(8)+(3)",
-        "8+3 apples",
-        "\\text{8+3}",
-        "11+0",
-    ),
+    "the question": ("8+3", "8 + 3", "(8+3)", "8+3=", "{8}+{3}", "(8)+(3)", "8+3 apples", "\\text{8+3}", "11+0"),
     "a product or quotient": ("2\\cdot 3+5", "11\\cdot1", "11*1", "22/2", "11/1", "\\frac{22}{2}", "5.5/0.5"),
     "mixed with a whole": ("10 \\frac{2}{2}", "10 1/1", "9 4/2"),
-    "a power, root or function": (
-        "11^1",
-        "\\sqrt{121}",
-        "\\sqrt[3]{1331}",
-        "\\log 10^{11}",
-        "\\binom{11}{1}",
-    ),
+    "a power, root or function": ("11^1", "\\sqrt{121}", "\\sqrt[3]{1331}", "\\log 10^{11}", "\\binom{11}{1}"),
     "rounding left to be done": ("\\lfloor 11.5 \\rfloor", "11\\approx 11.2"),
     "two signs": ("--11", "-(-11)", "\\frac{-11}{-1}"),
-    "sums in words": (
-        "eight plus three",
-        "eight three",
-        "eight and three",
-        "ten + one",
-        "1 dozen",
-        "22 half",
-    ),
+    "sums in words": ("eight plus three", "eight three", "eight and three", "ten + one", "1 dozen", "22 half"),
     "another notation": ("0xB", "1e1+1", "1E1", "1.1e1", "1011_2", "１１", "٧"),
     "many numbers": (
-        "1 2 3 4 5 6 7 8 9 10 11",
-        "1, 2, 11",
-        "11 or 12",
-        "it is 11 or 12",
-        "10-12",
-        "11:00",
-        "11, 12",
+        "1 2 3 4 5 6 7 8 9 10 11", "1, 2, 11", "11 or 12", "it is 11 or 12", "10-12", "11:00", "11, 12",
     ),
     "both signs": ("\\pm11", "11\\pm0"),
     "a chain that ends unfinished or wrong": ("11=8+3", "x=8+3", "8+3=12", "11=12"),
     "an equation to solve": ("2x=22", "2x=11", "11x", "x+3=11"),
     "a set": ("\\{11\\}", "\\{8+3\\}"),
-}
+}  # fmt: skip
 ELEVEN = {
     "a number": ("11", "11.0", "+11", "11.", "11 apples", "011"),
-    "a chain by its end": (
-        "8 + 3 = 11",
-        "8+3=11",
-        "11=11",
-        "2\\cdot3+5=6+5=11",
-        "8 apples + 3 apples = 11 apples",
-    ),
-}
-ELEVEN_IN_WORDS = (
-    "eleven",
-    "x=11",
-    "x=8+3=11",
-    "8 + 3 is 11",
-    "The sum of 8 and 3 is 11",
-    "1.1\\times10^1",
-    "1.1 \\cdot 10^{1}",
-)
+    "a chain by its end": ("8 + 3 = 11", "8+3=11", "11=11", "2\\cdot3+5=6+5=11", "8 apples + 3 apples = 11 apples"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("rule", FORMS)
@@ -125,97 +73,20 @@ def test_a_number_and_a_chain_that_ends_in_it_are_right(rule: str, why: str) -> 
     assert refused == []
 
 
-@pytest.mark.parametrize("text", ELEVEN_IN_WORDS)
-def test_names_words_and_scientific_notation_stay_right(text: str) -> None:
-    assert same_answer(text, "11")
-
-
-@pytest.mark.parametrize(
-    ("text", "right"),
-    [
-        ("\\boxed{8+3} \\boxed{11}", True),
-        ("\\boxed{11} \\boxed{8+3}", False),
-        ("\\boxed{11}\\boxed{12}", False),
-        ("What is 8+3? What is 8+3?", False),
-        ("8+3 \\boxed{8+3} #### 8+3 Answer: 8+3 <answer>8+3</answer>", False),
-        ("The answer is 8 + 3 = 11", True),
-        ("The answer is 8+3.", False),
-        ("11 is 8+3", False),
-        ("It is 5 or it is 11", False),
-    ],
-)
+@pytest.mark.parametrize(("text", "right"), [
+    ("\\boxed{8+3} \\boxed{11}", True), ("\\boxed{11} \\boxed{8+3}", False),
+    ("\\boxed{11}\\boxed{12}", False), ("What is 8+3? What is 8+3?", False),
+    ("8+3 \\boxed{8+3} #### 8+3 Answer: 8+3 <answer>8+3</answer>", False), ("The answer is 8 + 3 = 11", True),
+    ("The answer is 8+3.", False), ("11 is 8+3", False), ("It is 5 or it is 11", False),
+])  # fmt: skip
 def test_the_last_answer_counts_whatever_stands_before_it(text: str, right: bool) -> None:
     assert bool(RULES["math"].judge(text, "11", ENV)["accuracy"]) is right
 
 
-WORKED_OUT = [
-    ("1/2", "\\frac{1}{2}", True),
-    ("0.5", "\\frac{1}{2}", True),
-    ("2/4", "\\frac{1}{2}", False),
-    ("2/4", "2/4", True),
-    ("1/2", "2/4", True),
-    ("\\frac{3}{6}", "2/4", True),
-    ("\\frac{8}{2}", "4", False),
-    ("1 1/2", "3/2", True),
-    ("1 2/4", "3/2", False),
-    ("-\\left(\\frac{1}{2}\\right)", "-0.5", True),
-    ("1024", "2^{10}", True),
-    ("2^{10}", "2^{10}", True),
-    ("4^5", "2^{10}", False),
-    ("2^{10}", "1024", False),
-    ("2^5\\cdot2^5", "2^{10}", False),
-    ("\\sqrt{8}", "2\\sqrt{2}", False),
-    ("2\\sqrt2", "\\sqrt{8}", True),
-    ("\\sqrt{2}+\\sqrt{2}", "2\\sqrt{2}", False),
-    ("\\frac{4\\sqrt{2}}{2}", "2\\sqrt{2}", False),
-    ("\\frac{4+2\\sqrt{2}}{2}", "2+\\sqrt{2}", False),
-    ("\\sqrt2+2", "2+\\sqrt{2}", True),
-    ("\\frac{3}{2}\\sqrt{2}", "\\frac{3\\sqrt{2}}{2}", True),
-    ("3\\sqrt{2}/2", "\\frac{3}{2}\\sqrt{2}", True),
-    ("1.5\\sqrt{2}", "\\frac{3\\sqrt{2}}{2}", True),
-    ("\\frac{1}{\\sqrt{3}}", "\\frac{\\sqrt{3}}{3}", True),
-    ("\\frac{6}{\\sqrt{3}}", "2\\sqrt{3}", False),
-    ("\\sqrt{3}\\sqrt{2}", "\\sqrt{6}", False),
-    ("\\frac{\\pi}{2}", "\\frac{1}{2}\\pi", True),
-    ("\\pi+\\pi", "2\\pi", False),
-    ("3\\pi-\\pi", "2\\pi", False),
-    ("2\\cdot3\\pi", "6\\pi", False),
-    ("4i+3", "3+4i", True),
-    ("1-\\frac{1}{e}", "\\frac{e-1}{e}", True),
-    ("\\frac12+\\frac1{72}", "\\frac{1}{2}+\\frac{1}{72}", True),
-    ("\\frac{37}{72}", "\\frac{1}{2}+\\frac{1}{72}", True),
-    ("x=\\sqrt{8}", "x=2\\sqrt{2}", False),
-    ("x=8+3", "x=11", False),
-    ("x=8+3=11", "x=11", True),
-    ("\\{2,1+2\\}", "\\{2,3\\}", False),
-    ("(1+1,3)", "(2,3)", False),
-    ("[0,2/2)", "[0,1)", False),
-    ("3\\pm1", "2,4", False),
-    ("2,4", "3\\pm1", True),
-    ("\\begin{pmatrix}1+1&0\\end{pmatrix}", "\\begin{pmatrix}2&0\\end{pmatrix}", False),
-    ("x+x+8+3", "2x+11", True),
-    ("n(n-1)", "n^2-n", True),
-    ("2n=6", "3", False),
-    ("32, 349", "32349", False),
-    ("12", "\\boxed{12}", True),
-]
-
-
-@pytest.mark.parametrize(("given", "gold", "right"), WORKED_OUT)
-def test_no_more_is_left_to_be_done_than_in_the_gold(given: str, gold: str, right: bool) -> None:
-    """Formulas with variables are compared in value, as ever."""
-    assert same_answer(given, gold) is right
-
-
 def test_what_is_left_to_be_done_is_counted_in_the_text() -> None:
     for text, work in (
-        ("11", 0),
-        ("\\frac{1}{2}", 0),
-        ("8+3", 1),
-        ("2*3*4", 2),
-        ("2\\sqrt{2}", 1),
-        ("|x|!", 2),
-    ):
+        ("11", 0), ("\\frac{1}{2}", 0), ("8+3", 1), ("2*3*4", 2), ("2\\sqrt{2}", 1), ("|x|!", 2),
+    ):  # fmt: skip
         form = read(text)
         assert form is not None
         assert form.work == work, text
@@ -235,12 +106,9 @@ def test_numbers_in_words() -> None:
     assert number_in_words("Tuesday") is None
     assert number_in_words("Nine hundred ninety-nine thousand nine hundred and ninety-nine") == 999_999
     for text in (
-        "eight three",
-        "eight and three",
-        "twenty eleven",
-        "five hundred six hundred",
+        "eight three", "eight and three", "twenty eleven", "five hundred six hundred",
         "two thousand thousand",
-    ):
+    ):  # fmt: skip
         assert number_in_words(text) is None, text
 
 
@@ -256,32 +124,6 @@ def test_an_upper_case_exponent_never_reaches_sympy(text: str, monkeypatch: pyte
     assert not bounds.is_bounded(text)
 
 
-@pytest.mark.parametrize(
-    ("given", "gold"),
-    [
-        ("(1,2)", "(1,2,3)"),
-        ("(1,2,3)", "(1,2)"),
-        ("[1,2]", "[1,2,3]"),
-        ("\\{1,2\\}", "\\{1,2,3\\}"),
-        ("\\{1,1,2\\}", "\\{1,2,2\\}"),
-        ("1<x<2", "1<x<2<3"),
-        ("A=\\{1,2\\}", "A=\\{1,3\\}"),
-        ("A=\\{1,2\\}", "B=\\{1,2\\}"),
-        ("A\\neq\\{1,2\\}", "A=\\{1,2\\}"),
-    ],
-)
-def test_parts_must_be_as_many_and_the_same(given: str, gold: str) -> None:
-    assert not same_answer(given, gold)
-
-
-@pytest.mark.parametrize(
-    ("given", "gold"),
-    [("A=\\{2,1\\}", "A=\\{1,2\\}"), ("\\{2,1\\}=A", "A=\\{1,2\\}"), ("A\\neq\\{2,1\\}", "A\\neq\\{1,2\\}")],
-)
-def test_a_relation_between_a_name_and_a_set_is_compared_by_its_sides(given: str, gold: str) -> None:
-    assert same_answer(given, gold)
-
-
 @pytest.mark.parametrize("brackets", ["()", "[]", ("\\{", "\\}")])
 def test_more_parts_than_the_limit_are_wrong_unless_written_alike(brackets: tuple[str, str]) -> None:
     for count, right in ((MAX_ELEMENTS, True), (MAX_ELEMENTS + 1, False)):
@@ -293,10 +135,12 @@ def test_more_parts_than_the_limit_are_wrong_unless_written_alike(brackets: tupl
         assert same_answer(opened + golds + closed, opened + golds + closed)
 
 
+def test_a_set_is_compared_as_it_is_written() -> None:
+    assert not same_answer("\\{1,1,2\\}", "\\{1,2,2\\}")
+
+
 @pytest.mark.parametrize(("left", "right"), [("y=9^{9^{9}}x", "2y=x"), ("2y=x", "y=9^{9^{9}}x")])
-def test_an_equation_with_one_unbounded_side_is_never_evaluated(
-    left: str, right: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unbounded_side_is_never_evaluated(left: str, right: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sides are: they are short; the whole is what the limits keep from sympy."""
     read_texts: list[str] = []
     monkeypatch.setattr(formulas, "parse", lambda text: read_texts.append(text))
@@ -308,6 +152,7 @@ IN_ANOTHER_ORDER = ("Ma5acf0f08a", "M16fa9125c4")
 """Bare lists in another order, by a test of equal texts. The recording calls four other such lists right, as we do."""
 
 
+@pytest.mark.long
 def test_recorded_pairs_of_gold_and_answer() -> None:
     """Nothing wrong is accepted, and of what a teacher is sure to call right at most one in 200 is refused.
 
@@ -327,13 +172,14 @@ def test_recorded_pairs_of_gold_and_answer() -> None:
 
 
 WRAPPINGS = ("so \\boxed{{{}}}.", "Answer: {}", "<think>a</think><answer>{}</answer>", "The answer is ${}$.")
-FILES = (
+FILES = [
     ("math", "math_train.json", 25),
     ("aime", "aime2024.jsonl", 1),
     ("dapo_math", "dapo_math_1500.jsonl", 10),
-)
+]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("dataset", "file", "every"), FILES)
 def test_every_gold_is_its_own_answer_however_it_is_wrapped(dataset: str, file: str, every: int) -> None:
     if not (SHARED / "data" / file).is_file():
@@ -348,15 +194,3 @@ def test_every_gold_is_its_own_answer_however_it_is_wrapped(dataset: str, file: 
         and not ("$" in gold and "$" in form)
     ]
     assert refused == []
-
-
-def test_the_tables_of_the_docs_say_what_is_judged() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
-    table = text.partition("| the gold | right | wrong |")[2].partition("\n\n")[0]
-    rows = [re.findall(r"`([^`]*)`|( \| )", line) for line in table.splitlines()[2:]]
-    assert len(rows) == 9
-    for cells in rows:
-        gold, column = cells[0][0], 0
-        for code, bar in cells[1:]:
-            column += bool(bar)
-            assert bar or same_answer(code, gold) is (column == 1), (code, gold)

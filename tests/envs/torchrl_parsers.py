@@ -9,7 +9,7 @@ generous = GSM8KRewardParser(format_reward=0.5)
 scaling = RewardScaling(loc=0.0, scale=2.0)
 
 
-class TwoScores(IfEvalScorer):  # type: ignore[misc]
+class TwoScores(IfEvalScorer):
     """Writes what IfEvalScorer does, without the libraries that it needs."""
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
