@@ -178,7 +178,6 @@ OF_THE_GROUP = frozenset({"std_unbiased", "std_population", "std_leave_one_out",
 DIVISORS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "add": lambda deviation, epsilon: deviation + epsilon,
     "clamp": lambda deviation, epsilon: deviation.clamp_min(epsilon),
-    "inside": lambda deviation, epsilon: (deviation.square() + epsilon).sqrt(),
 }
 
 
@@ -193,7 +192,11 @@ WHITENED: dict[str, Callable[[Tensor, Tensor], Tensor | None]] = {
     "tokens": _of_tokens,
 }
 """What each advantage weighs in the statistics of the batch."""
-WHITENING_DIVISORS = DIVISORS | {"clamp": lambda deviation, epsilon: deviation.clamp_min(math.sqrt(epsilon))}
+WHITENING_DIVISORS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "add": DIVISORS["add"],
+    "clamp": lambda deviation, epsilon: deviation.clamp_min(math.sqrt(epsilon)),
+    "inside": lambda deviation, epsilon: (deviation.square() + epsilon).sqrt(),
+}
 DEGREES_LOST = {"std_unbiased": 1, "std_population": 0}
 
 

@@ -30,7 +30,7 @@ class TokenWeights:
 def token_weights(policy: PolicyConfig, inputs: LossInputs) -> TokenWeights:
     """Of the tokens of a whole batch."""
     kept = kept_by(policy.trust_regions, inputs)
-    weight = mismatch_weight(policy, inputs) * _not_skipped(policy, inputs)
+    weight = mismatch_weight(policy, inputs)
     if policy.trust_regions:
         weight = torch.where(kept, weight, 0.0)  # a weight that is left out may be infinite
     chosen = SELECTIONS[policy.select_tokens](policy, inputs)
@@ -104,14 +104,6 @@ MISMATCH_BOUNDS: dict[str, Callable[[Tensor, float, float], Tensor]] = {
     "truncate": lambda weight, cap, floor: weight.clamp(floor, cap),
     "mask": lambda weight, cap, floor: torch.where((weight <= cap) & (weight >= floor), weight, 0.0),
 }
-
-
-def _not_skipped(policy: PolicyConfig, inputs: LossInputs) -> Tensor:
-    """[N, 1] or scalar: 0 for the sequences that `skip_threshold` leaves out."""
-    if policy.skip_threshold is None:
-        return inputs.ratio.new_ones(())
-    mean_ratio = row_mean(inputs.ratio.detach(), inputs.mask)
-    return (mean_ratio <= policy.skip_threshold).to(inputs.ratio.dtype)
 
 
 def _none(policy: PolicyConfig, inputs: LossInputs) -> Tensor:

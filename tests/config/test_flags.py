@@ -161,7 +161,7 @@ COLOSSAL = {
     "dynamic_batching": "policy.dynamic_batching",
     "clip_eps_low": "policy.clip_epsilon_low",
     "clip_eps_high": "policy.clip_epsilon_high",
-    "skip_threshold": "policy.skip_threshold",
+    "skip_threshold": "policy.ratio_max",
     "loss_variation": "policy.aggregation",
     "soft_over_length_punishment": "policy.overlong_cache",
     "cache_length": "policy.overlong_cache",
