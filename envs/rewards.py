@@ -49,6 +49,7 @@ class NamedReward:
 
 
 _REGISTRY: dict[str, NamedReward] = {}
+_RENAMED = {"compat_math_verify": "math_verify"}
 
 
 def reward(
@@ -110,6 +111,8 @@ def find_reward(name: str, key: str = "env.reward") -> NamedReward:
     if is_own(name):
         return _own_reward(name, key)
     known = known_rewards()
+    if name in _RENAMED:
+        raise ConfigError(f"{key}={name!r} is called {_RENAMED[name]} now: set {key}={_RENAMED[name]}")
     if name not in _REGISTRY:
         raise ConfigError(
             f"{key}={name!r} is not a known reward; known: {', '.join(known) or 'none'}; "

@@ -38,7 +38,7 @@ FORMS = {
     "last_number": "{}",
 }
 """By rule, the form in which it reads a final answer."""
-_STAND_INS = {"math_verify": "math"}
+_STAND_INS = {"strict_math_verify": "math"}
 """The library takes a hundred times as long as the rule that reads the same final answers."""
 _READ_LATEX = ("math", "boxed", "think_answer_tags", "dapo")
 """Rules to which `$2$` and a text with a box are as good as what is inside."""

@@ -132,14 +132,15 @@ def test_a_list_in_the_row() -> None:
     [
         ({}, "math"),
         ({"reward": "gsm8k"}, "gsm8k"),
-        ({"reward": "math_verify"}, "math"),
+        ({"reward": "strict_math_verify"}, "math"),
         ({"reward": ["exact", "math"]}, "exact"),
         ({"reward": "my_rewards:brief"}, None),
         ({"reward": ["exact", "my_rewards:brief"]}, None),
+        ({"reward": "math_verify"}, None),
         ({"reward": "compat_openai_gsm8k"}, None),
         ({"reward": "code"}, None),
         ({"reward_second_opinion": "my_rewards:brief"}, None),
-        ({"reward_second_opinion": "math_verify"}, "math"),
+        ({"reward_second_opinion": "strict_math_verify"}, "math"),
         ({"dataset": "my_tasks:Mine"}, None),
     ],
 )

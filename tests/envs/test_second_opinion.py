@@ -12,7 +12,7 @@ from envs.judging.judge import judges_in_process, make_judge
 from envs.judging.service import RewardService
 from envs.option_checks import option_problems
 from envs.task import Completion, Example, make_task
-from envs.verifiers.math_verify_reward import same_by_math_verify
+from envs.verifiers.math_verify_reward import strictly_same
 from tests.envs.test_verifiers_forms import KINDS
 from tests.envs.test_verifiers_math import DIFFERENT
 from tests.envs.test_verifiers_worked_out import NOT_ELEVEN, WORKED_OUT
@@ -41,7 +41,7 @@ def judged(second: str, texts: list[str], answer: str = GOLD, **options: object)
 def test_the_library_turns_what_our_rules_cannot_read_and_nothing_that_is_not_worked_out() -> None:
     gold = "\\gcd(a,b)+1"
     right, same, wrong, sum_ = judged(
-        "math_verify",
+        "strict_math_verify",
         ["\\boxed{1+\\gcd(a,b)}", f"\\boxed{{{gold}}}", "\\boxed{\\gcd(a,b)+2}", "\\boxed{\\gcd(a,b)}"],
         gold,
     )
@@ -53,14 +53,14 @@ def test_the_library_turns_what_our_rules_cannot_read_and_nothing_that_is_not_wo
 
 def test_an_expression_that_still_has_to_be_evaluated_stays_wrong() -> None:
     given = [text for texts in NOT_ELEVEN.values() for text in texts]
-    verdicts = judged("math_verify", [f"\\boxed{{{text}}}" for text in given], "11")
+    verdicts = judged("strict_math_verify", [f"\\boxed{{{text}}}" for text in given], "11")
     assert [text for text, verdict in zip(given, verdicts, strict=True) if verdict.score] == []
 
 
 def test_the_library_alone_accepts_nothing_wrong() -> None:
     wrong = [*DIFFERENT, *(pair for _, near in KINDS.values() for pair in near)]
     wrong += [(given, gold) for given, gold, right in WORKED_OUT if not right]
-    assert [pair for pair in wrong if same_by_math_verify(*pair)] == []
+    assert [pair for pair in wrong if strictly_same(*pair)] == []
 
 
 @pytest.mark.parametrize("deed", ["hang", "spin", "die", "fail", "eat"])
@@ -100,7 +100,9 @@ def test_one_that_is_safe_in_this_process_needs_no_worker() -> None:
     assert judges_in_process(task)
     verdict = make_judge(task)(Completion("I say 2."), example(GOLD))
     assert (verdict.score, verdict.parts["second_opinion"]) == (1.0, 1.0)
-    unsafe = make_task(EnvConfig(dataset="arithmetic", reward="exact", reward_second_opinion="math_verify"))
+    unsafe = make_task(
+        EnvConfig(dataset="arithmetic", reward="exact", reward_second_opinion="strict_math_verify")
+    )
     assert not judges_in_process(unsafe)
 
 

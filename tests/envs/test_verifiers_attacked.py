@@ -3,7 +3,7 @@
 import pytest
 
 from envs.verifiers.equivalence import same_answer
-from envs.verifiers.math_verify_reward import same_by_math_verify
+from envs.verifiers.math_verify_reward import strictly_same
 
 KINDS: dict[str, list[tuple[str, list[str], list[str]]]] = {
     "primes": [
@@ -104,7 +104,7 @@ CASES = [(gold, right, wrong) for kind in KINDS.values() for gold, right, wrong 
 @pytest.mark.parametrize(("gold", "right", "wrong"), CASES, ids=[gold for gold, _, _ in CASES])
 def test_a_near_miss_is_not_the_gold(gold: str, right: list[str], wrong: list[str]) -> None:
     assert [given for given in right if not same_answer(given, gold)] == []
-    assert [given for given in wrong if same_answer(given, gold) or same_by_math_verify(given, gold)] == []
+    assert [given for given in wrong if same_answer(given, gold) or strictly_same(given, gold)] == []
 
 
 @pytest.mark.parametrize(
@@ -133,4 +133,4 @@ def test_letters_are_several_choices_only_in_rising_order(given: str, gold: str,
     ],
 )
 def test_the_library_tells_letters_with_primes_apart(given: str, gold: str, right: bool) -> None:
-    assert same_by_math_verify(given, gold) is right
+    assert strictly_same(given, gold) is right

@@ -3,7 +3,7 @@
 import pytest
 
 from envs.verifiers.equivalence import same_answer
-from envs.verifiers.math_verify_reward import same_by_math_verify
+from envs.verifiers.math_verify_reward import strictly_same
 from envs.verifiers.text_golds import MAX_CHARACTERS, is_text
 
 KINDS: dict[str, list[tuple[str, list[str], list[str]]]] = {
@@ -115,4 +115,4 @@ def test_a_long_text_is_none() -> None:
     ("given", "gold", "right"), [("10-20", "10-20", True), ("-10", "10-20", False), ("2HO", "H2O", False)]
 )
 def test_the_library_is_not_asked_about_texts(given: str, gold: str, right: bool) -> None:
-    assert same_by_math_verify(given, gold) is right
+    assert strictly_same(given, gold) is right
