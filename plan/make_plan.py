@@ -16,7 +16,7 @@ from plan.memory import (
     usable_bytes,
 )
 from plan.microbatches import chunk_size, longest_row, microbatch_rows, packs, rank_microbatches
-from plan.model_shape import DTYPE_BYTES, GIB, ModelShape, find_shape, kv_cache_bytes
+from plan.model_shape import DTYPE_BYTES, GIB, ModelShape, find_shape, kv_cache_bytes, quantized_bytes
 from plan.plan import (
     Backend,
     EnginePlan,
@@ -28,7 +28,6 @@ from plan.plan import (
     gpus_used,
     resident,
 )
-from plan.quantization import quantized_bytes
 from plan.scorers import share_copies
 from plan.weight_bounds import BOUNDS, coarsest
 

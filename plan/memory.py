@@ -23,8 +23,7 @@ from plan.activations import (
 )
 from plan.gathering import gathered, kept_of_sums, last_sum_bytes
 from plan.microbatches import microbatch, rank_microbatches
-from plan.model_shape import DTYPE_BYTES, GIB, ModelShape
-from plan.quantization import NF4_BYTES, largest_matrix_bytes, quantized_bytes
+from plan.model_shape import DTYPE_BYTES, GIB, NF4_BYTES, ModelShape, quantized_bytes
 
 ADAM_STATES = 2
 MIXED_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -193,7 +192,8 @@ def train_phases(
         widths = frozen_arithmetic(config, on_cpu, ranks)
         scored = max(scored, scoring(config, frozen, on_cpu, widths, ranks), key=_sum)
     factor = arithmetic(config, on_cpu).factor if config.train_model.lora.quantized else 0
-    matrix = Use("a matrix out of 4 bits", largest_matrix_bytes(shape, factor), "model.dtype")
+    largest = shape.hidden_size * shape.intermediate_size
+    matrix = Use("a matrix out of 4 bits", largest * factor, "model.dtype")
     return [
         phase("score", *visitor, matrix, *scored),
         phase("optimize", matrix, *_peak(config, shape, on_cpu, gradients)),

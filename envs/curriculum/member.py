@@ -7,10 +7,9 @@ from typing import Any
 
 from config.curriculum import CurriculumConfig
 from config.env import DifficultyConfig
-from envs.curriculum.choosers import ByEpoch, BySuccess, Chooser
+from envs.curriculum.choosers import Asked, ByEpoch, BySuccess, Chooser
 from envs.curriculum.levels import make_levels
 from envs.curriculum.order import EpochOrder
-from envs.curriculum.record import Asked
 from envs.curriculum.rows import Rows
 from envs.curriculum.weighted_draws import Chances
 from envs.curriculum.window import Window
