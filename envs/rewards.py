@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
 
 from config.env import EnvConfig
 from config.errors import ConfigError
@@ -146,7 +145,8 @@ def asked_form(env: EnvConfig) -> str | None:
 
 def _own_reward(path: str, key: str) -> NamedReward:
     found, place = load_own(key, path), f"{key}={path}"
-    if _is_of_torchrl(found):
+    ancestry = (found if inspect.isclass(found) else type(found)).__mro__
+    if any(cls.__module__.startswith("torchrl.") for cls in ancestry):
         from envs.torchrl_rewards import ParserReward
 
         found = ParserReward(path, found)
@@ -163,9 +163,3 @@ def _own_reward(path: str, key: str) -> NamedReward:
     return NamedReward(
         path, reward_function(signature, found), min_score=least, warm_up=warm_up, signature=signature
     )
-
-
-def _is_of_torchrl(found: Any) -> bool:
-    """Whether it is, or derives from, a class of TorchRL."""
-    ancestry = (found if inspect.isclass(found) else type(found)).__mro__
-    return any(cls.__module__.startswith("torchrl.") for cls in ancestry)

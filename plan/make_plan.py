@@ -56,6 +56,8 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
     frozen = _reference_shape(config, shape)
     engine = _engine(config, overlapped, machine, devices, shape)
     learner = _learner(config, overlapped, devices, shape)
+    # Adapters are files to vLLM, and offloaded shards are gathered in host memory.
+    full = config.inference_model.lora == "merge" and config.train_model.offload != "all"
     plan = Plan(
         config=config,
         machine=machine,
@@ -67,19 +69,13 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
         engine=engine,
         learner=learner,
         reference=_reference(config, overlapped, devices, frozen),
-        transport=transport(devices, _speaks_natively(config, engine)),
+        transport=transport(devices, engine.backend == "vllm" and full),
         weight_check=_weight_check(config, engine, learner, shape),
         notes=(*devices.notes, *_idle_ranks(config)),
     )
     for decide in (_place_reference, share_copies, _share_gpu, _bound_cache, *NOTES):
         plan = decide(plan)
     return plan
-
-
-def _speaks_natively(config: Config, engine: EnginePlan) -> bool:
-    """Adapters are files to vLLM, and offloaded shards are gathered in host memory."""
-    full = config.inference_model.lora == "merge" and config.train_model.offload != "all"
-    return engine.backend == "vllm" and full
 
 
 def _idle_ranks(config: Config) -> tuple[str, ...]:

@@ -100,7 +100,9 @@ def _changes(plan: Plan, machine: Machine) -> Iterator[Change]:
     yield Change("train.gradient_checkpointing", () if train.gradient_checkpointing else (True,))
     shares = tuple(share for share in (0.9, 0.95) if share > inference.gpu_memory_utilization)
     yield Change("inference_model.gpu_memory_utilization", shares)
-    yield Change("train_model.num_devices", _other_counts(config.train_model.num_devices, gpus))
+    present = config.train_model.num_devices
+    counts = range(gpus, 0, -1) if present > gpus else range(present + 1, gpus + 1)
+    yield Change("train_model.num_devices", tuple(counts))
     nodes, ranks = config.train_model.num_nodes, config.train_model.ranks
     yield Change(
         "train_model.num_nodes", tuple(count for count in range(nodes - 1, 0, -1) if ranks % count == 0)
@@ -115,18 +117,16 @@ def _changes(plan: Plan, machine: Machine) -> Iterator[Change]:
     yield Change("ref_model.dtype", ("bfloat16",) if halves else ())
     half_shards = config.train.mixed_precision == "fp16" and plan.reference.shard_size > 1
     yield Change("train.mixed_precision", ("bf16",) if half_shards else ())
-    yield Change("inference_model.quantization", _eight_bits(plan))
+    in_eight_bits = plan.engine.backend == "vllm" and not plan.devices.on_cpu
+    yield Change(
+        "inference_model.quantization", ("fp8",) if in_eight_bits and inference.quantization is None else ()
+    )
     yield Change("policy.kl_coef", () if config.policy.kl_coef == 0 else (0.0,))
     yield Change("train_model.lora.quantization", ("none",) if config.train_model.lora.quantized else ())
     yield Change("train_model.lora.enabled", () if config.train_model.lora.enabled else (True,))
     yield Change("model.dtype", () if config.model.dtype == "bfloat16" else ("bfloat16",))
     shorter = tuple(inference.max_tokens // part for part in (2, 4, 8))
     yield Change("inference_model.max_tokens", tuple(length for length in shorter if length >= 128))
-
-
-def _other_counts(present: int, gpus: int) -> tuple[int, ...]:
-    """More devices of those that are there; fewer where there are not that many."""
-    return tuple(range(gpus, 0, -1)) if present > gpus else tuple(range(present + 1, gpus + 1))
 
 
 def _other_scorers(plan: Plan, gpus: int) -> tuple[int | None, ...]:
@@ -157,8 +157,3 @@ def _smaller_chunks(plan: Plan) -> tuple[int, ...]:
         return ()
     present = chunk_size(plan.config, plan.shape, plan.devices.on_cpu)
     return tuple(rows for rows in (1024, 512, 256, 128) if rows < present)
-
-
-def _eight_bits(plan: Plan) -> tuple[str, ...]:
-    usable = plan.engine.backend == "vllm" and not plan.devices.on_cpu
-    return ("fp8",) if usable and plan.config.inference_model.quantization is None else ()
