@@ -53,7 +53,8 @@ def make_plan(config: Config, overlapped: bool, machine: Machine, folder: Path =
     """
     devices = _allocate(config, overlapped, machine)
     shape = find_shape(config.model.name)
-    frozen = _reference_shape(config, shape)
+    name = config.ref_model.name
+    frozen = find_shape(name, "ref_model.name") if name and config.policy.uses_reference else shape
     engine = _engine(config, overlapped, machine, devices, shape)
     learner = _learner(config, overlapped, devices, shape)
     # Adapters are files to vLLM, and offloaded shards are gathered in host memory.
@@ -236,12 +237,6 @@ def _learner(config: Config, overlapped: bool, devices: DevicePlan, shape: Model
         chunk_size=None if shape is None else chunk_size(config, shape, devices.on_cpu),
         num_threads=config.train_model.num_threads or _threads(overlapped, devices),
     )
-
-
-def _reference_shape(config: Config, shape: ModelShape | None) -> ModelShape | None:
-    """Sizes of the reference's model. shape: of the policy."""
-    name = config.ref_model.name
-    return find_shape(name, "ref_model.name") if name and config.policy.uses_reference else shape
 
 
 def _reference(

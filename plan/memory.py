@@ -227,14 +227,6 @@ def _step(config: Config, shape: ModelShape) -> list[Use]:
     return uses
 
 
-def _copies(config: Config, shape: ModelShape, on_cpu: bool) -> float:
-    """Half-precision copies of the weights beyond one layer's. The backward pass needs them unless checkpointing casts
-    again, and there are none of weights in 4 bits, which are computed anew whenever they multiply."""
-    if config.train.gradient_checkpointing or config.train_model.lora.quantized:
-        return 0.0
-    return weight_copies_bytes(shape, arithmetic(config, on_cpu))
-
-
 def scoring(
     config: Config,
     shape: ModelShape,
@@ -283,7 +275,10 @@ def _peak(config: Config, shape: ModelShape, on_cpu: bool, gradients: Use) -> li
     recomputes = train.gradient_checkpointing
     block = block_bytes(shape, batch, widths)
     kept = block_input_bytes(shape, batch, widths) if recomputes else block
-    copies = _copies(config, shape, on_cpu)
+    # The backward pass needs half-precision copies of the weights unless checkpointing casts again. There are none of
+    # weights in 4 bits, which are computed anew whenever they multiply.
+    needed = not recomputes and not config.train_model.lora.quantized
+    copies = weight_copies_bytes(shape, widths) if needed else 0.0
     several = rank_microbatches(config, shape) > 1
     held = gradients.bytes if several else 0.0
     kept_sums = kept_of_sums(config, several)

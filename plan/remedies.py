@@ -15,8 +15,6 @@ from typing import Any
 
 from config.checks import check
 from config.errors import ConfigError
-from config.inference import InferenceModelConfig
-from config.schema import Config
 from plan.machine import Machine
 from plan.make_plan import make_plan
 from plan.microbatches import chunk_size
@@ -95,7 +93,9 @@ def _changes(plan: Plan, machine: Machine) -> Iterator[Change]:
     kept = train.keep_checkpoints or 4
     yield Change("train.keep_checkpoints", tuple(fewer for fewer in (3, 2, 1) if fewer < kept))
     yield Change("train.async_checkpoint", (False,) if train.async_checkpoint else ())
-    yield Change("train.gradient_accumulation_steps", _smaller_microbatches(config))
+    completions, steps = config.optim_batch_size, train.gradient_accumulation_steps
+    more_steps = (count for count in range(steps + 1, completions + 1) if completions % count == 0)
+    yield Change("train.gradient_accumulation_steps", tuple(more_steps))
     yield Change("train.log_prob_chunk_size", _smaller_chunks(plan))
     yield Change("train.gradient_checkpointing", () if train.gradient_checkpointing else (True,))
     shares = tuple(share for share in (0.9, 0.95) if share > inference.gpu_memory_utilization)
@@ -110,7 +110,9 @@ def _changes(plan: Plan, machine: Machine) -> Iterator[Change]:
     for section in ("train_model", "ref_model", "inference_model"):
         by_hand = isinstance(attrgetter(section)(config).devices, list | tuple)
         yield Change(f"{section}.devices", (None,) if by_hand else ())
-    yield Change("inference_model.num_devices", _fewer_to_generate(inference))
+    split = inference.tensor_parallel_size  # one engine less at a time
+    fewer = () if inference.devices is not None else tuple(range(inference.num_devices - split, 0, -split))
+    yield Change("inference_model.num_devices", fewer)
     yield Change("ref_model.shard_size", (None,) if config.ref_model.shard_size else ())
     yield Change("ref_model.num_devices", _other_scorers(plan, gpus * machine.nodes))
     halves = plan.reference.ranks > 0 and config.reference_model.dtype == "float32"
@@ -138,18 +140,6 @@ def _other_scorers(plan: Plan, gpus: int) -> tuple[int | None, ...]:
     if left < 0:
         return (*range(present - 1, 0, -1), None)
     return tuple(range(present + 1, present + left + 1))
-
-
-def _fewer_to_generate(inference: InferenceModelConfig) -> tuple[int, ...]:
-    """One engine less at a time, down to one."""
-    split = inference.tensor_parallel_size
-    return () if inference.devices is not None else tuple(range(inference.num_devices - split, 0, -split))
-
-
-def _smaller_microbatches(config: Config) -> tuple[int, ...]:
-    """Divisors of the completions of a step."""
-    completions, steps = config.optim_batch_size, config.train.gradient_accumulation_steps
-    return tuple(count for count in range(steps + 1, completions + 1) if completions % count == 0)
 
 
 def _smaller_chunks(plan: Plan) -> tuple[int, ...]:

@@ -127,7 +127,8 @@ def _mean(rows: Sequence[Row], key: str) -> float:
 
 
 def _evaluations(rows: Sequence[Row]) -> Iterator[str]:
-    found = [(row, name) for row in rows for name in _sets(row)]
+    named = [(row, re.fullmatch("eval/(.+)/problems", key)) for row in rows for key in row]
+    found = [(row, match[1]) for row, match in named if match]
     if not found:
         return
     yield "## Evaluation\n"
@@ -138,11 +139,6 @@ def _evaluations(rows: Sequence[Row]) -> Iterator[str]:
         scores = " | ".join(_with_interval(row, f"eval/{name}/{key}") for key in ("pass@1", "score"))
         yield f"| {name} | {row.get('iteration', '')} | {steps} | {scores} | {problems:.0f} |"
     yield ""
-
-
-def _sets(row: Row) -> list[str]:
-    ends = "/problems"
-    return [key[len("eval/") : -len(ends)] for key in row if key.startswith("eval/") and key.endswith(ends)]
 
 
 def _with_interval(row: Row, key: str) -> str:
