@@ -16,11 +16,11 @@ from envs.curriculum.worth_of_success import RULES
 
 @dataclass(slots=True)
 class Asked:
-    """A prompt that was asked. recent: its recent success, 0 to 1. solved: a group of it once reached
-    `env.curriculum.solved`.
+    """A prompt that was asked.
 
-    flying: groups that are answering it now. Of its newest draw: weight, as in `Window.add`; replay: it was asked again
-    because it had been solved.
+    recent: its recent success, 0 to 1. solved: a group of it once reached `env.curriculum.solved`. flying: groups that
+    are answering it now. Of its newest draw: weight, as in `Window.add`; replay: it was asked again because it had been
+    solved.
     """
 
     recent: float

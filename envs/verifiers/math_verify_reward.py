@@ -1,4 +1,4 @@
-"""The math-verify library as a reward: `math_verify` as it is, `strict_math_verify` with our own rules beside it.
+"""The rewards `math_verify`, the library as it is, and `strict_math_verify`, held to our rules.
 
 The library reads more notations than our own rules and is less strict: it takes `8+3` for 11, `0.333333` for a third, a
 set for a point, `2x=22` for 22. What it accepts in `strict_math_verify` must therefore have the gold's variables, words
@@ -131,7 +131,7 @@ def warm_up() -> None:
 
 @reward("math_verify", system_prompt=BOXED_PROMPT, warm_up=warm_up)
 def math_verify(completion: Completion, example: Example, env: EnvConfig) -> Reward:
-    """1 where the library, called as its manual does, finds the gold in the whole completion."""
+    """1 where the library, called as its manual does, finds the gold in the completion."""
     gold = str(example.answer)
     right = compat.math_verify(completion.text, gold, in_dollars=_MARKED.search(gold) is None)
     return Reward(float(right), {"accuracy": float(right)})
