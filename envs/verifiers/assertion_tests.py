@@ -56,8 +56,8 @@ class Assertions:
         setup = _code(value.get("test_setup_code") or "", "test_setup_code")
         lines = [*(imports if isinstance(imports, list) else [imports]), *_imports(setup)]
         prompt = value.get("prompt")
-        is_code = isinstance(prompt, str) and is_program(prompt)  # such as HumanEval's
-        preamble = "\n".join([prompt if is_code else "", *(_code(line, "test_imports") for line in lines)])
+        program = prompt if isinstance(prompt, str) and is_program(prompt) else ""  # such as HumanEval's
+        preamble = "\n".join([program, *(_code(line, "test_imports") for line in lines)])
         return cls(tuple(sources), preamble.strip("\n"), setup, entry_point)
 
     def job(self, at_most: int | None, stop: bool) -> dict[str, Any]:

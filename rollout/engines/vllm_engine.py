@@ -21,7 +21,7 @@ import torch
 
 from cluster.garbage import freeze_imports, imported_apart, imports_stay_frozen
 from config.errors import ConfigError, DeadlineError, RunError
-from envs.group import ALONE, SampledCompletion, Sampling
+from envs.group import ALONE, FinishReason, SampledCompletion, Sampling
 from rollout.engines.sampler import Request, Response, SequenceScores
 from rollout.engines.vllm_engine_args import engine_arguments, model_seen_here
 from rollout.engines.vllm_settings import (
@@ -211,9 +211,7 @@ class VLLMEngine:
             for span in part.weight_versions or ():
                 completion.policy_versions += [int(span.version)] * (span.end - span.start)
         if part.finish_reason is not None:
-            if part.finish_reason not in ("stop", "length"):
-                raise RuntimeError(f"vLLM ended a completion with finish_reason={part.finish_reason!r}")
-            completion.finish_reason = part.finish_reason
+            completion.finish_reason = _finish_reason(part.finish_reason)
             group.unfinished.discard(index)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
@@ -382,3 +380,9 @@ def _base_seed(seed: int) -> int:
 def _flat(log_probs: Any) -> list[float]:
     """The numbers of vLLM's flat log-prob container (`flat_logprobs=True`), position after position."""
     return cast(list[float], log_probs.logprobs)
+
+
+def _finish_reason(reason: str) -> FinishReason:
+    if reason in ("stop", "length"):
+        return "stop" if reason == "stop" else "length"
+    raise RuntimeError(f"vLLM ended a completion with finish_reason={reason!r}")
